@@ -1,4 +1,5 @@
-// Gated activations of a feed-forward network: entries silu_and_mul_<type> and gelu_tanh_and_mul_<type>.
+// Activations of a feed-forward network, with or without a gate: entries activate_<type>. Gates of the output of attention:
+// entries gate_<type>. Clamping of queries, keys and values: entries clamp_<type>. Scale and cap of logits: entry finish_logits.
 //
 // Grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
 
@@ -11,46 +12,117 @@ namespace quire {
 
 constexpr uint32_t ACTIVATION_THREADS = 256;
 
-// x * sigmoid(x). exp(-|x|) never overflows.
-__device__ __forceinline__ float silu(float x) {
+enum Activation : uint32_t { SILU, GELU, GELU_TANH, RELU, RELU2, CLAMPED_SWIGLU };
+
+struct ActivationShape {
+    uint32_t width;
+    uint32_t activation;  // an Activation
+    uint32_t gated;       // whether a row is [gate][up] instead of [up]
+    float limit;          // of CLAMPED_SWIGLU
+};
+
+// exp(-|x|) never overflows.
+__device__ __forceinline__ float sigmoid(float x) {
     const float e = expf(-fabsf(x));
-    return x * ((x >= 0.0f ? 1.0f : e) / (1.0f + e));
+    return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
-// Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016: the approximation with tanh.
-__device__ __forceinline__ float gelu_tanh(float x) {
-    const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.0f + tanhf(inner));
+__device__ __forceinline__ float activate(float gate, float up, const ActivationShape& shape) {
+    switch (shape.activation) {
+        case SILU: return up * (gate * sigmoid(gate));
+        // Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016: exact, and the approximation with tanh.
+        case GELU: return up * (0.5f * gate * (1.0f + erff(gate * 0.7071067811865476f)));
+        case GELU_TANH: {
+            const float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+            return up * (0.5f * gate * (1.0f + tanhf(inner)));
+        }
+        case RELU: return up * fmaxf(gate, 0.0f);
+        case RELU2: return up * (fmaxf(gate, 0.0f) * fmaxf(gate, 0.0f));
+        default: {
+            const float g = fminf(gate, shape.limit), u = fminf(fmaxf(up, -shape.limit), shape.limit);
+            return (u + 1.0f) * (g * sigmoid(1.702f * g));
+        }
+    }
 }
 
-// gate_up: [rows, 2 * width], each row its gate values, then its up values; target: [rows, width].
-template <class T, float (*activate)(float)>
-__device__ __forceinline__ void act_and_mul(const T* gate_up, T* target, uint32_t width) {
-    const uint32_t at = (blockIdx.y * ACTIVATION_THREADS + threadIdx.x) * 8;
+// gate_up: [rows, 2 * width], each row its gate values, then its up values, or [rows, width]; target: [rows, width].
+template <class T>
+__device__ __forceinline__ void activate_rows(const T* gate_up, T* target, const ActivationShape& shape) {
+    const uint32_t at = (blockIdx.y * ACTIVATION_THREADS + threadIdx.x) * 8, width = shape.width;
     if (at >= width) return;
     const bool whole = width % 8 == 0;
-    const T* gates = gate_up + static_cast<int64_t>(blockIdx.x) * 2 * width;
+    const T* row = gate_up + static_cast<int64_t>(blockIdx.x) * (shape.gated ? 2 : 1) * width;
     float gate[8], up[8];
-    load_piece(gates, at, width, whole, gate);
-    load_piece(gates + width, at, width, whole, up);
+    load_piece(row, at, width, whole, gate);
+    if (shape.gated) {
+        load_piece(row + width, at, width, whole, up);
+    } else {
 #pragma unroll
-    for (uint32_t i = 0; i < 8; i++) up[i] *= activate(gate[i]);
+        for (uint32_t i = 0; i < 8; i++) up[i] = 1.0f;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) up[i] = activate(gate[i], up[i], shape);
     store_piece(target + static_cast<int64_t>(blockIdx.x) * width, at, width, whole, up);
+}
+
+// x: [rows, width] *= sigmoid of the last elements of the rows of gates, [rows, stride].
+template <class T>
+__device__ __forceinline__ void gate_rows(T* x, const T* gates, uint32_t width, uint32_t stride) {
+    const uint32_t at = (blockIdx.y * ACTIVATION_THREADS + threadIdx.x) * 8;
+    if (at >= width) return;
+    const bool whole = width % 8 == 0 && stride % 8 == 0;
+    float gate[8], piece[8];
+    x += static_cast<int64_t>(blockIdx.x) * width;
+    load_piece(gates + static_cast<int64_t>(blockIdx.x + 1) * stride - width, at, width, whole, gate);
+    load_piece(x, at, width, whole, piece);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) piece[i] *= sigmoid(gate[i]);
+    store_piece(x, at, width, whole, piece);
+}
+
+// The first elements of each row, clamped to -limit..=limit.
+template <class T>
+__device__ __forceinline__ void clamp_rows(T* x, uint32_t width, uint32_t stride, float limit) {
+    const uint32_t at = (blockIdx.y * ACTIVATION_THREADS + threadIdx.x) * 8;
+    if (at >= width) return;
+    const bool whole = width % 8 == 0 && stride % 8 == 0;
+    float piece[8];
+    x += static_cast<int64_t>(blockIdx.x) * stride;
+    load_piece(x, at, width, whole, piece);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) piece[i] = fminf(fmaxf(piece[i], -limit), limit);
+    store_piece(x, at, width, whole, piece);
 }
 
 }  // namespace quire
 
-#define ACT_AND_MUL(activation, type, T)                                                       \
-    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                    \
-        activation##_and_mul_##type(const void* gate_up, void* target, const uint32_t width) { \
-        quire::act_and_mul<T, quire::activation>(                                              \
-            static_cast<const T*>(gate_up), static_cast<T*>(target), width);                   \
-    }                                                                                          \
-    QUIRE_EXPORT(activation##_and_mul_##type);
+#define ACTIVATIONS(type, T)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
+        activate_##type(const void* gate_up, void* target, const quire::ActivationShape shape) {                        \
+        quire::activate_rows<T>(static_cast<const T*>(gate_up), static_cast<T*>(target), shape);                        \
+    }                                                                                                                   \
+    QUIRE_EXPORT(activate_##type);                                                                                      \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
+        gate_##type(void* x, const void* gates, const uint32_t width, const uint32_t stride) {                          \
+        quire::gate_rows<T>(static_cast<T*>(x), static_cast<const T*>(gates), width, stride);                           \
+    }                                                                                                                   \
+    QUIRE_EXPORT(gate_##type);                                                                                          \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
+        clamp_##type(void* x, const uint32_t width, const uint32_t stride, const float limit) {                         \
+        quire::clamp_rows<T>(static_cast<T*>(x), width, stride, limit);                                                 \
+    }                                                                                                                   \
+    QUIRE_EXPORT(clamp_##type);
 
-ACT_AND_MUL(silu, f16, __half)
-ACT_AND_MUL(silu, bf16, __nv_bfloat16)
-ACT_AND_MUL(silu, f32, float)
-ACT_AND_MUL(gelu_tanh, f16, __half)
-ACT_AND_MUL(gelu_tanh, bf16, __nv_bfloat16)
-ACT_AND_MUL(gelu_tanh, f32, float)
+ACTIVATIONS(f16, __half)
+ACTIVATIONS(bf16, __nv_bfloat16)
+ACTIVATIONS(f32, float)
+
+// logits: [count] *= scale, then capped to cap * tanh(x / cap) unless cap is 0. Grid (ceil(count / 256)), 256 threads.
+extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)
+    finish_logits(float* logits, const uint64_t count, const float scale, const float cap) {
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * quire::ACTIVATION_THREADS + threadIdx.x;
+    if (at >= count) return;
+    const float x = logits[at] * scale;
+    logits[at] = cap > 0.0f ? cap * tanhf(x / cap) : x;
+}
+QUIRE_EXPORT(finish_logits);

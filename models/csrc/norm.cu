@@ -1,7 +1,8 @@
-// RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) of rows, alone or fused with the residual addition:
-// entries rms_norm_<type> and fused_add_rms_norm_<type>; and the residual addition alone: add_<type>.
+// RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) and layer norm (Ba et al., 2016) of rows, or of groups
+// of their elements, alone or fused with the residual addition: entries [fused_add_]{rms,layer}_norm_<type>; and the residual
+// addition alone: add_<type>.
 //
-// Norms: grid (rows), 256 threads. The order in which a row is summed depends on its width alone.
+// Norms: grid (rows, groups), 256 threads. The order in which a group is summed depends on its width alone.
 // Addition: grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
 
 #include <quire/export.cuh>
@@ -25,40 +26,74 @@ __device__ __forceinline__ float sum_of_block(float value) {
     return total;
 }
 
-// target = x / sqrt(mean(x²) + eps) * weight. With ADD: x += target first, rounded to T, then target = the norm of x.
-template <class T, bool ADD>
-__device__ __forceinline__ void rms_norm(T* x, T* target, const float* weight, uint32_t width, float eps) {
-    const bool whole = width % 8 == 0;
-    x += static_cast<int64_t>(blockIdx.x) * width;
-    target += static_cast<int64_t>(blockIdx.x) * width;
-    float squares = 0.0f, piece[8];
+struct NormShape {
+    uint32_t width;    // elements of a group
+    uint32_t stride;   // elements between rows
+    uint32_t weights;  // number of weights: width, or as many as all groups have elements
+    float eps;
+    float scale;  // of what is added
+};
+
+// target = (x - mean) / sqrt(mean((x - mean)²) + eps) * weight + bias, where the mean is 0 without LAYER.
+// With ADD: x += scale * target first, rounded to T after each operation, then target = the norm of x.
+template <class T, bool ADD, bool LAYER>
+__device__ __forceinline__ void norm(T* x, T* target, const float* weight, const float* bias, const NormShape& shape) {
+    const uint32_t width = shape.width, group = blockIdx.y * width;
+    const bool whole = width % 8 == 0 && shape.stride % 8 == 0;
+    x += static_cast<int64_t>(blockIdx.x) * shape.stride + group;
+    target += static_cast<int64_t>(blockIdx.x) * shape.stride + group;
+    weight += group % shape.weights;
+    if (bias) bias += group % shape.weights;
+    float squares = 0.0f, sum = 0.0f, piece[8];
     for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
         load_piece(x, at, width, whole, piece);
         if constexpr (ADD) {
             float added[8];
             load_piece(target, at, width, whole, added);
 #pragma unroll
-            for (uint32_t i = 0; i < 8; i++) piece[i] = rounded<T>(piece[i] + added[i]);
+            for (uint32_t i = 0; i < 8; i++) piece[i] = rounded<T>(piece[i] + rounded<T>(__fmul_rn(added[i], shape.scale)));
             store_piece(x, at, width, whole, piece);
         }
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) squares += piece[i] * piece[i];
+        for (uint32_t i = 0; i < 8; i++) {
+            if constexpr (LAYER) sum += piece[i];
+            else squares += piece[i] * piece[i];
+        }
     }
-    const float factor = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(width) + eps);
-    // Each thread reads only elements that it wrote itself, so no barrier is needed.
+    float mean = 0.0f;
+    // Each thread reads only elements that it wrote itself, so no barrier is needed for them.
+    if constexpr (LAYER) {
+        mean = sum_of_block(sum) / static_cast<float>(width);
+        for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
+            load_piece(x, at, width, whole, piece);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) {
+                const float difference = at + i < width ? piece[i] - mean : 0.0f;
+                squares += difference * difference;
+            }
+        }
+        // The sums of the mean have been read before they are overwritten.
+        __syncthreads();
+    }
+    const float factor = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(width) + shape.eps);
     for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
         float weights[8];
         load_piece(x, at, width, whole, piece);
         load_piece(weight, at, width, whole, weights);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) piece[i] = piece[i] * factor * weights[i];
+        for (uint32_t i = 0; i < 8; i++) piece[i] = (piece[i] - mean) * factor * weights[i];
+        if (bias) {
+            load_piece(bias, at, width, whole, weights);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) piece[i] += weights[i];
+        }
         store_piece(target, at, width, whole, piece);
     }
 }
 
-// x += y, rounded to T: the sum of rms_norm<T, true>.
+// x += scale * y, rounded to T: the sum of norm<T, true, ..>.
 template <class T>
-__device__ __forceinline__ void add(T* x, const T* y, uint32_t width) {
+__device__ __forceinline__ void add(T* x, const T* y, uint32_t width, float scale) {
     const uint32_t at = (blockIdx.y * NORM_THREADS + threadIdx.x) * 8;
     if (at >= width) return;
     const bool whole = width % 8 == 0;
@@ -67,32 +102,33 @@ __device__ __forceinline__ void add(T* x, const T* y, uint32_t width) {
     load_piece(x, at, width, whole, sum);
     load_piece(y + static_cast<int64_t>(blockIdx.x) * width, at, width, whole, added);
 #pragma unroll
-    for (uint32_t i = 0; i < 8; i++) sum[i] += added[i];
+    for (uint32_t i = 0; i < 8; i++) sum[i] += rounded<T>(__fmul_rn(added[i], scale));
     store_piece(x, at, width, whole, sum);
 }
 
 }  // namespace quire
 
-#define RMS_NORM(name, T, ADD)                                                                    \
-    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                             \
-        name(void* x, void* target, const float* weight, const uint32_t width, const float eps) { \
-        quire::rms_norm<T, ADD>(static_cast<T*>(x), static_cast<T*>(target), weight, width, eps); \
-    }                                                                                             \
+#define NORM(name, T, ADD, LAYER)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                               \
+        name(void* x, void* target, const float* weight, const float* bias, const quire::NormShape shape) {         \
+        quire::norm<T, ADD, LAYER>(static_cast<T*>(x), static_cast<T*>(target), weight, bias, shape);               \
+    }                                                                                                               \
     QUIRE_EXPORT(name);
 
-#define ADD_ROWS(name, T)                                                   \
-    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)       \
-        name(void* x, const void* y, const uint32_t width) {                \
-        quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), width); \
-    }                                                                       \
+#define ADD_ROWS(name, T)                                                          \
+    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)              \
+        name(void* x, const void* y, const uint32_t width, const float scale) {    \
+        quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), width, scale); \
+    }                                                                              \
     QUIRE_EXPORT(name);
 
-RMS_NORM(rms_norm_f16, __half, false)
-RMS_NORM(rms_norm_bf16, __nv_bfloat16, false)
-RMS_NORM(rms_norm_f32, float, false)
-RMS_NORM(fused_add_rms_norm_f16, __half, true)
-RMS_NORM(fused_add_rms_norm_bf16, __nv_bfloat16, true)
-RMS_NORM(fused_add_rms_norm_f32, float, true)
-ADD_ROWS(add_f16, __half)
-ADD_ROWS(add_bf16, __nv_bfloat16)
-ADD_ROWS(add_f32, float)
+#define NORMS(type, T)                                     \
+    NORM(rms_norm_##type, T, false, false)                 \
+    NORM(layer_norm_##type, T, false, true)                \
+    NORM(fused_add_rms_norm_##type, T, true, false)        \
+    NORM(fused_add_layer_norm_##type, T, true, true)       \
+    ADD_ROWS(add_##type, T)
+
+NORMS(f16, __half)
+NORMS(bf16, __nv_bfloat16)
+NORMS(f32, float)

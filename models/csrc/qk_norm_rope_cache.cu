@@ -34,7 +34,7 @@ struct QkNormRopeCacheArgs : QkNormRopeCacheShape {
     void* qkv;                    // [rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values
     const float* query_norm;      // [head_dim], or null for no norm
     const float* key_norm;        // as query_norm
-    const float* rope;            // [rows, head_dim]: cosines, then sines
+    const float* rope;            // [rows, head_dim]: cosines, then sines; null for no rotation
     void* keys;                   // null: keys and values stay in qkv, for another kernel to write
     void* values;
     const int64_t* slot_mapping;  // [rows]; negative: the row is not written. Unused if keys is null
@@ -87,7 +87,7 @@ __device__ __forceinline__ void qk_norm_rope_cache(const QkNormRopeCacheArgs& ar
             for (uint32_t i = 0; i < 8; i++) high[i] = high[i] * factor * weights[i];
         }
     }
-    if (active && head < first_value) {
+    if (active && args.rope && head < first_value) {
         const float* table = args.rope + static_cast<int64_t>(blockIdx.x) * args.head_dim;
         float cosine[8], sine[8];
         load_piece(table, at, half, whole, cosine);

@@ -6,299 +6,188 @@
 //!
 //! ```text
 //! Decoder   embedding, layers, final norm, head
-//! Layer     branches, in order: stream += mixer(norm(stream))
+//! Layer     branches, one after the other: stream += mixer(norm(stream)); or parallel: stream += their sum
 //! Mixer     Attention   qkv ─▶ qk norm, rope, cache write ─▶ attention ─▶ output
 //!           Mlp         gate_up ─▶ activation(gate) * up ─▶ down
-//! Linear    one or several tensors of the checkpoint, stacked by rows
+//!           Experts     router ─▶ for each chosen expert: gate_up ─▶ activation ─▶ down ─▶ weighted sum
+//! Linear    one or several tensors of the checkpoint, or rows of them, stacked
 //! ```
 //!
 //! A family builds its layers from the parts in `families/common.rs` and changes the fields that differ. `quire plan --decoder
 //! FOLDER` prints the result, one line per part.
 
+mod attention;
+mod linear;
+mod mlp;
+mod norm;
 mod rope;
 mod tree;
 
-use std::fmt;
+use serde::Serialize;
 
-use device::gemm::Quantization;
-use serde::{Serialize, Serializer};
+pub use attention::{Attention, Heads, QueryGrowth, alibi_slopes};
+pub use linear::{Form, Linear, Part, Pick, Role};
+pub use mlp::{Activation, Experts, Groups, Mlp, Routing, Scores};
+pub use norm::{Norm, NormKind};
+pub use rope::{Rope, RopeScaling};
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decoder {
-    /// Token embedding, `[vocab_size, hidden_size]`.
-    pub embedding: Linear,
+    /// From tokens to the first rows of the residual stream.
+    pub embedding: Embedding,
     /// Layers, in order.
     pub layers: Vec<Layer>,
     /// Norm after the last layer.
-    pub final_norm: Norm,
-    /// Output projection, `[vocab_size, hidden_size]`; `None` if the embedding's weights are used (`tie_word_embeddings`).
-    pub head: Option<Linear>,
+    pub final_norm: Option<Norm>,
+    /// From hidden states to logits.
+    pub head: Head,
 }
 
-/// One layer: residual branches, applied one after the other.
+/// `norm(projection(scale * tokens[token] + positions[position]))`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Embedding {
+    /// Table of the tokens, `[vocab_size, width]`.
+    pub tokens: Linear,
+    /// Factor of the tokens' rows, rounded to the type of the computation.
+    pub scale: f32,
+    /// Learned position embeddings.
+    pub positions: Option<Positions>,
+    /// Projection to the width of the residual stream.
+    pub projection: Option<Linear>,
+    /// Norm of the result.
+    pub norm: Option<Norm>,
+}
+
+/// Learned position embeddings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Positions {
+    /// Table of the positions, `[positions + offset, width]`.
+    pub table: Linear,
+    /// Row of position 0.
+    pub offset: usize,
+}
+
+/// `soft_cap(scale * linear(projection(hidden)))`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Head {
+    /// Projection from the width of the residual stream to that of the token table.
+    pub projection: Option<Linear>,
+    /// Output projection, `[vocab_size, width]`; `None` if the embedding's weights are used (`tie_word_embeddings`).
+    pub linear: Option<Linear>,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// `Some(c)`: a logit x becomes `c * tanh(x / c)`.
+    pub soft_cap: Option<f32>,
+}
+
+/// One layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Layer {
-    /// Branches, in order.
+    /// Residual branches, in order.
     pub branches: Vec<Branch>,
+    /// Whether all branches read the same stream and their outputs are added to it together. Otherwise each branch is applied
+    /// to the result of the one before.
+    pub parallel: bool,
 }
 
-/// A residual branch: `stream += mixer(norm(stream))`.
+/// A residual branch: `stream += scale * norm_after(mixer(norm(stream)))`, then `stream = stream_norm(stream)`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Branch {
     /// Norm of the mixer's input.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// What the branch computes.
     pub mixer: Mixer,
+    /// Norm of the mixer's output.
+    pub norm_after: Option<Norm>,
+    /// Factor of what is added to the stream.
+    pub scale: f32,
+    /// Norm of the stream after the addition; the stream becomes its result.
+    pub stream_norm: Option<Norm>,
 }
 
-/// The function that a branch applies to its normed rows.
+/// The function that a branch applies to its rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mixer {
     /// Self-attention over the paged cache.
     Attention(Attention),
-    /// A gated feed-forward network.
+    /// A feed-forward network.
     Mlp(Mlp),
+    /// A mixture of experts.
+    Experts(Experts),
 }
 
-/// Self-attention with grouped queries (Ainslie et al., "GQA", 2023).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Attention {
-    /// Name of the module in the checkpoint, under which the scales of an 8-bit cache are looked up.
-    pub name: String,
-    /// Projections to queries, keys and values, `[(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]`.
-    pub qkv: Linear,
-    /// Number and size of the heads.
-    pub heads: Heads,
-    /// RMS norm of each query head before the rotary embedding, `[head_dim]`.
-    pub query_norm: Option<Norm>,
-    /// RMS norm of each key head before the rotary embedding, `[head_dim]`.
-    pub key_norm: Option<Norm>,
-    /// Rotary embedding of queries and keys.
-    pub rope: Rope,
-    /// Sliding window. `Some(w)`: position i attends only to positions i-w+1..=i. `None`: to the whole context.
-    pub window: Option<usize>,
-    /// Factor of the scores (products of queries and keys), usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
-    /// Output projection, `[hidden_size, num_heads * head_dim]`.
-    pub output: Linear,
-}
-
-/// Number and size of the heads of an attention layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Heads {
-    /// Number of query heads.
-    pub num_heads: usize,
-    /// Number of key/value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-}
-
-impl Heads {
-    /// Elements per row of fused queries, keys and values.
-    pub fn qkv_width(self) -> usize {
-        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-    }
-
-    /// Elements per row of queries, and of the output of attention.
-    pub fn query_width(self) -> usize {
-        self.num_heads * self.head_dim
-    }
-}
-
-/// A gated feed-forward network: `down(activation(gate(x)) * up(x))` (Shazeer, "GLU Variants Improve Transformer", 2020).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Mlp {
-    /// Gate projection, then up projection, `[2 * intermediate_size, hidden_size]`.
-    pub gate_up: Linear,
-    /// Activation of the gate.
-    pub activation: Activation,
-    /// Down projection, `[hidden_size, intermediate_size]`.
-    pub down: Linear,
-}
-
-/// Activation function of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// Gaussian error linear unit, approximated with tanh (Hendrycks & Gimpel, 2016).
-    GeluTanh,
-}
-
-/// Linear layer `y = x·Wᵀ + bias`. W may consist of several tensors of the checkpoint, stacked by rows: one fused product.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Linear {
-    /// The tensors, in order.
-    pub parts: Vec<Part>,
-    /// Number of inputs: the columns of every tensor.
-    pub inputs: usize,
-    /// Whether every part has a bias tensor.
-    pub bias: bool,
-    /// How the weights are stored on the device.
-    pub form: Form,
-    /// How the ranks of a tensor-parallel group split it.
-    pub role: Role,
-    /// Whether LoRA adapters may target its parts.
-    pub adapters: bool,
-}
-
-/// One tensor of a [`Linear`].
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Part {
-    /// Name in the checkpoint, without `.weight` or `.bias`.
-    pub name: String,
-    /// Rows of the tensor: its number of outputs.
-    pub rows: usize,
-}
-
-/// How the weights of a [`Linear`] are stored on a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Form {
-    /// Unquantised: in the checkpoint's type, or on a device that launches kernels in the type of the computation.
-    #[default]
-    Dense,
-    /// Quantised while loading.
-    Quantized(Quantization),
-}
-
-impl Form {
-    /// The quantisation; `None` for [`Form::Dense`].
-    pub fn quantization(self) -> Option<Quantization> {
-        match self {
-            Form::Dense => None,
-            Form::Quantized(quantization) => Some(quantization),
-        }
-    }
-}
-
-impl fmt::Display for Form {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Form::Dense => f.write_str("dense"),
-            Form::Quantized(quantization) => quantization.fmt(f),
-        }
-    }
-}
-
-impl Serialize for Form {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// How the ranks of a tensor-parallel group split a [`Linear`] (Shoeybi et al., "Megatron-LM", 2019).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// By outputs: each rank computes some of the outputs.
-    Column,
-    /// By inputs: each rank has some of the inputs, and the partial sums are added.
-    Row,
-}
-
-/// RMS norm: `x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Norm {
-    /// Name of the weight in the checkpoint.
-    pub name: String,
-    /// Number of weights.
-    pub width: usize,
-    /// Term added to the mean of the squares.
-    pub eps: f32,
-}
-
-/// Rotary position embedding (Su et al., "RoFormer", 2021): pairs (i, i + head_dim / 2) of a head are rotated.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Rope {
-    /// Base of the geometric series of wavelengths (`rope_theta`).
-    pub theta: f64,
-    /// Scaling of the frequencies for contexts longer than those of the pre-training.
-    pub scaling: RopeScaling,
-}
-
-/// Supported frequency scalings of `rope_scaling` / `rope_parameters`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeScaling {
-    /// No scaling.
-    None,
-    /// Divides all frequencies by `factor`.
-    Linear {
-        /// Divisor, at least 1.
-        factor: f64,
-    },
-    /// Llama 3.1: divides low frequencies by `factor`, keeps high ones, and interpolates between them.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full.
-        low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are kept.
-        high_freq_factor: f64,
-        /// Context length of the pre-training.
-        original_max_position_embeddings: f64,
-    },
-}
-
-impl Linear {
-    /// Number of outputs: the rows of all parts.
-    pub fn rows(&self) -> usize {
-        self.parts.iter().map(|part| part.rows).sum()
-    }
-
-    /// Names and shapes of its tensors in the checkpoint, weights and biases.
-    fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
-        self.parts.iter().flat_map(|Part { name, rows }| {
-            let bias = self.bias.then(|| (format!("{name}.bias"), vec![*rows]));
-            std::iter::once((format!("{name}.weight"), vec![*rows, self.inputs])).chain(bias)
-        })
+impl Branch {
+    /// A branch with a norm of its input alone.
+    pub fn new(norm: Norm, mixer: Mixer) -> Branch {
+        Branch { norm: Some(norm), mixer, norm_after: None, scale: 1.0, stream_norm: None }
     }
 }
 
 impl Mixer {
-    /// Linear layers of the mixer, in order of use.
-    pub fn linears(&self) -> [&Linear; 2] {
+    /// Linear layers of the mixer, in order of use. Those of experts are separate ([`Decoder::experts`]).
+    pub fn linears(&self) -> Vec<&Linear> {
         match self {
-            Mixer::Attention(attention) => [&attention.qkv, &attention.output],
-            Mixer::Mlp(mlp) => [&mlp.gate_up, &mlp.down],
+            Mixer::Attention(attention) => vec![&attention.qkv, &attention.output],
+            Mixer::Mlp(mlp) => vec![&mlp.gate_up, &mlp.down],
+            Mixer::Experts(experts) => {
+                let shared = experts.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+                std::iter::once(&experts.router).chain(shared).collect()
+            }
         }
     }
 
-    fn linears_mut(&mut self) -> [&mut Linear; 2] {
+    /// All linear layers of the mixer, those of experts too.
+    fn linears_mut(&mut self) -> Vec<&mut Linear> {
         match self {
-            Mixer::Attention(attention) => [&mut attention.qkv, &mut attention.output],
-            Mixer::Mlp(mlp) => [&mut mlp.gate_up, &mut mlp.down],
+            Mixer::Attention(attention) => vec![&mut attention.qkv, &mut attention.output],
+            Mixer::Mlp(mlp) => vec![&mut mlp.gate_up, &mut mlp.down],
+            Mixer::Experts(Experts { router, experts, shared, .. }) => {
+                let networks = experts.iter_mut().chain(shared).flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
+                std::iter::once(router).chain(networks).collect()
+            }
         }
     }
 
-    /// Head norms of the mixer.
+    /// Norms within the mixer.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
         let norms = match self {
             Mixer::Attention(attention) => [attention.query_norm.as_ref(), attention.key_norm.as_ref()],
-            Mixer::Mlp(_) => [None, None],
+            Mixer::Mlp(_) | Mixer::Experts(_) => [None, None],
         };
         norms.into_iter().flatten()
+    }
+
+    /// Vectors of the mixer, with their lengths, that are neither weights of a linear layer nor of a norm.
+    fn vectors(&self) -> Option<(&String, usize)> {
+        match self {
+            Mixer::Attention(attention) => attention.sinks.as_ref().map(|name| (name, attention.heads.num_heads)),
+            Mixer::Experts(experts) => experts.routing.choice_bias.as_ref().map(|name| (name, experts.experts.len())),
+            Mixer::Mlp(_) => None,
+        }
     }
 }
 
 impl Decoder {
     /// Rows of the embedding and of the output projection; may be greater than the tokenizer's vocabulary.
     pub fn vocab_size(&self) -> usize {
-        self.embedding.rows()
+        self.embedding.tokens.rows()
     }
 
     /// Width of the residual stream.
     pub fn hidden_size(&self) -> usize {
-        self.embedding.inputs
+        self.embedding.projection.as_ref().map_or(self.embedding.tokens.inputs, Linear::rows)
+    }
+
+    /// Width of the hidden states from which logits are computed.
+    pub fn output_width(&self) -> usize {
+        self.head.projection.as_ref().map_or(self.hidden_size(), Linear::rows)
     }
 
     /// Whether the output projection uses the weights of the embedding.
     pub fn is_tied(&self) -> bool {
-        self.head.is_none()
+        self.head.linear.is_none()
     }
 
     /// Branches of all layers, in order.
@@ -310,7 +199,15 @@ impl Decoder {
     pub fn attention(&self) -> impl Iterator<Item = &Attention> {
         self.branches().filter_map(|branch| match &branch.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Mlp(_) => None,
+            Mixer::Mlp(_) | Mixer::Experts(_) => None,
+        })
+    }
+
+    /// Mixtures of experts, in order.
+    pub fn experts(&self) -> impl Iterator<Item = &Experts> {
+        self.branches().filter_map(|branch| match &branch.mixer {
+            Mixer::Experts(experts) => Some(experts),
+            Mixer::Attention(_) | Mixer::Mlp(_) => None,
         })
     }
 
@@ -319,35 +216,68 @@ impl Decoder {
         self.attention().next().map_or(Heads::default(), |attention| attention.heads)
     }
 
-    /// Linear layers, in order: the embedding, those of the layers, the head if it has its own weights.
+    /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, projection), of the layers,
+    /// of the head (projection, logits).
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let Embedding { tokens, positions, projection, .. } = &self.embedding;
+        let of_embedding = std::iter::once(tokens).chain(positions.iter().map(|it| &it.table)).chain(projection);
         let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
-        std::iter::once(&self.embedding).chain(of_layers).chain(&self.head)
+        of_embedding.chain(of_layers).chain(&self.head.projection).chain(&self.head.linear)
     }
 
-    /// Norms, in order: those of the layers, then the final norm.
+    /// All linear layers, those of experts last.
+    pub fn all_linears(&self) -> impl Iterator<Item = &Linear> {
+        let of_experts = self.experts().flat_map(|experts| &experts.experts);
+        self.linears().chain(of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]))
+    }
+
+    /// Norms, in order: that of the embedding, those of the layers, the final norm.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let of_layers = self.branches().flat_map(|branch| std::iter::once(&branch.norm).chain(branch.mixer.norms()));
-        of_layers.chain([&self.final_norm])
+        let of_layers = self.branches().flat_map(|branch| {
+            let Branch { norm, mixer, norm_after, stream_norm, .. } = branch;
+            norm.iter().chain(mixer.norms()).chain(norm_after).chain(stream_norm)
+        });
+        self.embedding.norm.iter().chain(of_layers).chain(&self.final_norm)
     }
 
-    /// Names and shapes of the tensors that the model reads from the checkpoint.
+    /// Names and lengths of vectors that are neither weights of a linear layer nor of a norm: attention sinks, biases of routers.
+    pub fn vectors(&self) -> impl Iterator<Item = (&String, usize)> {
+        self.branches().filter_map(|branch| branch.mixer.vectors())
+    }
+
+    /// Names and shapes of the tensors that the model reads from the checkpoint. A tensor with several parts occurs several times.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
-        let norms = self.norms().map(|norm| (norm.name.clone(), vec![norm.width]));
-        self.linears().flat_map(Linear::tensors).chain(norms)
+        let vectors = self.vectors().map(|(name, len)| (name.clone(), vec![len]));
+        self.all_linears().flat_map(Linear::tensors).chain(self.norms().flat_map(Norm::tensors)).chain(vectors)
     }
 
     /// Number of weights; tied ones count once.
     pub fn num_parameters(&self) -> u64 {
-        self.tensors().map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>()).sum()
+        let product = |(_, shape): (String, Vec<usize>)| shape.into_iter().map(|n| n as u64).product::<u64>();
+        let norms: u64 = self.norms().flat_map(Norm::tensors).map(product).sum();
+        let vectors: usize = self.vectors().map(|(_, len)| len).sum();
+        self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 
-    /// The same decoder with every linear layer in this form.
+    /// The same decoder with every linear layer in this form, except replicated ones ([`Role::Replicated`]).
     pub fn in_form(mut self, form: Form) -> Decoder {
-        let mixers = self.layers.iter_mut().flat_map(|layer| &mut layer.branches);
+        let Decoder { embedding, layers, head, .. } = &mut self;
+        let mixers = layers.iter_mut().flat_map(|layer| &mut layer.branches);
         let of_layers = mixers.flat_map(|branch| branch.mixer.linears_mut());
-        let all = std::iter::once(&mut self.embedding).chain(of_layers).chain(&mut self.head);
-        all.for_each(|linear| linear.form = form);
+        let others = std::iter::once(&mut embedding.tokens).chain(&mut embedding.projection);
+        let all = others.chain(of_layers).chain(&mut head.projection).chain(&mut head.linear);
+        all.filter(|linear| linear.role != Role::Replicated).for_each(|linear| linear.form = form);
+        self
+    }
+
+    /// The same decoder for contexts of up to `len` tokens. Rotary embeddings whose frequencies depend on the context's length
+    /// are chosen here, once, because keys in the cache cannot change.
+    pub fn for_context(mut self, len: usize) -> Decoder {
+        for branch in self.layers.iter_mut().flat_map(|layer| &mut layer.branches) {
+            if let Mixer::Attention(Attention { rope: Some(rope), .. }) = &mut branch.mixer {
+                rope.set_context(len);
+            }
+        }
         self
     }
 }

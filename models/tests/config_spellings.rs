@@ -159,8 +159,9 @@ fn the_family_is_found_by_its_model_type_where_architectures_is_absent() {
 
 #[test]
 fn rope_frequencies_follow_the_formula_and_its_scalings() {
-    let rope = |scaling| Rope { theta: 10_000.0, scaling }.frequencies(64);
-    let plain = Rope { theta: 10_000.0, scaling: RopeScaling::None }.frequencies(8);
+    let rope = |scaling| Rope { theta: 10_000.0, dims: 64, interleaved: false, scaling }.frequencies();
+    let plain =
+        Rope { theta: 10_000.0, dims: 8, interleaved: false, scaling: RopeScaling::None }.frequencies();
     assert_eq!(plain.len(), 4);
     for (found, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
         assert!((found - want).abs() < 1e-7);

@@ -6,6 +6,10 @@ use models::decoder::{Heads, Rope, RopeScaling};
 use models::{ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Map, Value};
 
+fn rope(theta: f64, dims: usize, scaling: RopeScaling) -> Rope {
+    Rope { theta, dims, interleaved: false, scaling }
+}
+
 #[test]
 fn every_configuration_reads_as_it_is_meant() {
     let llama = Summary {
@@ -16,7 +20,7 @@ fn every_configuration_reads_as_it_is_meant() {
         heads: Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32 },
         max_position_embeddings: 512,
         eps: 1e-5,
-        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        rope: rope(10_000.0, 32, RopeScaling::None),
         tied: false,
         biases: [false; 3],
         head_norms: false,
@@ -37,7 +41,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 vocab_size: 600,
                 hidden_size: 128,
                 intermediate_size: 192,
-                rope: Rope { theta: 500_000.0, scaling: llama3 },
+                rope: rope(500_000.0, 32, llama3),
                 windows: vec![None; 2],
                 eos_token_ids: vec![593, 597, 598],
                 ..llama.clone()
@@ -62,7 +66,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 hidden_size: 96,
                 heads: Heads { num_heads: 3, num_kv_heads: 1, head_dim: 32 },
                 eps: 1e-6,
-                rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+                rope: rope(1_000_000.0, 32, RopeScaling::None),
                 tied: true,
                 biases: [true, false, false],
                 eos_token_ids: vec![587],
@@ -76,7 +80,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 vocab_size: 590,
                 heads: Heads { num_heads: 2, num_kv_heads: 1, head_dim: 64 },
                 eps: 1e-6,
-                rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+                rope: rope(1_000_000.0, 64, RopeScaling::None),
                 tied: true,
                 head_norms: true,
                 eos_token_ids: vec![585],

@@ -30,7 +30,7 @@ impl Opened {
     /// Hash of the decoder's declaration and of the beginnings of all tensors, to tell checkpoints apart.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = SipHasher13::new();
-        self.config.decoder.to_string().hash(&mut hasher);
+        format!("{:?}", self.config.decoder).hash(&mut hasher);
         self.weights.hash(&mut hasher);
         hasher.finish()
     }
@@ -61,7 +61,9 @@ fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineEr
         ModelSource::Folder(path) => ModelFiles::open(path)?,
     };
     let mut config = ModelConfig::load(&files)?;
-    config.decoder = config.decoder.in_form(engine.quantization.map_or(Form::Dense, Form::Quantized));
+    let context = engine.max_model_len.unwrap_or(config.max_position_embeddings);
+    let form = engine.quantization.map_or(Form::Dense, Form::Quantized);
+    config.decoder = config.decoder.in_form(form).for_context(context);
     Ok((files, config))
 }
 
@@ -144,6 +146,8 @@ pub(crate) fn needs(
         head_dim: config.decoder.heads().head_dim,
         block_size: engine.block_size,
         window: config.decoder.attention().any(|attention| attention.window.is_some()),
+        soft_cap: config.decoder.attention().any(|attention| attention.soft_cap.is_some()),
+        alibi: config.decoder.attention().any(|attention| attention.alibi_slopes.is_some()),
         row_invariant: engine.deterministic,
         ..Needs::on(device)
     })

@@ -71,7 +71,7 @@ pub enum LoadError {
         expected: String,
     },
     /// The decoder family is not supported.
-    #[error("{file}: found architecture {found}, which is not supported; expected one of {supported}")]
+    #[error("{file}: found architecture {found}, which is not supported; expected one of {supported}{advice}")]
     UnsupportedArchitecture {
         /// The file.
         file: String,
@@ -79,6 +79,8 @@ pub enum LoadError {
         found: String,
         /// The supported names.
         supported: String,
+        /// The nearest name and the keys that it does not read, or nothing.
+        advice: String,
     },
     /// The contents of a weight file contradict its header or its format.
     #[error("{file}: found {found}; expected {expected}: the file is truncated or damaged, download it again")]
@@ -113,6 +115,18 @@ pub enum LoadError {
         found: Vec<usize>,
         /// Its shape according to the configuration.
         expected: Vec<usize>,
+    },
+    /// The checkpoint has a tensor that the model does not read and that is not known to be harmless.
+    #[error(
+        "{file}: found tensor {tensor} {shape:?}, which the model of config.json does not read; expected tensors of that model alone: do config.json and the weights belong together?"
+    )]
+    UnusedTensor {
+        /// The weight file.
+        file: String,
+        /// The tensor's name.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
     },
     /// A tensor is stored in a type that is not supported.
     #[error("{file}: tensor {tensor} has dtype {found}; expected F32, F16 or BF16 (an unquantised checkpoint)")]

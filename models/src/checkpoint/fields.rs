@@ -1,6 +1,9 @@
 //! Typed access to a JSON object whose keys may be absent or `null`. Errors name the file, the key, the value and what was expected.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
@@ -11,17 +14,32 @@ pub(crate) struct Fields<'a> {
     file: String,
     prefix: String,
     map: &'a Map<String, Value>,
+    /// Keys that were asked for, with their prefixes; shared with the objects inside.
+    read: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Fields<'a> {
-    pub fn new(file: String, map: &'a Map<String, Value>) -> Self {
-        Fields { file, prefix: String::new(), map }
+    /// `prefix` comes before the keys in messages.
+    pub fn new(file: String, prefix: String, map: &'a Map<String, Value>) -> Self {
+        Fields { file, prefix, map, read: Rc::default() }
+    }
+
+    /// The file, for messages.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Keys of this object that nobody has asked for.
+    pub fn unread(&self) -> impl Iterator<Item = &str> {
+        let read = self.read.borrow().clone();
+        self.map.keys().map(String::as_str).filter(move |key| !read.contains(&format!("{}{key}", self.prefix)))
     }
 
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
         self.read(key, "an object", |value| {
             let map = value.as_object()?;
-            Some(Fields { file: self.file.clone(), prefix: format!("{}{key}.", self.prefix), map })
+            let prefix = format!("{}{key}.", self.prefix);
+            Some(Fields { file: self.file.clone(), prefix, map, read: Rc::clone(&self.read) })
         })
     }
 
@@ -36,6 +54,7 @@ impl<'a> Fields<'a> {
 
     /// The value under `key`, unless `null`.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(format!("{}{key}", self.prefix));
         self.map.get(key).filter(|value| !value.is_null())
     }
 

@@ -35,7 +35,7 @@ impl GenerationDefaults {
     /// The file is broken or a value is out of range.
     pub fn load(files: &ModelFiles, eos_token_ids: &[u32]) -> Result<GenerationDefaults, LoadError> {
         let map: Map<String, Value> = files.read_optional_json(FILE)?;
-        let fields = Fields::new(files.locate(FILE), &map);
+        let fields = Fields::new(files.locate(FILE), String::new(), &map);
         let number = |key: &str, expected: &str, in_range: fn(f64) -> bool| -> Result<Option<f32>, LoadError> {
             Ok(fields.float(key, expected, in_range)?.map(|value| value as f32))
         };

@@ -1,8 +1,8 @@
 //! The tensors of a checkpoint: `model.safetensors`, or shards listed by `model.safetensors.index.json`.
 //!
 //! Opening reads only the headers and checks every size in them against the file. Tensor data is mapped and read on first access.
-//! Names match with and without the `model.` prefix, because checkpoints saved from the bare decoder lack it. Unused tensors
-//! (such as `rotary_emb.inv_freq`) are never read and may have any type.
+//! Names match with and without the prefix of the decoder (`model.`), which checkpoints saved from the bare decoder lack, and with
+//! the prefixes of multimodal models. Unused tensors (such as `rotary_emb.inv_freq`) are never read and may have any type.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -163,13 +163,13 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensor `name`, with or without the prefix `model.`; `None` if it does not exist or its type is not a [`Dtype`].
+    /// The tensor `name`, with another prefix if need be; `None` if it does not exist or its type is not a [`Dtype`].
     pub fn get(&self, name: &str) -> Option<WeightView<'_>> {
         let (name, entry) = self.find(name)?;
         self.view(name, entry).ok()
     }
 
-    /// The tensor `name`, with or without the prefix `model.`, which must have this shape.
+    /// The tensor `name`, with another prefix if need be, which must have this shape.
     ///
     /// # Errors
     /// It is missing, has another shape, or its type is not a [`Dtype`].
@@ -195,14 +195,21 @@ impl Weights {
         self.tensors.values().map(|entry| entry.data.len() as u64).sum()
     }
 
-    /// Releases the memory of a tensor that has been read.
-    pub(crate) fn release(&self, view: &WeightView<'_>) {
-        self.shards.iter().for_each(|shard| shard.bytes.release(view.data));
+    /// Releases the memory of numbers that have been read.
+    pub(crate) fn release(&self, data: &[u8]) {
+        self.shards.iter().for_each(|shard| shard.bytes.release(data));
+    }
+
+    /// The error for a tensor that nobody reads.
+    pub(crate) fn unused(&self, name: &str) -> LoadError {
+        let (file, shape) = self.tensors.get(name).map_or((self.listing.clone(), Vec::new()), |entry| {
+            (self.shards[entry.shard].file.clone(), entry.shape.clone())
+        });
+        LoadError::UnusedTensor { file, tensor: quote(name), shape }
     }
 
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
-        let other = name.strip_prefix("model.").map_or_else(|| format!("model.{name}"), str::to_string);
-        let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(&other));
+        let found = spellings(name).into_iter().find_map(|name| self.tensors.get_key_value(&name));
         found.map(|(name, entry)| (name.as_str(), entry))
     }
 
@@ -250,6 +257,25 @@ fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
         return Err((found, format!("{expected} bytes according to its header")));
     }
     Ok((metadata, data_start))
+}
+
+/// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
+/// (two generations of names).
+fn spellings(name: &str) -> Vec<String> {
+    let root = ["model", "transformer", "gpt_neox"].into_iter().find(|root| {
+        name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.'))
+    });
+    match root {
+        Some(root) => {
+            let rest = &name[root.len() + 1..];
+            let others = ["", "model.language_model.", "language_model.model.", "language_model."];
+            std::iter::once(name.to_string()).chain(others.map(|prefix| format!("{prefix}{rest}"))).collect()
+        }
+        None => {
+            let head = name.replace("embed_out", "lm_head");
+            vec![name.to_string(), format!("model.{name}"), format!("language_model.{head}"), head]
+        }
+    }
 }
 
 /// A tensor's name for a message: quoted, with special characters escaped.

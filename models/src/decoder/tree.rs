@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, Role, RopeScaling};
+use super::{Attention, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Role, Rope, RopeScaling};
 
 const LABEL_WIDTH: usize = 11;
 
@@ -31,7 +31,7 @@ impl Node {
 
 impl fmt::Display for Decoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut children = vec![linear("embedding", &self.embedding)];
+        let mut children = self.embedding_nodes();
         let mut runs: Vec<(usize, usize, Vec<Node>)> = Vec::new();
         for (number, layer) in self.layers.iter().enumerate() {
             let nodes = branches(layer, number);
@@ -44,11 +44,15 @@ impl fmt::Display for Decoder {
             let text = if first == last { format!("layer {first}") } else { format!("layers {first} to {last}") };
             Node { text, children }
         }));
-        children.push(norm("final norm", &self.final_norm));
-        children.push(match &self.head {
+        children.extend(self.final_norm.iter().map(|it| norm("final norm", it)));
+        children.extend(self.head.projection.iter().map(|it| linear("head input", it)));
+        let mut head = match &self.head.linear {
             Some(head) => linear("head", head),
             None => Node::new("head", "the embedding", Vec::new()),
-        });
+        };
+        head.text += &factor(self.head.scale);
+        head.text += &cap(self.head.soft_cap);
+        children.push(head);
         let text = format!("{} layers, {} weights", self.layers.len(), self.num_parameters());
         let root = Node { text, children };
         f.write_str(&root.text)?;
@@ -56,16 +60,51 @@ impl fmt::Display for Decoder {
     }
 }
 
+impl Decoder {
+    fn embedding_nodes(&self) -> Vec<Node> {
+        let embedding = &self.embedding;
+        let mut tokens = linear("embedding", &embedding.tokens);
+        tokens.text += &factor(embedding.scale);
+        let mut nodes = vec![tokens];
+        nodes.extend(embedding.positions.iter().map(|positions| {
+            let mut node = linear("positions", &positions.table);
+            node.text += &format!(", offset {}", positions.offset);
+            node
+        }));
+        nodes.extend(embedding.projection.iter().map(|it| linear("projection", it)));
+        nodes.extend(embedding.norm.iter().map(|it| norm("norm", it)));
+        nodes
+    }
+}
+
 /// The branches of a layer, with names cut after the layer's number.
 fn branches(layer: &Layer, number: usize) -> Vec<Node> {
-    let mixer = |mixer: &Mixer| match mixer {
-        Mixer::Attention(layer) => attention(layer),
-        Mixer::Mlp(layer) => mlp(layer),
-    };
-    let mut nodes: Vec<Node> =
-        layer.branches.iter().flat_map(|branch| [norm("norm", &branch.norm), mixer(&branch.mixer)]).collect();
+    let mut nodes = Vec::new();
+    for branch in &layer.branches {
+        nodes.extend(branch.norm.iter().map(|it| norm("norm", it)));
+        let mut node = match &branch.mixer {
+            Mixer::Attention(layer) => attention(layer),
+            Mixer::Mlp(layer) => mlp(layer),
+            Mixer::Experts(layer) => experts(layer),
+        };
+        node.text += &factor(branch.scale);
+        if layer.parallel {
+            node.text += ", parallel";
+        }
+        nodes.push(node);
+        nodes.extend(branch.norm_after.iter().map(|it| norm("norm after", it)));
+        nodes.extend(branch.stream_norm.iter().map(|it| norm("sum norm", it)));
+    }
     nodes.iter_mut().for_each(|node| cut_layer_number(node, number));
     nodes
+}
+
+fn factor(factor: f32) -> String {
+    if factor == 1.0 { String::new() } else { format!(", times {factor}") }
+}
+
+fn cap(cap: Option<f32>) -> String {
+    cap.map_or(String::new(), |cap| format!(", capped at {cap}"))
 }
 
 fn cut_layer_number(node: &mut Node, number: usize) {
@@ -80,30 +119,75 @@ fn cut_layer_number(node: &mut Node, number: usize) {
 fn attention(layer: &Attention) -> Node {
     let heads = layer.heads;
     let window = layer.window.map_or("the whole context".to_string(), |window| format!("window of {window} tokens"));
-    let scaling = match &layer.rope.scaling {
-        RopeScaling::None => String::new(),
-        RopeScaling::Linear { factor } => format!(", linear scaling by {factor}"),
-        RopeScaling::Llama3 { factor, .. } => format!(", llama3 scaling by {factor}"),
-    };
     let mut children = vec![linear("qkv", &layer.qkv)];
-    children.extend(layer.query_norm.iter().map(|it| norm("query norm", it)));
-    children.extend(layer.key_norm.iter().map(|it| norm("key norm", it)));
-    children.push(Node::new("rope", format!("theta {}{scaling}", layer.rope.theta), Vec::new()));
+    let after = if layer.norm_after_rope { " after rope" } else { "" };
+    let norms = [("query norm", &layer.query_norm), ("key norm", &layer.key_norm)];
+    children.extend(norms.into_iter().filter_map(|(label, it)| it.as_ref().map(|it| norm(label, it))));
+    children.push(Node::new("rope", layer.rope.as_ref().map_or("none".to_string(), |it| rope(it, heads.head_dim)), vec![]));
     children.push(linear("output", &layer.output));
-    let text = format!(
-        "{} query and {} key/value heads of {}, scale {}, {window}",
+    let mut text = format!(
+        "{} query and {} key/value heads of {}, scale {}, {window}{after}",
         heads.num_heads, heads.num_kv_heads, heads.head_dim, layer.scale
     );
+    text += &cap(layer.soft_cap);
+    text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
+    let flags = [(layer.alibi_slopes.is_some(), ", ALiBi"), (layer.sinks.is_some(), ", sinks"), (layer.gate, ", gate")];
+    flags.iter().filter(|(has, _)| *has).for_each(|(_, name)| text += name);
+    text += &layer.query_growth.map_or(String::new(), |growth| {
+        format!(", queries grow by {} from {}", growth.beta, growth.original_max_position_embeddings)
+    });
     Node::new("attention", text, children)
 }
 
+fn rope(rope: &Rope, head_dim: usize) -> String {
+    let scaling = match &rope.scaling {
+        RopeScaling::None => String::new(),
+        RopeScaling::Linear { factor } => format!(", linear scaling by {factor}"),
+        RopeScaling::Llama3 { factor, .. } => format!(", llama3 scaling by {factor}"),
+        RopeScaling::Dynamic { factor, context, .. } => format!(", dynamic scaling by {factor} for {context} tokens"),
+        RopeScaling::Yarn { factor, .. } => format!(", yarn scaling by {factor}"),
+        RopeScaling::LongRope { context, .. } => format!(", longrope for {context} tokens"),
+    };
+    let part = if rope.dims == head_dim { String::new() } else { format!(", {} of {head_dim}", rope.dims) };
+    let pairs = if rope.interleaved { ", neighbours" } else { "" };
+    format!("theta {}{part}{pairs}{scaling}", rope.theta)
+}
+
 fn mlp(layer: &Mlp) -> Node {
-    let text = format!("{:?}, {} wide", layer.activation, layer.down.inputs).to_lowercase();
+    let gate = if layer.gated { "" } else { ", no gate" };
+    let text = format!("{:?}, {} wide{gate}", layer.activation, layer.width()).to_lowercase();
     Node::new("mlp", text, vec![linear("gate_up", &layer.gate_up), linear("down", &layer.down)])
 }
 
+fn experts(layer: &Experts) -> Node {
+    let routing = &layer.routing;
+    let mut text = format!("{} of {}, {:?}", routing.top_k, layer.experts.len(), routing.scores).to_lowercase();
+    text += &routing.groups.map_or(String::new(), |groups| format!(", {} of {} groups", groups.top, groups.count));
+    text += if routing.choice_bias.is_some() { ", bias" } else { "" };
+    text += if routing.renormalise { ", renormalised" } else { "" };
+    text += &factor(routing.scale);
+    let mut children = vec![linear("router", &layer.router)];
+    // All experts are alike.
+    children.extend(layer.experts.first().map(mlp));
+    children.extend(layer.shared.iter().map(|shared| {
+        let gate = if layer.shared_gate { ", gated" } else { "" };
+        let Node { text, children } = mlp(shared);
+        Node { text: text.replace("mlp", "shared") + gate, children }
+    }));
+    Node::new("experts", text, children)
+}
+
 fn norm(label: &str, norm: &Norm) -> Node {
-    Node::new(label, format!("{} [{}] eps {:e}", norm.name, norm.width, norm.eps), Vec::new())
+    let kind = match norm.kind {
+        NormKind::Rms => "",
+        NormKind::Layer => ", layer norm",
+    };
+    let one = if norm.plus_one { ", plus 1" } else { "" };
+    let name = norm.weight.first().map_or("no weights", String::as_str);
+    let count = norm.shape.iter().product::<usize>() * norm.weight.len().max(1);
+    let bias = if norm.bias.is_some() { ", bias" } else { "" };
+    let width = if count == norm.width { String::new() } else { format!(" of {}", norm.width) };
+    Node::new(label, format!("{name} [{count}]{width} eps {:e}{kind}{one}{bias}", norm.eps), Vec::new())
 }
 
 fn linear(label: &str, linear: &Linear) -> Node {
@@ -113,6 +197,7 @@ fn linear(label: &str, linear: &Linear) -> Node {
     let role = match linear.role {
         Role::Column => "column",
         Role::Row => "row",
+        Role::Replicated => "replicated",
     };
     let bias = if linear.bias { ", bias" } else { "" };
     let names = names.first().copied().unwrap_or_default().to_string() + &rest.collect::<String>();

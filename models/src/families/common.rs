@@ -1,37 +1,105 @@
 //! What most families share: keys of `config.json`, and the parts of Llama's layers with their usual tensor names.
 //!
-//! A family calls [`Common::read`], then [`Common::decoder`] with a function that builds one layer: [`Common::attention`] and
-//! [`Common::mlp`] return the parts of Llama, the family changes the fields that differ, and [`Common::layer`] joins them.
+//! A family states in a [`Spec`] how its keys and defaults differ from Llama's, calls [`Common::read`], then [`Common::decoder`]
+//! with a function that builds one layer: [`Common::attention`] and [`Common::mlp`] return the parts of Llama, the family changes
+//! the fields that differ, and [`Common::layer`] joins them.
 
-use super::rope;
+use super::packing::Packing;
+use super::rope::{self, RopeDefaults};
+use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{
-    Activation, Attention, Branch, Decoder, Form, Heads, Layer, Linear, Mixer, Mlp, Norm, Part, Role, Rope,
+    Activation, Attention, Branch, Decoder, Embedding, Head, Heads, Layer, Linear, Mixer, Mlp, Norm, NormKind, Part,
+    Role, Rope,
 };
-
-/// Greatest accepted sizes: larger ones mean a broken file. Products of these stay far from overflow.
-const MAX_VOCAB: u64 = 1 << 24;
-const MAX_WIDTH: u64 = 1 << 20;
-const MAX_LAYERS: u64 = 1 << 12;
-const MAX_HEADS: u64 = 1 << 12;
-const MAX_HEAD_DIM: u64 = 1 << 12;
-const MAX_POSITIONS: u64 = 1 << 31;
 
 /// Defaults of transformers for absent keys.
 const DEFAULT_SLIDING_WINDOW: usize = 4096;
 const DEFAULT_MAX_WINDOW_LAYERS: u64 = 28;
-const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
 
+/// How a family's keys, defaults and names differ from those of Llama, [`Spec::LLAMA`].
+#[derive(Clone, Copy)]
+pub(super) struct Spec {
+    /// Keys of sizes.
+    pub hidden_size: &'static str,
+    pub intermediate_size: &'static str,
+    pub num_layers: &'static str,
+    pub num_heads: &'static str,
+    pub num_kv_heads: &'static str,
+    /// Values of absent keys of sizes. `intermediate_size` is four times `hidden_size` if it is listed here as 0.
+    pub sizes: &'static [(&'static str, usize)],
+    /// Key of the epsilon of norms, and its default.
+    pub eps: (&'static str, f64),
+    /// Keys of the activation, of which the first that is present counts, and its default.
+    pub activation: (&'static [&'static str], Activation),
+    /// Default of `tie_word_embeddings`.
+    pub tied: bool,
+    /// Norms: their kind, whether they have a bias, and whether the weights are stored less 1.
+    pub norm: NormKind,
+    pub norm_bias: bool,
+    pub norm_plus_one: bool,
+    /// Defaults of the rotary embedding; `None`: the family has none.
+    pub rope: Option<RopeDefaults>,
+    /// Prefix of all tensors but the head.
+    pub root: &'static str,
+    /// Names within `root`.
+    pub tokens: &'static str,
+    pub layers: &'static str,
+    pub final_norm: &'static str,
+    /// Name of the head.
+    pub head: &'static str,
+}
+
+impl Spec {
+    pub const LLAMA: Spec = Spec {
+        hidden_size: "hidden_size",
+        intermediate_size: "intermediate_size",
+        num_layers: "num_hidden_layers",
+        num_heads: "num_attention_heads",
+        num_kv_heads: "num_key_value_heads",
+        sizes: &[],
+        eps: ("rms_norm_eps", 1e-6),
+        activation: (&["hidden_act"], Activation::Silu),
+        tied: false,
+        norm: NormKind::Rms,
+        norm_bias: false,
+        norm_plus_one: false,
+        rope: Some(RopeDefaults::LLAMA),
+        root: "model",
+        tokens: "embed_tokens",
+        layers: "layers",
+        final_norm: "norm",
+        head: "lm_head",
+    };
+
+    /// The keys of Llama, layer norms with a bias.
+    pub const LAYER_NORM: Spec =
+        Spec { eps: ("layer_norm_eps", 1e-5), norm: NormKind::Layer, norm_bias: true, ..Spec::LLAMA };
+
+    /// A size that must be present or have a default.
+    pub fn size(&self, fields: &Fields<'_>, key: &str, greatest: u64) -> Result<usize, LoadError> {
+        match (sizes::optional(fields, key, greatest)?, self.sizes.iter().find(|(name, _)| *name == key)) {
+            (Some(size), _) => Ok(size),
+            (None, Some((_, default))) => Ok(*default),
+            (None, None) => Err(fields.wrong(key, format!("an integer, 1 to {greatest}"))),
+        }
+    }
+}
+
+/// Shared values of a configuration. A family may change them before it declares layers.
+#[derive(Clone)]
 pub(super) struct Common {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_layers: usize,
-    heads: Heads,
-    norm_eps: f32,
-    rope: Rope,
-    tied: bool,
+    pub spec: Spec,
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_layers: usize,
+    pub heads: Heads,
+    pub eps: f32,
+    pub activation: Activation,
+    pub rope: Option<Rope>,
+    pub tied: bool,
 }
 
 /// Layers with a sliding window if `layer_types` is absent.
@@ -43,35 +111,48 @@ pub(super) enum Windows {
     Always,
     /// If `use_sliding_window` is set, the layers from `max_window_layers` on.
     FromLayer,
+    /// All but each n-th layer: n − 1, 2n − 1, … have none.
+    AllButEach(usize),
+    /// Layers 0, 2, 4, ….
+    EvenLayers,
+    /// All, if `sliding_window` is present and not `null`.
+    IfStated,
 }
 
 impl Common {
-    /// Reads the shared keys. `default_head_dim` replaces an absent `head_dim`; `None`: `hidden_size / num_attention_heads`.
-    pub fn read(
-        fields: &Fields<'_>,
-        max_position_embeddings: usize,
-        default_head_dim: Option<usize>,
-    ) -> Result<Common, LoadError> {
-        // `swish` is an older name of the same function.
-        if !matches!(fields.string("hidden_act")?, None | Some("silu" | "swish")) {
-            return Err(fields.wrong("hidden_act", "\"silu\""));
-        }
-        let hidden_size = size(fields, "hidden_size", MAX_WIDTH)?;
-        let num_heads = size(fields, "num_attention_heads", MAX_HEADS)?;
-        let num_kv_heads = optional_size(fields, "num_key_value_heads", MAX_HEADS)?.unwrap_or(num_heads);
+    /// Reads the shared keys.
+    pub fn read(fields: &Fields<'_>, max_position_embeddings: usize, spec: Spec) -> Result<Common, LoadError> {
+        let hidden_size = spec.size(fields, spec.hidden_size, MAX_WIDTH)?;
+        let num_heads = spec.size(fields, spec.num_heads, MAX_HEADS)?;
+        let num_kv_heads = match sizes::optional(fields, spec.num_kv_heads, MAX_HEADS)? {
+            None if fields.is_absent(spec.num_kv_heads) => {
+                let default = spec.sizes.iter().find(|(name, _)| *name == spec.num_kv_heads);
+                default.map_or(num_heads, |(_, default)| *default)
+            }
+            stated => stated.unwrap_or(num_heads),
+        };
         if !num_heads.is_multiple_of(num_kv_heads) {
-            return Err(fields.wrong("num_key_value_heads", format!("a divisor of `num_attention_heads`, {num_heads}")));
+            let expected = format!("a divisor of `{}`, {num_heads}", spec.num_heads);
+            return Err(fields.wrong(spec.num_kv_heads, expected));
         }
-        let head_dim = head_dim(fields, default_head_dim, hidden_size, num_heads)?;
+        let head_dim = head_dim(fields, &spec, hidden_size, num_heads)?;
+        let heads = Heads { num_heads, num_kv_heads, head_dim };
+        let intermediate_size = match spec.size(fields, spec.intermediate_size, MAX_WIDTH)? {
+            0 => 4 * hidden_size,
+            stated => stated,
+        };
+        let rope = spec.rope.map(|defaults| rope::read(fields, max_position_embeddings, head_dim, defaults));
         Ok(Common {
-            vocab_size: size(fields, "vocab_size", MAX_VOCAB)?,
+            vocab_size: spec.size(fields, "vocab_size", MAX_VOCAB)?,
             hidden_size,
-            intermediate_size: size(fields, "intermediate_size", MAX_WIDTH)?,
-            num_layers: size(fields, "num_hidden_layers", MAX_LAYERS)?,
-            heads: Heads { num_heads, num_kv_heads, head_dim },
-            norm_eps: positive(fields, "rms_norm_eps")?.unwrap_or(DEFAULT_RMS_NORM_EPS) as f32,
-            rope: rope::read(fields, max_position_embeddings)?,
-            tied: fields.boolean("tie_word_embeddings")?.unwrap_or(false),
+            intermediate_size,
+            num_layers: spec.size(fields, spec.num_layers, MAX_LAYERS)?,
+            heads,
+            eps: sizes::positive(fields, spec.eps.0)?.unwrap_or(spec.eps.1) as f32,
+            activation: activation(fields, spec.activation)?,
+            rope: rope.transpose()?,
+            tied: fields.boolean("tie_word_embeddings")?.unwrap_or(spec.tied),
+            spec,
         })
     }
 
@@ -79,13 +160,17 @@ impl Common {
     pub fn windows(&self, fields: &Fields<'_>, rule: Windows) -> Result<Vec<Option<usize>>, LoadError> {
         let windowed = match rule {
             Windows::Never => false,
-            Windows::Always => true,
             Windows::FromLayer => fields.boolean("use_sliding_window")?.unwrap_or(false),
+            Windows::IfStated => fields.get("sliding_window").is_some(),
+            _ => true,
         };
         // `null` disables the window; an absent key means the default.
-        let window = match optional_size(fields, "sliding_window", MAX_POSITIONS) {
+        let window = match sizes::optional(fields, "sliding_window", MAX_POSITIONS) {
             _ if !windowed => None,
-            Ok(None) if fields.is_absent("sliding_window") => Some(DEFAULT_SLIDING_WINDOW),
+            Ok(None) if fields.is_absent("sliding_window") => {
+                let default = self.spec.sizes.iter().find(|(name, _)| *name == "sliding_window");
+                Some(default.map_or(DEFAULT_SLIDING_WINDOW, |(_, default)| *default))
+            }
             stated => stated?,
         };
         if let Some(sliding) = layer_types(fields, self.num_layers)? {
@@ -96,124 +181,239 @@ impl Common {
             return Ok(sliding.iter().map(|sliding| window.filter(|_| *sliding)).collect());
         }
         let first = match rule {
-            Windows::Never | Windows::Always => 0,
             Windows::FromLayer => {
                 fields.integer("max_window_layers", 0..=MAX_LAYERS)?.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS) as usize
             }
+            _ => 0,
         };
-        Ok((0..self.num_layers).map(|layer| window.filter(|_| layer >= first)).collect())
+        let slides = |layer: usize| match rule {
+            Windows::AllButEach(n) => !(layer + 1).is_multiple_of(n),
+            Windows::EvenLayers => layer.is_multiple_of(2),
+            _ => layer >= first,
+        };
+        Ok((0..self.num_layers).map(|layer| window.filter(|_| slides(layer))).collect())
     }
 
     /// The decoder whose layers `layer` builds, given their numbers.
     pub fn decoder(&self, layer: impl FnMut(usize) -> Layer) -> Decoder {
-        let vocabulary = |name: &str| Linear {
-            adapters: false,
-            ..linear(self.hidden_size, Role::Column, [(name.to_string(), self.vocab_size)])
-        };
+        self.decoder_of((0..self.num_layers).map(layer).collect())
+    }
+
+    /// [`Common::decoder`] for layers whose configuration may be wrong.
+    pub fn try_decoder(&self, layer: impl FnMut(usize) -> Result<Layer, LoadError>) -> Result<Decoder, LoadError> {
+        Ok(self.decoder_of((0..self.num_layers).map(layer).collect::<Result<_, _>>()?))
+    }
+
+    fn decoder_of(&self, layers: Vec<Layer>) -> Decoder {
+        let Spec { root, tokens, final_norm, head, .. } = self.spec;
         Decoder {
-            embedding: vocabulary("model.embed_tokens"),
-            layers: (0..self.num_layers).map(layer).collect(),
-            final_norm: self.norm("model.norm.weight".to_string(), self.hidden_size),
-            head: (!self.tied).then(|| vocabulary("lm_head")),
+            embedding: Embedding {
+                tokens: self.vocabulary(format!("{root}.{tokens}"), self.hidden_size),
+                scale: 1.0,
+                positions: None,
+                projection: None,
+                norm: None,
+            },
+            layers,
+            final_norm: Some(self.norm(format!("{root}.{final_norm}"))),
+            head: Head {
+                projection: None,
+                linear: (!self.tied).then(|| self.vocabulary(head, self.hidden_size)),
+                scale: 1.0,
+                soft_cap: None,
+            },
         }
+    }
+
+    /// A table with a row per token, or the head.
+    pub fn vocabulary(&self, name: impl Into<String>, width: usize) -> Linear {
+        Linear { adapters: false, ..Linear::new(width, Role::Column, [Part::new(name, self.vocab_size)]) }
+    }
+
+    /// The name of a tensor or module of a layer.
+    pub fn at(&self, layer: usize, name: &str) -> String {
+        format!("{}.{}.{layer}.{name}", self.spec.root, self.spec.layers)
     }
 
     /// A layer of attention and a feed-forward network, each with a norm of its input.
-    pub fn layer(&self, layer: usize, attention: Attention, mlp: Mlp) -> Layer {
-        let norm = |name: &str| self.norm(format!("model.layers.{layer}.{name}.weight"), self.hidden_size);
-        Layer {
-            branches: vec![
-                Branch { norm: norm("input_layernorm"), mixer: Mixer::Attention(attention) },
-                Branch { norm: norm("post_attention_layernorm"), mixer: Mixer::Mlp(mlp) },
-            ],
-        }
+    pub fn layer(&self, layer: usize, attention: Attention, mlp: impl Into<Mixer>) -> Layer {
+        self.layer_with(layer, ["input_layernorm", "post_attention_layernorm"], attention, mlp)
     }
 
-    /// Attention over the whole context, without biases or head norms.
+    /// A layer of attention and a feed-forward network, with these norms of their inputs.
+    pub fn layer_with(
+        &self,
+        layer: usize,
+        norms: [&str; 2],
+        attention: Attention,
+        mlp: impl Into<Mixer>,
+    ) -> Layer {
+        let [first, second] = norms.map(|name| self.norm(self.at(layer, name)));
+        let branches = vec![Branch::new(first, Mixer::Attention(attention)), Branch::new(second, mlp.into())];
+        Layer { branches, parallel: false }
+    }
+
+    /// A layer with norms of the outputs of its branches alone.
+    pub fn post_norm_layer(&self, layer: usize, attention: Attention, mlp: Mlp) -> Layer {
+        let norms = ["post_attention_layernorm", "post_feedforward_layernorm"];
+        let mut declared = self.layer_with(layer, norms, attention, mlp);
+        declared.branches.iter_mut().for_each(|branch| branch.norm_after = branch.norm.take());
+        declared
+    }
+
+    /// Attention over the whole context with Llama's names, without biases or head norms.
     pub fn attention(&self, layer: usize) -> Attention {
-        let (name, heads) = (format!("model.layers.{layer}.self_attn"), self.heads);
-        let (queries, keys) = (heads.query_width(), heads.num_kv_heads * heads.head_dim);
-        let part = |projection: &str, rows| (format!("{name}.{projection}"), rows);
+        let name = self.at(layer, "self_attn");
+        self.attention_of(name, Packing::Separate(["q_proj", "k_proj", "v_proj"]), "o_proj")
+    }
+
+    /// Attention of a module with these projections.
+    pub fn attention_of(&self, name: String, packing: Packing, output: &str) -> Attention {
+        let heads = self.heads;
+        let output = Part::new(format!("{name}.{output}"), self.hidden_size);
         Attention {
-            qkv: linear(
-                self.hidden_size,
-                Role::Column,
-                [part("q_proj", queries), part("k_proj", keys), part("v_proj", keys)],
-            ),
-            output: linear(queries, Role::Row, [part("o_proj", self.hidden_size)]),
+            qkv: packing.linear(&name, heads, self.hidden_size),
             heads,
+            clip: None,
             query_norm: None,
             key_norm: None,
+            norm_after_rope: false,
             rope: self.rope.clone(),
+            query_growth: None,
             window: None,
             scale: 1.0 / (heads.head_dim as f32).sqrt(),
+            soft_cap: None,
+            alibi_slopes: None,
+            sinks: None,
+            gate: false,
+            output: Linear::new(heads.query_width(), Role::Row, [output]),
             name,
         }
     }
 
-    /// A feed-forward network gated by SiLU, without biases.
+    /// A gated feed-forward network with Llama's names, without biases.
     pub fn mlp(&self, layer: usize) -> Mlp {
-        let part = |projection: &str, rows| (format!("model.layers.{layer}.mlp.{projection}"), rows);
+        self.gated(self.at(layer, "mlp"), ["gate_proj", "up_proj", "down_proj"], self.intermediate_size)
+    }
+
+    /// A gated feed-forward network: names of gate, up and down in a module.
+    pub fn gated(&self, module: String, [gate, up, down]: [&str; 3], width: usize) -> Mlp {
+        let part = |name: &str| Part::new(format!("{module}.{name}"), width);
+        self.mlp_of([part(gate), part(up)], Part::new(format!("{module}.{down}"), self.hidden_size), width)
+    }
+
+    /// A gated feed-forward network whose gate and up projections are one tensor.
+    pub fn gated_rows(&self, module: String, [gate_up, down]: [&str; 2], width: usize) -> Mlp {
+        let part = Part::new(format!("{module}.{gate_up}"), 2 * width);
+        self.mlp_of([part], Part::new(format!("{module}.{down}"), self.hidden_size), width)
+    }
+
+    /// A feed-forward network without a gate: names of up and down in a module.
+    pub fn plain(&self, module: String, [up, down]: [&str; 2]) -> Mlp {
         let width = self.intermediate_size;
+        let part = Part::new(format!("{module}.{up}"), width);
+        let down = Part::new(format!("{module}.{down}"), self.hidden_size);
+        Mlp { gated: false, ..self.mlp_of([part], down, width) }
+    }
+
+    /// A gated feed-forward network of these parts.
+    pub fn mlp_of(&self, gate_up: impl IntoIterator<Item = Part>, down: Part, width: usize) -> Mlp {
         Mlp {
-            gate_up: linear(self.hidden_size, Role::Column, [part("gate_proj", width), part("up_proj", width)]),
-            activation: Activation::Silu,
-            down: linear(width, Role::Row, [part("down_proj", self.hidden_size)]),
+            gate_up: Linear::new(self.hidden_size, Role::Column, gate_up),
+            gated: true,
+            activation: self.activation,
+            down: Linear::new(width, Role::Row, [down]),
         }
     }
 
-    /// A norm of query or key heads.
+    /// A norm of rows of the stream, given its module.
+    pub fn norm(&self, module: String) -> Norm {
+        self.norm_of(module, self.hidden_size)
+    }
+
+    /// A norm of query or key heads: one weight per element of a head.
     pub fn head_norm(&self, layer: usize, name: &str) -> Norm {
-        self.norm(format!("model.layers.{layer}.{name}.weight"), self.heads.head_dim)
+        Norm { bias: None, ..self.norm_of(self.at(layer, name), self.heads.head_dim) }
     }
 
-    fn norm(&self, name: String, width: usize) -> Norm {
-        Norm { name, width, eps: self.norm_eps }
-    }
-}
-
-fn linear<const N: usize>(inputs: usize, role: Role, parts: [(String, usize); N]) -> Linear {
-    let parts = parts.into_iter().map(|(name, rows)| Part { name, rows }).collect();
-    Linear { parts, inputs, bias: false, form: Form::Dense, role, adapters: true }
-}
-
-/// Greatest number of tokens in a context, according to the checkpoint.
-pub(super) fn max_position_embeddings(fields: &Fields<'_>) -> Result<usize, LoadError> {
-    size(fields, "max_position_embeddings", MAX_POSITIONS)
-}
-
-fn size(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<usize, LoadError> {
-    optional_size(fields, key, greatest)?.ok_or_else(|| fields.wrong(key, format!("an integer, 1 to {greatest}")))
-}
-
-fn optional_size(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<Option<usize>, LoadError> {
-    Ok(fields.integer(key, 1..=greatest)?.map(|value| value as usize))
-}
-
-fn positive(fields: &Fields<'_>, key: &str) -> Result<Option<f64>, LoadError> {
-    fields.float(key, "a number above 0", |value| value > 0.0)
-}
-
-fn head_dim(
-    fields: &Fields<'_>,
-    default: Option<usize>,
-    hidden_size: usize,
-    num_heads: usize,
-) -> Result<usize, LoadError> {
-    let stated = optional_size(fields, "head_dim", MAX_HEAD_DIM)?;
-    let head_dim = match stated.or(default) {
-        Some(head_dim) => head_dim,
-        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-        None => {
-            let expected = format!("a multiple of `num_attention_heads`, {num_heads}, or a `head_dim`");
-            return Err(fields.wrong("hidden_size", expected));
+    /// A norm of groups of `width` elements.
+    pub fn norm_of(&self, module: String, width: usize) -> Norm {
+        Norm {
+            kind: self.spec.norm,
+            bias: self.spec.norm_bias.then(|| format!("{module}.bias")),
+            weight: vec![format!("{module}.weight")],
+            shape: vec![width],
+            width,
+            eps: self.eps,
+            plus_one: self.spec.norm_plus_one,
         }
-    };
-    if head_dim % 2 == 1 {
-        let expected = format!("an even number of elements per head for the rotary embedding; {head_dim} is odd");
-        return Err(fields.wrong(if stated.is_some() { "head_dim" } else { "hidden_size" }, expected));
     }
-    Ok(head_dim)
+}
+
+impl From<Mlp> for Mixer {
+    fn from(mlp: Mlp) -> Mixer {
+        Mixer::Mlp(mlp)
+    }
+}
+
+impl Layer {
+    /// The same with branches that read the same stream.
+    pub(super) fn in_parallel(self) -> Layer {
+        Layer { parallel: true, ..self }
+    }
+}
+
+impl Attention {
+    /// The same with or without biases of the projections to queries, keys and values, and of the output.
+    pub(super) fn biased(mut self, qkv: bool, output: bool) -> Attention {
+        (self.qkv.bias, self.output.bias) = (qkv, output);
+        self
+    }
+}
+
+impl Mlp {
+    /// The same with or without biases.
+    pub(super) fn biased(mut self, bias: bool) -> Mlp {
+        (self.gate_up.bias, self.down.bias) = (bias, bias);
+        self
+    }
+}
+
+fn head_dim(fields: &Fields<'_>, spec: &Spec, hidden_size: usize, num_heads: usize) -> Result<usize, LoadError> {
+    let default = spec.sizes.iter().find(|(name, _)| *name == "head_dim").map(|(_, size)| *size);
+    match sizes::optional(fields, "head_dim", MAX_HEAD_DIM)?.or(default) {
+        Some(head_dim) => Ok(head_dim),
+        None if hidden_size.is_multiple_of(num_heads) => Ok(hidden_size / num_heads),
+        None => {
+            let expected = format!("a multiple of `{}`, {num_heads}, or a `head_dim`", spec.num_heads);
+            Err(fields.wrong(spec.hidden_size, expected))
+        }
+    }
+}
+
+/// The activation under the first of the keys that is present.
+fn activation(
+    fields: &Fields<'_>,
+    (keys, default): (&'static [&'static str], Activation),
+) -> Result<Activation, LoadError> {
+    let Some(key) = keys.iter().find(|key| fields.get(key).is_some()) else { return Ok(default) };
+    const NAMES: [(&str, Activation); 9] = [
+        ("silu", Activation::Silu),
+        ("swish", Activation::Silu),
+        ("gelu", Activation::Gelu),
+        ("gelu_new", Activation::GeluTanh),
+        ("gelu_fast", Activation::GeluTanh),
+        ("gelu_pytorch_tanh", Activation::GeluTanh),
+        ("relu", Activation::Relu),
+        ("relu2", Activation::Relu2),
+        ("relu_squared", Activation::Relu2),
+    ];
+    let found = fields.string(key)?;
+    let known = NAMES.iter().find(|(name, _)| found == Some(*name));
+    known.map(|(_, activation)| *activation).ok_or_else(|| {
+        let names: Vec<String> = NAMES.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+        fields.wrong(key, format!("one of {}", names.join(", ")))
+    })
 }
 
 /// Whether each layer has a sliding window, by `layer_types`.

@@ -3,13 +3,20 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::common::max_position_embeddings;
+use super::Family;
+use super::sizes::{self, MAX_POSITIONS};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
 use crate::decoder::Decoder;
 
 const FILE: &str = "config.json";
+
+/// The text part of a multimodal configuration.
+const TEXT: &str = "text_config";
+
+/// Keys that belong to the text part but may lie beside it.
+const SHARED: [&str; 4] = ["architectures", "eos_token_id", "tie_word_embeddings", "quantization_config"];
 
 /// Configuration of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,14 +32,28 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json`.
+    /// Reads `config.json`, of a multimodal checkpoint its text part.
     ///
     /// # Errors
     /// The file is missing or broken, the architecture or one of its options is not supported, or a size makes no sense.
     pub fn load(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
-        let map: Map<String, Value> = files.read_json(FILE)?;
-        let fields = Fields::new(files.locate(FILE), &map);
-        let family = super::find(&fields, &files.locate(FILE))?;
+        let mut map: Map<String, Value> = files.read_json(FILE)?;
+        let text = match map.get(TEXT) {
+            Some(Value::Object(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let is_part = text.is_some();
+        if let Some(mut text) = text {
+            for key in SHARED {
+                if !text.get(key).is_some_and(|value| !value.is_null()) && let Some(value) = map.remove(key) {
+                    text.insert(key.to_string(), value);
+                }
+            }
+            map = text;
+        }
+        let prefix = if is_part { format!("{TEXT}.") } else { String::new() };
+        let fields = Fields::new(files.locate(FILE), prefix, &map);
+        let family = super::find(&fields, is_part)?;
         if let Some(quantization) = fields.object("quantization_config")? {
             let expected = "an unquantised checkpoint (F32, F16 or BF16 weights)";
             return Err(match quantization.get("quant_method") {
@@ -40,12 +61,22 @@ impl ModelConfig {
                 None => fields.wrong("quantization_config", expected),
             });
         }
-        let max_position_embeddings = max_position_embeddings(&fields)?;
+        let max_position_embeddings = positions(family, &fields)?;
         Ok(ModelConfig {
-            architecture: family.class,
+            architecture: family.architectures.first().copied().unwrap_or_default(),
             decoder: (family.declare)(&fields, max_position_embeddings)?,
             max_position_embeddings,
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })
+    }
+}
+
+fn positions(family: &Family, fields: &Fields<'_>) -> Result<usize, LoadError> {
+    let (keys, default) = family.positions;
+    let stated = keys.iter().find(|key| fields.get(key).is_some());
+    match (stated.or(keys.first()), default) {
+        (Some(_), Some(default)) if stated.is_none() => Ok(default),
+        (Some(key), _) => sizes::required(fields, key, MAX_POSITIONS),
+        (None, default) => Ok(default.unwrap_or(1)),
     }
 }

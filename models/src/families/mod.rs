@@ -5,56 +5,128 @@
 //! change the results and is not supported (another activation, another rope, a quantised checkpoint) is an error that names the
 //! key. Keys that do not affect the results are ignored.
 
+mod bloom;
+mod cohere;
 mod common;
 mod config;
+mod deepseek;
+mod exaone4;
+mod experts;
+mod falcon;
+mod gemma;
+mod glm;
+mod gpt2;
+mod gpt_oss;
+mod granite;
 mod llama;
 mod mistral;
-mod qwen2;
-mod qwen3;
+mod mixtral;
+mod mpt;
+mod neox;
+mod olmo;
+mod opt;
+mod packing;
+mod phi3;
+mod qwen;
 mod rope;
+mod sizes;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
+mod unknown;
 
 use serde_json::Value;
 
 pub use config::ModelConfig;
 
 // What a family file imports.
-use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
-use common::{Common, Windows};
+use crate::decoder::{
+    Activation, Attention, Decoder, Layer, Mixer, Mlp, Norm, NormKind, Part, Pick, Positions, QueryGrowth, Role,
+    RopeScaling, Routing, Scores, alibi_slopes,
+};
+use common::{Common, Spec, Windows};
+use packing::Packing;
+use rope::RopeDefaults;
 
 /// A family of decoders.
+#[derive(Clone, Copy)]
 pub(crate) struct Family {
-    /// Name in `architectures`.
-    pub class: &'static str,
-    /// Name in `model_type`.
-    pub model_type: &'static str,
-    /// Declares the decoder, given the keys of `config.json` and its `max_position_embeddings`.
+    /// Names in `architectures`.
+    pub architectures: &'static [&'static str],
+    /// Names in `model_type`.
+    pub model_types: &'static [&'static str],
+    /// Keys of the greatest number of tokens in a context, of which the first that is present counts, and the number if all are
+    /// absent; `None`: one must be present.
+    pub positions: (&'static [&'static str], Option<usize>),
+    /// Declares the decoder, given the keys of `config.json` and that number.
     pub declare: fn(&Fields<'_>, usize) -> Result<Decoder, LoadError>,
+    /// Reference cases whose results the tests compare.
+    pub reference: &'static [&'static str],
+    /// Largest checkpoint that is known to the authors.
+    pub largest: &'static str,
+}
+
+impl Family {
+    /// A family without checkpoints.
+    const BASE: Family = Family {
+        architectures: &[],
+        model_types: &[],
+        positions: (&["max_position_embeddings"], None),
+        declare: |fields, _| Err(fields.wrong("model_type", "the name of a family")),
+        reference: &[],
+        largest: "",
+    };
 }
 
 /// All supported families.
-const FAMILIES: [&Family; 4] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
+const FAMILIES: &[&[Family]] = &[
+    llama::FAMILIES,
+    mistral::FAMILIES,
+    mixtral::FAMILIES,
+    qwen::FAMILIES,
+    gemma::FAMILIES,
+    phi3::FAMILIES,
+    olmo::FAMILIES,
+    granite::FAMILIES,
+    smollm3::FAMILIES,
+    glm::FAMILIES,
+    gpt_oss::FAMILIES,
+    cohere::FAMILIES,
+    starcoder2::FAMILIES,
+    stablelm::FAMILIES,
+    exaone4::FAMILIES,
+    gpt2::FAMILIES,
+    opt::FAMILIES,
+    neox::FAMILIES,
+    falcon::FAMILIES,
+    bloom::FAMILIES,
+    mpt::FAMILIES,
+];
 
-/// Finds the family named by `architectures`, or by `model_type` if that key is absent. The error lists the supported families.
-fn find(fields: &Fields<'_>, file: &str) -> Result<&'static Family, LoadError> {
+/// All supported families, in the order of the documentation.
+pub(crate) fn all() -> impl Iterator<Item = &'static Family> + Clone {
+    FAMILIES.iter().copied().flatten()
+}
+
+/// Finds the family named by `architectures`, or by `model_type` if that key is absent. For the text part of a multimodal
+/// checkpoint, `model_type` counts first, because one wrapper serves several families.
+fn find(fields: &Fields<'_>, is_part: bool) -> Result<&'static Family, LoadError> {
     let class = fields.read("architectures", "a list with the name of one architecture", |value| {
         match value.as_array()?.as_slice() {
             [Value::String(name)] => Some(name.as_str()),
             _ => None,
         }
     })?;
-    let name = match class {
-        Some(name) => Some(name),
-        None => fields.string("model_type")?,
+    let model_type = fields.string("model_type")?;
+    let by_class = || all().find(|family| family.architectures.iter().any(|name| Some(*name) == class));
+    let by_type = || all().find(|family| family.model_types.iter().any(|name| Some(*name) == model_type));
+    let found = match (is_part, class) {
+        (true, _) => by_type().or_else(by_class),
+        (false, Some(_)) => by_class(),
+        (false, None) => by_type(),
     };
-    let found = FAMILIES.into_iter().find(|family| match class {
-        Some(name) => family.class == name,
-        None => Some(family.model_type) == name,
-    });
-    found.ok_or_else(|| LoadError::UnsupportedArchitecture {
-        file: file.to_string(),
-        found: name.map_or("no name".to_string(), one_line),
-        supported: FAMILIES.map(|family| family.class).join(", "),
-    })
+    let name = if is_part { model_type.or(class) } else { class.or(model_type) };
+    found.ok_or_else(|| unknown::error(fields, name, all()))
 }

@@ -1,55 +1,198 @@
 //! The rotary embedding, from `rope_scaling` (older checkpoints) or `rope_parameters` (newer ones).
 
+use super::sizes::positive;
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Rope, RopeScaling};
 
-/// Default of transformers for an absent `rope_theta`.
-const DEFAULT_THETA: f64 = 10_000.0;
+/// Keys of a family's rotary embedding and the values of absent ones.
+#[derive(Clone, Copy)]
+pub(super) struct RopeDefaults {
+    /// Key of the base beside the object of parameters, and the base if it is absent.
+    pub theta: (&'static str, f64),
+    /// Key of the share of a head that is rotated, and the share if it is absent.
+    pub partial: (&'static str, f64),
+    /// Whether pairs are neighbours.
+    pub interleaved: bool,
+}
+
+impl RopeDefaults {
+    pub const LLAMA: RopeDefaults =
+        RopeDefaults { theta: ("rope_theta", 10_000.0), partial: ("partial_rotary_factor", 1.0), interleaved: false };
+
+    /// Llama's, with another default of `rope_theta`.
+    pub const fn theta(theta: f64) -> RopeDefaults {
+        RopeDefaults { theta: ("rope_theta", theta), ..RopeDefaults::LLAMA }
+    }
+}
 
 /// Reads either spelling. A `rope_theta` inside the object takes precedence over one beside it.
-pub(super) fn read(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope, LoadError> {
-    let positive = |fields: &Fields<'_>, key: &str| fields.float(key, "a number above 0", |value| value > 0.0);
-    let outer_theta = positive(fields, "rope_theta")?;
-    let whole_heads =
-        |fields: &Fields<'_>| fields.float("partial_rotary_factor", "1 (whole heads rotated)", |factor| factor == 1.0);
-    whole_heads(fields)?;
-    let parameters = match fields.object("rope_scaling")? {
-        Some(parameters) if !parameters.is_empty() => Some(parameters),
-        _ => fields.object("rope_parameters")?,
-    };
-    let Some(parameters) = parameters else {
-        return Ok(Rope { theta: outer_theta.unwrap_or(DEFAULT_THETA), scaling: RopeScaling::None });
-    };
-    whole_heads(&parameters)?;
+pub(super) fn read(
+    fields: &Fields<'_>,
+    max_position_embeddings: usize,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<Rope, LoadError> {
+    read_parameters(fields, parameters(fields)?, max_position_embeddings, head_dim, defaults)
+}
 
-    let type_key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let number = |key: &str, expected: &str, in_range: fn(f64) -> bool| {
-        parameters.float(key, expected, in_range)?.ok_or_else(|| parameters.wrong(key, expected))
+/// Reads the parameters of layers of this type, for families whose types differ: `rope_parameters` has an object for each.
+/// `None` if it has none.
+pub(super) fn read_type(
+    fields: &Fields<'_>,
+    layer_type: &str,
+    max_position_embeddings: usize,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<Option<Rope>, LoadError> {
+    let Some(of_types) = parameters(fields)? else { return Ok(None) };
+    let Some(of_type) = of_types.get(layer_type).and_then(|_| of_types.object(layer_type).transpose()) else {
+        return Ok(None);
     };
-    let scaling = match parameters.string(type_key)? {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => {
-            RopeScaling::Linear { factor: number("factor", "a number, at least 1", |value| value >= 1.0)? }
+    read_parameters(fields, Some(of_type?), max_position_embeddings, head_dim, defaults).map(Some)
+}
+
+fn parameters<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, LoadError> {
+    match fields.object("rope_scaling")? {
+        Some(parameters) if !parameters.is_empty() => Ok(Some(parameters)),
+        _ => fields.object("rope_parameters"),
+    }
+}
+
+fn read_parameters(
+    fields: &Fields<'_>,
+    parameters: Option<Fields<'_>>,
+    max_position_embeddings: usize,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<Rope, LoadError> {
+    let share = |fields: &Fields<'_>, key: &str| {
+        fields.float(key, "a share of the head, above 0 and at most 1", |share| share > 0.0 && share <= 1.0)
+    };
+    let outer_theta = positive(fields, defaults.theta.0)?;
+    let outer_share = share(fields, defaults.partial.0)?;
+    let (inner_theta, inner_share) = match &parameters {
+        None => (None, None),
+        Some(inner) => (positive(inner, "rope_theta")?, share(inner, "partial_rotary_factor")?),
+    };
+    let theta = inner_theta.or(outer_theta).unwrap_or(defaults.theta.1);
+    let partial = inner_share.or(outer_share).unwrap_or(defaults.partial.1);
+    let dims = (head_dim as f64 * partial) as usize;
+    if dims == 0 || !dims.is_multiple_of(2) {
+        let key = if partial == 1.0 { "head_dim" } else { defaults.partial.0 };
+        let expected = format!("an even number of rotated elements per head; {dims} of {head_dim} are rotated");
+        return Err(fields.wrong(key, expected));
+    }
+    let scaling = match &parameters {
+        None => RopeScaling::None,
+        Some(parameters) => scaling(fields, parameters, max_position_embeddings, dims)?,
+    };
+    Ok(Rope { theta, dims, interleaved: defaults.interleaved, scaling })
+}
+
+const ORIGINAL: &str = "original_max_position_embeddings";
+const AT_LEAST_1: &str = "a number, at least 1";
+
+fn scaling(
+    fields: &Fields<'_>,
+    parameters: &Fields<'_>,
+    max_position_embeddings: usize,
+    dims: usize,
+) -> Result<RopeScaling, LoadError> {
+    let type_key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let most = max_position_embeddings as f64;
+    let optional_factor = || parameters.float("factor", AT_LEAST_1, |value| value >= 1.0);
+    let factor = || optional_factor()?.ok_or_else(|| parameters.wrong("factor", AT_LEAST_1));
+    // Beside the object it takes precedence.
+    let original =
+        || Ok::<_, LoadError>(positive(fields, ORIGINAL)?.or(positive(parameters, ORIGINAL)?).unwrap_or(most));
+    let kind = parameters.string(type_key)?;
+    // Early Phi-3 checkpoints call it "su" or "yarn".
+    let lists = parameters.get("short_factor").is_some() || parameters.get("long_factor").is_some();
+    Ok(match kind {
+        None | Some("default" | "mrope") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: factor()? },
+        Some("dynamic") => {
+            let context = most;
+            RopeScaling::Dynamic { factor: factor()?, max_position_embeddings: most, context }
         }
         Some("llama3") => {
-            let low_freq_factor = number("low_freq_factor", "a number above 0", |value| value > 0.0)?;
-            let high_freq_factor = number("high_freq_factor", "a number above 0", |value| value > 0.0)?;
+            let number = |key: &str| {
+                positive(parameters, key)?.ok_or_else(|| parameters.wrong(key, "a number above 0"))
+            };
+            let (low_freq_factor, high_freq_factor) = (number("low_freq_factor")?, number("high_freq_factor")?);
             if high_freq_factor <= low_freq_factor {
                 let expected = format!("more than `low_freq_factor`, {low_freq_factor}");
                 return Err(parameters.wrong("high_freq_factor", expected));
             }
-            const ORIGINAL: &str = "original_max_position_embeddings";
-            let original = positive(fields, ORIGINAL)?.or(positive(&parameters, ORIGINAL)?);
             RopeScaling::Llama3 {
-                factor: number("factor", "a number, at least 1", |value| value >= 1.0)?,
+                factor: factor()?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: original.unwrap_or(max_position_embeddings as f64),
+                original_max_position_embeddings: original()?,
             }
         }
-        Some(_) => return Err(parameters.wrong(type_key, "\"default\", \"linear\" or \"llama3\"")),
+        Some("longrope" | "su") => longrope(parameters, optional_factor()?, original()?, most, dims)?,
+        Some("yarn") if lists => longrope(parameters, optional_factor()?, original()?, most, dims)?,
+        Some("yarn") => {
+            let original = original()?;
+            let factor = optional_factor()?.unwrap_or(most / original);
+            RopeScaling::Yarn {
+                factor,
+                original_max_position_embeddings: original,
+                beta_fast: positive(parameters, "beta_fast")?.unwrap_or(32.0),
+                beta_slow: positive(parameters, "beta_slow")?.unwrap_or(1.0),
+                truncate: parameters.boolean("truncate")?.unwrap_or(true),
+                attention_factor: yarn_attention_factor(parameters, factor)?,
+            }
+        }
+        Some(_) => {
+            let expected = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" or \"longrope\"";
+            return Err(parameters.wrong(type_key, expected));
+        }
+    })
+}
+
+/// `0.1 * mscale * ln(factor) + 1`, the growth of scores with the factor of YaRN.
+pub(super) fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+fn yarn_attention_factor(parameters: &Fields<'_>, factor: f64) -> Result<f64, LoadError> {
+    let number = |key: &str| parameters.float(key, "a number, at least 0", |value| value >= 0.0);
+    let stated = number("attention_factor")?;
+    let (mscale, all_dim) = (number("mscale")?.unwrap_or(0.0), number("mscale_all_dim")?.unwrap_or(0.0));
+    Ok(match stated {
+        Some(stated) => stated,
+        None if mscale != 0.0 && all_dim != 0.0 => yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim),
+        None => yarn_mscale(factor, 1.0),
+    })
+}
+
+fn longrope(
+    parameters: &Fields<'_>,
+    factor: Option<f64>,
+    original: f64,
+    most: f64,
+    dims: usize,
+) -> Result<RopeScaling, LoadError> {
+    let list = |key: &str| {
+        let expected = format!("a list of {} numbers above 0, one per pair of rotated elements", dims / 2);
+        let numbers = parameters.read(key, &expected, |value| {
+            let numbers: Option<Vec<f64>> = value.as_array()?.iter().map(|number| number.as_f64()).collect();
+            let fits = |numbers: &Vec<f64>| numbers.len() == dims / 2 && numbers.iter().all(|x| *x > 0.0);
+            numbers.filter(fits)
+        })?;
+        numbers.ok_or_else(|| parameters.wrong(key, expected))
     };
-    let theta = positive(&parameters, "rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA);
-    Ok(Rope { theta, scaling })
+    let factor = factor.unwrap_or(most / original);
+    let stated = positive(parameters, "attention_factor")?;
+    let computed = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+    Ok(RopeScaling::LongRope {
+        short_factor: list("short_factor")?,
+        long_factor: list("long_factor")?,
+        original_max_position_embeddings: original,
+        attention_factor: stated.unwrap_or(computed),
+        context: most,
+    })
 }

@@ -19,7 +19,7 @@ use attention_kernels::{Dtype, KernelError, KvCache, Rows};
 use device::Graph;
 
 use super::graph_sizes::{GraphCount, Graphs, State, graph_sizes};
-use super::program::Register;
+use super::op::Register;
 use super::{Fill, ForwardBatch, Model};
 
 impl Model {
@@ -138,6 +138,7 @@ impl Model {
             let (step, head) = (&mut self.step, self.loaded.head(&self.decoder));
             let from = Rows::Numbers(&step.registers[step.buffer_of(Register::Branch)]);
             head.run(&self.kernels, &*self.device, from, rows, &mut step.logits, Dtype::F32)?;
+            self.finish_logits(rows)?;
         }
         Ok(())
     }

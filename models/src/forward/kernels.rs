@@ -21,85 +21,191 @@ macro_rules! instance {
         }
     };
 }
+pub(super) use instance;
 
-/// Gathers rows of a matrix `[any, width]`: row i of `target` becomes row `indices[i]` (u32) of `source`.
+device::kernel_structs! {
+    /// The struct of the same name in `gather.cu`.
+    struct GatherShape: 12 bytes {
+        width: u32,
+        offset: u32,
+        scale: f32,
+    }
+    /// The struct of the same name in `norm.cu`.
+    struct NormShape: 20 bytes {
+        width: u32,
+        stride: u32,
+        weights: u32,
+        eps: f32,
+        scale: f32,
+    }
+    /// The struct of the same name in `rope.cu`.
+    struct RotateShape: 28 bytes {
+        stride: u32,
+        head_dim: u32,
+        dims: u32,
+        neighbours: u32,
+        num_heads: u32,
+        original: u32,
+        beta: f32,
+    }
+    /// The struct of the same name in `activation.cu`.
+    struct ActivationShape: 16 bytes {
+        width: u32,
+        activation: u32,
+        gated: u32,
+        limit: f32,
+    }
+}
+
+/// Gathers rows of a matrix `[any, width]`: row i of `target` becomes `scale` times row `indices[i]` (u32) of `source`.
 pub fn gather_rows(
     device: &dyn Device,
     dtype: Dtype,
     source: &Buffer,
     indices: &Buffer,
+    scale: f32,
     target: &mut Buffer,
+    (rows, width): (usize, usize),
+) -> Result<(), KernelError> {
+    gather(device, instance!("gather_rows", dtype), dtype, [source, indices, target], (0, scale), (rows, width))
+}
+
+/// Adds rows of a matrix `[any, width]`: row `indices[i] + offset` of `source` to row i of `target`.
+pub fn add_gathered_rows(
+    device: &dyn Device,
+    dtype: Dtype,
+    source: &Buffer,
+    (indices, offset): (&Buffer, usize),
+    target: &mut Buffer,
+    (rows, width): (usize, usize),
+) -> Result<(), KernelError> {
+    let kernel = instance!("add_gathered_rows", dtype);
+    gather(device, kernel, dtype, [source, indices, target], (offset, 1.0), (rows, width))
+}
+
+fn gather(
+    device: &dyn Device,
+    kernel: &str,
+    dtype: Dtype,
+    [source, indices, target]: [&Buffer; 3],
+    (offset, scale): (usize, f32),
     (rows, width): (usize, usize),
 ) -> Result<(), KernelError> {
     holds("row indices", indices, rows, size_of::<u32>())?;
     holds("elements in the gathered rows", target, rows * width, dtype.bytes())?;
-    let args = [Arg::pointer(source, 0), Arg::pointer(indices, 0), Arg::pointer(target, 0), Arg::from(count(width)?)];
-    launch(device, instance!("gather_rows", dtype), [count(rows)?, 1, 1], 128, &args)
+    let shape = GatherShape { width: count(width)?, offset: count(offset)?, scale };
+    let [source, indices, target] = [source, indices, target].map(|buffer| Arg::pointer(buffer, 0));
+    launch(device, kernel, [count(rows)?, 1, 1], 128, &[source, indices, target, Arg::bytes(&shape)])
 }
 
-/// RMS norm of rows: each row of `target` becomes `x / sqrt(mean(x²) + eps) * weight` of that row of `x`
-/// (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019). `weight` is float32 `[width]`.
-pub fn rms_norm(
+/// A norm of groups of elements of a row.
+#[derive(Clone, Copy)]
+pub struct NormArgs<'a> {
+    /// Float32: one for each element of a group, or of all groups.
+    pub weight: &'a Buffer,
+    /// Float32, as many as weights.
+    pub bias: Option<&'a Buffer>,
+    /// Term added to the mean of the squares.
+    pub eps: f32,
+    /// Whether the mean is subtracted first: a layer norm (Ba et al., 2016). Otherwise it is an RMS norm (Zhang & Sennrich, "Root
+    /// Mean Square Layer Normalization", 2019).
+    pub centre: bool,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a group.
+    pub width: usize,
+}
+
+/// Norm of whole rows: each row of `target` becomes the norm of that row of `x`.
+pub fn norm(
     device: &dyn Device,
     dtype: Dtype,
     x: &Buffer,
     target: &mut Buffer,
-    weight: &Buffer,
-    eps: f32,
-    (rows, width): (usize, usize),
+    args: NormArgs<'_>,
 ) -> Result<(), KernelError> {
-    norm(device, instance!("rms_norm", dtype), dtype, [x, target, weight], eps, (rows, width))
+    let kernel = if args.centre { instance!("layer_norm", dtype) } else { instance!("rms_norm", dtype) };
+    launch_norm(device, kernel, dtype, [(x, 0), (target, 0)], (1, args.width), 1.0, args)
 }
 
-/// Adds `target` to `x`, rounded to the type, then makes `target` the [`rms_norm`] of the sum.
-pub fn fused_add_rms_norm(
+/// Adds `scale * target` to `x`, rounded to the type after each operation, then makes `target` the [`norm`] of the sum.
+pub fn fused_add_norm(
     device: &dyn Device,
     dtype: Dtype,
     x: &mut Buffer,
     target: &mut Buffer,
-    weight: &Buffer,
-    eps: f32,
-    (rows, width): (usize, usize),
+    scale: f32,
+    args: NormArgs<'_>,
 ) -> Result<(), KernelError> {
-    norm(device, instance!("fused_add_rms_norm", dtype), dtype, [x, target, weight], eps, (rows, width))
+    let kernel =
+        if args.centre { instance!("fused_add_layer_norm", dtype) } else { instance!("fused_add_rms_norm", dtype) };
+    launch_norm(device, kernel, dtype, [(x, 0), (target, 0)], (1, args.width), scale, args)
 }
 
-fn norm(
+/// Norms `groups` groups of each row of `x` in place. Rows are `stride` elements apart; the groups begin at element `first`.
+pub fn norm_groups(
+    device: &dyn Device,
+    dtype: Dtype,
+    x: &mut Buffer,
+    (first, groups, stride): (usize, usize, usize),
+    args: NormArgs<'_>,
+) -> Result<(), KernelError> {
+    let kernel = if args.centre { instance!("layer_norm", dtype) } else { instance!("rms_norm", dtype) };
+    let first = first * dtype.bytes();
+    launch_norm(device, kernel, dtype, [(x, first), (x, first)], (groups, stride), 1.0, args)
+}
+
+fn launch_norm(
     device: &dyn Device,
     kernel: &str,
     dtype: Dtype,
-    [x, target, weight]: [&Buffer; 3],
-    eps: f32,
-    (rows, width): (usize, usize),
+    rows_of: [(&Buffer, usize); 2],
+    (groups, stride): (usize, usize),
+    scale: f32,
+    args: NormArgs<'_>,
 ) -> Result<(), KernelError> {
-    holds("elements in the input of a norm", x, rows * width, dtype.bytes())?;
-    holds("elements in the output of a norm", target, rows * width, dtype.bytes())?;
-    holds("weights of a norm", weight, width, size_of::<f32>())?;
-    let [x, target, weight] = [x, target, weight].map(|buffer| Arg::pointer(buffer, 0));
-    let args = [x, target, weight, Arg::from(count(width)?), Arg::from(eps)];
-    launch(device, kernel, [count(rows)?, 1, 1], 256, &args)
+    let NormArgs { weight, bias, eps, rows, width, .. } = args;
+    at_least("elements between the rows of a norm", stride, groups * width)?;
+    for (buffer, first) in rows_of {
+        let end = first / dtype.bytes() + rows.saturating_sub(1) * stride + groups * width;
+        holds("elements in the rows of a norm", buffer, if rows == 0 { 0 } else { end }, dtype.bytes())?;
+    }
+    let weights = weight.len_bytes() / size_of::<f32>();
+    if weights != width && weights != groups * width {
+        return Err(KernelError::Shape { what: "weights of a norm", found: weights, expected: width });
+    }
+    if let Some(bias) = bias {
+        holds("biases of a norm", bias, weights, size_of::<f32>())?;
+    }
+    let shape =
+        NormShape { width: count(width)?, stride: count(stride)?, weights: count(weights)?, eps, scale };
+    let [x, target] = rows_of.map(|(buffer, first)| Arg::pointer(buffer, first));
+    let args = [x, target, Arg::pointer(weight, 0), optional(bias), Arg::bytes(&shape)];
+    launch(device, kernel, [count(rows)?, count(groups)?, 1], 256, &args)
 }
 
-/// `x += y`, rounded to the type, for rows of `width` elements.
+/// `x += scale * y`, rounded to the type after each operation, for rows of `width` elements.
 pub fn add(
     device: &dyn Device,
     dtype: Dtype,
     x: &mut Buffer,
     y: &Buffer,
+    scale: f32,
     (rows, width): (usize, usize),
 ) -> Result<(), KernelError> {
     holds("elements in the sum", x, rows * width, dtype.bytes())?;
     holds("elements to add", y, rows * width, dtype.bytes())?;
-    let args = [Arg::pointer(x, 0), Arg::pointer(y, 0), Arg::from(count(width)?)];
+    let args = [Arg::pointer(x, 0), Arg::pointer(y, 0), Arg::from(count(width)?), Arg::from(scale)];
     launch(device, instance!("add", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
 }
 
-/// Rotary table: each row of `table`, float32 `[rows, 2 * half]`, becomes cos(p·f) for all `half` frequencies f (float32), then
-/// sin(p·f), where p is the row's position (u32).
+/// Rotary table: each row of `table`, float32 `[rows, 2 * half]`, becomes c·cos(p·f) for all `half` frequencies f (float32), then
+/// c·sin(p·f), where p is the row's position (u32) and c the factor.
 pub fn rope_table(
     device: &dyn Device,
     positions: &Buffer,
     frequencies: &Buffer,
+    factor: f32,
     table: &mut Buffer,
     (rows, half): (usize, usize),
 ) -> Result<(), KernelError> {
@@ -107,12 +213,62 @@ pub fn rope_table(
     holds("frequencies", frequencies, half, size_of::<f32>())?;
     holds("cosines and sines", table, rows * 2 * half, size_of::<f32>())?;
     let [positions, frequencies, table] = [positions, frequencies, table].map(|buffer| Arg::pointer(buffer, 0));
-    launch(device, "rope_table", [count(rows)?, 1, 1], 128, &[positions, frequencies, table, Arg::from(count(half)?)])
+    let args = [positions, frequencies, table, Arg::from(count(half)?), Arg::from(factor)];
+    launch(device, "rope_table", [count(rows)?, 1, 1], 128, &args)
+}
+
+/// Arguments of [`rotate_heads`].
+pub struct RotateArgs<'a> {
+    /// Rows that begin with query heads, then key heads; changed in place.
+    pub heads: &'a mut Buffer,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// Numbers of query and key heads.
+    pub num_heads: [usize; 2],
+    /// Elements per head.
+    pub head_dim: usize,
+    /// The first `dims` elements of a head are rotated by a [`rope_table`]; `neighbours`: pairs are (2i, 2i + 1) instead of
+    /// (i, i + dims / 2).
+    pub rope: Option<(&'a Buffer, usize, bool)>,
+    /// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / original))`: beta and original.
+    pub growth: Option<(f32, usize)>,
+    /// Positions of the rows (u32).
+    pub positions: &'a Buffer,
+}
+
+/// Rotation of heads in place where [`qk_norm_rope_cache`] does not do it.
+pub fn rotate_heads(device: &dyn Device, dtype: Dtype, args: RotateArgs<'_>) -> Result<(), KernelError> {
+    let RotateArgs { heads, rows, stride, num_heads: [queries, keys], head_dim, rope, growth, positions } = args;
+    at_least("elements between rows of heads", stride, (queries + keys) * head_dim)?;
+    holds("elements in the rows of heads", heads, rows * stride, dtype.bytes())?;
+    holds("positions", positions, rows, size_of::<u32>())?;
+    let (table, dims, neighbours) = match rope {
+        Some((table, dims, neighbours)) => (Some(table), dims, neighbours),
+        None => (None, 0, false),
+    };
+    at_least("elements of a head", head_dim, dims)?;
+    if let Some(table) = table {
+        holds("cosines and sines", table, rows * dims, size_of::<f32>())?;
+    }
+    let (beta, original) = growth.unwrap_or((0.0, 0));
+    let shape = RotateShape {
+        stride: count(stride)?,
+        head_dim: count(head_dim)?,
+        dims: count(dims)?,
+        neighbours: neighbours.into(),
+        num_heads: count(queries)?,
+        original: count(original)?,
+        beta,
+    };
+    let args = [Arg::pointer(heads, 0), optional(table), Arg::pointer(positions, 0), Arg::bytes(&shape)];
+    launch(device, instance!("rotate_heads", dtype), [count(rows)?, count(queries + keys)?, 1], 128, &args)
 }
 
 /// Arguments of [`qk_norm_rope_cache`].
 pub struct QkNormRopeCacheArgs<'a> {
-    /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values. Queries are changed in place.
+    /// Rows that begin with `[num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values. Queries are changed in place.
     pub qkv: &'a mut Buffer,
     /// Number of rows.
     pub rows: usize,
@@ -124,8 +280,10 @@ pub struct QkNormRopeCacheArgs<'a> {
     pub key_norm: Option<&'a Buffer>,
     /// Epsilon of both norms.
     pub eps: f32,
-    /// [`rope_table`] of the rows.
-    pub rope: &'a Buffer,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// [`rope_table`] of the rows; `None`: nothing is rotated.
+    pub rope: Option<&'a Buffer>,
     /// Cache that keys and values are written to. Its shape gives the other sizes.
     pub cache: &'a KvCache,
     /// Slots on the device, i64 `[rows]`; a row with a negative slot is not written. `None`: rotated keys and values stay in `qkv`.
@@ -154,15 +312,18 @@ device::kernel_structs! {
 /// (i, i + head_dim / 2)), and the cache write.
 /// The head size must be even and at most 512.
 pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) -> Result<(), KernelError> {
-    let QkNormRopeCacheArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots } = args;
+    let QkNormRopeCacheArgs { qkv, rows, num_heads, query_norm, key_norm, eps, stride, rope, cache, slots } = args;
     let (shape, format) = (cache.shape, cache.format);
     let (dim, heads) = (shape.head_dim, num_heads + 2 * shape.num_kv_heads);
     if dim % 2 != 0 {
         return Err(KernelError::Shape { what: "head size modulo 2", found: 1, expected: 0 });
     }
     at_least("greatest head size", 512, dim)?;
-    holds("elements in the QKV rows", qkv, rows * heads * dim, format.dtype.bytes())?;
-    holds("cosines and sines", rope, rows * dim, size_of::<f32>())?;
+    at_least("elements between QKV rows", stride, heads * dim)?;
+    holds("elements in the QKV rows", qkv, rows * stride, format.dtype.bytes())?;
+    if let Some(rope) = rope {
+        holds("cosines and sines", rope, rows * dim, size_of::<f32>())?;
+    }
     for weight in query_norm.into_iter().chain(key_norm) {
         holds("weights of a head norm", weight, dim, size_of::<f32>())?;
     }
@@ -176,7 +337,7 @@ pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) ->
     let lanes = dim.div_ceil(16).next_power_of_two();
     let strides = format.strides(&shape);
     let shape = QkNormRopeCacheShape {
-        qkv_stride: (heads * dim) as i64,
+        qkv_stride: stride as i64,
         block_stride: strides.block as i64,
         head_stride: strides.head as i64,
         token_stride: strides.token as i64,
@@ -194,7 +355,7 @@ pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) ->
         Arg::pointer(qkv, 0),
         optional(query_norm),
         optional(key_norm),
-        Arg::pointer(rope, 0),
+        optional(rope),
         optional(slots.map(|_| &cache.keys)),
         optional(slots.map(|_| &cache.values)),
         optional(slots),
@@ -215,30 +376,80 @@ fn qk_norm_rope_cache_kernel(format: CacheFormat) -> &'static str {
     }
 }
 
-fn optional(buffer: Option<&Buffer>) -> Arg<'_> {
+pub(super) fn optional(buffer: Option<&Buffer>) -> Arg<'_> {
     buffer.map_or(Arg::null(), |buffer| Arg::pointer(buffer, 0))
 }
 
-/// `target = activation(gate) * up`; a row of `gate_up` is `[gate; width][up; width]`.
-pub fn act_and_mul(
+/// `target = activation(gate) * up`; a row of `gate_up` is `[gate; width][up; width]`. Without a gate it is `[up; width]`, and
+/// `target = activation(up)`.
+pub fn activate(
     device: &dyn Device,
     dtype: Dtype,
-    activation: Activation,
+    (activation, gated): (Activation, bool),
     gate_up: &Buffer,
     target: &mut Buffer,
     (rows, width): (usize, usize),
 ) -> Result<(), KernelError> {
-    holds("elements in the gate and up rows", gate_up, rows * 2 * width, dtype.bytes())?;
+    let inputs = if gated { 2 * width } else { width };
+    holds("elements in the gate and up rows", gate_up, rows * inputs, dtype.bytes())?;
     holds("elements in the activations", target, rows * width, dtype.bytes())?;
-    let kernel = match activation {
-        Activation::Silu => instance!("silu_and_mul", dtype),
-        Activation::GeluTanh => instance!("gelu_tanh_and_mul", dtype),
+    let (code, limit) = match activation {
+        Activation::Silu => (0, 0.0),
+        Activation::Gelu => (1, 0.0),
+        Activation::GeluTanh => (2, 0.0),
+        Activation::Relu => (3, 0.0),
+        Activation::Relu2 => (4, 0.0),
+        Activation::ClampedSwiglu { limit } => (5, limit),
     };
-    let args = [Arg::pointer(gate_up, 0), Arg::pointer(target, 0), Arg::from(count(width)?)];
-    launch(device, kernel, [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
+    let shape = ActivationShape { width: count(width)?, activation: code, gated: gated.into(), limit };
+    let args = [Arg::pointer(gate_up, 0), Arg::pointer(target, 0), Arg::bytes(&shape)];
+    launch(device, instance!("activate", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
 }
 
-fn launch(
+/// `x *= sigmoid(gate)` for rows of `width` elements; the gate ends each row of `gates`, of `stride` elements.
+pub fn gate(
+    device: &dyn Device,
+    dtype: Dtype,
+    x: &mut Buffer,
+    (gates, stride): (&Buffer, usize),
+    (rows, width): (usize, usize),
+) -> Result<(), KernelError> {
+    holds("elements to gate", x, rows * width, dtype.bytes())?;
+    at_least("elements between gates", stride, width)?;
+    holds("elements in the rows of gates", gates, rows * stride, dtype.bytes())?;
+    let args = [Arg::pointer(x, 0), Arg::pointer(gates, 0), Arg::from(count(width)?), Arg::from(count(stride)?)];
+    launch(device, instance!("gate", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
+}
+
+/// Clamps the first `width` elements of rows of `stride` elements to -limit..=limit.
+pub fn clamp(
+    device: &dyn Device,
+    dtype: Dtype,
+    x: &mut Buffer,
+    limit: f32,
+    (rows, width, stride): (usize, usize, usize),
+) -> Result<(), KernelError> {
+    at_least("elements between clamped rows", stride, width)?;
+    holds("elements to clamp", x, rows * stride, dtype.bytes())?;
+    let args = [Arg::pointer(x, 0), Arg::from(count(width)?), Arg::from(count(stride)?), Arg::from(limit)];
+    launch(device, instance!("clamp", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
+}
+
+/// Multiplies float32 logits by `scale`, then caps each x to `c * tanh(x / c)` if `soft_cap` is `Some(c)`.
+pub fn finish_logits(
+    device: &dyn Device,
+    logits: &mut Buffer,
+    number: usize,
+    scale: f32,
+    soft_cap: Option<f32>,
+) -> Result<(), KernelError> {
+    holds("logits", logits, number, size_of::<f32>())?;
+    let cap = Arg::from(soft_cap.unwrap_or(0.0));
+    let args = [Arg::pointer(logits, 0), Arg::from(number as u64), Arg::from(scale), cap];
+    launch(device, "finish_logits", [count(number.div_ceil(256))?, 1, 1], 256, &args)
+}
+
+pub(super) fn launch(
     device: &dyn Device,
     kernel: &str,
     grid: [u32; 3],
@@ -251,16 +462,16 @@ fn launch(
     Ok(device.launch(&Launch { module: MODULE, kernel, grid, block: [threads, 1, 1], shared_bytes: 0, args })?)
 }
 
-fn holds(what: &'static str, buffer: &Buffer, elements: usize, bytes: usize) -> Result<(), KernelError> {
+pub(super) fn holds(what: &'static str, buffer: &Buffer, elements: usize, bytes: usize) -> Result<(), KernelError> {
     at_least(what, buffer.len_bytes() / bytes, elements)
 }
 
-fn at_least(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
+pub(super) fn at_least(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found >= expected { Ok(()) } else { Err(KernelError::Shape { what, found, expected }) }
 }
 
 /// A size as a 32-bit kernel argument.
-fn count(number: usize) -> Result<u32, KernelError> {
+pub(super) fn count(number: usize) -> Result<u32, KernelError> {
     let expected = u32::MAX as usize;
     u32::try_from(number).map_err(|_| KernelError::Shape { what: "size of a launch", found: number, expected })
 }

@@ -9,17 +9,19 @@ use std::sync::Arc;
 use attention_kernels::{Dtype, KernelError, Workspace};
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
-use super::kernels::{self as launch, QkNormRopeCacheArgs};
-use super::ops::{LayerOps, Norm, Out, QkvRows};
+use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
+use super::launched_experts::ExpertMemory;
+use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
-use crate::decoder::{Activation, Decoder, Heads};
+use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
 pub(super) struct Launched {
     device: Arc<dyn Device>,
     dtype: Dtype,
     heads: Heads,
-    /// Angular frequencies of each rotary embedding, float32 `[head_dim / 2]`.
-    frequencies: Vec<Buffer>,
+    /// Angular frequencies of each rotary embedding, float32 `[dims / 2]`, and its attention factor.
+    ropes: Vec<(Buffer, f32)>,
+    experts: Option<ExpertMemory>,
     tokens: Mirror,
     positions: Mirror,
     needed: Mirror,
@@ -47,22 +49,24 @@ impl Launched {
         device: &Arc<dyn Device>,
         decoder: &Decoder,
         layout: &PageLayout,
-        frequencies: &[Vec<f32>],
+        ropes: &[Rope],
         dtype: Dtype,
         max_rows: usize,
     ) -> Result<Launched, DeviceError> {
         let indices = |rows: usize| Mirror::new(&**device, rows * size_of::<u32>());
         let mut uploader = Uploader::new(&**device)?;
-        let mut upload = |frequencies: &Vec<f32>| {
-            let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
-            uploader.numbers(Dtype::F32, &[(Dtype::F32, &bytes[..])])
+        let mut upload = |rope: &Rope| {
+            let bytes: Vec<u8> = rope.frequencies().iter().flat_map(|f| f.to_le_bytes()).collect();
+            let frequencies = uploader.numbers(Dtype::F32, &[(Dtype::F32, &bytes[..])])?;
+            Ok::<_, DeviceError>((frequencies, rope.attention_factor()))
         };
-        let largest = decoder.vocab_size().max(decoder.hidden_size());
+        let largest = decoder.vocab_size().max(decoder.output_width());
         Ok(Launched {
             device: Arc::clone(device),
             dtype,
             heads: decoder.heads(),
-            frequencies: frequencies.iter().map(&mut upload).collect::<Result<_, _>>()?,
+            ropes: ropes.iter().map(&mut upload).collect::<Result<_, _>>()?,
+            experts: ExpertMemory::new(&**device, decoder, max_rows, dtype)?,
             tokens: indices(max_rows)?,
             positions: indices(max_rows)?,
             needed: indices(max_rows)?,
@@ -75,9 +79,10 @@ impl Launched {
     }
 
     /// Bytes of device memory, not counting the workspaces.
-    pub fn bytes(decoder: &Decoder, num_ropes: usize, limits: &StepLimits) -> usize {
-        let frequencies = num_ropes * decoder.heads().head_dim / 2 * size_of::<f32>();
-        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + frequencies
+    pub fn bytes(decoder: &Decoder, ropes: &[Rope], dtype: Dtype, limits: &StepLimits) -> usize {
+        let frequencies = ropes.iter().map(|rope| rope.dims / 2).sum::<usize>() * size_of::<f32>();
+        let experts = ExpertMemory::bytes(decoder, limits.max_rows, dtype);
+        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + frequencies + experts
     }
 }
 
@@ -125,56 +130,130 @@ impl LayerOps for Launched {
         self.workspaces.get(group)
     }
 
-    fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
-        let numbers = table.numbers().ok_or(DeviceError::NoMatrices(self.device.name()))?;
+    fn embed(&self, batch: &ForwardBatch, table: &Matrix, scale: f32, out: &mut Buffer) -> Result<(), KernelError> {
         let size = (batch.tokens.len(), table.k());
-        launch::gather_rows(&*self.device, self.dtype, numbers, self.tokens.buffer(), out, size)
+        let numbers = table.numbers().ok_or(DeviceError::NoMatrices(self.device.name()))?;
+        let scale = match self.dtype {
+            Dtype::F32 => scale,
+            Dtype::F16 => half::f16::from_f32(scale).to_f32(),
+            Dtype::Bf16 => half::bf16::from_f32(scale).to_f32(),
+        };
+        launch::gather_rows(&*self.device, self.dtype, numbers, self.tokens.buffer(), scale, out, size)
+    }
+
+    fn add_positions(
+        &self,
+        batch: &ForwardBatch,
+        table: &Matrix,
+        offset: usize,
+        x: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        let size = (batch.positions.len(), table.k());
+        let numbers = table.numbers().ok_or(DeviceError::NoMatrices(self.device.name()))?;
+        let indices = (self.positions.buffer(), offset);
+        launch::add_gathered_rows(&*self.device, self.dtype, numbers, indices, x, size)
     }
 
     fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
-        let size = (batch.positions.len(), self.heads.head_dim / 2);
-        launch::rope_table(&*self.device, self.positions.buffer(), &self.frequencies[table], out, size)
+        let (frequencies, factor) = &self.ropes[table];
+        let size = (batch.positions.len(), frequencies.len_bytes() / size_of::<f32>());
+        launch::rope_table(&*self.device, self.positions.buffer(), frequencies, *factor, out, size)
     }
 
-    fn rms_norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
-        let size = (rows, width(&norm.weight));
-        launch::rms_norm(&*self.device, self.dtype, x, numbers(out)?, &norm.weight, norm.eps, size)
+    fn norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
+        launch::norm(&*self.device, self.dtype, x, numbers(out)?, norm.args(rows))
     }
 
-    fn add(&self, x: &mut Buffer, y: &Buffer, rows: usize, width: usize) -> Result<(), KernelError> {
-        launch::add(&*self.device, self.dtype, x, y, (rows, width))
+    fn add(&self, x: &mut Buffer, y: &Buffer, scale: f32, rows: usize, width: usize) -> Result<(), KernelError> {
+        launch::add(&*self.device, self.dtype, x, y, scale, (rows, width))
     }
 
-    fn fused_add_rms_norm(
+    fn add_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
+        scale: f32,
         norm: &Norm,
         rows: usize,
         q8: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
-        let (y, size) = (numbers(q8.map_or(Out::Numbers(y), Out::Q8))?, (rows, width(&norm.weight)));
-        launch::fused_add_rms_norm(&*self.device, self.dtype, x, y, &norm.weight, norm.eps, size)
+        let y = numbers(q8.map_or(Out::Numbers(y), Out::Q8))?;
+        launch::fused_add_norm(&*self.device, self.dtype, x, y, scale, norm.args(rows))
     }
 
-    fn qk_norm_rope_cache(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
-        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, fused } = args;
+    /// One kernel for RMS norms of heads and the rotation of whole heads in halves; other layers launch one for each part.
+    fn qk_norm_rope_cache(&self, _batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError> {
+        let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused } = args;
+        let (heads, stride, device) = (layer.heads, layer.qkv.rows(), &*self.device);
+        let per_head = |norm: &decoder::Norm| {
+            norm.kind == NormKind::Rms && norm.width == heads.head_dim && norm.shape == [norm.width] && norm.weight.len() == 1
+        };
+        let mut norms = [&layer.query_norm, &layer.key_norm].into_iter().flatten();
+        let whole = |rope: &Rope| rope.dims == heads.head_dim && !rope.interleaved;
+        let is_usual = norms.all(per_head) && !layer.norm_after_rope && layer.rope.as_ref().is_none_or(whole);
+        let fast = is_usual && layer.clip.is_none() && layer.query_growth.is_none();
+        if !fast {
+            self.qk_by_parts(QkvRows { qkv: &mut *qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused })?;
+        }
         let eps = query_norm.or(key_norm).map_or(0.0, |norm| norm.eps);
-        let [query_norm, key_norm] = [query_norm, key_norm].map(|norm| norm.map(|norm| &norm.weight));
+        
+        let query_weight = query_norm.filter(|_| fast).map(|norm| &norm.weight);
+        let key_weight = key_norm.filter(|_| fast).map(|norm| &norm.weight);
         let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
-        let args = QkNormRopeCacheArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots };
-        launch::qk_norm_rope_cache(&*self.device, args)
+        if !fast && slots.is_none() {
+            return Ok(());
+        }
+        let args = QkNormRopeCacheArgs {
+            qkv,
+            rows,
+            num_heads: heads.num_heads,
+            query_norm: query_weight,
+            key_norm: key_weight,
+            eps,
+            stride,
+            rope: rope.filter(|_| fast),
+            cache,
+            slots,
+        };
+        launch::qk_norm_rope_cache(device, args)
     }
 
-    fn act_and_mul(
+    fn gate(
+        &self,
+        attended: &mut Buffer,
+        qkv: &Buffer,
+        stride: usize,
+        width: usize,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        launch::gate(&*self.device, self.dtype, attended, (qkv, stride), (rows, width))
+    }
+
+    fn activate(
         &self,
         activation: Activation,
+        gated: bool,
         gate_up: &Buffer,
         width: usize,
         rows: usize,
         out: Out<'_>,
     ) -> Result<(), KernelError> {
-        launch::act_and_mul(&*self.device, self.dtype, activation, gate_up, numbers(out)?, (rows, width))
+        launch::activate(&*self.device, self.dtype, (activation, gated), gate_up, numbers(out)?, (rows, width))
+    }
+
+    fn experts(&mut self, args: ExpertRows<'_>) -> Result<(), KernelError> {
+        let no_memory = KernelError::NotLoaded { variant: "models", what: "memory of experts" };
+        self.experts.as_mut().ok_or(no_memory)?.run(self.dtype, args)
+    }
+
+    fn finish_logits(
+        &self,
+        logits: &mut Buffer,
+        count: usize,
+        scale: f32,
+        soft_cap: Option<f32>,
+    ) -> Result<(), KernelError> {
+        launch::finish_logits(&*self.device, logits, count, scale, soft_cap)
     }
 
     fn gather_needed(
@@ -185,12 +264,12 @@ impl LayerOps for Launched {
         out: &mut Buffer,
     ) -> Result<(), KernelError> {
         let size = (batch.needed.as_ref().map_or(0, Vec::len), width);
-        launch::gather_rows(&*self.device, self.dtype, x, self.needed.buffer(), out, size)
+        launch::gather_rows(&*self.device, self.dtype, x, self.needed.buffer(), 1.0, out, size)
     }
 
     fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
         self.requested.set(&*self.device, rows.iter().map(|row| row.to_ne_bytes()))?;
-        launch::gather_rows(&*self.device, self.dtype, x, self.requested.buffer(), out, (rows.len(), width))
+        launch::gather_rows(&*self.device, self.dtype, x, self.requested.buffer(), 1.0, out, (rows.len(), width))
     }
 
     fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError> {
@@ -220,6 +299,45 @@ fn numbers(out: Out<'_>) -> Result<&mut Buffer, KernelError> {
     }
 }
 
-fn width(weight: &Buffer) -> usize {
-    weight.len_bytes() / size_of::<f32>()
+impl Launched {
+    /// Clamping, norms and rotation of query and key heads, one launch each.
+    fn qk_by_parts(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
+        let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, .. } = args;
+        let (heads, stride, device, dtype) = (layer.heads, layer.qkv.rows(), &*self.device, self.dtype);
+        let norm_heads = |qkv: &mut Buffer| -> Result<(), KernelError> {
+            let (queries, keys) = (heads.query_width(), heads.key_width());
+            for (norm, first, width) in [(query_norm, 0, queries), (key_norm, queries, keys)] {
+                if let Some(norm) = norm {
+                    launch::norm_groups(device, dtype, qkv, (first, width / norm.width, stride), norm.args(rows))?;
+                }
+            }
+            Ok(())
+        };
+        if let Some(limit) = layer.clip {
+            launch::clamp(device, dtype, qkv, limit, (rows, heads.qkv_width(), stride))?;
+        }
+        if !layer.norm_after_rope {
+            norm_heads(qkv)?;
+        }
+        let rope = layer.rope.as_ref().zip(rope).map(|(rope, table)| (table, rope.dims, rope.interleaved));
+        let growth = layer.query_growth.map(|growth| (growth.beta, growth.original_max_position_embeddings));
+        if rope.is_some() || growth.is_some() {
+            let (num_heads, head_dim) = ([heads.num_heads, heads.num_kv_heads], heads.head_dim);
+            let positions = self.positions.buffer();
+            let args = RotateArgs { heads: &mut *qkv, rows, stride, num_heads, head_dim, rope, growth, positions };
+            launch::rotate_heads(device, dtype, args)?;
+        }
+        if layer.norm_after_rope {
+            norm_heads(qkv)?;
+        }
+        Ok(())
+    }
+}
+
+impl Norm {
+    /// The norm of so many rows.
+    fn args(&self, rows: usize) -> NormArgs<'_> {
+        let Norm { weight, bias, width, eps, centre } = self;
+        NormArgs { weight, bias: bias.as_ref(), eps: *eps, centre: *centre, rows, width: *width }
+    }
 }

@@ -1,17 +1,20 @@
 //! Loading of linear layers and norms from the checkpoint to the device, and their size there.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::PackedMatrix;
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
-use super::ops;
-use crate::decoder::{self, Decoder, Part};
+use super::ops::{self, LoadedExperts};
+use crate::decoder::{self, Decoder, NormKind, Part, Pick};
 use crate::{LoadError, WeightView, Weights};
 
 /// `y = x·Wᵀ + bias`, one or several fused projections.
 pub(super) struct Linear {
     pub weights: Matrix,
-    bias: Option<Buffer>,
+    pub bias: Option<Buffer>,
 }
 
 impl Linear {
@@ -54,50 +57,126 @@ impl<'a> Loader<'a> {
 
     /// A linear layer in its declared form.
     pub fn linear(&mut self, linear: &decoder::Linear) -> Result<Linear, LoadError> {
-        let mut views = Vec::with_capacity(linear.parts.len());
+        self.stacked(std::slice::from_ref(&linear))
+    }
+
+    /// Linear layers of the same inputs and form as one, their rows stacked.
+    pub fn stacked(&mut self, linears: &[&decoder::Linear]) -> Result<Linear, LoadError> {
+        let Some(first) = linears.first() else { return Err(LoadError::Device("no linear layers to load".to_string())) };
+        let mut rows = Vec::new();
         let mut biases = Vec::new();
-        for Part { name, rows } in &linear.parts {
-            views.push(self.view(&format!("{name}.weight"), &[*rows, linear.inputs])?);
-            if linear.bias {
-                biases.push(self.view(&format!("{name}.bias"), &[*rows])?);
+        for linear in linears {
+            for part in &linear.parts {
+                let weight = self.weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?;
+                rows.push(picked(part, linear.inputs, &weight));
+                if linear.bias {
+                    let bias = self.weights.expect(&part.bias(), &part.pick.bias_shape())?;
+                    let pick = Pick { transposed: false, ..part.pick };
+                    biases.push(picked(&Part { pick, ..part.clone() }, 1, &bias));
+                }
             }
         }
-        let shape = [linear.rows(), linear.inputs];
-        let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views))?;
+        self.progress(&rows);
+        let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
+        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts(&rows))?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
-        views.iter().for_each(|view| self.weights.release(view));
-        let bias = if linear.bias { Some(self.upload(self.dtype, &biases)?) } else { None };
+        for (_, data) in &rows {
+            if let Cow::Borrowed(data) = data {
+                self.weights.release(data);
+            }
+        }
+        let bias = if first.bias { Some(self.uploader.numbers(self.dtype, &parts(&biases))?) } else { None };
         Ok(Linear { weights, bias })
     }
 
-    /// A norm; its weight is float32.
+    /// The networks of a mixture of experts, each alone or stacked.
+    pub fn experts(&mut self, experts: &decoder::Experts, stacks: bool) -> Result<LoadedExperts, LoadError> {
+        let networks = match stacks {
+            true => {
+                let stack = |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
+                vec![[self.stacked(&stack(|mlp| &mlp.gate_up))?, self.stacked(&stack(|mlp| &mlp.down))?]]
+            }
+            false => {
+                let mut load = |mlp: &decoder::Mlp| Ok([self.linear(&mlp.gate_up)?, self.linear(&mlp.down)?]);
+                experts.experts.iter().map(&mut load).collect::<Result<_, LoadError>>()?
+            }
+        };
+        let choice_bias = match &experts.routing.choice_bias {
+            Some(name) => Some(self.vector(name, &[experts.experts.len()])?),
+            None => None,
+        };
+        Ok(LoadedExperts { networks, choice_bias })
+    }
+
+    /// A norm; its weights are float32.
     pub fn norm(&mut self, norm: &decoder::Norm) -> Result<ops::Norm, LoadError> {
-        let values = self.view(&norm.name, &[norm.width])?;
-        Ok(ops::Norm { weight: self.upload(Dtype::F32, &[values])?, eps: norm.eps })
+        let mut weight = Vec::new();
+        for name in &norm.weight {
+            weight.extend(self.weights.expect(name, &norm.shape)?.to_f32());
+        }
+        if norm.weight.is_empty() {
+            weight.resize(norm.width, 1.0);
+        } else if norm.plus_one {
+            weight.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        let bias = match &norm.bias {
+            Some(name) => Some(self.vector(name, &norm.shape)?),
+            None => None,
+        };
+        let (width, eps, centre) = (norm.width, norm.eps, norm.kind == NormKind::Layer);
+        Ok(ops::Norm { weight: self.numbers(&weight)?, bias, width, eps, centre })
     }
 
-    fn view(&mut self, name: &str, shape: &[usize]) -> Result<WeightView<'a>, LoadError> {
-        let view = self.weights.expect(name, shape)?;
-        self.done += view.data.len() as u64;
+    /// A tensor in float32.
+    pub fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Buffer, LoadError> {
+        let values = self.weights.expect(name, shape)?.to_f32();
+        self.numbers(&values)
+    }
+
+    /// Numbers in float32.
+    pub fn numbers(&mut self, values: &[f32]) -> Result<Buffer, LoadError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(self.uploader.numbers(Dtype::F32, &[(Dtype::F32, &bytes)])?)
+    }
+
+    fn progress(&mut self, read: &[(Dtype, Cow<'_, [u8]>)]) {
+        self.done += read.iter().map(|(_, data)| data.len() as u64).sum::<u64>();
         (self.progress)(self.done, self.weights.total_bytes());
-        Ok(view)
-    }
-
-    /// Uploads vectors, concatenated.
-    fn upload(&mut self, dtype: Dtype, views: &[WeightView<'_>]) -> Result<Buffer, LoadError> {
-        Ok(self.uploader.numbers(dtype, &parts(views))?)
     }
 }
 
-fn parts<'a>(views: &[WeightView<'a>]) -> Vec<(Dtype, &'a [u8])> {
-    views.iter().map(|view| (view.dtype, view.data)).collect()
+/// The rows of a part `[rows, inputs]`: a piece of the tensor, or a copy where they do not lie one behind the other.
+fn picked<'a>(part: &Part, inputs: usize, tensor: &WeightView<'a>) -> (Dtype, Cow<'a, [u8]>) {
+    let (pick, size) = (part.pick, tensor.dtype.bytes());
+    let matrix = pick.total * inputs * size;
+    let start = pick.matrix.map_or(0, |(index, _)| index * matrix);
+    let data = &tensor.data[start..start + matrix];
+    if !pick.transposed && pick.run >= part.rows {
+        let row = inputs * size;
+        return (tensor.dtype, Cow::Borrowed(&data[pick.first * row..][..part.rows * row]));
+    }
+    let mut copy = Vec::with_capacity(part.rows * inputs * size);
+    for row in (0..part.rows).map(|row| pick.row(row)) {
+        if pick.transposed {
+            for input in 0..inputs {
+                copy.extend_from_slice(&data[(input * pick.total + row) * size..][..size]);
+            }
+        } else {
+            copy.extend_from_slice(&data[row * inputs * size..][..inputs * size]);
+        }
+    }
+    (tensor.dtype, Cow::Owned(copy))
+}
+
+fn parts<'a>(rows: &'a [(Dtype, Cow<'_, [u8]>)]) -> Vec<(Dtype, &'a [u8])> {
+    rows.iter().map(|(dtype, data)| (*dtype, &data[..])).collect()
 }
 
 /// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if the tensor
 /// is missing.
 pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<Dtype> {
-    let part = decoder.embedding.parts.first()?;
-    weights.get(&format!("{}.weight", part.name)).map(|view| view.dtype)
+    let part = decoder.embedding.tokens.parts.first()?;
+    weights.get(&part.weight()).map(|view| view.dtype)
 }
 
 /// Bytes of the weights on a device with these features that computes in `dtype`. Reads only the headers of the checkpoint.
@@ -105,10 +184,14 @@ pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<Dtype> {
 /// # Errors
 /// The first matrix that is missing or has an unexpected shape or type.
 pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dtype: Dtype) -> Result<u64, LoadError> {
-    let norms: usize = decoder.norms().map(|norm| norm.width * size_of::<f32>()).sum();
-    let mut bytes = norms;
-    for linear in decoder.linears() {
-        let view = |part: &Part| weights.expect(&format!("{}.weight", part.name), &[part.rows, linear.inputs]);
+    let width = |norm: &decoder::Norm| {
+        let weights = norm.shape.iter().product::<usize>() * norm.weight.len();
+        weights.max(norm.width) * (1 + usize::from(norm.bias.is_some()))
+    };
+    let mut bytes = decoder.norms().map(width).sum::<usize>() * size_of::<f32>();
+    bytes += decoder.vectors().map(|(_, len)| len).sum::<usize>() * size_of::<f32>();
+    for linear in decoder.all_linears() {
+        let view = |part: &Part| weights.expect(&part.weight(), &part.pick.shape(linear.inputs));
         let dtypes = linear.parts.iter().map(|part| Ok(view(part)?.dtype)).collect::<Result<Vec<_>, LoadError>>()?;
         bytes += match features.packs_matrices {
             true => PackedMatrix::packed_bytes(linear.rows(), linear.inputs, dtypes, linear.form.quantization()),
@@ -119,11 +202,52 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     Ok(bytes as u64)
 }
 
-/// Checks that the checkpoint has every tensor that the model reads, in a usable type and shape. Reads only the headers of the
-/// checkpoint.
+/// Checks that the checkpoint has every tensor that the model reads, in a usable type and shape, and no other tensor that might
+/// change the results. Reads only the headers of the checkpoint.
 ///
 /// # Errors
-/// The first tensor that is missing or has an unexpected shape or type.
+/// The first tensor that is missing, has an unexpected shape or type, or is not read.
 pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadError> {
-    decoder.tensors().try_for_each(|(name, shape)| weights.expect(&name, &shape).map(drop))
+    let mut read = BTreeSet::new();
+    for (name, shape) in decoder.tensors() {
+        read.insert(weights.expect(&name, &shape)?.name);
+    }
+    let unused = weights.names().find(|name| !read.contains(*name) && !is_harmless(name, decoder));
+    unused.map_or(Ok(()), |name| Err(weights.unused(name)))
+}
+
+/// Whether a tensor that the model does not read cannot change its results: buffers that are computed, scales of a cache, a head
+/// that is tied, layers behind the last one (which predict further tokens), parts for other kinds of input.
+fn is_harmless(name: &str, decoder: &Decoder) -> bool {
+    const ENDS: [&str; 10] = [
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+        "attn.bias",
+        "attn.masked_bias",
+        "attention.bias",
+        "attention.masked_bias",
+        "k_scale",
+        "v_scale",
+        "kv_scale",
+    ];
+    const PARTS: [&str; 10] = [
+        "mtp",
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "multi_modal_projector",
+        "mm_projector",
+        "audio_tower",
+        "embed_vision",
+        "embed_audio",
+        "image_newline",
+    ];
+    let mut words = name.split('.');
+    let layer = name.split('.').find_map(|word| word.parse::<usize>().ok());
+    let is_head = matches!(name.rsplit('.').nth(1), Some("lm_head" | "embed_out"));
+    ENDS.iter().any(|end| name.ends_with(end))
+        || words.any(|word| PARTS.contains(&word))
+        || layer.is_some_and(|layer| layer >= decoder.layers.len())
+        || is_head && decoder.is_tied()
 }

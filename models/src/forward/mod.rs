@@ -10,9 +10,9 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
+//! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
-//! | [`ops`], [`launched`], [`kernels`] | layer operations on the CPU, on devices that launch kernels, and those kernels |
+//! | [`ops`]; [`cpu`], [`rows`], [`routing`]; [`launched`], [`launched_experts`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
@@ -28,17 +28,22 @@
 
 mod batch;
 mod clock;
+mod cpu;
 mod graph_sizes;
 mod graphs;
 mod groups;
 pub mod kernels;
 mod launched;
+mod launched_experts;
 mod linear;
 mod model;
+mod op;
 mod ops;
 mod pass;
 mod program;
 mod results;
+mod routing;
+mod rows;
 mod scales;
 mod step;
 

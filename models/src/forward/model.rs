@@ -6,15 +6,16 @@ use attention_kernels::{AttentionBatch, BlockCopyArgs, KernelError, KernelSet, K
 use device::profile::Phase;
 use device::{Device, Features};
 
+use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::linear::{Linear, Loader};
-use super::ops::{Cpu, LayerOps, Norm};
+use super::ops::{LayerOps, LoadedExperts, Norm};
 use super::program::Program;
 use super::scales;
 use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use crate::decoder::{Attention, Decoder};
+use crate::decoder::{Attention, Decoder, Experts, Positions};
 use crate::{LoadError, Weights};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
@@ -22,6 +23,7 @@ pub(super) struct Loaded {
     pub linears: Vec<Linear>,
     pub norms: Vec<Norm>,
     pub attention: Vec<AttentionLayer>,
+    pub experts: Vec<(Experts, LoadedExperts)>,
 }
 
 impl Loaded {
@@ -76,7 +78,7 @@ impl Model {
         if features.launches {
             let groups = PageLayout::new(decoder).groups.len();
             let workspaces = groups * limits.workspace(decoder.heads()).bytes();
-            let launched = Launched::bytes(decoder, program.ropes.len(), limits) + workspaces;
+            let launched = Launched::bytes(decoder, &program.ropes, kernels.format.dtype, limits) + workspaces;
             return sizes(limits.result_rows()) + launched as u64;
         }
         let scratch = match program.widest_self_quantised(decoder) {
@@ -110,6 +112,9 @@ impl Model {
         let mut loader = Loader::new(weights, &*device, dtype, progress)?;
         let linears = decoder.linears().map(|linear| loader.linear(linear)).collect::<Result<_, _>>()?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
+        let stacks = device.features().launches;
+        let experts = decoder.experts().map(|experts| Ok((experts.clone(), loader.experts(experts, stacks)?)));
+        let experts = experts.collect::<Result<_, LoadError>>()?;
         let mut attention = Vec::new();
         for (number, declared) in decoder.attention().enumerate() {
             let (group, place) = layout.place(number).unwrap_or_default();
@@ -121,12 +126,10 @@ impl Model {
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
         let step = StepBuffers::new(&*device, sizes, max_rows)?;
-        let head_dim = decoder.heads().head_dim;
-        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope.frequencies(head_dim)).collect();
         let ops: Box<dyn LayerOps> = if device.features().launches {
-            Box::new(Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows)?)
+            Box::new(Launched::new(&device, decoder, &layout, &program.ropes, dtype, max_rows)?)
         } else {
-            Box::new(Cpu::new(&*device, frequencies))
+            Box::new(Cpu::new(&*device, &program.ropes))
         };
         Ok(Model {
             decoder: decoder.clone(),
@@ -134,7 +137,7 @@ impl Model {
             device,
             kernels,
             ops,
-            loaded: Loaded { linears, norms, attention },
+            loaded: Loaded { linears, norms, attention, experts },
             layout,
             step,
             kept_rows: None,
@@ -241,6 +244,13 @@ impl Model {
         if let Some(&token) = batch.tokens.iter().find(|token| !is_known(**token)) {
             let (found, expected) = (token as usize, vocab_size);
             return Err(KernelError::Shape { what: "token id", found, expected });
+        }
+        // A table of learned positions has a row for each.
+        if let Some(Positions { table, offset }) = &self.decoder.embedding.positions
+            && let Some(&position) = batch.positions.iter().find(|at| **at as usize + offset >= table.rows())
+        {
+            let (found, expected) = (position as usize, table.rows() - offset);
+            return Err(KernelError::Shape { what: "position", found, expected });
         }
         if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });

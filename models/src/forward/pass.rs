@@ -6,8 +6,8 @@ use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KvCache, Row
 use device::{Buffer, Device};
 
 use super::clock::clock;
-use super::ops::{Out, QkvRows};
-use super::program::{Op, Register};
+use super::op::{Op, Register};
+use super::ops::{ExpertRows, Out, QkvRows};
 use super::{ForwardBatch, Model, scales};
 
 /// A register as the input of a product.
@@ -31,18 +31,23 @@ impl Model {
         step.reset_names();
         for op in &program.ops {
             match *op {
-                Op::Embed => {
+                Op::Embed { to } => {
                     let _time = time("embed", 2 * rows * hidden);
-                    ops.embed(batch, &loaded.linears[0].weights, step.register_mut(Register::Stream))?;
+                    let scale = decoder.embedding.scale;
+                    ops.embed(batch, &loaded.linears[0].weights, scale, step.register_mut(to))?;
+                }
+                Op::AddPositions { table, offset } => {
+                    let _time = time("add_positions", 3 * rows * hidden);
+                    ops.add_positions(batch, &loaded.linears[table].weights, offset, step.register_mut(Register::Stream))?;
                 }
                 Op::RopeTable { table } => {
                     let _time = time("rope_table", 0);
                     ops.rope_table(table, batch, &mut step.ropes[table])?;
                 }
-                Op::RmsNorm { norm, from, to } => {
+                Op::Norm { norm, from, to } => {
                     let [x, out] = step.several([from, to])?;
-                    let _time = time("rms_norm", 2 * rows * hidden);
-                    ops.rms_norm(x, &loaded.norms[norm], rows, out_to(out, to))?;
+                    let _time = time("norm", 2 * rows * hidden);
+                    ops.norm(x, &loaded.norms[norm], rows, out_to(out, to))?;
                 }
                 Op::Linear { linear, from, to } => {
                     let [x, y] = step.several([from, to])?;
@@ -62,26 +67,28 @@ impl Model {
                     let _time = clock(device, "qk_rope", variant, 2 * rows * rotated, dtype);
                     let qkv = step.buffer_of(Register::Qkv);
                     let qkv = &mut step.registers[qkv];
-                    ops.qk_norm_rope_cache(QkvRows {
+                    let args = QkvRows {
                         qkv,
                         rows,
-                        num_heads: heads.num_heads,
+                        layer: &layer.declared,
                         query_norm: plan.query_norm.map(|norm| &loaded.norms[norm]),
                         key_norm: plan.key_norm.map(|norm| &loaded.norms[norm]),
-                        rope: &step.ropes[plan.table],
+                        rope: plan.table.map(|table| &step.ropes[table]),
                         group: layer.group,
                         cache,
                         fused,
-                    })?;
+                    };
+                    ops.qk_norm_rope_cache(batch, args)?;
+                    let stride = layer.declared.qkv.rows();
                     if calibrates && let Some(scales) = &mut layer.kv_scales {
                         // The scales are written in place: captured graphs know their address.
                         caches.iter_mut().for_each(|cache| cache.scales = None);
-                        scales::calibrate(device, qkv, heads, slot_mapping, kernels.format, scales)?;
+                        scales::calibrate(device, qkv, (heads, stride), slot_mapping, kernels.format, scales)?;
                         caches[layer.place].scales = Some(Arc::clone(scales));
                     }
                     if !fused {
-                        let (key_offset, stride) = (heads.query_width(), heads.qkv_width());
-                        let value_offset = key_offset + heads.num_kv_heads * heads.head_dim;
+                        let key_offset = heads.query_width();
+                        let value_offset = key_offset + heads.key_width();
                         let (cache, workspace) = (&mut caches[layer.place], ops.workspace(layer.group));
                         let source = &*qkv;
                         let args =
@@ -92,28 +99,36 @@ impl Model {
                 }
                 Op::Attend { attention } => {
                     let layer = &loaded.attention[attention];
+                    let declared = &layer.declared;
                     let [query, output] = step.several([Register::Qkv, Register::Attended])?;
                     let group = &batch.groups[layer.group].attention;
                     for seqs in [0..batch.decodes, batch.decodes..group.num_seqs()] {
                         if !seqs.is_empty() {
                             let args = AttentionArgs {
                                 query,
-                                query_stride: layer.declared.heads.qkv_width(),
-                                num_heads: layer.declared.heads.num_heads,
+                                query_stride: declared.qkv.rows(),
+                                num_heads: declared.heads.num_heads,
                                 output,
                                 lse: None,
                                 cache: &caches[layer.place],
                                 batch: group,
                                 seqs,
-                                scale: layer.declared.scale,
-                                window: layer.declared.window,
-                                soft_cap: None,
-                                alibi_slopes: None,
+                                scale: declared.scale,
+                                window: declared.window,
+                                soft_cap: declared.soft_cap,
+                                alibi_slopes: declared.alibi_slopes.as_deref(),
                                 workspace: ops.workspace(layer.group),
                             };
                             kernels.attention(device, args)?;
                         }
                     }
+                }
+                Op::GateAttended { attention } => {
+                    let declared = &loaded.attention[attention].declared;
+                    let (width, stride) = (declared.heads.query_width(), declared.qkv.rows());
+                    let [attended, qkv] = step.several([Register::Attended, Register::Qkv])?;
+                    let _time = time("gate", 3 * rows * width);
+                    ops.gate(attended, qkv, stride, width, rows)?;
                 }
                 Op::KeepNeeded { moves } => {
                     let Some(needed) = batch.needed.as_ref().filter(|needed| needed.len() < rows) else { continue };
@@ -128,27 +143,36 @@ impl Model {
                         return Ok(());
                     }
                 }
-                Op::ActAndMul { activation, width, to } => {
+                Op::Activate { activation, gated, width, to } => {
                     let [gate_up, out] = step.several([Register::GateUp, to])?;
-                    let _time = time("silu_mul", 3 * rows * width);
-                    ops.act_and_mul(activation, gate_up, width, rows, out_to(out, to))?;
+                    let _time = time("activate", (2 + usize::from(gated)) * rows * width);
+                    ops.activate(activation, gated, gate_up, width, rows, out_to(out, to))?;
                 }
-                Op::Add => {
-                    let [x, y] = step.several([Register::Stream, Register::Branch])?;
+                Op::Experts { experts, from } => {
+                    use Register::{Activated, Attended, GateUp, Mixed, Qkv, Scores};
+                    let [x, scores, mixed, gathered, gate_up, activated, output] =
+                        step.several([from, Scores, Mixed, Qkv, GateUp, Activated, Attended])?;
+                    let scratch = [gathered, gate_up, activated, output];
+                    let (declared, loaded) = &loaded.experts[experts];
+                    ops.experts(ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch })?;
+                }
+                Op::Add { from, scale } => {
+                    let [x, y] = step.several([Register::Stream, from])?;
                     let _time = time("add", 3 * rows * hidden);
-                    ops.add(x, y, rows, hidden)?;
+                    ops.add(x, y, scale, rows, hidden)?;
                 }
-                Op::FusedAddRmsNorm { norm, to } => {
+                Op::AddNorm { norm, scale, to } => {
                     let _time = time("add_norm", 4 * rows * hidden);
                     let norm = &loaded.norms[norm];
                     if to == Register::Q8 {
                         let [x, y, out] = step.several([Register::Stream, Register::Branch, to])?;
-                        ops.fused_add_rms_norm(x, y, norm, rows, Some(out))?;
+                        ops.add_norm(x, y, scale, norm, rows, Some(out))?;
                     } else {
                         let [x, y] = step.several([Register::Stream, to])?;
-                        ops.fused_add_rms_norm(x, y, norm, rows, None)?;
+                        ops.add_norm(x, y, scale, norm, rows, None)?;
                     }
                 }
+                Op::Swap { a, b } => step.swap(a, b),
             }
         }
         Ok(())
@@ -187,8 +211,8 @@ mod tests {
             model.step = StepBuffers::new(&**device, sizes, LIMITS.max_rows).unwrap();
         }
         let has = |op: fn(&Op) -> bool| model.program.ops.iter().any(op);
-        assert_eq!(has(|op| matches!(op, Op::FusedAddRmsNorm { .. })), merged);
-        assert_eq!(has(|op| matches!(op, Op::Add)), !merged);
+        assert_eq!(has(|op| matches!(op, Op::AddNorm { .. })), merged);
+        assert_eq!(has(|op| matches!(op, Op::Add { .. })), !merged);
         model.reserve(&LIMITS).unwrap();
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let (table, mut found) = ([5, 1, 4], Vec::new());

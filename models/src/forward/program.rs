@@ -4,66 +4,18 @@
 //! does in one operation. No rewrite changes a bit of the result:
 //!
 //! ```text
-//! Add; RmsNorm                             FusedAddRmsNorm     a residual sum and the norm that follows it
-//! RmsNorm | FusedAddRmsNorm | ActAndMul    the same, to Q8     rows that only a product with quantised weights reads are
-//! then Linear                              then Linear         quantised to 8 bits by the operation that computes them
+//! Add; Norm                   AddNorm          a residual sum and the norm that follows it
+//! Norm | AddNorm | Activate   the same, to Q8  rows that only a product with quantised weights reads are
+//! then Linear                 then Linear      quantised to 8 bits by the operation that computes them
 //! ```
 //!
-//! Operations refer to linear layers, norms and attention layers by their index in the decoder's iterators
-//! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`]).
+//! Operations refer to linear layers, norms, attention layers and mixtures of experts by their index in the decoder's iterators
+//! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`], [`Decoder::experts`]).
 
-use crate::decoder::{Activation, Decoder, Form, Mixer, Rope};
+use super::op::{Op, Register};
+use crate::decoder::{Branch, Decoder, Experts, Form, Layer, Mixer, Mlp, Rope};
 
-/// A buffer of a step with one row per token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Register {
-    /// Residual stream.
-    Stream,
-    /// Input of a branch after its norm, and later the branch's output.
-    Branch,
-    /// Fused queries, keys and values.
-    Qkv,
-    /// Output of attention.
-    Attended,
-    /// Gate and up projections of a feed-forward network.
-    GateUp,
-    /// Output of its activation.
-    Activated,
-    /// Rows in 8 bits, with a scale for each block of numbers ([`RowBlock`](device::gemm::RowBlock)).
-    Q8,
-}
-
-impl Register {
-    pub const COUNT: usize = 7;
-}
-
-/// One operation on all rows of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Op {
-    /// `Stream` = embeddings of the tokens.
-    Embed,
-    /// Fills a rotary table with the cosines and sines of the positions.
-    RopeTable { table: usize },
-    /// `to = norm(from)`.
-    RmsNorm { norm: usize, from: Register, to: Register },
-    /// `to = linear(from)`.
-    Linear { linear: usize, from: Register, to: Register },
-    /// Head norms and rotation of `Qkv` in place, and the cache write.
-    QkNormRopeCache { attention: usize },
-    /// `Attended` = attention of the queries in `Qkv`.
-    Attend { attention: usize },
-    /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
-    /// rest of one register (of that width) into another, then the two registers swap names.
-    KeepNeeded { moves: [(Register, Register, usize); 2] },
-    /// `to = activation(gate) * up` of the rows of `GateUp`; `width` is that of the result.
-    ActAndMul { activation: Activation, width: usize, to: Register },
-    /// `Stream += Branch`.
-    Add,
-    /// `Stream += Branch`, then `to = norm(Stream)`.
-    FusedAddRmsNorm { norm: usize, to: Register },
-}
-
-/// The operations of a forward pass up to the final norm, whose result is in `Branch`.
+/// The operations of a forward pass. The hidden states that logits are computed from are in `Branch` at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     pub ops: Vec<Op>,
@@ -78,9 +30,148 @@ pub(super) struct Program {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionPlan {
     /// Index of its rotary table.
-    pub table: usize,
+    pub table: Option<usize>,
     pub query_norm: Option<usize>,
     pub key_norm: Option<usize>,
+}
+
+/// Indices of the linear layers, norms and mixtures that have been written out.
+struct Writer<'a> {
+    ops: Vec<Op>,
+    ropes: Vec<Rope>,
+    attention: Vec<AttentionPlan>,
+    num_attention: usize,
+    linears: usize,
+    norms: usize,
+    experts: usize,
+    decoder: &'a Decoder,
+}
+
+impl Writer<'_> {
+    fn linear(&mut self, from: Register, to: Register) {
+        self.ops.push(Op::Linear { linear: self.linears, from, to });
+        self.linears += 1;
+    }
+
+    fn norm(&mut self, from: Register, to: Register) {
+        self.ops.push(Op::Norm { norm: self.norms, from, to });
+        self.norms += 1;
+    }
+
+    /// A norm of the stream that replaces it.
+    fn stream_norm(&mut self) {
+        self.norm(Register::Stream, Register::Branch);
+        self.ops.push(Op::Swap { a: Register::Stream, b: Register::Branch });
+    }
+
+    fn embedding(&mut self) {
+        let embedding = &self.decoder.embedding;
+        let to = if embedding.projection.is_some() { Register::Branch } else { Register::Stream };
+        self.ops.push(Op::Embed { to });
+        // Linear layer 0 is the table of tokens.
+        self.linears = 1;
+        let positions = embedding.positions.as_ref().map(|positions| {
+            self.linears += 1;
+            Op::AddPositions { table: self.linears - 1, offset: positions.offset }
+        });
+        if embedding.projection.is_some() {
+            self.linear(Register::Branch, Register::Stream);
+        }
+        self.ops.extend(positions);
+        if embedding.norm.is_some() {
+            self.stream_norm();
+        }
+        self.ops.extend((0..self.ropes.len()).map(|table| Op::RopeTable { table }));
+    }
+
+    fn layer(&mut self, layer: &Layer) {
+        if layer.parallel {
+            self.parallel(&layer.branches);
+        } else {
+            layer.branches.iter().for_each(|branch| self.branch(branch));
+        }
+    }
+
+    fn branch(&mut self, branch: &Branch) {
+        let input = if branch.norm.is_some() {
+            self.norm(Register::Stream, Register::Branch);
+            Register::Branch
+        } else {
+            Register::Stream
+        };
+        if branch.norm_after.is_some() {
+            self.mixer(&branch.mixer, input, Register::Held);
+            self.norm(Register::Held, Register::Branch);
+        } else {
+            self.mixer(&branch.mixer, input, Register::Branch);
+        }
+        self.ops.push(Op::Add { from: Register::Branch, scale: branch.scale });
+        if branch.stream_norm.is_some() {
+            self.stream_norm();
+        }
+    }
+
+    /// Branches that read the same stream: all but the last leave their outputs in `Held`, to which the next ones are added.
+    fn parallel(&mut self, branches: &[Branch]) {
+        let Some((last, first)) = branches.split_last() else { return };
+        let mut sums = Vec::new();
+        for branch in first {
+            self.norm(Register::Stream, Register::Branch);
+            self.mixer(&branch.mixer, Register::Branch, Register::Held);
+            sums.push(Op::Add { from: Register::Held, scale: branch.scale });
+        }
+        // Rows that are not needed are dropped in the layer of the last attention, and with them the normed ones.
+        let is_last = self.attention.len() == self.num_attention;
+        if !is_last && first.last().is_some_and(|first| first.norm == last.norm) {
+            self.norms += 1;
+        } else {
+            self.norm(Register::Stream, Register::Branch);
+        }
+        self.mixer(&last.mixer, Register::Branch, Register::Branch);
+        self.ops.append(&mut sums);
+        self.ops.push(Op::Add { from: Register::Branch, scale: last.scale });
+    }
+
+    fn mixer(&mut self, mixer: &Mixer, input: Register, to: Register) {
+        match mixer {
+            Mixer::Attention(layer) => {
+                let mut next_norm = || {
+                    self.norms += 1;
+                    self.norms - 1
+                };
+                let query_norm = layer.query_norm.as_ref().map(|_| next_norm());
+                let key_norm = layer.key_norm.as_ref().map(|_| next_norm());
+                let table = layer.rope.as_ref().and_then(|rope| self.ropes.iter().position(|known| known == rope));
+                let attention = self.attention.len();
+                self.attention.push(AttentionPlan { table, query_norm, key_norm });
+                self.linear(input, Register::Qkv);
+                self.ops.extend([Op::QkNormRopeCache { attention }, Op::Attend { attention }]);
+                if layer.gate {
+                    self.ops.push(Op::GateAttended { attention });
+                }
+                self.linear(Register::Attended, to);
+            }
+            Mixer::Mlp(mlp) => self.mlp(mlp, input, to),
+            Mixer::Experts(experts) => self.mixture(experts, input, to),
+        }
+    }
+
+    fn mlp(&mut self, mlp: &Mlp, input: Register, to: Register) {
+        let Mlp { activation, gated, .. } = *mlp;
+        self.linear(input, Register::GateUp);
+        self.ops.push(Op::Activate { activation, gated, width: mlp.width(), to: Register::Activated });
+        self.linear(Register::Activated, to);
+    }
+
+    fn mixture(&mut self, experts: &Experts, input: Register, to: Register) {
+        self.linear(input, Register::Scores);
+        if let Some(shared) = &experts.shared {
+            self.mlp(shared, input, Register::Mixed);
+        }
+        self.ops.push(Op::Experts { experts: self.experts, from: input });
+        self.experts += 1;
+        self.ops.push(Op::Swap { a: Register::Mixed, b: to });
+    }
 }
 
 impl Program {
@@ -98,49 +189,28 @@ impl Program {
     /// The declared sequence, nothing merged.
     pub fn plain(decoder: &Decoder) -> Program {
         let mut ropes: Vec<Rope> = Vec::new();
-        for attention in decoder.attention() {
-            if !ropes.contains(&attention.rope) {
-                ropes.push(attention.rope.clone());
+        for rope in decoder.attention().filter_map(|attention| attention.rope.as_ref()) {
+            if !ropes.contains(rope) {
+                ropes.push(rope.clone());
             }
         }
-        let mut attention: Vec<AttentionPlan> = Vec::new();
-        let mut ops = vec![Op::Embed];
-        ops.extend((0..ropes.len()).map(|table| Op::RopeTable { table }));
-        // Linear layer 0 is the embedding.
-        let (mut linears, mut norms) = (1.., 0..);
-        let mut linear = |from, to| Op::Linear { linear: linears.next().unwrap_or_default(), from, to };
-        let mut next_norm = || norms.next().unwrap_or_default();
-        for branch in decoder.branches() {
-            ops.push(Op::RmsNorm { norm: next_norm(), from: Register::Stream, to: Register::Branch });
-            match &branch.mixer {
-                Mixer::Attention(layer) => {
-                    let number = attention.len();
-                    attention.push(AttentionPlan {
-                        table: ropes.iter().position(|rope| *rope == layer.rope).unwrap_or_default(),
-                        query_norm: layer.query_norm.as_ref().map(|_| next_norm()),
-                        key_norm: layer.key_norm.as_ref().map(|_| next_norm()),
-                    });
-                    ops.extend([
-                        linear(Register::Branch, Register::Qkv),
-                        Op::QkNormRopeCache { attention: number },
-                        Op::Attend { attention: number },
-                        linear(Register::Attended, Register::Branch),
-                    ]);
-                }
-                Mixer::Mlp(mlp) => {
-                    let (activation, width) = (mlp.activation, mlp.down.inputs);
-                    ops.extend([
-                        linear(Register::Branch, Register::GateUp),
-                        Op::ActAndMul { activation, width, to: Register::Activated },
-                        linear(Register::Activated, Register::Branch),
-                    ]);
-                }
-            }
-            ops.push(Op::Add);
+        let num_attention = decoder.attention().count();
+        let (ops, attention) = (Vec::new(), Vec::new());
+        let mut writer = Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, decoder };
+        writer.embedding();
+        decoder.layers.iter().for_each(|layer| writer.layer(layer));
+        match &decoder.final_norm {
+            Some(_) => writer.norm(Register::Stream, Register::Branch),
+            None => writer.ops.push(Op::Swap { a: Register::Stream, b: Register::Branch }),
         }
-        ops.push(Op::RmsNorm { norm: next_norm(), from: Register::Stream, to: Register::Branch });
+        if decoder.head.projection.is_some() {
+            writer.linear(Register::Branch, Register::Held);
+            writer.ops.push(Op::Swap { a: Register::Held, b: Register::Branch });
+        }
+        let Writer { mut ops, ropes, attention, .. } = writer;
         // After the last attention, a row affects no result but its own.
-        if let Some(last) = ops.iter().rposition(|op| matches!(op, Op::Attend { .. })) {
+        let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. });
+        if let Some(last) = ops.iter().rposition(reads_attended) {
             let attended = decoder.attention().last().map_or(0, |attention| attention.heads.query_width());
             let moves = [
                 (Register::Attended, Register::Qkv, attended),
@@ -156,8 +226,12 @@ impl Program {
     fn fuse_add_and_norm(&mut self) {
         let mut at = 0;
         while at + 1 < self.ops.len() {
-            if let (Op::Add, &Op::RmsNorm { norm, from: Register::Stream, to }) = (&self.ops[at], &self.ops[at + 1]) {
-                self.ops.splice(at..at + 2, [Op::FusedAddRmsNorm { norm, to }]);
+            if let (
+                &Op::Add { from: Register::Branch, scale },
+                &Op::Norm { norm, from: Register::Stream, to: Register::Branch },
+            ) = (&self.ops[at], &self.ops[at + 1])
+            {
+                self.ops.splice(at..at + 2, [Op::AddNorm { norm, scale, to: Register::Branch }]);
             }
             at += 1;
         }
@@ -167,31 +241,65 @@ impl Program {
     fn quantise_inputs(&mut self, decoder: &Decoder) {
         let quantised: Vec<bool> = decoder.linears().map(|linear| linear.form != Form::Dense).collect();
         for at in 1..self.ops.len() {
-            if let [.., producer, Op::Linear { linear, from, .. }] = &mut self.ops[..=at]
-                && let Op::RmsNorm { to, .. } | Op::FusedAddRmsNorm { to, .. } | Op::ActAndMul { to, .. } = producer
-                && to == from
-                && quantised[*linear]
+            let &Op::Linear { linear, from, to: result } = &self.ops[at] else { continue };
+            let read_again = result != from && Program::is_read(&self.ops[at + 1..], from);
+            if let Op::Norm { to, .. } | Op::AddNorm { to, .. } | Op::Activate { to, .. } = &mut self.ops[at - 1]
+                && *to == from
+                && quantised[linear]
+                && !read_again
             {
-                (*to, *from) = (Register::Q8, Register::Q8);
+                *to = Register::Q8;
+                self.ops[at] = Op::Linear { linear, from: Register::Q8, to: result };
             }
         }
     }
 
+    /// Whether one of the operations reads a register before another overwrites it.
+    fn is_read(ops: &[Op], register: Register) -> bool {
+        let first = ops.iter().find(|op| op.reads(register) || op.overwrites(register));
+        first.is_some_and(|op| op.reads(register))
+    }
+
     fn widths_of(&self, decoder: &Decoder) -> [usize; Register::COUNT] {
         let rows: Vec<usize> = decoder.linears().map(|linear| linear.rows()).collect();
-        let norms: Vec<usize> = decoder.norms().map(|norm| norm.width).collect();
         let attended: Vec<usize> = decoder.attention().map(|attention| attention.heads.query_width()).collect();
+        let experts: Vec<_> = decoder.experts().collect();
+        let (hidden, tokens) = (decoder.hidden_size(), decoder.embedding.tokens.inputs);
         let mut widths = [0; Register::COUNT];
+        let mut holds = |register: Register, width: usize| {
+            widths[register as usize] = widths[register as usize].max(width);
+        };
         for op in &self.ops {
-            let (to, width) = match *op {
-                Op::Embed => (Register::Stream, decoder.hidden_size()),
-                Op::RmsNorm { norm, to, .. } | Op::FusedAddRmsNorm { norm, to } => (to, norms[norm]),
-                Op::Linear { linear, to, .. } => (to, rows[linear]),
-                Op::Attend { attention } => (Register::Attended, attended[attention]),
-                Op::ActAndMul { width, to, .. } => (to, width),
-                Op::RopeTable { .. } | Op::QkNormRopeCache { .. } | Op::KeepNeeded { .. } | Op::Add => continue,
-            };
-            widths[to as usize] = widths[to as usize].max(width);
+            match *op {
+                Op::Embed { to } => holds(to, tokens),
+                Op::Norm { to, .. } | Op::AddNorm { to, .. } => holds(to, hidden),
+                Op::Linear { linear, to, .. } => holds(to, rows[linear]),
+                Op::Attend { attention } => holds(Register::Attended, attended[attention]),
+                Op::Activate { width, to, .. } => holds(to, width),
+                Op::Experts { experts: number, .. } => {
+                    // Scratch of one expert: its rows, its projections, their activation, its output.
+                    let widest = |width: fn(&Mlp) -> usize| experts[number].experts.iter().map(width).max().unwrap_or(0);
+                    holds(Register::Mixed, hidden);
+                    holds(Register::Qkv, hidden);
+                    holds(Register::Attended, hidden);
+                    holds(Register::GateUp, widest(|mlp| mlp.gate_up.rows()));
+                    holds(Register::Activated, widest(Mlp::width));
+                }
+                Op::RopeTable { .. }
+                | Op::AddPositions { .. }
+                | Op::QkNormRopeCache { .. }
+                | Op::GateAttended { .. }
+                | Op::KeepNeeded { .. }
+                | Op::Swap { .. }
+                | Op::Add { .. } => {}
+            }
+        }
+        // These swap their buffers.
+        let swapped = [Register::Stream, Register::Branch, Register::Held, Register::Mixed];
+        let widest = swapped.iter().map(|register| widths[*register as usize]).max().unwrap_or(0);
+        for register in swapped {
+            let width = &mut widths[register as usize];
+            *width = if *width == 0 { 0 } else { widest };
         }
         widths
     }
@@ -204,8 +312,10 @@ impl Program {
             Op::Linear { linear, from, .. } if *from != Register::Q8 => Some(linears[*linear]),
             _ => None,
         });
-        let head = decoder.head.as_ref().unwrap_or(&decoder.embedding);
-        let quantised = of_ops.chain([head]).filter(|linear| linear.form != Form::Dense);
+        let of_experts = decoder.experts().flat_map(|experts| &experts.experts);
+        let of_experts = of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        let head = decoder.head.linear.as_ref().unwrap_or(&decoder.embedding.tokens);
+        let quantised = of_ops.chain(of_experts).chain([head]).filter(|linear| linear.form != Form::Dense);
         quantised.map(|linear| linear.inputs).max().unwrap_or(0)
     }
 }
@@ -217,9 +327,11 @@ mod tests {
 
     use super::*;
     use crate::ModelConfig;
+    use crate::decoder::Activation;
 
     const STREAM: Register = Register::Stream;
     const BRANCH: Register = Register::Branch;
+    const ADD: Op = Op::Add { from: BRANCH, scale: 1.0 };
 
     #[test]
     fn a_layer_is_written_out_and_merged_where_possible() {
@@ -228,17 +340,17 @@ mod tests {
         let linear = |linear, from, to| Op::Linear { linear, from, to };
         let plain = Program::plain(&decoder);
         let needed = Op::KeepNeeded { moves: [(Register::Attended, Register::Qkv, 192), (STREAM, BRANCH, 192)] };
-        let activate = |to| Op::ActAndMul { activation: Activation::Silu, width: 384, to };
-        let beginning = [Op::Embed, Op::RopeTable { table: 0 }];
+        let activate = |to| Op::Activate { activation: Activation::Silu, gated: true, width: 384, to };
+        let beginning = [Op::Embed { to: STREAM }, Op::RopeTable { table: 0 }];
         let attention = [Op::QkNormRopeCache { attention: 0 }, Op::Attend { attention: 0 }, needed];
         let output = linear(2, Register::Attended, BRANCH);
         let want = [
             &beginning[..],
-            &[Op::RmsNorm { norm: 0, from: STREAM, to: BRANCH }, linear(1, BRANCH, Register::Qkv)],
+            &[Op::Norm { norm: 0, from: STREAM, to: BRANCH }, linear(1, BRANCH, Register::Qkv)],
             &attention,
-            &[output.clone(), Op::Add, Op::RmsNorm { norm: 1, from: STREAM, to: BRANCH }],
+            &[output.clone(), ADD, Op::Norm { norm: 1, from: STREAM, to: BRANCH }],
             &[linear(3, BRANCH, Register::GateUp), activate(Register::Activated)],
-            &[linear(4, Register::Activated, BRANCH), Op::Add, Op::RmsNorm { norm: 2, from: STREAM, to: BRANCH }],
+            &[linear(4, Register::Activated, BRANCH), ADD, Op::Norm { norm: 2, from: STREAM, to: BRANCH }],
         ];
         assert_eq!(plain.ops, want.concat());
 
@@ -247,10 +359,10 @@ mod tests {
         let merged = Program::new(&quantised, true);
         let want = [
             &beginning[..],
-            &[Op::RmsNorm { norm: 0, from: STREAM, to: q8 }, linear(1, q8, Register::Qkv)],
+            &[Op::Norm { norm: 0, from: STREAM, to: q8 }, linear(1, q8, Register::Qkv)],
             &attention,
-            &[output, Op::FusedAddRmsNorm { norm: 1, to: q8 }, linear(3, q8, Register::GateUp), activate(q8)],
-            &[linear(4, q8, BRANCH), Op::FusedAddRmsNorm { norm: 2, to: BRANCH }],
+            &[output, Op::AddNorm { norm: 1, scale: 1.0, to: q8 }, linear(3, q8, Register::GateUp), activate(q8)],
+            &[linear(4, q8, BRANCH), Op::AddNorm { norm: 2, scale: 1.0, to: BRANCH }],
         ];
         assert_eq!(merged.ops, want.concat());
         assert_eq!((merged.widths[q8 as usize], merged.widths[Register::Activated as usize]), (384, 0));

@@ -4,7 +4,7 @@ use attention_kernels::{Dtype, KernelError, Rows};
 use device::Buffer;
 
 use super::clock::clock;
-use super::program::Register;
+use super::op::Register;
 use super::{LOGIT_ROWS, Model};
 
 impl Model {
@@ -42,17 +42,28 @@ impl Model {
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.logit_rows = 0;
         let (head, step) = (self.loaded.head(&self.decoder), &mut self.step);
-        head.run(&self.kernels, &*self.device, Rows::Numbers(&step.results), rows, &mut step.logits, Dtype::F32)
+        head.run(&self.kernels, &*self.device, Rows::Numbers(&step.results), rows, &mut step.logits, Dtype::F32)?;
+        self.finish_logits(rows)
     }
 
-    /// Hidden states after the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, hidden_size]`, copied to the
+    /// Scales and caps the logits of the first rows, where the model does.
+    pub(super) fn finish_logits(&mut self, rows: usize) -> Result<(), KernelError> {
+        let (head, count) = (&self.decoder.head, rows * self.decoder.vocab_size());
+        if head.scale == 1.0 && head.soft_cap.is_none() {
+            return Ok(());
+        }
+        let _time = clock(&*self.device, "finish_logits", None, 2 * count, Dtype::F32);
+        self.ops.finish_logits(&mut self.step.logits, count, head.scale, head.soft_cap)
+    }
+
+    /// Hidden states after the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, output_width]`, copied to the
     /// host.
     ///
     /// # Errors
     /// See [`Model::logits`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
         self.gather_results(rows, LOGIT_ROWS)?;
-        let elements = rows.len() * self.decoder.hidden_size();
+        let elements = rows.len() * self.decoder.output_width();
         let _phase = self.phase("wait");
         self.ops.to_host(&self.step.results, self.kernels.format.dtype, elements)
     }
@@ -77,7 +88,7 @@ impl Model {
                 })?,
             });
         }
-        let (step, width, dtype) = (&mut self.step, self.decoder.hidden_size(), self.kernels.format.dtype);
+        let (step, width, dtype) = (&mut self.step, self.decoder.output_width(), self.kernels.format.dtype);
         let _time = clock(&*self.device, "gather", None, 2 * rows.len() * width, dtype);
         let hidden = &step.registers[step.buffer_of(Register::Branch)];
         self.ops.gather_rows(hidden, &self.gathered, width, &mut step.results)

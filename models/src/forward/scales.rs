@@ -122,17 +122,18 @@ fn bytes(scales: &[f32]) -> Vec<u8> {
 const HEADROOM: f32 = 4.0;
 
 /// Overwrites `scales`, one per KV head, in place: [`HEADROOM`] × greatest magnitude / greatest number of the cache's type, or 1
-/// where that is no normal number. `qkv` holds rows `[num_heads + 2 * num_kv_heads, head_dim]` with rotated keys. Rows without a
+/// where that is no normal number. `qkv` holds rows of `stride` elements that begin with
+/// `[num_heads + 2 * num_kv_heads, head_dim]`, with rotated keys. Rows without a
 /// slot are padding and do not count. Waits for the device. Fails if `scales` is shared.
 pub(super) fn calibrate(
     device: &dyn Device,
     qkv: &Buffer,
-    heads: Heads,
+    (heads, stride): (Heads, usize),
     slots: &[i64],
     format: CacheFormat,
     scales: &mut Arc<KvScales>,
 ) -> Result<(), KernelError> {
-    let (head, row) = (heads.head_dim * format.dtype.bytes(), heads.qkv_width() * format.dtype.bytes());
+    let (head, row) = (heads.head_dim * format.dtype.bytes(), stride * format.dtype.bytes());
     let mut raw = vec![0; slots.len() * row];
     device.download(qkv, 0, &mut raw)?;
     let mut greatest = vec![0.0f32; 2 * heads.num_kv_heads];

@@ -14,7 +14,8 @@ use attention_kernels::{Dtype, KernelError, WorkspaceLimits};
 use device::gemm::RowBlock;
 use device::{Buffer, Device, DeviceError};
 
-use super::program::{Program, Register};
+use super::op::Register;
+use super::program::Program;
 use crate::decoder::{Decoder, Heads};
 
 /// Greatest number of rows whose logits are copied to the host at once. It bounds the logits buffer, which has as many rows, or
@@ -78,11 +79,11 @@ impl StepSizes {
         let mut registers = program.widths.map(|width| max_rows * width * dtype.bytes());
         let blocks = program.widths[Register::Q8 as usize].div_ceil(RowBlock::LEN);
         registers[Register::Q8 as usize] = max_rows * blocks * size_of::<RowBlock>();
-        let table = max_rows * decoder.heads().head_dim * size_of::<f32>();
+        let tables = program.ropes.iter().map(|rope| max_rows * rope.dims * size_of::<f32>());
         StepSizes {
             registers,
-            ropes: vec![table; program.ropes.len()],
-            results: result_rows * decoder.hidden_size() * dtype.bytes(),
+            ropes: tables.collect(),
+            results: result_rows * decoder.output_width() * dtype.bytes(),
             logits: result_rows * decoder.vocab_size() * size_of::<f32>(),
         }
     }

@@ -135,12 +135,12 @@ pub fn summary(config: &ModelConfig) -> Summary {
     let of = |(attention, mlp): &(Attention, Mlp)| {
         assert_eq!(attention.query_norm.is_some(), attention.key_norm.is_some());
         assert_eq!(mlp.gate_up.bias, mlp.down.bias);
-        assert_eq!(mlp.gate_up.rows(), 2 * mlp.down.inputs);
+        assert!(mlp.gated && mlp.gate_up.rows() == 2 * mlp.down.inputs);
         let biases = [attention.qkv.bias, attention.output.bias, mlp.down.bias];
-        (attention.heads, attention.rope.clone(), biases, attention.query_norm.is_some(), mlp.down.inputs)
+        (attention.heads, attention.rope.clone().unwrap(), biases, attention.query_norm.is_some(), mlp.down.inputs)
     };
     assert!(decoder.layers.iter().all(|layer| of(&parts(layer)) == of(&(attention.clone(), mlp.clone()))));
-    let eps = decoder.final_norm.eps;
+    let eps = decoder.final_norm.as_ref().unwrap().eps;
     assert!(decoder.norms().all(|norm| norm.eps == eps));
     let (heads, rope, biases, head_norms, intermediate_size) = of(&(attention, mlp));
     Summary {

@@ -91,7 +91,8 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         query_norm: on_device[0].as_ref(),
         key_norm: on_device[1].as_ref(),
         eps: EPS,
-        rope: &table,
+        stride: (num_heads + 2 * num_kv_heads) * look.dim,
+        rope: Some(&table),
         cache: &cache,
         slots: fused.then_some(&slots),
     };
@@ -210,7 +211,8 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
                 query_norm: Some(&norm),
                 key_norm: Some(&norm),
                 eps: EPS,
-                rope: &floats(&**device, rope),
+                stride: width,
+                rope: Some(&floats(&**device, rope)),
                 cache: &cache,
                 slots: None,
             };

@@ -3,7 +3,7 @@
 use attention_kernels::Dtype;
 use device::Device;
 use models::decoder::Activation;
-use models::kernels;
+use models::kernels::{self, NormArgs};
 use testkit::kernels::host::Sanitizer;
 
 use super::numbers::Random;
@@ -17,15 +17,18 @@ fn record(device: &dyn Device, step: usize) {
             let mut rows = || buffer(device, &numbers_of(&mut random, dtype, 2 * 2 * width).0);
             let (mut a, mut b, wide) = (rows(), rows(), rows());
             let (weight, indices) = (floats(device, &vec![1.0; width]), buffer(device, &[1, 0, 0, 0, 0, 0, 0, 0]));
-            kernels::gather_rows(device, dtype, &wide, &indices, &mut a, (2, width)).unwrap();
-            kernels::rms_norm(device, dtype, &wide, &mut b, &weight, 1e-5, (2, width)).unwrap();
-            kernels::fused_add_rms_norm(device, dtype, &mut a, &mut b, &weight, 1e-5, (2, width)).unwrap();
-            kernels::act_and_mul(device, dtype, Activation::Silu, &wide, &mut a, (2, width)).unwrap();
+            kernels::gather_rows(device, dtype, &wide, &indices, 1.0, &mut a, (2, width)).unwrap();
+            for centre in [false, true] {
+                let args = NormArgs { weight: &weight, bias: Some(&weight), eps: 1e-5, centre, rows: 2, width };
+                kernels::norm(device, dtype, &wide, &mut b, args).unwrap();
+                kernels::fused_add_norm(device, dtype, &mut a, &mut b, 0.5, args).unwrap();
+            }
+            kernels::activate(device, dtype, (Activation::Silu, true), &wide, &mut a, (2, width)).unwrap();
         }
     }
     let (positions, frequencies) = (buffer(device, &[7, 0, 0, 0]), floats(device, &[1.0, 0.5]));
     let mut table = device.alloc(16).unwrap();
-    kernels::rope_table(device, &positions, &frequencies, &mut table, (1, 2)).unwrap();
+    kernels::rope_table(device, &positions, &frequencies, 1.0, &mut table, (1, 2)).unwrap();
     for (i, look) in heads::looks(2).iter().enumerate().step_by(step) {
         heads::conforms(device, i as u64, look);
     }

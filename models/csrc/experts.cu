@@ -1,0 +1,256 @@
+// Mixtures of experts: the choice of experts for each row, the products of the rows of each expert, and their weighted sum.
+//
+// route_experts_<type>     grid (rows), 32 threads: scores, groups and choice of one row
+// group_by_expert          grid (1), 256 threads: the assignments (row, choice) of each expert, by ascending number
+// expert_linear_<type>     grid (ceil(n / 8), experts), 256 threads: a warp per output, eight assignments at a time
+// sum_experts_<type>       grid (rows, ceil(width / 2048)), 256 threads of eight elements each
+//
+// Assignment a is choice a % top_k of row a / top_k. Each result depends on its row alone.
+
+#include <quire/export.cuh>
+#include <math.h>
+
+#include "vectors.cuh"
+
+namespace quire {
+
+constexpr uint32_t GROUP_THREADS = 256;
+constexpr uint32_t EXPERT_WARPS = 8;
+constexpr uint32_t EXPERT_ROWS = 8;
+constexpr uint32_t SUM_THREADS = 256;
+
+enum Scores : uint32_t { SOFTMAX, SIGMOID, LOGITS };
+
+struct RouteShape {
+    uint32_t experts;
+    uint32_t stride;       // elements between rows of logits
+    uint32_t top_k;
+    uint32_t scores;       // a Scores
+    uint32_t groups;       // of experts; 1: none
+    uint32_t top_groups;
+    uint32_t by_two;       // whether a group is ranked by its two best scores
+    uint32_t renormalise;
+    float scale;
+};
+
+// Returns the greatest value of the warp and, of those that have it, the least number.
+__device__ __forceinline__ void first_best(float& value, uint32_t& number) {
+    for (uint32_t step = 16; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(~0u, value, step);
+        const uint32_t at = __shfl_xor_sync(~0u, number, step);
+        if (other > value || (other == value && at < number)) {
+            value = other;
+            number = at;
+        }
+    }
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+    for (uint32_t step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+
+// logits: [rows, stride]; bias: [experts] or null; scores, ranked: scratch [rows, experts]; chosen, weights: [rows, top_k].
+template <class T>
+__device__ __forceinline__ void route_experts(const T* logits, const float* bias, float* scores, float* ranked,
+                                              uint32_t* chosen, float* weights, const RouteShape& shape) {
+    const uint32_t lane = threadIdx.x, experts = shape.experts;
+    logits += static_cast<int64_t>(blockIdx.x) * shape.stride;
+    scores += static_cast<int64_t>(blockIdx.x) * experts;
+    ranked += static_cast<int64_t>(blockIdx.x) * experts;
+    chosen += static_cast<int64_t>(blockIdx.x) * shape.top_k;
+    weights += static_cast<int64_t>(blockIdx.x) * shape.top_k;
+    float greatest = -INFINITY, sum = 0.0f;
+    if (shape.scores == SOFTMAX) {
+        for (uint32_t e = lane; e < experts; e += 32) greatest = fmaxf(greatest, to_float(logits[e]));
+        greatest = warp_max(greatest);
+        for (uint32_t e = lane; e < experts; e += 32) sum += expf(to_float(logits[e]) - greatest);
+        sum = sum_over(sum, 32);
+    }
+    for (uint32_t e = lane; e < experts; e += 32) {
+        const float x = to_float(logits[e]);
+        const float score = shape.scores == SOFTMAX   ? expf(x - greatest) / sum
+                            : shape.scores == SIGMOID ? 1.0f / (1.0f + expf(-x))
+                                                      : x;
+        scores[e] = score;
+        ranked[e] = score + (bias ? bias[e] : 0.0f);
+    }
+    __syncwarp();
+    // Ranks of groups take the place of weights that are not known yet: at most top_groups are kept, one after the other.
+    if (shape.groups > 1) {
+        const uint32_t size = experts / shape.groups;
+        for (uint32_t excluded = shape.groups - shape.top_groups; excluded > 0; excluded--) {
+            // The worst group that is left; of equal ones the last.
+            float worst = -INFINITY;
+            uint32_t at = ~0u;
+            for (uint32_t g = lane; g < shape.groups; g += 32) {
+                float best = -INFINITY, second = -INFINITY;
+                for (uint32_t i = 0; i < size; i++) {
+                    const float x = ranked[g * size + i];
+                    second = x > best ? best : fmaxf(second, x);
+                    best = fmaxf(best, x);
+                }
+                if (best == -INFINITY) continue;
+                const float rank = -(shape.by_two ? best + second : best);
+                if (at == ~0u || rank >= worst) {
+                    worst = rank;
+                    at = shape.groups - 1 - g;
+                }
+            }
+            first_best(worst, at);
+            const uint32_t group = shape.groups - 1 - at;
+            __syncwarp();
+            for (uint32_t i = lane; i < size; i += 32) ranked[group * size + i] = -INFINITY;
+            __syncwarp();
+        }
+    }
+    float total = 0.0f, first = 0.0f;
+    for (uint32_t choice = 0; choice < shape.top_k; choice++) {
+        float best = -INFINITY;
+        uint32_t expert = ~0u;
+        for (uint32_t e = lane; e < experts; e += 32) {
+            if (expert == ~0u || ranked[e] > best) {
+                best = ranked[e];
+                expert = e;
+            }
+        }
+        first_best(best, expert);
+        if (expert >= experts) expert = 0;
+        float weight = scores[expert];
+        if (shape.scores == LOGITS) {
+            if (choice == 0) first = weight;
+            weight = expf(weight - first);
+        }
+        total += weight;
+        __syncwarp();
+        if (lane == 0) {
+            chosen[choice] = expert;
+            weights[choice] = weight;
+            ranked[expert] = -INFINITY;
+        }
+        __syncwarp();
+    }
+    const float divisor = shape.scores == LOGITS ? total : shape.renormalise ? total + 1e-20f : 1.0f;
+    for (uint32_t choice = lane; choice < shape.top_k; choice += 32) weights[choice] = weights[choice] / divisor * shape.scale;
+}
+
+// chosen: [assignments]; order: [assignments], the assignments of expert 0, then of expert 1, …; starts: [experts + 1].
+__device__ __forceinline__ void group_by_expert(const uint32_t* chosen, uint32_t* order, uint32_t* starts, uint32_t assignments,
+                                                uint32_t experts) {
+    for (uint32_t e = threadIdx.x; e < experts; e += GROUP_THREADS) {
+        uint32_t before = 0;
+        for (uint32_t a = 0; a < assignments; a++) before += chosen[a] < e;
+        starts[e] = before;
+        for (uint32_t a = 0; a < assignments; a++) {
+            if (chosen[a] == e) order[before++] = a;
+        }
+    }
+    if (threadIdx.x == 0) starts[experts] = assignments;
+}
+
+struct ExpertShape {
+    uint32_t n;       // outputs of an expert
+    uint32_t k;       // inputs
+    uint32_t top_k;   // assignments per row of x; 1: x has a row per assignment
+};
+
+// y[a] = x[a / top_k]·Wᵀ + bias for the assignments of an expert. weights: [experts, n, k]; bias: [experts, n] or null.
+template <class T>
+__device__ __forceinline__ void expert_linear(const T* x, const T* weights, const T* bias, T* y, const uint32_t* order,
+                                              const uint32_t* starts, const ExpertShape& shape) {
+    const uint32_t expert = blockIdx.y, lane = threadIdx.x % 32, k = shape.k;
+    const uint32_t output = blockIdx.x * EXPERT_WARPS + threadIdx.x / 32;
+    const uint32_t begin = starts[expert], end = starts[expert + 1];
+    if (begin == end || output >= shape.n) return;
+    const bool whole = k % 8 == 0;
+    const T* row = weights + (static_cast<int64_t>(expert) * shape.n + output) * k;
+    const float added = bias ? to_float(bias[static_cast<int64_t>(expert) * shape.n + output]) : 0.0f;
+    for (uint32_t first = begin; first < end; first += EXPERT_ROWS) {
+        const uint32_t count = min(EXPERT_ROWS, end - first);
+        float sums[EXPERT_ROWS] = {};
+        for (uint32_t at = lane * 8; at < k; at += 32 * 8) {
+            float w[8], piece[8];
+            load_piece(row, at, k, whole, w);
+#pragma unroll
+            for (uint32_t r = 0; r < EXPERT_ROWS; r++) {
+                if (r >= count) break;
+                load_piece(x + static_cast<int64_t>(order[first + r] / shape.top_k) * k, at, k, whole, piece);
+#pragma unroll
+                for (uint32_t i = 0; i < 8; i++) sums[r] += w[i] * piece[i];
+            }
+        }
+#pragma unroll
+        for (uint32_t r = 0; r < EXPERT_ROWS; r++) {
+            const float sum = sum_over(sums[r], 32);
+            if (lane == 0 && r < count) y[static_cast<int64_t>(order[first + r]) * shape.n + output] = from_float<T>(sum + added);
+        }
+    }
+}
+
+struct SumShape {
+    uint32_t width;
+    uint32_t top_k;
+    uint32_t shared;  // 0: no shared network; 1: mixed holds its output; 2: that output has a gate
+    uint32_t stride;  // elements between rows of logits, the last of which is the gate
+};
+
+// mixed = [sigmoid(gate) *] mixed + sum of weights * outputs. outputs: [rows, top_k, width].
+template <class T>
+__device__ __forceinline__ void sum_experts(const T* outputs, const float* weights, const T* logits, T* mixed,
+                                            const SumShape& shape) {
+    const uint32_t at = (blockIdx.y * SUM_THREADS + threadIdx.x) * 8, width = shape.width;
+    if (at >= width) return;
+    const bool whole = width % 8 == 0;
+    const int64_t row = blockIdx.x;
+    float sum[8] = {}, piece[8];
+    if (shape.shared) {
+        load_piece(mixed + row * width, at, width, whole, sum);
+        if (shape.shared == 2) {
+            const float gate = 1.0f / (1.0f + expf(-to_float(logits[(row + 1) * shape.stride - 1])));
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) sum[i] *= gate;
+        }
+    }
+    for (uint32_t choice = 0; choice < shape.top_k; choice++) {
+        const float weight = weights[row * shape.top_k + choice];
+        load_piece(outputs + (row * shape.top_k + choice) * width, at, width, whole, piece);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) sum[i] += piece[i] * weight;
+    }
+    store_piece(mixed + row * width, at, width, whole, sum);
+}
+
+}  // namespace quire
+
+#define EXPERTS(type, T)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32)                                                                      \
+        route_experts_##type(const void* logits, const float* bias, float* scores, float* ranked, uint32_t* chosen,       \
+                             float* weights, const quire::RouteShape shape) {                                             \
+        quire::route_experts<T>(static_cast<const T*>(logits), bias, scores, ranked, chosen, weights, shape);             \
+    }                                                                                                                     \
+    QUIRE_EXPORT(route_experts_##type);                                                                                   \
+    extern "C" __global__ void __launch_bounds__(32 * quire::EXPERT_WARPS)                                                \
+        expert_linear_##type(const void* x, const void* weights, const void* bias, void* y, const uint32_t* order,        \
+                             const uint32_t* starts, const quire::ExpertShape shape) {                                    \
+        quire::expert_linear<T>(static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<const T*>(bias),    \
+                                static_cast<T*>(y), order, starts, shape);                                                \
+    }                                                                                                                     \
+    QUIRE_EXPORT(expert_linear_##type);                                                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                      \
+        sum_experts_##type(const void* outputs, const float* weights, const void* logits, void* mixed,                    \
+                           const quire::SumShape shape) {                                                                 \
+        quire::sum_experts<T>(static_cast<const T*>(outputs), weights, static_cast<const T*>(logits),                     \
+                              static_cast<T*>(mixed), shape);                                                             \
+    }                                                                                                                     \
+    QUIRE_EXPORT(sum_experts_##type);
+
+EXPERTS(f16, __half)
+EXPERTS(bf16, __nv_bfloat16)
+EXPERTS(f32, float)
+
+extern "C" __global__ void __launch_bounds__(quire::GROUP_THREADS)
+    group_by_expert(const uint32_t* chosen, uint32_t* order, uint32_t* starts, const uint32_t assignments,
+                    const uint32_t experts) {
+    quire::group_by_expert(chosen, order, starts, assignments, experts);
+}
+QUIRE_EXPORT(group_by_expert);

@@ -1,0 +1,183 @@
+//! Linear layers: the tensors that hold their rows, and how they are stored.
+
+use std::fmt;
+
+use device::gemm::Quantization;
+use serde::{Serialize, Serializer};
+
+/// Linear layer `y = x·Wᵀ + bias`. W may consist of several tensors of the checkpoint, stacked by rows: one fused product.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Linear {
+    /// The tensors, in order.
+    pub parts: Vec<Part>,
+    /// Number of inputs: the columns of every part.
+    pub inputs: usize,
+    /// Whether every part has a bias.
+    pub bias: bool,
+    /// How the weights are stored on the device.
+    pub form: Form,
+    /// How the ranks of a tensor-parallel group split it.
+    pub role: Role,
+    /// Whether LoRA adapters may target its parts.
+    pub adapters: bool,
+}
+
+/// Rows of a [`Linear`]: a tensor, or rows of a packed one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// Name in the checkpoint, without `.weight` or `.bias`.
+    pub name: String,
+    /// Number of rows: outputs.
+    pub rows: usize,
+    /// Where the rows lie in the tensor.
+    pub pick: Pick,
+    /// Whether the tensors are named `NAME` and `NAME_bias` instead of `NAME.weight` and `NAME.bias`.
+    pub bare: bool,
+}
+
+/// Rows of a tensor `[total, inputs]`, or of one of the matrices of a tensor `[count, total, inputs]`. Row r of the part is row
+/// `first + r / run * stride + r % run` of the matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pick {
+    /// Rows of the tensor.
+    pub total: usize,
+    /// The part's first row.
+    pub first: usize,
+    /// Number of consecutive rows in a run.
+    pub run: usize,
+    /// Distance between the first rows of two runs.
+    pub stride: usize,
+    /// Whether the tensor holds the transpose, `[inputs, total]`.
+    pub transposed: bool,
+    /// Which matrix, and how many the tensor has; `None` for a tensor of one matrix without that dimension.
+    pub matrix: Option<(usize, usize)>,
+}
+
+impl Pick {
+    /// All rows of a tensor.
+    pub fn all(rows: usize) -> Pick {
+        Pick::rows(rows, 0, rows)
+    }
+
+    /// Consecutive rows of a tensor of `total` rows.
+    pub fn rows(total: usize, first: usize, rows: usize) -> Pick {
+        Pick { total, first, run: rows, stride: rows, transposed: false, matrix: None }
+    }
+
+    /// Runs of rows of a tensor of `total` rows.
+    pub fn runs(total: usize, first: usize, run: usize, stride: usize) -> Pick {
+        Pick { total, first, run, stride, transposed: false, matrix: None }
+    }
+
+    /// The shape of the weight tensor, given the number of inputs.
+    pub fn shape(&self, inputs: usize) -> Vec<usize> {
+        let count = self.matrix.map(|(_, count)| count);
+        let matrix = if self.transposed { [inputs, self.total] } else { [self.total, inputs] };
+        count.into_iter().chain(matrix).collect()
+    }
+
+    /// The shape of the bias tensor.
+    pub fn bias_shape(&self) -> Vec<usize> {
+        self.matrix.map(|(_, count)| count).into_iter().chain([self.total]).collect()
+    }
+
+    /// The row of the matrix that is row `row` of the part.
+    pub fn row(&self, row: usize) -> usize {
+        self.first + row / self.run * self.stride + row % self.run
+    }
+}
+
+impl Part {
+    /// A whole tensor.
+    pub fn new(name: impl Into<String>, rows: usize) -> Part {
+        Part { name: name.into(), rows, pick: Pick::all(rows), bare: false }
+    }
+
+    /// Some rows of a tensor.
+    pub fn picked(name: impl Into<String>, rows: usize, pick: Pick) -> Part {
+        Part { name: name.into(), rows, pick, bare: false }
+    }
+
+    /// Name of the weight tensor.
+    pub fn weight(&self) -> String {
+        if self.bare { self.name.clone() } else { format!("{}.weight", self.name) }
+    }
+
+    /// Name of the bias tensor.
+    pub fn bias(&self) -> String {
+        format!("{}{}", self.name, if self.bare { "_bias" } else { ".bias" })
+    }
+}
+
+/// How the weights of a [`Linear`] are stored on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// Unquantised: in the checkpoint's type, or on a device that launches kernels in the type of the computation.
+    #[default]
+    Dense,
+    /// Quantised while loading.
+    Quantized(Quantization),
+}
+
+impl Form {
+    /// The quantisation; `None` for [`Form::Dense`].
+    pub fn quantization(self) -> Option<Quantization> {
+        match self {
+            Form::Dense => None,
+            Form::Quantized(quantization) => Some(quantization),
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Form::Dense => f.write_str("dense"),
+            Form::Quantized(quantization) => quantization.fmt(f),
+        }
+    }
+}
+
+impl Serialize for Form {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// How the ranks of a tensor-parallel group split a [`Linear`] (Shoeybi et al., "Megatron-LM", 2019).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// By outputs: each rank computes some of the outputs.
+    Column,
+    /// By inputs: each rank has some of the inputs, and the partial sums are added.
+    Row,
+    /// Not at all. Such a layer is small, and it is never quantised.
+    Replicated,
+}
+
+impl Linear {
+    /// A layer without bias that adapters may target.
+    pub fn new(inputs: usize, role: Role, parts: impl IntoIterator<Item = Part>) -> Linear {
+        let parts = parts.into_iter().collect();
+        Linear { parts, inputs, bias: false, form: Form::Dense, role, adapters: true }
+    }
+
+    /// Number of outputs: the rows of all parts.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+
+    /// Number of its weights and biases.
+    pub(super) fn num_parameters(&self) -> u64 {
+        (self.rows() * (self.inputs + usize::from(self.bias))) as u64
+    }
+
+    /// Names and shapes of its tensors in the checkpoint, weights and biases.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        self.parts.iter().flat_map(|part| {
+            let bias = self.bias.then(|| (part.bias(), part.pick.bias_shape()));
+            std::iter::once((part.weight(), part.pick.shape(self.inputs))).chain(bias)
+        })
+    }
+}

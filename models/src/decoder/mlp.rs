@@ -1,0 +1,104 @@
+//! Feed-forward networks: dense ones, and mixtures of experts.
+
+use serde::Serialize;
+
+use super::linear::Linear;
+
+/// A feed-forward network: `down(activation(gate(x)) * up(x))` (Shazeer, "GLU Variants Improve Transformer", 2020), or
+/// `down(activation(up(x)))`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mlp {
+    /// Gate projection, then up projection, `[2 * intermediate_size, inputs]`; without a gate `[intermediate_size, inputs]`.
+    pub gate_up: Linear,
+    /// Whether there is a gate.
+    pub gated: bool,
+    /// Activation of the gate, or of the up projection if there is no gate.
+    pub activation: Activation,
+    /// Down projection, `[hidden_size, intermediate_size]`.
+    pub down: Linear,
+}
+
+/// Activation function of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// Gaussian error linear unit (Hendrycks & Gimpel, 2016), by the error function.
+    Gelu,
+    /// The same, approximated with tanh.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)²`.
+    Relu2,
+    /// gpt-oss: `(u + 1) * g * sigmoid(1.702 * g)` where g is the gate, at most `limit`, and u is up, clamped to -limit..=limit.
+    ClampedSwiglu {
+        /// The bound.
+        limit: f32,
+    },
+}
+
+/// A mixture of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017): each row is computed by the few
+/// feed-forward networks that the router chooses for it, and their outputs are added with the router's weights.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experts {
+    /// Scores of the experts, `[num_experts, inputs]`, and behind them the gate of the shared expert, `[1, inputs]`, if there is
+    /// one ([`Experts::shared_gate`]).
+    pub router: Linear,
+    /// How experts are chosen and weighted.
+    pub routing: Routing,
+    /// The experts.
+    pub experts: Vec<Mlp>,
+    /// A network that computes every row and whose output is added.
+    pub shared: Option<Mlp>,
+    /// Whether the output of the shared network is multiplied by `sigmoid(gate)`.
+    pub shared_gate: bool,
+}
+
+/// How a router chooses experts for a row and weights their outputs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Routing {
+    /// Number of experts chosen for each row.
+    pub top_k: usize,
+    /// Scores from the router's logits.
+    pub scores: Scores,
+    /// Name of a tensor `[num_experts]` that is added to the scores for the choice, but not for the weights.
+    pub choice_bias: Option<String>,
+    /// The choice is restricted to the best groups of experts.
+    pub groups: Option<Groups>,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub renormalise: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+/// Scores of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each logit.
+    Sigmoid,
+    /// The logits; the weights are the softmax over the chosen experts.
+    Logits,
+}
+
+/// Groups of consecutive experts of equal number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Groups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of groups from which experts are chosen.
+    pub top: usize,
+    /// Whether a group is ranked by the sum of its two best scores. Otherwise it is ranked by its best score.
+    pub by_two: bool,
+}
+
+impl Mlp {
+    /// Elements per row between activation and down projection.
+    pub fn width(&self) -> usize {
+        self.down.inputs
+    }
+}

@@ -1,0 +1,70 @@
+//! Mixtures of experts: what families share of their routers and of the names of their experts.
+
+use super::Common;
+use super::sizes::{self, MAX_EXPERTS};
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
+use crate::decoder::{Experts, Linear, Mlp, Part, Pick, Role, Routing, Scores};
+
+/// A network that computes every row beside the chosen experts.
+pub(super) struct Shared {
+    pub module: String,
+    pub width: usize,
+    /// Whether its output has a gate, in the module `MODULE_gate`.
+    pub gate: bool,
+}
+
+/// Number of experts and number chosen for each row, under these keys.
+pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(usize, usize), LoadError> {
+    let experts = sizes::required(fields, count, MAX_EXPERTS)?;
+    let chosen = sizes::required(fields, top_k, MAX_EXPERTS)?;
+    if chosen > experts {
+        return Err(fields.wrong(top_k, format!("at most `{count}`, {experts}")));
+    }
+    Ok((experts, chosen))
+}
+
+/// A router that chooses the best experts and uses their scores as weights.
+pub(super) fn routing(scores: Scores, top_k: usize) -> Routing {
+    Routing { top_k, scores, choice_bias: None, groups: None, renormalise: false, scale: 1.0 }
+}
+
+/// Experts with separate tensors: `MODULE.experts.N.NAME`, names of gate, up and down.
+pub(super) fn separate(common: &Common, module: &str, count: usize, names: [&str; 3], width: usize) -> Vec<Mlp> {
+    (0..count).map(|expert| common.gated(format!("{module}.experts.{expert}"), names, width)).collect()
+}
+
+/// Experts whose tensors hold all of them: `[experts, 2 * width, inputs]`, first the rows of the gate, and
+/// `[experts, inputs, width]`.
+pub(super) fn stacked(common: &Common, [gate_up, down]: [String; 2], count: usize, width: usize) -> Vec<Mlp> {
+    let expert = |expert: usize| {
+        let of = |name: &String, rows: usize| {
+            let pick = Pick { matrix: Some((expert, count)), ..Pick::all(rows) };
+            Part::picked(name.clone(), rows, pick)
+        };
+        common.mlp_of([of(&gate_up, 2 * width)], of(&down, common.hidden_size), width)
+    };
+    (0..count).map(expert).collect()
+}
+
+/// A mixture with a router of this name.
+pub(super) fn mixture(
+    common: &Common,
+    router: String,
+    routing: Routing,
+    experts: Vec<Mlp>,
+    shared: Option<Shared>,
+) -> Experts {
+    let gate = shared.as_ref().filter(|shared| shared.gate);
+    let gate = gate.map(|shared| Part::new(format!("{}_gate", shared.module), 1));
+    let parts = std::iter::once(Part::new(router, experts.len())).chain(gate);
+    Experts {
+        router: Linear { adapters: false, ..Linear::new(common.hidden_size, Role::Replicated, parts) },
+        routing,
+        experts,
+        shared_gate: shared.as_ref().is_some_and(|shared| shared.gate),
+        shared: shared.map(|Shared { module, width, .. }| {
+            common.gated(module, ["gate_proj", "up_proj", "down_proj"], width)
+        }),
+    }
+}

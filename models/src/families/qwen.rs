@@ -1,0 +1,115 @@
+//! Qwen2, Qwen2.5 and Qwen3, and their mixtures of experts.
+//!
+//! The layers of Llama. Qwen2 has biases of queries, keys and values, Qwen3 RMS norms of query and key heads before the rotary
+//! embedding. If `use_sliding_window` is set, the layers from `max_window_layers` on have a sliding window. In the mixtures, a
+//! layer has experts unless `mlp_only_layers` lists it or `decoder_sparse_step` skips it; Qwen2's have a shared expert behind a
+//! gate.
+
+use super::experts::{self, Shared};
+use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};
+use super::{Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Routing, Scores, Spec, Windows};
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        architectures: &["Qwen2ForCausalLM"],
+        model_types: &["qwen2"],
+        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, false),
+        reference: &["qwen2", "qwen2-yarn"],
+        largest: "Qwen/Qwen2.5-72B",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen3ForCausalLM"],
+        model_types: &["qwen3"],
+        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, false),
+        reference: &["qwen3"],
+        largest: "Qwen/Qwen3-32B",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen2MoeForCausalLM"],
+        model_types: &["qwen2_moe"],
+        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, true),
+        reference: &["qwen2-moe"],
+        largest: "Qwen/Qwen2-57B-A14B",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen3MoeForCausalLM"],
+        model_types: &["qwen3_moe"],
+        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, true),
+        reference: &["qwen3-moe"],
+        largest: "Qwen/Qwen3-235B-A22B",
+        ..Family::BASE
+    },
+];
+
+const QWEN3: Spec = Spec { sizes: &[("head_dim", 128)], ..Spec::LLAMA };
+
+/// Qwen2's attention.
+fn qwen2(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention, LoadError> {
+    Ok(common.attention(layer).biased(fields.boolean("qkv_bias")?.unwrap_or(true), false))
+}
+
+/// Qwen3's attention.
+fn qwen3(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention, LoadError> {
+    let bias = fields.boolean("attention_bias")?.unwrap_or(false);
+    let mut attention = common.attention(layer).biased(bias, bias);
+    attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
+    attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+    Ok(attention)
+}
+
+fn declare(
+    fields: &Fields<'_>,
+    max_positions: usize,
+    spec: Spec,
+    attention: fn(&Common, &Fields<'_>, usize) -> Result<Attention, LoadError>,
+    sparse: bool,
+) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, max_positions, spec)?;
+    let windows = common.windows(fields, Windows::FromLayer)?;
+    let experts = if sparse { sparse_layers(fields, &common)? } else { vec![false; common.num_layers] };
+    common.try_decoder(|layer| {
+        let mut attention = attention(&common, fields, layer)?;
+        attention.window = windows[layer];
+        let mlp = match experts[layer] {
+            true => Mixer::Experts(mixture(fields, &common, layer)?),
+            false => Mixer::Mlp(common.mlp(layer)),
+        };
+        Ok(common.layer(layer, attention, mlp))
+    })
+}
+
+/// Whether each layer has experts.
+pub(super) fn sparse_layers(fields: &Fields<'_>, common: &Common) -> Result<Vec<bool>, LoadError> {
+    let step = sizes::optional(fields, "decoder_sparse_step", MAX_LAYERS)?.unwrap_or(1);
+    let dense = fields.read("mlp_only_layers", "a list of numbers of layers", |value| {
+        value.as_array()?.iter().map(|layer| layer.as_u64()).collect::<Option<Vec<_>>>()
+    })?;
+    let dense = dense.unwrap_or_default();
+    Ok((0..common.num_layers)
+        .map(|layer| !dense.contains(&(layer as u64)) && (layer + 1).is_multiple_of(step))
+        .collect())
+}
+
+/// The experts of a layer of Qwen2-MoE, Qwen3-MoE or Qwen3-Next.
+pub(super) fn mixture(
+    fields: &Fields<'_>,
+    common: &Common,
+    layer: usize,
+) -> Result<crate::decoder::Experts, LoadError> {
+    let (count, top_k) = experts::counts(fields, ["num_experts", "num_experts_per_tok"])?;
+    let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
+    let module = common.at(layer, "mlp");
+    let shared = match fields.integer("shared_expert_intermediate_size", 0..=MAX_WIDTH)? {
+        None | Some(0) => None,
+        Some(width) => Some(Shared { module: format!("{module}.shared_expert"), width: width as usize, gate: true }),
+    };
+    let routing = Routing {
+        renormalise: fields.boolean("norm_topk_prob")?.unwrap_or(false),
+        ..experts::routing(Scores::Softmax, top_k)
+    };
+    let networks = experts::separate(common, &module, count, ["gate_proj", "up_proj", "down_proj"], width);
+    Ok(experts::mixture(common, format!("{module}.gate"), routing, networks, shared))
+}

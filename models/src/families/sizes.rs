@@ -1,0 +1,28 @@
+//! Sizes and numbers of `config.json`, with the bounds that keep products of them far from overflow.
+
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
+
+/// Greatest accepted sizes: larger ones mean a broken file.
+pub(super) const MAX_VOCAB: u64 = 1 << 24;
+pub(super) const MAX_WIDTH: u64 = 1 << 20;
+pub(super) const MAX_LAYERS: u64 = 1 << 12;
+pub(super) const MAX_HEADS: u64 = 1 << 12;
+pub(super) const MAX_HEAD_DIM: u64 = 1 << 12;
+pub(super) const MAX_POSITIONS: u64 = 1 << 31;
+pub(super) const MAX_EXPERTS: u64 = 1 << 12;
+
+/// An integer from 1 to `greatest`; `None` if the key is absent or `null`.
+pub(super) fn optional(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<Option<usize>, LoadError> {
+    Ok(fields.integer(key, 1..=greatest)?.map(|value| value as usize))
+}
+
+/// An integer from 1 to `greatest`.
+pub(super) fn required(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<usize, LoadError> {
+    optional(fields, key, greatest)?.ok_or_else(|| fields.wrong(key, format!("an integer, 1 to {greatest}")))
+}
+
+/// A number above 0; `None` if the key is absent or `null`.
+pub(super) fn positive(fields: &Fields<'_>, key: &str) -> Result<Option<f64>, LoadError> {
+    fields.float(key, "a number above 0", |value| value > 0.0)
+}

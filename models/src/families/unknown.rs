@@ -1,0 +1,70 @@
+//! The error for a family that is not supported.
+
+use super::Family;
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::fields::Fields;
+
+/// Keys of `config.json` that do not change the results of a forward pass. Names of dropouts, losses, initialisation and tokens
+/// are recognised by their parts.
+const HARMLESS: &[&str] = &[
+    "architectures",
+    "model_type",
+    "auto_map",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+    "pretraining_tp",
+    "quantization_config",
+    "generation",
+    "tokenizer_class",
+    "prefix",
+];
+const HARMLESS_PARTS: &[&str] =
+    &["dropout", "pdrop", "initializer", "init_", "token_id", "_coef", "output_", "return_", "cache_implementation"];
+
+/// Greatest number of keys that the message names.
+const MAX_KEYS: usize = 8;
+
+/// Names the supported architectures, the one whose name is nearest, and the keys that it does not read.
+pub(super) fn error(
+    fields: &Fields<'_>,
+    name: Option<&str>,
+    families: impl Iterator<Item = &'static Family> + Clone,
+) -> LoadError {
+    let names = families.clone().flat_map(|family| family.architectures.iter().map(move |name| (*name, family)));
+    let supported: Vec<&str> = names.clone().map(|(name, _)| name).collect();
+    // Far names are not compared: the time grows with the product of the lengths.
+    let similarity = |known: &str| name.map_or(0.0, |name| strsim::jaro_winkler(known, shorten(name)));
+    let by_type = names.clone().flat_map(|(class, family)| family.model_types.iter().map(move |t| (*t, class, family)));
+    let by_class = names.map(|(class, family)| (class, class, family));
+    let nearest = by_class
+        .chain(by_type)
+        .map(|(known, class, family)| (similarity(known), class, family))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let advice = match nearest {
+        Some((similarity, class, family)) if similarity > 0.0 => {
+            format!("; the nearest name is {class}{}", unread(fields, family))
+        }
+        _ => String::new(),
+    };
+    LoadError::UnsupportedArchitecture {
+        file: fields.file().to_string(),
+        found: name.map_or("no name".to_string(), |name| one_line(shorten(name))),
+        supported: supported.join(", "),
+        advice,
+    }
+}
+
+/// The keys that a family would not read although they may change the results.
+fn unread(fields: &Fields<'_>, family: &Family) -> String {
+    // Whether the declaration succeeds does not matter here, only what it reads.
+    let _ = (family.declare)(fields, 1);
+    let harmless = |key: &str| HARMLESS.contains(&key) || HARMLESS_PARTS.iter().any(|part| key.contains(part));
+    let keys: Vec<String> = fields.unread().filter(|key| !harmless(key)).take(MAX_KEYS).map(one_line).collect();
+    if keys.is_empty() { String::new() } else { format!(", which does not read {}", keys.join(", ")) }
+}
+
+fn shorten(name: &str) -> &str {
+    name.char_indices().nth(80).map_or(name, |(end, _)| &name[..end])
+}

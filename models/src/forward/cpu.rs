@@ -1,0 +1,332 @@
+//! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`super::rows`].
+
+use attention_kernels::{Dtype, KernelError};
+use device::gemm::RowBlock;
+use device::{Buffer, Device, Isa, Matrix, Pool};
+
+use super::ForwardBatch;
+use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
+use super::routing::Choices;
+use super::rows::{self, Activate, NormRow};
+use crate::decoder::{Activation, Rope};
+
+pub(super) struct Cpu {
+    isa: Isa,
+    threads: Pool,
+    ropes: Vec<Rotation>,
+    /// The experts of each row; reused.
+    choices: Choices,
+}
+
+/// A rotary embedding: the angular frequency of each pair, and the factor of all cosines and sines.
+struct Rotation {
+    frequencies: Vec<f32>,
+    factor: f32,
+}
+
+/// Rough costs per element in multiply-adds, from which the pool decides how many threads to use: of a pass over it, of its
+/// exponential, and of reading it from a packed matrix.
+const PASS_COST: usize = 8;
+const EXP_COST: usize = 16;
+const GATHER_COST: usize = 32;
+
+impl Norm {
+    /// The norm of a row on a CPU.
+    fn row(&self) -> Result<NormRow<'_>, KernelError> {
+        let bias = self.bias.as_ref().map_or(Ok(&[][..]), |bias| bias.host::<f32>())?;
+        Ok(NormRow { weight: self.weight.host()?, bias, width: self.width, eps: self.eps, centre: self.centre })
+    }
+}
+
+impl LayerOps for Cpu {
+    fn embed(&self, batch: &ForwardBatch, table: &Matrix, scale: f32, out: &mut Buffer) -> Result<(), KernelError> {
+        let table = table.host()?;
+        let (tokens, width) = (&batch.tokens, table.k());
+        let out = &mut out.host_mut::<f32>()?[..tokens.len() * width];
+        self.threads.chunks_mut(out, width, width * GATHER_COST, |t, row| {
+            table.copy_row(tokens[t] as usize, row);
+            if scale != 1.0 {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+        });
+        Ok(())
+    }
+
+    fn add_positions(
+        &self,
+        batch: &ForwardBatch,
+        table: &Matrix,
+        offset: usize,
+        x: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        let table = table.host()?;
+        let (positions, width) = (&batch.positions, table.k());
+        let x = &mut x.host_mut::<f32>()?[..positions.len() * width];
+        let mut row = vec![0.0; width];
+        for (x, position) in x.chunks_mut(width).zip(positions) {
+            table.copy_row(*position as usize + offset, &mut row);
+            x.iter_mut().zip(&row).for_each(|(x, row)| *x += row);
+        }
+        Ok(())
+    }
+
+    fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
+        let (positions, Rotation { frequencies, factor }) = (&batch.positions, &self.ropes[table]);
+        let half = frequencies.len();
+        let out = &mut out.host_mut::<f32>()?[..positions.len() * 2 * half];
+        self.threads.chunks_mut(out, 2 * half, half * EXP_COST, |t, row| {
+            let (cos, sin) = row.split_at_mut(half);
+            for ((&f, cos), sin) in frequencies.iter().zip(cos).zip(sin) {
+                let (s, c) = (positions[t] as f32 * f).sin_cos();
+                (*sin, *cos) = (s * factor, c * factor);
+            }
+        });
+        Ok(())
+    }
+
+    fn norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
+        let (x, norm, isa) = (x.host::<f32>()?, norm.row()?, self.isa);
+        let width = norm.width;
+        match out {
+            Out::Q8(blocks) => {
+                let (blocks, per_row) = q8_rows(blocks, rows, width)?;
+                self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
+                    rows::norm_q8(isa, &x[t * width..][..width], norm, out);
+                });
+            }
+            Out::Numbers(out) => {
+                let out = &mut out.host_mut::<f32>()?[..rows * width];
+                self.threads.chunks_mut(out, width, width * PASS_COST, |t, out| {
+                    rows::norm(isa, &x[t * width..][..width], norm, out);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&self, x: &mut Buffer, y: &Buffer, scale: f32, rows: usize, width: usize) -> Result<(), KernelError> {
+        let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], y.host::<f32>()?);
+        self.threads.chunks_mut(x, width, width * PASS_COST, |t, x| {
+            x.iter_mut().zip(&y[t * width..]).for_each(|(x, y)| *x += y * scale);
+        });
+        Ok(())
+    }
+
+    /// One pass over the rows: each is still in the first-level cache when it is normed.
+    fn add_norm(
+        &self,
+        x: &mut Buffer,
+        y: &mut Buffer,
+        scale: f32,
+        norm: &Norm,
+        rows: usize,
+        q8: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
+        let (norm, isa) = (norm.row()?, self.isa);
+        let width = norm.width;
+        let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
+        if let Some(blocks) = q8 {
+            let (blocks, per_row) = q8_rows(blocks, rows, width)?;
+            let y = &*y;
+            self.threads.zip_chunks_mut((x, width), (blocks, per_row), width * RowBlock::COST, |t, x, out| {
+                rows::add(isa, x, &y[t * width..][..width], scale);
+                rows::norm_q8(isa, x, norm, out);
+            });
+            return Ok(());
+        }
+        self.threads.zip_chunks_mut((x, width), (y, width), width * PASS_COST, |_, x, y| {
+            rows::add(isa, x, y, scale);
+            rows::norm(isa, x, norm, y);
+        });
+        Ok(())
+    }
+
+    fn qk_norm_rope_cache(&self, batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError> {
+        let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, .. } = args;
+        let (isa, heads, positions) = (self.isa, layer.heads, &batch.positions);
+        let (queries, keys) = (heads.query_width(), heads.key_width());
+        let stride = layer.qkv.rows();
+        let norms = [query_norm, key_norm].map(|norm| norm.map(Norm::row).transpose());
+        let [query_norm, key_norm] = norms;
+        let (query_norm, key_norm) = (query_norm?, key_norm?);
+        let table = rope.map(|rope| rope.host::<f32>()).transpose()?;
+        let qkv = &mut qkv.host_mut::<f32>()?[..rows * stride];
+        self.threads.chunks_mut(qkv, stride, (queries + keys) * PASS_COST, |t, row| {
+            if let Some(clip) = layer.clip {
+                row[..heads.qkv_width()].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
+            }
+            let norm = |row: &mut [f32]| {
+                let (query_heads, others) = row.split_at_mut(queries);
+                for (heads, norm) in [(query_heads, query_norm), (&mut others[..keys], key_norm)] {
+                    if let Some(norm) = norm {
+                        rows::norm_heads(isa, heads, norm);
+                    }
+                }
+            };
+            if !layer.norm_after_rope {
+                norm(row);
+            }
+            if let Some((rope, table)) = layer.rope.as_ref().zip(table) {
+                let table = &table[t * rope.dims..][..rope.dims];
+                rows::rotate_heads(isa, &mut row[..queries + keys], heads.head_dim, table, rope.interleaved);
+            }
+            if layer.norm_after_rope {
+                norm(row);
+            }
+            if let Some(growth) = layer.query_growth {
+                let factor = growth.at(positions[t]);
+                row[..queries].iter_mut().for_each(|x| *x *= factor);
+            }
+        });
+        Ok(())
+    }
+
+    fn gate(
+        &self,
+        attended: &mut Buffer,
+        qkv: &Buffer,
+        stride: usize,
+        width: usize,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let (qkv, isa) = (qkv.host::<f32>()?, self.isa);
+        let attended = &mut attended.host_mut::<f32>()?[..rows * width];
+        self.threads.chunks_mut(attended, width, width * EXP_COST, |t, row| {
+            rows::gate(isa, row, &qkv[(t + 1) * stride - width..][..width]);
+        });
+        Ok(())
+    }
+
+    fn activate(
+        &self,
+        activation: Activation,
+        gated: bool,
+        gate_up: &Buffer,
+        width: usize,
+        rows: usize,
+        out: Out<'_>,
+    ) -> Result<(), KernelError> {
+        let (gate_up, isa) = (gate_up.host::<f32>()?, self.isa);
+        let activate = Activate { activation, gated };
+        let stride = if gated { 2 * width } else { width };
+        match out {
+            Out::Q8(blocks) => {
+                let (blocks, per_row) = q8_rows(blocks, rows, width)?;
+                self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
+                    rows::activate_q8(isa, activate, &gate_up[t * stride..][..stride], width, out);
+                });
+            }
+            Out::Numbers(out) => {
+                let out = &mut out.host_mut::<f32>()?[..rows * width];
+                self.threads.chunks_mut(out, width, width * EXP_COST, |t, out| {
+                    rows::activate(isa, activate, &gate_up[t * stride..][..stride], out);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Expert by expert: its rows are gathered, computed as those of any network, and added to the result. A row's sum goes over
+    /// its experts in ascending order, so it does not depend on the other rows.
+    fn experts(&mut self, args: ExpertRows<'_>) -> Result<(), KernelError> {
+        let ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch } = args;
+        let [gathered, gate_up, activated, output] = scratch;
+        let width = declared.router.inputs;
+        let mut choices = std::mem::take(&mut self.choices);
+        let bias = loaded.choice_bias.as_ref().map(|bias| bias.host::<f32>()).transpose()?;
+        let scores = scores.host_mut::<f32>()?;
+        choices.choose(&self.threads, declared, scores, bias, rows);
+        let sum = &mut mixed.host_mut::<f32>()?[..rows * width];
+        if declared.shared.is_none() {
+            sum.fill(0.0);
+        } else if declared.shared_gate {
+            let stride = declared.router.rows();
+            for (row, scores) in sum.chunks_mut(width).zip(scores.chunks(stride)) {
+                let gate = 1.0 / (1.0 + (-scores[stride - 1]).exp());
+                row.iter_mut().for_each(|x| *x *= gate);
+            }
+        }
+        for (expert, chosen) in choices.by_expert() {
+            let ([projections, down], network) = (&loaded.networks[expert], &declared.experts[expert]);
+            let source = x.host::<f32>()?;
+            for (choice, to) in chosen.iter().zip(gathered.host_mut::<f32>()?.chunks_mut(width)) {
+                to.copy_from_slice(&source[choice.row as usize * width..][..width]);
+            }
+            let (count, inner) = (chosen.len(), network.width());
+            let numbers = attention_kernels::Rows::Numbers;
+            projections.run(kernels, device, numbers(gathered), count, gate_up, Dtype::F32)?;
+            let out = Out::Numbers(activated);
+            self.activate(network.activation, network.gated, gate_up, inner, count, out)?;
+            down.run(kernels, device, numbers(activated), count, output, Dtype::F32)?;
+            let sum = &mut mixed.host_mut::<f32>()?[..rows * width];
+            for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(width)) {
+                let to = &mut sum[choice.row as usize * width..][..width];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += from * choice.weight);
+            }
+        }
+        self.choices = choices;
+        Ok(())
+    }
+
+    fn gather_needed(
+        &self,
+        batch: &ForwardBatch,
+        x: &Buffer,
+        width: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        gather_rows(x, batch.needed.iter().flatten(), width, out)
+    }
+
+    fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        gather_rows(x, rows, width, out)
+    }
+
+    fn finish_logits(
+        &self,
+        logits: &mut Buffer,
+        count: usize,
+        scale: f32,
+        soft_cap: Option<f32>,
+    ) -> Result<(), KernelError> {
+        const SHARE: usize = 1 << 10;
+        let logits = &mut logits.host_mut::<f32>()?[..count];
+        self.threads.chunks_mut(logits, SHARE, SHARE * EXP_COST, |_, share| {
+            share.iter_mut().for_each(|x| *x *= scale);
+            if let Some(cap) = soft_cap {
+                share.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+            }
+        });
+        Ok(())
+    }
+
+    fn to_host<'a>(&'a mut self, buffer: &'a Buffer, _dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError> {
+        Ok(&buffer.host::<f32>()?[..elements])
+    }
+}
+
+impl Cpu {
+    pub fn new(device: &dyn Device, ropes: &[Rope]) -> Cpu {
+        let ropes = ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
+        Cpu { isa: Isa::best(), threads: device.pool().clone(), ropes: ropes.collect(), choices: Choices::default() }
+    }
+}
+
+fn gather_rows<'a>(
+    x: &Buffer,
+    rows: impl IntoIterator<Item = &'a u32>,
+    width: usize,
+    out: &mut Buffer,
+) -> Result<(), KernelError> {
+    let x = x.host::<f32>()?;
+    for (row, out) in rows.into_iter().zip(out.host_mut::<f32>()?.chunks_mut(width)) {
+        out.copy_from_slice(&x[*row as usize * width..][..width]);
+    }
+    Ok(())
+}
+
+/// The first `rows` rows of `width` numbers in 8 bits, and the number of blocks per row.
+fn q8_rows(blocks: &mut Buffer, rows: usize, width: usize) -> Result<(&mut [RowBlock], usize), KernelError> {
+    let per_row = width.div_ceil(RowBlock::LEN);
+    Ok((&mut blocks.host_mut()?[..rows * per_row], per_row))
+}

@@ -1,0 +1,188 @@
+//! Mixtures of experts as launches of the kernels in `csrc/experts.cu`.
+
+use attention_kernels::{Dtype, KernelError};
+use device::{Arg, Buffer, Device, DeviceError};
+
+use super::kernels::{self, at_least, count, holds, instance, launch, optional};
+use super::linear::Linear;
+use super::ops::ExpertRows;
+use crate::decoder::{Decoder, Experts, Groups, Mlp, Scores};
+
+device::kernel_structs! {
+    /// The struct of the same name in `experts.cu`.
+    struct RouteShape: 36 bytes {
+        experts: u32,
+        stride: u32,
+        top_k: u32,
+        scores: u32,
+        groups: u32,
+        top_groups: u32,
+        by_two: u32,
+        renormalise: u32,
+        scale: f32,
+    }
+    /// The struct of the same name in `experts.cu`.
+    struct ExpertShape: 12 bytes {
+        n: u32,
+        k: u32,
+        top_k: u32,
+    }
+    /// The struct of the same name in `experts.cu`.
+    struct SumShape: 16 bytes {
+        width: u32,
+        top_k: u32,
+        shared: u32,
+        stride: u32,
+    }
+}
+
+/// Device memory of the mixtures of a model, which use it one after the other.
+pub(super) struct ExpertMemory {
+    max_rows: usize,
+    /// Float32 `[rows, experts]`, twice: scores, and scores for the choice.
+    scores: [Buffer; 2],
+    /// u32 `[rows, top_k]`.
+    chosen: Buffer,
+    /// Float32 `[rows, top_k]`.
+    weights: Buffer,
+    /// u32 `[rows * top_k]`: choices by expert, and u32 `[experts + 1]`: where each expert's begin.
+    order: Buffer,
+    starts: Buffer,
+    /// Rows of all choices: projections, activation, output.
+    projections: Buffer,
+    activated: Buffer,
+    outputs: Buffer,
+}
+
+/// Bytes of each buffer for steps of `max_rows` rows: scores, choices, starts, projections, activations, outputs.
+fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 6] {
+    let most = |size: fn(&Experts) -> usize| decoder.experts().map(size).max().unwrap_or(0);
+    let widest = |size: fn(&Mlp) -> usize| {
+        let of = |experts: &Experts| experts.routing.top_k * experts.experts.iter().map(size).max().unwrap_or(0);
+        max_rows * decoder.experts().map(of).max().unwrap_or(0) * dtype.bytes()
+    };
+    let choices = max_rows * most(|experts| experts.routing.top_k) * size_of::<u32>();
+    let experts = most(|experts| experts.experts.len());
+    [
+        max_rows * experts * size_of::<f32>(),
+        choices,
+        (experts + 1) * size_of::<u32>(),
+        widest(|mlp| mlp.gate_up.rows()),
+        widest(Mlp::width),
+        widest(|mlp| mlp.down.rows()),
+    ]
+}
+
+impl ExpertMemory {
+    /// Memory for steps of up to `max_rows` rows; `None` for a decoder without experts.
+    pub fn new(
+        device: &dyn Device,
+        decoder: &Decoder,
+        max_rows: usize,
+        dtype: Dtype,
+    ) -> Result<Option<ExpertMemory>, DeviceError> {
+        if decoder.experts().next().is_none() {
+            return Ok(None);
+        }
+        let [scores, choices, starts, projections, activated, outputs] = sizes(decoder, max_rows, dtype);
+        Ok(Some(ExpertMemory {
+            max_rows,
+            scores: [device.alloc(scores)?, device.alloc(scores)?],
+            chosen: device.alloc(choices)?,
+            weights: device.alloc(choices)?,
+            order: device.alloc(choices)?,
+            starts: device.alloc(starts)?,
+            projections: device.alloc(projections)?,
+            activated: device.alloc(activated)?,
+            outputs: device.alloc(outputs)?,
+        }))
+    }
+
+    /// Bytes of [`ExpertMemory::new`].
+    pub fn bytes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> usize {
+        if decoder.experts().next().is_none() {
+            return 0;
+        }
+        let [scores, choices, others @ ..] = sizes(decoder, max_rows, dtype);
+        2 * scores + 3 * choices + others.iter().sum::<usize>()
+    }
+
+    /// Computes a mixture.
+    pub fn run(&mut self, dtype: Dtype, args: ExpertRows<'_>) -> Result<(), KernelError> {
+        let ExpertRows { declared, loaded, device, rows, x, scores, mixed, .. } = args;
+        let (routing, experts) = (&declared.routing, declared.experts.len());
+        let (stride, width, top_k) = (declared.router.rows(), declared.router.inputs, routing.top_k);
+        at_least("rows of the mixtures of experts", self.max_rows, rows)?;
+        holds("logits of a router", scores, rows * stride, dtype.bytes())?;
+        holds("inputs of experts", x, rows * width, dtype.bytes())?;
+        holds("outputs of experts", mixed, rows * width, dtype.bytes())?;
+        let groups = routing.groups.unwrap_or(Groups { count: 1, top: 1, by_two: false });
+        let shape = RouteShape {
+            experts: count(experts)?,
+            stride: count(stride)?,
+            top_k: count(top_k)?,
+            scores: match routing.scores {
+                Scores::Softmax => 0,
+                Scores::Sigmoid => 1,
+                Scores::Logits => 2,
+            },
+            groups: count(groups.count)?,
+            top_groups: count(groups.top)?,
+            by_two: groups.by_two.into(),
+            renormalise: routing.renormalise.into(),
+            scale: routing.scale,
+        };
+        let [all, ranked] = &self.scores;
+        let pointers = [all, ranked, &self.chosen, &self.weights].map(|buffer| Arg::pointer(buffer, 0));
+        let [all, ranked, chosen, weights] = pointers;
+        let args =
+            [Arg::pointer(scores, 0), optional(loaded.choice_bias.as_ref()), all, ranked, chosen, weights, Arg::bytes(&shape)];
+        launch(device, instance!("route_experts", dtype), [count(rows)?, 1, 1], 32, &args)?;
+        let choices = rows * top_k;
+        let [chosen, order, starts] = [&self.chosen, &self.order, &self.starts].map(|buffer| Arg::pointer(buffer, 0));
+        let args = [chosen, order, starts, Arg::from(count(choices)?), Arg::from(count(experts)?)];
+        launch(device, "group_by_expert", [1, 1, 1], 256, &args)?;
+
+        let ([[projection, down]], Some(network)) = (&loaded.networks[..], declared.experts.first()) else {
+            let (what, found) = ("stacked networks of experts", loaded.networks.len());
+            return Err(KernelError::Shape { what, found, expected: 1 });
+        };
+        let (inner, projected) = (network.width(), network.gate_up.rows());
+        let sorted = (&self.order, &self.starts, experts);
+        linear(device, dtype, (x, top_k), projection, &mut self.projections, sorted, [projected, width])?;
+        let kind = (network.activation, network.gated);
+        kernels::activate(device, dtype, kind, &self.projections, &mut self.activated, (choices, inner))?;
+        linear(device, dtype, (&self.activated, 1), down, &mut self.outputs, sorted, [width, inner])?;
+        let shared = match (&declared.shared, declared.shared_gate) {
+            (None, _) => 0,
+            (Some(_), false) => 1,
+            (Some(_), true) => 2,
+        };
+        let shape = SumShape { width: count(width)?, top_k: count(top_k)?, shared, stride: count(stride)? };
+        let pointers = [&self.outputs, &self.weights, scores, mixed].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
+        let [outputs, weights, scores, mixed] = pointers;
+        let grid = [count(rows)?, count(width.div_ceil(2048))?, 1];
+        launch(device, instance!("sum_experts", dtype), grid, 256, &[outputs, weights, scores, mixed, Arg::bytes(&shape)])
+    }
+}
+
+/// A product of each expert's rows. `top_k`: choices per row of `x`.
+fn linear(
+    device: &dyn Device,
+    dtype: Dtype,
+    (x, top_k): (&Buffer, usize),
+    linear: &Linear,
+    y: &mut Buffer,
+    (order, starts, experts): (&Buffer, &Buffer, usize),
+    [n, k]: [usize; 2],
+) -> Result<(), KernelError> {
+    let weights = linear.weights.numbers().ok_or(DeviceError::NoMatrices(device.name()))?;
+    holds("weights of experts", weights, experts * n * k, dtype.bytes())?;
+    if let Some(bias) = &linear.bias {
+        holds("biases of experts", bias, experts * n, dtype.bytes())?;
+    }
+    let shape = ExpertShape { n: count(n)?, k: count(k)?, top_k: count(top_k)? };
+    let [x, weights, y, order, starts] = [x, weights, y, order, starts].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
+    let args = [x, weights, optional(linear.bias.as_ref()), y, order, starts, Arg::bytes(&shape)];
+    launch(device, instance!("expert_linear", dtype), [count(n.div_ceil(8))?, count(experts)?, 1], 256, &args)
+}

@@ -1,0 +1,100 @@
+//! Registers and operations of a [`Program`](super::program::Program).
+
+use crate::decoder::Activation;
+
+/// A buffer of a step with one row per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Register {
+    /// Residual stream.
+    Stream,
+    /// Input of a branch after its norm, and later the branch's output.
+    Branch,
+    /// Fused queries, keys, values and output gate.
+    Qkv,
+    /// Output of attention.
+    Attended,
+    /// Gate and up projections of a feed-forward network.
+    GateUp,
+    /// Output of its activation.
+    Activated,
+    /// Rows in 8 bits, with a scale for each block of numbers ([`RowBlock`](device::gemm::RowBlock)).
+    Q8,
+    /// Output of a branch that waits for its norm or for the other branch.
+    Held,
+    /// Logits of a router.
+    Scores,
+    /// Output of a mixture of experts.
+    Mixed,
+}
+
+impl Register {
+    pub const COUNT: usize = 10;
+}
+
+/// One operation on all rows of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Op {
+    /// `to` = scaled embeddings of the tokens.
+    Embed { to: Register },
+    /// `Stream` += learned embeddings of the positions; `table` is a linear layer.
+    AddPositions { table: usize, offset: usize },
+    /// Fills a rotary table with the cosines and sines of the positions.
+    RopeTable { table: usize },
+    /// `to = norm(from)`.
+    Norm { norm: usize, from: Register, to: Register },
+    /// `to = linear(from)`.
+    Linear { linear: usize, from: Register, to: Register },
+    /// Head norms and rotation of `Qkv` in place, and the cache write.
+    QkNormRopeCache { attention: usize },
+    /// `Attended` = attention of the queries in `Qkv`.
+    Attend { attention: usize },
+    /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
+    GateAttended { attention: usize },
+    /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
+    /// rest of one register (of that width) into another, then the two registers swap names.
+    KeepNeeded { moves: [(Register, Register, usize); 2] },
+    /// `to = activation(gate) * up` of the rows of `GateUp`, or `activation(up)`; `width` is that of the result.
+    Activate { activation: Activation, gated: bool, width: usize, to: Register },
+    /// `Mixed` = the weighted outputs of the experts that the rows of `Scores` choose, and, if there is a shared network, what
+    /// `Mixed` holds. Overwrites `Qkv`, `Attended`, `GateUp` and `Activated`.
+    Experts { experts: usize, from: Register },
+    /// `Stream += scale * from`.
+    Add { from: Register, scale: f32 },
+    /// `Stream += scale * Branch`, then `to = norm(Stream)`.
+    AddNorm { norm: usize, scale: f32, to: Register },
+    /// Swaps the names of two registers of equal width.
+    Swap { a: Register, b: Register },
+}
+
+impl Op {
+    /// Whether the operation reads a register.
+    pub fn reads(&self, register: Register) -> bool {
+        match *self {
+            Op::Embed { .. } | Op::RopeTable { .. } => false,
+            Op::AddPositions { .. } => register == Register::Stream,
+            Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
+            Op::QkNormRopeCache { .. } | Op::Attend { .. } => register == Register::Qkv,
+            Op::GateAttended { .. } => matches!(register, Register::Qkv | Register::Attended),
+            Op::KeepNeeded { moves } => moves.iter().any(|(from, ..)| register == *from),
+            Op::Activate { .. } => register == Register::GateUp,
+            Op::Experts { from, .. } => [from, Register::Scores, Register::Mixed].contains(&register),
+            Op::Add { from, .. } => [from, Register::Stream].contains(&register),
+            Op::AddNorm { .. } => matches!(register, Register::Stream | Register::Branch),
+            // Both may be read later, under other names.
+            Op::Swap { a, b } => [a, b].contains(&register),
+        }
+    }
+
+    /// Whether the operation overwrites a register without reading it.
+    pub fn overwrites(&self, register: Register) -> bool {
+        let written = match *self {
+            Op::Embed { to } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
+            Op::AddNorm { to, .. } => vec![to],
+            Op::Attend { .. } => vec![Register::Attended],
+            Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
+            Op::KeepNeeded { moves } => moves.iter().map(|(_, to, _)| *to).collect(),
+            _ => Vec::new(),
+        };
+        written.contains(&register) && !self.reads(register)
+    }
+}

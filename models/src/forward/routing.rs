@@ -1,0 +1,141 @@
+//! The choice of experts by a router on a CPU.
+
+use device::Pool;
+
+use crate::decoder::{Experts, Groups, Routing, Scores};
+
+/// An expert that computes a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Choice {
+    pub row: u32,
+    pub expert: u32,
+    pub weight: f32,
+}
+
+/// The experts of each row of a step, and the rows of each expert.
+#[derive(Default)]
+pub(super) struct Choices {
+    /// `[rows, top_k]`, later sorted by expert.
+    by_row: Vec<Choice>,
+    sorted: Vec<Choice>,
+    /// Ends of the experts in `sorted`.
+    ends: Vec<usize>,
+}
+
+/// Rough cost of an expert's score in multiply-adds.
+const SCORE_COST: usize = 64;
+
+impl Choices {
+    /// Chooses the experts of all rows. `scores` holds rows of router logits, `[rows, router.rows()]`; the logits of the experts
+    /// become their scores.
+    pub fn choose(&mut self, pool: &Pool, experts: &Experts, scores: &mut [f32], bias: Option<&[f32]>, rows: usize) {
+        let (count, stride, routing) = (experts.experts.len(), experts.router.rows(), &experts.routing);
+        self.by_row.clear();
+        self.by_row.resize(rows * routing.top_k, Choice::default());
+        let (choices, scores) = ((&mut self.by_row[..], routing.top_k), (&mut scores[..rows * stride], stride));
+        pool.zip_chunks_mut(choices, scores, count * SCORE_COST, |row, choices, scores| {
+            choose(routing, &mut scores[..count], bias, choices);
+            choices.iter_mut().for_each(|choice| choice.row = row as u32);
+        });
+        self.ends.clear();
+        self.ends.resize(count, 0);
+        self.by_row.iter().for_each(|choice| self.ends[choice.expert as usize] += 1);
+        let mut at = 0;
+        for end in &mut self.ends {
+            // First the start of each expert; it becomes the end below.
+            (*end, at) = (at, at + *end);
+        }
+        self.sorted.resize(self.by_row.len(), Choice::default());
+        for choice in &self.by_row {
+            let place = &mut self.ends[choice.expert as usize];
+            self.sorted[*place] = *choice;
+            *place += 1;
+        }
+    }
+
+    /// The rows of each expert that has any, by ascending expert.
+    pub fn by_expert(&self) -> impl Iterator<Item = (usize, &[Choice])> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let ranges = starts.zip(&self.ends).enumerate();
+        ranges.map(|(expert, (start, end))| (expert, &self.sorted[start..*end])).filter(|(_, rows)| !rows.is_empty())
+    }
+}
+
+/// Greatest number of experts, and of groups of them.
+pub(super) const MAX_EXPERTS: usize = 4096;
+pub(super) const MAX_GROUPS: usize = 256;
+
+/// A set of numbers below [`MAX_EXPERTS`].
+struct Set([u64; MAX_EXPERTS / 64]);
+
+impl Set {
+    fn insert(&mut self, number: usize) {
+        self.0[number / 64] |= 1 << (number % 64);
+    }
+
+    fn contains(&self, number: usize) -> bool {
+        self.0[number / 64] >> (number % 64) & 1 == 1
+    }
+}
+
+/// Chooses the experts of one row from its logits, which become scores. Of equal scores the first wins.
+pub(super) fn choose(routing: &Routing, scores: &mut [f32], bias: Option<&[f32]>, choices: &mut [Choice]) {
+    to_scores(routing.scores, scores);
+    let score = |expert: usize| scores[expert] + bias.map_or(0.0, |bias| bias[expert]);
+    let mut taken = Set([0; MAX_EXPERTS / 64]);
+    if let Some(groups) = routing.groups {
+        exclude_groups(groups, scores.len(), &score, &mut taken);
+    }
+    for choice in choices.iter_mut() {
+        let best = first_best((0..scores.len()).filter(|expert| !taken.contains(*expert)), score).unwrap_or(0);
+        taken.insert(best);
+        (choice.expert, choice.weight) = (best as u32, scores[best]);
+    }
+    let divisor = match routing.scores {
+        Scores::Logits => {
+            let greatest = choices.iter().fold(f32::NEG_INFINITY, |greatest, choice| greatest.max(choice.weight));
+            choices.iter_mut().for_each(|choice| choice.weight = (choice.weight - greatest).exp());
+            choices.iter().map(|choice| choice.weight).sum()
+        }
+        _ if routing.renormalise => choices.iter().map(|choice| choice.weight).sum::<f32>() + 1e-20,
+        _ => 1.0,
+    };
+    choices.iter_mut().for_each(|choice| choice.weight = choice.weight / divisor * routing.scale);
+}
+
+fn to_scores(scores: Scores, logits: &mut [f32]) {
+    match scores {
+        Scores::Logits => {}
+        Scores::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+        Scores::Softmax => {
+            let greatest = logits.iter().fold(f32::NEG_INFINITY, |greatest, x| greatest.max(*x));
+            logits.iter_mut().for_each(|x| *x = (*x - greatest).exp());
+            let sum: f32 = logits.iter().sum();
+            logits.iter_mut().for_each(|x| *x /= sum);
+        }
+    }
+}
+
+/// Inserts the experts of all groups but the best into `taken`.
+fn exclude_groups(groups: Groups, count: usize, score: &impl Fn(usize) -> f32, taken: &mut Set) {
+    let size = count / groups.count;
+    let mut ranks = [0.0; MAX_GROUPS];
+    for (group, rank) in ranks[..groups.count].iter_mut().enumerate() {
+        let members = || group * size..(group + 1) * size;
+        let best = first_best(members(), score).unwrap_or(0);
+        let second = first_best(members().filter(|expert| *expert != best), score).filter(|_| groups.by_two);
+        *rank = score(best) + second.map_or(0.0, score);
+    }
+    let mut kept = Set([0; MAX_EXPERTS / 64]);
+    for _ in 0..groups.top {
+        let best = first_best((0..groups.count).filter(|group| !kept.contains(*group)), |group| ranks[group]);
+        kept.insert(best.unwrap_or(0));
+    }
+    (0..count).filter(|expert| !kept.contains(expert / size)).for_each(|expert| taken.insert(expert));
+}
+
+/// The first number with the greatest score.
+fn first_best(numbers: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> Option<usize> {
+    let scored = numbers.map(|number| (number, score(number)));
+    scored.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|best| best.0)
+}

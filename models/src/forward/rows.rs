@@ -1,0 +1,293 @@
+//! Loops over single rows on a CPU: norms, rotation, activations.
+//!
+//! They are plain loops, which the compiler vectorises inside functions that are compiled for the instruction set.
+
+use device::gemm::RowBlock;
+use device::simd::{LANES, Lanes};
+use device::{Isa, dispatch};
+
+use crate::decoder::Activation;
+
+/// A norm of a row, or of groups of `width` of its elements.
+#[derive(Clone, Copy)]
+pub(super) struct NormRow<'a> {
+    pub weight: &'a [f32],
+    /// Empty if there is none.
+    pub bias: &'a [f32],
+    pub width: usize,
+    pub eps: f32,
+    pub centre: bool,
+}
+
+/// What [`activate`] computes.
+#[derive(Clone, Copy)]
+pub(super) struct Activate {
+    pub activation: Activation,
+    pub gated: bool,
+}
+
+/// `out` = the norm of `x`.
+pub(super) fn norm(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [f32]) {
+    dispatch!(isa, norm_row(x: &[f32], norm: NormRow<'_>, out: &mut [f32]));
+}
+
+/// [`norm`] quantised block by block.
+pub(super) fn norm_q8(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]) {
+    dispatch!(isa, norm_row_q8(x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]));
+}
+
+/// `x += scale * y`.
+pub(super) fn add(isa: Isa, x: &mut [f32], y: &[f32], scale: f32) {
+    dispatch!(isa, add_row(x: &mut [f32], y: &[f32], scale: f32));
+}
+
+/// Norms each group of `heads` in place.
+pub(super) fn norm_heads(isa: Isa, heads: &mut [f32], norm: NormRow<'_>) {
+    dispatch!(isa, norm_groups(heads: &mut [f32], norm: NormRow<'_>));
+}
+
+/// Rotates the first elements of each head by the angles in `table`: cosines, then sines.
+pub(super) fn rotate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, table: &[f32], interleaved: bool) {
+    if interleaved {
+        dispatch!(isa, rotate_neighbours(heads: &mut [f32], head_dim: usize, table: &[f32]));
+    } else {
+        dispatch!(isa, rotate_halves(heads: &mut [f32], head_dim: usize, table: &[f32]));
+    }
+}
+
+/// `x *= sigmoid(gate)`.
+pub(super) fn gate(isa: Isa, x: &mut [f32], gate: &[f32]) {
+    dispatch!(isa, gate_row(x: &mut [f32], gate: &[f32]));
+}
+
+/// `out` = the activation of a row `[gate][up]`, or `[up]` if there is no gate.
+pub(super) fn activate(isa: Isa, how: Activate, gate_up: &[f32], out: &mut [f32]) {
+    let (gate, up) = gate_up.split_at(out.len());
+    dispatch!(isa, activate_row(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]));
+}
+
+/// [`activate`] for a result of `width` elements, quantised block by block.
+pub(super) fn activate_q8(isa: Isa, how: Activate, gate_up: &[f32], width: usize, out: &mut [RowBlock]) {
+    let (gate, up) = gate_up.split_at(width);
+    dispatch!(isa, activate_row_q8(how: Activate, gate: &[f32], up: &[f32], out: &mut [RowBlock]));
+}
+
+#[inline(always)]
+fn norm_row<L: Lanes>(x: &[f32], norm: NormRow<'_>, out: &mut [f32]) {
+    let (mean, factor) = moments::<L>(x, norm);
+    scale_row(x, mean, factor, norm.weight, norm.bias, out);
+}
+
+#[inline(always)]
+fn norm_row_q8<L: Lanes>(x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]) {
+    let (mean, factor) = moments::<L>(x, norm);
+    let mut numbers = [0.0; RowBlock::LEN];
+    for (i, out) in out.iter_mut().enumerate() {
+        let at = i * RowBlock::LEN;
+        let len = RowBlock::LEN.min(x.len() - at);
+        let bias = if norm.bias.is_empty() { &[] } else { &norm.bias[at..at + len] };
+        numbers[len..].fill(0.0);
+        scale_row(&x[at..at + len], mean, factor, &norm.weight[at..at + len], bias, &mut numbers[..len]);
+        out.set::<L>(&numbers);
+    }
+}
+
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loop
+#[inline(always)]
+fn add_row<L: Lanes>(x: &mut [f32], y: &[f32], scale: f32) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y * scale;
+    }
+}
+
+/// `(x - mean) * factor * weight + bias`.
+#[inline(always)]
+fn scale_row(x: &[f32], mean: f32, factor: f32, weight: &[f32], bias: &[f32], out: &mut [f32]) {
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x - mean) * factor * w;
+    }
+    for (out, bias) in out.iter_mut().zip(bias) {
+        *out += bias;
+    }
+}
+
+#[inline(always)]
+fn norm_groups<L: Lanes>(heads: &mut [f32], norm: NormRow<'_>) {
+    let NormRow { weight, bias, width, .. } = norm;
+    for (group, head) in heads.chunks_exact_mut(width).enumerate() {
+        let (mean, factor) = moments::<L>(head, norm);
+        let first = group * width % weight.len();
+        for (x, w) in head.iter_mut().zip(&weight[first..]) {
+            *x = (*x - mean) * (factor * w);
+        }
+        for (x, bias) in head.iter_mut().zip(bias.get(first..).unwrap_or_default()) {
+            *x += bias;
+        }
+    }
+}
+
+/// The mean of a row, 0 for an RMS norm, and the factor of the differences from it.
+#[inline(always)]
+fn moments<L: Lanes>(x: &[f32], norm: NormRow<'_>) -> (f32, f32) {
+    let mean = if norm.centre { sum::<L>(x) / x.len() as f32 } else { 0.0 };
+    (mean, inverse_deviation::<L>(x, mean, norm.eps))
+}
+
+/// `1 / sqrt(mean((x - mean)²) + eps)`. Sixteen lanes sum whole vectors, then the rest is added in order.
+#[inline(always)]
+fn inverse_deviation<L: Lanes>(row: &[f32], mean: f32, eps: f32) -> f32 {
+    let (vectors, tail) = row.as_chunks::<LANES>();
+    let mut lanes = L::splat(0.0);
+    let negative = L::splat(-mean);
+    for vector in vectors {
+        let x = L::load(vector).add(negative);
+        lanes = x.mul_add(x, lanes);
+    }
+    let mut squares = lanes.sum();
+    for x in tail {
+        squares += (x - mean) * (x - mean);
+    }
+    1.0 / (squares / row.len() as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn sum<L: Lanes>(row: &[f32]) -> f32 {
+    let (vectors, tail) = row.as_chunks::<LANES>();
+    let lanes = vectors.iter().fold(L::splat(0.0), |lanes, vector| lanes.add(L::load(vector)));
+    tail.iter().fold(lanes.sum(), |sum, x| sum + x)
+}
+
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
+#[inline(always)]
+fn rotate_halves<L: Lanes>(heads: &mut [f32], head_dim: usize, table: &[f32]) {
+    let half = table.len() / 2;
+    let (cos, sin) = table.split_at(half);
+    for head in heads.chunks_exact_mut(head_dim) {
+        let (low, high) = head.split_at_mut(half);
+        for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
+#[inline(always)]
+fn rotate_neighbours<L: Lanes>(heads: &mut [f32], head_dim: usize, table: &[f32]) {
+    let (cos, sin) = table.split_at(table.len() / 2);
+    for head in heads.chunks_exact_mut(head_dim) {
+        for (([a, b], c), s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+#[inline(always)]
+fn gate_row<L: Lanes>(x: &mut [f32], gate: &[f32]) {
+    for (x, gate) in x.chunks_mut(LANES).zip(gate.chunks(LANES)) {
+        let mut ends = [[0.0; LANES]; 2];
+        ends[0][..gate.len()].copy_from_slice(gate);
+        let [gates, sigmoids] = &mut ends;
+        sigmoid(L::load(gates)).store(sigmoids);
+        x.iter_mut().zip(sigmoids).for_each(|(x, sigmoid)| *x *= *sigmoid);
+    }
+}
+
+#[inline(always)]
+fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let one = L::splat(1.0);
+    match how.activation {
+        Activation::Silu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
+            gate.div(exp_of_negative(gate).add(one)).mul(up)
+        }),
+        Activation::Gelu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu(gate).mul(up)),
+        Activation::GeluTanh => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu_tanh(gate).mul(up)),
+        Activation::Relu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gate.max(L::splat(0.0)).mul(up)),
+        Activation::Relu2 => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
+            let positive = gate.max(L::splat(0.0));
+            positive.mul(positive).mul(up)
+        }),
+        Activation::ClampedSwiglu { limit } => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
+            let gate = least(gate, L::splat(limit));
+            let up = least(up.max(L::splat(-limit)), L::splat(limit));
+            sigmoid(gate.mul(L::splat(1.702))).mul(gate).mul(up.add(one))
+        }),
+    }
+}
+
+#[inline(always)]
+fn activate_row_q8<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [RowBlock]) {
+    let mut numbers = [0.0; RowBlock::LEN];
+    for (i, out) in out.iter_mut().enumerate() {
+        let at = i * RowBlock::LEN;
+        let end = gate.len().min(at + RowBlock::LEN);
+        numbers[end - at..].fill(0.0);
+        let up = if how.gated { &up[at..end] } else { up };
+        activate_row::<L>(how, &gate[at..end], up, &mut numbers[..end - at]);
+        out.set::<L>(&numbers);
+    }
+}
+
+/// `out = f(gate, up)`, sixteen elements at a time; `up` is 1 if there is no gate.
+#[inline(always)]
+fn by_lanes<L: Lanes>(gated: bool, gate: &[f32], up: &[f32], out: &mut [f32], f: impl Fn(L, L) -> L) {
+    let (gates, gate_tail) = gate.as_chunks();
+    let (ups, up_tail) = up.as_chunks();
+    let (outs, out_tail) = out.as_chunks_mut();
+    if gated {
+        for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+            f(L::load(gate), L::load(up)).store(out);
+        }
+    } else {
+        for (gate, out) in gates.iter().zip(outs) {
+            f(L::load(gate), L::splat(1.0)).store(out);
+        }
+    }
+    if !out_tail.is_empty() {
+        let mut ends = [[0.0; LANES], [1.0; LANES], [0.0; LANES]];
+        ends[0][..gate_tail.len()].copy_from_slice(gate_tail);
+        ends[1][..up_tail.len()].copy_from_slice(up_tail);
+        let [gate, up, out] = &mut ends;
+        f(L::load(gate), L::load(up)).store(out);
+        out_tail.copy_from_slice(&out[..out_tail.len()]);
+    }
+}
+
+#[inline(always)]
+fn least<L: Lanes>(a: L, b: L) -> L {
+    let minus = L::splat(-1.0);
+    a.mul(minus).max(b.mul(minus)).mul(minus)
+}
+
+/// `e^-x`, at most e^87.3, which is finite and which adding 1 does not change.
+#[inline(always)]
+fn exp_of_negative<L: Lanes>(x: L) -> L {
+    x.max(L::splat(-87.3)).mul(L::splat(-1.0)).exp()
+}
+
+#[inline(always)]
+fn sigmoid<L: Lanes>(x: L) -> L {
+    L::splat(1.0).div(exp_of_negative(x).add(L::splat(1.0)))
+}
+
+/// `x/2 * (1 + tanh(u))` = `x * sigmoid(2u)` with u = sqrt(2/π) (x + 0.044715 x³) (Hendrycks & Gimpel, 2016).
+#[inline(always)]
+fn gelu_tanh<L: Lanes>(x: L) -> L {
+    let cube = x.mul(x).mul(x);
+    let u = cube.mul_add(L::splat(0.044_715), x).mul(L::splat(0.797_884_6));
+    x.div(exp_of_negative(u.add(u)).add(L::splat(1.0)))
+}
+
+/// `x/2 * (1 + erf(x / sqrt(2)))`. The error function is approximation 7.1.26 of Abramowitz & Stegun, "Handbook of Mathematical
+/// Functions", whose error is at most 1.5e-7.
+#[inline(always)]
+fn gelu<L: Lanes>(x: L) -> L {
+    let magnitude = x.max(x.mul(L::splat(-1.0)));
+    let z = magnitude.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
+    let t = L::splat(1.0).div(z.mul_add(L::splat(0.327_591_1), L::splat(1.0)));
+    let mut p = L::splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
+        p = p.mul_add(t, L::splat(c));
+    }
+    let erf = p.mul(t).mul(exp_of_negative(z.mul(z))).mul_add(L::splat(-1.0), L::splat(1.0));
+    magnitude.mul_add(erf, x).mul(L::splat(0.5))
+}
