@@ -109,6 +109,7 @@ impl Model {
                                 window: layer.declared.window,
                                 soft_cap: None,
                                 alibi_slopes: None,
+                                sinks: None,
                                 workspace: ops.workspace(layer.group),
                             };
                             kernels.attention(device, args)?;
