@@ -121,6 +121,7 @@ impl<'a> Decode<'a> {
                     window: None,
                     soft_cap: None,
                     alibi_slopes: None,
+                    sinks: None,
                     workspace: None,
                 };
                 kernels.attention(*device, args).expect("attention");

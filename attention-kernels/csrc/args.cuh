@@ -45,7 +45,7 @@ struct AttentionArgs : AttentionShape {
     const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
     const void* values;            // as keys
     void* output;                  // [rows, num_heads, head_dim], type of the query
-    float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score)
+    float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
     float* partial_sums;           // [rows of the launch, num_heads, max_partitions, head_dim], of a split context
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
     const int32_t* block_tables;   // [num_seqs, max_blocks]
@@ -55,6 +55,7 @@ struct AttentionArgs : AttentionShape {
     const float* k_scales;         // null: 1; else one, or one per KV head
     const float* v_scales;         // as k_scales
     const float* alibi_slopes;     // null, or [num_heads]
+    const float* sinks;            // null, or [num_heads]: a logit of every softmax that has no value
 };
 
 }  // namespace quire
@@ -63,7 +64,8 @@ struct AttentionArgs : AttentionShape {
 #define QUIRE_ATTENTION_PARAMETERS                                                                                      \
     const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
         float *partial_states, const int32_t *block_tables, const uint32_t *context_lens, const uint32_t *query_starts, \
-        const float *k_scales, const float *v_scales, const float *alibi_slopes, const quire::AttentionShape shape
+        const float *k_scales, const float *v_scales, const float *alibi_slopes, const float *sinks,                    \
+        const quire::AttentionShape shape
 #define QUIRE_ATTENTION_ARGS                                                                                   \
     (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, block_tables, \
-                          context_lens, query_starts, k_scales, v_scales, alibi_slopes})
+                          context_lens, query_starts, k_scales, v_scales, alibi_slopes, sinks})

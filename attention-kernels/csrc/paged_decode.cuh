@@ -91,15 +91,15 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
         __syncthreads();
     }
 
-    const float factor = output_factor(args, folded, task.kv_head);
+    const Finished finished = finish(args, folded, head);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * DECODE_THREADS;
         if (d < head_dim) {
-            static_cast<T*>(args.output)[index * head_dim + d] = from_float<T>(sums[i] * factor);
+            static_cast<T*>(args.output)[index * head_dim + d] = from_float<T>(sums[i] * finished.factor);
         }
     }
-    if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(folded);
+    if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;
 }
 
 }  // namespace quire

@@ -85,7 +85,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (rows.index[r] == RowPair::NONE) continue;
-        const float factor = output_factor(args, states[r], kv_head);
+        const Finished finished = finish(args, states[r], rows.index[r] % args.num_heads);
         T* to = static_cast<T*>(args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D;
 #pragma unroll
         for (int i = 0; i < Shape::SUMS; i++) {
@@ -94,11 +94,11 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
                 const uint32_t column = out.column(i, j);
                 if (column >= Shape::D) continue;
                 *reinterpret_cast<uint32_t*>(to + column) =
-                    Pair<T>::narrow(out.sums[i][j][2 * r] * factor, out.sums[i][j][2 * r + 1] * factor);
+                    Pair<T>::narrow(out.sums[i][j][2 * r] * finished.factor, out.sums[i][j][2 * r + 1] * finished.factor);
             }
         }
         if (args.lse && threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
-            args.lse[rows.index[r]] = lse_of(states[r]);
+            args.lse[rows.index[r]] = finished.lse;
         }
     }
 }

@@ -35,15 +35,15 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
             }
         }
     }
-    const float factor = output_factor(args, state, head / (args.num_heads / args.num_kv_heads));
+    const Finished finished = finish(args, state, head);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
         if (d < args.head_dim) {
-            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * factor);
+            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * finished.factor);
         }
     }
-    if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(state);
+    if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;
 }
 
 }  // namespace quire

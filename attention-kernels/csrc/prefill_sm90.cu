@@ -246,14 +246,14 @@ struct Consumer {
             SoftmaxState softmax;
             softmax.max = max[r];
             softmax.sum = total;
-            const float factor = output_factor(task.args, softmax, task.kv_head);
+            const Finished finished = finish(task.args, softmax, rows.index[r] % task.args.num_heads);
             T* to = static_cast<T*>(task.args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D + threadIdx.x % 4 * 2;
 #pragma unroll
             for (int i = 0; i < Shape::SUMS; i++) {
                 *reinterpret_cast<uint32_t*>(to + i * 8) =
-                    Pair<T>::narrow(sums[i][2 * r] * factor, sums[i][2 * r + 1] * factor);
+                    Pair<T>::narrow(sums[i][2 * r] * finished.factor, sums[i][2 * r + 1] * finished.factor);
             }
-            if (task.args.lse && threadIdx.x % 4 == 0) task.args.lse[rows.index[r]] = lse_of(softmax);
+            if (task.args.lse && threadIdx.x % 4 == 0) task.args.lse[rows.index[r]] = finished.lse;
         }
     }
 };

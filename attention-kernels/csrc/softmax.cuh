@@ -66,12 +66,20 @@ __device__ __forceinline__ Factors merge(SoftmaxState& state, const SoftmaxState
     return factors;
 }
 
-// Returns the factor that turns a row's sums into its output. Zeros if nothing is visible; NaN remains NaN.
-__device__ __forceinline__ float output_factor(const AttentionArgs& args, const SoftmaxState& state, uint32_t kv_head) {
-    const float v_scale = args.v_scales ? args.v_scales[kv_head * args.scale_stride] : 1.0f;
-    return state.sum == 0.0f ? 0.0f : v_scale / state.sum;
-}
+// The result of a row and head whose partitions are merged.
+struct Finished {
+    float factor;  // of its sums: zero if nothing is visible; NaN remains NaN
+    float lse;
+};
 
-__device__ __forceinline__ float lse_of(const SoftmaxState& state) { return (state.max + log2f(state.sum)) * LN_2; }
+// Called once for each row and head, so the head's sink enters its softmax once, however the context is split.
+__device__ __forceinline__ Finished finish(const AttentionArgs& args, SoftmaxState state, uint32_t head) {
+    float share = 1.0f;
+    if (args.sinks && state.sum != 0.0f) share = merge(state, {args.sinks[head] * LOG2_E, 1.0f}).old_part;
+    const uint32_t kv_head = head / (args.num_heads / args.num_kv_heads);
+    const float v_scale = args.v_scales ? args.v_scales[kv_head * args.scale_stride] : 1.0f;
+    const float factor = state.sum == 0.0f ? 0.0f : v_scale / state.sum * share;
+    return {factor, (state.max + log2f(state.sum)) * LN_2};
+}
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-/* Kernel plug-ins for Quire, ABI version 1.
+/* Kernel plug-ins for Quire, ABI version 1.1.
  *
  * A plug-in is a shared library that exports quire_kernels_plugin(). The configuration names it:
  *
@@ -19,7 +19,9 @@
  * error in one line. No exception or panic may propagate out of a function.
  *
  * Versions: a structure that contains its own size grows only at its end, and a reader accesses no more than that size. An
- * incompatible change increments QUIRE_KERNELS_ABI; the host rejects plug-ins with any other number than its own. */
+ * incompatible change increments QUIRE_KERNELS_ABI; the host rejects plug-ins with any other number than its own. A
+ * compatible addition increments QUIRE_KERNELS_ABI_MINOR, which the host does not check: a variant is never called with a
+ * feature that it does not state. */
 #ifndef QUIRE_KERNELS_H
 #define QUIRE_KERNELS_H
 
@@ -31,6 +33,8 @@ extern "C" {
 #endif
 
 #define QUIRE_KERNELS_ABI 1u
+/* 1: QUIRE_SINKS and quire_attention.sinks. */
+#define QUIRE_KERNELS_ABI_MINOR 1u
 /* "QUIREKRN" as a little-endian number. */
 #define QUIRE_KERNELS_MAGIC 0x4e524b4552495551ull
 
@@ -51,7 +55,7 @@ enum {
 };
 
 /* Optional features of attention, as bits. */
-enum { QUIRE_WINDOW = 1, QUIRE_SOFT_CAP = 2, QUIRE_ALIBI = 4, QUIRE_LSE = 8 };
+enum { QUIRE_WINDOW = 1, QUIRE_SOFT_CAP = 2, QUIRE_ALIBI = 4, QUIRE_LSE = 8, QUIRE_SINKS = 16 };
 
 /* Services of the host. parallel_for, which takes `pool` as its first argument, calls task(context, 0) ..
  * task(context, tasks - 1), each once, on up to `threads` threads, and returns after the last call has returned. */
@@ -92,7 +96,8 @@ typedef struct {
     const void *query;            /* head h of row t starts at t * query_stride + h * head_dim */
     uint64_t query_stride;
     void *output;                 /* [rows, num_heads, head_dim] */
-    float *lse;                   /* null, or output [rows, num_heads]: natural log of the sum of exp(score) */
+    float *lse;                   /* null, or output [rows, num_heads]: natural log of the sum of exp(score) and of
+                                     exp(sink) */
     quire_cache cache;
     const uint32_t *query_starts; /* [sequences of the batch + 1] */
     const uint32_t *context_lens; /* [sequences], query rows included */
@@ -104,6 +109,8 @@ typedef struct {
     float scale;                  /* score = scale * q·k */
     float soft_cap;               /* 0: none; else score = soft_cap * tanh(score / soft_cap) */
     const float *alibi_slopes;    /* null, or [num_heads]: slope * (key position - query position) is added */
+    /* Since version 1.1: */
+    const float *sinks;           /* null, or [num_heads]: a logit of the softmax that has no value, not scaled or capped */
 } quire_attention;
 
 /* Write of row t into slot slot_mapping[t] = block * block_size + offset. A row with a negative slot is skipped. No slot

@@ -112,7 +112,9 @@ pub struct AttentionArgs<'a> {
     pub num_heads: usize,
     /// Output `[rows, num_heads, head_dim]`; only the rows of `seqs` are written.
     pub output: &'a mut Buffer,
-    /// Natural log of the sum of exp(score), float32 `[rows, num_heads]`, for callers that merge results. −∞ for padding.
+    /// Natural log of the denominator of the softmax, float32 `[rows, num_heads]`, for callers that merge results: of the sum
+    /// of exp(score), including exp(sink). So a caller that merges parts of a context passes the sinks with one part only. −∞
+    /// for padding.
     pub lse: Option<&'a mut Buffer>,
     /// Keys and values, including those of the query tokens.
     pub cache: &'a KvCache,
@@ -126,8 +128,12 @@ pub struct AttentionArgs<'a> {
     pub window: Option<usize>,
     /// Soft cap: with `Some(c)` a score becomes `c * tanh(score / c)`.
     pub soft_cap: Option<f32>,
-    /// ALiBi slopes `[num_heads]`: `slope * (key position - query position)` is added to the score.
-    pub alibi_slopes: Option<&'a [f32]>,
+    /// ALiBi slopes, float32 `[num_heads]`: `slope * (key position - query position)` is added to the score (Press et al.,
+    /// 2021).
+    pub alibi_slopes: Option<&'a Buffer>,
+    /// Attention sinks, float32 `[num_heads]`: a logit for each head that takes part in the softmax of every row that sees a
+    /// token, and has no value. It is neither scaled nor capped (gpt-oss, 2025).
+    pub sinks: Option<&'a Buffer>,
     /// The batch on the device, and space for partial results. CPU variants need none.
     pub workspace: Option<&'a Workspace>,
 }
@@ -162,8 +168,10 @@ impl AttentionArgs<'_> {
         if let Some(lse) = &self.lse {
             at_least("lse elements", lse.len_bytes() / size_of::<f32>(), end * self.num_heads)?;
         }
-        if let Some(slopes) = self.alibi_slopes {
-            expect("alibi slopes", slopes.len(), self.num_heads)?;
+        for (what, of_heads) in [("bytes of ALiBi slopes", self.alibi_slopes), ("bytes of sinks", self.sinks)] {
+            if let Some(of_heads) = of_heads {
+                expect(what, of_heads.len_bytes(), self.num_heads * size_of::<f32>())?;
+            }
         }
         at_least("window", self.window.unwrap_or(1), 1)?;
         self.cache.check()

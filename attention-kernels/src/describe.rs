@@ -143,6 +143,7 @@ fn abilities(variant: &Variant) -> Vec<String> {
         ("window", can.window),
         ("soft-cap", can.soft_cap),
         ("alibi", can.alibi),
+        ("sinks", can.sinks),
         ("lse", can.lse),
         ("row-invariant", can.row_invariant.is_some()),
         ("unproven", !can.proven),

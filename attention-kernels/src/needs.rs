@@ -34,6 +34,8 @@ pub struct Needs {
     pub soft_cap: bool,
     /// Whether the model has ALiBi slopes.
     pub alibi: bool,
+    /// Whether the model has attention sinks.
+    pub sinks: bool,
     /// Whether the log of the sum of exp(score) is required.
     pub lse: bool,
     /// Whether a row's bits must depend on the row alone, the same in decode and prefill.
@@ -54,6 +56,7 @@ impl Default for Needs {
             window: false,
             soft_cap: false,
             alibi: false,
+            sinks: false,
             lse: false,
             row_invariant: false,
         }
@@ -92,6 +95,7 @@ impl Needs {
                     (self.window && !can.window, "the model has sliding windows"),
                     (self.soft_cap && !can.soft_cap, "the model caps its scores"),
                     (self.alibi && !can.alibi, "the model has ALiBi slopes"),
+                    (self.sinks && !can.sinks, "the model has attention sinks"),
                     (self.lse && !can.lse, "it has no lse output"),
                     (self.row_invariant && can.row_invariant.is_none(), "it is not row-invariant"),
                 ];

@@ -149,6 +149,8 @@ pub struct Capabilities {
     pub soft_cap: bool,
     /// Supports ALiBi slopes.
     pub alibi: bool,
+    /// Supports attention sinks.
+    pub sinks: bool,
     /// Can output the log of the sum of exp(score).
     pub lse: bool,
     /// Family of row-invariant variants, if results do not depend on the batch (see the crate docs). Variants of the same
@@ -186,6 +188,7 @@ impl Capabilities {
         window: false,
         soft_cap: false,
         alibi: false,
+        sinks: false,
         lse: false,
         row_invariant: None,
         rounds_weights: false,
@@ -238,6 +241,17 @@ impl Variant {
     /// The variant is for another operation, the arguments do not match each other, or the kernel fails.
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
+        let can = &self.capabilities;
+        let extras = [
+            (args.window.is_some() && !can.window, "a window"),
+            (args.soft_cap.is_some() && !can.soft_cap, "a soft cap"),
+            (args.alibi_slopes.is_some() && !can.alibi, "ALiBi slopes"),
+            (args.sinks.is_some() && !can.sinks, "attention sinks"),
+            (args.lse.is_some() && !can.lse, "an lse output"),
+        ];
+        if let Some((_, found)) = extras.into_iter().find(|extra| extra.0) {
+            return Err(self.not_for(found));
+        }
         match self.kernel {
             Kernel::Attention(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation.is_attention() => kernel.attention(device, args),

@@ -46,7 +46,7 @@ impl WorkspaceLimits {
 
     /// Returns the bytes of device memory that a workspace allocates.
     pub fn bytes(&self) -> usize {
-        self.sizes().into_iter().sum::<usize>() + self.num_heads * size_of::<f32>()
+        self.sizes().into_iter().sum()
     }
 
     /// Returns the bytes of each buffer, in the order of the fields of [`Workspace`].
@@ -81,8 +81,6 @@ pub struct Workspace {
     pub(crate) partial_sums: Buffer,
     /// `[split_rows, num_heads, max_partitions, 2]` f32.
     pub(crate) partial_states: Buffer,
-    /// `[num_heads]` f32.
-    pub(crate) alibi_slopes: Mirror,
     /// Contents of the buffers.
     loaded: Loaded,
 }
@@ -102,7 +100,6 @@ struct Loaded {
     copies: Vec<(u32, u32)>,
     /// Lengths of the runs of copies that may run concurrently.
     runs: Vec<usize>,
-    alibi_slopes: Vec<f32>,
 }
 
 impl Workspace {
@@ -121,7 +118,6 @@ impl Workspace {
             pairs: Mirror::new(device, pairs)?,
             partial_sums: device.alloc(sums)?,
             partial_states: device.alloc(states)?,
-            alibi_slopes: Mirror::new(device, limits.num_heads * size_of::<f32>())?,
             loaded: Loaded::default(),
         })
     }
@@ -201,17 +197,6 @@ impl Workspace {
         Ok(())
     }
 
-    /// Loads the ALiBi slopes of the model, one per query head.
-    ///
-    /// # Errors
-    /// The number of slopes is not the number of query heads.
-    pub fn load_alibi_slopes(&mut self, device: &dyn Device, slopes: &[f32]) -> Result<(), KernelError> {
-        expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
-        self.alibi_slopes.set(device, slopes.iter().map(|x| x.to_ne_bytes()))?;
-        self.loaded.alibi_slopes = slopes.to_vec();
-        Ok(())
-    }
-
     /// Returns the number of blocks of the longest context that launches cover.
     pub(crate) fn launch_blocks(&self) -> usize {
         if self.loaded.fixed { self.limits.max_blocks } else { self.loaded.max_blocks }
@@ -243,11 +228,6 @@ impl Workspace {
     pub(crate) fn check_cache(&self, shape: &KvShape) -> Result<(), KernelError> {
         expect("block size of the cache", shape.block_size, self.limits.block_size)?;
         at_least("blocks of the cache", shape.num_blocks, self.limits.num_blocks)
-    }
-
-    /// Whether these slopes were loaded.
-    pub(crate) fn has_slopes(&self, slopes: &[f32]) -> bool {
-        self.loaded.alibi_slopes == slopes
     }
 
     /// Returns the lengths of the runs of these copies if they were loaded.

@@ -27,6 +27,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
             window,
             soft_cap: None,
             alibi_slopes: None,
+            sinks: None,
             workspace: None,
         };
         args.cost()

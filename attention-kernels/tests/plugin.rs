@@ -50,6 +50,7 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
         window: Some(30),
         soft_cap: None,
         alibi_slopes: None,
+        sinks: None,
         workspace: None,
     };
     set.attention(device, args)?;
@@ -78,6 +79,20 @@ fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants()
         description.variants.iter().any(|it| it.variant == "example.plain" && it.chosen.is_some()),
         "{description}"
     );
+}
+
+#[test]
+fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_not_know() {
+    let device = device::open("cpu", Some(1)).unwrap();
+    [build("abi-1-0"), build("")].iter().for_each(|library| load_plugin(library).unwrap());
+    let old = table("decode = \"example.old\"\nprefill = \"example.old\"\n");
+    let new = table("decode = \"example.plain\"\nprefill = \"example.plain\"\n");
+    assert_eq!(attend(&*device, &old, 40).unwrap(), attend(&*device, &new, 40).unwrap());
+    let needs = Needs { head_dim: 8, sinks: true, ..Needs::on(&*device) };
+    let error = select(&old, &needs).err().unwrap().to_string();
+    assert!(error.contains("\"example.old\" cannot serve: the model has attention sinks; use one of: "), "{error}");
+    assert_eq!(select(&new, &needs).unwrap().decode.name, "example.plain");
+    assert!(!select(&KernelChoice::default(), &needs).unwrap().decode.name.starts_with("example"));
 }
 
 #[test]
@@ -131,7 +146,7 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
     let expected = [
         ("quire_host", "parallel_for", size_of::<abi::Host>(), offset_of!(abi::Host, parallel_for)),
         ("quire_cache", "token_stride", size_of::<abi::Cache>(), offset_of!(abi::Cache, token_stride)),
-        ("quire_attention", "alibi_slopes", size_of::<abi::Attention>(), offset_of!(abi::Attention, alibi_slopes)),
+        ("quire_attention", "sinks", size_of::<abi::Attention>(), offset_of!(abi::Attention, sinks)),
         ("quire_cache_write", "cache", size_of::<abi::CacheWrite>(), offset_of!(abi::CacheWrite, cache)),
         ("quire_block_copy", "cache", size_of::<abi::BlockCopy>(), offset_of!(abi::BlockCopy, cache)),
         ("quire_variant", "run", size_of::<abi::Variant>(), offset_of!(abi::Variant, run)),
@@ -141,7 +156,7 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
     for (name, field, ..) in expected {
         text += &format!("printf(\"%zu %zu\\n\", sizeof({name}), offsetof({name}, {field}));\n");
     }
-    text += "printf(\"%u %llu\\n\", QUIRE_KERNELS_ABI, (unsigned long long)QUIRE_KERNELS_MAGIC);\nreturn 0; }\n";
+    text += "printf(\"%u.%u %llu\\n\", QUIRE_KERNELS_ABI, QUIRE_KERNELS_ABI_MINOR, (unsigned long long)QUIRE_KERNELS_MAGIC);\nreturn 0; }\n";
     std::fs::write(&source, text).unwrap();
     let program = source.with_extension("out");
     let flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-I"];
@@ -149,6 +164,6 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
     assert!(status.success(), "the header does not compile as C");
     let said = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
     let mut lines: Vec<String> = expected.iter().map(|(_, _, size, offset)| format!("{size} {offset}")).collect();
-    lines.push(format!("{} {}", abi::ABI, abi::MAGIC));
+    lines.push(format!("{}.{} {}", abi::ABI, abi::MINOR, abi::MAGIC));
     assert_eq!(said.lines().collect::<Vec<_>>(), lines);
 }

@@ -8,9 +8,15 @@
 mod abi;
 
 use std::cell::RefCell;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::from_raw_parts;
+
+/// Whether the variants support attention sinks, which version 1.0 of the ABI did not have.
+const SINKS: bool = !cfg!(feature = "abi-1-0");
+/// Bytes of the arguments that are read.
+const ATTENTION: usize = if SINKS { size_of::<abi::Attention>() } else { offset_of!(abi::Attention, sinks) };
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
@@ -80,6 +86,11 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
         };
         let mut sums = vec![0.0f64; dim];
         let (mut greatest, mut mass) = (f64::NEG_INFINITY, 0.0f64);
+        // A sink starts the sum, without a value.
+        if SINKS && !args.sinks.is_null() {
+            // SAFETY: the array has an element for each head.
+            (greatest, mass) = (f64::from(unsafe { *args.sinks.add(head) }), 1.0);
+        }
         for at in position.map_or(0..0, |p| first..p + 1) {
             let key = token(cache.keys, at);
             let product: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
@@ -101,8 +112,8 @@ unsafe extern "C" fn plain(host: *const abi::Host, arguments: *const c_void) -> 
     guarded(|| {
         // SAFETY: the pointers are those of an attention variant's call.
         let (host, args) = unsafe { (&*host, &*arguments.cast::<abi::Attention>()) };
-        if (args.size as usize) < size_of::<abi::Attention>() {
-            return Err(format!("arguments of {} bytes, expected {}", args.size, size_of::<abi::Attention>()));
+        if (args.size as usize) < ATTENTION {
+            return Err(format!("arguments of {} bytes, expected {ATTENTION}", args.size));
         }
         let tasks = args.num_seqs * u64::from(args.num_heads);
         // SAFETY: this is the host's loop, and `attend` expects this context.
@@ -124,7 +135,7 @@ struct Static<T>(T);
 // SAFETY: the data is never written; its pointers refer to constants.
 unsafe impl<T> Sync for Static<T> {}
 
-const fn variant(operation: u32, name: &'static std::ffi::CStr, rank: u32, run: abi::Run) -> abi::Variant {
+const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) -> abi::Variant {
     abi::Variant {
         size: size_of::<abi::Variant>() as u32,
         operation,
@@ -133,7 +144,7 @@ const fn variant(operation: u32, name: &'static std::ffi::CStr, rank: u32, run: 
         dtypes: 1,
         kv_dtypes: 1,
         layouts: 0b11,
-        features: abi::WINDOW,
+        features: if SINKS { abi::WINDOW | abi::SINKS } else { abi::WINDOW },
         max_head_dim: 1024,
         head_dim_step: 1,
         max_block_size: 1024,
@@ -146,11 +157,16 @@ const fn variant(operation: u32, name: &'static std::ffi::CStr, rank: u32, run: 
     }
 }
 
-const PLAIN: &std::ffi::CStr = if cfg!(feature = "name-taken") { c"cpu.reference" } else { c"example.plain" };
+const PLAIN: &CStr = match (cfg!(feature = "name-taken"), SINKS) {
+    (true, _) => c"cpu.reference",
+    (false, true) => c"example.plain",
+    (false, false) => c"example.old",
+};
 static DECODE: Static<abi::Variant> = Static(variant(abi::DECODE, PLAIN, 1, plain));
 static PREFILL: Static<abi::Variant> = Static(variant(abi::PREFILL, PLAIN, 1, plain));
 static FAILS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.fails", 0, fails));
 static PANICS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.panics", 0, panics));
+// The first two are all that the library for version 1.0 has.
 static VARIANTS: Static<[*const abi::Variant; 4]> = Static([&DECODE.0, &PREFILL.0, &FAILS.0, &PANICS.0]);
 
 static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
@@ -158,7 +174,7 @@ static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
     abi: if cfg!(feature = "other-abi") { abi::ABI + 1 } else { abi::ABI },
     size: size_of::<abi::Plugin>() as u32,
     name: c"example".as_ptr(),
-    num_variants: 4,
+    num_variants: if SINKS { 4 } else { 2 },
     variants: VARIANTS.0.as_ptr(),
     last_error,
 });

@@ -17,7 +17,7 @@ use device::{Device, Isa};
 
 use super::kernel::{self, result_len};
 use super::merge::Merged;
-use super::reference::with_gemm;
+use super::reference::{of_heads, with_gemm};
 use super::stored::{GivenScales, Pages};
 use super::tile::{Next, Scratch, Shared, Task};
 use crate::args::{AttentionArgs, LinearArgs};
@@ -118,6 +118,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
     let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
+    let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
     plan.split(&args, pool.threads());
     let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
     let len = result_len(most_rows, group, dim).max(1);
@@ -149,7 +150,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
             table: batch.table(unit.seq),
             partitions: partitions.clone(),
             scale: args.scale * scales.head(kv_head)[0],
-            slopes: args.alibi_slopes.map(|slopes| &slopes[kv_head * group..][..group]),
+            slopes: slopes.map(|slopes| &slopes[kv_head * group..][..group]),
             next: (i + 1 < tasks).then(|| begin(i + 1)),
         };
         let mut scratch = SCRATCH.take();
@@ -157,7 +158,8 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
         SCRATCH.set(scratch);
     });
     let (rows, width, units) = (args.rows(), args.num_heads * dim, &planned.units);
-    // Merges the results of a row and head: values into `out`, or only the state if `out` is empty.
+    // Merges the results of a row and head: values into `out`, or only the state if `out` is empty. Returns the state, with
+    // the head's sink, and the factor of the values.
     let merge = |row: usize, head: usize, out: &mut [f32]| {
         let unit = units.partition_point(|unit| unit.rows.end <= row);
         let (kv_head, query) = (head / group, (row - units[unit].rows.start) * group + head % group);
@@ -171,25 +173,29 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
                 merged.merge(part, out, &result[query * dim..][..out.len()]);
             }
         }
-        merged
+        let share = match sinks {
+            Some(sinks) if merged.total != 0.0 => merged.add_sink(sinks[head]),
+            _ => 1.0,
+        };
+        (merged, share)
     };
     let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
     let pieces = planned.pieces.len() / units.len().max(1);
     pool.chunks_mut(output, dim, 2 * dim * pieces, |i, out| {
         let head = i % args.num_heads;
-        let merged = merge(rows.start + i / args.num_heads, head, out);
+        let (merged, share) = merge(rows.start + i / args.num_heads, head, out);
         if merged.total == 0.0 {
             return out.fill(0.0);
         }
         let value_scale = scales.head(head / group)[1];
         for value in out {
-            *value = *value / merged.total * value_scale;
+            *value = *value * share / merged.total * value_scale;
         }
     });
     if let Some(lse) = args.lse {
         let lse = &mut lse.host_mut::<f32>()?[rows.start * args.num_heads..rows.end * args.num_heads];
         for (i, lse) in lse.iter_mut().enumerate() {
-            *lse = merge(rows.start + i / args.num_heads, i % args.num_heads, &mut []).log_of_sum();
+            *lse = merge(rows.start + i / args.num_heads, i % args.num_heads, &mut []).0.log_of_sum();
         }
     }
     plan.results = results;

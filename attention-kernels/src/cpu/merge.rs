@@ -30,6 +30,15 @@ impl Merged {
             *sum = *sum * old + part * new;
         }
     }
+
+    /// Adds a logit without a value, after the last partition. Returns the factor of the weighted values.
+    #[inline(always)]
+    pub fn add_sink(&mut self, sink: f32) -> f32 {
+        let after = self.greatest.max(sink);
+        let (old, new) = (weight(self.greatest, after), weight(sink, after));
+        *self = Merged { greatest: after, total: self.total * old + new };
+        old
+    }
 }
 
 /// Returns exp(score - greatest); usually the two are equal.

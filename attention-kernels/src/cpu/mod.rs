@@ -17,7 +17,15 @@ use crate::variant::{Capabilities, register};
 
 /// Capabilities of attention.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { window: true, soft_cap: true, alibi: true, lse: true, row_invariant: Some(name), ..plain(isa, rank) }
+    Capabilities {
+        window: true,
+        soft_cap: true,
+        alibi: true,
+        sinks: true,
+        lse: true,
+        row_invariant: Some(name),
+        ..plain(isa, rank)
+    }
 }
 
 /// Capabilities of the other operations.

@@ -2,7 +2,7 @@
 //! row-invariant too, because its sums run in absolute order.
 
 use device::gemm::{self, Gemm, RowBlock, gemm_reference};
-use device::{Device, Isa, Pool};
+use device::{Buffer, Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
@@ -39,7 +39,8 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let keys = Numbers::<S> { elements: args.cache.keys.host()?, shape };
     let values = Numbers::<S> { elements: args.cache.values.host()?, shape };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
-    let (batch, window, soft_cap, slopes) = (args.batch, args.window, args.soft_cap, args.alibi_slopes);
+    let (batch, window, soft_cap) = (args.batch, args.window, args.soft_cap);
+    let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
     let query = args.query.host::<f32>()?;
     let output = args.output.host_mut::<f32>()?;
     let mut lse = match args.lse {
@@ -97,8 +98,9 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     merged.merge(Merged { greatest, total }, &mut sums, &part);
                     partition += PARTITION;
                 }
+                let share = sinks.map_or(1.0, |sinks| merged.add_sink(sinks[head]));
                 for (out, sum) in out_row[head * dim..][..dim].iter_mut().zip(&sums) {
-                    *out = sum / merged.total * value_scale;
+                    *out = sum * share / merged.total * value_scale;
                 }
                 if let Some(lse) = &mut lse {
                     lse[row * heads + head] = merged.log_of_sum();
@@ -107,6 +109,11 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
         }
     }
     Ok(())
+}
+
+/// Returns numbers of the query heads, `[num_heads]`.
+pub(super) fn of_heads(numbers: Option<&Buffer>) -> Result<Option<&[f32]>, KernelError> {
+    Ok(numbers.map(Buffer::host::<f32>).transpose()?)
 }
 
 /// The code of `cpu.rows`, compiled without vector instructions.

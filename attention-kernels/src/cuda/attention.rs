@@ -1,6 +1,6 @@
 //! Launches of the attention kernels.
 
-use device::{Arg, Device, Launch, Tensor};
+use device::{Arg, Buffer, Device, Launch, Tensor};
 
 use super::names::{self, MODULE};
 use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
@@ -109,9 +109,6 @@ impl<'a> Call<'a> {
         if !workspace.has_batch(args.batch, args.window) {
             return Err(missing("batch with these lengths and this window"));
         }
-        if args.alibi_slopes.is_some_and(|slopes| !workspace.has_slopes(slopes)) {
-            return Err(missing("such ALiBi slopes"));
-        }
         workspace.check_cache(&args.cache.shape)?;
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
         // Rows of f16 and bf16 are read in vectors of 16 bytes.
@@ -198,6 +195,7 @@ impl<'a> Call<'a> {
         let shape = self.shape(partitions)?;
         let first = args.seqs.start;
         let [key_scales, value_scales] = scale_pointers(cache);
+        let of_heads = |numbers: Option<&'a Buffer>| numbers.map_or(Arg::null(), |numbers| Arg::pointer(numbers, 0));
         let partial = |buffer| if partitions > 0 { Arg::pointer(buffer, 0) } else { Arg::null() };
         let common = [
             Arg::pointer(args.query, 0),
@@ -212,10 +210,11 @@ impl<'a> Call<'a> {
             Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>()),
             key_scales,
             value_scales,
-            args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(workspace.alibi_slopes.buffer(), 0)),
+            of_heads(args.alibi_slopes),
+            of_heads(args.sinks),
             Arg::bytes(&shape),
         ];
-        let mut parameters = [Arg::null(); 16];
+        let mut parameters = [Arg::null(); 17];
         parameters[..common.len()].copy_from_slice(&common);
         parameters[common.len()..][..more.len()].copy_from_slice(more);
         let parameters = &parameters[..common.len() + more.len()];

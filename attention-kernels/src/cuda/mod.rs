@@ -47,6 +47,7 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
         window: true,
         soft_cap: true,
         alibi: true,
+        sinks: true,
         lse: true,
         row_invariant: Some(family),
         rank,

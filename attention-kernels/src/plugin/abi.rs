@@ -6,8 +6,10 @@
 
 use std::ffi::{c_char, c_void};
 
-/// Version of this ABI.
+/// Version of this ABI. A host loads plug-ins of this version only.
 pub const ABI: u32 = 1;
+/// Number of compatible additions to this version. 1: [`SINKS`].
+pub const MINOR: u32 = 1;
 /// `QUIREKRN` as a little-endian number.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUIREKRN");
 /// Name of the exported symbol, an [`Entry`].
@@ -30,6 +32,8 @@ pub const SOFT_CAP: u32 = 2;
 pub const ALIBI: u32 = 4;
 /// Can output the log of the sum of exp(score).
 pub const LSE: u32 = 8;
+/// Supports attention sinks.
+pub const SINKS: u32 = 16;
 
 /// Body of a parallel loop, called for each index.
 pub type Task = unsafe extern "C" fn(context: *mut c_void, index: u64);
@@ -92,6 +96,7 @@ pub struct Attention {
     pub scale: f32,
     pub soft_cap: f32,
     pub alibi_slopes: *const f32,
+    pub sinks: *const f32,
 }
 
 /// Arguments of [`CACHE_WRITE`].

@@ -23,6 +23,7 @@ impl LoadedKernel {
     pub(crate) fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         args.check()?;
         let (batch, seqs) = (args.batch, args.seqs.clone());
+        let of_heads = |numbers: Option<&Buffer>| numbers.map_or(Ok(null()), read).map(<*const c_void>::cast::<f32>);
         let arguments = abi::Attention {
             size: size_of::<abi::Attention>() as u32,
             num_heads: args.num_heads as u32,
@@ -40,7 +41,8 @@ impl LoadedKernel {
             window: args.window.unwrap_or(0) as u64,
             scale: args.scale,
             soft_cap: args.soft_cap.unwrap_or(0.0),
-            alibi_slopes: args.alibi_slopes.map_or(null(), <[f32]>::as_ptr),
+            alibi_slopes: of_heads(args.alibi_slopes)?,
+            sinks: of_heads(args.sinks)?,
         };
         self.call(device, &arguments)
     }

@@ -166,6 +166,7 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
         window: has(abi::WINDOW),
         soft_cap: has(abi::SOFT_CAP),
         alibi: has(abi::ALIBI),
+        sinks: has(abi::SINKS),
         lse: has(abi::LSE),
         row_invariant,
         rank: variant.rank,

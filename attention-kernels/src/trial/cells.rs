@@ -76,15 +76,11 @@ pub(super) fn run(
 fn attention(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let Case { device, shape, variants, format, .. } = *case;
     let look = Look {
-        format,
         heads: (shape.heads, shape.kv_heads),
         dim: shape.head_size,
         block_size: shape.block_size,
         scales: format.kv_dtype.takes_scales().then_some(false),
-        window: None,
-        soft_cap: false,
-        alibi: false,
-        lens: vec![(shape.query_len, shape.context); shape.batch],
+        ..Look::plain(format, vec![(shape.query_len, shape.context); shape.batch])
     };
     let problem = Problem::new(1, &look);
     let (rows, all) = (problem.batch.num_rows(), 0..shape.batch);

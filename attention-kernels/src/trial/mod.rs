@@ -8,8 +8,7 @@
 //! use attention_kernels::trial::{Look, Problem};
 //! use attention_kernels::{CacheFormat, Operation, variants};
 //! let format = CacheFormat::default();
-//! let lens = vec![(1, 40)]; // one row that sees 40 tokens
-//! let look = Look { format, heads: (4, 2), dim: 16, block_size: 8, scales: None, window: None, soft_cap: false, alibi: false, lens };
+//! let look = Look { dim: 16, ..Look::plain(format, vec![(1, 40)]) }; // one row that sees 40 tokens
 //! let (device, problem) = (device::open("cpu", Some(1))?, Problem::new(7, &look));
 //! for variant in variants(Operation::Decode).into_iter().filter(|v| v.capabilities.runs_on("cpu")) {
 //!     let results = problem.on(&device)?.run(variant, 0..1, false)?;

@@ -41,6 +41,8 @@ pub struct Problem {
     pub soft_cap: Option<f32>,
     /// ALiBi slope of each query head.
     pub slopes: Option<Vec<f32>>,
+    /// Sink of each query head.
+    pub sinks: Option<Vec<f32>>,
 }
 
 /// Properties of a generated problem.
@@ -62,6 +64,8 @@ pub struct Look {
     pub soft_cap: bool,
     /// Whether there are ALiBi slopes.
     pub alibi: bool,
+    /// Whether there are sinks: some below the scores, some among them and some above.
+    pub sinks: bool,
     /// Query rows and context length of each sequence.
     pub lens: Vec<(usize, usize)>,
 }
@@ -74,8 +78,26 @@ pub struct Truth {
     pub output: Vec<f64>,
     /// Means of |v| under the same weights, `[rows, num_heads, head_dim]`.
     pub magnitude: Vec<f64>,
-    /// Log of the sum of exp(score), `[rows, num_heads]`.
+    /// Log of the sum of exp(score) and of exp(sink), `[rows, num_heads]`.
     pub lse: Vec<f64>,
+}
+
+impl Look {
+    /// Returns a look without options: 4 query heads on 2 KV heads of 64 elements, in blocks of 16 tokens.
+    pub fn plain(format: CacheFormat, lens: Vec<(usize, usize)>) -> Look {
+        Look {
+            format,
+            heads: (4, 2),
+            dim: 64,
+            block_size: 16,
+            scales: None,
+            window: None,
+            soft_cap: false,
+            alibi: false,
+            sinks: false,
+            lens,
+        }
+    }
 }
 
 impl Problem {
@@ -156,6 +178,7 @@ impl Problem {
             window,
             soft_cap: look.soft_cap.then_some(3.0),
             slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
+            sinks: look.sinks.then(|| (0..heads.0).map(|h| [1.5, -2.0, 9.0, 0.25, -40.0][h % 5]).collect()),
         }
     }
 
@@ -224,8 +247,9 @@ impl Problem {
             score + slope * (token as f64 - position as f64)
         };
         let scores: Vec<f64> = (first..=position).map(score).collect();
-        let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
+        let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+        let greatest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().copied().chain(sink).map(|score| (score - greatest).exp()).sum();
         for (token, score) in (first..).zip(&scores) {
             let weight = (score - greatest).exp() / total * scale_of(1) * of_token(1, token);
             for (d, value) in self.values[at(token)..][..dim].iter().enumerate() {

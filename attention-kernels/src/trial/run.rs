@@ -50,9 +50,7 @@ impl Problem {
         };
         let mut workspace = Workspace::new(&**device, limits)?;
         workspace.load(&**device, &self.batch, &[], self.window)?;
-        if let Some(slopes) = &self.slopes {
-            workspace.load_alibi_slopes(&**device, slopes)?;
-        }
+        let of_heads = |numbers: &Option<Vec<f32>>| numbers.as_ref().map(|it| floats(&**device, it)).transpose();
         Ok(OnDevice {
             problem: self,
             device: device.clone(),
@@ -64,6 +62,8 @@ impl Problem {
                 values: cache(&self.values, &self.token_scales[1])?,
                 scales,
             },
+            slopes: of_heads(&self.slopes)?,
+            sinks: of_heads(&self.sinks)?,
             workspace,
         })
     }
@@ -76,6 +76,8 @@ pub struct OnDevice<'a> {
     query: Buffer,
     /// Keys and values.
     pub cache: KvCache,
+    slopes: Option<Buffer>,
+    sinks: Option<Buffer>,
     workspace: Workspace,
 }
 
@@ -126,7 +128,8 @@ impl OnDevice<'_> {
             scale: problem.scale,
             window: problem.window,
             soft_cap: problem.soft_cap,
-            alibi_slopes: problem.slopes.as_deref(),
+            alibi_slopes: self.slopes.as_ref(),
+            sinks: self.sinks.as_ref(),
             workspace: Some(&self.workspace),
         };
         variant.attention(&*self.device, args)

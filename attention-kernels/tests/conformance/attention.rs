@@ -101,15 +101,10 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it() {
     let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
     for window in [1, 19, 90] {
         let look = Look {
-            format,
             heads: (2, 2),
             dim: 16,
-            block_size: 16,
-            scales: None,
             window: Some(window),
-            soft_cap: false,
-            alibi: false,
-            lens: vec![(300, PARTITION + 200), (1, 17)],
+            ..Look::plain(format, vec![(300, PARTITION + 200), (1, 17)])
         };
         let problem = Problem::new(window as u64, &look);
         for variant in variants_on(&*device, &[Operation::Prefill]) {
@@ -150,18 +145,9 @@ fn variant(operation: Operation, name: &str) -> &'static Variant {
 const BORDERS: [usize; 6] =
     [PARTITION - 1, PARTITION, PARTITION + 1, 2 * PARTITION - 1, 2 * PARTITION, 2 * PARTITION + 1];
 
-fn at_the_borders(dtype: Dtype, kv_dtype: KvDtype, window: Option<usize>, rows: usize) -> Look {
-    Look {
-        format: CacheFormat { dtype, kv_dtype, layout: Layout::Hnd },
-        heads: (4, 2),
-        dim: 64,
-        block_size: 16,
-        scales: None,
-        window,
-        soft_cap: false,
-        alibi: false,
-        lens: BORDERS.iter().map(|&context| (rows, context)).collect(),
-    }
+pub fn at_the_borders(dtype: Dtype, kv_dtype: KvDtype, window: Option<usize>, rows: usize) -> Look {
+    let format = CacheFormat { dtype, kv_dtype, layout: Layout::Hnd };
+    Look { window, ..Look::plain(format, BORDERS.iter().map(|&context| (rows, context)).collect()) }
 }
 
 #[test]
@@ -172,7 +158,8 @@ fn v1_v2_and_their_rule_agree_in_every_bit_at_partition_borders() {
             (Dtype::Bf16, KvDtype::Fp8E4m3, None),
             (Dtype::F16, KvDtype::Int8, Some(600)),
         ] {
-            let problem = Problem::new(8, &at_the_borders(dtype, kv_dtype, window, 1));
+            let look = at_the_borders(dtype, kv_dtype, window, 1);
+            let problem = Problem::new(8, &Look { sinks: kv_dtype != KvDtype::Same, ..look });
             let (on_device, truth, all) = (problem.on(&device).unwrap(), problem.truth(), 0..BORDERS.len());
             let v1 = variant(Operation::Decode, "cuda.paged_v1");
             let want = on_device.run(v1, all.clone(), true).unwrap();
@@ -198,7 +185,7 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 continue; // it claims nothing of the kind
             }
             let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
-            let whole = Problem::new(4, &look);
+            let whole = Problem::new(4, &Look { sinks: can.sinks, ..look });
             let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
             want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
             let family = variants_on(&*device, &ATTENTION);

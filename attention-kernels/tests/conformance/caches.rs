@@ -274,17 +274,8 @@ fn a_poisoned_page_yields_nan_in_every_type_that_has_nan() {
             let can = &variant.capabilities;
             // int8 without scales in the page has no NaN.
             for &kv_dtype in can.kv_dtypes.iter().filter(|kv_dtype| **kv_dtype != KvDtype::Int8) {
-                let look = Look {
-                    format: CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd },
-                    heads: (4, 2),
-                    dim: 64,
-                    block_size: 16,
-                    scales: None,
-                    window: None,
-                    soft_cap: false,
-                    alibi: false,
-                    lens: vec![(1, 40), (1, 40)],
-                };
+                let format = CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd };
+                let look = Look::plain(format, vec![(1, 40), (1, 40)]);
                 let problem = Problem::new(3, &look);
                 let what = format!("{} on {}: {kv_dtype}", variant.name, device.name());
                 let mut on_device = problem.on(&device).unwrap();

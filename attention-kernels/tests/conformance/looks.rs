@@ -6,8 +6,8 @@ use attention_kernels::{CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant}
 
 use super::covering;
 
-/// Query heads and KV heads: MHA, GQA, MQA, and a group that does not fit a tile of 16.
-const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (5, 1), (18, 1)];
+/// Query heads and KV heads: MHA, GQA with groups of 3, MQA with 7, and a group that does not fit a tile of 16.
+const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (7, 1), (18, 1)];
 
 /// Returns the sizes to test: all of a list, else limits and odd sizes.
 fn samples(sizes: Sizes, tries: &[usize]) -> Vec<usize> {
@@ -44,7 +44,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
     let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
     let kinds = if can.max_query_len == 1 { 3 } else { 5 };
-    let flags = [can.soft_cap, can.alibi].map(|claimed| 1 + usize::from(claimed));
+    let flags = [can.soft_cap, can.alibi, can.sinks].map(|claimed| 1 + usize::from(claimed));
     let sizes = [
         can.dtypes.len(),
         can.kv_dtypes.len(),
@@ -57,6 +57,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
         flags[0],
         flags[1],
         3,
+        flags[2],
     ];
     let rows = covering::rows(&sizes, strength, 42);
     let look = |row: Vec<usize>| {
@@ -74,6 +75,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
             window: windows[row[6]],
             soft_cap: row[8] == 1,
             alibi: row[9] == 1,
+            sinks: row[11] == 1,
             lens: lens(row[7], block_size),
         }
     };

@@ -15,5 +15,6 @@ mod plugins;
 mod reference;
 mod refusals;
 mod sanitizers;
+mod sinks;
 mod transfers;
 mod yardsticks;

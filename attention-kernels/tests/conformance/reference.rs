@@ -115,6 +115,7 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         window: case.sliding_window,
         soft_cap: case.softcap,
         slopes: optional(tensors, "alibi_slopes"),
+        sinks: None,
     }
 }
 

@@ -57,6 +57,7 @@ fn call(
         window: None,
         soft_cap: None,
         alibi_slopes: None,
+        sinks: None,
         workspace,
     };
     change(&mut args);
@@ -85,8 +86,11 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
             let small = said(name, &workspace, &cache, &|_| ());
             assert_eq!(small, "partial results that fit the workspace: found 0, expected 16");
         }
-        let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
-        assert!(other.contains("no such ALiBi slopes"), "{other}");
+        let three: &'static Buffer = Box::leak(Box::new(device.alloc(3 * 4).unwrap()));
+        let slopes = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(three));
+        assert_eq!(slopes, "bytes of ALiBi slopes: found 12, expected 16");
+        let sinks = said("cuda.paged_prefill", &workspace, &cache, &|args| args.sinks = Some(three));
+        assert_eq!(sinks, "bytes of sinks: found 12, expected 16");
         assert_eq!(
             said("cuda.paged", &workspace, &cache, &|args| args.window = Some(0)),
             "window: found 0, expected 1"

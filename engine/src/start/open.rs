@@ -147,6 +147,7 @@ pub(crate) fn needs(
         block_size: engine.block_size,
         window: config.decoder.attention().any(|attention| attention.window.is_some()),
         soft_cap: config.decoder.attention().any(|attention| attention.soft_cap.is_some()),
+        sinks: config.decoder.attention().any(|attention| attention.sinks.is_some()),
         alibi: config.decoder.attention().any(|attention| attention.alibi_slopes.is_some()),
         row_invariant: engine.deterministic,
         ..Needs::on(device)

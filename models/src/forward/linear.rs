@@ -189,7 +189,8 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
         weights.max(norm.width) * (1 + usize::from(norm.bias.is_some()))
     };
     let mut bytes = decoder.norms().map(width).sum::<usize>() * size_of::<f32>();
-    bytes += decoder.vectors().map(|(_, len)| len).sum::<usize>() * size_of::<f32>();
+    let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
+    bytes += decoder.vectors().map(|(_, len)| len).chain(slopes).sum::<usize>() * size_of::<f32>();
     for linear in decoder.all_linears() {
         let view = |part: &Part| weights.expect(&part.weight(), &part.pick.shape(linear.inputs));
         let dtypes = linear.parts.iter().map(|part| Ok(view(part)?.dtype)).collect::<Result<Vec<_>, LoadError>>()?;

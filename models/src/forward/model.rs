@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{AttentionBatch, BlockCopyArgs, KernelError, KernelSet, KvCache, KvScales, KvShape};
 use device::profile::Phase;
-use device::{Device, Features};
+use device::{Buffer, Device, Features};
 
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
@@ -36,6 +36,10 @@ impl Loaded {
 /// State of an attention layer in addition to its linear layers and norms.
 pub(super) struct AttentionLayer {
     pub declared: Attention,
+    /// Float32 `[num_heads]`.
+    pub alibi_slopes: Option<Buffer>,
+    /// Float32 `[num_heads]`.
+    pub sinks: Option<Buffer>,
     /// Index of its [`LayerGroup`](super::LayerGroup).
     pub group: usize,
     /// Its place in a page.
@@ -122,7 +126,16 @@ impl Model {
                 true => scales::load(declared, weights, &*device)?.map(Arc::new),
                 false => None,
             };
-            attention.push(AttentionLayer { declared: declared.clone(), group, place, kv_scales, uncalibrated: false });
+            let sinks = declared.sinks.as_ref().map(|name| loader.vector(name, &[declared.heads.num_heads]));
+            attention.push(AttentionLayer {
+                declared: declared.clone(),
+                alibi_slopes: declared.alibi_slopes.as_ref().map(|slopes| loader.numbers(slopes)).transpose()?,
+                sinks: sinks.transpose()?,
+                group,
+                place,
+                kv_scales,
+                uncalibrated: false,
+            });
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
         let step = StepBuffers::new(&*device, sizes, max_rows)?;

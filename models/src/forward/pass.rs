@@ -116,7 +116,8 @@ impl Model {
                                 scale: declared.scale,
                                 window: declared.window,
                                 soft_cap: declared.soft_cap,
-                                alibi_slopes: declared.alibi_slopes.as_deref(),
+                                alibi_slopes: layer.alibi_slopes.as_ref(),
+                                sinks: layer.sinks.as_ref(),
                                 workspace: ops.workspace(layer.group),
                             };
                             kernels.attention(device, args)?;

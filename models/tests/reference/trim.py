@@ -2,8 +2,9 @@
 
     python trim.py SOURCE DESTINATION
 
-SOURCE holds one folder per case: a checkpoint with `expected.json` and `expected.safetensors`. Of the logits only the
-last position of each prompt is kept, as `<tensor name>` of shape [1, vocab_size]. Needs numpy and safetensors.
+SOURCE holds one folder per case: a checkpoint with `expected.json` and `expected.safetensors`. The checkpoint is copied
+as it is, but `tokenizer.json` without white space between its values, which is more than half of it. Of the logits only
+the last position of each prompt is kept, as `<tensor name>` of shape [1, vocab_size]. Needs numpy and safetensors.
 """
 
 import json
@@ -13,34 +14,56 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-CASES = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"]
-CHECKPOINT = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "model.safetensors",
+CASES = [
+    "bloom",
+    "deepseek-v2-lite",
+    "gemma2",
+    "gemma3-text",
+    "glm4",
+    "gpt-neox",
+    "gpt-oss",
+    "gpt2",
+    "granite",
+    "llama",
+    "llama31-rope",
+    "mistral-sliding",
+    "mixtral",
+    "olmo2",
+    "opt",
+    "phi3",
+    "phi3-longrope",
+    "qwen2",
+    "qwen2-moe",
+    "qwen2-yarn",
+    "qwen3",
+    "qwen3-moe",
+    "qwen3-next",
+    "smollm3",
+    "starcoder2",
 ]
+EXPECTED = ["stored_dtype", "eos_token_ids", "noise", "min_router_gap", "notes", "encode", "detok", "chat"]
 PROMPT = ["name", "text", "add_special_tokens", "ids", "len", "logits"]
 GREEDY = ["ids", "margins", "logprobs"]
 
 
+def write(values: dict, file: Path) -> None:
+    file.write_text(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
 def trim(source: Path, destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
-    for name in CHECKPOINT:
-        if (source / name).exists():
-            shutil.copyfile(source / name, destination / name)
+    for file in source.iterdir():
+        if file.stem != "expected":
+            shutil.copyfile(file, destination / file.name)
+    write(json.loads((source / "tokenizer.json").read_text()), destination / "tokenizer.json")
 
     expected = json.loads((source / "expected.json").read_text())
-    trimmed = {key: expected[key] for key in ["eos_token_ids", "encode", "detok", "chat"]}
+    trimmed = {key: expected[key] for key in EXPECTED if expected.get(key) is not None}
     trimmed["prompts"] = [
         {key: prompt[key] for key in PROMPT} | {"greedy": {key: prompt["greedy"][key] for key in GREEDY}}
         for prompt in expected["prompts"]
     ]
-    lines = json.dumps(trimmed, ensure_ascii=False, separators=(",", ":"))
-    (destination / "expected.json").write_text(lines + "\n")
+    write(trimmed, destination / "expected.json")
 
     logits = load_file(source / "expected.safetensors")
     last = {prompt["logits"]: logits[prompt["logits"]][-1:].copy() for prompt in expected["prompts"]}
