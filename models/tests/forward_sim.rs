@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{CASES, expected, files, folder, ids, list, text};
+use crate::common::{CASES, expected, files, folder, ids, last_logits, list, needs, text};
 use attention_kernels::{Dtype, KernelChoice, KernelSet, KvCache, KvDtype, Needs, select};
 use device::{Device, Options};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
 
-const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
+const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };
 
 /// Greatest difference of a float32 logit from the reference (its README).
 const TOLERANCE: f32 = 2e-3;
@@ -40,30 +40,12 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let device = device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap();
     let files = files(case);
     let decoder = ModelConfig::load(&files).unwrap().decoder;
-    let head_dim = decoder.heads().head_dim;
-    let needs = Needs { dtype, kv_dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let needs = Needs { dtype, kv_dtype, row_invariant: true, ..needs(&*device, &decoder) };
     let (kernels, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
     let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| {}).unwrap();
     model.calculate_kv_scales().unwrap();
     model.reserve(&LIMITS).unwrap();
     Some(Loaded { device, decoder, kernels, model })
-}
-
-/// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
-fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk: usize) -> Vec<f32> {
-    let (block_size, num_blocks) = (LIMITS.block_size, LIMITS.num_blocks);
-    let table: Vec<i32> = (0..prompt.len().div_ceil(block_size)).map(|i| (num_blocks - 1 - i) as i32).collect();
-    let slot = |p: usize| i64::from(table[p / block_size]) * block_size as i64 + (p % block_size) as i64;
-    let mut batch = ForwardBatch::default();
-    let mut last = 0;
-    for (i, tokens) in prompt.chunks(chunk).enumerate() {
-        let start = i * chunk;
-        let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
-        batch.clear(1);
-        last = batch.push(start, tokens, [(&slots[..], &table[..])]);
-        model.forward(&batch, caches).unwrap();
-    }
-    model.logits(&[last]).unwrap().to_vec()
 }
 
 /// The prompts of fewer than 80 tokens, and the logits of their last positions.
@@ -86,7 +68,7 @@ fn logits_are_as_near_to_the_reference_as_those_of_transformers_and_chunks_chang
             let Some(Loaded { mut model, .. }) = load(case, dtype, &KernelChoice::default()) else { return };
             let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
             for (prompt, want) in prompts(case) {
-                let whole = last_logits(&mut model, &mut caches, &prompt, prompt.len());
+                let whole = last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &prompt, prompt.len());
                 assert_eq!(whole.len(), want.len(), "{case} in {dtype}");
                 let errors: Vec<f32> = whole.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
                 let greatest = errors.iter().copied().max_by(f32::total_cmp).unwrap();
@@ -94,7 +76,7 @@ fn logits_are_as_near_to_the_reference_as_those_of_transformers_and_chunks_chang
                 assert!(dtype != Dtype::F32 || greatest < TOLERANCE, "{what}");
                 squares.push(errors.iter().map(|e| e * e).sum::<f32>() / errors.len() as f32);
                 println!("{what}, root mean square {}", squares[squares.len() - 1].sqrt());
-                let chunked = last_logits(&mut model, &mut caches, &prompt, 7);
+                let chunked = last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &prompt, 7);
                 assert!(chunked == whole, "{what}: chunks of 7 change a bit");
             }
         }
@@ -111,7 +93,7 @@ fn a_cache_write_by_name_gives_the_bits_of_the_fused_one() {
     let run = |choice: &KernelChoice| {
         let mut model = load("qwen3", Dtype::Bf16, choice)?.model;
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
-        Some(last_logits(&mut model, &mut caches, &prompt, 9))
+        Some(last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &prompt, 9))
     };
     // Loading has reported why there is no device.
     let Some(fused) = run(&KernelChoice::default()) else { return };
@@ -139,7 +121,7 @@ fn a_model_takes_the_planned_memory_and_no_step_allocates_any() {
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;
-        last_logits(&mut model, &mut caches, &(1..60).collect::<Vec<_>>(), 50);
+        last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &(1..60).collect::<Vec<_>>(), 50);
         model.copy_blocks(&[(31, 2), (2, 3)], &mut caches).unwrap();
         assert!(!model.is_calibrating());
         assert_eq!(device.allocated(), Some(planned + cache), "{case} in {dtype}");

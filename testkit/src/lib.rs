@@ -4,6 +4,7 @@
 //! - [`not_run`]: reports of tests that this machine cannot run;
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
 //! - [`model`]: models of known shapes with random weights;
+//! - [`reference`]: the reference checkpoints;
 //! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
 //!
@@ -26,6 +27,7 @@ pub mod kernels;
 pub mod markdown;
 pub mod model;
 pub mod not_run;
+pub mod reference;
 pub mod workspace;
 
 /// Returns whether tests run all combinations of settings instead of the subset of an ordinary run: whether `QUIRE_TEST_ALL` is set.

@@ -6,20 +6,57 @@ pub mod faulty;
 use std::fs;
 use std::path::PathBuf;
 
+use attention_kernels::{KvCache, Needs};
+use device::Device;
 use models::decoder::{Attention, Branch, Heads, Layer, Mixer, Mlp, Rope};
-use models::{LoadError, ModelConfig, ModelFiles};
+use models::{Decoder, ForwardBatch, LoadError, Model, ModelConfig, ModelFiles};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
-
-/// The folder of a reference case.
-pub fn folder(case: &str) -> PathBuf {
-    testkit::workspace::root().join("models/tests/reference").join(case)
-}
+pub use testkit::reference::{CASES, folder};
 
 pub fn files(case: &str) -> ModelFiles {
     ModelFiles::open(&folder(case)).unwrap()
+}
+
+/// Computes a prompt in chunks and returns the logits of its last position. Its blocks are handed out from the back of a pool of
+/// `num_blocks`, so that the tables of the layer groups are not the identity.
+pub fn last_logits(
+    model: &mut Model,
+    caches: &mut [KvCache],
+    (block_size, num_blocks): (usize, usize),
+    prompt: &[u32],
+    chunk: usize,
+) -> Vec<f32> {
+    let groups = model.layout().groups.len();
+    let blocks = prompt.len().div_ceil(block_size);
+    let table = |group: usize| (0..blocks).map(|i| (num_blocks - 1 - group * blocks - i) as i32).collect();
+    let tables: Vec<Vec<i32>> = (0..groups).map(table).collect();
+    let slot =
+        |table: &[i32], p: usize| i64::from(table[p / block_size]) * block_size as i64 + (p % block_size) as i64;
+    let mut batch = ForwardBatch::default();
+    let mut last = 0;
+    for (i, tokens) in prompt.chunks(chunk).enumerate() {
+        let start = i * chunk;
+        let slots = |table: &Vec<i32>| (start..start + tokens.len()).map(|p| slot(table, p)).collect();
+        let slots: Vec<Vec<i64>> = tables.iter().map(slots).collect();
+        batch.clear(groups);
+        last = batch.push(start, tokens, slots.iter().zip(&tables).map(|(slots, table)| (&slots[..], &table[..])));
+        model.forward(&batch, caches).unwrap();
+    }
+    model.logits(&[last]).unwrap().to_vec()
+}
+
+/// What a decoder needs of kernels.
+pub fn needs(device: &dyn Device, decoder: &Decoder) -> Needs {
+    Needs {
+        head_dim: decoder.heads().head_dim,
+        window: true,
+        soft_cap: decoder.attention().any(|layer| layer.soft_cap.is_some()),
+        alibi: decoder.attention().any(|layer| layer.alibi_slopes.is_some()),
+        sinks: decoder.attention().any(|layer| layer.sinks.is_some()),
+        ..Needs::on(device)
+    }
 }
 
 /// The expected results of a reference case.

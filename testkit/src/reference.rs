@@ -1,0 +1,42 @@
+//! The reference checkpoints in `models/tests/reference`.
+
+use std::path::PathBuf;
+
+/// Names of the cases: one folder each.
+pub const CASES: [&str; 23] = [
+    "llama",
+    "llama31-rope",
+    "mistral-sliding",
+    "qwen2",
+    "qwen3",
+    "bloom",
+    "gemma2",
+    "gemma3-text",
+    "glm4",
+    "gpt-neox",
+    "gpt-oss",
+    "gpt2",
+    "granite",
+    "mixtral",
+    "olmo2",
+    "opt",
+    "phi3",
+    "phi3-longrope",
+    "qwen2-moe",
+    "qwen2-yarn",
+    "qwen3-moe",
+    "smollm3",
+    "starcoder2",
+];
+
+/// Returns the folder of a case.
+pub fn folder(case: &str) -> PathBuf {
+    crate::workspace::root().join("models/tests/reference").join(case)
+}
+
+/// Returns the context length for which a case's expected results of a prompt hold, where they depend on it: transformers chooses the
+/// factors of LongRoPE by the length of each sequence, an engine once by the greatest length that it serves.
+pub fn context(case: &str, prompt_len: usize) -> Option<usize> {
+    const ORIGINAL: usize = 96;
+    (case == "phi3-longrope").then_some(if prompt_len > ORIGINAL { 512 } else { ORIGINAL })
+}
