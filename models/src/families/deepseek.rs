@@ -1,7 +1,7 @@
 //! The router of DeepSeek V3, which other families use too.
 
 use super::experts::{self, Shared};
-use super::sizes::{self, MAX_EXPERTS, positive};
+use super::sizes::{self, MAX_EXPERTS, MAX_GROUPS, positive};
 use super::{Common, Fields, LoadError, Routing, Scores};
 use crate::decoder::{Experts, Groups};
 
@@ -26,7 +26,7 @@ pub(super) fn groups(
     top_k: usize,
     by_two: bool,
 ) -> Result<Option<Groups>, LoadError> {
-    let groups = sizes::optional(fields, "n_group", MAX_EXPERTS)?.unwrap_or(1);
+    let groups = sizes::optional(fields, "n_group", MAX_GROUPS)?.unwrap_or(1);
     let top = sizes::optional(fields, "topk_group", MAX_EXPERTS)?.unwrap_or(1);
     if !count.is_multiple_of(groups) {
         return Err(fields.wrong("n_group", format!("a divisor of the number of experts, {count}")));

@@ -1,7 +1,7 @@
 //! Mixtures of experts: what families share of their routers and of the names of their experts.
 
 use super::Common;
-use super::sizes::{self, MAX_EXPERTS};
+use super::sizes::{self, MAX_EXPERTS, MAX_MODULES};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Experts, Linear, Mlp, Part, Pick, Role, Routing, Scores};
@@ -17,6 +17,10 @@ pub(super) struct Shared {
 /// Number of experts and number chosen for each row, under these keys.
 pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(usize, usize), LoadError> {
     let experts = sizes::required(fields, count, MAX_EXPERTS)?;
+    let (layers, most) = (fields.integer("num_hidden_layers", 1..=u64::MAX)?.unwrap_or(1) as usize, MAX_MODULES);
+    if experts.saturating_mul(layers) > most {
+        return Err(fields.wrong(count, format!("at most {most} experts in all layers")));
+    }
     let chosen = sizes::required(fields, top_k, MAX_EXPERTS)?;
     if chosen > experts {
         return Err(fields.wrong(top_k, format!("at most `{count}`, {experts}")));

@@ -79,8 +79,9 @@ fn read_parameters(
     let partial = inner_share.or(outer_share).unwrap_or(defaults.partial.1);
     let dims = (head_dim as f64 * partial) as usize;
     if dims == 0 || !dims.is_multiple_of(2) {
-        let key = if partial == 1.0 { "head_dim" } else { defaults.partial.0 };
-        let expected = format!("an even number of rotated elements per head; {dims} of {head_dim} are rotated");
+        let of_head = if fields.get("head_dim").is_some() { "head_dim" } else { "hidden_size" };
+        let key = if partial == 1.0 { of_head } else { defaults.partial.0 };
+        let expected = format!("an even number of rotated elements per head, above 0; it is {dims} of {head_dim}");
         return Err(fields.wrong(key, expected));
     }
     let scaling = match &parameters {

@@ -11,6 +11,10 @@ pub(super) const MAX_HEADS: u64 = 1 << 12;
 pub(super) const MAX_HEAD_DIM: u64 = 1 << 12;
 pub(super) const MAX_POSITIONS: u64 = 1 << 31;
 pub(super) const MAX_EXPERTS: u64 = 1 << 12;
+/// Greatest number of groups of experts.
+pub(super) const MAX_GROUPS: u64 = 1 << 8;
+/// Greatest number of modules of a kind (experts, heads) in all layers: each has an entry in the declaration.
+pub(super) const MAX_MODULES: usize = 1 << 18;
 
 /// An integer from 1 to `greatest`; `None` if the key is absent or `null`.
 pub(super) fn optional(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<Option<usize>, LoadError> {

@@ -44,7 +44,7 @@ pub(super) fn error(
         .max_by(|a, b| a.0.total_cmp(&b.0));
     let advice = match nearest {
         Some((similarity, class, family)) if similarity > 0.0 => {
-            format!("; the nearest name is {class}{}", unread(fields, family))
+            format!("; the nearest name is {class}{}", unread(fields, family, families))
         }
         _ => String::new(),
     };
@@ -56,12 +56,16 @@ pub(super) fn error(
     }
 }
 
-/// The keys that a family would not read although they may change the results.
-fn unread(fields: &Fields<'_>, family: &Family) -> String {
-    // Whether the declaration succeeds does not matter here, only what it reads.
-    let _ = (family.declare)(fields, 1);
+/// The keys that a family would not read although they may change the results, first those that no family reads.
+fn unread(fields: &Fields<'_>, family: &Family, families: impl Iterator<Item = &'static Family>) -> String {
     let harmless = |key: &str| HARMLESS.contains(&key) || HARMLESS_PARTS.iter().any(|part| key.contains(part));
-    let keys: Vec<String> = fields.unread().filter(|key| !harmless(key)).take(MAX_KEYS).map(one_line).collect();
+    let rest = || fields.unread().filter(|key| !harmless(key)).map(one_line).collect::<Vec<_>>();
+    // A declaration that fails has not read all its keys.
+    let by_family = if (family.declare)(fields, 1).is_ok() { rest() } else { Vec::new() };
+    families.for_each(|family| drop((family.declare)(fields, 1)));
+    let mut keys = rest();
+    keys.extend(by_family.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
+    keys.truncate(MAX_KEYS);
     if keys.is_empty() { String::new() } else { format!(", which does not read {}", keys.join(", ")) }
 }
 
