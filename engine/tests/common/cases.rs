@@ -1,16 +1,7 @@
 //! The reference checkpoints, and the continuations of their prompts by transformers.
 
-use std::path::PathBuf;
-
 use serde_json::Value;
-
-/// Names of the folders.
-pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
-
-/// Of one of them.
-pub fn folder(case: &str) -> PathBuf {
-    testkit::workspace::root().join("models/tests/reference").join(case)
-}
+pub use testkit::reference::{CASES, folder};
 
 /// A prompt and its greedy continuation, with the log-probability of each token.
 pub struct Prompt {
@@ -21,9 +12,14 @@ pub struct Prompt {
     pub margins: Vec<f64>,
 }
 
+/// What the reference states about a case.
+pub fn expected(case: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap()
+}
+
 /// All prompts of a case.
 pub fn prompts(case: &str) -> Vec<Prompt> {
-    let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
+    let expected = expected(case);
     let ids = |v: &Value| serde_json::from_value::<Vec<u32>>(v.clone()).unwrap();
     let numbers = |v: &Value| serde_json::from_value::<Vec<f64>>(v.clone()).unwrap();
     let read = |p: &Value| Prompt {
