@@ -8,6 +8,9 @@ namespace quire {
 // Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
 constexpr uint32_t PARTITION = 512;
 
+// Most elements of a head that paged_generic and paged_reduce can process.
+constexpr uint32_t WIDEST_HEAD = 576;
+
 // Representation of cache elements. An element of 8 bits represents its value times a scale.
 enum KvFormat : uint32_t {
     KV_SAME = 0,  // the type of the query

@@ -1,7 +1,7 @@
 // One warp's part of a partition for one query row and head: every WARPS-th chunk of 32 tokens.
 //
 // Two classes with one interface distribute a token's head over the lanes. VectorRows reads 16 bytes per lane and is
-// compiled for each head size; GenericRows reads single elements, for f32 queries of any head size. Scores, weights and
+// compiled for each head size; GenericRows reads single elements, for any head size. Scores, weights and
 // the running maximum share one implementation: lane i owns token i of a chunk, so each exp2 is computed once.
 #pragma once
 
@@ -168,11 +168,12 @@ struct VectorRows {
     }
 };
 
-// All lanes hold one token; lane i has the elements i, i + 32, …. f32 queries, cache of f32 or any 8-bit format.
+// All lanes hold one token; lane i has the elements i, i + 32, …. The cache has elements of T or of any 8-bit format.
+template <class T, int MAX_HEAD_>
 struct GenericRows {
-    using Element = float;
+    using Element = T;
     static constexpr bool BYTES = true;  // the format is known at run time
-    static constexpr int MAX_HEAD = 256;
+    static constexpr int MAX_HEAD = MAX_HEAD_;
     static constexpr int PER_LANE = MAX_HEAD / 32;
 
     float query[PER_LANE];
@@ -180,11 +181,11 @@ struct GenericRows {
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs& args) { return args.head_dim; }
 
-    __device__ __forceinline__ void load_query(const AttentionArgs& args, const float* from) {
+    __device__ __forceinline__ void load_query(const AttentionArgs& args, const T* from) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            query[i] = at < args.head_dim ? from[at] : 0.0f;
+            query[i] = at < args.head_dim ? to_float(from[at]) : 0.0f;
         }
     }
 
@@ -204,7 +205,7 @@ struct GenericRows {
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
             if (at >= args.head_dim) to[i] = 0.0f;
-            else if (args.kv_format == KV_SAME) to[i] = static_cast<const float*>(cache)[place + at];
+            else if (args.kv_format == KV_SAME) to[i] = to_float(static_cast<const T*>(cache)[place + at]);
             else to[i] = from_byte(args.kv_format, static_cast<const uint8_t*>(cache)[place + at]);
         }
     }

@@ -5,10 +5,12 @@ use device::{Arg, Device, Launch};
 use super::names::{self, MODULE};
 use super::parameters::{BlockCopyShape, CacheWriteShape, count, kv_format, scale_pointers};
 use crate::args::{BlockCopyArgs, CacheWriteArgs};
-use crate::error::{KernelError, at_least, expect};
+use crate::error::{KernelError, expect};
 
 /// Bytes of a block that one thread block copies.
 const COPY_SHARE: usize = 16 << 10;
+/// Most thread blocks of a block's copy, the limit of a grid's third dimension.
+const MOST_SHARES: usize = 65535;
 
 pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     let variant = "cuda.reshape_and_cache";
@@ -24,7 +26,6 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     let (cache, shape, format) = (&*args.cache, args.cache.shape, args.cache.format);
     workspace.check_cache(&shape)?;
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
-    at_least("greatest head size", 256, shape.head_dim)?;
     format.check_scaled_rows(variant, &shape)?;
     for (what, elements) in [
         ("bytes of a row of new keys and values modulo 16", args.stride),
@@ -92,7 +93,7 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
         device.launch(&Launch {
             module: MODULE,
             kernel: "copy_blocks",
-            grid: [count(run)?, 2, count(bytes.div_ceil(COPY_SHARE))?],
+            grid: [count(run)?, 2, count(bytes.div_ceil(COPY_SHARE).min(MOST_SHARES))?],
             block: [256, 1, 1],
             shared_bytes: 0,
             args: &parameters,

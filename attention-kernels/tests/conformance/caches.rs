@@ -43,7 +43,7 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let pick = |sizes: attention_kernels::Sizes, of: &[usize]| -> Vec<usize> {
         of.iter().copied().filter(|&size| sizes.contain(size)).collect()
     };
-    let dims = pick(can.head_sizes, &[8, 20, 64, 80, 256]);
+    let dims = pick(can.head_sizes, &[8, 20, 64, 80, 256, 576]);
     let block_sizes = pick(can.block_sizes, &[8, 16, 5, 128]);
     let heads = [1, 2, 8];
     let sizes =

@@ -40,7 +40,7 @@ pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat,
 /// Returns all looks of a variant.
 pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let can = &variant.capabilities;
-    let dims = samples(can.head_sizes, &[8, 20, 64, 96, 160, 256, 320]);
+    let dims = samples(can.head_sizes, &[8, 20, 48, 64, 96, 120, 160, 256, 320, 512]);
     let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
     let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
     let kinds = if can.max_query_len == 1 { 3 } else { 5 };
