@@ -1,7 +1,7 @@
 // Second pass over split contexts: merges the partial results of a query row and head in the order of the partitions.
 // Kernels paged_reduce_f16, paged_reduce_bf16 and paged_reduce_f32, for cuda.paged_v2, cuda.paged_gqa and cuda.generic.
 //
-// Grid (rows * num_heads), 128 threads; thread i computes the elements i, i + 128, … of the head.
+// Grid (rows * num_heads), 128 threads; thread i computes the elements i, i + 128, … of the value.
 
 #include <quire/export.cuh>
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
 #pragma unroll
         for (uint32_t i = 0; i < PER_THREAD; i++) {
             const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
-            if (d < args.head_dim) {
-                sums[i] = factors.merge(sums[i], args.partial_sums[(partials + p) * args.head_dim + d]);
+            if (d < args.value_dim) {
+                sums[i] = factors.merge(sums[i], args.partial_sums[(partials + p) * args.value_dim + d]);
             }
         }
     }
@@ -40,8 +40,8 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
 #pragma unroll
     for (uint32_t i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
-        if (d < args.head_dim) {
-            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * finished.factor);
+        if (d < args.value_dim) {
+            static_cast<T*>(args.output)[index * args.value_dim + d] = from_float<T>(sums[i] * finished.factor);
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;

@@ -16,8 +16,9 @@ constexpr uint32_t WRITE_THREADS = 128;
 template <class T>
 __device__ __forceinline__ void write_scaled_rows(const CacheWriteArgs& args, int64_t slot) {
     const uint32_t lane = threadIdx.x % 32, at = slot % args.block_size;
-    for (uint32_t i = threadIdx.x / 32; i < 2 * args.num_kv_heads; i += WRITE_THREADS / 32) {
-        const uint32_t head = i / 2, is_value = i % 2;
+    const uint32_t parts = args.values ? 2 : 1;
+    for (uint32_t i = threadIdx.x / 32; i < parts * args.num_kv_heads; i += WRITE_THREADS / 32) {
+        const uint32_t head = i / parts, is_value = i % parts;
         const T* from = static_cast<const T*>(is_value ? args.new_values : args.new_keys) +
                         blockIdx.x * args.source_stride + static_cast<int64_t>(head) * args.head_dim;
         uint8_t* to = static_cast<uint8_t*>(is_value ? args.values : args.keys) + slot / args.block_size * args.block_stride +
@@ -56,19 +57,20 @@ __device__ __forceinline__ void reshape_and_cache(const CacheWriteArgs& args) {
         const int64_t target = to + head * args.head_stride + offset;
         Eight<T> key, value;
         key.load(static_cast<const T*>(args.new_keys) + source);
-        value.load(static_cast<const T*>(args.new_values) + source);
+        if (args.values) value.load(static_cast<const T*>(args.new_values) + source);
         if constexpr (KV8) {
             const uint32_t scale = head * args.scale_stride;
             float numbers[8];
             key.get(numbers);
             *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.keys) + target) =
                 quantise(args.kv_format, numbers, args.k_scales ? args.k_scales[scale] : 1.0f);
+            if (!args.values) continue;
             value.get(numbers);
             *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.values) + target) =
                 quantise(args.kv_format, numbers, args.v_scales ? args.v_scales[scale] : 1.0f);
         } else {
             key.store(static_cast<T*>(args.keys) + target);
-            value.store(static_cast<T*>(args.values) + target);
+            if (args.values) value.store(static_cast<T*>(args.values) + target);
         }
     }
 }

@@ -63,6 +63,7 @@ struct VectorRows {
     float sums[PER_LANE][WIDTH];
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs&) { return D; }
+    static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs&) { return D; }
     // Returns the index of this lane's i-th vector of the head.
     static __device__ __forceinline__ int vector(int i) { return threadIdx.x % LANES + i * LANES; }
 
@@ -180,6 +181,7 @@ struct GenericRows {
     float sums[PER_LANE];
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs& args) { return args.head_dim; }
+    static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs& args) { return args.value_dim; }
 
     __device__ __forceinline__ void load_query(const AttentionArgs& args, const T* from) {
 #pragma unroll
@@ -199,12 +201,13 @@ struct GenericRows {
         for (int i = 0; i < PER_LANE; i++) sums[i] = __fmul_rn(sums[i], factor);
     }
 
+    // Loads the first `dim` elements of a key or value.
     static __device__ __forceinline__ void load(float (&to)[PER_LANE], const AttentionArgs& args, const void* cache,
-                                                int64_t place) {
+                                                int64_t place, uint32_t dim) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            if (at >= args.head_dim) to[i] = 0.0f;
+            if (at >= dim) to[i] = 0.0f;
             else if (args.kv_format == KV_SAME) to[i] = to_float(static_cast<const T*>(cache)[place + at]);
             else to[i] = from_byte(args.kv_format, static_cast<const uint8_t*>(cache)[place + at]);
         }
@@ -216,7 +219,7 @@ struct GenericRows {
             const int64_t at = __shfl_sync(ALL_LANES, place, step);
             if (at < 0) continue;
             float key[PER_LANE], dot = 0.0f;
-            load(key, task.args, task.args.keys, at);
+            load(key, task.args, task.args.keys, at, task.args.head_dim);
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) dot = __fmaf_rn(query[i], key[i], dot);
             dot = warp_sum(dot);
@@ -231,7 +234,7 @@ struct GenericRows {
             const float factor = __shfl_sync(ALL_LANES, weight, step);
             if (at < 0) continue;
             float value[PER_LANE];
-            load(value, task.args, task.args.values, at);
+            load(value, task.args, task.args.values, at, task.args.value_dim);
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) sums[i] = __fmaf_rn(factor, value[i], sums[i]);
         }
@@ -241,7 +244,7 @@ struct GenericRows {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            if (at < args.head_dim) to[at] = sums[i];
+            if (at < args.value_dim) to[at] = sums[i];
         }
     }
 };

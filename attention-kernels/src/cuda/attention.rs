@@ -7,7 +7,7 @@ use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use super::rule::PagedRule;
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
-use crate::format::{Dtype, KvDtype};
+use crate::format::KvDtype;
 use crate::shape::PARTITION;
 use crate::workspace::Workspace;
 
@@ -87,7 +87,7 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
         strides: [strides.token * bytes, strides.head * bytes, strides.block * bytes],
         tile: [64, size as u32, 1, 1],
     };
-    let tensors = [tensor(&args.cache.keys), tensor(&args.cache.values)];
+    let tensors = [tensor(&args.cache.keys), tensor(args.cache.values())];
     let grid = [count(blocks)?, count(shape.num_kv_heads)?, 1];
     call.launch(device, &kernel, grid, 384, 0, &tensors.each_ref().map(Arg::tensor))
 }
@@ -121,6 +121,9 @@ impl<'a> Call<'a> {
     /// Returns the name of a kernel that is compiled for each head size.
     fn instance(&self, kernel: &str) -> Result<String, KernelError> {
         let (format, dim) = (self.args.cache.format, self.args.cache.shape.head_dim);
+        if self.args.cache.is_latent() {
+            return Err(self.unsupported("a latent cache".to_string()));
+        }
         // Rows are read in vectors of 16 bytes.
         expect("query stride modulo 8", self.args.query_stride % 8, 0)?;
         names::instance(kernel, format, dim).ok_or_else(|| self.unsupported(format!("heads of {dim} and {format}")))
@@ -143,7 +146,7 @@ impl<'a> Call<'a> {
     }
 
     fn can_split(&self) -> bool {
-        let dim = self.args.cache.shape.head_dim;
+        let dim = self.args.cache.value_dim();
         self.workspace.can_split(self.rows, self.args.num_heads, self.partitions(), dim)
     }
 
@@ -200,7 +203,7 @@ impl<'a> Call<'a> {
         let common = [
             Arg::pointer(args.query, 0),
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(args.output, 0),
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
             partial(&workspace.partial_sums),
@@ -237,12 +240,14 @@ impl<'a> Call<'a> {
             num_heads: count(args.num_heads)?,
             num_kv_heads: count(shape.num_kv_heads)?,
             head_dim: count(shape.head_dim)?,
+            value_dim: count(args.cache.value_dim())?,
             block_size: count(shape.block_size)?,
             max_blocks: count(self.workspace.limits().max_blocks)?,
             max_partitions: count(partitions)?,
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),
+            reserved: 0,
         })
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     for (what, elements) in [
         ("bytes of a row of new keys and values modulo 16", args.stride),
         ("bytes before the new keys modulo 16", args.key_offset),
-        ("bytes before the new values modulo 16", args.value_offset),
+        ("bytes before the new values modulo 16", if cache.is_latent() { 0 } else { args.value_offset }),
     ] {
         expect(what, elements * format.dtype.bytes() % 16, 0)?;
     }
@@ -51,9 +51,9 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     let [key_scales, value_scales] = scale_pointers(cache);
     let parameters = [
         Arg::pointer(args.source, args.key_offset * bytes),
-        Arg::pointer(args.source, args.value_offset * bytes),
+        if cache.is_latent() { Arg::null() } else { Arg::pointer(args.source, args.value_offset * bytes) },
         Arg::pointer(&cache.keys, 0),
-        Arg::pointer(&cache.values, 0),
+        if cache.is_latent() { Arg::null() } else { Arg::pointer(cache.values(), 0) },
         Arg::pointer(workspace.slot_mapping(), 0),
         key_scales,
         value_scales,
@@ -84,16 +84,16 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
     for &run in runs {
         let parameters = [
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(workspace.pairs.buffer(), first * 2 * size_of::<u32>()),
             Arg::bytes(&shape),
         ];
         device.launch(&Launch {
             module: MODULE,
             kernel: "copy_blocks",
-            grid: [count(run)?, 2, count(bytes.div_ceil(COPY_SHARE).min(MOST_SHARES))?],
+            grid: [count(run)?, count(cache.buffers().count())?, count(bytes.div_ceil(COPY_SHARE).min(MOST_SHARES))?],
             block: [256, 1, 1],
             shared_bytes: 0,
             args: &parameters,

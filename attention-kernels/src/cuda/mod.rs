@@ -99,17 +99,21 @@ const SM90: Capabilities = Capabilities {
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
 
-// A thread block for each row and head, also in prefill: for float32, and for head sizes that no other kernel has.
-const ANY_HEAD: Capabilities = attention(&Dtype::ALL, Sizes::UpTo { max: names::WIDEST_HEAD, step: 1 }, GENERIC, 0);
+// A thread block for each row and head, also in prefill: for float32, and for caches and head sizes that no other kernel has.
+const ANY_HEAD: Capabilities = Capabilities {
+    latent: true,
+    ..attention(&Dtype::ALL, Sizes::UpTo { max: names::WIDEST_HEAD, step: 1 }, GENERIC, 0)
+};
 register!("cuda.generic", Decode, ANY_HEAD, Attention(attention::generic));
 register!("cuda.generic", Prefill, ANY_HEAD, Attention(attention::generic));
 
-register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
+register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..ANY }, CacheWrite(cache::write));
 // The layers' kernel is tested up to this head size.
 const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, step: 8 }, fused: true, rank: 1, ..ANY };
 register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
-register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));
+const COPY: Capabilities = Capabilities { latent: true, block_bytes_step: 16, ..ANY };
+register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 
 /// Computes a linear layer with the matrix product of the device.
 fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {

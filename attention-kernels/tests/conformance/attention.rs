@@ -209,15 +209,18 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             if can.row_invariant.is_none() {
                 continue; // it claims nothing of the kind
             }
-            let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
-            let whole = Problem::new(4, &Look { sinks: can.sinks, ..look });
-            let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
-            want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
-            let family = variants_on(&*device, &ATTENTION);
-            let family = family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
-            for variant in family {
-                for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
-                    chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+            for latent in [None, Some(40)].into_iter().take(1 + usize::from(can.latent)) {
+                let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
+                let whole = Problem::new(4, &Look { sinks: can.sinks, latent, ..look });
+                let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
+                want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
+                let family = variants_on(&*device, &ATTENTION);
+                let family =
+                    family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
+                for variant in family {
+                    for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
+                        chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+                    }
                 }
             }
         }
