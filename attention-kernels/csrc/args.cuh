@@ -8,6 +8,9 @@ namespace quire {
 // Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
 constexpr uint32_t PARTITION = 512;
 
+// Most elements of a head that paged_generic and paged_reduce can process.
+constexpr uint32_t WIDEST_HEAD = 576;
+
 // Representation of cache elements. An element of 8 bits represents its value times a scale.
 enum KvFormat : uint32_t {
     KV_SAME = 0,  // the type of the query
@@ -31,22 +34,24 @@ struct AttentionShape {
     uint32_t num_heads;
     uint32_t num_kv_heads;
     uint32_t head_dim;
+    uint32_t value_dim;  // elements of a value: head_dim, or fewer (paged_generic, paged_reduce) if `values` are `keys`
     uint32_t block_size;
     uint32_t max_blocks;
     uint32_t max_partitions;  // 0: contexts are not split and the partial arrays are unused; never 0 for paged_gqa
     uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
+    uint32_t reserved;        // 0
 };
-static_assert(sizeof(AttentionShape) == 80, "no hidden padding");
+static_assert(sizeof(AttentionShape) == 88, "no hidden padding");
 
 struct AttentionArgs : AttentionShape {
     const void* query;             // row t, head h at `t * query_stride + h * head_dim`
     const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
-    const void* values;            // as keys
-    void* output;                  // [rows, num_heads, head_dim], type of the query
+    const void* values;            // as keys; in a latent cache the keys
+    void* output;                  // [rows, num_heads, value_dim], type of the query
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
-    float* partial_sums;           // [rows of the launch, num_heads, max_partitions, head_dim], of a split context
+    float* partial_sums;           // [rows of the launch, num_heads, max_partitions, value_dim], of a split context
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
     const int32_t* block_tables;   // [num_seqs, max_blocks]
     const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero

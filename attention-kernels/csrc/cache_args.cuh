@@ -22,9 +22,9 @@ static_assert(sizeof(CacheWriteShape) == 56, "no hidden padding");
 
 struct CacheWriteArgs : CacheWriteShape {
     const void* new_keys;    // row t, head h at `t * source_stride + h * head_dim`
-    const void* new_values;  // as new_keys; both may be parts of one fused buffer
+    const void* new_values;  // as new_keys; both may be parts of one fused buffer; null if `values` is
     void* keys;
-    void* values;
+    void* values;                 // null in a latent cache, whose values are in the keys
     const int64_t* slot_mapping;  // [tokens]: block * block_size + offset; negative: the row is skipped
     const float* k_scales;        // null: 1; else one, or one per KV head
     const float* v_scales;

@@ -36,7 +36,7 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
     __shared__ float warp_max[WARPS], warp_sum[WARPS];
 
     const uint32_t head = blockIdx.x % args.num_heads;
-    const uint32_t head_dim = Rows::head_dim(args), warp = threadIdx.x / 32;
+    const uint32_t head_dim = Rows::head_dim(args), value_dim = Rows::value_dim(args), warp = threadIdx.x / 32;
     const Row row(args, blockIdx.x / args.num_heads);
     if (!row.exists) return;
     const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
@@ -74,11 +74,11 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             const uint32_t d = threadIdx.x + i * DECODE_THREADS;
-            if (d >= head_dim) break;
+            if (d >= value_dim) break;
             float sum = 0.0f;
 #pragma unroll
             for (uint32_t w = 0; w < WARPS; w++) sum = __fmaf_rn(warp_sums[w][d], of_warp[w], sum);
-            if (split) args.partial_sums[partial * head_dim + d] = sum;
+            if (split) args.partial_sums[partial * value_dim + d] = sum;
             else sums[i] = factors.merge(sums[i], sum);
         }
         if (split) {
@@ -95,8 +95,8 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * DECODE_THREADS;
-        if (d < head_dim) {
-            static_cast<T*>(args.output)[index * head_dim + d] = from_float<T>(sums[i] * finished.factor);
+        if (d < value_dim) {
+            static_cast<T*>(args.output)[index * value_dim + d] = from_float<T>(sums[i] * finished.factor);
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;

@@ -1,7 +1,7 @@
 // Second pass over split contexts: merges the partial results of a query row and head in the order of the partitions.
 // Kernels paged_reduce_f16, paged_reduce_bf16 and paged_reduce_f32, for cuda.paged_v2, cuda.paged_gqa and cuda.generic.
 //
-// Grid (rows * num_heads), 128 threads; thread i computes the elements i and i + 128 of the head.
+// Grid (rows * num_heads), 128 threads; thread i computes the elements i, i + 128, … of the value.
 
 #include <quire/export.cuh>
 
@@ -11,6 +11,7 @@
 namespace quire {
 
 constexpr uint32_t REDUCE_THREADS = 128;
+constexpr uint32_t PER_THREAD = (WIDEST_HEAD + REDUCE_THREADS - 1) / REDUCE_THREADS;
 
 template <class T>
 __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
@@ -21,26 +22,26 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
     const int64_t partials = static_cast<int64_t>(blockIdx.x) * args.max_partitions;
     const uint32_t begin = row.visible.first / PARTITION, end = row.visible.end;
     SoftmaxState state;
-    float sums[2] = {0.0f, 0.0f};
+    float sums[PER_THREAD] = {};
     for (uint32_t p = begin; p * PARTITION < end; p++) {
         SoftmaxState part;
         part.max = args.partial_states[2 * (partials + p)];
         part.sum = args.partial_states[2 * (partials + p) + 1];
         const Factors factors = merge(state, part);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
+        for (uint32_t i = 0; i < PER_THREAD; i++) {
             const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
-            if (d < args.head_dim) {
-                sums[i] = factors.merge(sums[i], args.partial_sums[(partials + p) * args.head_dim + d]);
+            if (d < args.value_dim) {
+                sums[i] = factors.merge(sums[i], args.partial_sums[(partials + p) * args.value_dim + d]);
             }
         }
     }
     const Finished finished = finish(args, state, head);
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
-        if (d < args.head_dim) {
-            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * finished.factor);
+        if (d < args.value_dim) {
+            static_cast<T*>(args.output)[index * args.value_dim + d] = from_float<T>(sums[i] * finished.factor);
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;

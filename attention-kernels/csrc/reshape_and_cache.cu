@@ -12,27 +12,32 @@ namespace quire {
 
 constexpr uint32_t WRITE_THREADS = 128;
 
-// Writes keys and values in KV_INT8_ROWS; heads have at most 256 elements.
+// Writes keys and values in KV_INT8_ROWS. A warp reads a row twice: for its scale, and to store it.
 template <class T>
 __device__ __forceinline__ void write_scaled_rows(const CacheWriteArgs& args, int64_t slot) {
     const uint32_t lane = threadIdx.x % 32, at = slot % args.block_size;
-    const bool busy = lane * 8 < args.head_dim;
-    for (uint32_t i = threadIdx.x / 32; i < 2 * args.num_kv_heads; i += WRITE_THREADS / 32) {
-        const uint32_t head = i / 2, is_value = i % 2;
+    const uint32_t parts = args.values ? 2 : 1;
+    for (uint32_t i = threadIdx.x / 32; i < parts * args.num_kv_heads; i += WRITE_THREADS / 32) {
+        const uint32_t head = i / parts, is_value = i % parts;
         const T* from = static_cast<const T*>(is_value ? args.new_values : args.new_keys) +
                         blockIdx.x * args.source_stride + static_cast<int64_t>(head) * args.head_dim;
         uint8_t* to = static_cast<uint8_t*>(is_value ? args.values : args.keys) + slot / args.block_size * args.block_stride +
                       head * args.head_stride;
-        float numbers[8] = {};
-        if (busy) {
-            Eight<T> eight;
-            eight.load(from + lane * 8);
-            eight.get(numbers);
-        }
-        const RowScale row(greatest_over(greatest_magnitude(numbers), 32));
-        if (busy) {
-            *reinterpret_cast<uint2*>(to + at * args.token_stride + lane * 8) = quantise(KV_INT8, numbers, row.divisor);
-        }
+        const auto each_eight = [&](auto use) {
+            for (uint32_t d = lane * 8; d < args.head_dim; d += 32 * 8) {
+                float numbers[8];
+                Eight<T> eight;
+                eight.load(from + d);
+                eight.get(numbers);
+                use(d, numbers);
+            }
+        };
+        uint32_t greatest = 0;
+        each_eight([&](uint32_t, const float (&numbers)[8]) { greatest = max(greatest, greatest_magnitude(numbers)); });
+        const RowScale row(greatest_over(greatest, 32));
+        each_eight([&](uint32_t d, const float (&numbers)[8]) {
+            *reinterpret_cast<uint2*>(to + at * args.token_stride + d) = quantise(KV_INT8, numbers, row.divisor);
+        });
         if (lane == 0) reinterpret_cast<float*>(to + args.block_size * args.head_dim)[at] = row.scale;
     }
 }
@@ -52,19 +57,20 @@ __device__ __forceinline__ void reshape_and_cache(const CacheWriteArgs& args) {
         const int64_t target = to + head * args.head_stride + offset;
         Eight<T> key, value;
         key.load(static_cast<const T*>(args.new_keys) + source);
-        value.load(static_cast<const T*>(args.new_values) + source);
+        if (args.values) value.load(static_cast<const T*>(args.new_values) + source);
         if constexpr (KV8) {
             const uint32_t scale = head * args.scale_stride;
             float numbers[8];
             key.get(numbers);
             *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.keys) + target) =
                 quantise(args.kv_format, numbers, args.k_scales ? args.k_scales[scale] : 1.0f);
+            if (!args.values) continue;
             value.get(numbers);
             *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.values) + target) =
                 quantise(args.kv_format, numbers, args.v_scales ? args.v_scales[scale] : 1.0f);
         } else {
             key.store(static_cast<T*>(args.keys) + target);
-            value.store(static_cast<T*>(args.values) + target);
+            if (args.values) value.store(static_cast<T*>(args.values) + target);
         }
     }
 }

@@ -1,7 +1,7 @@
 // One warp's part of a partition for one query row and head: every WARPS-th chunk of 32 tokens.
 //
 // Two classes with one interface distribute a token's head over the lanes. VectorRows reads 16 bytes per lane and is
-// compiled for each head size; GenericRows reads single elements, for f32 queries of any head size. Scores, weights and
+// compiled for each head size; GenericRows reads single elements, for any head size. Scores, weights and
 // the running maximum share one implementation: lane i owns token i of a chunk, so each exp2 is computed once.
 #pragma once
 
@@ -63,6 +63,7 @@ struct VectorRows {
     float sums[PER_LANE][WIDTH];
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs&) { return D; }
+    static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs&) { return D; }
     // Returns the index of this lane's i-th vector of the head.
     static __device__ __forceinline__ int vector(int i) { return threadIdx.x % LANES + i * LANES; }
 
@@ -168,23 +169,25 @@ struct VectorRows {
     }
 };
 
-// All lanes hold one token; lane i has the elements i, i + 32, …. f32 queries, cache of f32 or any 8-bit format.
+// All lanes hold one token; lane i has the elements i, i + 32, …. The cache has elements of T or of any 8-bit format.
+template <class T, int MAX_HEAD_>
 struct GenericRows {
-    using Element = float;
+    using Element = T;
     static constexpr bool BYTES = true;  // the format is known at run time
-    static constexpr int MAX_HEAD = 256;
+    static constexpr int MAX_HEAD = MAX_HEAD_;
     static constexpr int PER_LANE = MAX_HEAD / 32;
 
     float query[PER_LANE];
     float sums[PER_LANE];
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs& args) { return args.head_dim; }
+    static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs& args) { return args.value_dim; }
 
-    __device__ __forceinline__ void load_query(const AttentionArgs& args, const float* from) {
+    __device__ __forceinline__ void load_query(const AttentionArgs& args, const T* from) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            query[i] = at < args.head_dim ? from[at] : 0.0f;
+            query[i] = at < args.head_dim ? to_float(from[at]) : 0.0f;
         }
     }
 
@@ -198,13 +201,14 @@ struct GenericRows {
         for (int i = 0; i < PER_LANE; i++) sums[i] = __fmul_rn(sums[i], factor);
     }
 
+    // Loads the first `dim` elements of a key or value.
     static __device__ __forceinline__ void load(float (&to)[PER_LANE], const AttentionArgs& args, const void* cache,
-                                                int64_t place) {
+                                                int64_t place, uint32_t dim) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            if (at >= args.head_dim) to[i] = 0.0f;
-            else if (args.kv_format == KV_SAME) to[i] = static_cast<const float*>(cache)[place + at];
+            if (at >= dim) to[i] = 0.0f;
+            else if (args.kv_format == KV_SAME) to[i] = to_float(static_cast<const T*>(cache)[place + at]);
             else to[i] = from_byte(args.kv_format, static_cast<const uint8_t*>(cache)[place + at]);
         }
     }
@@ -215,7 +219,7 @@ struct GenericRows {
             const int64_t at = __shfl_sync(ALL_LANES, place, step);
             if (at < 0) continue;
             float key[PER_LANE], dot = 0.0f;
-            load(key, task.args, task.args.keys, at);
+            load(key, task.args, task.args.keys, at, task.args.head_dim);
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) dot = __fmaf_rn(query[i], key[i], dot);
             dot = warp_sum(dot);
@@ -230,7 +234,7 @@ struct GenericRows {
             const float factor = __shfl_sync(ALL_LANES, weight, step);
             if (at < 0) continue;
             float value[PER_LANE];
-            load(value, task.args, task.args.values, at);
+            load(value, task.args, task.args.values, at, task.args.value_dim);
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) sums[i] = __fmaf_rn(factor, value[i], sums[i]);
         }
@@ -240,7 +244,7 @@ struct GenericRows {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
-            if (at < args.head_dim) to[at] = sums[i];
+            if (at < args.value_dim) to[at] = sums[i];
         }
     }
 };

@@ -21,16 +21,37 @@ pub struct KvScales {
     pub per_head: bool,
 }
 
+/// Where a cache has its values.
+pub enum Values {
+    /// In a buffer of their own, like that of the keys.
+    Separate(Buffer),
+    /// In the keys: the value of a token is the first `dim` elements of its key.
+    InKeys {
+        /// Elements of a value, at most those of a key.
+        dim: usize,
+    },
+}
+
+impl From<Buffer> for Values {
+    fn from(values: Buffer) -> Values {
+        Values::Separate(values)
+    }
+}
+
 /// The paged keys and values of one layer.
+///
+/// In a *latent* cache ([`KvCache::latent`]) values are a part of the keys, so there is one buffer and one vector per token:
+/// multi-head latent attention in its absorbed form ("DeepSeek-V2", DeepSeek-AI, 2024, section 2.1) has one KV head of
+/// `kv_lora_rank + qk_rope_head_dim` elements, the first `kv_lora_rank` of which are the value.
 pub struct KvCache {
-    /// Shape of each of the two buffers.
+    /// Shape of the keys, and of values with a buffer of their own.
     pub shape: KvShape,
     /// Element types and layout.
     pub format: CacheFormat,
     /// Keys, after the rotary embedding.
     pub keys: Buffer,
-    /// Values, in a buffer like that of the keys.
-    pub values: Buffer,
+    /// Values.
+    pub values: Values,
     /// Scales, for types that take them ([`KvDtype::takes_scales`]); `None`: 1. Layers that share pages have separate
     /// scales.
     pub scales: Option<Arc<KvScales>>,
@@ -45,13 +66,49 @@ impl KvCache {
     /// Allocates a zeroed cache without scales.
     pub fn with_format(device: &dyn Device, shape: KvShape, format: CacheFormat) -> Result<KvCache, DeviceError> {
         let bytes = shape.num_blocks.saturating_mul(format.block_bytes(&shape));
-        Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
+        let (keys, values) = (device.alloc(bytes)?, device.alloc(bytes)?.into());
+        Ok(KvCache { shape, format, keys, values, scales: None })
+    }
+
+    /// Allocates a zeroed latent cache, whose values are the first `value_dim` elements of its keys.
+    ///
+    /// ```
+    /// use attention_kernels::{CacheFormat, KvCache, KvShape};
+    /// let device = device::open("cpu", Some(1))?;
+    /// let shape = KvShape { num_blocks: 4, num_kv_heads: 1, block_size: 16, head_dim: 576 };
+    /// let cache = KvCache::latent(&*device, shape, CacheFormat::default(), 512)?;
+    /// assert_eq!((cache.value_dim(), cache.buffers().count()), (512, 1));
+    /// # Ok::<(), attention_kernels::KernelError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `value_dim` is 0 or more than `head_dim`, the type takes scales ([`KvDtype::takes_scales`]), or the device has not
+    /// enough memory.
+    pub fn latent(
+        device: &dyn Device,
+        shape: KvShape,
+        format: CacheFormat,
+        value_dim: usize,
+    ) -> Result<KvCache, KernelError> {
+        let keys = device.alloc(shape.num_blocks.saturating_mul(format.block_bytes(&shape)))?;
+        let cache = KvCache { shape, format, keys, values: Values::InKeys { dim: value_dim }, scales: None };
+        cache.check()?;
+        Ok(cache)
     }
 
     pub(crate) fn check(&self) -> Result<(), KernelError> {
         let bytes = self.shape.num_blocks * self.format.block_bytes(&self.shape);
         expect("key cache bytes", self.keys.len_bytes(), bytes)?;
-        expect("value cache bytes", self.values.len_bytes(), bytes)?;
+        match &self.values {
+            Values::Separate(values) => expect("value cache bytes", values.len_bytes(), bytes)?,
+            Values::InKeys { .. } if self.format.kv_dtype.takes_scales() => {
+                return Err(KernelError::Unsupported { variant: "a latent cache", found: self.format.to_string() });
+            }
+            Values::InKeys { dim } => {
+                at_least("elements of a latent value", *dim, 1)?;
+                at_least("elements of a latent key", self.shape.head_dim, *dim)?;
+            }
+        }
         if let Some(scales) = &self.scales {
             let count = if scales.per_head { self.shape.num_kv_heads } else { 1 };
             expect("bytes of key scales", scales.keys.len_bytes(), count * size_of::<f32>())?;
@@ -60,7 +117,40 @@ impl KvCache {
         Ok(())
     }
 
-    /// Bytes of one block of the keys; the values have as many.
+    /// Whether values are in the keys.
+    pub fn is_latent(&self) -> bool {
+        matches!(self.values, Values::InKeys { .. })
+    }
+
+    /// Returns the buffer that values are read from.
+    pub fn values(&self) -> &Buffer {
+        match &self.values {
+            Values::Separate(values) => values,
+            Values::InKeys { .. } => &self.keys,
+        }
+    }
+
+    /// Returns the elements of a value in one head, which are those of an output.
+    pub fn value_dim(&self) -> usize {
+        match self.values {
+            Values::Separate(_) => self.shape.head_dim,
+            Values::InKeys { dim } => dim,
+        }
+    }
+
+    /// Iterates over the buffers: keys, and values if they have their own.
+    pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let values = if let Values::Separate(values) = &self.values { Some(values) } else { None };
+        std::iter::once(&self.keys).chain(values)
+    }
+
+    /// As [`KvCache::buffers`], for writing.
+    pub fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        let values = if let Values::Separate(values) = &mut self.values { Some(values) } else { None };
+        std::iter::once(&mut self.keys).chain(values)
+    }
+
+    /// Bytes of one block in each of the buffers.
     pub fn block_bytes(&self) -> usize {
         self.format.block_bytes(&self.shape)
     }
@@ -91,7 +181,7 @@ impl KvCache {
                 (0..heads).flat_map(|i| [(i * head, row), (i * head + shape.block_size * row, scale)]).collect()
             }
         };
-        for pages in [&mut self.keys, &mut self.values] {
+        for pages in self.buffers_mut() {
             for (start, bytes) in stretches.iter().filter(|(_, bytes)| *bytes > 0) {
                 let at = block * format.block_bytes(&shape) + start + from_slot * bytes;
                 device.fill(pages, at, (shape.block_size - from_slot) * bytes, fill)?;
@@ -110,7 +200,7 @@ pub struct AttentionArgs<'a> {
     pub query_stride: usize,
     /// Number of query heads. Head h reads KV head `h * num_kv_heads / num_heads`.
     pub num_heads: usize,
-    /// Output `[rows, num_heads, head_dim]`; only the rows of `seqs` are written.
+    /// Output `[rows, num_heads, value_dim]` ([`KvCache::value_dim`]); only the rows of `seqs` are written.
     pub output: &'a mut Buffer,
     /// Natural log of the denominator of the softmax, float32 `[rows, num_heads]`, for callers that merge results: of the sum
     /// of exp(score), including exp(sink). So a caller that merges parts of a context passes the sinks with one part only. −∞
@@ -164,7 +254,8 @@ impl AttentionArgs<'_> {
         if end > 0 {
             at_least("query elements", self.query.len_bytes() / bytes, (end - 1) * self.query_stride + width)?;
         }
-        at_least("output elements", self.output.len_bytes() / bytes, end * width)?;
+        let out_width = self.num_heads * self.cache.value_dim();
+        at_least("output elements", self.output.len_bytes() / bytes, end * out_width)?;
         if let Some(lse) = &self.lse {
             at_least("lse elements", lse.len_bytes() / size_of::<f32>(), end * self.num_heads)?;
         }
@@ -185,7 +276,7 @@ pub struct CacheWriteArgs<'a> {
     pub source: &'a Buffer,
     /// Index of the first element of the keys.
     pub key_offset: usize,
-    /// Index of the first element of the values.
+    /// Index of the first element of the values. Ignored for a latent cache, whose values are in the keys.
     pub value_offset: usize,
     /// Elements from one row to the next.
     pub stride: usize,
@@ -207,7 +298,8 @@ impl CacheWriteArgs<'_> {
     pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
         let shape = self.cache.shape;
         if let Some(last) = self.slot_mapping.len().checked_sub(1) {
-            let end = self.key_offset.max(self.value_offset) + last * self.stride + shape.num_kv_heads * shape.head_dim;
+            let values = if self.cache.is_latent() { self.key_offset } else { self.value_offset };
+            let end = self.key_offset.max(values) + last * self.stride + shape.num_kv_heads * shape.head_dim;
             at_least("key and value elements", self.source.len_bytes() / self.cache.format.dtype.bytes(), end)?;
         }
         self.cache.check()

@@ -22,10 +22,11 @@ impl AttentionArgs<'_> {
             read += if own > 0 { seen(before) + own - 1 } else { 0 };
             pairs += (before..before + own).map(seen).sum::<usize>();
         }
-        let width = self.num_heads * shape.head_dim;
+        // Of a query row and an output row together.
+        let width = self.num_heads * (shape.head_dim + self.cache.value_dim());
         Cost {
-            bytes: (2 * rows * width * self.cache.format.dtype.bytes() + read * token_bytes(self.cache)) as u64,
-            operations: (4 * pairs * width) as u64,
+            bytes: (rows * width * self.cache.format.dtype.bytes() + read * token_bytes(self.cache)) as u64,
+            operations: (2 * pairs * width) as u64,
         }
     }
 }
@@ -35,7 +36,7 @@ impl CacheWriteArgs<'_> {
     pub fn cost(&self) -> Cost {
         let (shape, format) = (self.cache.shape, self.cache.format);
         let tokens = self.slot_mapping.iter().filter(|slot| **slot >= 0).count();
-        let computed = 2 * shape.num_kv_heads * shape.head_dim * format.dtype.bytes();
+        let computed = self.cache.buffers().count() * shape.num_kv_heads * shape.head_dim * format.dtype.bytes();
         Cost { bytes: (tokens * (computed + token_bytes(self.cache))) as u64, operations: 0 }
     }
 }
@@ -43,7 +44,8 @@ impl CacheWriteArgs<'_> {
 impl BlockCopyArgs<'_> {
     /// Returns the bytes of keys and values of each block, read and written.
     pub fn cost(&self) -> Cost {
-        Cost { bytes: (4 * self.copies.len() * self.cache.block_bytes()) as u64, operations: 0 }
+        let copied = self.copies.len() * self.cache.buffers().count() * self.cache.block_bytes();
+        Cost { bytes: 2 * copied as u64, operations: 0 }
     }
 }
 
@@ -66,5 +68,5 @@ impl LinearArgs<'_> {
 
 /// Returns the bytes of one token's keys and values in one layer.
 fn token_bytes(cache: &KvCache) -> usize {
-    2 * cache.shape.num_kv_heads * cache.format.row_bytes(cache.shape.head_dim)
+    cache.buffers().count() * cache.shape.num_kv_heads * cache.format.row_bytes(cache.shape.head_dim)
 }

@@ -145,6 +145,7 @@ fn abilities(variant: &Variant) -> Vec<String> {
         ("alibi", can.alibi),
         ("sinks", can.sinks),
         ("lse", can.lse),
+        ("latent", can.latent),
         ("row-invariant", can.row_invariant.is_some()),
         ("unproven", !can.proven),
     ];

@@ -9,7 +9,7 @@
 //!
 //! **Layout.** Each layer has one buffer of keys and one of values, `[num_blocks, num_kv_heads, block_size, head_dim]` or
 //! the other [`Layout`] if the selected kernels agree on it. Token position p of a sequence is stored in block `table[p /
-//! block_size]`, slot `p % block_size`.
+//! block_size]`, slot `p % block_size`. A latent cache ([`KvCache::latent`]) has only the buffer of keys.
 //!
 //! **Devices.** CPU variants work on the arrays in their arguments. The variants for `cuda` and `cuda-sim` launch the
 //! kernels of `csrc/` on arrays in a [`Workspace`]: load each step into one and pass it along.
@@ -52,7 +52,7 @@ pub mod trial;
 mod variant;
 mod workspace;
 
-pub use args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
+pub use args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows, Values};
 pub use batch::AttentionBatch;
 pub use cuda::{PagedRule, convert_fp8};
 pub use describe::{Described, Description, describe};

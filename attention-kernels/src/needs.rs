@@ -24,6 +24,8 @@ pub struct Needs {
     pub kv_dtype: KvDtype,
     /// Elements per head.
     pub head_dim: usize,
+    /// Whether values are in the keys ([`KvCache::latent`](crate::KvCache::latent)).
+    pub latent: bool,
     /// Tokens per block.
     pub block_size: usize,
     /// Most query rows per sequence that the decode kernel gets.
@@ -51,6 +53,7 @@ impl Default for Needs {
             dtype: Dtype::F32,
             kv_dtype: KvDtype::Same,
             head_dim: 64,
+            latent: false,
             block_size: 16,
             decode_query_len: 1,
             window: false,
@@ -134,6 +137,10 @@ impl Needs {
         let can = &variant.capabilities;
         if !can.kv_dtypes.contains(&self.kv_dtype) {
             Some(format!("its cache holds {}, not {}", list(can.kv_dtypes), self.kv_dtype))
+        } else if self.latent && !can.latent {
+            Some("the model has a latent cache".to_string())
+        } else if self.latent && self.kv_dtype.takes_scales() {
+            Some(format!("a latent cache has no scales for {}; choose another type of cache", self.kv_dtype))
         } else if !can.head_sizes.contain(self.head_dim) {
             Some(format!("its head sizes are {}, the model's is {}", can.head_sizes, self.head_dim))
         } else if !can.block_sizes.contain(self.block_size) {

@@ -36,10 +36,10 @@ pub struct SwapSpace {
     layers: Vec<Layer>,
 }
 
-/// Keys and values of one layer, `[num_blocks, block_bytes]` each.
+/// Blocks of one layer.
 struct Layer {
-    keys: Pinned,
-    values: Pinned,
+    /// Like [`KvCache::buffers`], `[num_blocks, block_bytes]` each.
+    pages: Vec<Pinned>,
     block_bytes: usize,
 }
 
@@ -51,8 +51,8 @@ impl SwapSpace {
     pub fn new(device: &dyn Device, caches: &[KvCache], num_blocks: usize) -> Result<SwapSpace, DeviceError> {
         let layer = |cache: &KvCache| -> Result<Layer, DeviceError> {
             let block_bytes = cache.block_bytes();
-            let pinned = || device.pinned(num_blocks.saturating_mul(block_bytes));
-            Ok(Layer { keys: pinned()?, values: pinned()?, block_bytes })
+            let pinned = |_| device.pinned(num_blocks.saturating_mul(block_bytes));
+            Ok(Layer { pages: cache.buffers().map(pinned).collect::<Result<_, _>>()?, block_bytes })
         };
         Ok(SwapSpace { num_blocks, layers: caches.iter().map(layer).collect::<Result<_, _>>()? })
     }
@@ -80,8 +80,10 @@ impl SwapSpace {
         let time = profile::start(device, Queue::Copy, "swap_out", "", move || cost);
         for (cache, layer) in caches.iter().zip(&mut self.layers) {
             each_run(blocks, layer.block_bytes, |from, to, bytes| {
-                device.download_async(Queue::Copy, &cache.keys, from, &mut layer.keys, to, bytes)?;
-                device.download_async(Queue::Copy, &cache.values, from, &mut layer.values, to, bytes)
+                let mut pages = cache.buffers().zip(&mut layer.pages);
+                pages.try_for_each(|(device_side, host_side)| {
+                    device.download_async(Queue::Copy, device_side, from, host_side, to, bytes)
+                })
             })?;
         }
         drop(time);
@@ -105,8 +107,10 @@ impl SwapSpace {
         let time = profile::start(device, Queue::Copy, "swap_in", "", move || cost);
         for (cache, layer) in caches.iter_mut().zip(&self.layers) {
             each_run(blocks, layer.block_bytes, |from, to, bytes| {
-                device.upload_async(Queue::Copy, &layer.keys, from, &mut cache.keys, to, bytes)?;
-                device.upload_async(Queue::Copy, &layer.values, from, &mut cache.values, to, bytes)
+                let mut pages = cache.buffers_mut().zip(&layer.pages);
+                pages.try_for_each(|(device_side, host_side)| {
+                    device.upload_async(Queue::Copy, host_side, from, device_side, to, bytes)
+                })
             })?;
         }
         drop(time);
@@ -115,7 +119,7 @@ impl SwapSpace {
 
     /// Returns the bytes of keys and values of all layers.
     fn cost_of(&self, blocks: &[(u32, u32)]) -> Cost {
-        let bytes = self.layers.iter().map(|layer| 2 * layer.block_bytes * blocks.len()).sum::<usize>();
+        let bytes = self.layers.iter().map(|layer| layer.pages.len() * layer.block_bytes * blocks.len()).sum::<usize>();
         Cost { bytes: bytes as u64, operations: 0 }
     }
 
@@ -130,6 +134,7 @@ impl SwapSpace {
         check_ids(own_ids, self.num_blocks)?;
         for (cache, layer) in caches.iter().zip(&self.layers) {
             cache.check()?;
+            expect("buffers of a swapped layer", cache.buffers().count(), layer.pages.len())?;
             expect("bytes of a swapped block", cache.block_bytes(), layer.block_bytes)?;
             check_ids(ids.clone(), cache.shape.num_blocks)?;
         }

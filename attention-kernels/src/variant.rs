@@ -5,7 +5,7 @@ use std::fmt;
 use device::profile::{self, Cost, Running};
 use device::{Device, Isa, Queue};
 
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs};
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::plugin::LoadedKernel;
@@ -135,6 +135,8 @@ pub struct Capabilities {
     pub kv_dtypes: &'static [KvDtype],
     /// Layouts of the cache.
     pub layouts: &'static [Layout],
+    /// Supports latent caches ([`KvCache::latent`]).
+    pub latent: bool,
     /// Elements per head.
     pub head_sizes: Sizes,
     /// Tokens per block.
@@ -181,6 +183,7 @@ impl Capabilities {
         dtypes: &[],
         kv_dtypes: &[],
         layouts: &[],
+        latent: false,
         head_sizes: Sizes::List(&[]),
         block_sizes: Sizes::List(&[]),
         block_bytes_step: 1,
@@ -252,6 +255,7 @@ impl Variant {
         if let Some((_, found)) = extras.into_iter().find(|extra| extra.0) {
             return Err(self.not_for(found));
         }
+        self.expect_values_of(args.cache)?;
         match self.kernel {
             Kernel::Attention(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation.is_attention() => kernel.attention(device, args),
@@ -265,6 +269,7 @@ impl Variant {
     /// As for [`Variant::attention`].
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
+        self.expect_values_of(args.cache)?;
         match self.kernel {
             Kernel::CacheWrite(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::CacheWrite => kernel.cache_write(device, args),
@@ -278,6 +283,7 @@ impl Variant {
     /// As for [`Variant::attention`].
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
+        self.expect_values_of(args.cache)?;
         match self.kernel {
             Kernel::BlockCopy(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::BlockCopy => kernel.block_copy(device, args),
@@ -300,6 +306,10 @@ impl Variant {
     /// Starts timing a call if the device has a profile.
     fn time<'a>(&self, device: &'a dyn Device, cost: impl FnOnce() -> Cost) -> Option<Running<'a>> {
         profile::start(device, Queue::Compute, self.operation.key(), self.name, cost)
+    }
+
+    fn expect_values_of(&self, cache: &KvCache) -> Result<(), KernelError> {
+        if cache.is_latent() && !self.capabilities.latent { Err(self.not_for("a latent cache")) } else { Ok(()) }
     }
 
     fn not_for(&self, found: &str) -> KernelError {

@@ -26,7 +26,7 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
     let set = select(choice, &needs).unwrap();
     let shape = KvShape { num_blocks: 4, num_kv_heads: 1, block_size: 16, head_dim: 8 };
     let mut cache = KvCache::with_format(device, shape, set.format).unwrap();
-    for (buffer, salt) in [(&mut cache.keys, 1), (&mut cache.values, 2)] {
+    for (buffer, salt) in cache.buffers_mut().zip([1, 2]) {
         let values = buffer.host_mut::<f32>().unwrap();
         values.iter_mut().enumerate().for_each(|(i, x)| *x = ((i * 37 * salt) % 19) as f32 / 9.0 - 1.0);
     }
@@ -92,6 +92,8 @@ fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_n
     let error = select(&old, &needs).err().unwrap().to_string();
     assert!(error.contains("\"example.old\" cannot serve: the model has attention sinks; use one of: "), "{error}");
     assert_eq!(select(&new, &needs).unwrap().decode.name, "example.plain");
+    let error = select(&new, &Needs { latent: true, ..needs.clone() }).err().unwrap().to_string();
+    assert!(error.contains("cannot serve: the model has a latent cache"), "{error}");
     assert!(!select(&KernelChoice::default(), &needs).unwrap().decode.name.starts_with("example"));
 }
 

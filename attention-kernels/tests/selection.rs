@@ -108,3 +108,22 @@ fn a_row_invariant_set_takes_decode_and_prefill_from_one_family() {
     let set = select(&KernelChoice::default(), &Needs { row_invariant: true, ..cpu(64) }).unwrap();
     assert_eq!(set.decode.name, set.prefill.name);
 }
+
+#[test]
+fn every_head_size_of_published_models_and_every_option_is_served_in_every_type() {
+    let extras = Needs { window: true, soft_cap: true, alibi: true, sinks: true, lse: true, ..Needs::default() };
+    for head_dim in [16, 32, 48, 64, 80, 96, 112, 120, 128, 160, 192, 256, 512] {
+        for block_size in [16, 48, 2048, 4096] {
+            for row_invariant in [false, true] {
+                let needs = Needs { head_dim, block_size, row_invariant, ..extras.clone() };
+                for dtype in Dtype::ALL {
+                    let on_gpu = Needs { device: "cuda-sim".into(), dtype, ..needs.clone() };
+                    select(&KernelChoice::default(), &on_gpu).unwrap();
+                }
+                for kv_dtype in KvDtype::ALL {
+                    select(&KernelChoice::default(), &Needs { kv_dtype, ..needs.clone() }).unwrap();
+                }
+            }
+        }
+    }
+}

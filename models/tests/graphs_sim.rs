@@ -169,7 +169,7 @@ fn the_largest_graph_is_captured_on_padding_and_writes_no_slot() {
     let Loaded { device, model, caches, .. } = &mut loaded;
     assert_eq!(model.capture_largest(caches).unwrap(), 0, "cuda-sim counts no bytes");
     assert_eq!(model.graphs(), GraphCount { sizes: 5, captured: 1, failed: 0 });
-    for pages in caches.iter().flat_map(|cache| [&cache.keys, &cache.values]) {
+    for pages in caches.iter().flat_map(KvCache::buffers) {
         let mut bytes = vec![1; pages.len_bytes()];
         device.download(pages, 0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));

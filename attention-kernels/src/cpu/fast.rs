@@ -114,14 +114,16 @@ pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) 
 fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut Plan) -> Result<(), KernelError> {
     let (shape, batch, pool) = (args.cache.shape, args.batch, device.pool());
     let (kv_heads, dim, stride) = (shape.num_kv_heads, shape.head_dim, args.query_stride);
+    let value_dim = args.cache.value_dim();
     let group = args.num_heads / kv_heads;
-    let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
+    let pages = Pages::of(args.cache)?;
+    let shared = Shared { shape, value_dim, pages, window: args.window, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
     plan.split(&args, pool.threads());
     let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
-    let len = result_len(most_rows, group, dim).max(1);
+    let len = result_len(most_rows, group, value_dim).max(1);
     let mut results = std::mem::take(&mut plan.results);
     results.resize(results.len().max(plan.pieces.len() * kv_heads * len), 0.0);
     let planned = &*plan;
@@ -154,23 +156,23 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
             next: (i + 1 < tasks).then(|| begin(i + 1)),
         };
         let mut scratch = SCRATCH.take();
-        kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, dim)]);
+        kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, value_dim)]);
         SCRATCH.set(scratch);
     });
-    let (rows, width, units) = (args.rows(), args.num_heads * dim, &planned.units);
+    let (rows, width, units) = (args.rows(), args.num_heads * value_dim, &planned.units);
     // Merges the results of a row and head: values into `out`, or only the state if `out` is empty. Returns the state, with
     // the head's sink, and the factor of the values.
     let merge = |row: usize, head: usize, out: &mut [f32]| {
         let unit = units.partition_point(|unit| unit.rows.end <= row);
         let (kv_head, query) = (head / group, (row - units[unit].rows.start) * group + head % group);
-        let states = units[unit].rows.len() * group * dim;
+        let states = units[unit].rows.len() * group * value_dim;
         let mut merged = Merged::default();
         for piece in planned.pieces_of(unit) {
             let result = &results[(piece * kv_heads + kv_head) * len..];
             let state = &result[states + 2 * query..];
             let part = Merged { greatest: state[0], total: state[1] };
             if part.total != 0.0 {
-                merged.merge(part, out, &result[query * dim..][..out.len()]);
+                merged.merge(part, out, &result[query * value_dim..][..out.len()]);
             }
         }
         let share = match sinks {
@@ -181,7 +183,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
     };
     let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
     let pieces = planned.pieces.len() / units.len().max(1);
-    pool.chunks_mut(output, dim, 2 * dim * pieces, |i, out| {
+    pool.chunks_mut(output, value_dim, 2 * value_dim * pieces, |i, out| {
         let head = i % args.num_heads;
         let (merged, share) = merge(rows.start + i / args.num_heads, head, out);
         if merged.total == 0.0 {

@@ -22,19 +22,22 @@ use super::scores::score_all;
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Task};
 use super::values::sum_all;
 
-/// Returns the length of a task's result: weighted values `[rows, group, head_dim]`, then `[rows, group]` of [`Merged`],
+/// Returns the length of a task's result: weighted values `[rows, group, value_dim]`, then `[rows, group]` of [`Merged`],
 /// two numbers each. A row that sees nothing has a total of 0.
-pub(super) fn result_len(rows: usize, group: usize, dim: usize) -> usize {
-    rows * group * (dim + 2)
+pub(super) fn result_len(rows: usize, group: usize, value_dim: usize) -> usize {
+    rows * group * (value_dim + 2)
 }
 
 /// Runs a task; `result` is [`result_len`] long. The CPU must have the instruction set.
 pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
-    let (dim, queries) = (shared.shape.head_dim, task.queries());
+    let (dim, queries) = (shared.value_dim, task.queries());
+    let key_dim = shared.shape.head_dim;
     // Buffers only grow; their old contents do not matter.
-    for (room, len) in
-        [(&mut scratch.scores, queries * SCORES), (&mut scratch.part, queries * dim), (&mut scratch.tile, TILE * dim)]
-    {
+    for (room, len) in [
+        (&mut scratch.scores, queries * SCORES),
+        (&mut scratch.part, queries * dim),
+        (&mut scratch.tile, TILE * key_dim),
+    ] {
         if room.len() < len {
             room.resize(len, 0.0);
         }

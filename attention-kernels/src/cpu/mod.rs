@@ -30,7 +30,7 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
 
 /// Capabilities of the other operations.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { isa, kv_dtypes: &KvDtype::ALL, rank, ..Capabilities::CPU }
+    Capabilities { isa, kv_dtypes: &KvDtype::ALL, latent: true, rank, ..Capabilities::CPU }
 }
 
 /// Capabilities of linear layers. The reference takes only unquantised rows, so quantising them before a product is tested

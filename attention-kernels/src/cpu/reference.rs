@@ -36,8 +36,9 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
 fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
+    let value_dim = args.cache.value_dim();
     let keys = Numbers::<S> { elements: args.cache.keys.host()?, shape };
-    let values = Numbers::<S> { elements: args.cache.values.host()?, shape };
+    let values = Numbers::<S> { elements: args.cache.values().host()?, shape };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let (batch, window, soft_cap) = (args.batch, args.window, args.soft_cap);
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
@@ -52,7 +53,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let context = batch.context_lens[seq] as usize;
         let table = batch.table(seq);
         for row in start..end {
-            let out_row = &mut output[row * heads * dim..][..heads * dim];
+            let out_row = &mut output[row * heads * value_dim..][..heads * value_dim];
             if context == 0 {
                 out_row.fill(0.0);
                 if let Some(lse) = &mut lse {
@@ -79,14 +80,14 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     s + slope * (token as f32 - position as f32)
                 };
                 let mut merged = Merged::default();
-                let mut sums = vec![0.0f32; dim];
+                let mut sums = vec![0.0f32; value_dim];
                 let mut partition = first / PARTITION * PARTITION;
                 while partition <= position {
                     let tokens = partition.max(first)..(partition + PARTITION).min(position + 1);
                     let scores: Vec<f32> = tokens.clone().map(score).collect();
                     let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let mut total = 0.0;
-                    let mut part = vec![0.0f32; dim];
+                    let mut part = vec![0.0f32; value_dim];
                     for (token, s) in tokens.zip(scores) {
                         let p = (s - greatest).exp();
                         total += p;
@@ -99,7 +100,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     partition += PARTITION;
                 }
                 let share = sinks.map_or(1.0, |sinks| merged.add_sink(sinks[head]));
-                for (out, sum) in out_row[head * dim..][..dim].iter_mut().zip(&sums) {
+                for (out, sum) in out_row[head * value_dim..][..value_dim].iter_mut().zip(&sums) {
                     *out = sum * share / merged.total * value_scale;
                 }
                 if let Some(lse) = &mut lse {
@@ -125,7 +126,7 @@ pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), 
     args.check()?;
     expect_ours(args.cache)?;
     let bytes = args.cache.format.block_bytes(&args.cache.shape);
-    for buffer in [&mut args.cache.keys, &mut args.cache.values] {
+    for buffer in args.cache.buffers_mut() {
         let cache = buffer.host_mut::<u8>()?;
         for &(source, destination) in args.copies {
             for i in 0..bytes {

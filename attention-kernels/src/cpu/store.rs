@@ -5,7 +5,7 @@ use device::simd::Lanes;
 use device::{Device, Isa, Pool};
 
 use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, of_head, place};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache};
+use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, Values};
 use crate::error::KernelError;
 use crate::shape::KvShape;
 
@@ -38,11 +38,11 @@ pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(
     let rows = |offset, scales| Rows { source, offset, stride, slots, shape, scales };
     let cost = slots.len() * shape.num_kv_heads * shape.head_dim * COST;
     by_kv_dtype!(format.kv_dtype, |S| {
-        let mut both = [
-            (rows(args.key_offset, given.keys), keys.host_mut::<<S as Stored>::Raw>()?),
-            (rows(args.value_offset, given.values), values.host_mut()?),
-        ];
-        pool.chunks_mut(&mut both, 1, cost, |_, one| {
+        let mut parts = vec![(rows(args.key_offset, given.keys), keys.host_mut::<<S as Stored>::Raw>()?)];
+        if let Values::Separate(values) = values {
+            parts.push((rows(args.value_offset, given.values), values.host_mut()?));
+        }
+        pool.chunks_mut(&mut parts, 1, cost, |_, one| {
             for (rows, elements) in one {
                 device::dispatch!(isa, write_rows::<S>(rows: &Rows<'_>, elements: &mut [<S as Stored>::Raw]));
             }
@@ -74,7 +74,7 @@ pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), 
     args.check()?;
     expect_ours(args.cache)?;
     let bytes = args.cache.format.block_bytes(&args.cache.shape);
-    for buffer in [&mut args.cache.keys, &mut args.cache.values] {
+    for buffer in args.cache.buffers_mut() {
         let cache = buffer.host_mut::<u8>()?;
         for &(source, destination) in args.copies {
             let from = source as usize * bytes;

@@ -181,7 +181,7 @@ impl<'a> Pages<'a> {
     /// The cache is on another device or in a format that no CPU variant supports.
     pub fn of(cache: &'a KvCache) -> Result<Pages<'a>, KernelError> {
         expect_ours(cache)?;
-        let (keys, values) = (&cache.keys, &cache.values);
+        let (keys, values) = (&cache.keys, cache.values());
         Ok(match cache.format.kv_dtype {
             KvDtype::Same => Pages::F32([keys.host()?, values.host()?]),
             KvDtype::F16 => Pages::F16([keys.host()?, values.host()?]),
@@ -230,15 +230,15 @@ impl<'a> Pages<'a> {
         tile
     }
 
-    /// Returns keys (0) or values (1) of some slots in float32, in place or converted into `tile`. `starts` receives the
-    /// index of each slot's row in the result.
+    /// Returns the first `dim` elements of keys (0) or values (1) of some slots in float32, in place or converted into
+    /// `tile`. `starts` receives the index of each slot's row in the result.
     #[inline(always)]
     pub fn rows<'t, L: Lanes>(
         &self,
         which: usize,
         shape: &KvShape,
         slots: &[Slot],
-        kv_head: usize,
+        (kv_head, dim): (usize, usize),
         tile: &'t mut [f32],
         starts: &mut [usize],
     ) -> &'t [f32]
@@ -252,11 +252,11 @@ impl<'a> Pages<'a> {
             return pages[which];
         }
         for (i, start) in starts.iter_mut().enumerate() {
-            *start = i * shape.head_dim;
+            *start = i * dim;
         }
         by_kind!(self, |pages, S| {
-            for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
-                widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
+            for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(dim)) {
+                widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..dim], to);
             }
         });
         tile

@@ -22,7 +22,10 @@ pub(super) const SCORES: usize = PARTITION + LANES;
 
 /// Properties that all tasks of a call share.
 pub(super) struct Shared<'a> {
+    /// Shape of the keys.
     pub shape: KvShape,
+    /// Elements of a value.
+    pub value_dim: usize,
     pub pages: Pages<'a>,
     pub window: Option<usize>,
     pub soft_cap: Option<f32>,
@@ -76,9 +79,9 @@ impl<'a> Task<'a> {
 pub(super) struct Scratch {
     /// `[queries, SCORES]`.
     pub scores: Vec<f32>,
-    /// Weighted values of one partition, `[queries, head_dim]`.
+    /// Weighted values of one partition, `[queries, value_dim]`.
     pub part: Vec<f32>,
-    /// Keys `[TILE / LANES, head_dim, LANES]` or values `[TILE, head_dim]` in float32.
+    /// Keys `[TILE / LANES, head_dim, LANES]` or values `[TILE, value_dim]` in float32.
     pub tile: Vec<f32>,
     /// States of one partition, `[queries]`.
     pub states: Vec<Merged>,

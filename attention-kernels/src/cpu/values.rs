@@ -48,14 +48,14 @@ pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &
 #[inline(always)]
 fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
-    let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
+    let (dim, Scratch { scores, part, tile: widened, .. }) = (shared.value_dim, scratch);
     part[..task.queries() * dim].fill(0.0);
     for offset in seen.tiles() {
         let tile = seen.tile(offset, shape.block_size);
         let mut starts = [0; TILE];
         let tokens = tile.tokens.clone();
         let slots = &tile.slots[tokens.clone()];
-        let floats = shared.pages.rows::<L>(1, shape, slots, task.kv_head, widened, &mut starts[tokens]);
+        let floats = shared.pages.rows::<L>(1, shape, slots, (task.kv_head, dim), widened, &mut starts[tokens]);
         scale_tokens(shared, task, 1, &tile, scores);
         let mut next = [Ahead::NONE; TILE / LANES];
         for panel in tile.panels() {

@@ -7,7 +7,7 @@ use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use super::rule::PagedRule;
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
-use crate::format::{Dtype, KvDtype};
+use crate::format::KvDtype;
 use crate::shape::PARTITION;
 use crate::workspace::Workspace;
 
@@ -35,14 +35,13 @@ pub(super) fn decode(
     call.by_rows(device, &call.instance("paged_decode")?, context)
 }
 
-/// Decode and prefill of float32 queries, any head size up to 256.
+/// Decode and prefill of queries of any type, any head size up to [`names::WIDEST_HEAD`].
 pub(super) fn generic(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.generic", &args)?;
-    if args.cache.format.dtype != Dtype::F32 {
-        return Err(call.unsupported(format!("queries of {}", args.cache.format.dtype)));
-    }
-    at_least("greatest head size", 256, args.cache.shape.head_dim)?;
-    call.by_rows(device, "paged_decode_f32", Context::ByRule)
+    let dim = args.cache.shape.head_dim;
+    at_least("greatest head size", names::WIDEST_HEAD, dim)?;
+    let wide = if dim > 256 { "_wide" } else { "" };
+    call.by_rows(device, &format!("paged_generic_{}{wide}", args.cache.format.dtype), Context::ByRule)
 }
 
 /// Decode in which all query heads of a KV head read it once. Contexts are always split.
@@ -75,9 +74,10 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
     let exists = format.kv_dtype == KvDtype::Same
         && names::SM90_HEAD_SIZES.contains(&dim)
         && names::SM90_BLOCK_SIZES.contains(&size);
-    let kernel = names::instance("prefill_sm90", format, dim)
-        .filter(|_| exists)
-        .ok_or_else(|| call.unsupported(format!("heads of {dim}, blocks of {size} and {format}")))?;
+    if !exists {
+        return Err(call.unsupported(format!("heads of {dim}, blocks of {size} and {format}")));
+    }
+    let kernel = call.instance("prefill_sm90")?;
     let blocks = call.rows * call.group() / 128 + args.seqs.len();
     let strides = format.layout.strides(&shape);
     let bytes = format.element_bytes();
@@ -87,7 +87,7 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
         strides: [strides.token * bytes, strides.head * bytes, strides.block * bytes],
         tile: [64, size as u32, 1, 1],
     };
-    let tensors = [tensor(&args.cache.keys), tensor(&args.cache.values)];
+    let tensors = [tensor(&args.cache.keys), tensor(args.cache.values())];
     let grid = [count(blocks)?, count(shape.num_kv_heads)?, 1];
     call.launch(device, &kernel, grid, 384, 0, &tensors.each_ref().map(Arg::tensor))
 }
@@ -111,9 +111,6 @@ impl<'a> Call<'a> {
         }
         workspace.check_cache(&args.cache.shape)?;
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
-        // Rows of f16 and bf16 are read in vectors of 16 bytes.
-        let vector = if args.cache.format.dtype == Dtype::F32 { 1 } else { 8 };
-        expect("query stride modulo 8", args.query_stride % vector, 0)?;
         Ok(Call { variant, args, workspace, rows: args.rows().len() })
     }
 
@@ -121,8 +118,14 @@ impl<'a> Call<'a> {
         KernelError::Unsupported { variant: self.variant, found }
     }
 
+    /// Returns the name of a kernel that is compiled for each head size.
     fn instance(&self, kernel: &str) -> Result<String, KernelError> {
         let (format, dim) = (self.args.cache.format, self.args.cache.shape.head_dim);
+        if self.args.cache.is_latent() {
+            return Err(self.unsupported("a latent cache".to_string()));
+        }
+        // Rows are read in vectors of 16 bytes.
+        expect("query stride modulo 8", self.args.query_stride % 8, 0)?;
         names::instance(kernel, format, dim).ok_or_else(|| self.unsupported(format!("heads of {dim} and {format}")))
     }
 
@@ -143,7 +146,7 @@ impl<'a> Call<'a> {
     }
 
     fn can_split(&self) -> bool {
-        let dim = self.args.cache.shape.head_dim;
+        let dim = self.args.cache.value_dim();
         self.workspace.can_split(self.rows, self.args.num_heads, self.partitions(), dim)
     }
 
@@ -200,7 +203,7 @@ impl<'a> Call<'a> {
         let common = [
             Arg::pointer(args.query, 0),
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(args.output, 0),
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
             partial(&workspace.partial_sums),
@@ -237,12 +240,14 @@ impl<'a> Call<'a> {
             num_heads: count(args.num_heads)?,
             num_kv_heads: count(shape.num_kv_heads)?,
             head_dim: count(shape.head_dim)?,
+            value_dim: count(args.cache.value_dim())?,
             block_size: count(shape.block_size)?,
             max_blocks: count(self.workspace.limits().max_blocks)?,
             max_partitions: count(partitions)?,
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),
+            reserved: 0,
         })
     }
 }

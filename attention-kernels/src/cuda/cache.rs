@@ -5,10 +5,12 @@ use device::{Arg, Device, Launch};
 use super::names::{self, MODULE};
 use super::parameters::{BlockCopyShape, CacheWriteShape, count, kv_format, scale_pointers};
 use crate::args::{BlockCopyArgs, CacheWriteArgs};
-use crate::error::{KernelError, at_least, expect};
+use crate::error::{KernelError, expect};
 
 /// Bytes of a block that one thread block copies.
 const COPY_SHARE: usize = 16 << 10;
+/// Most thread blocks of a block's copy, the limit of a grid's third dimension.
+const MOST_SHARES: usize = 65535;
 
 pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     let variant = "cuda.reshape_and_cache";
@@ -24,12 +26,11 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     let (cache, shape, format) = (&*args.cache, args.cache.shape, args.cache.format);
     workspace.check_cache(&shape)?;
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
-    at_least("greatest head size", 256, shape.head_dim)?;
     format.check_scaled_rows(variant, &shape)?;
     for (what, elements) in [
         ("bytes of a row of new keys and values modulo 16", args.stride),
         ("bytes before the new keys modulo 16", args.key_offset),
-        ("bytes before the new values modulo 16", args.value_offset),
+        ("bytes before the new values modulo 16", if cache.is_latent() { 0 } else { args.value_offset }),
     ] {
         expect(what, elements * format.dtype.bytes() % 16, 0)?;
     }
@@ -50,9 +51,9 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     let [key_scales, value_scales] = scale_pointers(cache);
     let parameters = [
         Arg::pointer(args.source, args.key_offset * bytes),
-        Arg::pointer(args.source, args.value_offset * bytes),
+        if cache.is_latent() { Arg::null() } else { Arg::pointer(args.source, args.value_offset * bytes) },
         Arg::pointer(&cache.keys, 0),
-        Arg::pointer(&cache.values, 0),
+        if cache.is_latent() { Arg::null() } else { Arg::pointer(cache.values(), 0) },
         Arg::pointer(workspace.slot_mapping(), 0),
         key_scales,
         value_scales,
@@ -83,16 +84,16 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
     for &run in runs {
         let parameters = [
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(&cache.keys, 0),
-            Arg::pointer(&cache.values, 0),
+            Arg::pointer(cache.values(), 0),
             Arg::pointer(workspace.pairs.buffer(), first * 2 * size_of::<u32>()),
             Arg::bytes(&shape),
         ];
         device.launch(&Launch {
             module: MODULE,
             kernel: "copy_blocks",
-            grid: [count(run)?, 2, count(bytes.div_ceil(COPY_SHARE))?],
+            grid: [count(run)?, count(cache.buffers().count())?, count(bytes.div_ceil(COPY_SHARE).min(MOST_SHARES))?],
             block: [256, 1, 1],
             shared_bytes: 0,
             args: &parameters,

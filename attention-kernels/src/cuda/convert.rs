@@ -32,7 +32,7 @@ const MOST_BLOCKS: usize = 1 << 14;
 /// ```
 ///
 /// # Errors
-/// The caches differ in shape, layout or query type, not exactly one of them has 8 bits, the head size is not a multiple of 8,
+/// The caches differ in shape, layout or query type, one is latent, not exactly one of them has 8 bits, the head size is not a multiple of 8,
 /// or the launch fails.
 pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Result<(), KernelError> {
     from.check()?;
@@ -45,8 +45,9 @@ pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Res
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
     let quantise = to.format.kv_dtype.takes_scales();
     let alike = (from.format.dtype, layout) == (to.format.dtype, to.format.layout);
+    let latent = from.is_latent() || to.is_latent();
     let plain = if quantise { from } else { &*to };
-    if !alike || quantise == from.format.kv_dtype.takes_scales() || plain.format.kv_dtype != KvDtype::Same {
+    if latent || !alike || quantise == from.format.kv_dtype.takes_scales() || plain.format.kv_dtype != KvDtype::Same {
         return Err(KernelError::Unsupported { variant: NAME, found: format!("{} into {}", from.format, to.format) });
     }
     let elements = shape.num_blocks * shape.block_elements();
@@ -68,7 +69,7 @@ pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Res
     let kernel = format!("convert_fp8_{}_{}", if quantise { "from" } else { "to" }, small.format.dtype);
     let blocks = (elements / 8).div_ceil(THREADS).min(MOST_BLOCKS);
     let [key_scales, value_scales] = scale_pointers(small);
-    for (from, to, scales) in [(&from.keys, &to.keys, key_scales), (&from.values, &to.values, value_scales)] {
+    for (from, to, scales) in [(&from.keys, &to.keys, key_scales), (from.values(), to.values(), value_scales)] {
         device.launch(&Launch {
             module: MODULE,
             kernel: &kernel,

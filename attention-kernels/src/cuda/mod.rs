@@ -33,8 +33,8 @@ const ANY: Capabilities = Capabilities {
     dtypes: &Dtype::ALL,
     kv_dtypes: &KvDtype::ON_GPU,
     layouts: &Layout::ALL,
-    head_sizes: Sizes::UpTo { max: 256, step: 8 },
-    block_sizes: Sizes::UpTo { max: 128, step: 1 },
+    head_sizes: Sizes::UpTo { max: usize::MAX, step: 8 },
+    block_sizes: Sizes::ANY,
     proven: false,
     ..Capabilities::NONE
 };
@@ -99,14 +99,21 @@ const SM90: Capabilities = Capabilities {
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
 
-const SINGLES: Capabilities = attention(&[Dtype::F32], Sizes::UpTo { max: 256, step: 1 }, GENERIC, 0);
-register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));
-register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
+// A thread block for each row and head, also in prefill: for float32, and for caches and head sizes that no other kernel has.
+const ANY_HEAD: Capabilities = Capabilities {
+    latent: true,
+    ..attention(&Dtype::ALL, Sizes::UpTo { max: names::WIDEST_HEAD, step: 1 }, GENERIC, 0)
+};
+register!("cuda.generic", Decode, ANY_HEAD, Attention(attention::generic));
+register!("cuda.generic", Prefill, ANY_HEAD, Attention(attention::generic));
 
-register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
-register!("cuda.fused", CacheWrite, Capabilities { fused: true, rank: 1, ..ANY }, CacheWrite(cache::write));
+register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..ANY }, CacheWrite(cache::write));
+// The layers' kernel is tested up to this head size.
+const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, step: 8 }, fused: true, rank: 1, ..ANY };
+register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
-register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));
+const COPY: Capabilities = Capabilities { latent: true, block_bytes_step: 16, ..ANY };
+register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 
 /// Computes a linear layer with the matrix product of the device.
 fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {

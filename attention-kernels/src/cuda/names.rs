@@ -8,6 +8,9 @@ pub const MODULE: &str = "attention_kernels";
 /// The head sizes that kernels are compiled for.
 pub(super) const HEAD_SIZES: [usize; 8] = head_sizes(include_bytes!("../../csrc/instantiate.cuh"));
 
+/// Greatest head size of `paged_generic`, `WIDEST_HEAD` in `csrc/args.cuh`.
+pub(super) const WIDEST_HEAD: usize = 576;
+
 /// Block sizes that divide the 128 tokens of a tile of `prefill_sm90`.
 pub(super) const SM90_BLOCK_SIZES: [usize; 5] = [8, 16, 32, 64, 128];
 

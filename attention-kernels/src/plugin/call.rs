@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use device::{Buffer, Device, Pool};
 
 use super::abi;
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, Values};
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 
@@ -134,11 +134,13 @@ fn written(buffer: &mut Buffer) -> Result<*mut c_void, KernelError> {
 }
 
 fn written_cache(found: &mut KvCache) -> Result<abi::Cache, KernelError> {
-    let (keys, values) = (written(&mut found.keys)?, written(&mut found.values)?);
+    let keys = written(&mut found.keys)?;
+    let values = if let Values::Separate(values) = &mut found.values { written(values)? } else { keys };
     Ok(abi::Cache { keys, values, ..cache(found)? })
 }
 
-/// Returns the description of a cache that is only read, although its pointers are mutable.
+/// Returns the description of a cache that is only read, although its pointers are mutable. It is not latent: no plug-in
+/// states that it supports that.
 fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
     let (shape, format) = (cache.shape, cache.format);
     let strides = format.strides(&shape);
@@ -148,7 +150,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
     };
     Ok(abi::Cache {
         keys: read(&cache.keys)?.cast_mut(),
-        values: read(&cache.values)?.cast_mut(),
+        values: read(cache.values())?.cast_mut(),
         k_scales: scales(|s| &s.keys)?,
         v_scales: scales(|s| &s.values)?,
         scales_per_head: cache.scale_stride(),

@@ -164,7 +164,7 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
             variant.cache_write(device, args)
         };
         write(&mut caches[0])?;
-        let stored = [bytes(device, &caches[0].keys)?, bytes(device, &caches[0].values)?];
+        let stored = [bytes(device, &caches[0].keys)?, bytes(device, caches[0].values())?];
         let exact = (0..rows).step_by(rows.div_ceil(SAMPLE)).all(|row| {
             stored.iter().enumerate().all(|(which, stored)| {
                 let row_of = &numbers[which * rows * width + row * width..][..width];
@@ -209,14 +209,14 @@ fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut noise = || buffer(device, &(0..of.num_blocks * size).map(|_| random.next() as u8).collect::<Vec<_>>());
     let mut caches = Vec::new();
     for _ in 0..case.sets(moved) {
-        caches.push(KvCache { shape: of, format, keys: noise()?, values: noise()?, scales: None });
+        caches.push(KvCache { shape: of, format, keys: noise()?, values: noise()?.into(), scales: None });
     }
     for variant in variants {
         let copy = |cache: &mut KvCache| {
             variant.block_copy(device, BlockCopyArgs { copies: &pairs, cache, workspace: Some(&workspace) })
         };
         copy(&mut caches[0])?;
-        let exact = [&caches[0].keys, &caches[0].values].into_iter().try_fold(true, |exact, cache| {
+        let exact = caches[0].buffers().try_fold(true, |exact, cache| {
             let stored = bytes(device, cache)?;
             let block = |id: u32| &stored[id as usize * size..][..size];
             Ok::<bool, KernelError>(exact && pairs.iter().all(|&(from, to)| block(from) == block(to)))

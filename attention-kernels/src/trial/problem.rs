@@ -25,8 +25,10 @@ pub struct Problem {
     pub query_gap: usize,
     /// Keys before scaling, in the order of [`KvShape::offset`].
     pub keys: Vec<f32>,
-    /// Values before scaling, in the same order.
+    /// Values before scaling, in the same order; in a latent cache the keys.
     pub values: Vec<f32>,
+    /// Elements of a value in a latent cache.
+    pub latent: Option<usize>,
     /// Scales of keys and values: none, one, or one per KV head.
     pub scales: Option<[Vec<f32>; 2]>,
     /// Scales of keys and values for each slot and KV head, `[slots, num_kv_heads]`; empty if the type has none.
@@ -54,6 +56,8 @@ pub struct Look {
     pub heads: (usize, usize),
     /// Elements per head.
     pub dim: usize,
+    /// Elements of a value that is a part of the key (a latent cache); `None`: keys and values are separate.
+    pub latent: Option<usize>,
     /// Tokens per block.
     pub block_size: usize,
     /// Scales: none, one (`false`), or one per KV head (`true`).
@@ -74,9 +78,9 @@ pub struct Look {
 pub struct Truth {
     /// Requested rows.
     pub rows: Vec<usize>,
-    /// Output `[rows, num_heads, head_dim]`.
+    /// Output `[rows, num_heads, value_dim]`.
     pub output: Vec<f64>,
-    /// Means of |v| under the same weights, `[rows, num_heads, head_dim]`.
+    /// Means of |v| under the same weights, `[rows, num_heads, value_dim]`.
     pub magnitude: Vec<f64>,
     /// Log of the sum of exp(score) and of exp(sink), `[rows, num_heads]`.
     pub lse: Vec<f64>,
@@ -89,6 +93,7 @@ impl Look {
             format,
             heads: (4, 2),
             dim: 64,
+            latent: None,
             block_size: 16,
             scales: None,
             window: None,
@@ -158,6 +163,10 @@ impl Problem {
             table.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
             batch.block_tables.push(&table);
         }
+        if look.latent.is_some() {
+            values.clone_from(&keys);
+            token_scales[1] = token_scales[0].clone();
+        }
         let rows = batch.num_rows();
         let scale_of = |per_head: bool, seed: u64| -> Vec<f32> {
             let mut random = Random::new(seed);
@@ -171,6 +180,7 @@ impl Problem {
             query_gap: 8 * random.below(3),
             keys,
             values,
+            latent: look.latent,
             scales: look.scales.map(|per_head| [scale_of(per_head, seed ^ 5), scale_of(per_head, seed ^ 9)]),
             token_scales,
             batch,
@@ -187,7 +197,17 @@ impl Problem {
         self.batch.query_starts[seq] as usize..self.batch.query_starts[seq + 1] as usize
     }
 
+    /// Returns the elements of a value in one head.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.shape.head_dim)
+    }
+
     /// Returns the number of elements of an output row.
+    pub fn out_width(&self) -> usize {
+        self.num_heads * self.value_dim()
+    }
+
+    /// Returns the number of elements of a query row.
     pub fn width(&self) -> usize {
         self.num_heads * self.shape.head_dim
     }
@@ -199,7 +219,7 @@ impl Problem {
 
     /// Computes some rows of the expected result.
     pub fn truth_of(&self, rows: Vec<usize>) -> Truth {
-        let (dim, heads) = (self.shape.head_dim, self.num_heads);
+        let (dim, heads) = (self.value_dim(), self.num_heads);
         let count = self.batch.num_rows();
         let (mut output, mut magnitude) = (vec![0.0; count * heads * dim], vec![0.0; count * heads * dim]);
         let mut lse = vec![f64::NEG_INFINITY; count * heads];
@@ -252,7 +272,7 @@ impl Problem {
         let total: f64 = scores.iter().copied().chain(sink).map(|score| (score - greatest).exp()).sum();
         for (token, score) in (first..).zip(&scores) {
             let weight = (score - greatest).exp() / total * scale_of(1) * of_token(1, token);
-            for (d, value) in self.values[at(token)..][..dim].iter().enumerate() {
+            for (d, value) in self.values[at(token)..][..self.value_dim()].iter().enumerate() {
                 output[d] += weight * f64::from(*value);
                 magnitude[d] += weight * f64::from(value.abs());
             }

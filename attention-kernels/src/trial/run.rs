@@ -7,7 +7,7 @@ use device::{Buffer, Device, DeviceError};
 
 use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
 use super::problem::{Problem, Truth};
-use crate::args::{AttentionArgs, KvCache, KvScales};
+use crate::args::{AttentionArgs, KvCache, KvScales, Values};
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::shape::KvShape;
@@ -59,7 +59,10 @@ impl Problem {
                 shape: self.shape,
                 format: self.format,
                 keys: cache(&self.keys, &self.token_scales[0])?,
-                values: cache(&self.values, &self.token_scales[1])?,
+                values: match self.latent {
+                    Some(dim) => Values::InKeys { dim },
+                    None => cache(&self.values, &self.token_scales[1])?.into(),
+                },
                 scales,
             },
             slopes: of_heads(&self.slopes)?,
@@ -100,7 +103,7 @@ impl OnDevice<'_> {
     /// The device has not enough memory.
     pub fn output(&self) -> Result<Buffer, DeviceError> {
         let problem = self.problem;
-        let bytes = problem.batch.num_rows() * problem.width() * problem.format.dtype.bytes();
+        let bytes = problem.batch.num_rows() * problem.out_width() * problem.format.dtype.bytes();
         buffer(&*self.device, &vec![UNTOUCHED; bytes])
     }
 
@@ -153,7 +156,7 @@ impl OnDevice<'_> {
 impl Results {
     /// Returns the bytes of the output and of the lse of some rows.
     pub fn rows(&self, problem: &Problem, rows: Range<usize>) -> (&[u8], &[u8]) {
-        let (row, heads) = (problem.width() * problem.format.dtype.bytes(), problem.num_heads * 4);
+        let (row, heads) = (problem.out_width() * problem.format.dtype.bytes(), problem.num_heads * 4);
         let lse = self.lse.as_ref().map_or(&[][..], |lse| &lse[rows.start * heads..rows.end * heads]);
         (&self.output[rows.start * row..rows.end * row], lse)
     }
@@ -161,7 +164,7 @@ impl Results {
     /// Iterates over the elements of the expected rows: index, actual value, and error in ulps of the output's type at the
     /// mean of |v| under the row's weights.
     fn errors(&self, problem: &Problem, truth: &Truth) -> impl Iterator<Item = (usize, f32, f64)> {
-        let (dtype, width) = (problem.format.dtype, problem.width());
+        let (dtype, width) = (problem.format.dtype, problem.out_width());
         truth.rows.iter().flat_map(move |&row| {
             let (elements, _) = self.rows(problem, row..row + 1);
             let numbers = from_bytes(dtype, elements).into_iter();
@@ -186,8 +189,8 @@ impl Results {
         let allowed = tolerance(&variant.capabilities, problem.format);
         let within = |ulps: f64| ulps <= allowed.output;
         if let Some((at, got, ulps)) = self.errors(problem, truth).find(|&(.., ulps)| !within(ulps)) {
-            let dim = problem.shape.head_dim;
-            let place = (at / problem.width(), at / dim % problem.num_heads, at % dim);
+            let dim = problem.value_dim();
+            let place = (at / problem.out_width(), at / dim % problem.num_heads, at % dim);
             let want = truth.output[at];
             return Err(format!("{what}: (row, head, element) {place:?} is {got}, want {want}: {ulps:.2} ulps"));
         }

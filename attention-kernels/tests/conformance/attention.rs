@@ -19,7 +19,7 @@ const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
-    let another_s = variant.name == RULE || (variant.name, variant.operation) == ("cuda.generic", Operation::Decode);
+    let another_s = variant.name == RULE || (variant.name, variant.operation) == (GENERIC, Operation::Decode);
     if another_s && !testkit::everything() {
         // This variant launches kernels of other variants, which are tested with all looks.
         looks = looks.into_iter().step_by(3).collect();
@@ -80,6 +80,9 @@ fn is_the_same_alone(
     }
 }
 
+/// Serves every head size, in decode and in prefill.
+const GENERIC: &str = "cuda.generic";
+
 pub fn every_claim_holds(pick: impl Fn(&Variant) -> bool) {
     for device in devices::all() {
         let other_order = if device.name() == "cuda-sim" { devices::sim(77) } else { None };
@@ -90,8 +93,8 @@ pub fn every_claim_holds(pick: impl Fn(&Variant) -> bool) {
 }
 
 #[test]
-fn every_claim_of_the_cpu_variants_and_of_the_f32_kernel_holds() {
-    every_claim_holds(|variant| !variant.capabilities.dtypes.contains(&Dtype::F16));
+fn every_claim_of_the_cpu_variants_and_of_the_generic_kernel_holds() {
+    every_claim_holds(|variant| variant.name == GENERIC || variant.capabilities.dtypes == [Dtype::F32]);
 }
 
 /// Rows of one task whose windows start on both sides of a partition's end: far more rows than in any look.
@@ -115,12 +118,34 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it() {
     }
 }
 
+/// Models with recurrent layers have blocks of some thousand tokens.
+#[test]
+fn blocks_may_be_longer_than_partitions() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| variant.name != HOPPER) {
+            let can = &variant.capabilities;
+            assert!((1..=256).all(|n| can.block_sizes.contain(16 * n)), "{}", variant.name);
+            for (i, block_size) in [528, 2048, 4096].into_iter().enumerate() {
+                let format = CacheFormat { dtype: can.dtypes[i % can.dtypes.len()], ..CacheFormat::default() };
+                let rows = if variant.operation == Operation::Decode { 1 } else { 3 };
+                let lens = vec![(rows, block_size + 5), (rows, 40)];
+                let look =
+                    Look { block_size, heads: (3, 1), window: [None, Some(600)][i % 2], ..Look::plain(format, lens) };
+                let problem = Problem::new(i as u64, &look);
+                let what = format!("{} {}, blocks of {block_size}", variant.name, variant.operation);
+                let got = problem.on(&device).unwrap().run(variant, 0..2, true).unwrap();
+                got.check(&what, variant, &problem, &problem.truth()).unwrap();
+            }
+        }
+    }
+}
+
 #[test]
 fn every_claim_of_the_decode_kernels_holds() {
     every_claim_holds(|variant| {
         variant.operation == Operation::Decode
             && variant.capabilities.dtypes.contains(&Dtype::F16)
-            && variant.capabilities.row_invariant != Some("cuda.tiles")
+            && ![Some("cuda.tiles"), Some(GENERIC)].contains(&variant.capabilities.row_invariant)
     });
 }
 
@@ -184,15 +209,18 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             if can.row_invariant.is_none() {
                 continue; // it claims nothing of the kind
             }
-            let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
-            let whole = Problem::new(4, &Look { sinks: can.sinks, ..look });
-            let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
-            want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
-            let family = variants_on(&*device, &ATTENTION);
-            let family = family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
-            for variant in family {
-                for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
-                    chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+            for latent in [None, Some(40)].into_iter().take(1 + usize::from(can.latent)) {
+                let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
+                let whole = Problem::new(4, &Look { sinks: can.sinks, latent, ..look });
+                let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
+                want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
+                let family = variants_on(&*device, &ATTENTION);
+                let family =
+                    family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
+                for variant in family {
+                    for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
+                        chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+                    }
                 }
             }
         }

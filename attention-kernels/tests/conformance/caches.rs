@@ -4,7 +4,7 @@ use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, r
 use attention_kernels::trial::{Look, OnDevice, Problem, floats};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
-    Operation, Variant, Workspace, WorkspaceLimits, variants,
+    Operation, Values, Variant, Workspace, WorkspaceLimits, variants,
 };
 use device::{Device, DeviceError, Launch};
 use std::sync::{Arc, Mutex};
@@ -37,13 +37,16 @@ pub fn loaded(mut workspace: Workspace, device: &dyn Device, slots: &[i64]) -> W
     workspace
 }
 
-/// Returns the settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
-fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
+/// Settings of a write or copy: format, shape, scales per head, elements of latent values.
+type Setting = (CacheFormat, KvShape, Option<bool>, Option<usize>);
+
+/// Returns the settings of all writes or copies of a variant.
+fn settings(variant: &Variant) -> Vec<Setting> {
     let can = &variant.capabilities;
     let pick = |sizes: attention_kernels::Sizes, of: &[usize]| -> Vec<usize> {
         of.iter().copied().filter(|&size| sizes.contain(size)).collect()
     };
-    let dims = pick(can.head_sizes, &[8, 20, 64, 80, 256]);
+    let dims = pick(can.head_sizes, &[8, 20, 64, 80, 256, 576]);
     let block_sizes = pick(can.block_sizes, &[8, 16, 5, 128]);
     let heads = [1, 2, 8];
     let sizes =
@@ -55,21 +58,27 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
             CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
         let (format, block_size) = looks::with_scaled_rows(format, block_sizes[row[4]]);
         let shape = KvShape { num_blocks: 7, num_kv_heads: heads[row[5]], block_size, head_dim: dims[row[3]] };
-        (format, shape, [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales()))
+        let scales = [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales());
+        (format, shape, scales, None)
     });
-    setting.collect()
+    let separate: Vec<Setting> = setting.collect();
+    let can_be_latent = |(format, ..): &&Setting| can.latent && !format.kv_dtype.takes_scales();
+    let latent = separate.iter().filter(can_be_latent).map(|setting| (setting.0, setting.1, setting.2, Some(8)));
+    latent.collect::<Vec<_>>().into_iter().chain(separate.clone()).collect()
 }
 
-/// Returns a cache of random bytes, and these bytes.
+/// Returns a cache of random bytes, and these bytes: those of the keys and of separate values.
 fn random_cache(
     device: &dyn Device,
     shape: KvShape,
     format: CacheFormat,
+    latent: Option<usize>,
     random: &mut Random,
 ) -> (KvCache, [Vec<u8>; 2]) {
     let len = shape.num_blocks * format.block_bytes(&shape);
     let contents: [Vec<u8>; 2] = std::array::from_fn(|_| (0..len).map(|_| random.next() as u8).collect());
     let [keys, values] = contents.each_ref().map(|contents| buffer(device, contents));
+    let values = latent.map_or(Values::Separate(values), |dim| Values::InKeys { dim });
     (KvCache { shape, format, keys, values, scales: None }, contents)
 }
 
@@ -77,22 +86,19 @@ fn random_cache(
 fn cache_writes_touch_their_slots_alone_and_skip_minus_one() {
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::CacheWrite]) {
-            for (i, (format, shape, scales)) in settings(variant).into_iter().enumerate() {
-                writes(&*device, variant, format, shape, scales, i as u64);
+            for (i, setting) in settings(variant).into_iter().enumerate() {
+                writes(&*device, variant, setting, i as u64);
             }
         }
     }
 }
 
-fn writes(
-    device: &dyn Device,
-    variant: &Variant,
-    format: CacheFormat,
-    shape: KvShape,
-    scales: Option<bool>,
-    seed: u64,
-) {
-    let what = format!("{} on {}: {format}, {shape:?}, scales per head {scales:?}", variant.name, device.name());
+fn writes(device: &dyn Device, variant: &Variant, (format, shape, scales, latent): Setting, seed: u64) {
+    let what = format!(
+        "{} on {}: {format}, {shape:?}, scales per head {scales:?}, latent {latent:?}",
+        variant.name,
+        device.name()
+    );
     let mut random = Random::new(seed);
     let (dim, width) = (shape.head_dim, shape.num_kv_heads * shape.head_dim);
     // A fused buffer with unused elements before, between and after keys and values.
@@ -106,7 +112,7 @@ fn writes(
     random.shuffle(&mut slots);
     slots.truncate(rows);
     slots[3] = -1;
-    let (mut cache, mut want) = random_cache(device, shape, format, &mut random);
+    let (mut cache, mut want) = random_cache(device, shape, format, latent, &mut random);
     let count = if scales == Some(true) { shape.num_kv_heads } else { 1 };
     let scale: [Vec<f32>; 2] = std::array::from_fn(|_| (0..count).map(|_| 0.03 * (1.5 + random.unit())).collect());
     cache.scales = scales.map(|per_head| {
@@ -145,14 +151,14 @@ fn writes(
     let args = CacheWriteArgs {
         source: &buffer(device, &to_bytes(format.dtype, &source)),
         key_offset,
-        value_offset,
+        value_offset: if latent.is_some() { usize::MAX } else { value_offset },
         stride,
         slot_mapping: &slots,
         cache: &mut cache,
         workspace: Some(&workspace),
     };
     variant.cache_write(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
-    for (name, cache, want) in [("keys", &cache.keys, &want[0]), ("values", &cache.values, &want[1])] {
+    for ((name, cache), want) in ["keys", "values"].into_iter().zip(cache.buffers()).zip(&want) {
         let got = bytes(device, cache);
         if let Some(at) = (0..got.len()).find(|&at| got[at] != want[at]) {
             panic!("{what}: byte {at} of the {name} is {:#x}, want {:#x}", got[at], want[at]);
@@ -169,12 +175,12 @@ fn block_copies_run_in_order_with_repeated_sources() {
 pub fn copy_all(device: &dyn Device) {
     let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
     for variant in variants_on(device, &[Operation::BlockCopy]) {
-        for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
+        for (i, (format, mut shape, _, latent)) in settings(variant).into_iter().enumerate() {
             if device.name() != "cpu" && format.block_bytes(&shape) % 16 != 0 {
                 shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
             }
             let what = format!("{} on {}: {format}, {shape:?}", variant.name, device.name());
-            let (mut cache, mut want) = random_cache(device, shape, format, &mut Random::new(i as u64));
+            let (mut cache, mut want) = random_cache(device, shape, format, latent, &mut Random::new(i as u64));
             let bytes_of = format.block_bytes(&shape);
             for (from, to) in copies {
                 want.iter_mut()
@@ -185,7 +191,7 @@ pub fn copy_all(device: &dyn Device) {
             workspace.load_copies(device, &pairs).unwrap();
             let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
             variant.block_copy(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(bytes(device, &cache.keys) == want[0] && bytes(device, &cache.values) == want[1], "{what}");
+            assert!(cache.buffers().zip(&want).all(|(pages, want)| bytes(device, pages) == *want), "{what}");
         }
     }
 }
@@ -237,7 +243,7 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
         assert_eq!(error, "block id: found 6, expected 6");
         for variant in variants_on(&*device, &[Operation::CacheWrite, Operation::BlockCopy]) {
             let format = CacheFormat { dtype: Dtype::F32, kv_dtype: KvDtype::Same, layout: Layout::Hnd };
-            let (mut cache, before) = random_cache(&*device, shape, format, &mut Random::new(1));
+            let (mut cache, before) = random_cache(&*device, shape, format, None, &mut Random::new(1));
             let source = buffer(&*device, &[0; 4 * 64]);
             let error = match variant.operation {
                 Operation::CacheWrite => {
@@ -273,9 +279,11 @@ fn a_poisoned_page_yields_nan_in_every_type_that_has_nan() {
         for variant in variants_on(&*device, &[Operation::Decode]) {
             let can = &variant.capabilities;
             // int8 without scales in the page has no NaN.
-            for &kv_dtype in can.kv_dtypes.iter().filter(|kv_dtype| **kv_dtype != KvDtype::Int8) {
+            let with_nan = can.kv_dtypes.iter().copied().filter(|kv_dtype| *kv_dtype != KvDtype::Int8);
+            let latent = can.latent.then_some((KvDtype::Same, Some(48)));
+            for (kv_dtype, latent) in with_nan.map(|kv_dtype| (kv_dtype, None)).chain(latent) {
                 let format = CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd };
-                let look = Look::plain(format, vec![(1, 40), (1, 40)]);
+                let look = Look { latent, ..Look::plain(format, vec![(1, 40), (1, 40)]) };
                 let problem = Problem::new(3, &look);
                 let what = format!("{} on {}: {kv_dtype}", variant.name, device.name());
                 let mut on_device = problem.on(&device).unwrap();

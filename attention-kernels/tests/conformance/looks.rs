@@ -40,14 +40,32 @@ pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat,
 /// Returns all looks of a variant.
 pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let can = &variant.capabilities;
-    let dims = samples(can.head_sizes, &[8, 20, 64, 96, 160, 256, 320]);
+    let dims = samples(can.head_sizes, &[8, 20, 48, 64, 96, 120, 160, 256, 320, 512]);
+    let mut looks = with(variant, strength, can.kv_dtypes, &dims);
+    if can.latent && variant.operation.is_attention() {
+        let without_scales = |kv_dtype: &KvDtype| !kv_dtype.takes_scales();
+        let kv_dtypes: Vec<KvDtype> = can.kv_dtypes.iter().copied().filter(without_scales).collect();
+        let latent = with(variant, strength, &kv_dtypes, &LATENT.map(|dims| dims.0)).into_iter();
+        looks.extend(latent.map(|look| {
+            let dims = LATENT.iter().find(|dims| dims.0 == look.dim);
+            Look { latent: dims.map(|dims| dims.1), ..look }
+        }));
+    }
+    looks
+}
+
+/// Elements of a key and of a value in latent caches: of DeepSeek's models, half of that, and odd ones.
+const LATENT: [(usize, usize); 4] = [(576, 512), (96, 64), (36, 20), (16, 16)];
+
+fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize]) -> Vec<Look> {
+    let can = &variant.capabilities;
     let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
     let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
     let kinds = if can.max_query_len == 1 { 3 } else { 5 };
     let flags = [can.soft_cap, can.alibi, can.sinks].map(|claimed| 1 + usize::from(claimed));
     let sizes = [
         can.dtypes.len(),
-        can.kv_dtypes.len(),
+        kv_dtypes.len(),
         can.layouts.len(),
         dims.len(),
         block_sizes.len(),
@@ -62,7 +80,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let rows = covering::rows(&sizes, strength, 42);
     let look = |row: Vec<usize>| {
         let format =
-            CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
+            CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: kv_dtypes[row[1]], layout: can.layouts[row[2]] };
         let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.takes_scales());
         let block_size = block_sizes[row[4]];
         let (format, block_size) = with_scaled_rows(format, block_size);
@@ -70,6 +88,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
             format,
             heads: HEADS[row[5]],
             dim: dims[row[3]],
+            latent: None,
             block_size,
             scales,
             window: windows[row[6]],

@@ -10,6 +10,7 @@ mod attention;
 mod caches;
 mod covering;
 mod devices;
+mod latent;
 mod looks;
 mod plugins;
 mod reference;

@@ -104,6 +104,7 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         query_gap: 0,
         keys: stored(tensors, "key_cache", format, &shape),
         values: stored(tensors, "value_cache", format, &shape),
+        latent: None,
         scales: optional(tensors, "k_scale").zip(optional(tensors, "v_scale")).map(|(keys, values)| [keys, values]),
         token_scales: Default::default(),
         batch: AttentionBatch {
@@ -209,7 +210,7 @@ fn cache_writes_equal_the_reference_cases() {
                     workspace: Some(&workspace),
                 };
                 variant.cache_write(&*device, args).unwrap();
-                for (cache, want) in [&cache.keys, &cache.values].into_iter().zip(&want) {
+                for (cache, want) in cache.buffers().zip(&want) {
                     assert!(bytes(&*device, cache) == *want, "{}: {}", variant.name, case.file);
                 }
             }

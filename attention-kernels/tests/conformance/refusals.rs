@@ -109,8 +109,9 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
         let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();
         let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
         assert!(said("cuda.paged", &workspace, &single, &wide).contains("heads of 64 and f32"));
-        let generic = said("cuda.generic", &workspace, &cache, &|_| ());
-        assert!(generic.contains("cuda.generic was called with queries of f16"), "{generic}");
+        let broad = KvCache::with_format(device, KvShape { head_dim: 584, ..SHAPE }, format).unwrap();
+        let generic = said("cuda.generic", &workspace, &broad, &|args| args.seqs = 0..0);
+        assert_eq!(generic, "greatest head size: found 576, expected 584");
     }
 }
 

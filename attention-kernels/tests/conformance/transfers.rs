@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use attention_kernels::trial::floats;
 use attention_kernels::trial::numbers::{Random, from_byte, from_bytes, round, to_byte, to_bytes};
-use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, SwapSpace, convert_fp8};
+use attention_kernels::{
+    CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, SwapSpace, Values, convert_fp8,
+};
 use device::{Device, Queue};
 
 use super::covering;
@@ -16,13 +18,14 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
     for device in devices::all() {
         let device = &*device;
         let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
-        // Two layers whose blocks differ in size; 7 blocks here, 5 there.
+        // Two layers whose blocks differ in size, the second of them latent; 7 blocks here, 5 there.
         let mut random = Random::new(3);
         let layers = [(2, 24), (1, 64)].map(|(num_kv_heads, head_dim)| {
             let shape = KvShape { num_blocks: 7, num_kv_heads, block_size: 8, head_dim };
             filled(device, shape, format, |_| random.next() as u8)
         });
         let (mut caches, before): (Vec<KvCache>, Vec<[Vec<u8>; 2]>) = layers.into_iter().unzip();
+        caches[1].values = Values::InKeys { dim: 48 };
         let mut space = SwapSpace::new(device, &caches, 5).unwrap();
         // Contiguous runs, blocks that are contiguous on one side only (targets here, sources on the way back), and a block
         // of the space that is written twice.
@@ -30,9 +33,10 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
         let copied = space.swap_out(device, &caches, &out).unwrap();
         device.wait(Queue::Compute, &copied).unwrap();
         for cache in &mut caches {
-            let noise = vec![0xa5; cache.keys.len_bytes()];
-            device.copy(&buffer(device, &noise), 0, &mut cache.keys, 0, noise.len()).unwrap();
-            device.copy(&buffer(device, &noise), 0, &mut cache.values, 0, noise.len()).unwrap();
+            for pages in cache.buffers_mut() {
+                let noise = vec![0xa5; pages.len_bytes()];
+                device.copy(&buffer(device, &noise), 0, pages, 0, noise.len()).unwrap();
+            }
         }
         let back = [(4, 1), (0, 5), (1, 6), (2, 3), (3, 0)];
         let copied = space.swap_in(device, &mut caches, &back).unwrap();
@@ -41,7 +45,7 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
         // 6.
         let held = [Some(4), Some(0), None, Some(6), None, Some(1), Some(2)];
         for (layer, (cache, before)) in caches.iter().zip(&before).enumerate() {
-            for (name, buffer, before) in [("keys", &cache.keys, &before[0]), ("values", &cache.values, &before[1])] {
+            for ((name, buffer), before) in ["keys", "values"].into_iter().zip(cache.buffers()).zip(before) {
                 let (now, size) = (bytes(device, buffer), before.len() / 7);
                 for (block, held) in held.into_iter().enumerate() {
                     let want = held.map_or(vec![0xa5; size], |held| before[held * size..][..size].to_vec());
@@ -73,6 +77,8 @@ fn a_swap_of_blocks_that_do_not_exist_copies_nothing() {
     assert!(bytes(&*device, &caches[0].keys) == before[0], "a swap that was refused wrote");
     let (none, _) = said(&[], &[], &mut []);
     assert_eq!(none, "layers of the swap space: found 1, expected 0");
+    caches[0].values = Values::InKeys { dim: 8 };
+    assert_eq!(said(&[], &[], &mut caches).0, "buffers of a swapped layer: found 1, expected 2");
     let mut other = [KvCache::new(&*device, KvShape { head_dim: 16, ..shape }).unwrap()];
     assert_eq!(said(&[], &[], &mut other).0, "bytes of a swapped block: found 512, expected 256");
 }
@@ -115,7 +121,7 @@ impl Pair {
         });
         let cache = |format, contents: [Vec<u8>; 2]| {
             let [keys, values] = contents.map(|contents| buffer(device, &contents));
-            KvCache { shape, format, keys, values, scales: None }
+            KvCache { shape, format, keys, values: values.into(), scales: None }
         };
         let stored = numbers.each_ref().map(|numbers| to_bytes(format.dtype, numbers));
         let full = cache(CacheFormat { kv_dtype: KvDtype::Same, ..format }, stored);
@@ -153,9 +159,7 @@ fn a_conversion_rounds_each_number_once_and_its_inverse_multiplies_each_byte_by_
             // Back to full width first: random bytes contain every code.
             let mut back = KvCache::with_format(device, shape, pair.full.format).unwrap();
             convert_fp8(device, &pair.small, &mut back).unwrap_or_else(|error| panic!("{what}: {error}"));
-            for (which, (from, to)) in
-                [(&pair.small.keys, &back.keys), (&pair.small.values, &back.values)].into_iter().enumerate()
-            {
+            for (which, (from, to)) in pair.small.buffers().zip(back.buffers()).enumerate() {
                 let (codes, found) = (bytes(device, from), from_bytes(format.dtype, &bytes(device, to)));
                 for (at, (code, found)) in codes.into_iter().zip(found).enumerate() {
                     let want = round(format.dtype, from_byte(format.kv_dtype, code) * pair.scale(which, at));
@@ -164,7 +168,7 @@ fn a_conversion_rounds_each_number_once_and_its_inverse_multiplies_each_byte_by_
                 }
             }
             convert_fp8(device, &pair.full, &mut pair.small).unwrap_or_else(|error| panic!("{what}: {error}"));
-            for (which, cache) in [&pair.small.keys, &pair.small.values].into_iter().enumerate() {
+            for (which, cache) in pair.small.buffers().enumerate() {
                 for (at, (found, number)) in bytes(device, cache).into_iter().zip(&pair.numbers[which]).enumerate() {
                     let want = to_byte(format.kv_dtype, number / pair.scale(which, at));
                     assert_eq!(found, want, "{what}: {number} at {at} of {which}");
@@ -218,5 +222,5 @@ fn filled(
     let len = shape.num_blocks * shape.block_elements() * format.element_bytes();
     let contents: [Vec<u8>; 2] = [0, 1].map(|_| (0..len).map(&mut fill).collect());
     let [keys, values] = contents.each_ref().map(|contents| buffer(device, contents));
-    (KvCache { shape, format, keys, values, scales: None }, contents)
+    (KvCache { shape, format, keys, values: values.into(), scales: None }, contents)
 }

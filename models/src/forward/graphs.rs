@@ -102,7 +102,7 @@ impl Model {
         self.step.reset_names();
         self.load_batch(padded, true, fill)?;
         if let State::Captured(graph) = state
-            && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
+            && caches.iter().all(|cache| cache.buffers().all(|pages| graph.uses(pages)))
         {
             self.device.replay(graph)?;
         } else {

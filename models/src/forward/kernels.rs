@@ -327,7 +327,7 @@ pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) ->
     for weight in query_norm.into_iter().chain(key_norm) {
         holds("weights of a head norm", weight, dim, size_of::<f32>())?;
     }
-    for pages in [&cache.keys, &cache.values] {
+    for pages in cache.buffers() {
         at_least("bytes of the cache", pages.len_bytes(), shape.num_blocks * cache.block_bytes())?;
     }
     if let Some(slots) = slots {
@@ -357,7 +357,7 @@ pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) ->
         optional(key_norm),
         optional(rope),
         optional(slots.map(|_| &cache.keys)),
-        optional(slots.map(|_| &cache.values)),
+        optional(slots.map(|_| cache.values())),
         optional(slots),
         scales(|scales| &scales.keys),
         scales(|scales| &scales.values),

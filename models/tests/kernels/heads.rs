@@ -76,7 +76,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         shape,
         format,
         keys: buffer(device, &untouched),
-        values: buffer(device, &untouched),
+        values: buffer(device, &untouched).into(),
         scales: scales.as_ref().map(|[k, v]| {
             Arc::new(KvScales { keys: floats(device, k), values: floats(device, v), per_head: k.len() > 1 })
         }),
@@ -131,7 +131,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         }
     }
     let strides = format.strides(&shape);
-    for (which, pages) in [&cache.keys, &cache.values].into_iter().enumerate() {
+    for (which, pages) in cache.buffers().enumerate() {
         let (mut want, got) = (untouched.clone(), bytes(device, pages));
         for (row, slot) in SLOTS.iter().enumerate() {
             let Ok(slot) = usize::try_from(*slot) else { continue };

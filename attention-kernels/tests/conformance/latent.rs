@@ -1,0 +1,100 @@
+//! Latent caches, beside what the other tests compare: shapes of published models, refusals, and the selection.
+
+use attention_kernels::trial::{Look, Problem};
+use attention_kernels::{
+    CacheFormat, Dtype, KernelChoice, KvCache, KvDtype, KvShape, Layout, Needs, Operation, Values, select,
+};
+
+use super::devices::{self, variants_on};
+
+#[test]
+fn a_step_of_a_model_with_latent_attention_equals_float64_and_its_rows_alone() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
+            if !variant.capabilities.latent {
+                continue;
+            }
+            for &dtype in variant.capabilities.dtypes {
+                let lens = match variant.operation {
+                    Operation::Decode => vec![(1, 530), (1, 0), (1, 33)],
+                    _ => vec![(3, 530), (2, 0), (20, 20)],
+                };
+                // 16 heads over one vector per token, as in DeepSeek-V2-Lite.
+                let format = CacheFormat { dtype, ..CacheFormat::default() };
+                let look = Look { heads: (16, 1), dim: 576, latent: Some(512), ..Look::plain(format, lens) };
+                let problem = Problem::new(11, &look);
+                let on_device = problem.on(&device).unwrap();
+                let got = on_device.run(variant, 0..3, true).unwrap();
+                let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
+                got.check(&what, variant, &problem, &problem.truth()).unwrap();
+                let rows = problem.rows_of(2);
+                let alone = on_device.run(variant, 2..3, true).unwrap();
+                assert!(alone.rows(&problem, rows.clone()) == got.rows(&problem, rows), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_values_of_a_latent_cache_are_what_separate_values_with_the_same_numbers_are() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
+            if !variant.capabilities.latent {
+                continue;
+            }
+            let format = CacheFormat { dtype: variant.capabilities.dtypes[0], ..CacheFormat::default() };
+            let look = Look { dim: 48, latent: Some(48), ..Look::plain(format, vec![(1, 600), (1, 7)]) };
+            let latent = Problem::new(2, &look);
+            let separate = Problem { latent: None, ..latent.clone() };
+            let [latent, separate] =
+                [latent, separate].map(|problem| problem.on(&device).unwrap().run(variant, 0..2, true).unwrap());
+            assert!(latent == separate, "{} {} on {}", variant.name, variant.operation, device.name());
+        }
+    }
+}
+
+#[test]
+fn a_latent_cache_that_no_kernel_supports_is_refused() {
+    let device = device::open("cpu", Some(1)).unwrap();
+    let shape = KvShape { num_blocks: 2, num_kv_heads: 1, block_size: 16, head_dim: 96 };
+    let said = |kv_dtype, dim| {
+        let format = CacheFormat { kv_dtype, ..CacheFormat::default() };
+        KvCache::latent(&*device, shape, format, dim).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(said(KvDtype::Same, 96), "");
+    assert_eq!(said(KvDtype::Same, 97), "elements of a latent key: found 96, expected 97");
+    assert_eq!(said(KvDtype::Same, 0), "elements of a latent value: found 0, expected 1");
+    let error = said(KvDtype::Fp8E4m3, 64);
+    assert!(error.starts_with("a latent cache was called with f32, cache fp8_e4m3, HND"), "{error}");
+
+    for name in ["cpu", "cuda-sim"] {
+        let needs = Needs { device: name.into(), head_dim: 576, latent: true, ..Needs::default() };
+        let set = select(&KernelChoice::default(), &needs).unwrap();
+        assert!(set.all()[..4].iter().all(|variant| variant.capabilities.latent), "{name}");
+        let error = select(&KernelChoice::default(), &Needs { kv_dtype: KvDtype::Int8, ..needs }).err().unwrap();
+        let error = error.to_string();
+        assert!(error.contains("a latent cache has no scales for int8; choose another type of cache"), "{error}");
+    }
+    let half = Needs { device: "cuda-sim".into(), dtype: Dtype::F16, latent: true, ..Needs::default() };
+    let tiles = KernelChoice { prefill: "cuda.paged_prefill".into(), ..KernelChoice::default() };
+    let error = select(&tiles, &half).err().unwrap().to_string();
+    assert!(error.contains("\"cuda.paged_prefill\" cannot serve: the model has a latent cache"), "{error}");
+}
+
+/// A plug-in or a kernel for separate values would read past the vectors.
+#[test]
+fn a_variant_that_does_not_support_latent_caches_is_not_called_with_one() {
+    for device in devices::gpus(0) {
+        let format = CacheFormat { dtype: Dtype::F16, kv_dtype: KvDtype::Same, layout: Layout::Hnd };
+        let problem = Problem::new(1, &Look::plain(format, vec![(1, 20)]));
+        let mut on_device = problem.on(&device).unwrap();
+        on_device.cache.values = Values::InKeys { dim: 64 };
+        for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
+            let result = on_device.run(variant, 0..1, false);
+            assert_eq!(result.is_ok(), variant.capabilities.latent, "{}", variant.name);
+            if let Err(error) = result {
+                assert!(error.to_string().contains("was called with a latent cache"), "{error}");
+            }
+        }
+    }
+}
