@@ -15,8 +15,8 @@ mod kernels;
 mod layout;
 mod pooling;
 mod reference_cases;
+mod reference_texts;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
-mod template_corpus;
 mod token_bytes;
 mod weight_files;

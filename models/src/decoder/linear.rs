@@ -30,8 +30,10 @@ pub struct Part {
     /// Number of rows: outputs.
     pub rows: usize,
     /// Where the rows lie in the tensor.
+    #[serde(skip_serializing_if = "Pick::is_all")]
     pub pick: Pick,
     /// Whether the tensors are named `NAME` and `NAME_bias` instead of `NAME.weight` and `NAME.bias`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
 }
 
@@ -67,6 +69,11 @@ impl Pick {
     /// Runs of rows of a tensor of `total` rows.
     pub fn runs(total: usize, first: usize, run: usize, stride: usize) -> Pick {
         Pick { total, first, run, stride, transposed: false, matrix: None }
+    }
+
+    /// Whether it is the whole tensor.
+    fn is_all(&self) -> bool {
+        *self == Pick::all(self.total)
     }
 
     /// The shape of the weight tensor, given the number of inputs.
