@@ -25,7 +25,7 @@ mod tree;
 
 use serde::Serialize;
 
-pub use attention::{Attention, Heads, QueryGrowth, alibi_slopes};
+pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, Routing, Scores};
 pub use norm::{Norm, NormKind};
@@ -129,7 +129,7 @@ impl Mixer {
     /// Linear layers of the mixer, in order of use. Those of experts are separate ([`Decoder::experts`]).
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
-            Mixer::Attention(attention) => vec![&attention.qkv, &attention.output],
+            Mixer::Attention(attention) => attention.linears(),
             Mixer::Mlp(mlp) => vec![&mlp.gate_up, &mlp.down],
             Mixer::Experts(experts) => {
                 let shared = experts.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
@@ -141,7 +141,7 @@ impl Mixer {
     /// All linear layers of the mixer, those of experts too.
     fn linears_mut(&mut self) -> Vec<&mut Linear> {
         match self {
-            Mixer::Attention(attention) => vec![&mut attention.qkv, &mut attention.output],
+            Mixer::Attention(attention) => attention.linears_mut(),
             Mixer::Mlp(mlp) => vec![&mut mlp.gate_up, &mut mlp.down],
             Mixer::Experts(Experts { router, experts, shared, .. }) => {
                 let networks = experts.iter_mut().chain(shared).flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
@@ -151,12 +151,11 @@ impl Mixer {
     }
 
     /// Norms within the mixer.
-    fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let norms = match self {
-            Mixer::Attention(attention) => [attention.query_norm.as_ref(), attention.key_norm.as_ref()],
-            Mixer::Mlp(_) | Mixer::Experts(_) => [None, None],
-        };
-        norms.into_iter().flatten()
+    fn norms(&self) -> Vec<&Norm> {
+        match self {
+            Mixer::Attention(attention) => attention.norms(),
+            Mixer::Mlp(_) | Mixer::Experts(_) => Vec::new(),
+        }
     }
 
     /// Vectors of the mixer, with their lengths, that are neither weights of a linear layer nor of a norm.
@@ -216,6 +215,11 @@ impl Decoder {
         self.attention().next().map_or(Heads::default(), |attention| attention.heads)
     }
 
+    /// Elements of a latent, if the layers have latent attention; all layers have it or none.
+    pub fn latent_dim(&self) -> Option<usize> {
+        self.attention().find_map(|attention| attention.latent.as_ref()).map(|latent| latent.rank)
+    }
+
     /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, projection), of the layers,
     /// of the head (projection, logits).
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -225,10 +229,17 @@ impl Decoder {
         of_embedding.chain(of_layers).chain(&self.head.projection).chain(&self.head.linear)
     }
 
-    /// All linear layers, those of experts last.
+    /// Linear layers of single heads of latent attention: for each layer those before attention and those after it.
+    pub fn head_linears(&self) -> impl Iterator<Item = &Vec<Linear>> {
+        let latent = self.attention().filter_map(|attention| attention.latent.as_ref());
+        latent.flat_map(|latent| [&latent.absorb, &latent.expand])
+    }
+
+    /// All linear layers, those of heads and experts last.
     pub fn all_linears(&self) -> impl Iterator<Item = &Linear> {
         let of_experts = self.experts().flat_map(|experts| &experts.experts);
-        self.linears().chain(of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]))
+        let others = self.linears().chain(self.head_linears().flatten());
+        others.chain(of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]))
     }
 
     /// Norms, in order: that of the embedding, those of the layers, the final norm.

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 /// Names of the cases: one folder each.
-pub const CASES: [&str; 23] = [
+pub const CASES: [&str; 24] = [
     "llama",
     "llama31-rope",
     "mistral-sliding",
     "qwen2",
     "qwen3",
     "bloom",
+    "deepseek-v2-lite",
     "gemma2",
     "gemma3-text",
     "glm4",

@@ -144,6 +144,7 @@ pub(crate) fn needs(
         dtype,
         kv_dtype,
         head_dim: config.decoder.heads().head_dim,
+        latent: config.decoder.latent_dim().is_some(),
         block_size: engine.block_size,
         window: config.decoder.attention().any(|attention| attention.window.is_some()),
         soft_cap: config.decoder.attention().any(|attention| attention.soft_cap.is_some()),

@@ -40,8 +40,87 @@ pub struct Attention {
     pub sinks: Option<String>,
     /// Whether the output of attention is multiplied by `sigmoid(gate)`, the last rows of `qkv`.
     pub gate: bool,
+    /// Keys and values are latent vectors.
+    pub latent: Option<Latent>,
     /// Output projection, `[hidden_size, num_heads * head_dim]`.
     pub output: Linear,
+}
+
+/// Multi-head latent attention ("DeepSeek-V2", DeepSeek-AI, 2024, section 2.1) in its absorbed form.
+///
+/// The cache holds one vector per token, `[latent, rotated key]`, which is `qkv` of the token after the norm of the latent and the
+/// rotation. It is the key of every head, and its latent is the value. What would expand the latent to the keys and values of a head
+/// is applied to the query before attention and to the output after it:
+///
+/// ```text
+/// q·k = q_nope · (K latent) + q_rope · key_rope = [Kᵀ q_nope, q_rope] · [latent, key_rope]
+/// sum of p * (V latent) = V (sum of p * latent)
+/// ```
+///
+/// [`Attention::heads`] are those of the cache: `num_kv_heads` is 1 and `head_dim` is that of the vector.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Latent {
+    /// Projection of the input to a narrow query, and its norm.
+    pub query_down: Option<(Linear, Norm)>,
+    /// Projection to the queries, `[num_heads * (nope_dim + rope_dim), inputs]`: each head's plain part, then its rotated part.
+    pub query: Linear,
+    /// Norm of the latent.
+    pub norm: Norm,
+    /// Elements of the plain part of a query.
+    pub nope_dim: usize,
+    /// Elements of the rotated part of queries and keys.
+    pub rope_dim: usize,
+    /// Elements of the latent.
+    pub rank: usize,
+    /// Elements of a head's value.
+    pub value_dim: usize,
+    /// Kᵀ of each head, `[rank, nope_dim]`.
+    pub absorb: Vec<Linear>,
+    /// V of each head, `[value_dim, rank]`.
+    pub expand: Vec<Linear>,
+}
+
+impl Attention {
+    /// Elements per row of what attention reads: queries, keys, values, gate.
+    pub fn row_width(&self) -> usize {
+        match &self.latent {
+            None => self.qkv.rows(),
+            Some(_) => self.heads.query_width() + self.heads.head_dim,
+        }
+    }
+
+    /// Elements per row of the output of attention.
+    pub fn attended_width(&self) -> usize {
+        let value = self.latent.as_ref().map_or(self.heads.head_dim, |latent| latent.rank);
+        self.heads.num_heads * value
+    }
+
+    /// Linear layers in order of use, without those of single heads.
+    pub(super) fn linears(&self) -> Vec<&Linear> {
+        let latent = self.latent.as_ref();
+        let down = latent.and_then(|latent| latent.query_down.as_ref()).map(|(down, _)| down);
+        let query = latent.map(|latent| &latent.query);
+        down.into_iter().chain(query).chain([&self.qkv, &self.output]).collect()
+    }
+
+    /// All linear layers.
+    pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        let mut all = vec![&mut self.qkv, &mut self.output];
+        if let Some(latent) = &mut self.latent {
+            all.extend(latent.query_down.as_mut().map(|(down, _)| down));
+            all.push(&mut latent.query);
+            all.extend(latent.absorb.iter_mut().chain(&mut latent.expand));
+        }
+        all
+    }
+
+    /// Norms in order of use.
+    pub(super) fn norms(&self) -> Vec<&Norm> {
+        let latent = self.latent.as_ref();
+        let down = latent.and_then(|latent| latent.query_down.as_ref()).map(|(_, norm)| norm);
+        let norms = self.query_norm.iter().chain(&self.key_norm);
+        norms.chain(down).chain(latent.map(|latent| &latent.norm)).collect()
+    }
 }
 
 /// Number and size of the heads of an attention layer.

@@ -51,6 +51,8 @@ pub struct Pick {
     pub stride: usize,
     /// Whether the tensor holds the transpose, `[inputs, total]`.
     pub transposed: bool,
+    /// The first input and the number of inputs of the tensor, if the part has only some of them.
+    pub inputs: Option<(usize, usize)>,
     /// Which matrix, and how many the tensor has; `None` for a tensor of one matrix without that dimension.
     pub matrix: Option<(usize, usize)>,
 }
@@ -63,12 +65,12 @@ impl Pick {
 
     /// Consecutive rows of a tensor of `total` rows.
     pub fn rows(total: usize, first: usize, rows: usize) -> Pick {
-        Pick { total, first, run: rows, stride: rows, transposed: false, matrix: None }
+        Pick { total, first, run: rows, stride: rows, transposed: false, inputs: None, matrix: None }
     }
 
     /// Runs of rows of a tensor of `total` rows.
     pub fn runs(total: usize, first: usize, run: usize, stride: usize) -> Pick {
-        Pick { total, first, run, stride, transposed: false, matrix: None }
+        Pick { total, first, run, stride, transposed: false, inputs: None, matrix: None }
     }
 
     /// Whether it is the whole tensor.
@@ -79,6 +81,7 @@ impl Pick {
     /// The shape of the weight tensor, given the number of inputs.
     pub fn shape(&self, inputs: usize) -> Vec<usize> {
         let count = self.matrix.map(|(_, count)| count);
+        let inputs = self.inputs.map_or(inputs, |(_, all)| all);
         let matrix = if self.transposed { [inputs, self.total] } else { [self.total, inputs] };
         count.into_iter().chain(matrix).collect()
     }

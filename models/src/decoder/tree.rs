@@ -131,6 +131,13 @@ fn attention(layer: &Attention) -> Node {
     );
     text += &cap(layer.soft_cap);
     text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
+    if let Some(latent) = &layer.latent {
+        let down = latent.query_down.iter().flat_map(|(down, it)| [linear("query down", down), norm("norm", it)]);
+        let sizes = format!("{} of {} dims", latent.absorb.len(), latent.rank);
+        children.splice(0..0, down.chain([linear("query", &latent.query)]));
+        children.push(norm("latent norm", &latent.norm));
+        children.push(Node::new("latent", format!("{sizes}, values of {}", latent.value_dim), Vec::new()));
+    }
     let flags = [(layer.alibi_slopes.is_some(), ", ALiBi"), (layer.sinks.is_some(), ", sinks"), (layer.gate, ", gate")];
     flags.iter().filter(|(has, _)| *has).for_each(|(_, name)| text += name);
     text += &layer.query_growth.map_or(String::new(), |growth| {

@@ -286,6 +286,7 @@ impl Common {
             alibi_slopes: None,
             sinks: None,
             gate: false,
+            latent: None,
             output: Linear::new(heads.query_width(), Role::Row, [output]),
             name,
         }

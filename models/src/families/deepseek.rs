@@ -1,9 +1,146 @@
-//! The router of DeepSeek V3, which other families use too.
+//! DeepSeek V2 and V3 (and R1, Kimi K2): latent attention and experts, of which some are shared.
+//!
+//! The first layers are dense. V2 scores experts by softmax; V3 by sigmoid, with a bias for the choice alone. Both may restrict
+//! the choice to the best groups of experts. Layers behind the last one predict further tokens and are not read.
 
 use super::experts::{self, Shared};
-use super::sizes::{self, MAX_EXPERTS, MAX_GROUPS, positive};
-use super::{Common, Fields, LoadError, Routing, Scores};
-use crate::decoder::{Experts, Groups};
+use super::rope::{self, yarn_mscale};
+use super::sizes::{self, MAX_EXPERTS, MAX_GROUPS, MAX_HEAD_DIM, MAX_LAYERS, MAX_MODULES, MAX_WIDTH, positive};
+use super::{Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Norm, Packing, Part, Pick, RopeDefaults};
+use super::{Role, Routing, Scores, Spec};
+use crate::decoder::{Experts, Groups, Heads, Latent, Linear, RopeScaling};
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        architectures: &["DeepseekV2ForCausalLM"],
+        model_types: &["deepseek_v2"],
+        declare: |fields, max_positions| declare(fields, max_positions, routing_v2),
+        reference: &["deepseek-v2-lite"],
+        largest: "deepseek-ai/DeepSeek-V2.5 (236B)",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["DeepseekV3ForCausalLM"],
+        model_types: &["deepseek_v3", "kimi_k2"],
+        declare: |fields, max_positions| declare(fields, max_positions, routing_v3),
+        largest: "moonshotai/Kimi-K2-Instruct (1T, in bfloat16)",
+        ..Family::BASE
+    },
+];
+
+const NEIGHBOURS: RopeDefaults = RopeDefaults { interleaved: true, ..RopeDefaults::LLAMA };
+
+/// Sizes of latent attention.
+struct Sizes {
+    nope_dim: usize,
+    rope_dim: usize,
+    rank: usize,
+    value_dim: usize,
+    query_rank: Option<usize>,
+    bias: bool,
+}
+
+fn declare(
+    fields: &Fields<'_>,
+    max_positions: usize,
+    routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
+) -> Result<Decoder, LoadError> {
+    let mut common = Common::read(fields, max_positions, Spec { rope: None, ..Spec::LLAMA })?;
+    let sizes = Sizes {
+        nope_dim: sizes::required(fields, "qk_nope_head_dim", MAX_HEAD_DIM)?,
+        rope_dim: sizes::required(fields, "qk_rope_head_dim", MAX_HEAD_DIM)?,
+        rank: sizes::required(fields, "kv_lora_rank", MAX_WIDTH)?,
+        value_dim: sizes::required(fields, "v_head_dim", MAX_HEAD_DIM)?,
+        query_rank: sizes::optional(fields, "q_lora_rank", MAX_WIDTH)?,
+        bias: fields.boolean("attention_bias")?.unwrap_or(false),
+    };
+    if common.heads.num_heads * common.num_layers > MAX_MODULES {
+        return Err(fields.wrong("num_attention_heads", format!("at most {MAX_MODULES} heads in all layers")));
+    }
+    let interleaved = fields.boolean("rope_interleave")?.unwrap_or(true);
+    let defaults = RopeDefaults { interleaved, ..NEIGHBOURS };
+    let rope = rope::read(fields, max_positions, sizes.rope_dim, defaults)?;
+    let mut scale = ((sizes.nope_dim + sizes.rope_dim) as f32).powf(-0.5);
+    if let RopeScaling::Yarn { factor, .. } = rope.scaling {
+        let all_dim = rope::number(fields, "mscale_all_dim")?.unwrap_or(0.0);
+        scale *= (yarn_mscale(factor, all_dim) as f32).powi(2);
+    }
+    common.rope = Some(rope);
+    common.heads = Heads { num_kv_heads: 1, head_dim: sizes.rank + sizes.rope_dim, ..common.heads };
+    let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(0) as usize;
+    let step = sizes::optional(fields, "moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
+    let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
+    let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
+    let (count, routing) = routing(fields)?;
+    Ok(common.decoder(|layer| {
+        let attention = Attention { scale, ..latent(&common, layer, &sizes) };
+        let mlp = match layer >= first_sparse && layer.is_multiple_of(step) {
+            false => Mixer::Mlp(common.mlp(layer)),
+            true => Mixer::Experts(self::mixture(&common, layer, &routing, count, width, shared)),
+        };
+        common.layer(layer, attention, mlp)
+    }))
+}
+
+/// Latent attention with the tensors of DeepSeek. `kv_b_proj` holds for each head the rows of its keys, then of its values.
+fn latent(common: &Common, layer: usize, sizes: &Sizes) -> Attention {
+    let Sizes { nope_dim, rope_dim, rank, value_dim, query_rank, bias } = *sizes;
+    let (heads, hidden) = (common.heads.num_heads, common.hidden_size);
+    let name = common.at(layer, "self_attn");
+    let linear = |inputs: usize, projection: &str, rows: usize, bias: bool| Linear {
+        bias,
+        ..Linear::new(inputs, Role::Column, [Part::new(format!("{name}.{projection}"), rows)])
+    };
+    // The norms of latents have an epsilon of their own.
+    let norm = |norm: &str, width: usize| Norm { eps: 1e-6, ..common.norm_of(format!("{name}.{norm}"), width) };
+    let queries = heads * (nope_dim + rope_dim);
+    let (query_down, query) = match query_rank {
+        None => (None, linear(hidden, "q_proj", queries, false)),
+        Some(rank) => {
+            let down = (linear(hidden, "q_a_proj", rank, bias), norm("q_a_layernorm", rank));
+            (Some(down), linear(rank, "q_b_proj", queries, false))
+        }
+    };
+    let (stride, tensor) = (nope_dim + value_dim, format!("{name}.kv_b_proj"));
+    let total = heads * stride;
+    let head = |inputs: usize, rows: usize, pick: Pick| Linear {
+        adapters: false,
+        ..Linear::new(inputs, Role::Column, [Part::picked(tensor.clone(), rows, pick)])
+    };
+    let absorb = |h: usize| {
+        let pick = Pick { transposed: true, inputs: Some((h * stride, total)), ..Pick::all(rank) };
+        head(nope_dim, rank, pick)
+    };
+    let expand = |h: usize| head(rank, value_dim, Pick::rows(total, h * stride + nope_dim, value_dim));
+    let mut attention = common.attention_of(name.clone(), Packing::Rows("kv_a_proj_with_mqa"), "o_proj");
+    attention.qkv = linear(hidden, "kv_a_proj_with_mqa", rank + rope_dim, bias);
+    let output = Part::new(format!("{name}.o_proj"), hidden);
+    attention.output = Linear { bias, ..Linear::new(heads * value_dim, Role::Row, [output]) };
+    attention.latent = Some(Latent {
+        query_down,
+        query,
+        norm: norm("kv_a_layernorm", rank),
+        nope_dim,
+        rope_dim,
+        rank,
+        value_dim,
+        absorb: (0..heads).map(absorb).collect(),
+        expand: (0..heads).map(expand).collect(),
+    });
+    attention
+}
+
+/// Number of experts and routing of V2: softmax scores, groups ranked by their best expert.
+fn routing_v2(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {
+    let (count, top_k) = experts::counts(fields, ["n_routed_experts", "num_experts_per_tok"])?;
+    let groups = match fields.string("topk_method")? {
+        None | Some("greedy") => None,
+        Some("group_limited_greedy") => groups(fields, count, top_k, false)?,
+        Some(_) => return Err(fields.wrong("topk_method", "\"greedy\" or \"group_limited_greedy\"")),
+    };
+    let scale = positive(fields, "routed_scaling_factor")?.unwrap_or(1.0) as f32;
+    Ok((count, Routing { groups, scale, ..experts::routing(Scores::Softmax, top_k) }))
+}
 
 /// Number of experts and routing: sigmoid scores, a bias for the choice alone, groups ranked by their two best experts.
 pub(super) fn routing_v3(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {

@@ -92,6 +92,7 @@ const FAMILIES: &[&[Family]] = &[
     granite::FAMILIES,
     smollm3::FAMILIES,
     glm::FAMILIES,
+    deepseek::FAMILIES,
     gpt_oss::FAMILIES,
     cohere::FAMILIES,
     starcoder2::FAMILIES,

@@ -52,6 +52,14 @@ pub(super) fn read_type(
     read_parameters(fields, Some(of_type?), max_position_embeddings, head_dim, defaults).map(Some)
 }
 
+/// A number among the parameters, at least 0.
+pub(super) fn number(fields: &Fields<'_>, key: &str) -> Result<Option<f64>, LoadError> {
+    match parameters(fields)? {
+        Some(parameters) => parameters.float(key, "a number, at least 0", |value| value >= 0.0),
+        None => Ok(None),
+    }
+}
+
 fn parameters<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, LoadError> {
     match fields.object("rope_scaling")? {
         Some(parameters) if !parameters.is_empty() => Ok(Some(parameters)),

@@ -5,10 +5,10 @@ use device::gemm::RowBlock;
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::ForwardBatch;
-use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Norm, Out, QkvRows};
 use super::routing::Choices;
 use super::rows::{self, Activate, NormRow};
-use crate::decoder::{Activation, Rope};
+use crate::decoder::{Activation, Latent, Rope};
 
 pub(super) struct Cpu {
     isa: Isa,
@@ -145,7 +145,7 @@ impl LayerOps for Cpu {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, .. } = args;
         let (isa, heads, positions) = (self.isa, layer.heads, &batch.positions);
         let (queries, keys) = (heads.query_width(), heads.key_width());
-        let stride = layer.qkv.rows();
+        let stride = layer.row_width();
         let norms = [query_norm, key_norm].map(|norm| norm.map(Norm::row).transpose());
         let [query_norm, key_norm] = norms;
         let (query_norm, key_norm) = (query_norm?, key_norm?);
@@ -178,6 +178,49 @@ impl LayerOps for Cpu {
                 row[..queries].iter_mut().for_each(|x| *x *= factor);
             }
         });
+        Ok(())
+    }
+
+    fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError> {
+        let LatentRows { layer, latent, rows, queries, latents, norm, rope, out } = args;
+        let (isa, norm, table) = (self.isa, norm.row()?, rope.host::<f32>()?);
+        let Latent { nope_dim, rope_dim, rank, .. } = *latent;
+        let (query_dim, dim, heads) = (nope_dim + rope_dim, layer.heads.head_dim, layer.heads.num_heads);
+        let interleaved = layer.rope.as_ref().is_some_and(|rope| rope.interleaved);
+        let queries = &queries.host::<f32>()?[..rows * heads * query_dim];
+        let latents = &mut latents.host_mut::<f32>()?[..rows * dim];
+        let out = &mut out.host_mut::<f32>()?[..rows * (heads + 1) * dim];
+        let work = (heads + 1) * dim * PASS_COST;
+        self.threads.zip_chunks_mut((out, (heads + 1) * dim), (latents, dim), work, |t, out, latent| {
+            let table = &table[t * rope_dim..][..rope_dim];
+            rows::norm_heads(isa, &mut latent[..rank], norm);
+            let (queries_out, key) = out.split_at_mut(heads * dim);
+            key.copy_from_slice(latent);
+            let row = &queries[t * heads * query_dim..][..heads * query_dim];
+            for (head, query) in queries_out.chunks_exact_mut(dim).zip(row.chunks_exact(query_dim)) {
+                head[rank..].copy_from_slice(&query[nope_dim..]);
+            }
+            for head in out.chunks_exact_mut(dim) {
+                rows::rotate_heads(isa, &mut head[rank..], rope_dim, table, interleaved);
+            }
+        });
+        Ok(())
+    }
+
+    fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {
+        let HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch } = args;
+        let ([inputs, outputs], [_, n, k]) = (scratch, shape);
+        for (head, linear) in linears.iter().enumerate() {
+            let source = x.host::<f32>()?;
+            for (row, part) in inputs.host_mut::<f32>()?[..rows * k].chunks_exact_mut(k).enumerate() {
+                part.copy_from_slice(&source[row * from.stride + head * from.head_stride..][..k]);
+            }
+            linear.run(kernels, device, attention_kernels::Rows::Numbers(inputs), rows, outputs, Dtype::F32)?;
+            let target = y.host_mut::<f32>()?;
+            for (row, part) in outputs.host::<f32>()?[..rows * n].chunks_exact(n).enumerate() {
+                target[row * to.stride + head * to.head_stride..][..n].copy_from_slice(part);
+            }
+        }
         Ok(())
     }
 

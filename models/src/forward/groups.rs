@@ -65,6 +65,8 @@ impl PageLayout {
     /// Bytes of one token's keys and values in one page, in this cache format.
     pub fn page_bytes_per_token(&self, decoder: &Decoder, format: &CacheFormat) -> u64 {
         let heads = decoder.heads();
-        (2 * self.layers_per_page * heads.num_kv_heads * format.row_bytes(heads.head_dim)) as u64
+        // A latent is key and value.
+        let vectors = if decoder.latent_dim().is_some() { 1 } else { 2 };
+        (vectors * self.layers_per_page * heads.num_kv_heads * format.row_bytes(heads.head_dim)) as u64
     }
 }

@@ -219,8 +219,10 @@ pub fn rope_table(
 
 /// Arguments of [`rotate_heads`].
 pub struct RotateArgs<'a> {
-    /// Rows that begin with query heads, then key heads; changed in place.
+    /// Rows of query heads, then key heads; changed in place.
     pub heads: &'a mut Buffer,
+    /// The first element of the first head, less than `head_dim`.
+    pub first: usize,
     /// Number of rows.
     pub rows: usize,
     /// Elements from one row to the next.
@@ -240,7 +242,7 @@ pub struct RotateArgs<'a> {
 
 /// Rotation of heads in place where [`qk_norm_rope_cache`] does not do it.
 pub fn rotate_heads(device: &dyn Device, dtype: Dtype, args: RotateArgs<'_>) -> Result<(), KernelError> {
-    let RotateArgs { heads, rows, stride, num_heads: [queries, keys], head_dim, rope, growth, positions } = args;
+    let RotateArgs { heads, first, rows, stride, num_heads: [queries, keys], head_dim, rope, growth, positions } = args;
     at_least("elements between rows of heads", stride, (queries + keys) * head_dim)?;
     holds("elements in the rows of heads", heads, rows * stride, dtype.bytes())?;
     holds("positions", positions, rows, size_of::<u32>())?;
@@ -248,7 +250,7 @@ pub fn rotate_heads(device: &dyn Device, dtype: Dtype, args: RotateArgs<'_>) -> 
         Some((table, dims, neighbours)) => (Some(table), dims, neighbours),
         None => (None, 0, false),
     };
-    at_least("elements of a head", head_dim, dims)?;
+    at_least("elements of a head", head_dim, first + dims)?;
     if let Some(table) = table {
         holds("cosines and sines", table, rows * dims, size_of::<f32>())?;
     }
@@ -262,7 +264,8 @@ pub fn rotate_heads(device: &dyn Device, dtype: Dtype, args: RotateArgs<'_>) -> 
         original: count(original)?,
         beta,
     };
-    let args = [Arg::pointer(heads, 0), optional(table), Arg::pointer(positions, 0), Arg::bytes(&shape)];
+    let heads = Arg::pointer(heads, first * dtype.bytes());
+    let args = [heads, optional(table), Arg::pointer(positions, 0), Arg::bytes(&shape)];
     launch(device, instance!("rotate_heads", dtype), [count(rows)?, count(queries + keys)?, 1], 128, &args)
 }
 

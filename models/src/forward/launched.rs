@@ -11,8 +11,8 @@ use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploade
 
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
-use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
-use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Norm, Out, QkvRows};
+use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_latent};
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
 pub(super) struct Launched {
@@ -184,7 +184,7 @@ impl LayerOps for Launched {
     /// One kernel for RMS norms of heads and the rotation of whole heads in halves; other layers launch one for each part.
     fn qk_norm_rope_cache(&self, _batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError> {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused } = args;
-        let (heads, stride, device) = (layer.heads, layer.qkv.rows(), &*self.device);
+        let (heads, stride, device) = (layer.heads, layer.row_width(), &*self.device);
         let per_head = |norm: &decoder::Norm| {
             norm.kind == NormKind::Rms && norm.width == heads.head_dim && norm.shape == [norm.width] && norm.weight.len() == 1
         };
@@ -216,6 +216,14 @@ impl LayerOps for Launched {
             slots,
         };
         launch::qk_norm_rope_cache(device, args)
+    }
+
+    fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError> {
+        launched_latent::rows(&*self.device, self.dtype, self.positions.buffer(), args)
+    }
+
+    fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {
+        launched_latent::linear(&*self.device, self.dtype, args)
     }
 
     fn gate(
@@ -303,7 +311,7 @@ impl Launched {
     /// Clamping, norms and rotation of query and key heads, one launch each.
     fn qk_by_parts(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, .. } = args;
-        let (heads, stride, device, dtype) = (layer.heads, layer.qkv.rows(), &*self.device, self.dtype);
+        let (heads, stride, device, dtype) = (layer.heads, layer.row_width(), &*self.device, self.dtype);
         let norm_heads = |qkv: &mut Buffer| -> Result<(), KernelError> {
             let (queries, keys) = (heads.query_width(), heads.key_width());
             for (norm, first, width) in [(query_norm, 0, queries), (key_norm, queries, keys)] {
@@ -324,7 +332,7 @@ impl Launched {
         if rope.is_some() || growth.is_some() {
             let (num_heads, head_dim) = ([heads.num_heads, heads.num_kv_heads], heads.head_dim);
             let positions = self.positions.buffer();
-            let args = RotateArgs { heads: &mut *qkv, rows, stride, num_heads, head_dim, rope, growth, positions };
+            let args = RotateArgs { heads: &mut *qkv, first: 0, rows, stride, num_heads, head_dim, rope, growth, positions };
             launch::rotate_heads(device, dtype, args)?;
         }
         if layer.norm_after_rope {
@@ -336,7 +344,7 @@ impl Launched {
 
 impl Norm {
     /// The norm of so many rows.
-    fn args(&self, rows: usize) -> NormArgs<'_> {
+    pub fn args(&self, rows: usize) -> NormArgs<'_> {
         let Norm { weight, bias, width, eps, centre } = self;
         NormArgs { weight, bias: bias.as_ref(), eps: *eps, centre: *centre, rows, width: *width }
     }

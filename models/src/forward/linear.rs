@@ -71,7 +71,7 @@ impl<'a> Loader<'a> {
                 rows.push(picked(part, linear.inputs, &weight));
                 if linear.bias {
                     let bias = self.weights.expect(&part.bias(), &part.pick.bias_shape())?;
-                    let pick = Pick { transposed: false, ..part.pick };
+                    let pick = Pick { transposed: false, inputs: None, ..part.pick };
                     biases.push(picked(&Part { pick, ..part.clone() }, 1, &bias));
                 }
             }
@@ -87,6 +87,16 @@ impl<'a> Loader<'a> {
         }
         let bias = if first.bias { Some(self.uploader.numbers(self.dtype, &parts(&biases))?) } else { None };
         Ok(Linear { weights, bias })
+    }
+
+    /// The products of heads, each alone or stacked, with heads, outputs and inputs.
+    pub fn heads(&mut self, linears: &[decoder::Linear], stacks: bool) -> Result<(Vec<Linear>, [usize; 3]), LoadError> {
+        let shape = [linears.len(), linears.first().map_or(0, |first| first.rows()), linears.first().map_or(0, |first| first.inputs)];
+        let loaded = match stacks {
+            true => vec![self.stacked(&linears.iter().collect::<Vec<_>>())?],
+            false => linears.iter().map(|linear| self.linear(linear)).collect::<Result<_, _>>()?,
+        };
+        Ok((loaded, shape))
     }
 
     /// The networks of a mixture of experts, each alone or stacked.
@@ -148,21 +158,22 @@ impl<'a> Loader<'a> {
 /// The rows of a part `[rows, inputs]`: a piece of the tensor, or a copy where they do not lie one behind the other.
 fn picked<'a>(part: &Part, inputs: usize, tensor: &WeightView<'a>) -> (Dtype, Cow<'a, [u8]>) {
     let (pick, size) = (part.pick, tensor.dtype.bytes());
-    let matrix = pick.total * inputs * size;
+    let (first_input, all_inputs) = pick.inputs.unwrap_or((0, inputs));
+    let matrix = pick.total * all_inputs * size;
     let start = pick.matrix.map_or(0, |(index, _)| index * matrix);
     let data = &tensor.data[start..start + matrix];
-    if !pick.transposed && pick.run >= part.rows {
+    if !pick.transposed && pick.inputs.is_none() && pick.run >= part.rows {
         let row = inputs * size;
         return (tensor.dtype, Cow::Borrowed(&data[pick.first * row..][..part.rows * row]));
     }
     let mut copy = Vec::with_capacity(part.rows * inputs * size);
     for row in (0..part.rows).map(|row| pick.row(row)) {
         if pick.transposed {
-            for input in 0..inputs {
+            for input in first_input..first_input + inputs {
                 copy.extend_from_slice(&data[(input * pick.total + row) * size..][..size]);
             }
         } else {
-            copy.extend_from_slice(&data[row * inputs * size..][..inputs * size]);
+            copy.extend_from_slice(&data[(row * all_inputs + first_input) * size..][..inputs * size]);
         }
     }
     (tensor.dtype, Cow::Owned(copy))

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
-//! | [`ops`]; [`cpu`], [`rows`], [`routing`]; [`launched`], [`launched_experts`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
+//! | [`ops`]; [`cpu`], [`rows`], [`routing`]; [`launched`], [`launched_experts`], [`launched_latent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
@@ -35,6 +35,7 @@ mod groups;
 pub mod kernels;
 mod launched;
 mod launched_experts;
+mod launched_latent;
 mod linear;
 mod model;
 mod op;

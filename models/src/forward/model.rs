@@ -24,6 +24,8 @@ pub(super) struct Loaded {
     pub norms: Vec<Norm>,
     pub attention: Vec<AttentionLayer>,
     pub experts: Vec<(Experts, LoadedExperts)>,
+    /// Products of heads, with heads, outputs and inputs.
+    pub heads: Vec<(Vec<Linear>, [usize; 3])>,
 }
 
 impl Loaded {
@@ -117,6 +119,7 @@ impl Model {
         let linears = decoder.linears().map(|linear| loader.linear(linear)).collect::<Result<_, _>>()?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;
+        let heads = decoder.head_linears().map(|linears| loader.heads(linears, stacks)).collect::<Result<_, _>>()?;
         let experts = decoder.experts().map(|experts| Ok((experts.clone(), loader.experts(experts, stacks)?)));
         let experts = experts.collect::<Result<_, LoadError>>()?;
         let mut attention = Vec::new();
@@ -150,7 +153,7 @@ impl Model {
             device,
             kernels,
             ops,
-            loaded: Loaded { linears, norms, attention, experts },
+            loaded: Loaded { linears, norms, attention, experts, heads },
             layout,
             step,
             kept_rows: None,
@@ -211,10 +214,13 @@ impl Model {
 
     /// Allocates an empty cache of `num_blocks` pages: one [`KvCache`] per place in a page.
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
-        let heads = self.decoder.heads();
+        let (heads, latent) = (self.decoder.heads(), self.decoder.latent_dim());
         let shape = KvShape { num_blocks, num_kv_heads: heads.num_kv_heads, block_size, head_dim: heads.head_dim };
         let format = self.kernels.format;
-        let cache = |_| Ok(KvCache::with_format(&*self.device, shape, format)?);
+        let cache = |_| match latent {
+            Some(dim) => KvCache::latent(&*self.device, shape, format, dim),
+            None => Ok(KvCache::with_format(&*self.device, shape, format)?),
+        };
         (0..self.layout.layers_per_page).map(cache).collect()
     }
 

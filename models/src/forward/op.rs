@@ -31,6 +31,16 @@ impl Register {
     pub const COUNT: usize = 10;
 }
 
+/// The heads of a register's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadRows {
+    pub register: Register,
+    /// Elements between rows.
+    pub stride: usize,
+    /// Elements between heads.
+    pub head_stride: usize,
+}
+
 /// One operation on all rows of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Op {
@@ -46,6 +56,14 @@ pub(super) enum Op {
     Linear { linear: usize, from: Register, to: Register },
     /// Head norms and rotation of `Qkv` in place, and the cache write.
     QkNormRopeCache { attention: usize },
+    /// From the queries in `Attended` and the latent row in `GateUp`, which it norms and rotates: the rotated parts of `Qkv`, the
+    /// rows of latent attention.
+    LatentRows { attention: usize },
+    /// A product of each head's part of the rows of `from`; `product` counts the decoder's
+    /// [`head_linears`](crate::Decoder::head_linears). Overwrites `Activated` and `Mixed`.
+    HeadLinear { product: usize, from: HeadRows, to: HeadRows },
+    /// The cache write of `Qkv`, if no other operation does it.
+    WriteCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
     /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
@@ -73,7 +91,9 @@ impl Op {
             Op::Embed { .. } | Op::RopeTable { .. } => false,
             Op::AddPositions { .. } => register == Register::Stream,
             Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
-            Op::QkNormRopeCache { .. } | Op::Attend { .. } => register == Register::Qkv,
+            Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } => register == Register::Qkv,
+            Op::LatentRows { .. } => matches!(register, Register::Attended | Register::GateUp),
+            Op::HeadLinear { from, .. } => register == from.register,
             Op::GateAttended { .. } => matches!(register, Register::Qkv | Register::Attended),
             Op::KeepNeeded { moves } => moves.iter().any(|(from, ..)| register == *from),
             Op::Activate { .. } => register == Register::GateUp,

@@ -8,8 +8,9 @@ use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device, Matrix};
 
 use super::linear::Linear;
+use super::op::HeadRows;
 use super::{ForwardBatch, StepLimits};
-use crate::decoder::{Activation, Attention, Experts};
+use crate::decoder::{Activation, Attention, Experts, Latent};
 
 /// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
@@ -26,6 +27,38 @@ pub(super) struct QkvRows<'a> {
     pub cache: &'a KvCache,
     /// Write keys and values to the cache too. Only for devices with such a kernel.
     pub fused: bool,
+}
+
+/// Arguments of [`LayerOps::latent_rows`].
+pub(super) struct LatentRows<'a> {
+    pub layer: &'a Attention,
+    pub latent: &'a Latent,
+    pub rows: usize,
+    /// `[rows, num_heads, nope_dim + rope_dim]`; the rotated parts are overwritten.
+    pub queries: &'a mut Buffer,
+    /// `[rows, rank + rope_dim]`; overwritten.
+    pub latents: &'a mut Buffer,
+    pub norm: &'a Norm,
+    pub rope: &'a Buffer,
+    /// `[rows, num_heads + 1, rank + rope_dim]`: queries, of which only the last `rope_dim` elements are written, then the key.
+    pub out: &'a mut Buffer,
+}
+
+/// Arguments of [`LayerOps::head_linear`].
+pub(super) struct HeadProduct<'a> {
+    pub kernels: &'a KernelSet,
+    pub device: &'a dyn Device,
+    /// One per head; on a device that launches kernels, one whose matrices are stacked.
+    pub linears: &'a [Linear],
+    /// Heads, outputs and inputs of each.
+    pub shape: [usize; 3],
+    pub rows: usize,
+    pub x: &'a Buffer,
+    pub from: HeadRows,
+    pub y: &'a mut Buffer,
+    pub to: HeadRows,
+    /// Scratch of one head: inputs, outputs.
+    pub scratch: [&'a mut Buffer; 2],
 }
 
 /// A norm of groups of `width` elements of a row.
@@ -128,6 +161,10 @@ pub(super) trait LayerOps: Send {
     ) -> Result<(), KernelError>;
     /// Clamping, norm and rotation (where the layer has them) of query and key heads in place, and the cache write if `fused`.
     fn qk_norm_rope_cache(&self, batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError>;
+    /// Norms the latents, rotates their keys and the queries, and writes both where latent attention reads them.
+    fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError>;
+    /// `y = x·Wᵀ` for each head with its own matrix.
+    fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError>;
     /// `attended *= sigmoid(gate)` for rows of `width` elements; the gate ends each row of `qkv`, of `stride` elements.
     fn gate(
         &self,

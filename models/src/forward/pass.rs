@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KvCache, Rows};
+use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, Rows, Workspace};
 use device::{Buffer, Device};
 
 use super::clock::clock;
 use super::op::{Op, Register};
-use super::ops::{ExpertRows, Out, QkvRows};
+use super::model::AttentionLayer;
+use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows};
+use super::step::disjoint;
 use super::{ForwardBatch, Model, scales};
 
 /// A register as the input of a product.
@@ -18,6 +20,24 @@ fn rows_of(buffer: &Buffer, register: Register) -> Rows<'_> {
 /// A register as the output of an operation.
 fn out_to(buffer: &mut Buffer, register: Register) -> Out<'_> {
     if register == Register::Q8 { Out::Q8(buffer) } else { Out::Numbers(buffer) }
+}
+
+/// Writes the keys and values of fused rows to the cache.
+fn write_cache(
+    kernels: &KernelSet,
+    device: &dyn Device,
+    layer: &AttentionLayer,
+    source: &Buffer,
+    slot_mapping: &[i64],
+    caches: &mut [KvCache],
+    workspace: Option<&Workspace>,
+) -> Result<(), KernelError> {
+    let (heads, stride) = (layer.declared.heads, layer.declared.row_width());
+    let key_offset = heads.query_width();
+    let value_offset = key_offset + heads.key_width();
+    let cache = &mut caches[layer.place];
+    let args = CacheWriteArgs { source, key_offset, value_offset, stride, slot_mapping, cache, workspace };
+    kernels.cache_write.cache_write(device, args)
 }
 
 impl Model {
@@ -65,8 +85,8 @@ impl Model {
                     let rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
                     let variant = fused.then_some(kernels.cache_write.name);
                     let _time = clock(device, "qk_rope", variant, 2 * rows * rotated, dtype);
-                    let qkv = step.buffer_of(Register::Qkv);
-                    let qkv = &mut step.registers[qkv];
+                    let qkv_at = step.buffer_of(Register::Qkv);
+                    let qkv = &mut step.registers[qkv_at];
                     let args = QkvRows {
                         qkv,
                         rows,
@@ -79,7 +99,7 @@ impl Model {
                         fused,
                     };
                     ops.qk_norm_rope_cache(batch, args)?;
-                    let stride = layer.declared.qkv.rows();
+                    let stride = layer.declared.row_width();
                     if calibrates && let Some(scales) = &mut layer.kv_scales {
                         // The scales are written in place: captured graphs know their address.
                         caches.iter_mut().for_each(|cache| cache.scales = None);
@@ -87,15 +107,35 @@ impl Model {
                         caches[layer.place].scales = Some(Arc::clone(scales));
                     }
                     if !fused {
-                        let key_offset = heads.query_width();
-                        let value_offset = key_offset + heads.key_width();
-                        let (cache, workspace) = (&mut caches[layer.place], ops.workspace(layer.group));
-                        let source = &*qkv;
-                        let args =
-                            CacheWriteArgs { source, key_offset, value_offset, stride, slot_mapping, cache, workspace };
-                        kernels.cache_write.cache_write(device, args)?;
+                        let (layer, source) = (&loaded.attention[attention], &step.registers[qkv_at]);
+                        write_cache(kernels, device, layer, source, slot_mapping, caches, ops.workspace(layer.group))?;
                     }
+                    let layer = &mut loaded.attention[attention];
                     layer.uncalibrated &= !calibrates;
+                }
+                Op::LatentRows { attention } => {
+                    let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);
+                    let registers = [Register::Attended, Register::GateUp, Register::Qkv].map(|register| step.buffer_of(register));
+                    let [queries, latents, out] = disjoint(&mut step.registers, registers)?;
+                    let declared = &layer.declared;
+                    let (Some(latent), Some(norm), Some(table)) = (&declared.latent, plan.latent_norm, plan.table) else {
+                        continue;
+                    };
+                    let _time = time("latent_rows", 2 * rows * declared.row_width());
+                    let (norm, rope) = (&loaded.norms[norm], &step.ropes[table]);
+                    ops.latent_rows(LatentRows { layer: declared, latent, rows, queries, latents, norm, rope, out })?;
+                }
+                Op::HeadLinear { product, from, to } => {
+                    let (linears, shape) = &loaded.heads[product];
+                    let registers = [from.register, to.register, Register::Activated, Register::Mixed];
+                    let [x, y, inputs, outputs] = step.several(registers)?;
+                    let (shape, scratch) = (*shape, [inputs, outputs]);
+                    ops.head_linear(HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch })?;
+                }
+                Op::WriteCache { attention } => {
+                    let (layer, source) = (&loaded.attention[attention], &step.registers[step.buffer_of(Register::Qkv)]);
+                    let (slots, workspace) = (&batch.groups[layer.group].slot_mapping, ops.workspace(layer.group));
+                    write_cache(kernels, device, layer, source, slots, caches, workspace)?;
                 }
                 Op::Attend { attention } => {
                     let layer = &loaded.attention[attention];
@@ -106,7 +146,7 @@ impl Model {
                         if !seqs.is_empty() {
                             let args = AttentionArgs {
                                 query,
-                                query_stride: declared.qkv.rows(),
+                                query_stride: declared.row_width(),
                                 num_heads: declared.heads.num_heads,
                                 output,
                                 lse: None,
@@ -126,7 +166,7 @@ impl Model {
                 }
                 Op::GateAttended { attention } => {
                     let declared = &loaded.attention[attention].declared;
-                    let (width, stride) = (declared.heads.query_width(), declared.qkv.rows());
+                    let (width, stride) = (declared.heads.query_width(), declared.row_width());
                     let [attended, qkv] = step.several([Register::Attended, Register::Qkv])?;
                     let _time = time("gate", 3 * rows * width);
                     ops.gate(attended, qkv, stride, width, rows)?;

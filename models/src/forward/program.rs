@@ -12,8 +12,8 @@
 //! Operations refer to linear layers, norms, attention layers and mixtures of experts by their index in the decoder's iterators
 //! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`], [`Decoder::experts`]).
 
-use super::op::{Op, Register};
-use crate::decoder::{Branch, Decoder, Experts, Form, Layer, Mixer, Mlp, Rope};
+use super::op::{HeadRows, Op, Register};
+use crate::decoder::{Attention, Branch, Decoder, Experts, Form, Latent, Layer, Linear, Mixer, Mlp, Rope};
 
 /// The operations of a forward pass. The hidden states that logits are computed from are in `Branch` at the end.
 #[derive(Clone, Debug)]
@@ -33,6 +33,7 @@ pub(super) struct AttentionPlan {
     pub table: Option<usize>,
     pub query_norm: Option<usize>,
     pub key_norm: Option<usize>,
+    pub latent_norm: Option<usize>,
 }
 
 /// Indices of the linear layers, norms and mixtures that have been written out.
@@ -44,6 +45,8 @@ struct Writer<'a> {
     linears: usize,
     norms: usize,
     experts: usize,
+    /// Of products of heads.
+    heads: usize,
     decoder: &'a Decoder,
 }
 
@@ -134,26 +137,62 @@ impl Writer<'_> {
 
     fn mixer(&mut self, mixer: &Mixer, input: Register, to: Register) {
         match mixer {
-            Mixer::Attention(layer) => {
-                let mut next_norm = || {
-                    self.norms += 1;
-                    self.norms - 1
-                };
-                let query_norm = layer.query_norm.as_ref().map(|_| next_norm());
-                let key_norm = layer.key_norm.as_ref().map(|_| next_norm());
-                let table = layer.rope.as_ref().and_then(|rope| self.ropes.iter().position(|known| known == rope));
-                let attention = self.attention.len();
-                self.attention.push(AttentionPlan { table, query_norm, key_norm });
-                self.linear(input, Register::Qkv);
-                self.ops.extend([Op::QkNormRopeCache { attention }, Op::Attend { attention }]);
-                if layer.gate {
-                    self.ops.push(Op::GateAttended { attention });
-                }
-                self.linear(Register::Attended, to);
-            }
+            Mixer::Attention(layer) => self.attention(layer, input, to),
             Mixer::Mlp(mlp) => self.mlp(mlp, input, to),
             Mixer::Experts(experts) => self.mixture(experts, input, to),
         }
+    }
+
+    fn attention(&mut self, layer: &Attention, input: Register, to: Register) {
+        let mut next_norm = || {
+            self.norms += 1;
+            self.norms - 1
+        };
+        let query_norm = layer.query_norm.as_ref().map(|_| next_norm());
+        let key_norm = layer.key_norm.as_ref().map(|_| next_norm());
+        let table = layer.rope.as_ref().and_then(|rope| self.ropes.iter().position(|known| known == rope));
+        let attention = self.attention.len();
+        self.attention.push(AttentionPlan { table, query_norm, key_norm, latent_norm: None });
+        if let Some(latent) = &layer.latent {
+            self.latent(attention, layer, latent, input);
+            self.linear(Register::GateUp, to);
+            return;
+        }
+        self.linear(input, Register::Qkv);
+        self.ops.extend([Op::QkNormRopeCache { attention }, Op::Attend { attention }]);
+        if layer.gate {
+            self.ops.push(Op::GateAttended { attention });
+        }
+        self.linear(Register::Attended, to);
+    }
+
+    /// Latent attention; the values of the heads are in `GateUp`.
+    fn latent(&mut self, attention: usize, layer: &Attention, latent: &Latent, input: Register) {
+        if latent.query_down.is_some() {
+            self.linear(input, Register::Activated);
+            self.norm(Register::Activated, Register::GateUp);
+            self.linear(Register::GateUp, Register::Attended);
+        } else {
+            self.linear(input, Register::Attended);
+        }
+        self.linear(input, Register::GateUp);
+        self.attention[attention].latent_norm = Some(self.norms);
+        self.norms += 1;
+        let heads = layer.heads.num_heads;
+        let rows = |register: Register, stride: usize, head_stride: usize| HeadRows { register, stride, head_stride };
+        let query_dim = latent.nope_dim + latent.rope_dim;
+        let queries = rows(Register::Attended, heads * query_dim, query_dim);
+        let absorbed = rows(Register::Qkv, layer.row_width(), layer.heads.head_dim);
+        let attended = rows(Register::Attended, heads * latent.rank, latent.rank);
+        let values = rows(Register::GateUp, heads * latent.value_dim, latent.value_dim);
+        self.ops.extend([
+            Op::LatentRows { attention },
+            Op::HeadLinear { product: self.heads, from: queries, to: absorbed },
+            Op::WriteCache { attention },
+            Op::Attend { attention },
+            Op::HeadLinear { product: self.heads + 1, from: attended, to: values },
+        ]);
+        self.heads += 2;
     }
 
     fn mlp(&mut self, mlp: &Mlp, input: Register, to: Register) {
@@ -196,7 +235,7 @@ impl Program {
         }
         let num_attention = decoder.attention().count();
         let (ops, attention) = (Vec::new(), Vec::new());
-        let mut writer = Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, decoder };
+        let mut writer = Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
         writer.embedding();
         decoder.layers.iter().for_each(|layer| writer.layer(layer));
         match &decoder.final_norm {
@@ -211,7 +250,7 @@ impl Program {
         // After the last attention, a row affects no result but its own.
         let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. });
         if let Some(last) = ops.iter().rposition(reads_attended) {
-            let attended = decoder.attention().last().map_or(0, |attention| attention.heads.query_width());
+            let attended = decoder.attention().last().map_or(0, Attention::attended_width);
             let moves = [
                 (Register::Attended, Register::Qkv, attended),
                 (Register::Stream, Register::Branch, decoder.hidden_size()),
@@ -262,7 +301,9 @@ impl Program {
 
     fn widths_of(&self, decoder: &Decoder) -> [usize; Register::COUNT] {
         let rows: Vec<usize> = decoder.linears().map(|linear| linear.rows()).collect();
-        let attended: Vec<usize> = decoder.attention().map(|attention| attention.heads.query_width()).collect();
+        let norms: Vec<usize> = decoder.norms().map(|norm| norm.width).collect();
+        let attention: Vec<_> = decoder.attention().collect();
+        let products: Vec<_> = decoder.head_linears().collect();
         let experts: Vec<_> = decoder.experts().collect();
         let (hidden, tokens) = (decoder.hidden_size(), decoder.embedding.tokens.inputs);
         let mut widths = [0; Register::COUNT];
@@ -272,9 +313,16 @@ impl Program {
         for op in &self.ops {
             match *op {
                 Op::Embed { to } => holds(to, tokens),
-                Op::Norm { to, .. } | Op::AddNorm { to, .. } => holds(to, hidden),
+                Op::Norm { norm, to, .. } | Op::AddNorm { norm, to, .. } => holds(to, norms[norm]),
                 Op::Linear { linear, to, .. } => holds(to, rows[linear]),
-                Op::Attend { attention } => holds(Register::Attended, attended[attention]),
+                Op::Attend { attention: layer } => holds(Register::Attended, attention[layer].attended_width()),
+                Op::LatentRows { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
+                Op::HeadLinear { product, to, .. } => {
+                    holds(to.register, to.stride);
+                    let heads = products[product];
+                    holds(Register::Activated, heads.iter().map(|linear| linear.inputs).max().unwrap_or(0));
+                    holds(Register::Mixed, heads.iter().map(Linear::rows).max().unwrap_or(0));
+                }
                 Op::Activate { width, to, .. } => holds(to, width),
                 Op::Experts { experts: number, .. } => {
                     // Scratch of one expert: its rows, its projections, their activation, its output.
@@ -288,6 +336,7 @@ impl Program {
                 Op::RopeTable { .. }
                 | Op::AddPositions { .. }
                 | Op::QkNormRopeCache { .. }
+                | Op::WriteCache { .. }
                 | Op::GateAttended { .. }
                 | Op::KeepNeeded { .. }
                 | Op::Swap { .. }
@@ -315,6 +364,7 @@ impl Program {
         let of_experts = decoder.experts().flat_map(|experts| &experts.experts);
         let of_experts = of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
         let head = decoder.head.linear.as_ref().unwrap_or(&decoder.embedding.tokens);
+        let of_experts = of_experts.chain(decoder.head_linears().flatten());
         let quantised = of_ops.chain(of_experts).chain([head]).filter(|linear| linear.form != Form::Dense);
         quantised.map(|linear| linear.inputs).max().unwrap_or(0)
     }

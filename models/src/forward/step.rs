@@ -139,11 +139,7 @@ impl StepBuffers {
     /// The buffers of several distinct registers.
     pub fn several<const N: usize>(&mut self, registers: [Register; N]) -> Result<[&mut Buffer; N], KernelError> {
         let places = registers.map(|register| self.buffer_of(register));
-        self.registers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
-            what: "different registers of an operation",
-            found: N - 1,
-            expected: N,
-        })
+        disjoint(&mut self.registers, places)
     }
 
     /// Swaps the buffers of two registers until the next step.
@@ -155,4 +151,16 @@ impl StepBuffers {
     pub fn reset_names(&mut self) {
         self.names = std::array::from_fn(|register| register);
     }
+}
+
+/// Several distinct buffers of a list.
+pub(super) fn disjoint<const N: usize>(
+    buffers: &mut [Buffer],
+    places: [usize; N],
+) -> Result<[&mut Buffer; N], KernelError> {
+    buffers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
+        what: "different registers of an operation",
+        found: N - 1,
+        expected: N,
+    })
 }

@@ -51,6 +51,7 @@ pub fn last_logits(
 pub fn needs(device: &dyn Device, decoder: &Decoder) -> Needs {
     Needs {
         head_dim: decoder.heads().head_dim,
+        latent: decoder.latent_dim().is_some(),
         window: true,
         soft_cap: decoder.attention().any(|layer| layer.soft_cap.is_some()),
         alibi: decoder.attention().any(|layer| layer.alibi_slopes.is_some()),

@@ -98,6 +98,8 @@ impl Compile {
         };
         add(self.version.as_bytes());
         self.args.iter().for_each(|arg| add(arg.as_bytes()));
+        // An input that was added or removed is no argument, and the record of the run before does not list it.
+        self.inputs.iter().for_each(|input| add(input.to_string_lossy().as_bytes()));
         for file in files {
             add(file.as_bytes());
             // A missing file hashes as an empty one, which differs from what was compiled.

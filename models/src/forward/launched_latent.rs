@@ -1,0 +1,116 @@
+//! Latent attention as launches of the kernels in `csrc/latent.cu`.
+
+use attention_kernels::{Dtype, KernelError};
+use device::{Arg, Buffer, Device, DeviceError};
+
+use super::kernels::{self, RotateArgs, at_least, count, holds, instance, launch};
+use super::op::HeadRows;
+use super::ops::{HeadProduct, LatentRows};
+
+device::kernel_structs! {
+    /// The struct of the same name in `latent.cu`.
+    struct HeadLinearShape: 28 bytes {
+        rows: u32,
+        n: u32,
+        k: u32,
+        from_row: u32,
+        from_head: u32,
+        to_row: u32,
+        to_head: u32,
+    }
+    /// The struct of the same name in `latent.cu`.
+    struct CopyHeadsShape: 20 bytes {
+        width: u32,
+        from_row: u32,
+        from_head: u32,
+        to_row: u32,
+        to_head: u32,
+    }
+}
+
+/// [`LayerOps::latent_rows`](super::ops::LayerOps::latent_rows).
+pub(super) fn rows(
+    device: &dyn Device,
+    dtype: Dtype,
+    positions: &Buffer,
+    args: LatentRows<'_>,
+) -> Result<(), KernelError> {
+    let LatentRows { layer, latent, rows, queries, latents, norm, rope, out } = args;
+    let (heads, dim) = (layer.heads.num_heads, layer.heads.head_dim);
+    let (query_dim, rope_dim, rank) = (latent.nope_dim + latent.rope_dim, latent.rope_dim, latent.rank);
+    kernels::norm_groups(device, dtype, latents, (0, 1, dim), norm.args(rows))?;
+    let neighbours = layer.rope.as_ref().is_some_and(|rope| rope.interleaved);
+    let rotate = |buffer: &mut Buffer, first: usize, heads: usize, head_dim: usize| {
+        kernels::rotate_heads(
+            device,
+            dtype,
+            RotateArgs {
+                heads: buffer,
+                first,
+                rows,
+                stride: heads * head_dim,
+                num_heads: [heads, 0],
+                head_dim,
+                rope: Some((rope, rope_dim, neighbours)),
+                growth: None,
+                positions,
+            },
+        )
+    };
+    rotate(queries, latent.nope_dim, heads, query_dim)?;
+    rotate(latents, rank, 1, dim)?;
+    let row = (heads + 1) * dim;
+    let from = (&*queries, latent.nope_dim, [heads * query_dim, query_dim]);
+    copy(device, dtype, from, (&mut *out, rank, [row, dim]), (rows, heads, rope_dim))?;
+    copy(device, dtype, (&*latents, 0, [dim, 0]), (out, heads * dim, [row, 0]), (rows, 1, dim))
+}
+
+/// Copies `width` elements of each head. A side is a buffer, its first element, and the elements between rows and heads.
+fn copy(
+    device: &dyn Device,
+    dtype: Dtype,
+    (from, from_first, from_strides): (&Buffer, usize, [usize; 2]),
+    (to, to_first, to_strides): (&mut Buffer, usize, [usize; 2]),
+    (rows, heads, width): (usize, usize, usize),
+) -> Result<(), KernelError> {
+    let end = |first: usize, [row, head]: [usize; 2]| match rows {
+        0 => 0,
+        _ => first + (rows - 1) * row + (heads - 1) * head + width,
+    };
+    holds("elements to copy from heads", from, end(from_first, from_strides), dtype.bytes())?;
+    holds("elements to copy to heads", to, end(to_first, to_strides), dtype.bytes())?;
+    let shape = CopyHeadsShape {
+        width: count(width)?,
+        from_row: count(from_strides[0])?,
+        from_head: count(from_strides[1])?,
+        to_row: count(to_strides[0])?,
+        to_head: count(to_strides[1])?,
+    };
+    let (from, to) = (Arg::pointer(from, from_first * dtype.bytes()), Arg::pointer(to, to_first * dtype.bytes()));
+    launch(device, instance!("copy_heads", dtype), [count(rows)?, count(heads)?, 1], 128, &[from, to, Arg::bytes(&shape)])
+}
+
+/// [`LayerOps::head_linear`](super::ops::LayerOps::head_linear).
+pub(super) fn linear(device: &dyn Device, dtype: Dtype, args: HeadProduct<'_>) -> Result<(), KernelError> {
+    let HeadProduct { linears, shape: [heads, n, k], rows, x, from, y, to, .. } = args;
+    let weights = linears.first().and_then(|linear| linear.weights.numbers());
+    let weights = weights.ok_or(DeviceError::NoMatrices(device.name()))?;
+    holds("weights of heads", weights, heads * n * k, dtype.bytes())?;
+    let within = |what: &'static str, at: &HeadRows, width: usize, buffer: &Buffer| {
+        at_least(what, at.stride, heads.saturating_sub(1) * at.head_stride + width)?;
+        holds(what, buffer, rows * at.stride, dtype.bytes())
+    };
+    within("inputs of heads", &from, k, x)?;
+    within("outputs of heads", &to, n, y)?;
+    let shape = HeadLinearShape {
+        rows: count(rows)?,
+        n: count(n)?,
+        k: count(k)?,
+        from_row: count(from.stride)?,
+        from_head: count(from.head_stride)?,
+        to_row: count(to.stride)?,
+        to_head: count(to.head_stride)?,
+    };
+    let args = [Arg::pointer(x, 0), Arg::pointer(weights, 0), Arg::pointer(y, 0), Arg::bytes(&shape)];
+    launch(device, instance!("head_linear", dtype), [count(n.div_ceil(8))?, count(heads)?, 1], 256, &args)
+}
