@@ -1,4 +1,5 @@
-//! Chat templates that would fill the memory: each ends with an error, in a process that may use little of it.
+//! Chat templates that would fill the memory or the stack, or run for hours: each ends with an error, in a process that may use
+//! little memory.
 
 use std::process::Command;
 
@@ -13,7 +14,7 @@ const MEMORY: &str = "1048576";
 const PROGRAM: &str = "HOSTILE_TEMPLATES";
 
 /// Templates by what they do. What stands between two `§` is repeated seventy times.
-const TEMPLATES: [(&str, &str); 30] = [
+const TEMPLATES: [(&str, &str); 54] = [
     ("~ in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"),
     ("+ in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"),
     ("* in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x * 9 %}{% endfor %}"),
@@ -59,13 +60,68 @@ const TEMPLATES: [(&str, &str); 30] = [
     ),
     ("a namespace in itself", "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns }}"),
     ("namespaces in namespaces", "{% set x = namespace(a=1) %}§{% set x = namespace(a=x, b=x) %}§{{ x }}"),
+    ("tojson with long separators", "{{ ([0] * 99999)|tojson(separators=('x' * 9000000, ':')) }}"),
+    (
+        "tojson with a deep indent",
+        "{% set ns = namespace(x=[0] * 16000) %}{% for i in range(100) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson(indent=255) }}",
+    ),
+    ("format of one text many times", "{{ ('{0}' * 999999).format('x' * 9000000) }}"),
+    ("format of a named text", "{{ ('{a}' * 999999).format(a='x' * 9000000) }}"),
+    ("format of one text by a filter", "{{ ('%(a)s' * 999999)|format(a='x' * 9000000) }}"),
+    ("a format of a date", "{{ strftime_now('%c' * 4000000) }}"),
+    ("an empty list many times", "{{ ([] * 999999999999)|list }}"),
+    ("many times an empty list", "{{ (999999999999 * [])|list }}"),
+    ("all variables of the template", "{% set x = 'x' * 9000000 %}§{% set VAR = x %}§{{ debug() }}"),
+    ("comparisons", "{% set x = 'x' * 9000000 %}{% set y = 'x' ~ x[1:] %}LOOP{% if x != y %}{% endif %}END"),
+    (
+        "comparisons of lists",
+        "{% set x = ['x' * 99999] * 99 %}{% set y = ['x' * 99999] * 99 %}LOOP{% if x != y %}{% endif %}END",
+    ),
+    ("searches", "{% set x = 'x' * 9000000 %}LOOP{% if 'y' in x %}{% endif %}END"),
+    ("searches of a list", "{% set x = [1] * 999999 %}LOOP{% if 2 in x %}{% endif %}END"),
+    ("lengths", "{% set x = 'x' * 9000000 %}LOOP{% if x|length %}{% endif %}END"),
+    ("tests", "{% set x = 'x' * 9000000 %}LOOP{% if x is upper %}{% endif %}END"),
+    ("methods", "{% set x = 'x' * 9000000 %}LOOP{% if x.startswith('y') or x.find('y') > 0 %}{% endif %}END"),
+    ("characters of a text", "{% set x = 'x' * 9000000 %}LOOP{% if x[8999999] == 'y' %}{% endif %}END"),
+    ("greatest items", "{% set x = range(99999)|list %}LOOP{% if x|max < 1 %}{% endif %}END"),
+    ("searches by a filter", "{% set x = 'x' * 9000000 %}{{ (['y'] * 99999)|select('in', x)|list }}"),
+    (
+        "searches by a filter of attributes",
+        "{% set x = 'x' * 9000000 %}{{ ([{'a': 'y'}] * 99999)|selectattr('a', 'in', x)|list }}",
+    ),
+    ("lengths by a filter", "{% set x = ['x' * 999999] * 9 %}LOOP{% set y = x|map('length')|list %}END"),
+    (
+        "lists repeated once",
+        "{% set ns = namespace(x=[1]) %}LOOP{% set ns.x = ns.x * 1 %}END{% for i in range(999) %}{% for j in range(999) %}{{ ns.x }}{% endfor %}{% endfor %}{{ 1 // 0 }}",
+    ),
+    ("empty lists zipped", "{% set ns = namespace(x=[]) %}LOOP{% set ns.x = ns.x|zip([]) %}END{{ ns.x }}"),
+    ("empty lists chained", "{% set ns = namespace(x=[]) %}LOOP{% set ns.x = ns.x|chain([]) %}END{{ ns.x }}"),
+];
+
+/// Templates that nest without brackets, which no limit on nested brackets stops.
+const DEEP: [(&str, &str, &str, &str); 8] = [
+    ("sums", "{{ 1", " + 1", " }}"),
+    ("concatenations", "{{ 1", " ~ 1", " }}"),
+    ("conditions", "{{ x", " and x", " }}"),
+    ("filters", "{{ x", "|upper", " }}"),
+    ("attributes", "{{ x", ".x", " }}"),
+    ("items", "{{ x", "[0]", " }}"),
+    ("calls", "{% if false %}{{ x", "()", " }}{% endif %}"),
+    ("branches", "{% if x %}", "{% elif x %}", "{% endif %}"),
 ];
 
 /// A template with its repetitions written out.
 fn written(short: &str) -> String {
     let parts = short.split('§').enumerate();
-    let whole: String = parts.map(|(i, part)| part.repeat(if i % 2 == 1 { 70 } else { 1 })).collect();
-    whole.replace("TEXT", &"some text ".repeat(100))
+    let repeat = |(i, part): (usize, &str)| match i % 2 {
+        1 => (0..70).map(|n| part.replace("VAR", &format!("v{n}"))).collect(),
+        _ => part.to_string(),
+    };
+    let whole: String = parts.map(repeat).collect();
+    let whole = whole.replace("TEXT", &"some text ".repeat(100));
+    whole
+        .replace("LOOP", "{% for i in range(9999) %}{% for j in range(99) %}")
+        .replace("END", "{% endfor %}{% endfor %}")
 }
 
 #[test]
@@ -93,6 +149,14 @@ fn the_process_that_renders_hostile_templates() {
         assert!(error.starts_with("the chat template fails") && !error.contains('\n') && error.len() < 300, "{error}");
         eprintln!("    {error}");
     }
+    for (name, start, repeated, end) in DEEP {
+        eprintln!("{name}");
+        let error = load(format!("{start}{}{end}", repeated.repeat(100_000))).err().unwrap().to_string();
+        assert!(error.contains("more than") && !error.contains('\n') && error.len() < 300, "{error}");
+        // Templates are a hundred times shorter.
+        load(format!("{start}{}{end}", repeated.repeat(1000))).unwrap();
+        eprintln!("    {error}");
+    }
     let error = load(written(TEMPLATES[0].1)).err().unwrap().to_string();
     assert!(error.contains("more text or values than one rendering may") && !error.contains('\n'), "{error}");
 }
@@ -108,5 +172,5 @@ fn hostile_templates_end_with_an_error_in_little_memory() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);
-    assert_eq!(said.lines().filter(|line| line.starts_with("    ")).count(), TEMPLATES.len(), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("    ")).count(), TEMPLATES.len() + DEEP.len(), "{said}");
 }

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
+use minijinja::machinery::{
+    CodeGenerator, Instructions, Token, Vm, WhitespaceConfig, make_string_output, parse, tokenize,
+};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
@@ -16,6 +18,15 @@ use super::strftime::strftime;
 
 /// Greatest number of instructions in one rendering. Hundreds of messages need tens of thousands.
 const INSTRUCTION_BUDGET: u64 = 20_000_000;
+
+/// Greatest number of words and signs between `{{` or `{%` and its end. Templates have about a hundred.
+const MOST_TOKENS: usize = 4096;
+
+/// Greatest number of `elif` in a template. Templates have tens.
+const MOST_BRANCHES: usize = 1024;
+
+/// Stack of the thread that compiles, in bytes: enough for a template of the greatest depth, by an unoptimised compiler.
+const COMPILER_STACK: usize = 128 << 20;
 
 /// Message of a template's `raise_exception`, stored as the source of the error that ends the rendering.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +92,20 @@ impl Templates {
 }
 
 impl Template {
+    /// Compiles on a thread of its own, because the compiler recurses as deeply as the template nests.
     fn compile(template: &str) -> Result<Template, Error> {
+        check_depth(template)?;
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("chat template".to_string()).stack_size(COMPILER_STACK);
+            let failed = |problem: String| Error::new(ErrorKind::InvalidOperation, problem);
+            let compiler = thread.spawn_scoped(scope, || Template::compile_here(template));
+            let compiler =
+                compiler.map_err(|error| failed(format!("the compiler's thread does not start: {error}")))?;
+            compiler.join().unwrap_or_else(|_| Err(failed("the compiler fails".to_string())))
+        })
+    }
+
+    fn compile_here(template: &str) -> Result<Template, Error> {
         // Compiled instructions borrow from the source. A process loads few models and keeps their templates until it ends.
         let source: &'static str = Box::leak(without_generation_tags(template).into_boxed_str());
         let mut whitespace = WhitespaceConfig::default();
@@ -92,6 +116,32 @@ impl Template {
         let (instructions, blocks) = generator.finish();
         Ok(Template { source, instructions, blocks })
     }
+}
+
+/// Refuses a template that nests more deeply than [`COMPILER_STACK`] allows. The parser limits nested brackets and blocks, but not
+/// chains of operators, which nest to the left, and not chains of `elif`.
+fn check_depth(template: &str) -> Result<(), Error> {
+    let too_deep = |found: &str, most: usize| {
+        let problem =
+            format!("found more than {most} {found}, expected at most {most}; split the expression or the condition");
+        Err(Error::new(ErrorKind::SyntaxError, problem))
+    };
+    let (mut parts, mut branches) = (0, 0);
+    for token in tokenize(template, false, SyntaxConfig, WhitespaceConfig::default()) {
+        parts += 1;
+        match token?.0 {
+            Token::VariableStart | Token::BlockStart => parts = 0,
+            Token::Ident("elif") => branches += 1,
+            _ => {}
+        }
+        if parts > MOST_TOKENS {
+            return too_deep("words in one tag", MOST_TOKENS);
+        }
+        if branches > MOST_BRANCHES {
+            return too_deep("`elif` in one template", MOST_BRANCHES);
+        }
+    }
+    Ok(())
 }
 
 /// An environment that behaves like the Jinja2 of transformers.
@@ -106,6 +156,8 @@ fn environment() -> Environment<'static> {
         guard::charge_text(text.len())?;
         out.write_str(&text).map_err(Error::from)
     });
+    // It prints the variables, each as often as it has names.
+    environment.remove_global("debug");
     environment.add_filter("string", |value: Value| python::str(&value).map(Cow::into_owned));
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);

@@ -8,6 +8,9 @@
 //! Most operations create at most the sum of their operands, which are already charged. Those that multiply (such as `replace`,
 //! `join` and `indent`) are charged before they run ([`install`]). A value is charged for everything that it contains, repeated
 //! parts repeatedly, so the text of a value is about as long as its charge. No value contains itself.
+//!
+//! Neither does a limit on instructions bound time: one comparison reads two texts. The operands of comparisons, filters, tests,
+//! methods and subscripts pass through [`READ`] or [`READ_ALL`], which charge a second budget, of bytes that are read.
 
 use std::cell::Cell;
 
@@ -22,12 +25,21 @@ const TOTAL: (usize, usize) = (128 << 20, 32);
 /// Greatest size of one text in bytes: a constant part and a part per byte of input.
 const TEXT: (usize, usize) = (16 << 20, 2);
 
+/// Budget of bytes that a rendering reads: a constant part and a part per byte of input. Reading that much takes seconds.
+const READS: (usize, usize) = (512 << 20, 1024);
+
+/// Bytes charged for an item that is skipped, and for one whose contents are read, without them: what takes as long.
+const ITEM: (usize, usize) = (16, 128);
+
 /// Bytes charged for a value, without its contents.
 const VALUE: usize = 64;
 
 /// Bytes charged for an item that is created when it is read, such as a number of a range: its part of the printed text and of the
 /// time to read it.
 const LAZY: usize = 32;
+
+/// Bytes charged for a lazy sequence or map made of others, which may nest without items. Jinja2 has no filter that makes one.
+const NESTED: usize = 256 << 10;
 
 /// Greatest nesting depth of containers.
 const MAX_DEPTH: usize = 128;
@@ -39,33 +51,82 @@ pub const CHARGE: &str = "=";
 /// value contains itself.
 pub const STORE: &str = ".";
 
+/// Name of the filter for operands that are read without the contents of their items.
+pub const READ: &str = "?";
+
+/// Name of the filter for operands that are read with the contents of their items.
+pub const READ_ALL: &str = "??";
+
+/// Name of the filter for the operands of `*`. It rejects empty sequences: repeating one takes time and creates nothing.
+pub const REPEAT: &str = "*";
+
 /// The remaining bytes of a rendering, and the greatest size of one text.
 #[derive(Clone, Copy, Default)]
 struct Budget {
     left: usize,
     text: usize,
+    reads: usize,
 }
 
 thread_local! {
     /// Budget of the rendering that runs on this thread.
-    static BUDGET: Cell<Budget> = const { Cell::new(Budget { left: 0, text: 0 }) };
+    static BUDGET: Cell<Budget> = const { Cell::new(Budget { left: 0, text: 0, reads: 0 }) };
 }
 
 /// Calls `render` with the budget for `input` bytes of variables.
 pub fn with_budget<T>(input: usize, render: impl FnOnce() -> T) -> T {
     let budget = |(constant, per_byte): (usize, usize)| constant.saturating_add(input.saturating_mul(per_byte));
-    BUDGET.set(Budget { left: budget(TOTAL), text: budget(TEXT) });
+    BUDGET.set(Budget { left: budget(TOTAL), text: budget(TEXT), reads: budget(READS) });
     let rendered = render();
     BUDGET.set(Budget::default());
     rendered
 }
 
+/// Fails if one text may not have this size.
+pub fn check_text(bytes: usize) -> Result<(), Error> {
+    if bytes > BUDGET.get().text { Err(too_much()) } else { Ok(()) }
+}
+
 /// Charges one text of this size.
 pub fn charge_text(bytes: usize) -> Result<(), Error> {
-    if bytes > BUDGET.get().text {
-        return Err(too_much());
-    }
+    check_text(bytes)?;
     charge(bytes)
+}
+
+/// Charges bytes that are read.
+fn charge_read(bytes: usize) -> Result<(), Error> {
+    let budget = BUDGET.get();
+    let reads = budget.reads.checked_sub(bytes).ok_or_else(|| {
+        Error::new(ErrorKind::OutOfFuel, "the template compares or searches more text than one rendering may")
+    })?;
+    BUDGET.set(Budget { reads, ..budget });
+    Ok(())
+}
+
+/// Charges reading a value: a text, or the items of a container, with their contents if `all`.
+fn read_value(value: &Value, depth: usize, all: bool) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
+    }
+    match value.kind() {
+        ValueKind::String => charge_read(value.as_str().map_or(0, str::len)),
+        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
+            let Some(length) = value.len() else { return Ok(()) };
+            charge_read(length.saturating_mul(if all { ITEM.1 } else { ITEM.0 }))?;
+            if !all {
+                return Ok(());
+            }
+            value.try_iter()?.try_for_each(|item| {
+                read_value(&item, depth + 1, all)?;
+                if value.kind() == ValueKind::Map {
+                    read_value(&value.get_item(&item)?, depth + 1, all)
+                } else {
+                    Ok(())
+                }
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn charge(bytes: usize) -> Result<(), Error> {
@@ -110,11 +171,24 @@ pub fn install(environment: &mut Environment<'static>) {
         move |value: Value| -> Result<Value, Error> {
             charge(VALUE)?;
             charge_value(&value, 0, namespaces)?;
+            // Otherwise a loop over `x[1:]` would nest one lazy sequence in another at each turn.
+            if value.kind() == ValueKind::Iterable && value.len().is_some() {
+                return Ok(value.try_iter()?.collect());
+            }
             Ok(value)
         }
     };
     environment.add_filter(CHARGE, returned(true));
     environment.add_filter(STORE, returned(false));
+    for (name, all) in [(READ, false), (READ_ALL, true)] {
+        environment.add_filter(name, move |value: Value| read_value(&value, 0, all).map(|()| value));
+    }
+    environment.add_filter(REPEAT, move |value: Value| {
+        if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) && value.len() == Some(0) {
+            return Err(Error::new(ErrorKind::InvalidOperation, "an empty list cannot be repeated"));
+        }
+        returned(true)(value)
+    });
     for (name, filter) in [
         ("replace", Value::from_function(filters::replace)),
         ("join", Value::from_function(filters::join)),
@@ -130,7 +204,10 @@ pub fn install(environment: &mut Environment<'static>) {
         ("groupby", Value::from_function(filters::groupby)),
         ("map", Value::from_function(filters::map)),
         ("select", Value::from_function(filters::select)),
+        ("selectattr", Value::from_function(filters::selectattr)),
         ("reject", Value::from_function(filters::reject)),
+        ("rejectattr", Value::from_function(filters::rejectattr)),
+        ("chain", Value::from_function(filters::chain)),
         ("zip", Value::from_function(filters::zip)),
     ] {
         environment.add_filter(name, move |state: &State, arguments: Rest<Value>| {
@@ -145,6 +222,7 @@ pub fn install(environment: &mut Environment<'static>) {
             "join" => charge_between(value, arguments.first())?,
             _ => charge_before(method, &all)?,
         }
+        all.iter().try_for_each(|value| read_value(value, 0, false))?;
         unknown_method_callback(state, value, method, arguments)
     });
 }
@@ -173,11 +251,19 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
                 digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
                 digits > 3 || byte == b'*'
             };
-            if text(0).is_some_and(|text| text.bytes().any(is_wide)) { Err(too_much()) } else { Ok(()) }
+            let Some(format) = text(0) else { return Ok(()) };
+            if format.bytes().any(is_wide) {
+                return Err(too_much());
+            }
+            // Each directive may print any argument.
+            let directives = format.bytes().filter(|byte| matches!(byte, b'%' | b'{')).count();
+            (0..directives)
+                .try_for_each(|_| arguments.iter().skip(1).try_for_each(|argument| charge_value(argument, 0, true)))
         }
+        "chain" => charge(NESTED),
         "batch" | "slice" => charge(text(0).map_or(0, str::len).saturating_add(count(1)).saturating_mul(VALUE)),
         "list" | "lines" | "split" | "splitlines" | "sort" | "unique" | "groupby" | "map" | "select" | "reject"
-        | "zip" => {
+        | "selectattr" | "rejectattr" | "zip" => {
             // A text is split into at most as many texts as it has characters.
             let separated = match (name, text(0), text(1)) {
                 ("split", Some(text), Some(by)) => text.matches(by).count() + 1,
@@ -188,6 +274,13 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
                 (_, Some(text), _) => text.len(),
                 (_, None, _) => arguments.first().and_then(Value::len).unwrap_or(0),
             };
+            // A test or filter of each item may read all arguments.
+            if matches!(name, "map" | "select" | "reject" | "selectattr" | "rejectattr") {
+                let argument = |value: &Value| value.as_str().map_or_else(|| value.len().unwrap_or(0), str::len);
+                let read: usize = arguments.iter().skip(1).map(argument).fold(0, usize::saturating_add);
+                charge_read(separated.saturating_mul(read))?;
+            }
+            charge(if name == "zip" { NESTED } else { 0 })?;
             charge(separated.saturating_mul(VALUE))
         }
         _ => Ok(()),

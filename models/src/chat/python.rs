@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::guard;
+
 /// Greatest nesting depth of a value, so that the recursion cannot overflow the stack. JSON from a request is at most this deep.
 const MAX_DEPTH: usize = 128;
 
@@ -59,6 +61,8 @@ impl Style {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::BadSerialization, "the value is nested too deeply"));
         }
+        // Separators and indents may be long.
+        guard::check_text(out.len())?;
         match value.kind() {
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();

@@ -6,7 +6,24 @@
 use minijinja::machinery::ast::{self, BinOpKind, CallArg, Expr, Spanned, Stmt};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::guard::{CHARGE, STORE};
+use super::guard::{CHARGE, READ, READ_ALL, REPEAT, STORE};
+
+/// Filters that read the contents of all items.
+const READS_ITEMS: [&str; 13] = [
+    "dictsort",
+    "groupby",
+    "join",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "select",
+    "selectattr",
+    "sort",
+    "sum",
+    "unique",
+];
 
 /// A node in place of `old`.
 fn at<T, U>(old: &Spanned<T>, node: U) -> Spanned<U> {
@@ -132,15 +149,25 @@ fn expr<'a>(it: &Expr<'a>) -> Expr<'a> {
         }
         Expr::BinOp(it) => {
             let (op, left, right) = (it.op, expr(&it.left), expr(&it.right));
-            if matches!(op, BinOpKind::Add | BinOpKind::Mul | BinOpKind::Concat) {
-                charged(Expr::BinOp(at(it, ast::BinOp { op, left: charged(left), right })))
-            } else {
-                Expr::BinOp(at(it, ast::BinOp { op, left, right }))
+            match op {
+                BinOpKind::Mul => {
+                    let (left, right) = (filtered(REPEAT, left), filtered(REPEAT, right));
+                    charged(Expr::BinOp(at(it, ast::BinOp { op, left, right })))
+                }
+                BinOpKind::Add | BinOpKind::Concat => {
+                    charged(Expr::BinOp(at(it, ast::BinOp { op, left: charged(left), right })))
+                }
+                BinOpKind::ScAnd | BinOpKind::ScOr => Expr::BinOp(at(it, ast::BinOp { op, left, right })),
+                _ => {
+                    let (left, right) = (filtered(READ_ALL, left), filtered(READ_ALL, right));
+                    Expr::BinOp(at(it, ast::BinOp { op, left, right }))
+                }
             }
         }
         Expr::Compare(it) => {
-            let ops = it.ops.iter().map(|op| ast::CompareOp { op: op.op, expr: expr(&op.expr) }).collect();
-            Expr::Compare(at(it, ast::Compare { expr: expr(&it.expr), ops }))
+            let compared = |operand| filtered(READ_ALL, expr(operand));
+            let ops = it.ops.iter().map(|op| ast::CompareOp { op: op.op, expr: compared(&op.expr) }).collect();
+            Expr::Compare(at(it, ast::Compare { expr: compared(&it.expr), ops }))
         }
         Expr::IfExpr(it) => {
             let (test_expr, true_expr) = (expr(&it.test_expr), expr(&it.true_expr));
@@ -149,13 +176,23 @@ fn expr<'a>(it: &Expr<'a>) -> Expr<'a> {
         }
         Expr::Filter(it) => {
             // A filter without an expression applies to the block that follows it.
-            let new = ast::Filter { name: it.name, expr: it.expr.as_ref().map(expr), args: args(&it.args) };
+            let read = if READS_ITEMS.contains(&it.name) { READ_ALL } else { READ };
+            let applied = it.expr.as_ref().map(|applied| filtered(read, expr(applied)));
+            let new = ast::Filter { name: it.name, expr: applied, args: args(&it.args) };
             charged(Expr::Filter(at(it, new)))
         }
-        Expr::Test(it) => Expr::Test(at(it, ast::Test { name: it.name, expr: expr(&it.expr), args: args(&it.args) })),
+        Expr::Test(it) => {
+            let read = if it.args.is_empty() { READ } else { READ_ALL };
+            let tested = filtered(read, expr(&it.expr));
+            let args = it.args.iter().map(|arg| match arg {
+                CallArg::Pos(it) => CallArg::Pos(filtered(READ_ALL, expr(it))),
+                other => args(std::slice::from_ref(other)).remove(0),
+            });
+            Expr::Test(at(it, ast::Test { name: it.name, expr: tested, args: args.collect() }))
+        }
         Expr::GetAttr(it) => Expr::GetAttr(at(it, ast::GetAttr { expr: expr(&it.expr), name: it.name })),
         Expr::GetItem(it) => {
-            let (expr, subscript_expr) = (expr(&it.expr), expr(&it.subscript_expr));
+            let (expr, subscript_expr) = (filtered(READ, expr(&it.expr)), expr(&it.subscript_expr));
             Expr::GetItem(at(it, ast::GetItem { expr, subscript_expr }))
         }
         Expr::Call(it) => charged(Expr::Call(call(it))),

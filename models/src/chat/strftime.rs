@@ -6,8 +6,16 @@ use chrono::format::{Item, Numeric, StrftimeItems};
 use chrono::{DateTime, Utc};
 use minijinja::{Error, ErrorKind};
 
-/// Formats `time`; `%-d` and so on omit the padding. Fails on a directive that C does not have.
+/// Greatest length of a format in bytes.
+const LONGEST: usize = 1000;
+
+/// Formats `time`; `%-d` and so on omit the padding. Fails on a directive that C does not have, and on a format longer than
+/// [`LONGEST`].
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
+    if format.len() > LONGEST {
+        let problem = format!("strftime_now: found a format of {} bytes, expected at most {LONGEST}", format.len());
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
     // `%f` is microseconds in Python and nanoseconds in chrono.
     let is_unknown = |item: &Item<'_>| matches!(item, Item::Error | Item::Numeric(Numeric::Nanosecond, _));
     let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
