@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::common::cases::{CASES, Prompt, folder, prompts};
+use crate::common::cases::{FIRST, Prompt, folder, prompts};
 use crate::common::{TOKEN_BYTES, config, request, tokens};
 use engine::{
     AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
@@ -142,7 +142,7 @@ fn log_probabilities_stay_within_the_bounds_of_their_type() {
     );
     for kept in KEPT {
         let (mut all, mut worst) = (Moved::default(), 1.0f64);
-        for case in CASES {
+        for case in FIRST {
             let moved = Moved::of(kept.config(&folder(case)), &prompts(case));
             moved.check(&format!("{}, {case}", kept.name()), kept.error);
             worst = worst.min(moved.share());

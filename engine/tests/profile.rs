@@ -54,7 +54,7 @@ fn assert_profile(recorded: &Recorded) {
         .iter()
         .flat_map(|operation| variants(*operation).into_iter().map(|variant| (operation.key(), variant.name)))
         .collect();
-    let layer = ["embed", "rope_table", "rms_norm", "add_norm", "qk_rope", "silu_mul", "keep", "gather"];
+    let layer = ["embed", "rope_table", "norm", "add_norm", "qk_rope", "activate", "keep", "gather"];
     let mut seen = BTreeSet::new();
     for name in recorded.totals.keys() {
         seen.insert(name.operation);
@@ -72,7 +72,7 @@ fn assert_profile(recorded: &Recorded) {
     }
     for operation in ["step", "plan", "launch", "wait", "sample", "publish", "commit", "swap_in"]
         .into_iter()
-        .chain(["linear", "decode", "prefill", "qk_rope", "embed", "add_norm", "silu_mul"])
+        .chain(["linear", "decode", "prefill", "qk_rope", "embed", "add_norm", "activate"])
     {
         assert!(seen.contains(operation), "{operation} is not among {seen:?}");
     }

@@ -19,10 +19,10 @@ use testkit::everything;
 use testkit::kernels::host::device_for_tests;
 use testkit::reference::context;
 
-use crate::common::cases::{CASES, Prompt, expected, folder, prompts};
+use crate::common::cases::{CASES, FIRST, Prompt, expected, folder, prompts};
 
 /// Tokens that an ordinary run draws on `cuda-sim`.
-const FIRST: usize = 6;
+const FIRST_TOKENS: usize = 6;
 
 /// Greatest difference of a log-probability from the reference, which is float32 (its README): there 2e-3; in halves what
 /// transformers itself, with the same prompts and tokens, is off by in that type: at most 0.069 and 0.57 in the first cases, and
@@ -30,14 +30,11 @@ const FIRST: usize = 6;
 fn tolerance(case: &str, sim: Option<Dtype>) -> f64 {
     match sim {
         None | Some(Dtype::F32) => 2e-3,
-        Some(Dtype::F16) if FIRST_CASES.contains(&case) => 0.069,
-        Some(Dtype::Bf16) if FIRST_CASES.contains(&case) => 0.57,
+        Some(Dtype::F16) if FIRST.contains(&case) => 0.069,
+        Some(Dtype::Bf16) if FIRST.contains(&case) => 0.57,
         _ => 2.0 * noise(case, sim).0,
     }
 }
-
-/// Cases that run in more settings than the others.
-const FIRST_CASES: &[&str] = CASES.split_at(5).0;
 
 /// Greatest and mean difference of a logit that transformers itself has in a type, over all prompts and continuations of a case: what
 /// the reference states as its noise.
@@ -229,7 +226,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
         }
     }
     let (greatest, mean) = noise(case, setting.sim);
-    let (greatest, mean) = if FIRST_CASES.contains(&case) { (greatest, mean) } else { (2.0 * greatest, 2.0 * mean) };
+    let (greatest, mean) = if FIRST.contains(&case) { (greatest, mean) } else { (2.0 * greatest, 2.0 * mean) };
     let mut errors = Vec::new();
     let mut llm = Llm::new(setting.config(case)).unwrap();
     let greedy: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
@@ -237,7 +234,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
         assert_eq!([scores.len(), prompt.logprobs.len(), prompt.margins.len()], [prompt.greedy.len(); 3], "{case}");
         for (at, (found, (likeliest, _))) in scores.into_iter().enumerate() {
             let error = (f64::from(found) - prompt.logprobs[at]).abs();
-            let most = if at < FIRST { bound } else { greatest };
+            let most = if at < FIRST_TOKENS { bound } else { greatest };
             assert!(error < most, "{case} {setting:?}, prompt of {}, token {at}: off by {error}", prompt.ids.len());
             errors.push(error);
             let is_same = likeliest == prompt.greedy[at] || prompt.margins[at] < 2.0 * bound;
@@ -249,7 +246,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
     println!("{case} {:?}: off by {found} in the mean of {} tokens", setting.sim, errors.len());
     assert!(found < mean, "{case} {setting:?}: off by {found} in the mean");
     // Some steps are enough to compare steps with prompts.
-    let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, FIRST)).collect()).unwrap();
+    let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, FIRST_TOKENS)).collect()).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for (completion, events) in drawn {
         tokens.push(completion.outputs[0].token_ids.clone());
@@ -258,7 +255,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
         logprobs.push(deltas.flatten().map(|token| token.logprobs.unwrap().logprob).collect::<Vec<f32>>());
     }
     for (drawn, scores) in logprobs.into_iter().zip(scored(&mut llm, &prompts, &tokens)) {
-        assert_eq!([drawn.len(), scores.len()], [FIRST; 2], "{case} {setting:?}");
+        assert_eq!([drawn.len(), scores.len()], [FIRST_TOKENS; 2], "{case} {setting:?}");
         for (at, (drawn, (scored, _))) in drawn.into_iter().zip(scores).enumerate() {
             let agrees = match setting.fast {
                 false => drawn.to_bits() == scored.to_bits(),
@@ -349,7 +346,7 @@ fn check(case: &str) {
 
 /// Every n-th of the other cases: the threads of the test runner share them.
 fn others(part: usize) -> impl Iterator<Item = &'static str> {
-    CASES.split_at(FIRST_CASES.len()).1.iter().copied().skip(part).step_by(2)
+    CASES.split_at(FIRST.len()).1.iter().copied().skip(part).step_by(2)
 }
 
 #[test]
@@ -409,7 +406,7 @@ fn prompts_on_sim(case: &str) -> Vec<Prompt> {
     let mut prompts = prompts(case);
     if !everything() && device_for_tests() == "cuda-sim" {
         prompts.retain(|prompt| prompt.ids.len() < 100);
-        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(FIRST));
+        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(FIRST_TOKENS));
     }
     prompts
 }

@@ -1,7 +1,7 @@
 //! Streams of text compared with the texts that the reference tokenizers decode at once.
 //!
-//! `text_reference/<case>/`: a `tokenizer.json` of a kind (byte fallback with and without a metaspace pre-tokenizer, byte-level
-//! as Llama 3 and Qwen have it), and `texts.json` with continuations of prompts and with lists of ids, both with their texts.
+//! The tokenizers are those of five reference checkpoints, each of another kind (byte fallback with and without a metaspace
+//! pre-tokenizer, byte-level as Llama 3 and Qwen have it). `text_reference/<case>/texts.json` has continuations of prompts and with lists of ids, both with their texts.
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use engine::{GenerationParams, SamplingParams, Tokenizer};
 use models::ModelFiles;
 use proptest::prelude::*;
 use serde_json::Value;
+use testkit::reference::FIRST as CASES;
 
-const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 const BROKEN: char = char::REPLACEMENT_CHARACTER;
 
 struct Case {
@@ -23,7 +23,8 @@ struct Case {
 fn load(case: &str) -> Case {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text_reference").join(case);
     let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
-    let tokenizer = Tokenizer::load(&ModelFiles::open(&folder).unwrap()).unwrap();
+    let checkpoint = testkit::reference::folder(case);
+    let tokenizer = Tokenizer::load(&ModelFiles::open(&checkpoint).unwrap()).unwrap();
     let byte_level = tokenizer.token_to_id("<0x0A>").is_none();
     Case { tokenizer: Arc::new(tokenizer), texts: serde_json::from_str(&texts).unwrap(), byte_level }
 }

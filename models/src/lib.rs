@@ -72,7 +72,7 @@ mod tokenizer;
 pub use chat::{ChatInput, ChatTemplate, TemplateError};
 pub use checkpoint::{FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, WeightView, Weights, demo};
 pub use decoder::Decoder;
-pub use families::ModelConfig;
+pub use families::{ModelConfig, Supported, supported};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
     checkpoint_dtype, graph_sizes, kernels, kv_scale_bytes, layers_with_kv_scales, weight_bytes,

@@ -7,6 +7,7 @@ mod common;
 mod config_spellings;
 #[path = "../../attention-kernels/tests/conformance/covering.rs"]
 mod covering;
+mod documentation;
 mod forward;
 mod forward_sim;
 mod graphs_sim;

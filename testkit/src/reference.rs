@@ -30,6 +30,9 @@ pub const CASES: [&str; 24] = [
     "starcoder2",
 ];
 
+/// The cases that tests with many settings run: the usual layers, biased, tied and windowed.
+pub const FIRST: &[&str] = CASES.split_at(5).0;
+
 /// Returns the folder of a case.
 pub fn folder(case: &str) -> PathBuf {
     crate::workspace::root().join("models/tests/reference").join(case)

@@ -11,7 +11,7 @@ pub(super) const FAMILIES: &[Family] = &[
         model_types: &["granite"],
         declare: |fields, max_positions| declare(fields, max_positions, false),
         reference: &["granite"],
-        largest: "ibm-granite/granite-34b-code-instruct-8k",
+        largest: "ibm-granite/granite-3.3-8b-instruct",
         ..Family::BASE
     },
     Family {

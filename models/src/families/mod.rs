@@ -107,8 +107,31 @@ const FAMILIES: &[&[Family]] = &[
 ];
 
 /// All supported families, in the order of the documentation.
-pub(crate) fn all() -> impl Iterator<Item = &'static Family> + Clone {
+fn all() -> impl Iterator<Item = &'static Family> + Clone {
     FAMILIES.iter().copied().flatten()
+}
+
+/// A supported family, for documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Supported {
+    /// Names in `architectures` of `config.json`.
+    pub architectures: &'static [&'static str],
+    /// Names in `model_type`.
+    pub model_types: &'static [&'static str],
+    /// Reference cases of the tests.
+    pub reference: &'static [&'static str],
+    /// Largest checkpoint that is known to the authors.
+    pub largest: &'static str,
+}
+
+/// Returns the supported families.
+pub fn supported() -> impl Iterator<Item = Supported> {
+    all().map(|family| Supported {
+        architectures: family.architectures,
+        model_types: family.model_types,
+        reference: family.reference,
+        largest: family.largest,
+    })
 }
 
 /// Finds the family named by `architectures`, or by `model_type` if that key is absent. For the text part of a multimodal
