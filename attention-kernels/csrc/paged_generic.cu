@@ -5,10 +5,11 @@
 
 #include "paged_decode.cuh"
 
-#define PAGED_GENERIC(name, T, MAX_HEAD)                                                                                \
-    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS) name(QUIRE_ATTENTION_PARAMETERS) {              \
-        quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_ATTENTION_ARGS);                                     \
-    }                                                                                                                   \
+// One block per multiprocessor suffices: wide heads may take all registers that they need.
+#define PAGED_GENERIC(name, T, MAX_HEAD)                                                                      \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 1) name(QUIRE_ATTENTION_PARAMETERS) { \
+        quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_ATTENTION_ARGS);                           \
+    }                                                                                                         \
     QUIRE_EXPORT(name);
 
 PAGED_GENERIC(paged_generic_f32, float, 256)

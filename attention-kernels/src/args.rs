@@ -102,7 +102,7 @@ impl KvCache {
         match &self.values {
             Values::Separate(values) => expect("value cache bytes", values.len_bytes(), bytes)?,
             Values::InKeys { .. } if self.format.kv_dtype.takes_scales() => {
-                return Err(KernelError::Unsupported { variant: "a latent cache", found: self.format.to_string() });
+                return Err(KernelError::Unsupported { variant: "KvCache::latent", found: self.format.to_string() });
             }
             Values::InKeys { dim } => {
                 at_least("elements of a latent value", *dim, 1)?;

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, load_plugin, select,
-    variants,
+    AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, Values, load_plugin,
+    select, variants,
 };
 use device::Device;
 use plugin_example::build;
@@ -22,6 +22,17 @@ fn table(text: &str) -> KernelChoice {
 
 /// One sequence of `context` tokens with one query row, on 2 query heads and 1 KV head of 8.
 fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<Vec<f32>, KernelError> {
+    attend_with(device, choice, context, None, false)
+}
+
+/// [`attend`] with latent values of some elements, or with sinks.
+fn attend_with(
+    device: &dyn Device,
+    choice: &KernelChoice,
+    context: usize,
+    latent: Option<usize>,
+    sinks: bool,
+) -> Result<Vec<f32>, KernelError> {
     let needs = Needs { head_dim: 8, window: true, ..Needs::on(device) };
     let set = select(choice, &needs).unwrap();
     let shape = KvShape { num_blocks: 4, num_kv_heads: 1, block_size: 16, head_dim: 8 };
@@ -30,6 +41,10 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
         let values = buffer.host_mut::<f32>().unwrap();
         values.iter_mut().enumerate().for_each(|(i, x)| *x = ((i * 37 * salt) % 19) as f32 / 9.0 - 1.0);
     }
+    if let Some(dim) = latent {
+        cache.values = Values::InKeys { dim };
+    }
+    let sinks = sinks.then(|| device.alloc(8).unwrap());
     let (mut query, mut output) = (device.alloc(64).unwrap(), device.alloc(64).unwrap());
     query.host_mut::<f32>().unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = i as f32 / 16.0 - 0.4);
     let batch = AttentionBatch {
@@ -50,7 +65,7 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
         window: Some(30),
         soft_cap: None,
         alibi_slopes: None,
-        sinks: None,
+        sinks: sinks.as_ref(),
         workspace: None,
     };
     set.attention(device, args)?;
@@ -94,6 +109,12 @@ fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_n
     assert_eq!(select(&new, &needs).unwrap().decode.name, "example.plain");
     let error = select(&new, &Needs { latent: true, ..needs.clone() }).err().unwrap().to_string();
     assert!(error.contains("cannot serve: the model has a latent cache"), "{error}");
+    // Nor is it called by mistake.
+    let error = attend_with(&*device, &old, 40, None, true).unwrap_err().to_string();
+    assert!(error.starts_with("example.old was called with attention sinks, which it does not support"), "{error}");
+    let error = attend_with(&*device, &new, 40, Some(4), false).unwrap_err().to_string();
+    assert!(error.starts_with("example.plain was called with a latent cache, which it does not support"), "{error}");
+    assert!(attend_with(&*device, &new, 40, None, true).is_ok());
     assert!(!select(&KernelChoice::default(), &needs).unwrap().decode.name.starts_with("example"));
 }
 

@@ -65,7 +65,7 @@ fn a_latent_cache_that_no_kernel_supports_is_refused() {
     assert_eq!(said(KvDtype::Same, 97), "elements of a latent key: found 96, expected 97");
     assert_eq!(said(KvDtype::Same, 0), "elements of a latent value: found 0, expected 1");
     let error = said(KvDtype::Fp8E4m3, 64);
-    assert!(error.starts_with("a latent cache was called with f32, cache fp8_e4m3, HND"), "{error}");
+    assert!(error.starts_with("KvCache::latent was called with f32, cache fp8_e4m3, HND"), "{error}");
 
     for name in ["cpu", "cuda-sim"] {
         let needs = Needs { device: name.into(), head_dim: 576, latent: true, ..Needs::default() };
