@@ -14,7 +14,9 @@ use engine::{
 use testkit::capability::Capability;
 use testkit::everything;
 
-use crate::common::cases::{CASES, FIRST, folder, prompts};
+use testkit::reference::{CASES, FIRST};
+
+use crate::common::cases::{folder, prompts};
 
 /// Scores of each position that count: a fifth of the vocabulary.
 const SCORES: usize = 100;

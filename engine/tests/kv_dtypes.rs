@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use crate::common::cases::{FIRST, Prompt, folder, prompts};
+use testkit::reference::FIRST;
+
+use crate::common::cases::{Prompt, folder, prompts};
 use crate::common::{TOKEN_BYTES, config, request, tokens};
 use engine::{
     AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,

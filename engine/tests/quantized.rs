@@ -1,12 +1,11 @@
 //! The reference cases with weights in 8 and in 4 bits: how far the log-probabilities of 8 bits are from those of the full weights, and bit
 //! for bit the same ones whatever the block size, the chunks, the companions, the prefix cache, the threads or the kernel.
 
-use testkit::reference::context;
-
-use crate::common::cases::{CASES, FIRST, Prompt, expected, folder, prompts};
+use crate::common::cases::{Prompt, expected, folder, prompts};
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
 };
+use testkit::reference::{CASES, FIRST, context};
 
 fn config(case: &str, quantization: Quantization) -> EngineConfig {
     EngineConfig {
@@ -96,7 +95,10 @@ fn log_probabilities_stay_near_those_of_the_full_weights() {
         let twice = |key: &str| 2.0 * noise[key].as_f64().unwrap();
         let of_noise = (twice("max_abs"), twice("mean_abs"));
         let most = if FIRST.contains(&case) { (GREATEST, MEAN) } else { of_noise };
-        assert!(greatest < most.0 && mean < most.1, "{case}: greatest {greatest}, mean {mean}, expected below {most:?}");
+        assert!(
+            greatest < most.0 && mean < most.1,
+            "{case}: greatest {greatest}, mean {mean}, expected below {most:?}"
+        );
         assert!(greatest > 2e-3, "{case}: that is the error of float32: nothing was quantised");
     }
 }

@@ -11,15 +11,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::common::cases::{Prompt, expected, folder, prompts};
 use engine::{
     Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     SamplingParams,
 };
 use testkit::everything;
 use testkit::kernels::host::device_for_tests;
-use testkit::reference::context;
-
-use crate::common::cases::{CASES, FIRST, Prompt, expected, folder, prompts};
+use testkit::reference::{CASES, FIRST, context};
 
 /// Tokens that an ordinary run draws on `cuda-sim`.
 const FIRST_TOKENS: usize = 6;

@@ -109,6 +109,7 @@ pub struct Branch {
 /// The function that a branch applies to its rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)] // there is one per branch
 pub enum Mixer {
     /// Self-attention over the paged cache.
     Attention(Attention),

@@ -37,7 +37,12 @@ fn features(decoder: &Decoder) -> Vec<&'static str> {
     add(windows > 0 && windows < layers().count(), "window in some layers");
     add(ropes > 0 && ropes < layers().count(), "rope in some layers");
     add(layers().flat_map(|layer| &layer.rope).any(|rope| rope.interleaved), "rope of neighbours");
-    add(layers().any(|layer| layer.rope.as_ref().is_some_and(|rope| rope.dims < layer.heads.head_dim) && layer.latent.is_none()), "partial rope");
+    add(
+        layers().any(|layer| {
+            layer.rope.as_ref().is_some_and(|rope| rope.dims < layer.heads.head_dim) && layer.latent.is_none()
+        }),
+        "partial rope",
+    );
     add(layers().any(|layer| layer.alibi_slopes.is_some()), "ALiBi");
     add(decoder.embedding.positions.is_some(), "learned positions");
     add(layers().any(|layer| layer.query_norm.is_some()), "query and key norms");
@@ -79,7 +84,10 @@ fn the_page_of_models_lists_every_family_of_the_code() {
     if std::env::var_os("QUIRE_WRITE_DOCS").is_some() {
         return std::fs::write(&path, &written).unwrap();
     }
-    assert!(page == written, "{PAGE} is out of date; write its table with QUIRE_WRITE_DOCS=1 cargo test -p models --test all documentation");
+    assert!(
+        page == written,
+        "{PAGE} is out of date; write its table with QUIRE_WRITE_DOCS=1 cargo test -p models --test all documentation"
+    );
 }
 
 #[test]

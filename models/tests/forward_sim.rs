@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::common::{CASES, expected, files, folder, ids, last_logits, list, needs, text};
-use attention_kernels::{Dtype, KernelChoice, KernelSet, KvCache, KvDtype, Needs, select};
+use attention_kernels::{Dtype, KernelChoice, KernelSet, KvDtype, Needs, select};
 use device::{Device, Options};
-use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, kv_scale_bytes, weight_bytes};
+use models::{Decoder, Model, ModelConfig, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
 use testkit::reference::context;
 

@@ -1,7 +1,7 @@
 //! The reference checkpoints, and the continuations of their prompts by transformers.
 
 use serde_json::Value;
-pub use testkit::reference::{CASES, FIRST, folder};
+pub use testkit::reference::folder;
 
 /// A prompt and its greedy continuation, with the log-probability of each token.
 pub struct Prompt {

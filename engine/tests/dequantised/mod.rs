@@ -15,7 +15,7 @@
 
 mod plain;
 
-use crate::common::cases::{CASES, folder, prompts};
+use crate::common::cases::{folder, prompts};
 use crate::common::checkpoint;
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams,
@@ -24,6 +24,7 @@ use plain::Notes;
 use serde_json::json;
 use testkit::everything;
 use testkit::model::Shape;
+use testkit::reference::FIRST as CASES;
 
 /// Of a logit, or a log-probability.
 const BOUND: f64 = 1e-3;
@@ -240,7 +241,7 @@ fn products_log_probabilities_and_tokens_are_those_of_the_dequantised_weights() 
     let texts = texts.map(|which| Text { ids: crate::common::prompt(which, 150), drawn_from: 110 });
     let odd = Subject { name: "odd widths", model: ModelSource::Folder(odd.path().into()), texts: texts.collect() };
     // Families differ to a product only in their widths and in whether there is a bias.
-    let cases = CASES.into_iter().filter(|case| everything() || *case == "qwen2").map(Subject::case);
+    let cases = CASES.iter().copied().filter(|case| everything() || *case == "qwen2").map(Subject::case);
     for (at, subject) in cases.chain([Subject::demo(), odd]).enumerate() {
         let forms = [Quantization::Q8, Quantization::Q4];
         // In an ordinary run the first has both, the others one each.

@@ -3,9 +3,7 @@
 //! GPT-2 stores its matrices transposed. GPTBigCode does not, and shares one key and value between all heads.
 
 use super::sizes::{self, MAX_WIDTH};
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, Part, Pick, Positions, Role, Spec,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Part, Pick, Positions, Role, Spec};
 use crate::decoder::Linear;
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -16,7 +14,6 @@ pub(super) const FAMILIES: &[Family] = &[
         declare: |fields, max_positions| declare(fields, max_positions, true),
         reference: &["gpt2"],
         largest: "openai-community/gpt2-xl",
-        ..Family::BASE
     },
     Family {
         architectures: &["GPTBigCodeForCausalLM"],

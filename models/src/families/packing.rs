@@ -13,6 +13,7 @@ pub(super) enum Packing {
     Columns(&'static str),
     /// One tensor: for each key/value head the rows of its query heads, of its key, of its value.
     Groups(&'static str),
+    #[allow(dead_code)]
     /// One tensor each; that of the queries has for each head the rows of the queries, then those of the output gate.
     Gated([&'static str; 3]),
 }
@@ -24,7 +25,9 @@ impl Packing {
         let rows = [queries, keys, keys];
         let full = |name: &str| format!("{module}.{name}");
         let parts: Vec<Part> = match self {
-            Packing::Separate(names) => names.iter().zip(rows).map(|(name, rows)| Part::new(full(name), rows)).collect(),
+            Packing::Separate(names) => {
+                names.iter().zip(rows).map(|(name, rows)| Part::new(full(name), rows)).collect()
+            }
             Packing::Rows(name) => vec![Part::new(full(name), total)],
             Packing::Columns(name) => {
                 let pick = Pick { transposed: true, ..Pick::all(total) };

@@ -11,7 +11,6 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     declare,
     reference: &["phi3", "phi3-longrope"],
     largest: "microsoft/phi-4 (14B)",
-    ..Family::BASE
 }];
 
 fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {

@@ -5,7 +5,8 @@ use device::gemm::RowBlock;
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::ForwardBatch;
-use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Norm, Out, QkvRows};
+use super::linear::Norm;
+use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows};
 use super::routing::Choices;
 use super::rows::{self, Activate, NormRow};
 use crate::decoder::{Activation, Latent, Rope};
@@ -350,7 +351,8 @@ impl LayerOps for Cpu {
 
 impl Cpu {
     pub fn new(device: &dyn Device, ropes: &[Rope]) -> Cpu {
-        let ropes = ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
+        let ropes =
+            ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
         Cpu { isa: Isa::best(), threads: device.pool().clone(), ropes: ropes.collect(), choices: Choices::default() }
     }
 }

@@ -7,7 +7,6 @@ use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::PackedMatrix;
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
-use super::ops::{self, LoadedExperts};
 use crate::decoder::{self, Decoder, NormKind, Part, Pick};
 use crate::{LoadError, WeightView, Weights};
 
@@ -32,6 +31,26 @@ impl Linear {
             .linear
             .linear(device, LinearArgs { x, rows, weights: &self.weights, bias: self.bias.as_ref(), y, output })
     }
+}
+
+/// A norm of groups of `width` elements of a row.
+pub(super) struct Norm {
+    /// Float32: `[width]`, which serve every group, or one for each element of a row.
+    pub weight: Buffer,
+    /// Float32, as many as weights.
+    pub bias: Option<Buffer>,
+    pub width: usize,
+    pub eps: f32,
+    /// Whether the mean is subtracted first.
+    pub centre: bool,
+}
+
+/// The weights of a mixture of experts.
+pub(super) struct LoadedExperts {
+    /// The projections of each expert: gate and up, down. On a device that launches kernels, one pair whose matrices are stacked.
+    pub networks: Vec<[Linear; 2]>,
+    /// Float32 `[num_experts]`, for the choice alone.
+    pub choice_bias: Option<Buffer>,
 }
 
 /// Uploads weights of a checkpoint after checking their shapes.
@@ -62,7 +81,9 @@ impl<'a> Loader<'a> {
 
     /// Linear layers of the same inputs and form as one, their rows stacked.
     pub fn stacked(&mut self, linears: &[&decoder::Linear]) -> Result<Linear, LoadError> {
-        let Some(first) = linears.first() else { return Err(LoadError::Device("no linear layers to load".to_string())) };
+        let Some(first) = linears.first() else {
+            return Err(LoadError::Device("no linear layers to load".to_string()));
+        };
         let mut rows = Vec::new();
         let mut biases = Vec::new();
         for linear in linears {
@@ -91,7 +112,11 @@ impl<'a> Loader<'a> {
 
     /// The products of heads, each alone or stacked, with heads, outputs and inputs.
     pub fn heads(&mut self, linears: &[decoder::Linear], stacks: bool) -> Result<(Vec<Linear>, [usize; 3]), LoadError> {
-        let shape = [linears.len(), linears.first().map_or(0, |first| first.rows()), linears.first().map_or(0, |first| first.inputs)];
+        let shape = [
+            linears.len(),
+            linears.first().map_or(0, |first| first.rows()),
+            linears.first().map_or(0, |first| first.inputs),
+        ];
         let loaded = match stacks {
             true => vec![self.stacked(&linears.iter().collect::<Vec<_>>())?],
             false => linears.iter().map(|linear| self.linear(linear)).collect::<Result<_, _>>()?,
@@ -103,7 +128,8 @@ impl<'a> Loader<'a> {
     pub fn experts(&mut self, experts: &decoder::Experts, stacks: bool) -> Result<LoadedExperts, LoadError> {
         let networks = match stacks {
             true => {
-                let stack = |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
+                let stack =
+                    |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
                 vec![[self.stacked(&stack(|mlp| &mlp.gate_up))?, self.stacked(&stack(|mlp| &mlp.down))?]]
             }
             false => {
@@ -119,7 +145,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A norm; its weights are float32.
-    pub fn norm(&mut self, norm: &decoder::Norm) -> Result<ops::Norm, LoadError> {
+    pub fn norm(&mut self, norm: &decoder::Norm) -> Result<Norm, LoadError> {
         let mut weight = Vec::new();
         for name in &norm.weight {
             weight.extend(self.weights.expect(name, &norm.shape)?.to_f32());
@@ -134,7 +160,7 @@ impl<'a> Loader<'a> {
             None => None,
         };
         let (width, eps, centre) = (norm.width, norm.eps, norm.kind == NormKind::Layer);
-        Ok(ops::Norm { weight: self.numbers(&weight)?, bias, width, eps, centre })
+        Ok(Norm { weight: self.numbers(&weight)?, bias, width, eps, centre })
     }
 
     /// A tensor in float32.

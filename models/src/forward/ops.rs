@@ -7,7 +7,7 @@
 use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device, Matrix};
 
-use super::linear::Linear;
+use super::linear::{Linear, LoadedExperts, Norm};
 use super::op::HeadRows;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::{Activation, Attention, Experts, Latent};
@@ -61,18 +61,6 @@ pub(super) struct HeadProduct<'a> {
     pub scratch: [&'a mut Buffer; 2],
 }
 
-/// A norm of groups of `width` elements of a row.
-pub(super) struct Norm {
-    /// Float32: `[width]`, which serve every group, or one for each element of a row.
-    pub weight: Buffer,
-    /// Float32, as many as weights.
-    pub bias: Option<Buffer>,
-    pub width: usize,
-    pub eps: f32,
-    /// Whether the mean is subtracted first.
-    pub centre: bool,
-}
-
 /// Arguments of [`LayerOps::experts`].
 pub(super) struct ExpertRows<'a> {
     pub declared: &'a Experts,
@@ -87,14 +75,6 @@ pub(super) struct ExpertRows<'a> {
     pub mixed: &'a mut Buffer,
     /// Scratch of one expert: rows of `x`, projections, activation, output.
     pub scratch: [&'a mut Buffer; 4],
-}
-
-/// The weights of a mixture of experts.
-pub(super) struct LoadedExperts {
-    /// The projections of each expert: gate and up, down. On a device that launches kernels, one pair whose matrices are stacked.
-    pub networks: Vec<[Linear; 2]>,
-    /// Float32 `[num_experts]`, for the choice alone.
-    pub choice_bias: Option<Buffer>,
 }
 
 /// Output rows of an operation: in the model's type, or quantised to 8 bits ([`RowBlock`](device::gemm::RowBlock)s), which only a
