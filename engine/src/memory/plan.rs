@@ -33,6 +33,8 @@ pub struct Plan {
     pub graph_bytes: u64,
     /// Bytes of the keys and values of a token in all layers.
     pub kv_bytes_per_token: u64,
+    /// What they would be if each head had keys and values of its own, for a model whose cache holds latents.
+    pub expanded_kv_bytes_per_token: Option<u64>,
     /// Type in which keys and values are stored.
     pub kv_cache_dtype: KvCacheDtype,
     /// Tokens per block.
@@ -200,6 +202,7 @@ impl Plan {
             graph_bytes: graphs,
             step_limits: limits(engine.max_num_batched_tokens, max_model_len, num_blocks),
             kv_bytes_per_token,
+            expanded_kv_bytes_per_token: layout.expanded_bytes_per_token(decoder, &kernels.format),
             kv_cache_dtype: engine.kv_cache_dtype,
             block_size,
             groups,
@@ -299,7 +302,11 @@ impl fmt::Display for Plan {
         writeln!(f, "model              {}", self.model)?;
         writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
         writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
-        writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
+        write!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
+        if let Some(expanded) = self.expanded_kv_bytes_per_token {
+            write!(f, " (latents; keys and values of every head would take {})", Bytes(expanded))?;
+        }
+        writeln!(f)?;
         writeln!(
             f,
             "cache per block    {} ({} tokens)",

@@ -11,7 +11,7 @@
 
 use attention_kernels::CacheFormat;
 
-use crate::decoder::Decoder;
+use crate::decoder::{Attention, Decoder};
 
 /// Greatest number of groups that layers are cut into; each costs a block table per sequence.
 const MAX_GROUPS: usize = 8;
@@ -60,6 +60,16 @@ impl PageLayout {
     pub(super) fn place(&self, layer: usize) -> Option<(usize, usize)> {
         let in_group = |(g, group): (usize, &LayerGroup)| Some((g, group.layers.iter().position(|l| *l == layer)?));
         self.groups.iter().enumerate().find_map(in_group)
+    }
+
+    /// Bytes of a token's keys and values in all layers of latent attention if each head had its own; `None` for other attention.
+    pub fn expanded_bytes_per_token(&self, decoder: &Decoder, format: &CacheFormat) -> Option<u64> {
+        let layer = |attention: &Attention| {
+            let latent = attention.latent.as_ref()?;
+            let head = format.row_bytes(latent.nope_dim + latent.rope_dim) + format.row_bytes(latent.value_dim);
+            Some((attention.heads.num_heads * head) as u64)
+        };
+        decoder.attention().map(layer).sum()
     }
 
     /// Bytes of one token's keys and values in one page, in this cache format.
