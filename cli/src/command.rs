@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use ::bench::top::TopArgs;
 use clap::{Args, Parser, Subcommand};
 use engine::Pooling;
-use engine::text::ToolFormat;
-use server::Reasoning;
+use engine::text::{ReasoningFormat, ToolFormat};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::bench::BenchArgs;
@@ -78,12 +77,12 @@ pub struct ServeArgs {
     /// Name of the model in the API [default: the name of its folder]
     #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
-    /// Format of the model's tool calls: hermes, llama3_json or mistral [default: that of its chat template]
+    /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
     #[arg(long, value_name = "FORMAT", env = "QUIRE_TOOL_CALL_PARSER")]
     pub tool_call_parser: Option<ToolFormat>,
-    /// Format of reasoning to separate from the answer: none, qwen3 or deepseek_r1 [default: that of the chat template]
+    /// Format of the model's reasoning: none, or vLLM's name of its parser [default: that of its chat template]
     #[arg(long, value_name = "NAME", env = "QUIRE_REASONING_PARSER")]
-    pub reasoning_parser: Option<Reasoning>,
+    pub reasoning_parser: Option<ReasoningFormat>,
     /// Pooling of hidden states for /v1/embeddings: last or mean [default: that of the checkpoint, otherwise last]
     #[arg(long, value_name = "TYPE", env = "QUIRE_POOLING_TYPE")]
     pub pooling_type: Option<Pooling>,

@@ -38,6 +38,8 @@ mod structured;
 mod swap;
 mod swaps_beside;
 mod text;
+mod tool_formats;
+mod tool_grammars;
 mod tools;
 mod watch;
 mod windows;

@@ -1,7 +1,7 @@
 //! Tool calls in every format: whole calls, text that is no call, and any split.
 
 use engine::text::ToolEvent::{self, Arguments, Call, Text};
-use engine::text::ToolFormat;
+use engine::text::{Tool, ToolFormat};
 use proptest::prelude::*;
 
 const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
@@ -16,7 +16,8 @@ fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
 }
 
 fn parse(format: ToolFormat, pieces: &[&str]) -> Vec<ToolEvent> {
-    let mut parser = format.parser(vec!["f".into(), "get time".into()]);
+    let tools = ["f", "get time"].map(|name| Tool { name: name.into(), parameters: None });
+    let mut parser = format.parser(tools.into());
     let mut events = Vec::new();
     for piece in pieces {
         let mut news = Vec::new();

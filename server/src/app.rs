@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::text::ToolFormat;
+use engine::text::{ReasoningFormat, ToolFormat};
 use engine::{AsyncEngine, Pooling, Tokenizer};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lanes;
 use super::metrics::Metrics;
-use super::settings::{Reasoning, ServerOptions};
+use super::settings::ServerOptions;
 
 /// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
 pub const MAX_WATCHERS: usize = 32;
@@ -31,7 +31,7 @@ pub struct App {
     /// Permits for streaming responses, if they are limited.
     pub(super) streams: Option<Arc<Semaphore>>,
     pub(super) tool_format: ToolFormat,
-    pub(super) reasoning: Reasoning,
+    pub(super) reasoning: ReasoningFormat,
     /// Pooling of embeddings; `None` if the checkpoint requires an unsupported one.
     pub(super) pooling: Option<Pooling>,
     /// Unix time of the start, in seconds.
@@ -53,8 +53,6 @@ impl App {
     pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
         let info = engine.info();
         let template = engine.chat_template().map(AsRef::as_ref);
-        let has_tags = template.is_some_and(|template| template.mentions("</think>"));
-        let reasoning = if has_tags { Reasoning::Tags } else { Reasoning::Off };
         let model = options.served_model_name.clone().unwrap_or_else(|| info.name.clone());
         let limits = &options.limits;
         App {
@@ -62,7 +60,7 @@ impl App {
             model,
             streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
             tool_format: options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template)),
-            reasoning: options.reasoning_parser.unwrap_or(reasoning),
+            reasoning: options.reasoning_parser.unwrap_or_else(|| ReasoningFormat::of(template)),
             pooling: options.pooling_type.or(info.pooling),
             created: unix_seconds(),
             activity: Activity::default(),

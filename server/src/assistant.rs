@@ -41,11 +41,13 @@ pub struct CallPiece {
 }
 
 impl Assistant {
-    /// Parser for a message. `reasoning` is `None` if it is not parsed, else whether the text begins with it.
-    pub fn new(app: &Arc<App>, tools: &Tools, reasoning: Option<bool>) -> Assistant {
-        let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.names()));
+    /// Parser for a message. `reasoning` is `None` if it is not parsed.
+    pub fn new(app: &Arc<App>, tools: &Tools, mut reasoning: Option<ReasoningParser>) -> Assistant {
+        let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.functions.clone()));
         let most_calls = if tools.parallel { usize::MAX } else { 1 };
-        let reasoning = reasoning.map(ReasoningParser::new);
+        if let (None, Some(reasoning)) = (&parser, &mut reasoning) {
+            reasoning.ignore_calls();
+        }
         Assistant { app: app.clone(), reasoning, tools: parser, calls: 0, most_calls }
     }
 
@@ -72,7 +74,8 @@ impl Assistant {
                 ToolEvent::Text(text) => piece.content += &text,
                 ToolEvent::Call { name } => {
                     self.calls += 1;
-                    let (index, begun) = (self.calls - 1, Some((call_id(&self.app), name)));
+                    let index = self.calls - 1;
+                    let begun = Some((call_id(&self.app, &name, index), name));
                     piece.calls.push(CallPiece { index, begun, arguments: String::new() });
                 }
                 ToolEvent::Arguments(more) => match piece.calls.last_mut() {
@@ -120,7 +123,9 @@ impl Piece {
     /// The non-empty fields; tool calls have their index if `indexed`.
     fn fields(self, indexed: bool) -> Map<String, Value> {
         let mut fields = Map::new();
-        for (name, text) in [("reasoning_content", self.reasoning), ("content", self.content)] {
+        // Clients read one or the other name of the reasoning.
+        let reasoning = [("reasoning", self.reasoning.clone()), ("reasoning_content", self.reasoning)];
+        for (name, text) in reasoning.into_iter().chain([("content", self.content)]) {
             if !text.is_empty() {
                 fields.insert(name.to_string(), text.into());
             }
@@ -148,8 +153,13 @@ impl CallPiece {
     }
 }
 
-/// Returns a unique id for a tool call. Mistral's templates require nine letters or digits.
-fn call_id(app: &App) -> String {
+/// Returns an id for a tool call. Mistral's templates require nine letters or digits, and those of Kimi write the id where the
+/// model writes the name and the number of a call; all others get a unique id.
+fn call_id(app: &App, name: &str, index: usize) -> String {
     let id = app.fresh_id("call").replace('-', "_");
-    if app.tool_format == ToolFormat::Mistral { id[id.len() - 9..].to_string() } else { id }
+    match app.tool_format {
+        ToolFormat::Mistral => id[id.len() - 9..].to_string(),
+        ToolFormat::KimiK2 => format!("functions.{name}:{index}"),
+        _ => id,
+    }
 }

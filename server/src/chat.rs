@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::text::ReasoningParser;
-use engine::{Delta, FinishReason};
+use engine::{Delta, FinishReason, StructuredOutput};
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -20,7 +20,6 @@ use super::messages::Conversation;
 use super::options::{Options, truncate};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
-use super::settings::Reasoning;
 use super::stream::{self, Chunk, Chunks};
 use super::tools::Tools;
 use super::work::Work;
@@ -30,7 +29,7 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     let mut body = body::receive(&app, request).await?;
     let (Prepared { options, ids, tools, reasoning }, cost) = body.read(&app, prepare).await?;
     let logprobs = options.params.sampling.logprobs;
-    let assistant = || Assistant::new(&app, &tools, reasoning);
+    let assistant = || Assistant::new(&app, &tools, reasoning.clone());
     let mut chat = Chat {
         app: app.clone(),
         assistants: std::iter::repeat_with(assistant).take(options.params.n).collect(),
@@ -70,8 +69,8 @@ pub struct Prepared {
     /// Token ids of the prompt.
     pub ids: Vec<u32>,
     pub tools: Tools,
-    /// `None` if reasoning is not parsed; else whether the prompt ends inside of it.
-    pub reasoning: Option<bool>,
+    /// Parser of the reasoning at the beginning of an answer; `None` if reasoning is not parsed.
+    pub reasoning: Option<ReasoningParser>,
 }
 
 impl Prepared {
@@ -85,15 +84,17 @@ impl Prepared {
             Cost { per_prompt_token: cost.per_prompt_token / options.params.n, ..cost }
         };
         cost(&options, 0).check(&work.options.limits)?;
-        tools.constrain(work, &mut options.params)?;
+        let is_call = tools.constrain(work, &mut options.params)?;
         let prompt = conversation.render(work)?;
-        let is_open = match work.reasoning {
-            Reasoning::Off => None,
-            Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
-            Reasoning::Always => Some(true),
-        };
-        // A grammar applies from the first token, so that its text has reasoning only if the grammar allows the tag.
-        let reasoning = is_open.map(|is_open| is_open && options.params.structured_outputs.is_none());
+        let format = work.reasoning;
+        let reasoning = format.parser(&prompt);
+        if format.has_special_marker(work.tokenizer()) {
+            options.params.skip_special_tokens = false;
+        }
+        if let Some(StructuredOutput { grammar, param }) = options.params.structured_outputs.as_deref() {
+            let grammar = format.grammar(&prompt, grammar.clone(), is_call, work.tokenizer());
+            options.params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param }));
+        }
         let keep = options.truncate_prompt_tokens;
         let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
         let cost = cost(&options, ids.len());

@@ -97,7 +97,7 @@ use axum::routing::{get, post};
 pub use app::App;
 pub use origin::Host;
 pub use serve::serve;
-pub use settings::{Cors, Limits, Reasoning, ServerOptions};
+pub use settings::{Cors, Limits, ServerOptions};
 
 /// All routes, for a server that other machines can reach.
 pub fn router(app: Arc<App>) -> Router {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use engine::{BeamSearch, GenerationParams, GenerationRequest, Grammar, SamplingParams};
+use engine::{BeamSearch, GenerationParams, GenerationRequest, SamplingParams};
 use serde_json::Value;
 
 use super::app::App;
@@ -144,7 +144,7 @@ impl Options {
         let sampling = &params.sampling;
         let rest = app.context().saturating_sub(tokens.checked_div(prompts).unwrap_or(0));
         let word = |word: &Vec<u32>| 24 + 4 * word.len();
-        let grammar = params.structured_outputs.as_ref().map_or(0, |wanted| grammar_bytes(&wanted.grammar));
+        let grammar = params.structured_outputs.as_ref().map_or(0, |wanted| wanted.grammar.num_bytes());
         let kept_logprobs = alternatives(sampling.logprobs) + usize::from(self.return_token_ids);
         Cost {
             prompts,
@@ -217,14 +217,6 @@ pub fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<
         return Err(ApiError::context_length(name, context, problem));
     }
     Ok(context - asked.max(1))
-}
-
-fn grammar_bytes(grammar: &Grammar) -> usize {
-    match grammar {
-        Grammar::JsonObject => 0,
-        Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
-        Grammar::Choice(choices) => choices.iter().map(String::len).sum(),
-    }
 }
 
 /// Reads `priority`.

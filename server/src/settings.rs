@@ -1,35 +1,10 @@
 //! Settings of a server: its name, who may use it, and the limits of requests.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, header};
 use engine::Pooling;
-use engine::text::ToolFormat;
-
-/// Parser of reasoning (`<think>…</think>`) at the start of a response. Names are vLLM's for the same behavior.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reasoning {
-    /// `none`: reasoning is part of the text.
-    Off,
-    /// `qwen3`: reasoning is parsed if the text or the end of the prompt has the opening tag.
-    Tags,
-    /// `deepseek_r1`: the text begins with reasoning even without the opening tag.
-    Always,
-}
-
-impl FromStr for Reasoning {
-    type Err = &'static str;
-
-    fn from_str(name: &str) -> Result<Reasoning, &'static str> {
-        match name {
-            "none" => Ok(Reasoning::Off),
-            "qwen3" => Ok(Reasoning::Tags),
-            "deepseek_r1" => Ok(Reasoning::Always),
-            _ => Err("expected none, qwen3 or deepseek_r1"),
-        }
-    }
-}
+use engine::text::{ReasoningFormat, ToolFormat};
 
 /// Settings of a server.
 #[derive(Clone, Debug, Default)]
@@ -50,8 +25,8 @@ pub struct ServerOptions {
     pub log_prompts: Option<usize>,
     /// Format of the model's tool calls; `None` derives it from the chat template.
     pub tool_call_parser: Option<ToolFormat>,
-    /// Parser of reasoning; `None` means `qwen3` if the chat template has the tag, else `none`.
-    pub reasoning_parser: Option<Reasoning>,
+    /// Format of the model's reasoning; `None` derives it from the chat template.
+    pub reasoning_parser: Option<ReasoningFormat>,
     /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
     pub pooling_type: Option<Pooling>,
 }

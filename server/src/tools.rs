@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::text::Tool;
+use engine::text::{Calls, Tool};
 use engine::{GenerationParams, StructuredOutput};
 use serde_json::{Value, json};
 
@@ -32,7 +32,10 @@ pub struct Tools {
     pub definitions: Option<Value>,
     /// A message may have several calls.
     pub parallel: bool,
-    functions: Vec<Tool>,
+    /// The functions.
+    pub functions: Arc<[Tool]>,
+    /// Which functions are strict: the arguments match the schema even where the model need not call.
+    strict: Vec<bool>,
     choice: Choice,
 }
 
@@ -44,6 +47,7 @@ impl Tools {
             "name": {"type": "string", "maxLength": MAX_NAME},
             "description": {"type": "string"},
             "parameters": {"type": "object", "description": "A JSON schema."},
+            "strict": {"type": "boolean", "description": "Constrain the arguments to the schema even if no call is required."},
         });
         let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
         let mut item = match flat {
@@ -62,16 +66,19 @@ impl Tools {
         let description =
             "Whether the model calls a function: none, auto, required, or an object with a function's name.";
         let choice = fields.any("tool_choice", &schema, description)?;
-        let (mut functions, mut definitions) = (Vec::new(), Vec::new());
+        let (mut functions, mut definitions, mut strict) = (Vec::new(), Vec::new(), Vec::new());
         for (i, tool) in list.into_iter().flatten().enumerate() {
-            functions.push(parse_function(&format!("tools[{i}]"), tool, flat)?);
+            let (function, is_strict) = parse_function(&format!("tools[{i}]"), tool, flat)?;
+            functions.push(function);
+            strict.push(is_strict);
             definitions.push(if flat { nested(tool) } else { tool.clone() });
         }
         Ok(Tools {
             choice: checked_choice(choice, flat, &functions)?,
             definitions: (!definitions.is_empty()).then(|| definitions.into()),
             parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
-            functions,
+            functions: functions.into(),
+            strict,
         })
     }
 
@@ -80,23 +87,35 @@ impl Tools {
         self.choice != Choice::None
     }
 
-    /// Names of the functions.
-    pub fn names(&self) -> Vec<String> {
-        self.functions.iter().map(|tool| tool.name.clone()).collect()
-    }
-
-    /// Constrains the output to required calls, and keeps the special tokens that mark calls.
-    pub fn constrain(&self, app: &App, params: &mut GenerationParams) -> Result<(), ApiError> {
+    /// Constrains the output to required calls, or calls of strict functions to their schemas, and keeps the special tokens that
+    /// mark calls. Returns whether the output is constrained so.
+    pub fn constrain(&self, app: &App, params: &mut GenerationParams) -> Result<bool, ApiError> {
         if !self.are_parsed() {
-            return Ok(());
+            return Ok(false);
         }
-        if app.tool_format.special_marker(app.tokenizer()).is_some() {
+        if app.tool_format.has_special_marker(app.tokenizer()) {
             params.skip_special_tokens = false;
         }
-        let (functions, parallel) = match &self.choice {
-            Choice::None | Choice::Auto => return Ok(()),
-            Choice::Required => (self.functions.clone(), self.parallel),
-            Choice::Named(name) => (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), false),
+        let (functions, calls) = match &self.choice {
+            // Another constraint on the output applies to the whole answer.
+            Choice::Auto
+                if self.strict.contains(&true) && params.structured_outputs.is_none() && params.beam.is_none() =>
+            {
+                let tool = |(tool, strict): (&Tool, &bool)| Tool {
+                    name: tool.name.clone(),
+                    parameters: tool.parameters.clone().filter(|_| *strict),
+                };
+                (
+                    self.functions.iter().zip(&self.strict).map(tool).collect(),
+                    Calls::Optional(app.reasoning.opening_text(app.tokenizer())),
+                )
+            }
+            Choice::None | Choice::Auto => return Ok(false),
+            Choice::Required if self.parallel => (self.functions.to_vec(), Calls::Several),
+            Choice::Required => (self.functions.to_vec(), Calls::One),
+            Choice::Named(name) => {
+                (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), Calls::One)
+            }
         };
         if let Some(other) = &params.structured_outputs {
             let problem = "found a required call together with";
@@ -105,9 +124,9 @@ impl Tools {
                 format_args!("{problem} {}, expected only one of the two; remove one", other.param),
             ));
         }
-        let grammar = app.tool_format.grammar(&functions, parallel, app.tokenizer());
+        let grammar = app.tool_format.grammar(&functions, calls, app.tokenizer());
         params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: "tools" }));
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -118,7 +137,8 @@ fn nested(tool: &Value) -> Value {
     json!({"type": "function", "function": function})
 }
 
-fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<Tool, ApiError> {
+/// A function, and whether it is strict.
+fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<(Tool, bool), ApiError> {
     if tool["type"] != "function" {
         let expected = "\"function\": this server has no built-in tools";
         return Err(ApiError::wrong(format!("{path}.type"), &tool["type"], expected));
@@ -131,9 +151,14 @@ fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<Tool, ApiError
     let parameters = match &function["parameters"] {
         Value::Null => None,
         schema @ Value::Object(fields) => Some(schema.clone()).filter(|_| !fields.is_empty()),
-        other => return Err(ApiError::wrong(path + ".parameters", other, "a JSON schema")),
+        other => return Err(ApiError::wrong(path.clone() + ".parameters", other, "a JSON schema")),
     };
-    Ok(Tool { name: name.to_string(), parameters })
+    let is_strict = match &function["strict"] {
+        Value::Null => false,
+        Value::Bool(is_strict) => *is_strict,
+        other => return Err(ApiError::wrong(path + ".strict", other, "true or false")),
+    };
+    Ok((Tool { name: name.to_string(), parameters }, is_strict))
 }
 
 /// Checks the length of a name. Names are repeated in messages, parsers and grammars, so they must be short.

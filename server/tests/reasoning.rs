@@ -3,20 +3,28 @@
 use std::time::Duration;
 
 use crate::common::{Server, config};
+use engine::text::ReasoningFormat;
 use serde_json::{Value, json};
-use server::{Reasoning, ServerOptions};
+use server::ServerOptions;
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn server(reasoning: Option<Reasoning>) -> Server {
+fn server(reasoning: Option<ReasoningFormat>) -> Server {
     let options = ServerOptions { reasoning_parser: reasoning, ..ServerOptions::default() };
     Server::with(config(), options, Duration::ZERO)
 }
 
-/// A request with this text as its output.
+/// A request with this text as its output. A grammar without the opening tag binds after reasoning, so for such a text the prompt
+/// ends the reasoning.
 fn saying(text: &str) -> Value {
-    json!({"messages": [{"role": "user", "content": "How much?"}], "structured_outputs": {"choice": [text]},
-        "max_tokens": 200, "n": 2, "temperature": 1})
+    let mut body = json!({"messages": [{"role": "user", "content": "How much?"}], "structured_outputs": {"choice": [text]},
+        "max_tokens": 200, "n": 2, "temperature": 1});
+    if !text.starts_with("<") {
+        let thought = json!({"role": "assistant", "content": "<think></think>"});
+        body["messages"].as_array_mut().unwrap().push(thought);
+        body["continue_final_message"] = json!(true);
+    }
+    body
 }
 
 /// The concatenated field of the second choice's deltas.
@@ -27,7 +35,7 @@ fn joined(chunks: &[Value], field: &str) -> String {
 
 #[test]
 fn thoughts_become_reasoning_content_whole_and_streamed() {
-    let server = server(Some(Reasoning::Tags));
+    let server = server(Some(ReasoningFormat::Qwen3));
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     for (text, reasoning, content) in [
         ("<think>\n2 + 2\n= 4 </think>\n\nFour: 世.", "2 + 2\n= 4", "Four: 世."),
@@ -40,11 +48,13 @@ fn thoughts_become_reasoning_content_whole_and_streamed() {
         assert_eq!(message["content"].as_str().unwrap_or_default(), content, "{answer}");
         assert_eq!(message["reasoning_content"].as_str().unwrap_or_default(), reasoning, "{answer}");
         assert_eq!(message.get("reasoning_content").is_some(), !reasoning.is_empty());
+        assert_eq!(message.get("reasoning"), message.get("reasoning_content"));
         let chunks = server.stream(CHAT, saying(text));
         assert_eq!(
             (joined(&chunks, "reasoning_content"), joined(&chunks, "content")),
             (reasoning.into(), content.into())
         );
+        assert_eq!(joined(&chunks, "reasoning"), reasoning);
     }
     // A call inside of reasoning is text; one after it is a call.
     let mut body = saying(&format!("<think>{call}</think>{call}"));
@@ -61,12 +71,12 @@ fn a_prompt_may_end_inside_of_reasoning() {
     let messages = json!([{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "<think>"}]);
     let body = json!({"messages": messages, "continue_final_message": true, "temperature": 0, "max_tokens": 8});
     let text = server(None).ok(CHAT, body.clone())["choices"][0]["message"].clone();
-    let thought = server(Some(Reasoning::Tags)).ok(CHAT, body.clone())["choices"][0]["message"].clone();
+    let thought = server(Some(ReasoningFormat::Qwen3)).ok(CHAT, body.clone())["choices"][0]["message"].clone();
     assert_eq!(thought["reasoning_content"], text["content"].as_str().unwrap().trim());
     assert_eq!((&thought["content"], text.get("reasoning_content")), (&Value::Null, None));
     // The same for a model that begins with reasoning without a tag.
     let plain = json!({"messages": [{"role": "user", "content": "How much?"}], "temperature": 0, "max_tokens": 8});
-    let message = server(Some(Reasoning::Always)).ok(CHAT, plain)["choices"][0]["message"].clone();
+    let message = server(Some(ReasoningFormat::DeepseekR1)).ok(CHAT, plain)["choices"][0]["message"].clone();
     assert!(message["content"].is_null() && !message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
 }
 
@@ -75,4 +85,35 @@ fn a_model_without_reasoning_keeps_its_text() {
     let text = "<think>2 + 2</think>Four";
     let answer = server(None).ok(CHAT, saying(text));
     assert_eq!(answer["choices"][0]["message"]["content"], text);
+}
+
+#[test]
+fn a_grammar_binds_after_the_reasoning_that_the_prompt_opens() {
+    let server = server(Some(ReasoningFormat::Qwen3));
+    let messages = json!([{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "<think>\nWell"}]);
+    for within in [true, false] {
+        let mut body = json!({"messages": messages, "structured_outputs": {"choice": ["four", "five"]}, "max_tokens": 24, "temperature": 1,
+            "n": 3, "seed": 5, "continue_final_message": true});
+        body["messages"][1]["content"] = json!(if within { "<think>" } else { "<think>\nWell</think>" });
+        for choice in server.ok(CHAT, body)["choices"].as_array().unwrap() {
+            let message = &choice["message"];
+            if within && choice["finish_reason"] == "length" {
+                assert!(message["content"].is_null() && message["reasoning"].is_string(), "{choice}");
+            } else {
+                assert!(["four", "five"].contains(&message["content"].as_str().unwrap()), "{choice}");
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_of_harmony_become_reasoning_content_and_calls() {
+    let server = server(Some(ReasoningFormat::GptOss));
+    let text = "<|channel|>analysis<|message|>2 + 2<|end|><|start|>assistant<|channel|>final<|message|>Four.";
+    let body = json!({"messages": [{"role": "user", "content": "How much?"}], "structured_outputs": {"choice": [text]},
+        "max_tokens": 200, "n": 2});
+    let message = server.ok(CHAT, body.clone())["choices"][1]["message"].clone();
+    assert_eq!((&message["content"], &message["reasoning"]), (&json!("Four."), &json!("2 + 2")));
+    let chunks = server.stream(CHAT, body);
+    assert_eq!((joined(&chunks, "reasoning"), joined(&chunks, "content")), ("2 + 2".to_string(), "Four.".to_string()));
 }

@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::common::{Server, config};
-use engine::text::ToolFormat;
+use engine::text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
-use server::{Reasoning, ServerOptions};
+use server::ServerOptions;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
@@ -207,7 +207,7 @@ fn calls_are_items_of_their_own_and_can_be_answered() {
 
 #[test]
 fn reasoning_text_and_calls_are_items_in_this_order() {
-    let options = ServerOptions { reasoning_parser: Some(Reasoning::Tags), ..ServerOptions::default() };
+    let options = ServerOptions { reasoning_parser: Some(ReasoningFormat::Qwen3), ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let text = "<think>2 + 2 = 4</think>Let me see: 世.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let body = json!({"input": QUESTION, "structured_outputs": {"choice": [text]}, "max_output_tokens": 200,

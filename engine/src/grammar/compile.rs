@@ -118,6 +118,13 @@ impl Grammars {
 }
 
 fn matcher(factory: &ParserFactory, vocab_size: usize, grammar: &Grammar) -> Result<Matcher, String> {
+    if let Grammar::AfterReasoning { open: Some(open), then, .. } = grammar {
+        let answer = matcher(factory, vocab_size, then)?;
+        let tokens = factory.tok_env().tokenize_bytes(open.as_bytes());
+        if answer.allows(&tokens) {
+            return Ok(answer);
+        }
+    }
     let definition = definition(grammar)?;
     let parser = catch_unwind(std::panic::AssertUnwindSafe(|| factory.create_parser(definition)));
     let mut inner = llguidance::Matcher::new(parser);
@@ -150,12 +157,12 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
 /// Refuses a grammar without compiling it: its size, its nesting, and empty choices.
 fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError> {
     let refused = |problem: String| Err(SubmitError::invalid(wanted.param, problem));
-    let found = wanted.grammar.len();
+    let found = wanted.grammar.num_bytes();
     if found > max_bytes {
         let problem = format!("found a grammar of {found} bytes, expected at most {max_bytes} (--max-schema-bytes)");
         return refused(problem);
     }
-    let nesting = match &wanted.grammar {
+    let nesting = match wanted.grammar.of_answer() {
         Grammar::Regex(text) | Grammar::Lark(text) => nesting(text),
         _ => 0,
     };
@@ -163,7 +170,7 @@ fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError>
         let problem = format!("found brackets nested {nesting} deep, expected at most {MAX_NESTING}");
         return refused(problem);
     }
-    match &wanted.grammar {
+    match wanted.grammar.of_answer() {
         Grammar::Choice(choices) if choices.is_empty() || choices.iter().any(String::is_empty) => {
             refused("expected at least one choice, none of them empty".to_string())
         }
@@ -204,5 +211,14 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
             TopLevelGrammar::from_lark(format!("start: {}", quoted.join(" | ")))
         }
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        Grammar::AfterReasoning { before, then, .. } => {
+            let mut whole = definition(then)?;
+            if let Some(answer) = whole.grammars.first_mut() {
+                answer.name = Some("answer".to_string());
+            }
+            let outer = TopLevelGrammar::from_lark(format!("start: before @answer\n{before}"));
+            whole.grammars.splice(0..0, outer.grammars);
+            whole
+        }
     })
 }

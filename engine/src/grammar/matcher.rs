@@ -15,6 +15,11 @@ impl Matcher {
         Matcher { inner, vocab_size }
     }
 
+    /// Whether the text may continue with these tokens.
+    pub fn allows(&self, tokens: &[u32]) -> bool {
+        self.inner.deep_clone().validate_tokens(tokens).is_ok_and(|valid| valid == tokens.len())
+    }
+
     /// Clones the state and its caches, so that two threads can use the two independently.
     pub fn deep_clone(&self) -> Matcher {
         Matcher { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }

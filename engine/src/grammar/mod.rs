@@ -45,15 +45,33 @@ pub enum Grammar {
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's variant of Lark, from its rule `start`.
     Lark(String),
+    /// A grammar that binds after the reasoning; see [`ReasoningFormat::grammar`](crate::text::ReasoningFormat::grammar).
+    AfterReasoning {
+        /// Lark rules of the text in front, from the rule `before`.
+        before: String,
+        /// If the grammar of the answer allows this text, it applies from the first token.
+        open: Option<String>,
+        /// The grammar of the answer.
+        then: Box<Grammar>,
+    },
 }
 
 impl Grammar {
+    /// The grammar of the answer, without reasoning in front.
+    fn of_answer(&self) -> &Grammar {
+        match self {
+            Grammar::AfterReasoning { then, .. } => then.of_answer(),
+            other => other,
+        }
+    }
+
     /// Size of the definition in bytes.
-    fn len(&self) -> usize {
+    pub fn num_bytes(&self) -> usize {
         match self {
             Grammar::JsonObject => 0,
             Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
             Grammar::Choice(choices) => choices.iter().map(String::len).sum(),
+            Grammar::AfterReasoning { then, .. } => then.num_bytes(),
         }
     }
 }

@@ -13,16 +13,19 @@
 //!
 //! Costs: a token costs time in proportion to its own text. At most three bytes plus the longest stop string are held back.
 
+mod channels;
 mod detokenizer;
 mod marker;
 mod reasoning;
 mod stop;
 mod stream;
+mod thought;
 mod tools;
 mod utf8;
 
 pub use detokenizer::Detokenizer;
-pub use reasoning::{ReasoningParser, Thought};
+pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use stop::{Scanned, StopScanner};
 pub use stream::{TextDelta, TextStream};
-pub use tools::{Tool, ToolEvent, ToolFormat, ToolParser};
+pub use thought::Thought;
+pub use tools::{Calls, Tool, ToolEvent, ToolFormat, ToolParser};

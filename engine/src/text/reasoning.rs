@@ -1,23 +1,214 @@
-//! Reasoning between `<think>` and `</think>`, in front of the answer.
+//! Reasoning in front of the answer.
 
+use std::str::FromStr;
+
+use models::{ChatTemplate, Tokenizer};
+
+use super::channels::Channels;
 use super::marker::{MAX_HELD, Marker};
+use super::thought::Thought;
+use super::tools::special_token;
+use crate::grammar::Grammar;
 
-/// Marks the beginning of the reasoning.
-const OPEN: &str = "<think>";
-/// Marks its end.
-const CLOSE: &str = "</think>";
-
-/// A piece of text, split into reasoning and answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Thought {
-    /// Reasoning text.
-    pub reasoning: String,
-    /// Text of the answer.
-    pub content: String,
+/// How a model marks its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// Reasoning is part of the text.
+    Off,
+    /// Between `<think>` and `</think>`, if the text or the end of the prompt has the opening tag.
+    Qwen3,
+    /// In front of `</think>`, even without the opening tag.
+    DeepseekR1,
+    /// Between `[THINK]` and `[/THINK]`.
+    Mistral,
+    /// Between `<|channel>thought` and `<channel|>`.
+    Gemma4,
+    /// In the channel `analysis` of the harmony format.
+    GptOss,
 }
 
+/// The declaration of a format.
+struct Declaration {
+    format: ReasoningFormat,
+    /// vLLM's names of the parser, the preferred one first.
+    names: &'static [&'static str],
+    /// Text that a chat template of such a model contains; `None` if templates do not tell.
+    template: Option<&'static str>,
+    /// Marks the beginning.
+    open: &'static str,
+    /// Marks the end.
+    close: &'static str,
+}
+
+/// Every format. Where templates are ambiguous, the first that matches is chosen.
+const FORMATS: [Declaration; 6] = [
+    Declaration {
+        format: ReasoningFormat::GptOss,
+        names: &["openai_gptoss"],
+        template: Some("<|channel|>"),
+        open: "<|channel|>",
+        close: "<|end|>",
+    },
+    Declaration {
+        format: ReasoningFormat::Gemma4,
+        names: &["gemma4"],
+        template: Some("<|channel>"),
+        open: "<|channel>thought\n",
+        close: "<channel|>",
+    },
+    Declaration {
+        format: ReasoningFormat::Mistral,
+        names: &["mistral"],
+        template: Some("[THINK]"),
+        open: "[THINK]",
+        close: "[/THINK]",
+    },
+    Declaration {
+        format: ReasoningFormat::Qwen3,
+        names: &["qwen3", "glm45", "deepseek_v3", "kimi_k2"],
+        template: Some("</think>"),
+        open: "<think>",
+        close: "</think>",
+    },
+    Declaration {
+        format: ReasoningFormat::DeepseekR1,
+        names: &["deepseek_r1"],
+        template: None,
+        open: "<think>",
+        close: "</think>",
+    },
+    Declaration { format: ReasoningFormat::Off, names: &["none"], template: None, open: "", close: "" },
+];
+
+impl ReasoningFormat {
+    /// All formats, in the order in which templates are compared with them.
+    pub fn all() -> impl Iterator<Item = ReasoningFormat> {
+        FORMATS.iter().map(|one| one.format)
+    }
+
+    /// The format that a chat template mentions; [`ReasoningFormat::Off`] if it mentions none.
+    pub fn of(template: Option<&ChatTemplate>) -> ReasoningFormat {
+        let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
+        FORMATS.iter().find(|one| one.template.is_some_and(mentions)).map_or(ReasoningFormat::Off, |one| one.format)
+    }
+
+    fn declaration(self) -> &'static Declaration {
+        FORMATS.iter().find(|one| one.format == self).unwrap_or(&FORMATS[0])
+    }
+
+    /// vLLM's names of the parser, the preferred one first.
+    pub fn names(self) -> &'static [&'static str] {
+        self.declaration().names
+    }
+
+    /// The markers around reasoning; empty without reasoning.
+    pub fn markers(self) -> (&'static str, &'static str) {
+        (self.declaration().open, self.declaration().close)
+    }
+
+    /// Whether the answer to a prompt begins within the reasoning; `None` if it may open the reasoning itself. A prompt that ends
+    /// with the closing marker has no reasoning.
+    fn begins_within(self, prompt: &str) -> Option<bool> {
+        let (open, close) = self.markers();
+        let prompt = prompt.trim_end();
+        match prompt.ends_with(open.trim_end()) {
+            true => Some(true),
+            false if prompt.ends_with(close) => Some(false),
+            false => (self == ReasoningFormat::DeepseekR1).then_some(true),
+        }
+    }
+
+    /// Creates a parser for the text after a prompt; `None` if reasoning is not parsed.
+    pub fn parser(self, prompt: &str) -> Option<ReasoningParser> {
+        let state = match self {
+            ReasoningFormat::Off => return None,
+            ReasoningFormat::GptOss => State::Channels(Channels::new(prompt)),
+            _ => match self.begins_within(prompt) {
+                Some(true) => State::thinking(self.markers().1),
+                Some(false) => State::Answer,
+                None => State::Start(String::new()),
+            },
+        };
+        Some(ReasoningParser { state, markers: self.markers() })
+    }
+
+    /// The text that opens the reasoning, where it is text: no special token.
+    pub fn opening_text(self, tokenizer: &Tokenizer) -> Option<&'static str> {
+        let open = self.markers().0;
+        let is_text = special_token(tokenizer, open.trim_end_matches("thought\n")).is_none();
+        (is_text && self != ReasoningFormat::GptOss).then_some(open).filter(|open| !open.is_empty())
+    }
+
+    /// Whether a marker of the format is a special token of the vocabulary. Special tokens must then be kept in the text.
+    pub fn has_special_marker(self, tokenizer: &Tokenizer) -> bool {
+        let (open, close) = self.markers();
+        [open, open.trim_end_matches("thought\n"), close].iter().any(|text| special_token(tokenizer, text).is_some())
+    }
+
+    /// Returns a grammar that binds after the reasoning: the answer to `prompt` may have reasoning, and `then` applies to the text
+    /// after it. `is_call` says that `then` writes tool calls with their markers.
+    ///
+    /// Where the answer opens the reasoning itself, a grammar that allows the opening marker applies from the first token.
+    pub fn grammar(self, prompt: &str, then: Grammar, is_call: bool, tokenizer: &Tokenizer) -> Grammar {
+        let text = |text: &str| match special_token(tokenizer, text) {
+            Some(id) => format!("<[{id}]>"),
+            None => serde_json::Value::from(text).to_string(),
+        };
+        let after = |before: String, open: Option<&str>, then: Grammar| match then {
+            // One grammar, because calls and reasoning may begin alike.
+            Grammar::Lark(calls) if is_call => {
+                let calls = calls.strip_prefix("start:").unwrap_or(&calls);
+                Grammar::Lark(format!("start: before answer\n{before}answer:{calls}"))
+            }
+            then => Grammar::AfterReasoning { before, open: open.map(str::to_string), then: Box::new(then) },
+        };
+        let (open, close) = self.markers();
+        // Text up to a marker, and the marker.
+        let until = |name: &str, end: &str| match special_token(tokenizer, end) {
+            Some(id) => format!("{name}: /(?s:.*)/ <[{id}]>\n"),
+            None => format!("{name}[suffix={}]: /(?s:.*)/\n", text(end)),
+        };
+        let blank = "BLANK: /[ \\t\\r\\n]{1,8}/\n";
+        if self == ReasoningFormat::GptOss {
+            let (channel, message, start) = (text("<|channel|>"), text("<|message|>"), text("<|start|>"));
+            let head = if is_call { String::new() } else { format!(" {channel} \"final\" {message}") };
+            let other = format!("{channel} (\"analysis\" | \"commentary\") {message} rest {start} \"assistant\"");
+            let before = format!("before: ({other})*{head}\n{}", until("rest", close));
+            return after(before, Some(open), then);
+        }
+        let (before, opened) = match (self, self.begins_within(prompt)) {
+            (ReasoningFormat::Off, _) | (_, Some(false)) => return then,
+            (_, Some(true)) => (format!("before: rest BLANK?\n{blank}{}", until("rest", close)), None),
+            (_, None) => {
+                let label = open.strip_suffix("thought\n").filter(|marker| !marker.is_empty());
+                let opening = match label {
+                    Some(marker) => format!("{} \"thought\\n\"", text(marker)),
+                    None => text(open),
+                };
+                (format!("before: (BLANK? {opening} rest BLANK?)?\n{blank}{}", until("rest", close)), Some(open))
+            }
+        };
+        after(before, opened, then)
+    }
+}
+
+/// Parses vLLM's name of the parser.
+impl FromStr for ReasoningFormat {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<ReasoningFormat, String> {
+        FORMATS.iter().find(|one| one.names.contains(&name)).map(|one| one.format).ok_or_else(|| {
+            let names: Vec<&str> = FORMATS.iter().flat_map(|one| one.names).copied().collect();
+            format!("expected one of {}", names.join(", "))
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
 enum State {
-    /// Only white space or the beginning of [`OPEN`] has been read.
+    /// The text is a list of messages.
+    Channels(Channels),
+    /// Only white space or the beginning of the opening marker has been read.
     Start(String),
     /// Within the reasoning. White space at its beginning is dropped.
     Thinking { close: Marker, has_text: bool },
@@ -41,17 +232,27 @@ enum State {
 /// assert_eq!(first.reasoning + &second.reasoning, "2 + 2 = 4.");
 /// assert_eq!(second.content, "Four.");
 /// ```
-pub struct ReasoningParser(State);
+#[derive(Clone, Debug)]
+pub struct ReasoningParser {
+    state: State,
+    markers: (&'static str, &'static str),
+}
 
 impl ReasoningParser {
-    /// Creates a parser for a text. `thinking` says that the prompt ends within the reasoning.
+    /// Creates a parser for reasoning between `<think>` and `</think>`. `thinking` says that the text begins within it.
     pub fn new(thinking: bool) -> ReasoningParser {
-        ReasoningParser(if thinking { State::thinking() } else { State::Start(String::new()) })
+        let markers = ReasoningFormat::Qwen3.markers();
+        ReasoningParser {
+            state: if thinking { State::thinking(markers.1) } else { State::Start(String::new()) },
+            markers,
+        }
     }
 
-    /// Whether a prompt ends with the opening tag, as some chat templates do.
-    pub fn is_opened_by(prompt: &str) -> bool {
-        prompt.trim_end().ends_with(OPEN)
+    /// Returns calls of functions as text, in a format whose calls are messages beside the reasoning.
+    pub fn ignore_calls(&mut self) {
+        if let State::Channels(channels) = &mut self.state {
+            channels.ignore_calls();
+        }
     }
 
     /// Reads the next piece of text.
@@ -63,7 +264,12 @@ impl ReasoningParser {
 
     /// Ends the text, and returns what was held back.
     pub fn finish(&mut self) -> Thought {
-        match std::mem::replace(&mut self.0, State::Answer) {
+        match std::mem::replace(&mut self.state, State::Answer) {
+            State::Channels(mut channels) => {
+                let mut thought = Thought::default();
+                channels.finish(&mut thought);
+                thought
+            }
             State::Start(held) => Thought { content: held, ..Thought::default() },
             State::Thinking { mut close, has_text } => {
                 let held = close.take();
@@ -75,15 +281,17 @@ impl ReasoningParser {
     }
 
     fn read_char(&mut self, c: char, thought: &mut Thought) {
-        match &mut self.0 {
+        let (open, close) = self.markers;
+        match &mut self.state {
+            State::Channels(channels) => channels.push(c, thought),
             State::Start(held) => {
                 held.push(c);
                 let inner = held.trim_start();
-                if inner == OPEN {
-                    self.0 = State::thinking();
-                } else if !OPEN.starts_with(inner) || held.len() > MAX_HELD {
+                if inner == open {
+                    self.state = State::thinking(close);
+                } else if !open.starts_with(inner) || held.len() > MAX_HELD {
                     thought.content.push_str(held);
-                    self.0 = State::Answer;
+                    self.state = State::Answer;
                 }
             }
             State::Thinking { close, has_text } => {
@@ -93,12 +301,12 @@ impl ReasoningParser {
                 *has_text |= !shown.is_empty();
                 thought.reasoning.push_str(shown);
                 if closed {
-                    self.0 = State::Between;
+                    self.state = State::Between;
                 }
             }
             State::Between if c.is_whitespace() => {}
             State::Between | State::Answer => {
-                self.0 = State::Answer;
+                self.state = State::Answer;
                 thought.content.push(c);
             }
         }
@@ -106,7 +314,7 @@ impl ReasoningParser {
 }
 
 impl State {
-    fn thinking() -> State {
-        State::Thinking { close: Marker::new(CLOSE), has_text: false }
+    fn thinking(close: &'static str) -> State {
+        State::Thinking { close: Marker::new(close), has_text: false }
     }
 }

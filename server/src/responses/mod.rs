@@ -44,7 +44,7 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let logprobs = chat.options.params.sampling.logprobs;
     let request = chat.options.request(&app, chat.ids.clone(), default, "input")?;
     let run = Run::submit(&app, vec![request]).await?;
-    let assistant = Assistant::new(&app, &chat.tools, chat.reasoning);
+    let assistant = Assistant::new(&app, &chat.tools, chat.reasoning.clone());
     let writer = Writer::new(&app, frame, chat.ids.len());
     let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer };
     if chat.options.stream {

@@ -5,7 +5,7 @@ use super::{ToolEvent, ToolParser, append};
 use crate::text::marker::Marker;
 
 /// Marks the beginning of a call.
-pub(super) const OPEN: &str = "<tool_call>";
+const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
 enum State {

@@ -5,7 +5,7 @@ use super::{ToolEvent, ToolParser, append};
 use crate::text::marker::MAX_HELD;
 
 /// May precede the first call.
-pub(super) const TAG: &str = "<|python_tag|>";
+const TAG: &str = "<|python_tag|>";
 
 enum State {
     /// Only white space and the tag, or its beginning, has been read.

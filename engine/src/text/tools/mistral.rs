@@ -5,7 +5,7 @@ use super::{ToolEvent, ToolParser, append};
 use crate::text::marker::{MAX_HELD, Marker};
 
 /// Marks the beginning of the calls.
-pub(super) const MARKER: &str = "[TOOL_CALLS]";
+const MARKER: &str = "[TOOL_CALLS]";
 /// Separates a name from its arguments, in models since 2025.
 const ARGS: &str = "[ARGS]";
 const ID: &str = "[CALL_ID]";

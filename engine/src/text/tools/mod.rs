@@ -1,26 +1,37 @@
 //! Tool calls in a stream of text, in the formats of the model families.
 //!
-//! | format | what a call looks like |
+//! | file | what it owns |
 //! |---|---|
-//! | `hermes` (Hermes, Qwen) | `<tool_call>` `{"name": "f", "arguments": {…}}` `</tool_call>`, text around it |
-//! | `llama3_json` | the whole answer is `{"name": "f", "parameters": {…}}`, several with `;` between them |
-//! | `mistral` | `[TOOL_CALLS]` `[{"name": "f", "arguments": {…}}, …]`, or `[TOOL_CALLS]f[ARGS]{…}`, text in front |
+//! | `format` | the table of formats: names, models, markers, encoding of the arguments |
+//! | `marked` | the parser of every format with markers |
+//! | `values`, `literal`, `types`, `written` | arguments that are not JSON, decoded to JSON |
+//! | `hermes`, `llama3`, `mistral`, `json` | formats in which a call is one JSON object |
+//! | `grammar` | the grammars of required calls |
 //!
 //! Invariants: the events do not depend on how the text is split. No text is lost: everything that is not a call, its markup, or
 //! white space or separators next to it is returned unchanged as text, including what only looked like a call. Each format is
 //! also available as a grammar, whose texts always parse as calls.
 
+mod format;
 mod grammar;
 mod hermes;
 mod json;
+mod literal;
 mod llama3;
+mod marked;
 mod mistral;
+mod types;
+mod values;
+mod written;
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use models::{ChatTemplate, Tokenizer};
 
-pub use grammar::Tool;
+pub use format::ToolFormat;
+use format::{Encoding, Part, SPECS, Spec};
+pub use grammar::{Calls, Tool};
 
 /// An element of the text, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,62 +61,85 @@ pub trait ToolParser: Send {
     fn finish(&mut self, events: &mut Vec<ToolEvent>);
 }
 
-/// The format in which a model writes its calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolFormat {
-    /// `<tool_call>{…}</tool_call>`: Hermes, Qwen and most templates in ChatML.
-    Hermes,
-    /// Bare JSON: Llama 3.1 and later.
-    Llama3Json,
-    /// `[TOOL_CALLS]`: Mistral.
-    Mistral,
-}
-
 impl ToolFormat {
+    /// All formats, in the order in which templates are compared with them.
+    pub fn all() -> impl Iterator<Item = ToolFormat> {
+        SPECS.iter().map(|spec| spec.format)
+    }
+
     /// The format that a chat template mentions; Hermes if it mentions none.
     pub fn of(template: Option<&ChatTemplate>) -> ToolFormat {
-        let mentions = |text| template.is_some_and(|template| template.mentions(text));
-        if mentions(mistral::MARKER) {
-            ToolFormat::Mistral
-        } else if !mentions(hermes::OPEN) && (mentions(llama3::TAG) || mentions("Environment: ipython")) {
-            ToolFormat::Llama3Json
-        } else {
-            ToolFormat::Hermes
-        }
+        ToolFormat::of_texts(|text| template.is_some_and(|template| template.mentions(text)))
     }
 
-    /// Creates a parser for a text. `names` are the known functions: in formats without a marker, a call of another name is
-    /// text.
-    pub fn parser(self, names: Vec<String>) -> Box<dyn ToolParser> {
+    /// The format of a template of which `mentions` returns whether it contains a text.
+    pub fn of_texts(mentions: impl Fn(&str) -> bool) -> ToolFormat {
+        let is_written = |spec: &&Spec| spec.template.iter().any(|texts| texts.iter().all(|text| mentions(text)));
+        SPECS.iter().find(is_written).map_or(ToolFormat::Hermes, |spec| spec.format)
+    }
+
+    fn spec(self) -> &'static Spec {
+        SPECS.iter().find(|spec| spec.format == self).unwrap_or(&SPECS[0])
+    }
+
+    /// vLLM's names of the parser, the preferred one first.
+    pub fn names(self) -> &'static [&'static str] {
+        self.spec().names
+    }
+
+    /// Models that write the format.
+    pub fn models(self) -> &'static str {
+        self.spec().models
+    }
+
+    /// A call of a function `f` with the argument `x` = 1.
+    pub fn example(self) -> &'static str {
+        self.spec().example
+    }
+
+    /// Creates a parser for a text. `tools` are the known functions: in formats without a marker, a call of another name is
+    /// text, and in formats that do not write the types of values, schemas decide them.
+    pub fn parser(self, tools: Arc<[Tool]>) -> Box<dyn ToolParser> {
+        let names = || tools.iter().map(|tool| tool.name.clone()).collect();
         match self {
             ToolFormat::Hermes => Box::new(hermes::Hermes::new()),
-            ToolFormat::Llama3Json => Box::new(llama3::Llama3::new(names)),
-            ToolFormat::Mistral => Box::new(mistral::Mistral::new(names)),
+            ToolFormat::Llama3Json => Box::new(llama3::Llama3::new(names())),
+            ToolFormat::Mistral => Box::new(mistral::Mistral::new(names())),
+            _ => Box::new(marked::Marked::new(self.spec(), tools)),
         }
     }
 
-    /// The special token that marks a call, if the vocabulary has one. It must be kept in the text.
-    pub fn special_marker(self, tokenizer: &Tokenizer) -> Option<u32> {
-        let marker = match self {
-            ToolFormat::Hermes => hermes::OPEN,
-            ToolFormat::Llama3Json => llama3::TAG,
-            ToolFormat::Mistral => mistral::MARKER,
+    /// Whether a marker of the format is a special token of the vocabulary. Special tokens must then be kept in the text.
+    pub fn has_special_marker(self, tokenizer: &Tokenizer) -> bool {
+        let spec = self.spec();
+        let parts = spec.lead.iter().chain(spec.head).chain(spec.tail).chain(spec.end);
+        let texts = parts.filter_map(|part| match part {
+            Part::Text(text) | Part::Usual(text) | Part::Maybe(text) => Some(*text),
+            _ => None,
+        });
+        let quote = match spec.arguments {
+            Encoding::Bare(quote) => Some(quote),
+            _ => None,
         };
-        tokenizer.token_to_id(marker).filter(|&id| tokenizer.is_special(id))
+        texts.chain(quote).any(|text| special_token(tokenizer, text).is_some())
     }
+}
+
+/// The id of a special token.
+pub(super) fn special_token(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
+    tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id))
 }
 
 /// Parses vLLM's name of the parser.
 impl FromStr for ToolFormat {
-    type Err = &'static str;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<ToolFormat, &'static str> {
-        match name {
-            "hermes" => Ok(ToolFormat::Hermes),
-            "llama3_json" => Ok(ToolFormat::Llama3Json),
-            "mistral" => Ok(ToolFormat::Mistral),
-            _ => Err("expected hermes, llama3_json or mistral"),
-        }
+    fn from_str(name: &str) -> Result<ToolFormat, String> {
+        let named = SPECS.iter().find(|spec| spec.names.contains(&name)).map(|spec| spec.format);
+        named.ok_or_else(|| {
+            let names: Vec<&str> = SPECS.iter().flat_map(|spec| spec.names).copied().collect();
+            format!("expected one of {}", names.join(", "))
+        })
     }
 }
 

@@ -1,0 +1,245 @@
+//! Tool calls as grammars: what they allow, up to the marker, within the call and after it; and grammars behind reasoning.
+
+use std::sync::{Arc, LazyLock};
+
+use engine::text::{Calls, ReasoningFormat, Tool, ToolEvent, ToolFormat};
+use engine::{AsyncEngine, Constraint, EngineConfig, Grammar, Grammars, StructuredOutput, Tokenizer};
+use serde_json::{Value, json};
+
+static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+    let config = EngineConfig { kv_cache_memory_bytes: Some(16 << 20), threads: Some(1), ..EngineConfig::default() };
+    AsyncEngine::start(config, &|_, _| {}).unwrap().tokenizer().clone()
+});
+
+static GRAMMARS: LazyLock<Arc<Grammars>> = LazyLock::new(|| Arc::new(Grammars::new(TOKENIZER.clone(), 1 << 20)));
+
+fn tools() -> Vec<Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"s": {"type": "string"}, "i": {"type": "integer"}, "e": {"enum": ["red", "blue"]}, "l": {"type": "array", "items": {"type": "boolean"}}},
+        "required": ["s", "i"], "additionalProperties": false, "x-guidance": {"whitespace_flexible": false},
+    });
+    vec![Tool { name: "f".into(), parameters: Some(parameters) }, Tool { name: "g".into(), parameters: None }]
+}
+
+fn compile(grammar: Grammar) -> Box<dyn Constraint> {
+    let wanted = StructuredOutput { grammar: grammar.clone(), param: "tools" };
+    GRAMMARS.compile_blocking(&wanted).unwrap_or_else(|error| panic!("{error}\n{grammar:?}"))
+}
+
+/// The constraint after a text; `None` if it does not allow the text, spelled in these tokens.
+fn after(start: &dyn Constraint, ids: &[u32]) -> Option<Box<dyn Constraint>> {
+    let mut constraint = start.fork();
+    for id in ids {
+        if !constraint.mask().ok()?.tokens.contains(*id) {
+            return None;
+        }
+        constraint.accept(*id).ok()?;
+    }
+    Some(constraint)
+}
+
+/// The tokens of a text: as the tokenizer spells it, and character by character.
+fn spellings(text: &str) -> [Vec<u32>; 2] {
+    let encode = |text: &str| TOKENIZER.encode(text, false).unwrap();
+    let letters = text.chars().flat_map(|c| encode(&c.to_string())).collect();
+    [encode(text), letters]
+}
+
+/// Whether a text may be written, and end.
+fn allows(start: &dyn Constraint, text: &str) -> bool {
+    let found = spellings(text)
+        .map(|ids| after(start, &ids).is_some_and(|mut end| end.is_complete() || end.mask().unwrap().may_end));
+    assert_eq!(found[0], found[1], "the spelling matters: {text}");
+    found[0]
+}
+
+/// A valid call in each format, and one that breaks the schema.
+fn written(format: ToolFormat, valid: bool) -> String {
+    let object = if valid { "{\"s\":\"a\",\"i\":1}" } else { "{\"s\":\"a\",\"i\":\"x\"}" };
+    let i = if valid { "1" } else { "x" };
+    match format {
+        ToolFormat::Hermes => format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {object}}}\n</tool_call>"),
+        ToolFormat::Llama3Json => format!("{{\"name\": \"f\", \"parameters\": {object}}}"),
+        ToolFormat::Mistral => format!("[TOOL_CALLS][{{\"name\": \"f\", \"arguments\": {object}}}]"),
+        ToolFormat::Harmony => format!("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{object}"),
+        ToolFormat::KimiK2 => format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{object}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+        ToolFormat::DeepseekV3 => format!(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{object}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        ToolFormat::DeepseekV31 => format!(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{object}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        ToolFormat::Glm45 => format!(
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>i</arg_key>\n<arg_value>{i}</arg_value>\n</tool_call>"
+        ),
+        ToolFormat::Qwen3Coder => format!(
+            "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\n{i}\n</parameter>\n</function>\n</tool_call>"
+        ),
+        ToolFormat::Gemma4 => format!("<|tool_call>call:f{{s:<|\"|>a<|\"|>,i:{i}}}<tool_call|>"),
+        ToolFormat::FunctionGemma => {
+            format!("<start_function_call>call:f{{s:<escape>a<escape>,i:{i}}}<end_function_call>")
+        }
+        ToolFormat::Llama4Pythonic => format!("<|python_start|>[f(s=\"a\", i={i})]<|python_end|>"),
+        ToolFormat::Pythonic => format!("[f(s=\"a\", i={i})]"),
+    }
+}
+
+#[test]
+fn required_calls_are_calls_of_the_schema_in_every_format() {
+    for format in ToolFormat::all() {
+        for calls in [Calls::One, Calls::Several] {
+            let start = compile(format.grammar(&tools(), calls, &TOKENIZER));
+            assert!(allows(&*start, &written(format, true)), "{format:?}");
+            assert!(!allows(&*start, &written(format, false)), "{format:?}");
+            assert!(!allows(&*start, "text"), "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn with_optional_calls_text_is_free_up_to_the_marker_and_after_the_call() {
+    for format in ToolFormat::all() {
+        let start = compile(format.grammar(&tools(), Calls::Optional(None), &TOKENIZER));
+        let bare = matches!(format, ToolFormat::Llama3Json | ToolFormat::Pythonic);
+        let free = if format == ToolFormat::Harmony { "<|channel|>final<|message|>" } else { "" };
+        for text in ["", "Some text, <b>世</b> {\"a\": [1]} and [2].", "[1, 2]", "{\"a\": 1}", "< <t <tool [x"] {
+            assert!(allows(&*start, &format!("{free}{text}")), "{format:?}: {text}");
+        }
+        let (valid, broken) = (written(format, true), written(format, false));
+        assert!(allows(&*start, &valid) && !allows(&*start, &broken), "{format:?}");
+        if !bare && format != ToolFormat::Harmony {
+            assert!(allows(&*start, &format!("Let me see.\n{valid}")), "{format:?}");
+            assert!(!allows(&*start, &format!("Let me see.\n{broken}")), "{format:?}");
+            assert!(allows(&*start, &format!("One {valid} two {valid}\nthree")), "{format:?}");
+            assert!(!allows(&*start, &format!("One {valid} two {broken}")), "{format:?}");
+        }
+    }
+}
+
+/// A pseudo-random walk through a grammar.
+fn walk(start: &dyn Constraint, mut seed: u64) -> Option<String> {
+    let (mut constraint, mut ids) = (start.fork(), Vec::new());
+    for _ in 0..400 {
+        let mask = constraint.mask().unwrap();
+        let tokens: Vec<u32> = mask.tokens.iter().collect();
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        if tokens.is_empty() || mask.may_end && seed >> 60 == 0 {
+            return Some(TOKENIZER.decode(&ids, false).unwrap());
+        }
+        let token = tokens[(seed >> 33) as usize % tokens.len()];
+        ids.push(token);
+        constraint.accept(token).unwrap();
+        if constraint.is_complete() {
+            return Some(TOKENIZER.decode(&ids, false).unwrap());
+        }
+    }
+    None
+}
+
+#[test]
+fn whatever_a_grammar_allows_parses_as_calls_of_the_schema() {
+    let properties = json!({"b": {"type": "boolean"}, "e": {"enum": ["red", "b\"lue"]}, "n": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
+        "o": {"type": "object", "properties": {"k": {"type": "array", "items": {"enum": [1, true, null, "x"]}}}, "required": ["k"], "additionalProperties": false}});
+    let parameters =
+        json!({"type": "object", "properties": properties, "required": ["b", "o"], "additionalProperties": false});
+    let tools = [Tool { name: "f".into(), parameters: Some(parameters) }];
+    for format in ToolFormat::all() {
+        let start = compile(format.grammar(&tools, Calls::One, &TOKENIZER));
+        let mut ended = 0;
+        for seed in 0..6 {
+            let Some(text) = walk(&*start, seed) else { continue };
+            ended += 1;
+            let (mut parser, mut events) = (format.parser(tools.to_vec().into()), Vec::new());
+            parser.push(&text, &mut events);
+            parser.finish(&mut events);
+            let arguments: String = events
+                .iter()
+                .filter_map(|event| match event {
+                    ToolEvent::Arguments(more) => Some(more.as_str()),
+                    _ => None,
+                })
+                .collect();
+            assert!(!events.iter().any(|event| matches!(event, ToolEvent::Text(_))), "{format:?}: {text}: {events:?}");
+            let arguments: Value =
+                serde_json::from_str(&arguments).unwrap_or_else(|e| panic!("{e}: {text}: {events:?}"));
+            assert!(arguments["b"].is_boolean() && arguments["o"]["k"].is_array(), "{format:?}: {text}");
+            assert!(arguments.get("n").is_none_or(|n| n.is_null() || n.is_i64()), "{format:?}: {text}");
+            assert!(
+                arguments.get("e").is_none_or(|e| ["red", "b\"lue"].contains(&e.as_str().unwrap())),
+                "{format:?}: {text}"
+            );
+        }
+        assert!(ended > 0, "{format:?}");
+    }
+}
+
+#[test]
+fn a_grammar_binds_after_the_reasoning() {
+    let answer = || Grammar::JsonSchema(json!({"enum": [true, {"a": 1}]}).to_string());
+    let (closed, open) = ("user\n<think>\n\n</think>\n\n", "assistant\n<think>\n");
+    let harmony = "<|channel|>analysis<|message|>Let me see {<|end|><|start|>assistant<|channel|>final<|message|>true";
+    for (format, prompt, allowed, refused) in [
+        (
+            ReasoningFormat::Qwen3,
+            "assistant\n",
+            &["true", "<think>x</think>true", "<think>\nx {\n</think>\n\n{\"a\": 1}"][..],
+            &["<think>x", "x</think>true", "x"][..],
+        ),
+        (ReasoningFormat::Qwen3, open, &["x</think>\n\ntrue", "</think>true"], &["true", "x</think>x"]),
+        (ReasoningFormat::Qwen3, closed, &["true"], &["x</think>true", "<think>x</think>true"]),
+        (ReasoningFormat::DeepseekR1, "assistant\n", &["x</think>\n\ntrue"], &["true", "<think>x</think>x"]),
+        (ReasoningFormat::DeepseekR1, closed, &["true"], &["x</think>true"]),
+        (ReasoningFormat::Mistral, "assistant\n", &["true", "[THINK]x[/THINK]true"], &["[THINK]x"]),
+        (
+            ReasoningFormat::Gemma4,
+            "assistant\n",
+            &["true", "<|channel>thought\nx<channel|>true"],
+            &["<|channel>thought\nx"],
+        ),
+        (
+            ReasoningFormat::GptOss,
+            "<|start|>assistant",
+            &[harmony, "<|channel|>final<|message|>true"],
+            &["true", "<|channel|>final<|message|>x"],
+        ),
+        (ReasoningFormat::Off, open, &["true"], &["x</think>true"]),
+    ] {
+        let start = compile(format.grammar(prompt, answer(), false, &TOKENIZER));
+        for text in allowed {
+            assert!(allows(&*start, text), "{format:?} after {prompt:?}: {text}");
+        }
+        for text in refused {
+            assert!(!allows(&*start, text), "{format:?} after {prompt:?}: {text}");
+        }
+    }
+    // A grammar that allows the marker applies from the first token.
+    let own = Grammar::Choice(vec!["<think>a</think>b".into()]);
+    let start = compile(ReasoningFormat::Qwen3.grammar("assistant\n", own, false, &TOKENIZER));
+    assert!(allows(&*start, "<think>a</think>b") && !allows(&*start, "<think>x</think><think>a</think>b"));
+    // Calls are messages beside the reasoning.
+    let calls = ToolFormat::Harmony.grammar(&tools(), Calls::Optional(None), &TOKENIZER);
+    let start = compile(ReasoningFormat::GptOss.grammar("", calls, true, &TOKENIZER));
+    let thought = "<|channel|>analysis<|message|>x<|end|><|start|>assistant";
+    assert!(allows(&*start, &format!("{thought}{}", written(ToolFormat::Harmony, true))));
+    assert!(!allows(&*start, &format!("{thought}{}", written(ToolFormat::Harmony, false))));
+    assert!(allows(&*start, &format!("{thought}<|channel|>final<|message|>free")));
+    // A call in the reasoning is text, with or without a marker of its own.
+    for format in [ToolFormat::Hermes, ToolFormat::Glm45, ToolFormat::Llama3Json] {
+        let reasoning = ReasoningFormat::Qwen3;
+        let (valid, broken) = (written(format, true), written(format, false));
+        for (calls, is_free) in [(Calls::Optional(reasoning.opening_text(&TOKENIZER)), true), (Calls::One, false)] {
+            let grammar = format.grammar(&tools(), calls, &TOKENIZER);
+            for (prompt, opening) in [("assistant\n", "<think>"), ("assistant\n<think>\n", "")] {
+                let start = compile(reasoning.grammar(prompt, grammar.clone(), true, &TOKENIZER));
+                let thought = format!("{opening}hm {broken}</think>\n\n");
+                assert!(allows(&*start, &format!("{thought}{valid}")), "{format:?} {calls:?}");
+                assert!(!allows(&*start, &format!("{thought}{broken}")), "{format:?} {calls:?}");
+                assert_eq!(allows(&*start, &format!("{thought}text")), is_free, "{format:?} {calls:?}");
+                assert!(!allows(&*start, &broken));
+            }
+        }
+    }
+}
