@@ -99,6 +99,19 @@ pub struct Recorded {
     pub kept_steps: u64,
     /// Number of spans without a time, because the device had failed.
     pub lost: u64,
+    /// Mixtures of experts.
+    pub experts: ExpertCounts,
+}
+
+/// Work of the experts of all mixtures and steps, where the host knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// Rows that each expert computed, by its number, over all layers.
+    pub rows: Vec<u64>,
+    /// Number of experts that computed at least one row, over all mixtures and steps.
+    pub touched: u64,
+    /// Number of mixtures that were computed.
+    pub calls: u64,
 }
 
 /// A record of step times, enabled by [`Options::profile`](crate::Options::profile).
@@ -123,6 +136,7 @@ struct State {
     steps: u64,
     lost: u64,
     totals: BTreeMap<Name, Total>,
+    experts: ExpertCounts,
 }
 
 /// A span of the current step.
@@ -177,7 +191,25 @@ impl Profile {
         // At equal starts an enclosing span comes before a nested one.
         spans.sort_by_key(|span| (span.name.track, span.start, std::cmp::Reverse(span.end)));
         let (kept_steps, totals) = (state.kept.len() as u64, state.totals.clone());
-        Recorded { steps: state.steps, totals, spans, kept_steps, lost: state.lost }
+        let experts = state.experts.clone();
+        Recorded { steps: state.steps, totals, spans, kept_steps, lost: state.lost, experts }
+    }
+
+    /// Adds the rows that the `count` experts of a mixture compute in a step: pairs of an expert's number and its rows, without
+    /// experts that have none.
+    pub fn experts(&self, count: usize, rows: impl Iterator<Item = (usize, u64)>) {
+        let mut state = lock(&self.state);
+        if !state.recording {
+            return;
+        }
+        let counts = &mut state.experts;
+        counts.calls += 1;
+        let len = counts.rows.len().max(count);
+        counts.rows.resize(len, 0);
+        for (expert, rows) in rows.filter(|(expert, _)| *expert < count) {
+            counts.rows[expert] += rows;
+            counts.touched += 1;
+        }
     }
 
     fn begin(&self, name: Name, cost: Cost, start: Point) -> Option<usize> {

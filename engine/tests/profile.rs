@@ -116,6 +116,20 @@ fn a_profile_on_cuda_sim_times_every_launch_and_has_no_graphs() {
     assert!(recorded.totals.keys().any(fused), "{:?}", recorded.totals.keys());
 }
 
+#[test]
+fn a_profile_counts_the_tokens_of_each_expert() {
+    let model = engine::ModelSource::Folder(testkit::reference::folder("mixtral"));
+    let recorded = profiled(EngineConfig { model, ..config(7) });
+    let counts = &recorded.experts;
+    // Four experts, of which each row has two, in two layers; a row of two experts touches at least two.
+    assert_eq!((counts.rows.len(), counts.calls % 2), (4, 0));
+    let rows: u64 = counts.rows.iter().sum();
+    assert!(rows.is_multiple_of(2) && rows >= 2 * counts.calls, "{counts:?}");
+    assert!(counts.touched >= 2 * counts.calls && counts.touched <= 4 * counts.calls, "{counts:?}");
+    let text = table(&recorded, &Best::default());
+    assert!(text.contains("tokens per expert, all layers: least ") && text.contains("  by expert: "), "{text}");
+}
+
 fn recorded() -> Recorded {
     let mut recorded = Recorded { steps: 2, ..Recorded::default() };
     let mut add = |track, operation, variant, calls, time, own, bytes, operations| {

@@ -9,7 +9,7 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use attention_kernels::trial::Peaks;
-use device::profile::{Cost, Recorded, Total, Track};
+use device::profile::{Cost, ExpertCounts, Recorded, Total, Track};
 
 pub use trace::trace;
 
@@ -88,8 +88,26 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
             out.push_str(cells.trim_end());
         }
     }
+    write_experts(out, &recorded.experts)?;
     if recorded.lost > 0 {
         write!(out, "\n{} spans have no time: the device failed", recorded.lost)?;
+    }
+    Ok(())
+}
+
+/// Greatest number of experts whose rows are listed.
+const MAX_EXPERTS: usize = 64;
+
+fn write_experts(out: &mut String, counts: &ExpertCounts) -> fmt::Result {
+    let mut sorted = counts.rows.clone();
+    sorted.sort_unstable();
+    let (Some(least), Some(most)) = (sorted.first(), sorted.last()) else { return Ok(()) };
+    let touched = counts.touched as f64 / counts.calls.max(1) as f64;
+    write!(out, "\ntokens per expert, all layers: least {least}, median {}, most {most}", sorted[sorted.len() / 2])?;
+    write!(out, "; experts with tokens per layer and step: {touched:.1}")?;
+    if counts.rows.len() <= MAX_EXPERTS {
+        let rows: Vec<String> = counts.rows.iter().map(ToString::to_string).collect();
+        write!(out, "\n  by expert: {}", rows.join(" "))?;
     }
     Ok(())
 }

@@ -290,6 +290,10 @@ impl LayerOps for Cpu {
                 row.iter_mut().for_each(|x| *x *= gate);
             }
         }
+        if let Some(profile) = device.profile() {
+            let rows = choices.by_expert().map(|(expert, rows)| (expert, rows.len() as u64));
+            profile.experts(declared.experts.len(), rows);
+        }
         for (expert, chosen) in choices.by_expert() {
             let ([projections, down], network) = (&loaded.networks[expert], &declared.experts[expert]);
             let source = x.host::<f32>()?;
