@@ -148,7 +148,12 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
         ("bloom", json!({"apply_residual_connection_post_layernorm": true}), "post_layernorm` is true", "false"),
         ("mixtral", json!({"num_experts_per_tok": 5}), "`num_experts_per_tok` is 5", "at most `num_local_experts`, 4"),
         ("qwen3-moe", json!({"num_experts": 0}), "`num_experts` is 0", "1 to"),
-        ("qwen3-moe", json!({"num_experts": 4096, "num_hidden_layers": 4096}), "`num_experts` is 4096", "experts in all"),
+        (
+            "qwen3-moe",
+            json!({"num_experts": 4096, "num_hidden_layers": 4096}),
+            "`num_experts` is 4096",
+            "experts in all",
+        ),
         ("gemma2", json!({"sliding_window": 0}), "`sliding_window` is 0", "1 to"),
         ("smollm3", json!({"no_rope_layers": [1, 0]}), "`no_rope_layers` is [1,0]", "list of 4"),
         (

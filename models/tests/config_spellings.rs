@@ -19,7 +19,8 @@ fn without(case: &str, keys: &[&str]) -> Summary {
 
 #[test]
 fn the_newer_spelling_of_rope_equals_the_older_one() {
-    for case in ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3", "qwen2-yarn", "phi3-longrope", "gpt-oss"] {
+    for case in ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3", "qwen2-yarn", "phi3-longrope", "gpt-oss"]
+    {
         let older = with(case, json!({}));
         let newer = Copy::of(case).edit(FILE, |config| {
             let config = config.as_object_mut().unwrap();
@@ -160,8 +161,7 @@ fn the_family_is_found_by_its_model_type_where_architectures_is_absent() {
 #[test]
 fn rope_frequencies_follow_the_formula_and_its_scalings() {
     let rope = |scaling| Rope { theta: 10_000.0, dims: 64, interleaved: false, scaling }.frequencies();
-    let plain =
-        Rope { theta: 10_000.0, dims: 8, interleaved: false, scaling: RopeScaling::None }.frequencies();
+    let plain = Rope { theta: 10_000.0, dims: 8, interleaved: false, scaling: RopeScaling::None }.frequencies();
     assert_eq!(plain.len(), 4);
     for (found, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
         assert!((found - want).abs() < 1e-7);

@@ -262,9 +262,9 @@ fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
 /// (two generations of names).
 fn spellings(name: &str) -> Vec<String> {
-    let root = ["model", "transformer", "gpt_neox"].into_iter().find(|root| {
-        name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.'))
-    });
+    let root = ["model", "transformer", "gpt_neox"]
+        .into_iter()
+        .find(|root| name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.')));
     match root {
         Some(root) => {
             let rest = &name[root.len() + 1..];

@@ -123,7 +123,11 @@ fn attention(layer: &Attention) -> Node {
     let after = if layer.norm_after_rope { " after rope" } else { "" };
     let norms = [("query norm", &layer.query_norm), ("key norm", &layer.key_norm)];
     children.extend(norms.into_iter().filter_map(|(label, it)| it.as_ref().map(|it| norm(label, it))));
-    children.push(Node::new("rope", layer.rope.as_ref().map_or("none".to_string(), |it| rope(it, heads.head_dim)), vec![]));
+    children.push(Node::new(
+        "rope",
+        layer.rope.as_ref().map_or("none".to_string(), |it| rope(it, heads.head_dim)),
+        vec![],
+    ));
     children.push(linear("output", &layer.output));
     let mut text = format!(
         "{} query and {} key/value heads of {}, scale {}, {window}{after}",

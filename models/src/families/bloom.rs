@@ -1,8 +1,6 @@
 //! BLOOM: ALiBi, layer norms (one of the embedding too), biases, GELU without a gate.
 
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec, alibi_slopes,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec, alibi_slopes};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["BloomForCausalLM"],

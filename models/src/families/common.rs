@@ -241,13 +241,7 @@ impl Common {
     }
 
     /// A layer of attention and a feed-forward network, with these norms of their inputs.
-    pub fn layer_with(
-        &self,
-        layer: usize,
-        norms: [&str; 2],
-        attention: Attention,
-        mlp: impl Into<Mixer>,
-    ) -> Layer {
+    pub fn layer_with(&self, layer: usize, norms: [&str; 2], attention: Attention, mlp: impl Into<Mixer>) -> Layer {
         let [first, second] = norms.map(|name| self.norm(self.at(layer, name)));
         let branches = vec![Branch::new(first, Mixer::Attention(attention)), Branch::new(second, mlp.into())];
         Layer { branches, parallel: false }

@@ -45,7 +45,9 @@ impl ModelConfig {
         let is_part = text.is_some();
         if let Some(mut text) = text {
             for key in SHARED {
-                if !text.get(key).is_some_and(|value| !value.is_null()) && let Some(value) = map.remove(key) {
+                if !text.get(key).is_some_and(|value| !value.is_null())
+                    && let Some(value) = map.remove(key)
+                {
                     text.insert(key.to_string(), value);
                 }
             }

@@ -184,11 +184,8 @@ pub(super) fn mixture(
     shared: usize,
 ) -> Experts {
     let module = common.at(layer, "mlp");
-    let shared = (shared > 0).then(|| Shared {
-        module: format!("{module}.shared_experts"),
-        width: shared * width,
-        gate: false,
-    });
+    let shared =
+        (shared > 0).then(|| Shared { module: format!("{module}.shared_experts"), width: shared * width, gate: false });
     let choice_bias = routing.choice_bias.as_ref().map(|name| format!("{module}.{name}"));
     let networks = experts::separate(common, &module, count, ["gate_proj", "up_proj", "down_proj"], width);
     let routing = Routing { choice_bias, ..routing.clone() };

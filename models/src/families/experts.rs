@@ -67,8 +67,7 @@ pub(super) fn mixture(
         routing,
         experts,
         shared_gate: shared.as_ref().is_some_and(|shared| shared.gate),
-        shared: shared.map(|Shared { module, width, .. }| {
-            common.gated(module, ["gate_proj", "up_proj", "down_proj"], width)
-        }),
+        shared: shared
+            .map(|Shared { module, width, .. }| common.gated(module, ["gate_proj", "up_proj", "down_proj"], width)),
     }
 }

@@ -3,9 +3,7 @@
 //! Most compute both branches from the same stream (`parallel_attn`), through one norm or two. Falcon-RW has ALiBi instead of a
 //! rotary embedding. Falcon 3 checkpoints are Llama's.
 
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec, alibi_slopes,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec, alibi_slopes};
 use half::bf16;
 
 pub(super) const FAMILIES: &[Family] = &[Family {

@@ -53,12 +53,8 @@ struct Generation {
     pattern: usize,
 }
 
-const GEMMA2: Generation = Generation {
-    spec: SPEC,
-    soft_caps: [Some(50.0), Some(30.0)],
-    head_norms: false,
-    pattern: 2,
-};
+const GEMMA2: Generation =
+    Generation { spec: SPEC, soft_caps: [Some(50.0), Some(30.0)], head_norms: false, pattern: 2 };
 
 const GEMMA3: Generation = Generation {
     spec: Spec {
@@ -82,9 +78,8 @@ const GEMMA3: Generation = Generation {
 fn declare_1(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
     let common = Common::read(fields, max_positions, SPEC)?;
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
-    let mut decoder = common.decoder(|layer| {
-        common.layer(layer, common.attention(layer).biased(bias, bias), common.mlp(layer))
-    });
+    let mut decoder =
+        common.decoder(|layer| common.layer(layer, common.attention(layer).biased(bias, bias), common.mlp(layer)));
     decoder.embedding.scale = (common.hidden_size as f32).sqrt();
     Ok(decoder)
 }
@@ -98,9 +93,8 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     let pattern = sizes::optional(fields, "sliding_window_pattern", sizes::MAX_LAYERS)?;
     let windows = common.windows(fields, Windows::AllButEach(pattern.unwrap_or(generation.pattern)))?;
     let head_dim = common.heads.head_dim;
-    let of_type = |kind: &str, theta: f64| {
-        rope::read_type(fields, kind, max_positions, head_dim, RopeDefaults::theta(theta))
-    };
+    let of_type =
+        |kind: &str, theta: f64| rope::read_type(fields, kind, max_positions, head_dim, RopeDefaults::theta(theta));
     let mut global = common.rope.clone();
     let mut local = global.clone();
     if generation.head_norms {

@@ -4,9 +4,7 @@
 //! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router of DeepSeek V3.
 
 use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};
-use super::{
-    Common, Decoder, Family, Fields, LoadError, Mixer, Packing, RopeDefaults, Spec, deepseek,
-};
+use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Packing, RopeDefaults, Spec, deepseek};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {

@@ -3,9 +3,7 @@
 //! GPT-2 stores its matrices transposed. GPTBigCode does not, and shares one key and value between all heads.
 
 use super::sizes::{self, MAX_WIDTH};
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, Part, Pick, Positions, Role, Spec,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Part, Pick, Positions, Role, Spec};
 use crate::decoder::Linear;
 
 pub(super) const FAMILIES: &[Family] = &[

@@ -35,12 +35,7 @@ fn declare_3(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadE
     decoder(fields, max_positions, spec, Windows::IfStated)
 }
 
-fn decoder(
-    fields: &Fields<'_>,
-    max_positions: usize,
-    spec: Spec,
-    windows: Windows,
-) -> Result<Decoder, LoadError> {
+fn decoder(fields: &Fields<'_>, max_positions: usize, spec: Spec, windows: Windows) -> Result<Decoder, LoadError> {
     let common = Common::read(fields, max_positions, spec)?;
     let windows = common.windows(fields, windows)?;
     let query_growth = match fields.object("rope_parameters")? {

@@ -1,9 +1,7 @@
 //! MPT: ALiBi, layer norms without a bias, GELU without a gate, no biases.
 
 use super::sizes::{self, MAX_WIDTH, positive};
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["MptForCausalLM", "MPTForCausalLM"],

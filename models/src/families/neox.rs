@@ -1,9 +1,7 @@
 //! GPT-NeoX and Pythia: layer norms, biases, a partial rotary embedding, exact GELU without a gate. Both branches read the same
 //! stream, each through a norm of its own, unless `use_parallel_residual` is false.
 
-use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Packing, RopeDefaults, Spec,
-};
+use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, RopeDefaults, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["GPTNeoXForCausalLM"],
@@ -16,7 +14,11 @@ pub(super) const FAMILIES: &[Family] = &[Family {
 
 const SPEC: Spec = Spec {
     activation: (&["hidden_act"], Activation::Gelu),
-    rope: Some(RopeDefaults { theta: ("rotary_emb_base", 10_000.0), partial: ("rotary_pct", 0.25), interleaved: false }),
+    rope: Some(RopeDefaults {
+        theta: ("rotary_emb_base", 10_000.0),
+        partial: ("rotary_pct", 0.25),
+        interleaved: false,
+    }),
     root: "gpt_neox",
     tokens: "embed_in",
     final_norm: "final_layer_norm",

@@ -2,9 +2,7 @@
 //! sums, whose embedding is also narrower than its layers.
 
 use super::sizes::{self, MAX_WIDTH};
-use super::{
-    Activation, Common, Decoder, Family, Fields, Layer, LoadError, Packing, Part, Positions, Role, Spec,
-};
+use super::{Activation, Common, Decoder, Family, Fields, Layer, LoadError, Packing, Part, Positions, Role, Spec};
 use crate::decoder::Linear;
 
 pub(super) const FAMILIES: &[Family] = &[Family {

@@ -24,7 +24,9 @@ impl Packing {
         let rows = [queries, keys, keys];
         let full = |name: &str| format!("{module}.{name}");
         let parts: Vec<Part> = match self {
-            Packing::Separate(names) => names.iter().zip(rows).map(|(name, rows)| Part::new(full(name), rows)).collect(),
+            Packing::Separate(names) => {
+                names.iter().zip(rows).map(|(name, rows)| Part::new(full(name), rows)).collect()
+            }
             Packing::Rows(name) => vec![Part::new(full(name), total)],
             Packing::Columns(name) => {
                 let pick = Pick { transposed: true, ..Pick::all(total) };

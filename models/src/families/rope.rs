@@ -126,9 +126,8 @@ fn scaling(
             RopeScaling::Dynamic { factor: factor()?, max_position_embeddings: most, context }
         }
         Some("llama3") => {
-            let number = |key: &str| {
-                positive(parameters, key)?.ok_or_else(|| parameters.wrong(key, "a number above 0"))
-            };
+            let number =
+                |key: &str| positive(parameters, key)?.ok_or_else(|| parameters.wrong(key, "a number above 0"));
             let (low_freq_factor, high_freq_factor) = (number("low_freq_factor")?, number("high_freq_factor")?);
             if high_freq_factor <= low_freq_factor {
                 let expected = format!("more than `low_freq_factor`, {low_freq_factor}");

@@ -350,7 +350,8 @@ impl LayerOps for Cpu {
 
 impl Cpu {
     pub fn new(device: &dyn Device, ropes: &[Rope]) -> Cpu {
-        let ropes = ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
+        let ropes =
+            ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
         Cpu { isa: Isa::best(), threads: device.pool().clone(), ropes: ropes.collect(), choices: Choices::default() }
     }
 }

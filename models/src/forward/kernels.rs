@@ -177,8 +177,7 @@ fn launch_norm(
     if let Some(bias) = bias {
         holds("biases of a norm", bias, weights, size_of::<f32>())?;
     }
-    let shape =
-        NormShape { width: count(width)?, stride: count(stride)?, weights: count(weights)?, eps, scale };
+    let shape = NormShape { width: count(width)?, stride: count(stride)?, weights: count(weights)?, eps, scale };
     let [x, target] = rows_of.map(|(buffer, first)| Arg::pointer(buffer, first));
     let args = [x, target, Arg::pointer(weight, 0), optional(bias), Arg::bytes(&shape)];
     launch(device, kernel, [count(rows)?, count(groups)?, 1], 256, &args)

@@ -186,7 +186,10 @@ impl LayerOps for Launched {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused } = args;
         let (heads, stride, device) = (layer.heads, layer.row_width(), &*self.device);
         let per_head = |norm: &decoder::Norm| {
-            norm.kind == NormKind::Rms && norm.width == heads.head_dim && norm.shape == [norm.width] && norm.weight.len() == 1
+            norm.kind == NormKind::Rms
+                && norm.width == heads.head_dim
+                && norm.shape == [norm.width]
+                && norm.weight.len() == 1
         };
         let mut norms = [&layer.query_norm, &layer.key_norm].into_iter().flatten();
         let whole = |rope: &Rope| rope.dims == heads.head_dim && !rope.interleaved;
@@ -196,7 +199,7 @@ impl LayerOps for Launched {
             self.qk_by_parts(QkvRows { qkv: &mut *qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused })?;
         }
         let eps = query_norm.or(key_norm).map_or(0.0, |norm| norm.eps);
-        
+
         let query_weight = query_norm.filter(|_| fast).map(|norm| &norm.weight);
         let key_weight = key_norm.filter(|_| fast).map(|norm| &norm.weight);
         let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
@@ -332,7 +335,8 @@ impl Launched {
         if rope.is_some() || growth.is_some() {
             let (num_heads, head_dim) = ([heads.num_heads, heads.num_kv_heads], heads.head_dim);
             let positions = self.positions.buffer();
-            let args = RotateArgs { heads: &mut *qkv, first: 0, rows, stride, num_heads, head_dim, rope, growth, positions };
+            let args =
+                RotateArgs { heads: &mut *qkv, first: 0, rows, stride, num_heads, head_dim, rope, growth, positions };
             launch::rotate_heads(device, dtype, args)?;
         }
         if layer.norm_after_rope {

@@ -135,8 +135,15 @@ impl ExpertMemory {
         let [all, ranked] = &self.scores;
         let pointers = [all, ranked, &self.chosen, &self.weights].map(|buffer| Arg::pointer(buffer, 0));
         let [all, ranked, chosen, weights] = pointers;
-        let args =
-            [Arg::pointer(scores, 0), optional(loaded.choice_bias.as_ref()), all, ranked, chosen, weights, Arg::bytes(&shape)];
+        let args = [
+            Arg::pointer(scores, 0),
+            optional(loaded.choice_bias.as_ref()),
+            all,
+            ranked,
+            chosen,
+            weights,
+            Arg::bytes(&shape),
+        ];
         launch(device, instance!("route_experts", dtype), [count(rows)?, 1, 1], 32, &args)?;
         let choices = rows * top_k;
         let [chosen, order, starts] = [&self.chosen, &self.order, &self.starts].map(|buffer| Arg::pointer(buffer, 0));
@@ -162,7 +169,13 @@ impl ExpertMemory {
         let pointers = [&self.outputs, &self.weights, scores, mixed].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
         let [outputs, weights, scores, mixed] = pointers;
         let grid = [count(rows)?, count(width.div_ceil(2048))?, 1];
-        launch(device, instance!("sum_experts", dtype), grid, 256, &[outputs, weights, scores, mixed, Arg::bytes(&shape)])
+        launch(
+            device,
+            instance!("sum_experts", dtype),
+            grid,
+            256,
+            &[outputs, weights, scores, mixed, Arg::bytes(&shape)],
+        )
     }
 }
 

@@ -87,7 +87,13 @@ fn copy(
         to_head: count(to_strides[1])?,
     };
     let (from, to) = (Arg::pointer(from, from_first * dtype.bytes()), Arg::pointer(to, to_first * dtype.bytes()));
-    launch(device, instance!("copy_heads", dtype), [count(rows)?, count(heads)?, 1], 128, &[from, to, Arg::bytes(&shape)])
+    launch(
+        device,
+        instance!("copy_heads", dtype),
+        [count(rows)?, count(heads)?, 1],
+        128,
+        &[from, to, Arg::bytes(&shape)],
+    )
 }
 
 /// [`LayerOps::head_linear`](super::ops::LayerOps::head_linear).

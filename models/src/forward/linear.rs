@@ -62,7 +62,9 @@ impl<'a> Loader<'a> {
 
     /// Linear layers of the same inputs and form as one, their rows stacked.
     pub fn stacked(&mut self, linears: &[&decoder::Linear]) -> Result<Linear, LoadError> {
-        let Some(first) = linears.first() else { return Err(LoadError::Device("no linear layers to load".to_string())) };
+        let Some(first) = linears.first() else {
+            return Err(LoadError::Device("no linear layers to load".to_string()));
+        };
         let mut rows = Vec::new();
         let mut biases = Vec::new();
         for linear in linears {
@@ -91,7 +93,11 @@ impl<'a> Loader<'a> {
 
     /// The products of heads, each alone or stacked, with heads, outputs and inputs.
     pub fn heads(&mut self, linears: &[decoder::Linear], stacks: bool) -> Result<(Vec<Linear>, [usize; 3]), LoadError> {
-        let shape = [linears.len(), linears.first().map_or(0, |first| first.rows()), linears.first().map_or(0, |first| first.inputs)];
+        let shape = [
+            linears.len(),
+            linears.first().map_or(0, |first| first.rows()),
+            linears.first().map_or(0, |first| first.inputs),
+        ];
         let loaded = match stacks {
             true => vec![self.stacked(&linears.iter().collect::<Vec<_>>())?],
             false => linears.iter().map(|linear| self.linear(linear)).collect::<Result<_, _>>()?,
@@ -103,7 +109,8 @@ impl<'a> Loader<'a> {
     pub fn experts(&mut self, experts: &decoder::Experts, stacks: bool) -> Result<LoadedExperts, LoadError> {
         let networks = match stacks {
             true => {
-                let stack = |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
+                let stack =
+                    |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
                 vec![[self.stacked(&stack(|mlp| &mlp.gate_up))?, self.stacked(&stack(|mlp| &mlp.down))?]]
             }
             false => {

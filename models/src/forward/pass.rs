@@ -6,8 +6,8 @@ use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, K
 use device::{Buffer, Device};
 
 use super::clock::clock;
-use super::op::{Op, Register};
 use super::model::AttentionLayer;
+use super::op::{Op, Register};
 use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows};
 use super::step::disjoint;
 use super::{ForwardBatch, Model, scales};
@@ -58,7 +58,12 @@ impl Model {
                 }
                 Op::AddPositions { table, offset } => {
                     let _time = time("add_positions", 3 * rows * hidden);
-                    ops.add_positions(batch, &loaded.linears[table].weights, offset, step.register_mut(Register::Stream))?;
+                    ops.add_positions(
+                        batch,
+                        &loaded.linears[table].weights,
+                        offset,
+                        step.register_mut(Register::Stream),
+                    )?;
                 }
                 Op::RopeTable { table } => {
                     let _time = time("rope_table", 0);
@@ -115,10 +120,12 @@ impl Model {
                 }
                 Op::LatentRows { attention } => {
                     let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);
-                    let registers = [Register::Attended, Register::GateUp, Register::Qkv].map(|register| step.buffer_of(register));
+                    let registers =
+                        [Register::Attended, Register::GateUp, Register::Qkv].map(|register| step.buffer_of(register));
                     let [queries, latents, out] = disjoint(&mut step.registers, registers)?;
                     let declared = &layer.declared;
-                    let (Some(latent), Some(norm), Some(table)) = (&declared.latent, plan.latent_norm, plan.table) else {
+                    let (Some(latent), Some(norm), Some(table)) = (&declared.latent, plan.latent_norm, plan.table)
+                    else {
                         continue;
                     };
                     let _time = time("latent_rows", 2 * rows * declared.row_width());
@@ -133,7 +140,8 @@ impl Model {
                     ops.head_linear(HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch })?;
                 }
                 Op::WriteCache { attention } => {
-                    let (layer, source) = (&loaded.attention[attention], &step.registers[step.buffer_of(Register::Qkv)]);
+                    let (layer, source) =
+                        (&loaded.attention[attention], &step.registers[step.buffer_of(Register::Qkv)]);
                     let (slots, workspace) = (&batch.groups[layer.group].slot_mapping, ops.workspace(layer.group));
                     write_cache(kernels, device, layer, source, slots, caches, workspace)?;
                 }

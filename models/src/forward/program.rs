@@ -235,7 +235,8 @@ impl Program {
         }
         let num_attention = decoder.attention().count();
         let (ops, attention) = (Vec::new(), Vec::new());
-        let mut writer = Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
+        let mut writer =
+            Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
         writer.embedding();
         decoder.layers.iter().for_each(|layer| writer.layer(layer));
         match &decoder.final_norm {
@@ -326,7 +327,8 @@ impl Program {
                 Op::Activate { width, to, .. } => holds(to, width),
                 Op::Experts { experts: number, .. } => {
                     // Scratch of one expert: its rows, its projections, their activation, its output.
-                    let widest = |width: fn(&Mlp) -> usize| experts[number].experts.iter().map(width).max().unwrap_or(0);
+                    let widest =
+                        |width: fn(&Mlp) -> usize| experts[number].experts.iter().map(width).max().unwrap_or(0);
                     holds(Register::Mixed, hidden);
                     holds(Register::Qkv, hidden);
                     holds(Register::Attended, hidden);

@@ -196,9 +196,9 @@ fn gate_row<L: Lanes>(x: &mut [f32], gate: &[f32]) {
 fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
     let one = L::splat(1.0);
     match how.activation {
-        Activation::Silu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
-            gate.div(exp_of_negative(gate).add(one)).mul(up)
-        }),
+        Activation::Silu => {
+            by_lanes::<L>(how.gated, gate, up, out, |gate, up| gate.div(exp_of_negative(gate).add(one)).mul(up))
+        }
         Activation::Gelu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu(gate).mul(up)),
         Activation::GeluTanh => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu_tanh(gate).mul(up)),
         Activation::Relu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gate.max(L::splat(0.0)).mul(up)),

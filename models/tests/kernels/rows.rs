@@ -41,7 +41,8 @@ fn gathered_rows_are_exact_copies() {
 #[test]
 fn norms_match_float64_alone_and_after_a_sum_and_in_groups() {
     each(|device, dtype, width, random| {
-        for (centre, biased, scale) in [(false, false, 1.0), (true, true, 1.0), (true, false, 0.45), (false, true, 2.0)] {
+        for (centre, biased, scale) in [(false, false, 1.0), (true, true, 1.0), (true, false, 0.45), (false, true, 2.0)]
+        {
             let rows = 3;
             let (x, x_exact) = numbers_of(random, dtype, rows * width);
             let (added, added_exact) = numbers_of(random, dtype, rows * width);
