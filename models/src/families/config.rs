@@ -16,7 +16,8 @@ const FILE: &str = "config.json";
 const TEXT: &str = "text_config";
 
 /// Keys that belong to the text part but may lie beside it.
-const SHARED: [&str; 4] = ["architectures", "eos_token_id", "tie_word_embeddings", "quantization_config"];
+const SHARED: [&str; 6] =
+    ["architectures", "eos_token_id", "tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"];
 
 /// Configuration of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]

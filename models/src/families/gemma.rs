@@ -4,6 +4,8 @@
 //! by GELU. Gemma 2 and 3 norm the output of each branch too, and alternate layers with and without a sliding window. Gemma 2
 //! caps scores and logits; Gemma 3 norms query and key heads, and its layers with a window have a rotary embedding of their own.
 
+use half::{bf16, f16};
+
 use super::sizes::{self, positive};
 use super::{
     Activation, Common, Decoder, Family, Fields, LoadError, Mixer, RopeDefaults, RopeScaling, Spec, Windows, rope,
@@ -80,7 +82,7 @@ fn declare_1(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadE
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let mut decoder =
         common.decoder(|layer| common.layer(layer, common.attention(layer).biased(bias, bias), common.mlp(layer)));
-    decoder.embedding.scale = (common.hidden_size as f32).sqrt();
+    decoder.embedding.scale = embedding_scale(fields, common.hidden_size)?;
     Ok(decoder)
 }
 
@@ -127,9 +129,20 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
         }
         declared
     });
-    decoder.embedding.scale = (common.hidden_size as f32).sqrt();
+    decoder.embedding.scale = embedding_scale(fields, common.hidden_size)?;
     decoder.head.soft_cap = self::soft_cap(fields, "final_logit_softcapping", logit_cap)?;
     Ok(decoder)
+}
+
+/// The root of the width in the type of the weights, in which transformers and vLLM keep it.
+fn embedding_scale(fields: &Fields<'_>, hidden_size: usize) -> Result<f32, LoadError> {
+    let root = (hidden_size as f32).sqrt();
+    let stated = fields.string("dtype")?;
+    Ok(match if stated.is_some() { stated } else { fields.string("torch_dtype")? } {
+        Some("bfloat16") => bf16::from_f32(root).to_f32(),
+        Some("float16") => f16::from_f32(root).to_f32(),
+        _ => root,
+    })
 }
 
 /// A cap: the stated one, none if it is `null`, or the default.

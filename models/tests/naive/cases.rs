@@ -329,7 +329,7 @@ fn experts() -> Vec<Case> {
     let qwen = json!({"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "decoder_sparse_step": 1,
         "mlp_only_layers": [], "norm_topk_prob": false, "shared_expert_intermediate_size": 28});
     let qwen2 = with(&skeleton("Qwen2MoeForCausalLM", "qwen2_moe"), "", qwen.clone()).config;
-    let qwen3 = with(&skeleton("Qwen3MoeForCausalLM", "qwen3_moe"), "", qwen).config;
+    let qwen3 = with(&skeleton("Qwen3MoeForCausalLM", "qwen3_moe"), "", json!({"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": false})).config;
     let gpt_oss = skeleton("GptOssForCausalLM", "gpt_oss");
     vec![
         with(

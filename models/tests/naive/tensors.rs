@@ -68,8 +68,8 @@ impl Tensors {
         values
     }
 
-    /// The made tensors as a safetensors file, with names changed by `rename`.
-    pub fn to_bytes(&self, rename: impl Fn(&str) -> String) -> Vec<u8> {
+    /// The made tensors as a safetensors file. `change` gives the name on disk, and may alter a shape or leave a tensor out.
+    pub fn to_bytes(&self, change: impl Fn(&str, &mut Vec<usize>) -> Option<String>) -> Vec<u8> {
         let known = self.known.borrow();
         let bytes = |tensor: &Tensor| -> Vec<u8> {
             let wide = tensor.values.iter().map(|v| *v as f32);
@@ -79,9 +79,18 @@ impl Tensors {
             }
         };
         let dtype = if self.narrow { Dtype::BF16 } else { Dtype::F32 };
-        let all: Vec<_> = known.iter().map(|(name, t)| (rename(name), t.shape.clone(), bytes(t))).collect();
+        let entry = |(name, tensor): (&String, &Tensor)| {
+            let mut shape = tensor.shape.clone();
+            change(name, &mut shape).map(|name| (name, shape, bytes(tensor)))
+        };
+        let all: Vec<_> = known.iter().filter_map(entry).collect();
         let views = all.iter().map(|(name, shape, data)| (name, TensorView::new(dtype, shape.clone(), data).unwrap()));
         safetensors::serialize(views, None).unwrap()
+    }
+
+    /// Names and shapes in the order of names.
+    pub fn names(&self) -> Vec<(String, Vec<usize>)> {
+        self.known.borrow().iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect()
     }
 
     /// `prefix` if tensors have it: some published checkpoints lack it.
