@@ -14,6 +14,7 @@ mod graphs_sim;
 mod hostile_templates;
 mod kernels;
 mod layout;
+mod naive;
 mod pooling;
 mod reference_cases;
 mod reference_texts;

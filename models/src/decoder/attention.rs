@@ -16,7 +16,7 @@ pub struct Attention {
     pub qkv: Linear,
     /// Number and size of the heads.
     pub heads: Heads,
-    /// `Some(c)`: queries, keys and values are clamped to -c..=c after the projection.
+    /// `Some(c)`: queries, keys and values are clamped to -c..=c after the projection and the norms before the rotary embedding.
     pub clip: Option<f32>,
     /// Norm of the queries; its groups are heads or the whole row.
     pub query_norm: Option<Norm>,

@@ -111,6 +111,8 @@ pub(super) enum Windows {
     Always,
     /// If `use_sliding_window` is set, the layers from `max_window_layers` on.
     FromLayer,
+    /// If `use_sliding_window` is set, all.
+    IfEnabled,
     /// All but each n-th layer: n − 1, 2n − 1, … have none.
     AllButEach(usize),
     /// Layers 0, 2, 4, ….
@@ -160,7 +162,7 @@ impl Common {
     pub fn windows(&self, fields: &Fields<'_>, rule: Windows) -> Result<Vec<Option<usize>>, LoadError> {
         let windowed = match rule {
             Windows::Never => false,
-            Windows::FromLayer => fields.boolean("use_sliding_window")?.unwrap_or(false),
+            Windows::FromLayer | Windows::IfEnabled => fields.boolean("use_sliding_window")?.unwrap_or(false),
             Windows::IfStated => fields.get("sliding_window").is_some(),
             _ => true,
         };

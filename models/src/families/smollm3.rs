@@ -21,7 +21,8 @@ const SPEC: Spec = Spec {
 
 fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
     let common = Common::read(fields, max_positions, SPEC)?;
-    let windows = common.windows(fields, Windows::FromLayer)?;
+    let windows = common.windows(fields, Windows::IfEnabled)?;
+    let has_types = fields.get("layer_types").is_some();
     let attention_bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
     let interval = sizes::optional(fields, "no_rope_layer_interval", MAX_LAYERS)?.unwrap_or(4);
@@ -32,11 +33,12 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     })?;
     Ok(common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(attention_bias, attention_bias);
-        attention.window = windows[layer];
         let has_rope = match &rotated {
             Some(rotated) => rotated[layer] == 1,
             None => !(layer + 1).is_multiple_of(interval),
         };
+        // Without `layer_types`, the layers without a rotary embedding slide.
+        attention.window = windows[layer].filter(|_| has_types || !has_rope);
         attention.rope = attention.rope.filter(|_| has_rope);
         common.layer(layer, attention, common.mlp(layer).biased(mlp_bias))
     }))

@@ -153,9 +153,6 @@ impl LayerOps for Cpu {
         let table = rope.map(|rope| rope.host::<f32>()).transpose()?;
         let qkv = &mut qkv.host_mut::<f32>()?[..rows * stride];
         self.threads.chunks_mut(qkv, stride, (queries + keys) * PASS_COST, |t, row| {
-            if let Some(clip) = layer.clip {
-                row[..heads.qkv_width()].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
-            }
             let norm = |row: &mut [f32]| {
                 let (query_heads, others) = row.split_at_mut(queries);
                 for (heads, norm) in [(query_heads, query_norm), (&mut others[..keys], key_norm)] {
@@ -166,6 +163,9 @@ impl LayerOps for Cpu {
             };
             if !layer.norm_after_rope {
                 norm(row);
+            }
+            if let Some(clip) = layer.clip {
+                row[..heads.qkv_width()].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
             }
             if let Some((rope, table)) = layer.rope.as_ref().zip(table) {
                 let table = &table[t * rope.dims..][..rope.dims];

@@ -312,7 +312,7 @@ fn numbers(out: Out<'_>) -> Result<&mut Buffer, KernelError> {
 }
 
 impl Launched {
-    /// Clamping, norms and rotation of query and key heads, one launch each.
+    /// Norms, clamping and rotation of query and key heads, one launch each.
     fn qk_by_parts(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, .. } = args;
         let (heads, stride, device, dtype) = (layer.heads, layer.row_width(), &*self.device, self.dtype);
@@ -325,11 +325,11 @@ impl Launched {
             }
             Ok(())
         };
-        if let Some(limit) = layer.clip {
-            launch::clamp(device, dtype, qkv, limit, (rows, heads.qkv_width(), stride))?;
-        }
         if !layer.norm_after_rope {
             norm_heads(qkv)?;
+        }
+        if let Some(limit) = layer.clip {
+            launch::clamp(device, dtype, qkv, limit, (rows, heads.qkv_width(), stride))?;
         }
         let rope = layer.rope.as_ref().zip(rope).map(|(rope, table)| (table, rope.dims, rope.interleaved));
         let growth = layer.query_growth.map(|growth| (growth.beta, growth.original_max_position_embeddings));

@@ -1,0 +1,137 @@
+//! DeepSeek V2 and V3 with expanded keys and values, and GLM-4.5, which shares V3's router.
+
+use super::Pass;
+use super::experts::{Choice, mix};
+use super::math::{Heads, Rows, add, attend, sigmoid, silu, softmax, split, split_groups, top_k, within};
+
+/// DeepSeek V2: softmax; the greatest member ranks a group; weights are not renormed.
+fn v2_router(p: Pass, z: &[f64]) -> Choice {
+    let c = p.config;
+    let scores = softmax(z);
+    let mut ranked = scores.clone();
+    if c.text("topk_method") == Some("group_limited_greedy") {
+        keep_groups(p, &mut ranked, |group| group.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    }
+    let factor = c.f("routed_scaling_factor", 1.0);
+    top_k(&ranked, c.n("num_experts_per_tok")).into_iter().map(|e| (e, scores[e] * factor)).collect()
+}
+
+/// DeepSeek V3: sigmoid; a bias chooses alone; the two greatest members rank a group.
+fn v3_router(p: Pass, z: &[f64], bias: &[f64]) -> Choice {
+    let c = p.config;
+    let scores: Vec<f64> = z.iter().map(|v| sigmoid(*v)).collect();
+    let mut ranked: Vec<f64> = scores.iter().zip(bias).map(|(s, b)| s + b).collect();
+    keep_groups(p, &mut ranked, |group| top_k(group, 2).into_iter().map(|e| group[e]).sum());
+    let chosen = top_k(&ranked, c.n("num_experts_per_tok"));
+    let sum: f64 = if c.on("norm_topk_prob", true) { chosen.iter().map(|e| scores[*e]).sum() } else { 1.0 };
+    let factor = c.f("routed_scaling_factor", 1.0);
+    chosen.into_iter().map(|e| (e, scores[e] / sum * factor)).collect()
+}
+
+/// Experts outside of the best `topk_group` groups are not chosen.
+fn keep_groups(p: Pass, scores: &mut [f64], rank: impl Fn(&[f64]) -> f64) {
+    let (groups, kept) = (p.config.n_if("n_group").unwrap_or(1), p.config.n_if("topk_group").unwrap_or(1));
+    let size = scores.len() / groups;
+    let ranks: Vec<f64> = scores.chunks_exact(size).map(rank).collect();
+    let kept = top_k(&ranks, kept);
+    for (e, score) in scores.iter_mut().enumerate() {
+        if !kept.contains(&(e / size)) {
+            *score = f64::NEG_INFINITY;
+        }
+    }
+}
+
+/// A dense network in the first layers, then experts and shared experts.
+fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
+    let (c, w) = (p.config, p.w);
+    if i < c.n_if("first_k_dense_replace").unwrap_or(0) {
+        return p.gated(n, &format!("{at}mlp"), c.n("intermediate_size"), silu, false);
+    }
+    let (experts, inner) = (c.n("n_routed_experts"), c.n("moe_intermediate_size"));
+    let z = w.linear(n, &format!("{at}mlp.gate"), experts, false);
+    let choices: Vec<_> = z.iter().map(|z| router(z)).collect();
+    let m = mix(n, &choices, experts, |e| p.gated(n, &format!("{at}mlp.experts.{e}"), inner, silu, false));
+    match c.n_if("n_shared_experts").unwrap_or(0) {
+        0 => m,
+        shared => add(&m, &p.gated(n, &format!("{at}mlp.shared_experts"), shared * inner, silu, false)),
+    }
+}
+
+fn v3_network(p: Pass, n: &Rows, i: usize, at: &str) -> Rows {
+    let name = format!("{at}mlp.gate.e_score_correction_bias");
+    let experts = p.config.n("n_routed_experts");
+    network(p, n, i, at, &|z| v3_router(p, z, &p.w.vector(&name, experts)))
+}
+
+pub fn deepseek_v2(p: Pass) -> Vec<f64> {
+    deepseek(p, &|n, i, at| network(p, n, i, at, &|z| v2_router(p, z)))
+}
+
+pub fn deepseek_v3(p: Pass) -> Vec<f64> {
+    deepseek(p, &|n, i, at| v3_network(p, n, i, at))
+}
+
+/// Keys and values are expanded from one latent vector of each position; a rotated part of the key is shared by all heads.
+fn deepseek(p: Pass, network: &dyn Fn(&Rows, usize, &str) -> Rows) -> Vec<f64> {
+    let (c, w, eps) = (p.config, p.w, p.eps(1e-6));
+    let bias = c.on("attention_bias", false);
+    let (nope, rotary, v_dim) = (c.n("qk_nope_head_dim"), c.n("qk_rope_head_dim"), c.n("v_head_dim"));
+    let (count, latent) = (c.n("num_attention_heads"), c.n("kv_lora_rank"));
+    let heads = Heads { q: count, kv: count, dim: nope + rotary };
+    let mut rope = c.rope(rotary, 1e4, p.context);
+    rope.interleaved = c.on("rope_interleave", true);
+    let scale = (heads.dim as f64).powf(-0.5) * c.mscale_of_scores();
+    let mut x = p.embed();
+    for (i, at) in p.layers() {
+        let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
+        let part = |name: &str| format!("{at}self_attn.{name}");
+        let q = match c.n_if("q_lora_rank") {
+            Some(rank) => {
+                let low = w.rms(&w.linear(&n, &part("q_a_proj"), rank, bias), &part("q_a_layernorm"), 1e-6);
+                w.linear(&low, &part("q_b_proj"), count * heads.dim, false)
+            }
+            None => w.linear(&n, &part("q_proj"), count * heads.dim, false),
+        };
+        let [q_nope, q_rope] = split_groups(&q, count, [nope, rotary]);
+        let low = w.linear(&n, &part("kv_a_proj_with_mqa"), latent + rotary, bias);
+        let [low, k_rope] = split(&low, [latent, rotary]);
+        let low = w.rms(&low, &part("kv_a_layernorm"), 1e-6);
+        let kv = w.linear(&low, &part("kv_b_proj"), count * (nope + v_dim), false);
+        let [k_nope, v] = split_groups(&kv, count, [nope, v_dim]);
+        let (q_rope, k_rope) = (rope.rotate(&q_rope, rotary), rope.rotate(&k_rope, rotary));
+        let k_rope: Rows = k_rope.iter().map(|row| row.repeat(count)).collect();
+        let join = |a: &Rows, b: &Rows| -> Rows {
+            let heads = |(a, b): (&Vec<f64>, &Vec<f64>)| {
+                a.chunks(nope).zip(b.chunks(rotary)).flat_map(|(a, b)| [a, b].concat()).collect()
+            };
+            a.iter().zip(b).map(heads).collect()
+        };
+        let (q, k) = (join(&q_nope, &q_rope), join(&k_nope, &k_rope));
+        let a = attend([&q, &k, &v], heads, scale, &within(None), None);
+        x = add(&x, &p.output(&a, &at, bias));
+        let n = w.rms(&x, &format!("{at}post_attention_layernorm"), eps);
+        x = add(&x, &network(&n, i, &at));
+    }
+    p.head(&w.rms(&x, "model.norm", eps), false)
+}
+
+/// GLM-4.5: rope on a part of each head, optional norms of heads, V3's router.
+pub fn glm4_moe(p: Pass) -> Vec<f64> {
+    let (c, w, eps, heads, rope) = (p.config, p.w, p.eps(1e-5), p.config.heads(), p.rope(1e4, 0.5));
+    let bias = c.on("attention_bias", false);
+    let mut x = p.embed();
+    for (i, at) in p.layers() {
+        let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
+        let [mut q, mut k, v] = p.project(&n, &at, heads, bias);
+        if c.on("use_qk_norm", false) {
+            q = w.rms_heads(&q, &format!("{at}self_attn.q_norm"), heads.dim, eps);
+            k = w.rms_heads(&k, &format!("{at}self_attn.k_norm"), heads.dim, eps);
+        }
+        let (q, k) = (rope.rotate(&q, heads.dim), rope.rotate(&k, heads.dim));
+        let a = attend([&q, &k, &v], heads, (heads.dim as f64).powf(-0.5), &within(None), None);
+        x = add(&x, &p.output(&a, &at, false));
+        let n = w.rms(&x, &format!("{at}post_attention_layernorm"), eps);
+        x = add(&x, &v3_network(p, &n, i, &at));
+    }
+    p.head(&w.rms(&x, "model.norm", eps), false)
+}

@@ -1,0 +1,120 @@
+//! Wrong tensors and senseless sizes of every family are refused by name.
+
+use models::{ModelConfig, ModelFiles};
+use serde_json::{Value, json};
+
+use super::cases::{Case, all};
+use super::tests::{checked, make, write};
+use crate::common::message;
+
+#[test]
+fn a_missing_an_unused_and_a_misshapen_tensor_of_every_family_are_named() {
+    const FILE: &str = "model.safetensors";
+    for (seed, Case { config, .. }) in all().into_iter().enumerate() {
+        let (tensors, _) = make(&config, seed as u64, 1);
+        let names = tensors.names();
+        // A head of its own may be missing: then the embedding takes its place.
+        let needed: Vec<_> =
+            names.iter().filter(|(name, _)| !name.contains("lm_head") && *name != "embed_out.weight").collect();
+        let (chosen, shape) = needed[seed * 7 % needed.len()];
+        let other = |name: &str| name != chosen;
+        let without = tensors.to_bytes(|name, _| other(name).then(|| name.to_string()));
+        let expected = format!("{shape:?}");
+        message(checked(write(&config, without).path()), &[FILE, chosen, "not found", &expected]);
+        let misshapen = tensors.to_bytes(|name, shape| {
+            if !other(name) {
+                shape.insert(0, 1);
+            }
+            Some(name.to_string())
+        });
+        let found = format!("[1, {}", shape[0]);
+        message(checked(write(&config, misshapen).path()), &[FILE, chosen, &found, &expected]);
+        let unused = format!("{chosen}.unheard_of");
+        tensors.vector(&unused, 3);
+        let with_unused = tensors.to_bytes(|name, _| Some(name.to_string()));
+        message(checked(write(&config, with_unused).path()), &[FILE, &unused, "[3]"]);
+    }
+}
+
+/// The error of a configuration, which must name these.
+fn refused(case: &str, config: &Value, parts: &[&str]) {
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let result = ModelConfig::load(&ModelFiles::open(folder.path()).unwrap());
+    assert!(result.is_err(), "{case}: {parts:?} is accepted");
+    message(result, parts);
+}
+
+#[test]
+fn senseless_sizes_of_every_family_are_refused() {
+    const SIZES: [&str; 26] = [
+        "vocab_size",
+        "hidden_size",
+        "n_embd",
+        "d_model",
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "ffn_dim",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "max_position_embeddings",
+        "n_positions",
+        "word_embed_proj_dim",
+    ];
+    for Case { name, config } in all() {
+        for key in SIZES.into_iter().filter(|key| config[*key].is_u64()) {
+            for value in [json!(0), json!(u64::MAX), json!(-3)] {
+                let mut config = config.clone();
+                config[key] = value;
+                refused(name, &config, &["config.json", key]);
+            }
+        }
+        let mut many = config.clone();
+        for (experts, each) in [
+            ("num_experts", "num_experts_per_tok"),
+            ("num_local_experts", "num_experts_per_tok"),
+            ("n_routed_experts", "num_experts_per_tok"),
+        ] {
+            if let Some(count) = config[experts].as_u64() {
+                let mut config = config.clone();
+                config[each] = json!(count + 1);
+                refused(name, &config, &["config.json", each]);
+                many[experts] = json!(4096);
+                many["num_hidden_layers"] = json!(4096);
+                many.as_object_mut().unwrap().shift_remove("layer_types");
+                refused(name, &many, &["config.json", experts]);
+            }
+        }
+        if config["sliding_window"].is_u64() {
+            let mut config = config.clone();
+            config["sliding_window"] = json!(0);
+            refused(name, &config, &["config.json", "sliding_window"]);
+        }
+        if config["n_group"].as_u64().is_some_and(|groups| groups > 1) {
+            for (key, value) in [("n_group", 3), ("n_group", 0), ("topk_group", 9)] {
+                let mut config = config.clone();
+                config[key] = json!(value);
+                refused(name, &config, &["config.json", "group"]);
+            }
+        }
+        if config["layer_types"].is_array() {
+            let mut config = config.clone();
+            config["layer_types"] = json!(["full_attention"]);
+            refused(name, &config, &["config.json", "layer_types"]);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! An independent oracle: the forward pass of every family in float64, one plain function each.
+//!
+//! A pass computes a whole sequence at once, without a cache, and reads `config.json` and the tensors by the names on disk. It shares
+//! nothing with the crate but the reading of files. Families share only the mathematics of `math.rs` and a few blocks below.
+
+mod cases;
+mod classic;
+mod config;
+mod experts;
+mod gemma;
+mod latent;
+mod llama;
+mod math;
+mod mistakes;
+mod post_norm;
+mod tensors;
+mod tests;
+mod wrappers;
+
+use config::{Config, Rope};
+use math::{Heads, Rows};
+use serde_json::Value;
+use tensors::Tensors;
+
+/// What a family's pass reads.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    config: Config<'a>,
+    w: &'a Tensors,
+    tokens: &'a [usize],
+    /// Greatest length that is served.
+    context: usize,
+}
+
+/// Logits of the last position.
+fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usize>) -> Vec<f64> {
+    let tokens: Vec<usize> = tokens.iter().map(|id| *id as usize).collect();
+    let config = Config(config);
+    let context = context.or(config.n_if("max_position_embeddings")).unwrap_or(tokens.len());
+    let pass = Pass { config, w, tokens: &tokens, context };
+    let family = match config.0["architectures"][0].as_str().unwrap() {
+        "LlamaForCausalLM" => llama::llama,
+        "MistralForCausalLM" => llama::mistral,
+        "Ministral3ForCausalLM" => llama::ministral3,
+        "Qwen2ForCausalLM" => llama::qwen2,
+        "Qwen3ForCausalLM" => llama::qwen3,
+        "SmolLM3ForCausalLM" => llama::smollm3,
+        "GraniteForCausalLM" => llama::granite,
+        "Phi3ForCausalLM" => llama::phi3,
+        "OlmoForCausalLM" => llama::olmo,
+        "Starcoder2ForCausalLM" => llama::starcoder2,
+        "StableLmForCausalLM" => llama::stablelm,
+        "GlmForCausalLM" => llama::glm,
+        "Glm4ForCausalLM" => post_norm::glm4,
+        "Olmo2ForCausalLM" => post_norm::olmo2,
+        "Olmo3ForCausalLM" => post_norm::olmo3,
+        "Exaone4ForCausalLM" => post_norm::exaone4,
+        "CohereForCausalLM" => post_norm::cohere,
+        "Cohere2ForCausalLM" => post_norm::cohere2,
+        "GemmaForCausalLM" => gemma::gemma,
+        "Gemma2ForCausalLM" => gemma::gemma2,
+        "Gemma3ForCausalLM" => gemma::gemma3,
+        "MixtralForCausalLM" => experts::mixtral,
+        "Qwen2MoeForCausalLM" => experts::qwen2_moe,
+        "Qwen3MoeForCausalLM" => experts::qwen3_moe,
+        "OlmoeForCausalLM" => experts::olmoe,
+        "GraniteMoeForCausalLM" => experts::granite_moe,
+        "GraniteMoeSharedForCausalLM" => experts::granite_moe,
+        "GptOssForCausalLM" => experts::gpt_oss,
+        "Glm4MoeForCausalLM" => latent::glm4_moe,
+        "DeepseekV2ForCausalLM" => latent::deepseek_v2,
+        "DeepseekV3ForCausalLM" => latent::deepseek_v3,
+        "GPT2LMHeadModel" => classic::gpt2,
+        "GPTBigCodeForCausalLM" => classic::gpt_bigcode,
+        "OPTForCausalLM" => classic::opt,
+        "GPTNeoXForCausalLM" => classic::gpt_neox,
+        "FalconForCausalLM" => classic::falcon,
+        "BloomForCausalLM" => classic::bloom,
+        "MptForCausalLM" => classic::mpt,
+        other => panic!("no pass for {other}"),
+    };
+    family(pass)
+}
+
+impl Pass<'_> {
+    fn layers(&self) -> impl Iterator<Item = (usize, String)> + use<> {
+        (0..self.config.n("num_hidden_layers")).map(|i| (i, format!("model.layers.{i}.")))
+    }
+
+    fn embed(&self) -> Rows {
+        let shape = [self.config.n("vocab_size"), self.config.n("hidden_size")];
+        self.w.embed("model.embed_tokens.weight", shape, self.tokens.iter().copied())
+    }
+
+    /// Logits by the embedding if tied, else by `lm_head`.
+    fn head(&self, x: &Rows, tied: bool) -> Vec<f64> {
+        let name = if self.config.on("tie_word_embeddings", tied) { "model.embed_tokens" } else { "lm_head" };
+        self.w.head(x.last().unwrap(), name, self.config.n("vocab_size"), false)
+    }
+
+    fn eps(&self, default: f64) -> f64 {
+        self.config.f("rms_norm_eps", default)
+    }
+
+    fn rope(&self, theta: f64, partial: f64) -> Rope {
+        let dims = (self.config.heads().dim as f64 * self.config.partial(partial)) as usize;
+        self.config.rope(dims, theta, self.context)
+    }
+
+    /// Separate projections of queries, keys and values.
+    fn project(&self, x: &Rows, layer: &str, Heads { q, kv, dim }: Heads, bias: bool) -> [Rows; 3] {
+        [("q", q), ("k", kv), ("v", kv)]
+            .map(|(name, heads)| self.w.linear(x, &format!("{layer}self_attn.{name}_proj"), heads * dim, bias))
+    }
+
+    fn output(&self, x: &Rows, layer: &str, bias: bool) -> Rows {
+        self.w.linear(x, &format!("{layer}self_attn.o_proj"), self.config.n("hidden_size"), bias)
+    }
+
+    /// `down(act(gate x) ∘ up x)` of separate matrices.
+    fn gated(&self, x: &Rows, mlp: &str, inner: usize, act: fn(f64) -> f64, bias: bool) -> Rows {
+        let gate = self.w.linear(x, &format!("{mlp}.gate_proj"), inner, bias);
+        let up = self.w.linear(x, &format!("{mlp}.up_proj"), inner, bias);
+        self.w.linear(&math::zip(&gate, &up, |g, u| act(g) * u), &format!("{mlp}.down_proj"), x[0].len(), bias)
+    }
+
+    /// `down(silu(gate x) ∘ up x)` of one matrix `[gate | up]`.
+    fn gated_packed(&self, x: &Rows, mlp: &str, inner: usize) -> Rows {
+        let both = self.w.linear(x, &format!("{mlp}.gate_up_proj"), 2 * inner, false);
+        let [gate, up] = math::split(&both, [inner, inner]);
+        self.w.linear(&math::zip(&gate, &up, |g, u| math::silu(g) * u), &format!("{mlp}.down_proj"), x[0].len(), false)
+    }
+}

@@ -1,0 +1,50 @@
+//! The text part of multimodal checkpoints.
+
+use serde_json::{Value, json};
+
+use super::cases::all;
+use super::tests::{computed, make, write};
+
+/// A case's configuration inside of a wrapper of class `class`.
+fn wrapped(text: &Value, class: &str, model_type: &str) -> Value {
+    let mut text = text.clone();
+    text.as_object_mut().unwrap().shift_remove("architectures");
+    json!({"architectures": [class], "model_type": model_type, "text_config": text, "vision_config": {"hidden_size": 8}})
+}
+
+#[test]
+fn the_text_part_of_a_multimodal_checkpoint_gives_the_bits_of_the_plain_one() {
+    for (name, class, model_type) in [
+        ("gemma3, linear rope of full layers", "Gemma3ForConditionalGeneration", "gemma3"),
+        ("gemma3, layer types", "Gemma3ForConditionalGeneration", "gemma3"),
+        ("mistral, window and wide heads", "Mistral3ForConditionalGeneration", "mistral3"),
+        ("ministral3", "Mistral3ForConditionalGeneration", "mistral3"),
+    ] {
+        let case = all().into_iter().find(|case| case.name == name).unwrap();
+        let (tensors, _) = make(&case.config, 3, 1);
+        let plain = write(&case.config, tensors.to_bytes(|name, _| Some(name.to_string())));
+        let want = computed(plain.path()).unwrap();
+        tensors.vector("vision_tower.embeddings.weight", 5);
+        let mut config = wrapped(&case.config, class, model_type);
+        let new = |name: &str| match name.strip_prefix("model.") {
+            Some(rest) => format!("model.language_model.{rest}"),
+            None if name.starts_with("vision_tower") => format!("model.{name}"),
+            None => name.to_string(),
+        };
+        let old = |name: &str| match name.starts_with("vision_tower") {
+            true => name.to_string(),
+            false => format!("language_model.{name}"),
+        };
+        for weights in [tensors.to_bytes(|name, _| Some(new(name))), tensors.to_bytes(|name, _| Some(old(name)))] {
+            let folder = write(&config, weights);
+            assert!(computed(folder.path()).map_err(|error| format!("{name}: {error}")).unwrap() == want, "{name}");
+        }
+        // Old configurations keep the type of the weights outside.
+        let text = config["text_config"].as_object_mut().unwrap();
+        if let Some(dtype) = text.shift_remove("torch_dtype") {
+            config["torch_dtype"] = dtype;
+            let folder = write(&config, tensors.to_bytes(|name, _| Some(old(name))));
+            assert!(computed(folder.path()).unwrap() == want, "{name}");
+        }
+    }
+}
