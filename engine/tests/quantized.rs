@@ -111,7 +111,7 @@ fn every_bit_is_the_same_in_every_setting() {
             (16, 24, true, true, 2, "cpu.portable"),
         ] {
             let mut config = EngineConfig {
-                block_size,
+                block_size: Some(block_size),
                 max_num_batched_tokens: budget,
                 enable_prefix_caching,
                 threads: Some(threads),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Names of the cases: one folder each.
-pub const CASES: [&str; 23] = [
+pub const CASES: [&str; 24] = [
     "llama",
     "llama31-rope",
     "mistral-sliding",
@@ -25,6 +25,7 @@ pub const CASES: [&str; 23] = [
     "qwen2-moe",
     "qwen2-yarn",
     "qwen3-moe",
+    "qwen3-next",
     "smollm3",
     "starcoder2",
 ];

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use super::{Attention, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Role, Rope, RopeScaling};
+use super::{
+    Attention, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Recurrent, Role, Rope, RopeScaling,
+};
 
 const LABEL_WIDTH: usize = 11;
 
@@ -84,6 +86,7 @@ fn branches(layer: &Layer, number: usize) -> Vec<Node> {
         nodes.extend(branch.norm.iter().map(|it| norm("norm", it)));
         let mut node = match &branch.mixer {
             Mixer::Attention(layer) => attention(layer),
+            Mixer::Recurrent(layer) => recurrent(layer),
             Mixer::Mlp(layer) => mlp(layer),
             Mixer::Experts(layer) => experts(layer),
         };
@@ -123,7 +126,11 @@ fn attention(layer: &Attention) -> Node {
     let after = if layer.norm_after_rope { " after rope" } else { "" };
     let norms = [("query norm", &layer.query_norm), ("key norm", &layer.key_norm)];
     children.extend(norms.into_iter().filter_map(|(label, it)| it.as_ref().map(|it| norm(label, it))));
-    children.push(Node::new("rope", layer.rope.as_ref().map_or("none".to_string(), |it| rope(it, heads.head_dim)), vec![]));
+    children.push(Node::new(
+        "rope",
+        layer.rope.as_ref().map_or("none".to_string(), |it| rope(it, heads.head_dim)),
+        vec![],
+    ));
     children.push(linear("output", &layer.output));
     let mut text = format!(
         "{} query and {} key/value heads of {}, scale {}, {window}{after}",
@@ -137,6 +144,18 @@ fn attention(layer: &Attention) -> Node {
         format!(", queries grow by {} from {}", growth.beta, growth.original_max_position_embeddings)
     });
     Node::new("attention", text, children)
+}
+
+fn recurrent(layer: &Recurrent) -> Node {
+    let Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = layer;
+    let text = format!(
+        "gated delta net, {key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}, convolution over \
+         {kernel} tokens, state of {} bytes",
+        layer.state_bytes()
+    );
+    let children =
+        vec![linear("projections", &layer.projections), norm("norm", &layer.norm), linear("output", &layer.output)];
+    Node::new("recurrent", text, children)
 }
 
 fn rope(rope: &Rope, head_dim: usize) -> String {

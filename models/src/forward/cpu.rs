@@ -5,7 +5,8 @@ use device::gemm::RowBlock;
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::ForwardBatch;
-use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
+use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows, RecurrentRows};
+use super::recurrent;
 use super::routing::Choices;
 use super::rows::{self, Activate, NormRow};
 use crate::decoder::{Activation, Rope};
@@ -181,6 +182,10 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
+        recurrent::run(self.isa, &self.threads, args.norm.row()?, args)
+    }
+
     fn gate(
         &self,
         attended: &mut Buffer,
@@ -307,7 +312,8 @@ impl LayerOps for Cpu {
 
 impl Cpu {
     pub fn new(device: &dyn Device, ropes: &[Rope]) -> Cpu {
-        let ropes = ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
+        let ropes =
+            ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
         Cpu { isa: Isa::best(), threads: device.pool().clone(), ropes: ropes.collect(), choices: Choices::default() }
     }
 }

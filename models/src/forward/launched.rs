@@ -11,7 +11,8 @@ use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploade
 
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
-use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows};
+use super::launched_recurrent;
+use super::ops::{ExpertRows, LayerOps, Norm, Out, QkvRows, RecurrentRows};
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
@@ -186,7 +187,10 @@ impl LayerOps for Launched {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused } = args;
         let (heads, stride, device) = (layer.heads, layer.qkv.rows(), &*self.device);
         let per_head = |norm: &decoder::Norm| {
-            norm.kind == NormKind::Rms && norm.width == heads.head_dim && norm.shape == [norm.width] && norm.weight.len() == 1
+            norm.kind == NormKind::Rms
+                && norm.width == heads.head_dim
+                && norm.shape == [norm.width]
+                && norm.weight.len() == 1
         };
         let mut norms = [&layer.query_norm, &layer.key_norm].into_iter().flatten();
         let whole = |rope: &Rope| rope.dims == heads.head_dim && !rope.interleaved;
@@ -196,7 +200,7 @@ impl LayerOps for Launched {
             self.qk_by_parts(QkvRows { qkv: &mut *qkv, rows, layer, query_norm, key_norm, rope, group, cache, fused })?;
         }
         let eps = query_norm.or(key_norm).map_or(0.0, |norm| norm.eps);
-        
+
         let query_weight = query_norm.filter(|_| fast).map(|norm| &norm.weight);
         let key_weight = key_norm.filter(|_| fast).map(|norm| &norm.weight);
         let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
@@ -216,6 +220,11 @@ impl LayerOps for Launched {
             slots,
         };
         launch::qk_norm_rope_cache(device, args)
+    }
+
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
+        let workspace = self.workspaces.get(args.layer.group).ok_or(NO_WORKSPACE)?;
+        launched_recurrent::run(&*self.device, self.dtype, workspace, args)
     }
 
     fn gate(

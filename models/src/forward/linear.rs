@@ -7,7 +7,7 @@ use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::PackedMatrix;
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
-use super::ops::{self, LoadedExperts};
+use super::ops::{self, LoadedExperts, RecurrentLayer};
 use crate::decoder::{self, Decoder, NormKind, Part, Pick};
 use crate::{LoadError, WeightView, Weights};
 
@@ -62,7 +62,9 @@ impl<'a> Loader<'a> {
 
     /// Linear layers of the same inputs and form as one, their rows stacked.
     pub fn stacked(&mut self, linears: &[&decoder::Linear]) -> Result<Linear, LoadError> {
-        let Some(first) = linears.first() else { return Err(LoadError::Device("no linear layers to load".to_string())) };
+        let Some(first) = linears.first() else {
+            return Err(LoadError::Device("no linear layers to load".to_string()));
+        };
         let mut rows = Vec::new();
         let mut biases = Vec::new();
         for linear in linears {
@@ -93,7 +95,8 @@ impl<'a> Loader<'a> {
     pub fn experts(&mut self, experts: &decoder::Experts, stacks: bool) -> Result<LoadedExperts, LoadError> {
         let networks = match stacks {
             true => {
-                let stack = |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
+                let stack =
+                    |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
                 vec![[self.stacked(&stack(|mlp| &mlp.gate_up))?, self.stacked(&stack(|mlp| &mlp.down))?]]
             }
             false => {
@@ -106,6 +109,27 @@ impl<'a> Loader<'a> {
             None => None,
         };
         Ok(LoadedExperts { networks, choice_bias })
+    }
+
+    /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
+    pub fn recurrent(
+        &mut self,
+        layer: &decoder::Recurrent,
+        (group, place): (usize, usize),
+    ) -> Result<RecurrentLayer, LoadError> {
+        let (width, kernel, heads) = (layer.conv_width(), layer.kernel, layer.value_heads);
+        let conv = self.weights.expect(&layer.conv, &[width, 1, kernel])?.to_f32();
+        let transposed: Vec<f32> = (0..kernel * width).map(|i| conv[i % width * kernel + i / width]).collect();
+        let a_log = self.weights.expect(&layer.a_log, &[heads])?.to_f32();
+        let decay: Vec<f32> = a_log.iter().map(|a| -a.exp()).collect();
+        Ok(RecurrentLayer {
+            declared: layer.clone(),
+            conv: self.numbers(&transposed)?,
+            decay: self.numbers(&decay)?,
+            dt_bias: self.vector(&layer.dt_bias, &[heads])?,
+            group,
+            place,
+        })
     }
 
     /// A norm; its weights are float32.
@@ -190,7 +214,8 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     };
     let mut bytes = decoder.norms().map(width).sum::<usize>() * size_of::<f32>();
     let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
-    bytes += decoder.vectors().map(|(_, len)| len).chain(slopes).sum::<usize>() * size_of::<f32>();
+    bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
+        * size_of::<f32>();
     for linear in decoder.all_linears() {
         let view = |part: &Part| weights.expect(&part.weight(), &part.pick.shape(linear.inputs));
         let dtypes = linear.parts.iter().map(|part| Ok(view(part)?.dtype)).collect::<Result<Vec<_>, LoadError>>()?;

@@ -48,6 +48,8 @@ pub(super) enum Op {
     QkNormRopeCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
+    /// `Attended` = the gated and normed output of a recurrent layer whose projections are in `Qkv`.
+    Recurrent { recurrent: usize, norm: usize },
     /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
     GateAttended { attention: usize },
     /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
@@ -73,7 +75,7 @@ impl Op {
             Op::Embed { .. } | Op::RopeTable { .. } => false,
             Op::AddPositions { .. } => register == Register::Stream,
             Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
-            Op::QkNormRopeCache { .. } | Op::Attend { .. } => register == Register::Qkv,
+            Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::Recurrent { .. } => register == Register::Qkv,
             Op::GateAttended { .. } => matches!(register, Register::Qkv | Register::Attended),
             Op::KeepNeeded { moves } => moves.iter().any(|(from, ..)| register == *from),
             Op::Activate { .. } => register == Register::GateUp,
@@ -90,7 +92,7 @@ impl Op {
         let written = match *self {
             Op::Embed { to } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
             Op::AddNorm { to, .. } => vec![to],
-            Op::Attend { .. } => vec![Register::Attended],
+            Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { moves } => moves.iter().map(|(_, to, _)| *to).collect(),
             _ => Vec::new(),

@@ -9,7 +9,7 @@ use device::{Buffer, Device, Matrix};
 
 use super::linear::Linear;
 use super::{ForwardBatch, StepLimits};
-use crate::decoder::{Activation, Attention, Experts};
+use crate::decoder::{Activation, Attention, Experts, Recurrent};
 
 /// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
@@ -38,6 +38,36 @@ pub(super) struct Norm {
     pub eps: f32,
     /// Whether the mean is subtracted first.
     pub centre: bool,
+}
+
+/// Arguments of [`LayerOps::recurrent`].
+pub(super) struct RecurrentRows<'a> {
+    pub batch: &'a ForwardBatch,
+    pub layer: &'a RecurrentLayer,
+    /// Norm of the output of each value head.
+    pub norm: &'a Norm,
+    /// `[rows, projections]`: q, k, v, z, b, a.
+    pub projected: &'a Buffer,
+    /// `[rows, value_heads * value_dim]`.
+    pub output: &'a mut Buffer,
+    pub rows: usize,
+    /// States of value heads, in the keys and in the values of a page ([`Recurrent::heads_in_keys`]).
+    pub cache: &'a mut KvCache,
+}
+
+/// A recurrent layer's weights in addition to its linear layers and norm, float32.
+pub(super) struct RecurrentLayer {
+    pub declared: Recurrent,
+    /// `[kernel, conv_width]`: weights of the convolution, that of the newest input last.
+    pub conv: Buffer,
+    /// `[value_heads]`: `-e^A_log`.
+    pub decay: Buffer,
+    /// `[value_heads]`.
+    pub dt_bias: Buffer,
+    /// Index of its [`LayerGroup`](super::LayerGroup).
+    pub group: usize,
+    /// Its place in a page.
+    pub place: usize,
 }
 
 /// Arguments of [`LayerOps::experts`].
@@ -128,6 +158,9 @@ pub(super) trait LayerOps: Send {
     ) -> Result<(), KernelError>;
     /// Clamping, norm and rotation (where the layer has them) of query and key heads in place, and the cache write if `fused`.
     fn qk_norm_rope_cache(&self, batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError>;
+    /// The recurrence of the sequences of a batch ([`Recurrent`]), token by token, with their states in pages
+    /// ([`super::groups`]).
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError>;
     /// `attended *= sigmoid(gate)` for rows of `width` elements; the gate ends each row of `qkv`, of `stride` elements.
     fn gate(
         &self,

@@ -7,7 +7,7 @@ use device::{Buffer, Device};
 
 use super::clock::clock;
 use super::op::{Op, Register};
-use super::ops::{ExpertRows, Out, QkvRows};
+use super::ops::{ExpertRows, Out, QkvRows, RecurrentRows};
 use super::{ForwardBatch, Model, scales};
 
 /// A register as the input of a product.
@@ -38,7 +38,12 @@ impl Model {
                 }
                 Op::AddPositions { table, offset } => {
                     let _time = time("add_positions", 3 * rows * hidden);
-                    ops.add_positions(batch, &loaded.linears[table].weights, offset, step.register_mut(Register::Stream))?;
+                    ops.add_positions(
+                        batch,
+                        &loaded.linears[table].weights,
+                        offset,
+                        step.register_mut(Register::Stream),
+                    )?;
                 }
                 Op::RopeTable { table } => {
                     let _time = time("rope_table", 0);
@@ -123,6 +128,13 @@ impl Model {
                             kernels.attention(device, args)?;
                         }
                     }
+                }
+                Op::Recurrent { recurrent, norm } => {
+                    let layer = &loaded.recurrent[recurrent];
+                    let [projected, output] = step.several([Register::Qkv, Register::Attended])?;
+                    let (cache, norm) = (&mut caches[layer.place], &loaded.norms[norm]);
+                    let _time = time("recurrent", rows * layer.declared.projections.rows());
+                    ops.recurrent(RecurrentRows { batch, layer, norm, projected, output, rows, cache })?;
                 }
                 Op::GateAttended { attention } => {
                     let declared = &loaded.attention[attention].declared;

@@ -32,8 +32,7 @@ pub fn last_logits(
     let blocks = prompt.len().div_ceil(block_size);
     let table = |group: usize| (0..blocks).map(|i| (num_blocks - 1 - group * blocks - i) as i32).collect();
     let tables: Vec<Vec<i32>> = (0..groups).map(table).collect();
-    let slot =
-        |table: &[i32], p: usize| i64::from(table[p / block_size]) * block_size as i64 + (p % block_size) as i64;
+    let slot = |table: &[i32], p: usize| i64::from(table[p / block_size]) * block_size as i64 + (p % block_size) as i64;
     let mut batch = ForwardBatch::default();
     let mut last = 0;
     for (i, tokens) in prompt.chunks(chunk).enumerate() {
