@@ -61,7 +61,7 @@ pub struct EngineArgs {
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
     #[arg(long, value_name = "TOKENS", value_parser = values::max_model_len, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<values::Length>,
-    /// Tokens per cache block: 8, 16, 32, 64 or 128; with recurrent states, which must fit, to 4096 [default: 16, or more to fit]
+    /// Tokens per cache block: 8, 16, 32, 64 or 128; more, up to 4096, where recurrent states need it [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Size of the key/value cache, such as 512M or 2G [default: a fraction of the free memory]

@@ -84,14 +84,6 @@ fn a_prefix_hit_at_a_border_continues_from_its_state() {
 fn forks_and_beams_give_the_sequences_that_run_alone() {
     let want = alone_on(config(256), &forks());
     assert!(want[0][0] != want[0][1], "forks differ");
-    // Each fork of the first request is a request of its own: its output tokens are a prompt that gives the next token.
-    let uncached = EngineConfig { enable_prefix_caching: false, ..config(256) };
-    for output in &want[0] {
-        let mut prompt = request(1, 30, 1, 1);
-        prompt.prompt.extend(&output[..output.len() - 1]);
-        prompt.params.prompt_logprobs = Some(0);
-        assert_eq!(alone_on(uncached.clone(), &[prompt])[0][0].len(), 1);
-    }
     let mut llm = Llm::new(config(256)).unwrap();
     assert_eq!(tokens(&mut llm, forks()), want, "together");
     assert_eq!(tokens(&mut llm, forks()), want, "from the cache");
@@ -114,11 +106,11 @@ fn preemption_by_swap_and_by_recomputation_changes_no_token() {
 
 #[test]
 fn steps_planned_while_others_run_keep_the_states() {
-    let requests = vec![request(1, 60, 12, 2), request(2, 30, 12, 1), request(3, 64, 6, 1)];
+    let requests = vec![request(1, 60, 12, 2), request(2, 58, 14, 2), request(3, 64, 6, 2)];
     let Some(sim) = on_sim(config(256)) else { return };
     let want = alone_on(sim.clone(), &requests);
     let small = EngineConfig {
-        kv_cache_memory_bytes: Some(20 * BLOCK_BYTES),
+        kv_cache_memory_bytes: Some(18 * BLOCK_BYTES),
         swap_space_bytes: 64 * BLOCK_BYTES,
         preemption_mode: PreemptionMode::Swap,
         max_model_len: Some(128),
