@@ -207,6 +207,12 @@ impl Workspace {
         self.slot_mapping.buffer()
     }
 
+    /// Returns the block tables, `[num_seqs, limits.max_blocks]` i32, the context lengths, `[num_seqs]` u32, and the first rows,
+    /// `[num_seqs + 1]` u32, that were loaded last.
+    pub fn sequences(&self) -> [&Buffer; 3] {
+        [self.block_tables.buffer(), self.context_lens.buffer(), self.query_starts.buffer()]
+    }
+
     /// Whether this batch was loaded, for a kernel with that window. Block ids are not compared.
     pub(crate) fn has_batch(&self, batch: &AttentionBatch, window: Option<usize>) -> bool {
         let loaded = &self.loaded;

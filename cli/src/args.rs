@@ -61,7 +61,7 @@ pub struct EngineArgs {
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
     #[arg(long, value_name = "TOKENS", value_parser = values::max_model_len, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<values::Length>,
-    /// Tokens per cache block: 8, 16, 32, 64 or 128 [default: 16]
+    /// Tokens per cache block: 8, 16, 32, 64 or 128; more, up to 4096, where recurrent states need it [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Size of the key/value cache, such as 512M or 2G [default: a fraction of the free memory]
@@ -144,7 +144,7 @@ impl EngineArgs {
             model: self.model().map_or(ModelSource::Demo, |path| ModelSource::Folder(path.clone())),
             device: self.common.device.clone().unwrap_or(default.device),
             kernels_dir: self.common.kernels_dir.clone(),
-            block_size: self.block_size.unwrap_or(default.block_size),
+            block_size: self.block_size.or(default.block_size),
             max_model_len: self.max_model_len.and_then(|length| length.0).or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),

@@ -32,6 +32,7 @@ pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_cache_dtype": plan.kv_cache_dtype.to_string(),
         "block_size": plan.block_size,
+        "state_bytes": plan.state_bytes,
         "groups": plan.groups,
         "num_blocks": plan.num_blocks,
         "host_blocks": plan.host_blocks,

@@ -28,6 +28,7 @@ mod plan;
 mod profile;
 mod quantized;
 mod reasoning;
+mod recurrent;
 mod reference;
 mod replay;
 mod row_invariance;

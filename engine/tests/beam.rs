@@ -221,7 +221,7 @@ fn block_size_prefix_cache_chunks_and_preemption_change_no_result() {
         for enable_prefix_caching in [true, false] {
             for tokens_of_pool in [1024, 256] {
                 let blocks = tokens_of_pool / 8;
-                let sizes = EngineConfig { block_size, enable_prefix_caching, ..config(blocks) };
+                let sizes = EngineConfig { block_size: Some(block_size), enable_prefix_caching, ..config(blocks) };
                 let mut llm = Llm::new(EngineConfig { max_num_batched_tokens: 24, ..sizes }).unwrap();
                 let what = format!("blocks of {block_size}, pool of {tokens_of_pool}, cache {enable_prefix_caching}");
                 assert_eq!(tokens(&mut llm, requests.clone()), want, "{what}");

@@ -45,7 +45,7 @@ fn a_request_has_its_bits_in_every_batch_chunk_cache_hit_and_preemption() {
     // Chunks of a few rows, some of them of one, which the decode kernel computes.
     let chunks = EngineConfig { max_num_batched_tokens: 5, max_num_seqs: 4, ..plain.clone() };
     assert_eq!(run(&mut Llm::new(chunks).unwrap(), &requests), want, "chunks");
-    let blocks = EngineConfig { block_size: 16, enable_prefix_caching: false, ..plain };
+    let blocks = EngineConfig { block_size: Some(16), enable_prefix_caching: false, ..plain };
     assert_eq!(run(&mut Llm::new(blocks).unwrap(), &requests), want, "block size");
     let mut small =
         Llm::new(EngineConfig { preemption_mode: PreemptionMode::Recompute, ..on_sim(12).unwrap() }).unwrap();

@@ -49,7 +49,7 @@ impl Setting {
     fn config(&self) -> EngineConfig {
         let mut config = EngineConfig {
             model: ModelSource::Folder(folder(self.case)),
-            block_size: 8,
+            block_size: Some(8),
             max_num_batched_tokens: 48,
             max_num_seqs: 8,
             kv_cache_memory_bytes: Some(4 << 20),

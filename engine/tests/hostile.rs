@@ -285,7 +285,7 @@ fn a_configuration_of_any_numbers_starts_an_engine_or_is_refused_in_one_line() {
     let base = || EngineConfig { max_model_len: None, ..config(64) };
     for size in [0, 1, 3, 1 << 20, (1 << 20) + 1, usize::MAX / 2, usize::MAX] {
         all.extend([
-            EngineConfig { block_size: size, ..base() },
+            EngineConfig { block_size: Some(size), ..base() },
             EngineConfig { max_model_len: Some(size), ..base() },
             EngineConfig { kv_cache_memory_bytes: Some(size as u64), ..base() },
             EngineConfig { swap_space_bytes: size as u64, ..base() },

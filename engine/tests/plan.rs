@@ -29,7 +29,7 @@ fn impossible_sizes_are_refused_with_their_flag() {
     assert!(error(&|c| c.max_model_len = Some(513)).contains("expected 1 to 512"));
     assert!(error(&|c| c.kv_cache_memory_bytes = Some(100)).starts_with("--kv-cache-memory-bytes: found 100"));
     assert!(error(&|c| c.kv_cache_memory_bytes = Some(1 << 60)).contains("the memory of the device"));
-    assert!(error(&|c| c.block_size = 24).starts_with("--block-size: found 24"));
+    assert!(error(&|c| c.block_size = Some(24)).starts_with("--block-size: found 24"));
     assert!(error(&|c| c.max_num_seqs = 0).starts_with("--max-num-seqs: found 0"));
     assert!(error(&|c| c.gpu_memory_utilization = Some(1.5)).starts_with("--gpu-memory-utilization"));
     assert!(error(&|c| c.device = "abacus".into()).starts_with("--device: found \"abacus\""));

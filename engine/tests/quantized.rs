@@ -124,7 +124,7 @@ fn every_bit_is_the_same_in_every_setting() {
         let settings = if FIRST.contains(&case) { &SETTINGS[..] } else { &SETTINGS[..2] };
         for &(block_size, budget, together, enable_prefix_caching, threads, linear) in settings {
             let mut config = EngineConfig {
-                block_size,
+                block_size: Some(block_size),
                 max_num_batched_tokens: budget,
                 enable_prefix_caching,
                 threads: Some(threads),

@@ -83,7 +83,7 @@ impl Setting {
     fn config(self, case: &str) -> EngineConfig {
         let mut config = EngineConfig {
             model: ModelSource::Folder(folder(case)),
-            block_size: self.block_size,
+            block_size: Some(self.block_size),
             max_num_batched_tokens: self.budget,
             max_num_seqs: 8,
             kv_cache_memory_bytes: Some(4 << 20),
@@ -398,6 +398,31 @@ fn qwen2_gives_the_reference_tokens_in_every_setting() {
 #[test]
 fn qwen3_gives_the_reference_tokens_in_every_setting() {
     check(CASES[4]);
+}
+
+/// Settings with blocks that hold the states of recurrent layers.
+fn with_larger_blocks(settings: Vec<Setting>) -> Vec<Setting> {
+    let larger = |s: Setting| Setting { block_size: (4 * s.block_size).max(64), ..s };
+    settings.into_iter().filter(|s| s.kv == KvCacheDtype::Auto).map(larger).collect()
+}
+
+#[test]
+fn qwen3_next_gives_the_reference_tokens_in_every_setting() {
+    let all = with_larger_blocks(product());
+    compare("qwen3-next", if everything() { all } else { pairwise(&all) }, &prompts("qwen3-next"), 2);
+}
+
+#[test]
+fn qwen3_next_gives_the_reference_tokens_on_cuda_sim() {
+    if testkit::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    let all = with_larger_blocks(product()).into_iter().filter(|s| s.threads == 1 && !s.reference_kernels);
+    let all: Vec<Setting> = all.map(|s| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..s }).collect();
+    let prompts = prompts_on_sim("qwen3-next");
+    // Shorter prompts than a block are never read from the cache.
+    let all: Vec<Setting> = all.into_iter().filter(|s| !s.prefix_cache || everything()).collect();
+    compare("qwen3-next", if everything() { all } else { pairwise(&all) }, &prompts, 1);
 }
 
 /// The prompts, or the shorter ones with their first tokens.

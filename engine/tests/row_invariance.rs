@@ -70,7 +70,7 @@ fn engine(model: &Path, (quantization, kv_cache_dtype): Forms, setting: &Setting
         kv_cache_memory_bytes: Some(32 << 20),
         threads: Some(setting.threads),
         max_num_batched_tokens: setting.budget,
-        block_size: setting.block_size,
+        block_size: Some(setting.block_size),
         enable_prefix_caching: setting.enable_prefix_caching,
         ..Default::default()
     };

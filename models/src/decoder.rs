@@ -8,6 +8,7 @@
 //! Decoder   embedding, layers, final norm, head
 //! Layer     branches, one after the other: stream += mixer(norm(stream)); or parallel: stream += their sum
 //! Mixer     Attention   qkv ─▶ qk norm, rope, cache write ─▶ attention ─▶ output
+//!           Recurrent   projections ─▶ convolution, update of the state in its page ─▶ norm, gate ─▶ output
 //!           Mlp         gate_up ─▶ activation(gate) * up ─▶ down
 //!           Experts     router ─▶ for each chosen expert: gate_up ─▶ activation ─▶ down ─▶ weighted sum
 //! Linear    one or several tensors of the checkpoint, or rows of them, stacked
@@ -20,6 +21,7 @@ mod attention;
 mod linear;
 mod mlp;
 mod norm;
+mod recurrent;
 mod rope;
 mod tree;
 
@@ -29,6 +31,7 @@ pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, Routing, Scores};
 pub use norm::{Norm, NormKind};
+pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};
 
 /// A decoder-only transformer.
@@ -113,6 +116,8 @@ pub struct Branch {
 pub enum Mixer {
     /// Self-attention over the paged cache.
     Attention(Attention),
+    /// A recurrent layer, whose state is kept in pages of the cache.
+    Recurrent(Recurrent),
     /// A feed-forward network.
     Mlp(Mlp),
     /// A mixture of experts.
@@ -131,6 +136,7 @@ impl Mixer {
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
             Mixer::Attention(attention) => attention.linears(),
+            Mixer::Recurrent(layer) => vec![&layer.projections, &layer.output],
             Mixer::Mlp(mlp) => vec![&mlp.gate_up, &mlp.down],
             Mixer::Experts(experts) => {
                 let shared = experts.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
@@ -143,6 +149,7 @@ impl Mixer {
     fn linears_mut(&mut self) -> Vec<&mut Linear> {
         match self {
             Mixer::Attention(attention) => attention.linears_mut(),
+            Mixer::Recurrent(layer) => vec![&mut layer.projections, &mut layer.output],
             Mixer::Mlp(mlp) => vec![&mut mlp.gate_up, &mut mlp.down],
             Mixer::Experts(Experts { router, experts, shared, .. }) => {
                 let networks = experts.iter_mut().chain(shared).flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
@@ -155,16 +162,22 @@ impl Mixer {
     fn norms(&self) -> Vec<&Norm> {
         match self {
             Mixer::Attention(attention) => attention.norms(),
+            Mixer::Recurrent(layer) => vec![&layer.norm],
             Mixer::Mlp(_) | Mixer::Experts(_) => Vec::new(),
         }
     }
 
-    /// Vectors of the mixer, with their lengths, that are neither weights of a linear layer nor of a norm.
-    fn vectors(&self) -> Option<(&String, usize)> {
+    /// Tensors of the mixer, with their shapes, that are neither weights of a linear layer nor of a norm.
+    fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
         match self {
-            Mixer::Attention(attention) => attention.sinks.as_ref().map(|name| (name, attention.heads.num_heads)),
-            Mixer::Experts(experts) => experts.routing.choice_bias.as_ref().map(|name| (name, experts.experts.len())),
-            Mixer::Mlp(_) => None,
+            Mixer::Attention(Attention { sinks, heads, .. }) => {
+                sinks.iter().map(|name| (name, vec![heads.num_heads])).collect()
+            }
+            Mixer::Recurrent(layer) => layer.vectors().into(),
+            Mixer::Experts(Experts { routing, experts, .. }) => {
+                routing.choice_bias.iter().map(|name| (name, vec![experts.len()])).collect()
+            }
+            Mixer::Mlp(_) => Vec::new(),
         }
     }
 }
@@ -199,7 +212,23 @@ impl Decoder {
     pub fn attention(&self) -> impl Iterator<Item = &Attention> {
         self.branches().filter_map(|branch| match &branch.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Mlp(_) | Mixer::Experts(_) => None,
+            _ => None,
+        })
+    }
+
+    /// Recurrent layers, in order.
+    pub fn recurrent(&self) -> impl Iterator<Item = &Recurrent> {
+        self.branches().filter_map(|branch| match &branch.mixer {
+            Mixer::Recurrent(recurrent) => Some(recurrent),
+            _ => None,
+        })
+    }
+
+    /// Mixers with pages of the cache, in order: attention and recurrent layers. Only they read other rows than their own.
+    pub fn paged(&self) -> impl Iterator<Item = &Mixer> {
+        self.branches().map(|branch| &branch.mixer).filter(|mixer| match mixer {
+            Mixer::Attention(_) | Mixer::Recurrent(_) => true,
+            Mixer::Mlp(_) | Mixer::Experts(_) => false,
         })
     }
 
@@ -207,7 +236,7 @@ impl Decoder {
     pub fn experts(&self) -> impl Iterator<Item = &Experts> {
         self.branches().filter_map(|branch| match &branch.mixer {
             Mixer::Experts(experts) => Some(experts),
-            Mixer::Attention(_) | Mixer::Mlp(_) => None,
+            _ => None,
         })
     }
 
@@ -252,14 +281,15 @@ impl Decoder {
         self.embedding.norm.iter().chain(of_layers).chain(&self.final_norm)
     }
 
-    /// Names and lengths of vectors that are neither weights of a linear layer nor of a norm: attention sinks, biases of routers.
-    pub fn vectors(&self) -> impl Iterator<Item = (&String, usize)> {
-        self.branches().filter_map(|branch| branch.mixer.vectors())
+    /// Names and shapes of tensors that are neither weights of a linear layer nor of a norm: attention sinks, biases of routers,
+    /// convolutions and decays.
+    pub fn vectors(&self) -> impl Iterator<Item = (&String, Vec<usize>)> {
+        self.branches().flat_map(|branch| branch.mixer.vectors())
     }
 
     /// Names and shapes of the tensors that the model reads from the checkpoint. A tensor with several parts occurs several times.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
-        let vectors = self.vectors().map(|(name, len)| (name.clone(), vec![len]));
+        let vectors = self.vectors().map(|(name, shape)| (name.clone(), shape));
         self.all_linears().flat_map(Linear::tensors).chain(self.norms().flat_map(Norm::tensors)).chain(vectors)
     }
 
@@ -267,7 +297,7 @@ impl Decoder {
     pub fn num_parameters(&self) -> u64 {
         let product = |(_, shape): (String, Vec<usize>)| shape.into_iter().map(|n| n as u64).product::<u64>();
         let norms: u64 = self.norms().flat_map(Norm::tensors).map(product).sum();
-        let vectors: usize = self.vectors().map(|(_, len)| len).sum();
+        let vectors: usize = self.vectors().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 

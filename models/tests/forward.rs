@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, KernelError, select};
-use models::{ForwardBatch, Model, ModelConfig, Weights, check_weights};
+use models::{ForwardBatch, Model, ModelConfig, PageLayout, Weights, check_weights};
 use safetensors::SafeTensors;
 use testkit::reference::context;
 
@@ -12,11 +12,13 @@ use crate::common::{CASES, expected, files, folder, ids, last_logits, list, need
 /// Greatest absolute difference of a float32 logit (the reference's README).
 const TOLERANCE: f32 = 2e-3;
 
+/// Tokens per block, or more where the states of recurrent layers need more.
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 128;
 
 struct Case {
     model: Model,
+    block_size: usize,
     prompts: Vec<(Vec<u32>, Vec<f32>)>,
 }
 
@@ -43,7 +45,8 @@ fn cases(name: &str, variant: &str) -> Vec<Case> {
             let decoder = config.decoder.clone().for_context(context.unwrap_or(config.max_position_embeddings));
             let kernels = select(&choice, &needs(&*device, &decoder)).unwrap();
             let model = Model::load(&decoder, &weights, Arc::clone(&device), kernels, 256, &|_, _| {}).unwrap();
-            cases.push((context, Case { model, prompts: Vec::new() }));
+            let block_size = PageLayout::least_block_size(&decoder, &kernels.format).max(BLOCK_SIZE);
+            cases.push((context, Case { model, block_size, prompts: Vec::new() }));
         }
         let case = cases.iter_mut().find(|(known, _)| *known == context).unwrap();
         case.1.prompts.push((ids, logits));
@@ -57,10 +60,10 @@ fn case(name: &str, variant: &str) -> Case {
 
 fn check(name: &str) {
     for variant in ["cpu.reference", "auto"] {
-        for Case { mut model, prompts } in cases(name, variant) {
-            let mut caches = model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+        for Case { mut model, block_size, prompts } in cases(name, variant) {
+            let mut caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
             for (prompt, want) in &prompts {
-                let whole = last_logits(&mut model, &mut caches, (BLOCK_SIZE, NUM_BLOCKS), prompt, prompt.len());
+                let whole = last_logits(&mut model, &mut caches, (block_size, NUM_BLOCKS), prompt, prompt.len());
                 assert_eq!(whole.len(), want.len(), "{name} {variant}");
                 // The greatest of them is NaN if one is.
                 let error = whole.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
@@ -69,7 +72,7 @@ fn check(name: &str) {
                 // The reference kernels are slow, and the first cases show that chunks do not meet them.
                 let chunks = if variant == "auto" { &[1, 7, 16, 64][..] } else { &[7] };
                 for chunk in chunks {
-                    let chunked = last_logits(&mut model, &mut caches, (BLOCK_SIZE, NUM_BLOCKS), prompt, *chunk);
+                    let chunked = last_logits(&mut model, &mut caches, (block_size, NUM_BLOCKS), prompt, *chunk);
                     assert!(chunked == whole, "{name} {variant}: chunks of {chunk} change a bit");
                 }
             }

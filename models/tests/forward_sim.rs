@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{CASES, expected, files, folder, ids, last_logits, list, needs, text};
 use attention_kernels::{Dtype, KernelChoice, KernelSet, KvDtype, Needs, select};
 use device::{Device, Options};
-use models::{Decoder, Model, ModelConfig, StepLimits, Weights, kv_scale_bytes, weight_bytes};
+use models::{Decoder, Model, ModelConfig, PageLayout, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
 use testkit::reference::context;
 
@@ -29,6 +29,8 @@ struct Loaded {
     decoder: Decoder,
     kernels: KernelSet,
     model: Model,
+    /// [`LIMITS`], with larger blocks where the states of recurrent layers need them.
+    limits: StepLimits,
 }
 
 fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
@@ -48,8 +50,10 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let (kernels, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
     let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| {}).unwrap();
     model.calculate_kv_scales().unwrap();
-    model.reserve(&LIMITS).unwrap();
-    Some(Loaded { device, decoder, kernels, model })
+    let block_size = PageLayout::least_block_size(&decoder, &kernels.format).max(LIMITS.block_size);
+    let limits = StepLimits { block_size, ..LIMITS };
+    model.reserve(&limits).unwrap();
+    Some(Loaded { device, decoder, kernels, model, limits })
 }
 
 /// The prompts of fewer than 80 tokens, and the logits of their last positions.
@@ -66,11 +70,11 @@ fn prompts(case: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
 
 /// Checks the logits of a case and the bits of chunks.
 fn check(case: &str, dtype: Dtype) {
-    let Some(Loaded { mut model, .. }) = load(case, dtype, &KernelChoice::default()) else { return };
-    let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+    let Some(Loaded { mut model, limits, .. }) = load(case, dtype, &KernelChoice::default()) else { return };
+    let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
     let mut means = Vec::new();
     for (prompt, want) in prompts(case) {
-        let size = (LIMITS.block_size, LIMITS.num_blocks);
+        let size = (limits.block_size, limits.num_blocks);
         let whole = last_logits(&mut model, &mut caches, size, &prompt, prompt.len());
         assert_eq!(whole.len(), want.len(), "{case} in {dtype}");
         let errors: Vec<f32> = whole.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
@@ -126,20 +130,21 @@ fn a_model_takes_the_planned_memory_and_no_step_allocates_any() {
         ("qwen2", Dtype::Bf16, KvDtype::Fp8E4m3),
         ("qwen2", Dtype::Bf16, KvDtype::Int8PerToken),
         ("qwen3", Dtype::F16, KvDtype::Same),
+        ("qwen3-next", Dtype::Bf16, KvDtype::Same),
     ] {
         let loaded = load_keeping(case, dtype, kv_dtype, &KernelChoice::default());
-        let Some(Loaded { device, decoder, kernels, mut model }) = loaded else { return };
+        let Some(Loaded { device, decoder, kernels, mut model, limits }) = loaded else { return };
         assert_eq!(model.is_calibrating(), kv_dtype.takes_scales());
         let weights = Weights::open(&files(case)).unwrap();
         let scales = kv_scale_bytes(&decoder, &weights, true).unwrap();
         let scales = if kv_dtype.takes_scales() { scales } else { 0 };
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
-        let step = Model::step_bytes(device.features(), &decoder, &kernels, &LIMITS);
+        let step = Model::step_bytes(device.features(), &decoder, &kernels, &limits);
         let planned = weight_bytes(&decoder, &weights, device.features(), dtype).unwrap() + step + scales;
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
-        let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+        let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;
-        last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &(1..60).collect::<Vec<_>>(), 50);
+        last_logits(&mut model, &mut caches, (limits.block_size, limits.num_blocks), &(1..60).collect::<Vec<_>>(), 50);
         model.copy_blocks(&[(31, 2), (2, 3)], &mut caches).unwrap();
         assert!(!model.is_calibrating());
         assert_eq!(device.allocated(), Some(planned + cache), "{case} in {dtype}");

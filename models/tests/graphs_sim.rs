@@ -35,7 +35,7 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
         let branches = config.decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches);
         let attention = branches.filter_map(|branch| match &mut branch.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Mlp(_) | Mixer::Experts(_) => None,
+            _ => None,
         });
         attention.enumerate().for_each(|(layer, attention)| attention.window = (layer % 2 == 1).then_some(12));
     }

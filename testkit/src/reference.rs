@@ -26,6 +26,7 @@ pub const CASES: [&str; 24] = [
     "qwen2-moe",
     "qwen2-yarn",
     "qwen3-moe",
+    "qwen3-next",
     "smollm3",
     "starcoder2",
 ];

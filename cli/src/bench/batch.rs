@@ -72,7 +72,8 @@ impl Bench {
     pub fn start(config: &EngineConfig) -> Result<Bench, CliError> {
         let roofline = Roofline::measure(config)?;
         let engine = Engine::load(config, &|_, _| {})?;
-        let &EngineConfig { block_size, max_num_seqs, max_num_batched_tokens, .. } = config;
+        let &EngineConfig { max_num_seqs, max_num_batched_tokens, .. } = config;
+        let block_size = engine::plan(config)?.block_size;
         let random = Random::new(config.seed.unwrap_or(0));
         Ok(Bench { engine, roofline, random, block_size, max_num_seqs, max_num_batched_tokens })
     }

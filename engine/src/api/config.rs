@@ -28,8 +28,9 @@ pub struct EngineConfig {
     pub device: String,
     /// Folder of the compiled kernels; `None` looks next to the executable, then in `kernels/` of its cargo target folder.
     pub kernels_dir: Option<PathBuf>,
-    /// Tokens per block, a power of two from 8 to 128.
-    pub block_size: usize,
+    /// Tokens per block, a power of two from 8 to 128, or to 4096 for a model with recurrent states, which must fit into a block;
+    /// `None`: 16, or the least with which they do.
+    pub block_size: Option<usize>,
     /// Greatest number of prompt and output tokens; `None` uses the model's limit, or what the cache holds if that is less.
     pub max_model_len: Option<usize>,
     /// Bytes for keys and values; `None` uses the share `gpu_memory_utilization` of the memory.
@@ -123,7 +124,7 @@ impl Default for EngineConfig {
             model: ModelSource::Demo,
             device: "auto".to_string(),
             kernels_dir: None,
-            block_size: 16,
+            block_size: None,
             max_model_len: None,
             kv_cache_memory_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,

@@ -39,6 +39,8 @@ pub struct Plan {
     pub kv_cache_dtype: KvCacheDtype,
     /// Tokens per block.
     pub block_size: usize,
+    /// Bytes of the recurrent states of a sequence, in all layers; 0 without such layers.
+    pub state_bytes: u64,
     /// Number of groups of layers. A sequence has a block table, and blocks, for each group.
     pub groups: usize,
     /// Number of blocks in the pool.
@@ -63,11 +65,8 @@ impl Plan {
     /// Computes the plan. `graphs` is [`Plan::graph_bytes`].
     pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
         let Opened { config, device, dtype, kernels, .. } = opened;
+        let block_size = opened.block_size;
         let decoder = &config.decoder;
-        let block_size = engine.block_size;
-        if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
-            return Err(bad("--block-size", block_size, "a power of two from 8 to 128"));
-        }
         for (flag, value) in
             [("--max-num-seqs", engine.max_num_seqs), ("--max-num-batched-tokens", engine.max_num_batched_tokens)]
         {
@@ -205,6 +204,7 @@ impl Plan {
             expanded_kv_bytes_per_token: layout.expanded_bytes_per_token(decoder, &kernels.format),
             kv_cache_dtype: engine.kv_cache_dtype,
             block_size,
+            state_bytes: decoder.recurrent().map(|layer| layer.state_bytes() as u64).sum(),
             groups,
             num_blocks,
             host_blocks: sched.host_blocks,
@@ -288,6 +288,7 @@ impl Plan {
         };
         EngineConfig {
             model,
+            block_size: Some(self.block_size),
             device: device.name().to_string(),
             kv_cache_memory_bytes: Some(self.num_blocks as u64 * block_bytes),
             swap_space_bytes: self.host_blocks as u64 * block_bytes,
@@ -313,6 +314,11 @@ impl fmt::Display for Plan {
             Bytes(self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64),
             self.block_size
         )?;
+        if self.state_bytes > 0 {
+            let states = Bytes(self.state_bytes);
+            writeln!(f, "state per sequence {states}, and as much for each cached block of {} tokens", self.block_size)?;
+            writeln!(f, "prefix hits        whole blocks; up to {} tokens are computed again", self.block_size)?;
+        }
         let [blocks, context] = self.cache_parts();
         writeln!(f, "cache              {blocks}")?;
         writeln!(f, "cache size from    {}", self.reason)?;

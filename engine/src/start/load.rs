@@ -135,7 +135,7 @@ pub(crate) fn load_on(
         pooling: Pooling::load(files)?,
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
-        block_size: engine.block_size,
+        block_size: plan.block_size,
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);
@@ -178,7 +178,7 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
         plan = Plan::new(engine, opened, graphs)?;
     }
     model.reserve(&plan.step_limits)?;
-    let mut caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    let mut caches = model.new_cache(plan.num_blocks, plan.block_size)?;
     if device.compute_capability().is_some() {
         // Confirms the plan with the largest step.
         model.warm_up(&mut caches)?;

@@ -3,14 +3,14 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelSet, Needs, select, serves_cache};
+use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, serves_cache};
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
-use models::{ModelConfig, ModelFiles, Weights};
+use models::{Decoder, ModelConfig, ModelFiles, PageLayout, Weights};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{EngineConfig, ModelSource};
-use crate::error::EngineError;
+use crate::error::{EngineError, bad};
 
 /// An opened checkpoint and device, before any weight is read.
 pub(crate) struct Opened {
@@ -20,6 +20,8 @@ pub(crate) struct Opened {
     pub device: Arc<dyn Device>,
     pub dtype: Dtype,
     pub kernels: KernelSet,
+    /// Tokens per block.
+    pub block_size: usize,
     /// The device's memory before anything was loaded.
     pub memory: MemoryInfo,
     /// Why `auto` chose no GPU.
@@ -49,9 +51,10 @@ pub(crate) fn open_on(
     let (files, config) = declared(engine)?;
     let weights = Weights::open(&files)?;
     let dtype = dtype(engine, &*device, &config, &weights)?;
-    let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
+    let needs = needs(engine, &config, &*device, dtype)?;
+    let kernels = select(&engine.kernels, &needs)?;
     let memory = device.memory();
-    Ok(Opened { files, config, weights, device, dtype, kernels, memory, no_gpu })
+    Ok(Opened { files, config, weights, device, dtype, kernels, block_size: needs.block_size, memory, no_gpu })
 }
 
 /// Opens the checkpoint's files and reads its declaration, with the weights in the configured form.
@@ -115,6 +118,26 @@ fn dtype(
     }
 }
 
+const DEFAULT_BLOCK_SIZE: usize = 16;
+
+/// Returns the number of tokens per block. The states of recurrent layers must fit into a block.
+fn block_size(engine: &EngineConfig, decoder: &Decoder, format: CacheFormat) -> Result<usize, EngineError> {
+    let least = PageLayout::least_block_size(decoder, &format);
+    let (smallest, greatest) = if least > 1 { (least.max(8), 4096) } else { (8, 128) };
+    let expected = || match least > 1 {
+        true => format!("a power of two from {smallest}, which holds the states of recurrent layers, to {greatest}"),
+        false => format!("a power of two from {smallest} to {greatest}"),
+    };
+    let size = engine.block_size.unwrap_or(DEFAULT_BLOCK_SIZE.max(least));
+    if !size.is_power_of_two() || !(smallest..=greatest).contains(&size) {
+        return Err(bad("--block-size", size, expected()));
+    }
+    if engine.block_size.is_none() && size > DEFAULT_BLOCK_SIZE {
+        tracing::info!("blocks of {size} tokens instead of {DEFAULT_BLOCK_SIZE}, to hold the states of recurrent layers");
+    }
+    Ok(size)
+}
+
 /// Returns the model's requirements on kernels, after checking the type of the cache.
 pub(crate) fn needs(
     engine: &EngineConfig,
@@ -145,7 +168,7 @@ pub(crate) fn needs(
         kv_dtype,
         head_dim: config.decoder.heads().head_dim,
         latent: config.decoder.latent_dim().is_some(),
-        block_size: engine.block_size,
+        block_size: block_size(engine, &config.decoder, CacheFormat { dtype, kv_dtype, layout: Layout::default() })?,
         window: config.decoder.attention().any(|attention| attention.window.is_some()),
         soft_cap: config.decoder.attention().any(|attention| attention.soft_cap.is_some()),
         sinks: config.decoder.attention().any(|attention| attention.sinks.is_some()),

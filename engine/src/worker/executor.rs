@@ -231,7 +231,10 @@ impl Executor {
         let Executor { device, model, caches, swap_space, pairs, operated, .. } = self;
         for op in run {
             // Debug builds order this, so that contents that must not be read again are loud.
-            if let MemOp::Poison { block, from_slot } = *op {
+            // A page of states has no slots: only a new page is poisoned.
+            if let MemOp::Poison { block, from_slot } = *op
+                && (from_slot == 0 || !model.layout().has_states())
+            {
                 caches.iter_mut().try_for_each(|cache| cache.poison(&**device, block.index(), from_slot))?;
             }
         }

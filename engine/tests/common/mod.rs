@@ -41,7 +41,7 @@ pub const TOKEN_BYTES: u64 = 2 * 3 * 2 * 32 * 4;
 pub fn config(blocks: u64) -> EngineConfig {
     EngineConfig {
         model: model(),
-        block_size: 8,
+        block_size: Some(8),
         kv_cache_memory_bytes: Some(blocks * 8 * TOKEN_BYTES),
         max_num_seqs: 16,
         max_num_batched_tokens: 64,

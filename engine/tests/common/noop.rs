@@ -151,7 +151,7 @@ pub fn decoding(device: &Arc<NoOp>, sequences: usize) -> Engine {
 pub fn decoding_with(device: &Arc<NoOp>, sequences: usize, config: EngineConfig, sampling: SamplingParams) -> Engine {
     let model = if config.model == ModelSource::Demo { super::model() } else { config.model.clone() };
     let config = EngineConfig {
-        block_size: 16,
+        block_size: Some(16),
         max_num_seqs: sequences,
         max_num_batched_tokens: 16 * sequences.max(64),
         enable_prefix_caching: true,

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use super::{Attention, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Role, Rope, RopeScaling};
+use super::{
+    Attention, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Recurrent, Role, Rope, RopeScaling,
+};
 
 const LABEL_WIDTH: usize = 11;
 
@@ -84,6 +86,7 @@ fn branches(layer: &Layer, number: usize) -> Vec<Node> {
         nodes.extend(branch.norm.iter().map(|it| norm("norm", it)));
         let mut node = match &branch.mixer {
             Mixer::Attention(layer) => attention(layer),
+            Mixer::Recurrent(layer) => recurrent(layer),
             Mixer::Mlp(layer) => mlp(layer),
             Mixer::Experts(layer) => experts(layer),
         };
@@ -148,6 +151,18 @@ fn attention(layer: &Attention) -> Node {
         format!(", queries grow by {} from {}", growth.beta, growth.original_max_position_embeddings)
     });
     Node::new("attention", text, children)
+}
+
+fn recurrent(layer: &Recurrent) -> Node {
+    let Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = layer;
+    let text = format!(
+        "gated delta net, {key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}, convolution over \
+         {kernel} tokens, state of {} bytes",
+        layer.state_bytes()
+    );
+    let children =
+        vec![linear("projections", &layer.projections), norm("norm", &layer.norm), linear("output", &layer.output)];
+    Node::new("recurrent", text, children)
 }
 
 fn rope(rope: &Rope, head_dim: usize) -> String {

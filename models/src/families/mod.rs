@@ -28,6 +28,7 @@ mod opt;
 mod packing;
 mod phi3;
 mod qwen;
+mod qwen3_next;
 mod rope;
 mod sizes;
 mod smollm3;
@@ -86,6 +87,7 @@ const FAMILIES: &[&[Family]] = &[
     mistral::FAMILIES,
     mixtral::FAMILIES,
     qwen::FAMILIES,
+    qwen3_next::FAMILIES,
     gemma::FAMILIES,
     phi3::FAMILIES,
     olmo::FAMILIES,

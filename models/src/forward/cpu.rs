@@ -6,7 +6,8 @@ use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::ForwardBatch;
 use super::linear::Norm;
-use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::recurrent;
 use super::routing::Choices;
 use super::rows::{self, Activate, NormRow};
 use crate::decoder::{Activation, Latent, Rope};
@@ -223,6 +224,10 @@ impl LayerOps for Cpu {
             }
         }
         Ok(())
+    }
+
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
+        recurrent::run(self.isa, &self.threads, args.norm.row()?, args)
     }
 
     fn gate(

@@ -12,8 +12,8 @@ use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploade
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
-use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows};
-use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_latent};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_latent, launched_recurrent};
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
 pub(super) struct Launched {
@@ -228,6 +228,11 @@ impl LayerOps for Launched {
 
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {
         launched_latent::linear(&*self.device, self.dtype, args)
+    }
+
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
+        let workspace = self.workspaces.get(args.layer.group).ok_or(NO_WORKSPACE)?;
+        launched_recurrent::run(&*self.device, self.dtype, workspace, args)
     }
 
     fn gate(

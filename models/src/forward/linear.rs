@@ -53,6 +53,21 @@ pub(super) struct LoadedExperts {
     pub choice_bias: Option<Buffer>,
 }
 
+/// A recurrent layer's weights in addition to its linear layers and norm, float32.
+pub(super) struct RecurrentLayer {
+    pub declared: decoder::Recurrent,
+    /// `[kernel, conv_width]`: weights of the convolution, that of the newest input last.
+    pub conv: Buffer,
+    /// `[value_heads]`: `-e^A_log`.
+    pub decay: Buffer,
+    /// `[value_heads]`.
+    pub dt_bias: Buffer,
+    /// Index of its [`LayerGroup`](super::LayerGroup).
+    pub group: usize,
+    /// Its place in a page.
+    pub place: usize,
+}
+
 /// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
     weights: &'a Weights,
@@ -144,6 +159,27 @@ impl<'a> Loader<'a> {
         Ok(LoadedExperts { networks, choice_bias })
     }
 
+    /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
+    pub fn recurrent(
+        &mut self,
+        layer: &decoder::Recurrent,
+        (group, place): (usize, usize),
+    ) -> Result<RecurrentLayer, LoadError> {
+        let (width, kernel, heads) = (layer.conv_width(), layer.kernel, layer.value_heads);
+        let conv = self.weights.expect(&layer.conv, &[width, 1, kernel])?.to_f32();
+        let transposed: Vec<f32> = (0..kernel * width).map(|i| conv[i % width * kernel + i / width]).collect();
+        let a_log = self.weights.expect(&layer.a_log, &[heads])?.to_f32();
+        let decay: Vec<f32> = a_log.iter().map(|a| -a.exp()).collect();
+        Ok(RecurrentLayer {
+            declared: layer.clone(),
+            conv: self.numbers(&transposed)?,
+            decay: self.numbers(&decay)?,
+            dt_bias: self.vector(&layer.dt_bias, &[heads])?,
+            group,
+            place,
+        })
+    }
+
     /// A norm; its weights are float32.
     pub fn norm(&mut self, norm: &decoder::Norm) -> Result<Norm, LoadError> {
         let mut weight = Vec::new();
@@ -227,7 +263,8 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     };
     let mut bytes = decoder.norms().map(width).sum::<usize>() * size_of::<f32>();
     let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
-    bytes += decoder.vectors().map(|(_, len)| len).chain(slopes).sum::<usize>() * size_of::<f32>();
+    bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
+        * size_of::<f32>();
     for linear in decoder.all_linears() {
         let view = |part: &Part| weights.expect(&part.weight(), &part.pick.shape(linear.inputs));
         let dtypes = linear.parts.iter().map(|part| Ok(view(part)?.dtype)).collect::<Result<Vec<_>, LoadError>>()?;

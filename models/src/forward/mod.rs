@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
-//! | [`ops`]; [`cpu`], [`rows`], [`routing`]; [`launched`], [`launched_experts`], [`launched_latent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
+//! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`]; [`launched`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
@@ -36,12 +36,14 @@ pub mod kernels;
 mod launched;
 mod launched_experts;
 mod launched_latent;
+mod launched_recurrent;
 mod linear;
 mod model;
 mod op;
 mod ops;
 mod pass;
 mod program;
+mod recurrent;
 mod results;
 mod routing;
 mod rows;

@@ -9,13 +9,13 @@ use device::{Buffer, Device, Features};
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
-use super::linear::{Linear, LoadedExperts, Loader, Norm};
+use super::linear::{Linear, LoadedExperts, Loader, Norm, RecurrentLayer};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::scales;
 use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use crate::decoder::{Attention, Decoder, Experts, Positions};
+use crate::decoder::{Attention, Decoder, Experts, Mixer, Positions};
 use crate::{LoadError, Weights};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
@@ -23,6 +23,7 @@ pub(super) struct Loaded {
     pub linears: Vec<Linear>,
     pub norms: Vec<Norm>,
     pub attention: Vec<AttentionLayer>,
+    pub recurrent: Vec<RecurrentLayer>,
     pub experts: Vec<(Experts, LoadedExperts)>,
     /// Products of heads, with heads, outputs and inputs.
     pub heads: Vec<(Vec<Linear>, [usize; 3])>,
@@ -122,9 +123,17 @@ impl Model {
         let heads = decoder.head_linears().map(|linears| loader.heads(linears, stacks)).collect::<Result<_, _>>()?;
         let experts = decoder.experts().map(|experts| Ok((experts.clone(), loader.experts(experts, stacks)?)));
         let experts = experts.collect::<Result<_, LoadError>>()?;
-        let mut attention = Vec::new();
-        for (number, declared) in decoder.attention().enumerate() {
+        let (mut attention, mut recurrent) = (Vec::new(), Vec::new());
+        for (number, mixer) in decoder.paged().enumerate() {
             let (group, place) = layout.place(number).unwrap_or_default();
+            let declared = match mixer {
+                Mixer::Attention(declared) => declared,
+                Mixer::Recurrent(declared) => {
+                    recurrent.push(loader.recurrent(declared, (group, place))?);
+                    continue;
+                }
+                Mixer::Mlp(_) | Mixer::Experts(_) => continue,
+            };
             let kv_scales = match kernels.format.kv_dtype.takes_scales() {
                 true => scales::load(declared, weights, &*device)?.map(Arc::new),
                 false => None,
@@ -153,7 +162,7 @@ impl Model {
             device,
             kernels,
             ops,
-            loaded: Loaded { linears, norms, attention, experts, heads },
+            loaded: Loaded { linears, norms, attention, recurrent, experts, heads },
             layout,
             step,
             kept_rows: None,
@@ -217,6 +226,11 @@ impl Model {
         let (heads, latent) = (self.decoder.heads(), self.decoder.latent_dim());
         let shape = KvShape { num_blocks, num_kv_heads: heads.num_kv_heads, block_size, head_dim: heads.head_dim };
         let format = self.kernels.format;
+        let least = PageLayout::least_block_size(&self.decoder, &format);
+        if block_size < least {
+            let what = "tokens per block of a model with recurrent states";
+            return Err(KernelError::Shape { what, found: block_size, expected: least });
+        }
         let cache = |_| match latent {
             Some(dim) => KvCache::latent(&*self.device, shape, format, dim),
             None => Ok(KvCache::with_format(&*self.device, shape, format)?),

@@ -66,6 +66,8 @@ pub(super) enum Op {
     WriteCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
+    /// `Attended` = the gated and normed output of a recurrent layer whose projections are in `Qkv`.
+    Recurrent { recurrent: usize, norm: usize },
     /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
     GateAttended { attention: usize },
     /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
@@ -91,7 +93,9 @@ impl Op {
             Op::Embed { .. } | Op::RopeTable { .. } => false,
             Op::AddPositions { .. } => register == Register::Stream,
             Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
-            Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } => register == Register::Qkv,
+            Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } | Op::Recurrent { .. } => {
+                register == Register::Qkv
+            }
             Op::LatentRows { .. } => matches!(register, Register::Attended | Register::GateUp),
             Op::HeadLinear { from, .. } => register == from.register,
             Op::GateAttended { .. } => matches!(register, Register::Qkv | Register::Attended),
@@ -110,7 +114,7 @@ impl Op {
         let written = match *self {
             Op::Embed { to } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
             Op::AddNorm { to, .. } => vec![to],
-            Op::Attend { .. } => vec![Register::Attended],
+            Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { moves } => moves.iter().map(|(_, to, _)| *to).collect(),
             _ => Vec::new(),

@@ -7,7 +7,7 @@
 use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device, Matrix};
 
-use super::linear::{Linear, LoadedExperts, Norm};
+use super::linear::{Linear, LoadedExperts, Norm, RecurrentLayer};
 use super::op::HeadRows;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::{Activation, Attention, Experts, Latent};
@@ -59,6 +59,21 @@ pub(super) struct HeadProduct<'a> {
     pub to: HeadRows,
     /// Scratch of one head: inputs, outputs.
     pub scratch: [&'a mut Buffer; 2],
+}
+
+/// Arguments of [`LayerOps::recurrent`].
+pub(super) struct RecurrentRows<'a> {
+    pub batch: &'a ForwardBatch,
+    pub layer: &'a RecurrentLayer,
+    /// Norm of the output of each value head.
+    pub norm: &'a Norm,
+    /// `[rows, projections]`: q, k, v, z, b, a.
+    pub projected: &'a Buffer,
+    /// `[rows, value_heads * value_dim]`.
+    pub output: &'a mut Buffer,
+    pub rows: usize,
+    /// States of value heads, in the keys and in the values of a page ([`Recurrent::heads_in_keys`]).
+    pub cache: &'a mut KvCache,
 }
 
 /// Arguments of [`LayerOps::experts`].
@@ -145,6 +160,9 @@ pub(super) trait LayerOps: Send {
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError>;
     /// `y = x·Wᵀ` for each head with its own matrix.
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError>;
+    /// The recurrence of the sequences of a batch ([`Recurrent`]), token by token, with their states in pages
+    /// ([`super::groups`]).
+    fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError>;
     /// `attended *= sigmoid(gate)` for rows of `width` elements; the gate ends each row of `qkv`, of `stride` elements.
     fn gate(
         &self,

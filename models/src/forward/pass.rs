@@ -8,7 +8,7 @@ use device::{Buffer, Device};
 use super::clock::clock;
 use super::model::AttentionLayer;
 use super::op::{Op, Register};
-use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows, RecurrentRows};
 use super::step::disjoint;
 use super::{ForwardBatch, Model, scales};
 
@@ -171,6 +171,13 @@ impl Model {
                             kernels.attention(device, args)?;
                         }
                     }
+                }
+                Op::Recurrent { recurrent, norm } => {
+                    let layer = &loaded.recurrent[recurrent];
+                    let [projected, output] = step.several([Register::Qkv, Register::Attended])?;
+                    let (cache, norm) = (&mut caches[layer.place], &loaded.norms[norm]);
+                    let _time = time("recurrent", rows * layer.declared.projections.rows());
+                    ops.recurrent(RecurrentRows { batch, layer, norm, projected, output, rows, cache })?;
                 }
                 Op::GateAttended { attention } => {
                     let declared = &loaded.attention[attention].declared;

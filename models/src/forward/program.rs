@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Operations refer to linear layers, norms, attention layers and mixtures of experts by their index in the decoder's iterators
-//! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`], [`Decoder::experts`]).
+//! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`], [`Decoder::recurrent`], [`Decoder::experts`]).
 
 use super::op::{HeadRows, Op, Register};
 use crate::decoder::{Attention, Branch, Decoder, Experts, Form, Latent, Layer, Linear, Mixer, Mlp, Rope};
@@ -41,7 +41,9 @@ struct Writer<'a> {
     ops: Vec<Op>,
     ropes: Vec<Rope>,
     attention: Vec<AttentionPlan>,
-    num_attention: usize,
+    recurrent: usize,
+    /// Number of mixers that read other rows.
+    num_paged: usize,
     linears: usize,
     norms: usize,
     experts: usize,
@@ -124,7 +126,7 @@ impl Writer<'_> {
             sums.push(Op::Add { from: Register::Held, scale: branch.scale });
         }
         // Rows that are not needed are dropped in the layer of the last attention, and with them the normed ones.
-        let is_last = self.attention.len() == self.num_attention;
+        let is_last = self.attention.len() + self.recurrent == self.num_paged;
         if !is_last && first.last().is_some_and(|first| first.norm == last.norm) {
             self.norms += 1;
         } else {
@@ -138,6 +140,13 @@ impl Writer<'_> {
     fn mixer(&mut self, mixer: &Mixer, input: Register, to: Register) {
         match mixer {
             Mixer::Attention(layer) => self.attention(layer, input, to),
+            Mixer::Recurrent(_) => {
+                self.linear(input, Register::Qkv);
+                self.ops.push(Op::Recurrent { recurrent: self.recurrent, norm: self.norms });
+                self.recurrent += 1;
+                self.norms += 1;
+                self.linear(Register::Attended, to);
+            }
             Mixer::Mlp(mlp) => self.mlp(mlp, input, to),
             Mixer::Experts(experts) => self.mixture(experts, input, to),
         }
@@ -233,10 +242,10 @@ impl Program {
                 ropes.push(rope.clone());
             }
         }
-        let num_attention = decoder.attention().count();
+        let num_paged = decoder.paged().count();
         let (ops, attention) = (Vec::new(), Vec::new());
         let mut writer =
-            Writer { ops, ropes, attention, num_attention, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
+            Writer { ops, ropes, attention, recurrent: 0, num_paged, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
         writer.embedding();
         decoder.layers.iter().for_each(|layer| writer.layer(layer));
         match &decoder.final_norm {
@@ -248,10 +257,14 @@ impl Program {
             writer.ops.push(Op::Swap { a: Register::Held, b: Register::Branch });
         }
         let Writer { mut ops, ropes, attention, .. } = writer;
-        // After the last attention, a row affects no result but its own.
-        let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. });
+        // After the last mixer that reads other rows, a row affects no result but its own.
+        let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. } | Op::Recurrent { .. });
         if let Some(last) = ops.iter().rposition(reads_attended) {
-            let attended = decoder.attention().last().map_or(0, Attention::attended_width);
+            let attended = decoder.paged().last().map_or(0, |mixer| match mixer {
+                Mixer::Attention(attention) => attention.attended_width(),
+                Mixer::Recurrent(recurrent) => recurrent.value_width(),
+                Mixer::Mlp(_) | Mixer::Experts(_) => 0,
+            });
             let moves = [
                 (Register::Attended, Register::Qkv, attended),
                 (Register::Stream, Register::Branch, decoder.hidden_size()),
@@ -305,6 +318,7 @@ impl Program {
         let norms: Vec<usize> = decoder.norms().map(|norm| norm.width).collect();
         let attention: Vec<_> = decoder.attention().collect();
         let products: Vec<_> = decoder.head_linears().collect();
+        let recurrent: Vec<usize> = decoder.recurrent().map(|layer| layer.value_width()).collect();
         let experts: Vec<_> = decoder.experts().collect();
         let (hidden, tokens) = (decoder.hidden_size(), decoder.embedding.tokens.inputs);
         let mut widths = [0; Register::COUNT];
@@ -324,6 +338,7 @@ impl Program {
                     holds(Register::Activated, heads.iter().map(|linear| linear.inputs).max().unwrap_or(0));
                     holds(Register::Mixed, heads.iter().map(Linear::rows).max().unwrap_or(0));
                 }
+                Op::Recurrent { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
                 Op::Activate { width, to, .. } => holds(to, width),
                 Op::Experts { experts: number, .. } => {
                     // Scratch of one expert: its rows, its projections, their activation, its output.

@@ -1,0 +1,191 @@
+//! Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in each fourth layer.
+//!
+//! Attention has norms of query and key heads and a rotary embedding on a quarter of each head. All norms but those within
+//! recurrent layers store their weights less 1. Qwen3-Next packs the projections of recurrent layers by key head; Qwen3.5 has a
+//! tensor for each, and its mixtures have one tensor for all experts.
+
+use super::experts;
+use super::qwen;
+use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
+use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Packing, Part, Pick, Role, RopeDefaults, Spec};
+use crate::decoder::{Branch, Layer, Linear, Norm, Recurrent};
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        architectures: &["Qwen3NextForCausalLM"],
+        model_types: &["qwen3_next"],
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Next),
+        reference: &["qwen3-next"],
+        largest: "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+        model_types: &["qwen3_5_text", "qwen3_5"],
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Dense),
+        largest: "Qwen/Qwen3.5-27B",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+        model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Mixture),
+        largest: "Qwen/Qwen3.5-397B-A17B",
+        ..Family::BASE
+    },
+];
+
+/// What differs between the families.
+#[derive(Clone, Copy, PartialEq)]
+enum Generation {
+    /// Packed projections, experts with separate tensors.
+    Next,
+    /// Separate projections, a feed-forward network.
+    Dense,
+    /// Separate projections, experts in common tensors.
+    Mixture,
+}
+
+/// A mixture's layers are all sparse, so its `intermediate_size` may be absent.
+const SPEC: Spec = Spec {
+    sizes: &[("head_dim", 256), ("num_key_value_heads", 2), ("intermediate_size", 0)],
+    norm_plus_one: true,
+    rope: Some(RopeDefaults { partial: ("partial_rotary_factor", 0.25), ..RopeDefaults::LLAMA }),
+    ..Spec::LLAMA
+};
+
+fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, max_positions, SPEC)?;
+    let recurrent = Sizes::read(fields)?;
+    let is_recurrent = recurrent_layers(fields, common.num_layers)?;
+    let bias = fields.boolean("attention_bias")?.unwrap_or(false);
+    let sparse = match generation {
+        Generation::Dense => vec![false; common.num_layers],
+        _ => qwen::sparse_layers(fields, &common)?,
+    };
+    common.try_decoder(|layer| {
+        let mixer = if is_recurrent[layer] {
+            Mixer::Recurrent(recurrent.layer(&common, layer, generation))
+        } else {
+            let packing = Packing::Gated(["q_proj", "k_proj", "v_proj"]);
+            let module = common.at(layer, "self_attn");
+            let mut attention = common.attention_of(module, packing, "o_proj").biased(bias, bias);
+            attention.gate = true;
+            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
+            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+            Mixer::Attention(attention)
+        };
+        let mlp = if sparse[layer] {
+            let mut mixture = qwen::mixture(fields, &common, layer)?;
+            mixture.routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(true);
+            if generation == Generation::Mixture {
+                let names = ["gate_up_proj", "down_proj"].map(|name| common.at(layer, &format!("mlp.experts.{name}")));
+                let width = mixture.experts.first().map_or(0, |mlp| mlp.width());
+                mixture.experts = experts::stacked(&common, names, mixture.experts.len(), width);
+                let networks = mixture.experts.iter_mut().flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
+                networks.flat_map(|linear| &mut linear.parts).for_each(|part| part.bare = true);
+            }
+            Mixer::Experts(mixture)
+        } else {
+            Mixer::Mlp(common.mlp(layer))
+        };
+        let branch = |name: &str, mixer: Mixer| Branch::new(common.norm(common.at(layer, name)), mixer);
+        let branches = vec![branch("input_layernorm", mixer), branch("post_attention_layernorm", mlp)];
+        Ok(Layer { branches, parallel: false })
+    })
+}
+
+/// Whether each layer is recurrent: according to `layer_types`, or all but each `full_attention_interval`-th.
+fn recurrent_layers(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    let expected = format!("a list of {num_layers} of \"full_attention\" and \"linear_attention\"");
+    let stated = fields.read("layer_types", &expected, |value| {
+        let kinds = value.as_array()?.iter().map(|kind| match kind.as_str()? {
+            "full_attention" => Some(false),
+            "linear_attention" => Some(true),
+            _ => None,
+        });
+        kinds.collect::<Option<Vec<_>>>().filter(|kinds| kinds.len() == num_layers)
+    })?;
+    let interval = sizes::optional(fields, "full_attention_interval", MAX_LAYERS)?.unwrap_or(4);
+    Ok(stated.unwrap_or_else(|| (0..num_layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect()))
+}
+
+/// Sizes of the recurrent layers.
+struct Sizes {
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    kernel: usize,
+}
+
+impl Sizes {
+    fn read(fields: &Fields<'_>) -> Result<Sizes, LoadError> {
+        let size = |key: &str, greatest: u64, default: usize| {
+            Ok::<_, LoadError>(sizes::optional(fields, key, greatest)?.unwrap_or(default))
+        };
+        let key_heads = size("linear_num_key_heads", MAX_HEADS, 16)?;
+        let value_heads = size("linear_num_value_heads", MAX_HEADS, 32)?;
+        if !value_heads.is_multiple_of(key_heads) {
+            let expected = format!("a multiple of `linear_num_key_heads`, {key_heads}");
+            return Err(fields.wrong("linear_num_value_heads", expected));
+        }
+        Ok(Sizes {
+            key_heads,
+            value_heads,
+            key_dim: size("linear_key_head_dim", MAX_HEAD_DIM, 128)?,
+            value_dim: size("linear_value_head_dim", MAX_HEAD_DIM, 128)?,
+            kernel: size("linear_conv_kernel_dim", MAX_KERNEL, 4)?,
+        })
+    }
+
+    fn layer(&self, common: &Common, layer: usize, generation: Generation) -> Recurrent {
+        let &Sizes { key_heads, value_heads, key_dim, value_dim, kernel } = self;
+        let at = |name: &str| common.at(layer, &format!("linear_attn.{name}"));
+        let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+        let parts = if generation == Generation::Next {
+            // For each key head the rows of q, k, v, z, and in the other tensor those of b and a.
+            let (per_head, heads) = (values / key_heads, value_heads / key_heads);
+            let group = 2 * key_dim + 2 * per_head;
+            let wide = |rows: usize, first: usize, run: usize| {
+                Part::picked(at("in_proj_qkvz"), rows, Pick::runs(2 * (keys + values), first, run, group))
+            };
+            let narrow = |first: usize| {
+                Part::picked(at("in_proj_ba"), value_heads, Pick::runs(2 * value_heads, first, heads, 2 * heads))
+            };
+            vec![
+                wide(keys, 0, key_dim),
+                wide(keys, key_dim, key_dim),
+                wide(values, 2 * key_dim, per_head),
+                wide(values, 2 * key_dim + per_head, per_head),
+                narrow(0),
+                narrow(heads),
+            ]
+        } else {
+            let part = |name: &str, rows: usize| Part::new(at(name), rows);
+            vec![
+                part("in_proj_qkv", 2 * keys + values),
+                part("in_proj_z", values),
+                part("in_proj_b", value_heads),
+                part("in_proj_a", value_heads),
+            ]
+        };
+        let output = Part::new(at("out_proj"), common.hidden_size);
+        Recurrent {
+            projections: Linear::new(common.hidden_size, Role::Column, parts),
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            kernel,
+            conv: at("conv1d.weight"),
+            a_log: at("A_log"),
+            dt_bias: at("dt_bias"),
+            norm: Norm { plus_one: false, ..common.norm_of(at("norm"), value_dim) },
+            output: Linear::new(values, Role::Row, [output]),
+        }
+    }
+}
+
+/// Greatest accepted number of tokens that the convolution reads.
+const MAX_KERNEL: u64 = 16;
