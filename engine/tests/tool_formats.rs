@@ -27,7 +27,7 @@ fn parse<'a>(format: ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> P
         match event {
             Text(text) => parsed.0 += &text,
             Call { name } => parsed.1.push((name, String::new())),
-            Arguments(more) => parsed.1.last_mut().expect("a call before its arguments").1 += &more,
+            Arguments(more) => parsed.1.last_mut().unwrap().1 += &more,
         }
     }
     parsed
@@ -308,6 +308,22 @@ fn a_call_cut_by_the_token_limit_keeps_what_it_has() {
             }
         }
     }
+}
+
+#[test]
+fn hostile_text_costs_time_in_proportion_to_its_length() {
+    let start = std::time::Instant::now();
+    for format in ToolFormat::all() {
+        let head = &format.example()[..format.example().find('x').unwrap()];
+        for one in ["[", "{", "(", " ", "<", "<|", "<tool_call>", "f(", "'", "<｜tool▁call▁begin｜>", head] {
+            for before in ["", head] {
+                let whole = format!("{before}{}", one.repeat(2_000 / one.len()));
+                let told: usize = parse(format, [whole.as_str()]).1.iter().map(|call| call.1.len()).sum();
+                assert!(told <= 8 * whole.len(), "{format:?}: {one:?}");
+            }
+        }
+    }
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }
 
 fn value(format: ToolFormat) -> impl Strategy<Value = Value> {

@@ -133,7 +133,9 @@ fn block_size(engine: &EngineConfig, decoder: &Decoder, format: CacheFormat) -> 
         return Err(bad("--block-size", size, expected()));
     }
     if engine.block_size.is_none() && size > DEFAULT_BLOCK_SIZE {
-        tracing::info!("blocks of {size} tokens instead of {DEFAULT_BLOCK_SIZE}, to hold the states of recurrent layers");
+        tracing::info!(
+            "blocks of {size} tokens instead of {DEFAULT_BLOCK_SIZE}, to hold the states of recurrent layers"
+        );
     }
     Ok(size)
 }

@@ -290,13 +290,13 @@ fn glm_and_deepseek() -> Vec<Case> {
             "glm4_moe, groups, no renorm",
             json!({"attention_bias": false, "use_qk_norm": false,
             "partial_rotary_factor": 0.5, "norm_topk_prob": false, "n_group": 4, "topk_group": 2,
-            "n_shared_experts": 2, "first_k_dense_replace": 0, "num_hidden_layers": 1, "tie_word_embeddings": true}),
+            "n_shared_experts": 2, "first_k_dense_replace": 0, "num_hidden_layers": 2, "tie_word_embeddings": true}),
         ),
         with(
             &v2,
             "deepseek v2, groups",
             json!({"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
-            "scoring_func": "softmax", "norm_topk_prob": false, "routed_scaling_factor": 16.0, "rope_scaling": yarn.clone()}),
+            "scoring_func": "softmax", "norm_topk_prob": false, "num_hidden_layers": 3, "routed_scaling_factor": 16.0, "rope_scaling": yarn.clone()}),
         ),
         with(
             &v2,

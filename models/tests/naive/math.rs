@@ -159,8 +159,8 @@ pub fn attend([q, k, v]: [&Rows; 3], heads: Heads, scale: f64, score: Score, sin
             let query = &q[i][h * heads.dim..][..heads.dim];
             let mut seen: Vec<usize> = Vec::new();
             let mut scores = Vec::new();
-            for j in 0..=i {
-                let key = &k[j][g * heads.dim..][..heads.dim];
+            for (j, key) in k.iter().enumerate().take(i + 1) {
+                let key = &key[g * heads.dim..][..heads.dim];
                 let dot: f64 = query.iter().zip(key).map(|(a, b)| a * b).sum();
                 if let Some(score) = score(h, i, j, dot * scale) {
                     seen.push(j);

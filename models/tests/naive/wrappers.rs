@@ -1,8 +1,9 @@
-//! The text part of multimodal checkpoints.
+//! Other spellings of a checkpoint give the same bits: the text part of a multimodal one, old class names, nested ropes.
 
 use serde_json::{Value, json};
 
 use super::cases::all;
+use super::tensors::Tensors;
 use super::tests::{computed, make, write};
 
 /// A case's configuration inside of a wrapper of class `class`.
@@ -46,5 +47,44 @@ fn the_text_part_of_a_multimodal_checkpoint_gives_the_bits_of_the_plain_one() {
             let folder = write(&config, tensors.to_bytes(|name, _| Some(old(name))));
             assert!(computed(folder.path()).unwrap() == want, "{name}");
         }
+    }
+}
+
+/// A case, its tensors and what the crate computes from them.
+fn plain(name: &str) -> (Value, Tensors, Vec<f32>) {
+    let case = all().into_iter().find(|case| case.name == name).unwrap();
+    let (tensors, _) = make(&case.config, 5, 1);
+    let folder = write(&case.config, tensors.to_bytes(|name, _| Some(name.to_string())));
+    let logits = computed(folder.path()).unwrap();
+    (case.config, tensors, logits)
+}
+
+#[test]
+fn layers_behind_the_last_one_are_not_read() {
+    for (name, layer) in [("deepseek v3, groups and yarn", 3), ("glm4_moe, norms of heads", 2)] {
+        let (config, tensors, want) = plain(name);
+        for part in ["eh_proj.weight", "enorm.weight", "shared_head.norm.weight", "self_attn.o_proj.weight"] {
+            tensors.vector(&format!("model.layers.{layer}.{part}"), 3);
+        }
+        let folder = write(&config, tensors.to_bytes(|name, _| Some(name.to_string())));
+        assert!(computed(folder.path()).map_err(|error| format!("{name}: {error}")).unwrap() == want, "{name}");
+    }
+}
+
+#[test]
+fn old_class_names_and_nested_ropes_give_the_same_bits() {
+    let rope = json!({"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}});
+    let nested =
+        json!({"rope_parameters": rope, "rope_scaling": null, "rope_theta": null, "rope_local_base_freq": null});
+    for (name, changes) in [
+        ("falcon, one key head", json!({"architectures": ["RWForCausalLM"]})),
+        ("mpt, odd heads and clip", json!({"architectures": ["MPTForCausalLM"]})),
+        ("gemma3, linear rope of full layers", nested),
+    ] {
+        let (mut config, tensors, want) = plain(name);
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let folder = write(&config, tensors.to_bytes(|name, _| Some(name.to_string())));
+        assert!(computed(folder.path()).map_err(|error| format!("{name}: {error}")).unwrap() == want, "{name}");
     }
 }

@@ -296,7 +296,6 @@ pub(super) const SPECS: [Spec; 13] = [
         tail: &[],
         end: &[Maybe(","), Space(""), Text("]"), Usual("<|python_end|>")],
         place: Place::StartOr(Some("<|python_start|>")),
-        ..PLAIN
     },
     Spec {
         format: ToolFormat::Pythonic,
@@ -311,7 +310,6 @@ pub(super) const SPECS: [Spec; 13] = [
         tail: &[],
         end: &[Maybe(","), Space(""), Text("]")],
         place: Place::StartOr(None),
-        ..PLAIN
     },
     Spec {
         format: ToolFormat::Hermes,

@@ -180,10 +180,7 @@ fn begins(spec: &Spec, text: &str) -> Option<bool> {
             }
             let name = inner.find(|c: char| c != '_' && !c.is_alphanumeric())?;
             let rest = inner[name..].trim_start();
-            match rest.chars().next() {
-                None => None,
-                Some(c) => Some(name > 0 && c == '='),
-            }
+            rest.chars().next().map(|c| name > 0 && c == '=')
         }
     }
 }
@@ -197,7 +194,7 @@ fn matched<'a>(parts: impl Iterator<Item = &'a Part>, text: &str, is_whole: bool
             Part::Text(marker) | Part::Usual(marker) | Part::Maybe(marker) => {
                 if rest.starts_with(marker) {
                     at += marker.len();
-                } else if marker.starts_with(rest) && !(is_whole && !matches!(part, Part::Text(_))) {
+                } else if marker.starts_with(rest) && (!is_whole || matches!(part, Part::Text(_))) {
                     return Match::Begun;
                 } else if matches!(part, Part::Text(_)) {
                     return Match::No;
