@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Names of the cases: one folder each.
-pub const CASES: [&str; 24] = [
+pub const CASES: [&str; 25] = [
     "llama",
     "llama31-rope",
     "mistral-sliding",

@@ -316,7 +316,11 @@ impl fmt::Display for Plan {
         )?;
         if self.state_bytes > 0 {
             let states = Bytes(self.state_bytes);
-            writeln!(f, "state per sequence {states}, and as much for each cached block of {} tokens", self.block_size)?;
+            writeln!(
+                f,
+                "state per sequence {states}, and as much for each cached block of {} tokens",
+                self.block_size
+            )?;
             writeln!(f, "prefix hits        whole blocks; up to {} tokens are computed again", self.block_size)?;
         }
         let [blocks, context] = self.cache_parts();

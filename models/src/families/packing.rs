@@ -13,7 +13,6 @@ pub(super) enum Packing {
     Columns(&'static str),
     /// One tensor: for each key/value head the rows of its query heads, of its key, of its value.
     Groups(&'static str),
-    #[allow(dead_code)]
     /// One tensor each; that of the queries has for each head the rows of the queries, then those of the output gate.
     Gated([&'static str; 3]),
 }

@@ -13,7 +13,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["Qwen2ForCausalLM"],
         model_types: &["qwen2"],
-        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, false),
+        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, None),
         reference: &["qwen2", "qwen2-yarn"],
         largest: "Qwen/Qwen2.5-72B",
         ..Family::BASE
@@ -21,7 +21,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["Qwen3ForCausalLM"],
         model_types: &["qwen3"],
-        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, false),
+        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, None),
         reference: &["qwen3"],
         largest: "Qwen/Qwen3-32B",
         ..Family::BASE
@@ -29,7 +29,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["Qwen2MoeForCausalLM"],
         model_types: &["qwen2_moe"],
-        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, true),
+        declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, Some(true)),
         reference: &["qwen2-moe"],
         largest: "Qwen/Qwen2-57B-A14B",
         ..Family::BASE
@@ -37,7 +37,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["Qwen3MoeForCausalLM"],
         model_types: &["qwen3_moe"],
-        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, true),
+        declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, Some(false)),
         reference: &["qwen3-moe"],
         largest: "Qwen/Qwen3-235B-A22B",
         ..Family::BASE
@@ -60,22 +60,23 @@ fn qwen3(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention
     Ok(attention)
 }
 
+/// `experts`: whether their layers may have a shared expert too; `None` for dense models.
 fn declare(
     fields: &Fields<'_>,
     max_positions: usize,
     spec: Spec,
     attention: fn(&Common, &Fields<'_>, usize) -> Result<Attention, LoadError>,
-    sparse: bool,
+    experts: Option<bool>,
 ) -> Result<Decoder, LoadError> {
     let common = Common::read(fields, max_positions, spec)?;
     let windows = common.windows(fields, Windows::FromLayer)?;
-    let experts = if sparse { sparse_layers(fields, &common)? } else { vec![false; common.num_layers] };
+    let sparse = if experts.is_some() { sparse_layers(fields, &common)? } else { Vec::new() };
     common.try_decoder(|layer| {
         let mut attention = attention(&common, fields, layer)?;
         attention.window = windows[layer];
-        let mlp = match experts[layer] {
-            true => Mixer::Experts(mixture(fields, &common, layer)?),
-            false => Mixer::Mlp(common.mlp(layer)),
+        let mlp = match experts.filter(|_| sparse[layer]) {
+            Some(shared) => Mixer::Experts(mixture(fields, &common, layer, shared)?),
+            None => Mixer::Mlp(common.mlp(layer)),
         };
         Ok(common.layer(layer, attention, mlp))
     })
@@ -93,16 +94,18 @@ pub(super) fn sparse_layers(fields: &Fields<'_>, common: &Common) -> Result<Vec<
         .collect())
 }
 
-/// The experts of a layer of Qwen2-MoE, Qwen3-MoE or Qwen3-Next.
+/// The experts of a layer of Qwen2-MoE, Qwen3-MoE or Qwen3-Next. `shared`: the configuration may ask for a shared expert.
 pub(super) fn mixture(
     fields: &Fields<'_>,
     common: &Common,
     layer: usize,
+    shared: bool,
 ) -> Result<crate::decoder::Experts, LoadError> {
     let (count, top_k) = experts::counts(fields, ["num_experts", "num_experts_per_tok"])?;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let module = common.at(layer, "mlp");
-    let shared = match fields.integer("shared_expert_intermediate_size", 0..=MAX_WIDTH)? {
+    let stated = fields.integer("shared_expert_intermediate_size", 0..=MAX_WIDTH)?;
+    let shared = match stated.filter(|_| shared) {
         None | Some(0) => None,
         Some(width) => Some(Shared { module: format!("{module}.shared_expert"), width: width as usize, gate: true }),
     };

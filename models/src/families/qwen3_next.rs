@@ -76,7 +76,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
             Mixer::Attention(attention)
         };
         let mlp = if sparse[layer] {
-            let mut mixture = qwen::mixture(fields, &common, layer)?;
+            let mut mixture = qwen::mixture(fields, &common, layer, true)?;
             mixture.routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(true);
             if generation == Generation::Mixture {
                 let names = ["gate_up_proj", "down_proj"].map(|name| common.at(layer, &format!("mlp.experts.{name}")));

@@ -244,8 +244,18 @@ impl Program {
         }
         let num_paged = decoder.paged().count();
         let (ops, attention) = (Vec::new(), Vec::new());
-        let mut writer =
-            Writer { ops, ropes, attention, recurrent: 0, num_paged, linears: 0, norms: 0, experts: 0, heads: 0, decoder };
+        let mut writer = Writer {
+            ops,
+            ropes,
+            attention,
+            recurrent: 0,
+            num_paged,
+            linears: 0,
+            norms: 0,
+            experts: 0,
+            heads: 0,
+            decoder,
+        };
         writer.embedding();
         decoder.layers.iter().for_each(|layer| writer.layer(layer));
         match &decoder.final_norm {

@@ -26,7 +26,8 @@ fn difference(a: &[f32], b: &[f64]) -> f64 {
 
 #[test]
 fn the_oracle_gives_the_logits_of_the_reference_cases() {
-    for name in common::CASES {
+    // Recurrent layers have a model of their own, beside their code.
+    for name in common::CASES.into_iter().filter(|name| *name != "qwen3-next") {
         let files = common::files(name);
         let config: Value = files.read_json("config.json").unwrap();
         let w = Tensors::stored(Weights::open(&files).unwrap());
