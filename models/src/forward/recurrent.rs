@@ -250,7 +250,7 @@ mod tests {
 
     use super::*;
     use crate::decoder::{Linear, Norm, Part, Role};
-    use crate::forward::{ForwardBatch, ops};
+    use crate::forward::{ForwardBatch, linear};
 
     const EPS: f32 = 1e-6;
 
@@ -279,7 +279,9 @@ mod tests {
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {
-            (state ^= state << 13, state ^= state >> 7, state ^= state << 17);
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
             (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
         };
         (0..count).map(|_| next()).collect()
@@ -376,7 +378,7 @@ mod tests {
                 place: 0,
                 declared: declared.clone(),
             };
-            let norm = ops::Norm { weight: buffer(&weights.norm), bias: None, width: value_dim, eps: EPS, centre: false };
+            let norm = linear::Norm { weight: buffer(&weights.norm), bias: None, width: value_dim, eps: EPS, centre: false };
             let inputs = lens.map(|len| numbers(seed + 4 + len as u64, len * stride));
             let tables: [Vec<i32>; 2] = [(0..8).map(|i| 2 * i).collect(), (0..8).map(|i| 15 - 2 * i).collect()];
             let block_size = 4;
@@ -385,7 +387,7 @@ mod tests {
             let shape = KvShape { num_blocks: 16, num_kv_heads: 1, block_size, head_dim: size.div_ceil(block_size) };
             let run = |chunks: &[usize]| {
                 let mut cache = KvCache::new(&**CPU, shape).unwrap();
-                for pages in [&mut cache.keys, &mut cache.values] {
+                for pages in cache.buffers_mut() {
                     pages.host_mut::<f32>().unwrap().fill(f32::NAN);
                 }
                 let (mut done, mut found) = ([0, 0], [Vec::new(), Vec::new()]);
