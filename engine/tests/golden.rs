@@ -14,7 +14,7 @@ use engine::{
 use testkit::capability::Capability;
 use testkit::everything;
 
-use testkit::reference::{CASES, FIRST};
+use testkit::reference::{CASES, FIRST, block_size};
 
 use crate::common::cases::{folder, prompts};
 
@@ -49,7 +49,7 @@ impl Setting {
     fn config(&self) -> EngineConfig {
         let mut config = EngineConfig {
             model: ModelSource::Folder(folder(self.case)),
-            block_size: Some(8),
+            block_size: Some(block_size(self.case, 8)),
             max_num_batched_tokens: 48,
             max_num_seqs: 8,
             kv_cache_memory_bytes: Some(4 << 20),

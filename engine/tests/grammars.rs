@@ -19,7 +19,7 @@ fn spelled(byte: u8) -> char {
 
 /// A byte-level tokenizer whose token `i` is `words[i]`.
 fn tokenizer(words: &[Vec<u8>]) -> Tokenizer {
-    let like = testkit::workspace::root().join("engine/tests/text_reference/qwen2/tokenizer.json");
+    let like = testkit::workspace::root().join("models/tests/reference/qwen2/tokenizer.json");
     let mut file: Value = serde_json::from_slice(&std::fs::read(like).unwrap()).unwrap();
     let word = |word: &Vec<u8>| word.iter().map(|&byte| spelled(byte)).collect::<String>();
     let vocabulary: BTreeMap<String, usize> = words.iter().map(word).zip(0..).collect();

@@ -5,7 +5,7 @@ use crate::common::cases::{Prompt, expected, folder, prompts};
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
 };
-use testkit::reference::{CASES, FIRST, context};
+use testkit::reference::{self, CASES, FIRST, context};
 
 fn config(case: &str, quantization: Quantization) -> EngineConfig {
     EngineConfig {
@@ -124,7 +124,7 @@ fn every_bit_is_the_same_in_every_setting() {
         let settings = if FIRST.contains(&case) { &SETTINGS[..] } else { &SETTINGS[..2] };
         for &(block_size, budget, together, enable_prefix_caching, threads, linear) in settings {
             let mut config = EngineConfig {
-                block_size: Some(block_size),
+                block_size: Some(reference::block_size(case, block_size)),
                 max_num_batched_tokens: budget,
                 enable_prefix_caching,
                 threads: Some(threads),

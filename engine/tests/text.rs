@@ -1,7 +1,8 @@
 //! Streams of text compared with the texts that the reference tokenizers decode at once.
 //!
 //! The tokenizers are those of five reference checkpoints, each of another kind (byte fallback with and without a metaspace
-//! pre-tokenizer, byte-level as Llama 3 and Qwen have it). `text_reference/<case>/texts.json` has continuations of prompts and with lists of ids, both with their texts.
+//! pre-tokenizer, byte-level as Llama 3 and Qwen have it). `text_reference/<case>/texts.json` has
+//! continuations of prompts and lists of ids, both with their texts.
 use std::path::Path;
 use std::sync::Arc;
 

@@ -39,6 +39,11 @@ pub fn folder(case: &str) -> PathBuf {
     crate::workspace::root().join("models/tests/reference").join(case)
 }
 
+/// Returns a block size for a case, larger than `wanted` if its blocks hold the states of recurrent layers.
+pub fn block_size(case: &str, wanted: usize) -> usize {
+    if case == "qwen3-next" { 16 * wanted } else { wanted }
+}
+
 /// Returns the context length for which a case's expected results of a prompt hold, where they depend on it: transformers chooses the
 /// factors of LongRoPE by the length of each sequence, an engine once by the greatest length that it serves.
 pub fn context(case: &str, prompt_len: usize) -> Option<usize> {
