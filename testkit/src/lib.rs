@@ -4,7 +4,7 @@
 //! - [`not_run`]: reports of tests that this machine cannot run;
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
 //! - [`model`]: models of known shapes with random weights;
-//! - [`reference`]: the reference checkpoints;
+//! - [`mod@reference`]: the reference checkpoints;
 //! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
 //!
