@@ -153,7 +153,10 @@ fn inverse_deviation<L: Lanes>(row: &[f32], mean: f32, eps: f32) -> f32 {
 #[inline(always)]
 fn sum<L: Lanes>(row: &[f32]) -> f32 {
     let (vectors, tail) = row.as_chunks::<LANES>();
-    let lanes = vectors.iter().fold(L::splat(0.0), |lanes, vector| lanes.add(L::load(vector)));
+    let mut lanes = L::splat(0.0);
+    for vector in vectors {
+        lanes = lanes.add(L::load(vector));
+    }
     tail.iter().fold(lanes.sum(), |sum, x| sum + x)
 }
 
@@ -192,25 +195,58 @@ fn gate_row<L: Lanes>(x: &mut [f32], gate: &[f32]) {
     }
 }
 
+/// An activation of lanes. A type instead of a closure, because a closure is not inlined into a function that is compiled for an
+/// instruction set, and its vectors then go through memory.
+trait Function: Copy {
+    fn apply<L: Lanes>(self, gate: L, up: L) -> L;
+}
+
+/// Defines [`Function`]s.
+macro_rules! functions {
+    ($($name:ident($self:ident, $gate:ident, $up:ident) $body:block)*) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+        impl Function for $name {
+            #[inline(always)]
+            fn apply<L: Lanes>($self, $gate: L, $up: L) -> L $body
+        }
+    )*};
+}
+
+functions! {
+    Silu(self, gate, up) { gate.div(exp_of_negative(gate).add(L::splat(1.0))).mul(up) }
+    Gelu(self, gate, up) { gelu(gate).mul(up) }
+    GeluTanh(self, gate, up) { gelu_tanh(gate).mul(up) }
+    Relu(self, gate, up) { gate.max(L::splat(0.0)).mul(up) }
+    Relu2(self, gate, up) {
+        let positive = gate.max(L::splat(0.0));
+        positive.mul(positive).mul(up)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ClampedSwiglu {
+    limit: f32,
+}
+
+impl Function for ClampedSwiglu {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, gate: L, up: L) -> L {
+        let gate = least(gate, L::splat(self.limit));
+        let up = least(up.max(L::splat(-self.limit)), L::splat(self.limit));
+        sigmoid(gate.mul(L::splat(1.702))).mul(gate).mul(up.add(L::splat(1.0)))
+    }
+}
+
 #[inline(always)]
 fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    let one = L::splat(1.0);
     match how.activation {
-        Activation::Silu => {
-            by_lanes::<L>(how.gated, gate, up, out, |gate, up| gate.div(exp_of_negative(gate).add(one)).mul(up))
-        }
-        Activation::Gelu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu(gate).mul(up)),
-        Activation::GeluTanh => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gelu_tanh(gate).mul(up)),
-        Activation::Relu => by_lanes::<L>(how.gated, gate, up, out, |gate, up| gate.max(L::splat(0.0)).mul(up)),
-        Activation::Relu2 => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
-            let positive = gate.max(L::splat(0.0));
-            positive.mul(positive).mul(up)
-        }),
-        Activation::ClampedSwiglu { limit } => by_lanes::<L>(how.gated, gate, up, out, |gate, up| {
-            let gate = least(gate, L::splat(limit));
-            let up = least(up.max(L::splat(-limit)), L::splat(limit));
-            sigmoid(gate.mul(L::splat(1.702))).mul(gate).mul(up.add(one))
-        }),
+        Activation::Silu => by_lanes::<L, _>(how.gated, gate, up, out, Silu),
+        Activation::Gelu => by_lanes::<L, _>(how.gated, gate, up, out, Gelu),
+        Activation::GeluTanh => by_lanes::<L, _>(how.gated, gate, up, out, GeluTanh),
+        Activation::Relu => by_lanes::<L, _>(how.gated, gate, up, out, Relu),
+        Activation::Relu2 => by_lanes::<L, _>(how.gated, gate, up, out, Relu2),
+        Activation::ClampedSwiglu { limit } => by_lanes::<L, _>(how.gated, gate, up, out, ClampedSwiglu { limit }),
     }
 }
 
@@ -229,17 +265,17 @@ fn activate_row_q8<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut 
 
 /// `out = f(gate, up)`, sixteen elements at a time; `up` is 1 if there is no gate.
 #[inline(always)]
-fn by_lanes<L: Lanes>(gated: bool, gate: &[f32], up: &[f32], out: &mut [f32], f: impl Fn(L, L) -> L) {
+fn by_lanes<L: Lanes, F: Function>(gated: bool, gate: &[f32], up: &[f32], out: &mut [f32], f: F) {
     let (gates, gate_tail) = gate.as_chunks();
     let (ups, up_tail) = up.as_chunks();
     let (outs, out_tail) = out.as_chunks_mut();
     if gated {
         for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
-            f(L::load(gate), L::load(up)).store(out);
+            f.apply(L::load(gate), L::load(up)).store(out);
         }
     } else {
         for (gate, out) in gates.iter().zip(outs) {
-            f(L::load(gate), L::splat(1.0)).store(out);
+            f.apply(L::load(gate), L::splat(1.0)).store(out);
         }
     }
     if !out_tail.is_empty() {
@@ -247,7 +283,7 @@ fn by_lanes<L: Lanes>(gated: bool, gate: &[f32], up: &[f32], out: &mut [f32], f:
         ends[0][..gate_tail.len()].copy_from_slice(gate_tail);
         ends[1][..up_tail.len()].copy_from_slice(up_tail);
         let [gate, up, out] = &mut ends;
-        f(L::load(gate), L::load(up)).store(out);
+        f.apply(L::load(gate), L::load(up)).store(out);
         out_tail.copy_from_slice(&out[..out_tail.len()]);
     }
 }
