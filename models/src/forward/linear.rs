@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::PackedMatrix;
+use device::gemm::{PackedMatrix, WeightRows};
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use crate::decoder::{self, Decoder, Mixer, NormKind, Part, Pick};
@@ -122,7 +122,8 @@ impl<'a> Loader<'a> {
         }
         self.progress(read);
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
-        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts(&rows))?;
+        let numbers: Vec<_> = parts(&rows).into_iter().map(|(dtype, data)| WeightRows::Numbers(dtype, data)).collect();
+        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &numbers)?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         for (_, data) in &rows {
             if let Cow::Borrowed(data) = data {
