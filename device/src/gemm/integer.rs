@@ -12,11 +12,11 @@
 
 use std::ops::Range;
 
-use super::Gemm;
 use super::activations;
 use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
 use super::form::Form;
 use super::output::{Output, numbers};
+use super::processor::Processor;
 use super::rows::{RowBlock, Rows};
 use crate::dispatch_dot;
 use crate::simd::Lanes;
@@ -42,7 +42,7 @@ const TASKS_PER_THREAD: usize = 4;
 const ROWS_BYTES: usize = 256 << 10;
 
 pub(super) fn run<F: Form>(
-    super::stored::Processor { isa, dot, pool }: super::stored::Processor<'_>,
+    Processor { isa, dot, pool }: Processor<'_>,
     k: usize,
     (x, rows): (Rows<'_>, usize),
     weights: &Blocks<F>,
@@ -62,10 +62,13 @@ pub(super) fn run<F: Form>(
 }
 
 /// The same product by plain loops, in the same order.
-pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
-    let (n, k) = (args.weights.n(), args.weights.k());
-    let x = activations::rows_in_blocks(args.x, k);
-    for (x, y) in x.chunks(weights.blocks).zip(args.y.chunks_mut(n)) {
+pub(super) fn reference<F: Form>(
+    (x, y, bias): (Rows<'_>, &mut [f32], Option<&[f32]>),
+    (n, k): (usize, usize),
+    weights: &Blocks<F>,
+) {
+    let x = activations::rows_in_blocks(x, k);
+    for (x, y) in x.chunks(weights.blocks).zip(y.chunks_mut(n)) {
         for (column, y) in y.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (b, block) in x.iter().enumerate() {
@@ -74,7 +77,7 @@ pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
                     weights.iter().zip(block.values.as_flattened()).map(|(&w, &a)| i32::from(w) * i32::from(a));
                 sum = (products.sum::<i32>() as f32).mul_add(scale * block.scale, sum);
             }
-            *y = sum + args.bias.map_or(0.0, |bias| bias[column]);
+            *y = sum + bias.map_or(0.0, |bias| bias[column]);
         }
     }
 }

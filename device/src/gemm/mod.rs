@@ -26,10 +26,12 @@ mod kernel;
 mod operands;
 mod output;
 mod pack;
+mod processor;
 mod quantization;
 mod quantize;
 mod rows;
 mod stored;
+mod tile;
 
 pub use activations::scratch_bytes;
 pub use dense::Product;
@@ -62,7 +64,7 @@ pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
     assert!(isa.is_available() && dot.is_available(), "this CPU does not have {isa} and {dot}");
     let rows = args.rows();
     if rows > 0 {
-        kernel::run(stored::Processor { isa, dot, pool }, rows, args);
+        kernel::run(processor::Processor { isa, dot, pool }, rows, args);
     }
 }
 
@@ -73,8 +75,12 @@ pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
 pub fn gemm_reference(args: Gemm<'_>) {
     let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
     match &args.weights.segments[..] {
-        [Segment { panels: Panels::Q8(blocks), .. }] => return integer::reference(args, blocks),
-        [Segment { panels: Panels::Q4(blocks), .. }] => return integer::reference(args, blocks),
+        [Segment { panels: Panels::Q8(blocks), .. }] => {
+            return integer::reference((args.x, args.y, args.bias), (n, k), blocks);
+        }
+        [Segment { panels: Panels::Q4(blocks), .. }] => {
+            return integer::reference((args.x, args.y, args.bias), (n, k), blocks);
+        }
         _ => {}
     }
     let (x, mut weights) = (args.x.numbers(), vec![0.0; k]);

@@ -16,5 +16,5 @@ mod unpack;
 
 pub use format::{Codes, Offset, Scale, StoredFormat, StoredRow, StoredRows};
 pub(super) use panels::StoredPanels;
-pub(super) use product::{Processor, Stored, run};
+pub(super) use product::{Stored, run};
 pub use rounding::Rounding;

@@ -48,7 +48,7 @@ pub(super) const fn planes(bits: u32) -> [u32; 2] {
 }
 
 /// A matrix `[n, k]` in pairs of panels, padded with zero codes and scales.
-pub(in crate::gemm) struct StoredPanels {
+pub(crate) struct StoredPanels {
     pub format: StoredFormat,
     pub k: usize,
     lines: Vec<Line>,

@@ -10,13 +10,14 @@ use crate::gemm::activations::with_activations;
 use crate::gemm::blocks::{Ahead, OUTPUTS, PAIR};
 use crate::gemm::form;
 use crate::gemm::integer::{self, UnitOf};
-use crate::gemm::kernel;
 use crate::gemm::output::{Output, numbers};
+use crate::gemm::processor::Processor;
 use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::{RowBlock, Rows};
-use crate::simd::int8::{DotIsa, DotLanes, Floats};
+use crate::gemm::tile;
+use crate::simd::int8::{DotLanes, Floats};
 use crate::simd::{LANES, Lanes};
-use crate::{Isa, Pool, dispatch, dispatch_dot};
+use crate::{dispatch, dispatch_dot};
 
 /// Blocks that are unpacked at a time: 16 KiB of floats.
 const AT_ONCE: usize = 4;
@@ -28,7 +29,7 @@ const ROWS: usize = 96;
 const TASKS_PER_THREAD: usize = 4;
 
 /// Stored weights and the activations that they take.
-pub(in crate::gemm) struct Stored {
+pub(crate) struct Stored {
     pub panels: StoredPanels,
     pub rounding: Rounding,
     /// Column i of the weights belongs to input `order[i]`; `None`: input i.
@@ -65,16 +66,8 @@ struct Task<'a, X> {
     out: Output,
 }
 
-/// Vectors, byte products and threads of a product.
-#[derive(Clone, Copy)]
-pub(in crate::gemm) struct Processor<'a> {
-    pub isa: Isa,
-    pub dot: DotIsa,
-    pub pool: &'a Pool,
-}
-
 /// Computes the columns of the output that belong to the weights.
-pub(in crate::gemm) fn run(
+pub(crate) fn run(
     processor: Processor<'_>,
     weights: &Stored,
     (x, rows): (Rows<'_>, usize),
@@ -208,13 +201,13 @@ fn float_tile<L: Lanes, const M: usize>(
     match L::MANY {
         true => {
             let acc = start::<L, f32, M, PAIR>(task, row, pair * PAIR, inputs.start);
-            end(task, row, pair * PAIR, inputs.end, kernel::accumulate(x, lines, acc));
+            end(task, row, pair * PAIR, inputs.end, tile::accumulate(x, lines, acc));
         }
         // Sums of two panels do not fit the registers.
         false => {
             for (panel, lines) in lines.into_iter().enumerate() {
                 let acc = start::<L, f32, M, 1>(task, row, pair * PAIR + panel, inputs.start);
-                end(task, row, pair * PAIR + panel, inputs.end, kernel::accumulate(x, [lines], acc));
+                end(task, row, pair * PAIR + panel, inputs.end, tile::accumulate(x, [lines], acc));
             }
         }
     }
