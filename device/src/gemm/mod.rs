@@ -37,7 +37,7 @@ pub use activations::scratch_bytes;
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
 pub use operands::Gemm;
-pub use pack::{PackedMatrix, StoredPart, WeightRows};
+pub use pack::{PackedMatrix, PartForm, StoredPart, WeightRows};
 pub use quantization::Quantization;
 pub use quantize::{WeightBlock, quantize_row};
 pub use rows::{RowBlock, Rows};

@@ -46,6 +46,37 @@ pub struct StoredPart<'a> {
     pub rounding: Rounding,
 }
 
+/// The form of some rows of a weight matrix.
+#[derive(Clone, Copy)]
+pub enum PartForm<'a> {
+    /// Numbers of a type.
+    Numbers(Dtype),
+    /// Codes with scales.
+    Stored(StoredPart<'a>),
+}
+
+impl PartForm<'_> {
+    /// Whether rows of these forms are packed together.
+    fn joins(&self, other: &PartForm<'_>) -> bool {
+        match (self, other) {
+            (PartForm::Stored(a), PartForm::Stored(b)) => {
+                (a.format, a.order, a.rounding) == (b.format, b.order, b.rounding)
+            }
+            (PartForm::Numbers(_), PartForm::Numbers(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+impl WeightRows<'_> {
+    fn form(&self) -> PartForm<'_> {
+        match self {
+            WeightRows::Numbers(dtype, _) => PartForm::Numbers(*dtype),
+            WeightRows::Stored(part) => PartForm::Stored(*part),
+        }
+    }
+}
+
 impl StoredPart<'_> {
     /// The weights as float32 numbers, `[rows, k]` in the order of the inputs.
     ///
@@ -68,11 +99,6 @@ impl StoredPart<'_> {
             }
         });
         if sound.into_inner() { Ok(all) } else { Err(DeviceError::NotFinite) }
-    }
-
-    /// Whether it can be packed together with another part.
-    fn joins(&self, other: &StoredPart<'_>) -> bool {
-        (self.format, self.order, self.rounding) == (other.format, other.order, other.rounding)
     }
 }
 
@@ -102,11 +128,7 @@ impl PackedMatrix {
     /// Those of [`PackedMatrix::pack`], and [`DeviceError::NotFinite`] for stored weights that are not finite.
     pub fn stored(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<PackedMatrix, DeviceError> {
         let mut segments: Vec<Segment> = Vec::new();
-        for run in parts.chunk_by(|a, b| match (a, b) {
-            (WeightRows::Stored(a), WeightRows::Stored(b)) => a.joins(b),
-            (WeightRows::Numbers(..), WeightRows::Numbers(..)) => true,
-            _ => false,
-        }) {
+        for run in parts.chunk_by(|a, b| a.form().joins(&b.form())) {
             let first = segments.last().map_or(0, |last| last.first + last.n);
             let (n, panels) = pack_run(pool, k, run)?;
             segments.push(Segment { first, n, panels });
@@ -149,25 +171,24 @@ impl PackedMatrix {
         Ok(PackedMatrix::of_one(n, k, panels.ok_or(DeviceError::BadWeights(quantization))?))
     }
 
-    /// Returns the size in bytes of a packed `[n, k]` whose parts have these formats.
-    pub fn packed_bytes(
-        n: usize,
-        k: usize,
-        formats: impl IntoIterator<Item = Dtype>,
-        quantization: Option<Quantization>,
-    ) -> usize {
-        let numbers = n.next_multiple_of(LANES) * k;
+    /// Returns the size in bytes of a matrix with rows of `k` weights, given the number of rows and the form of each part.
+    pub fn packed_bytes(k: usize, quantization: Option<Quantization>, parts: &[(usize, PartForm<'_>)]) -> usize {
+        let rows = |parts: &[(usize, PartForm<'_>)]| parts.iter().map(|(rows, _)| rows).sum::<usize>();
         match quantization {
-            Some(Quantization::Q8) => Blocks::<Bytes>::packed_bytes(n, k),
-            Some(Quantization::Q4) => Blocks::<Nibbles>::packed_bytes(n, k),
-            None if stay_bf16(formats) => numbers * size_of::<u16>(),
-            None => numbers * size_of::<f32>(),
+            Some(Quantization::Q8) => return Blocks::<Bytes>::packed_bytes(rows(parts), k),
+            Some(Quantization::Q4) => return Blocks::<Nibbles>::packed_bytes(rows(parts), k),
+            None => {}
         }
-    }
-
-    /// Returns the size in bytes of `n` rows of `k` weights packed in a stored form.
-    pub fn stored_bytes(format: &StoredFormat, n: usize, k: usize) -> usize {
-        StoredPanels::packed_bytes(format, n, k)
+        let bytes = |run: &[(usize, PartForm<'_>)]| match run.first() {
+            Some((_, PartForm::Stored(part))) => StoredPanels::packed_bytes(&part.format, rows(run), k),
+            _ => {
+                let dtypes =
+                    run.iter().filter_map(|(_, form)| if let PartForm::Numbers(it) = form { Some(*it) } else { None });
+                let size = if stay_bf16(dtypes) { size_of::<u16>() } else { size_of::<f32>() };
+                rows(run).next_multiple_of(LANES) * k * size
+            }
+        };
+        parts.chunk_by(|(_, a), (_, b)| a.joins(b)).map(bytes).sum()
     }
 
     /// Number of outputs (rows of the weight matrix).

@@ -1,8 +1,8 @@
 //! Products with weights in the form in which checkpoints store them.
 
 use device::gemm::{
-    Codes, Gemm, Offset, PackedMatrix, Rounding, Rows, Scale, StoredFormat, StoredPart, StoredRow, StoredRows,
-    WeightRows, gemm, gemm_with,
+    Codes, Gemm, Offset, PackedMatrix, PartForm, Rounding, Rows, Scale, StoredFormat, StoredPart, StoredRow,
+    StoredRows, WeightRows, gemm, gemm_with,
 };
 use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use device::{Dtype, Isa, Pool};
@@ -120,7 +120,7 @@ proptest! {
         let (k, pool) = (k * 40, Pool::new(Some(threads)).unwrap());
         let random = Random::new(format, n, k, seed);
         let weights = PackedMatrix::stored(&pool, k, &[WeightRows::Stored(random.part(None, Rounding::None))]).unwrap();
-        prop_assert_eq!(weights.bytes(), PackedMatrix::stored_bytes(&format, n, k));
+        prop_assert_eq!(weights.bytes(), PackedMatrix::packed_bytes(k, None, &[(n, PartForm::Stored(random.part(None, Rounding::None)))]));
         let dense = random.values(None, k);
         let mut row = vec![f32::NAN; k];
         for (i, dense) in dense.chunks(k).enumerate() {
