@@ -20,6 +20,7 @@ mod kernels;
 mod layout;
 mod naive;
 mod pooling;
+mod quantized;
 mod reference_cases;
 mod reference_texts;
 #[path = "../../device/tests/support/mod.rs"]
