@@ -9,6 +9,7 @@ use engine::text::{ReasoningFormat, ToolFormat};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::bench::BenchArgs;
+use crate::convert::ConvertArgs;
 use crate::limits::LimitArgs;
 use crate::log::LogArgs;
 use crate::profile::ProfileArgs;
@@ -40,6 +41,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Monitor a running server
     Top(TopArgs),
+    /// Quantise a checkpoint once, to a folder that can be served
+    Convert(ConvertArgs),
     /// Repeat a recorded run and compare every output
     Replay(ReplayArgs),
 }
@@ -53,7 +56,7 @@ impl Command {
             Command::Plan(args) => (&args.engine, None, None),
             Command::Kernels(args) => (&args.engine, None, None),
             Command::Bench(args) => return args.shared(),
-            Command::Top(_) | Command::Replay(_) => return Shared::default(),
+            Command::Top(_) | Command::Replay(_) | Command::Convert(_) => return Shared::default(),
         };
         Shared { engine: Some(engine), record, profile }
     }

@@ -14,6 +14,7 @@ mod bench;
 mod chat;
 mod command;
 mod config;
+mod convert;
 mod error;
 mod generate;
 mod limits;
@@ -74,6 +75,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Plan(args) => plan::run(&args, &config),
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => Ok(::bench::top::run(&args)?),
+        Command::Convert(args) => convert::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Kernels(args) => plan::kernels(&args, &config),
     };

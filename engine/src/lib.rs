@@ -19,6 +19,7 @@
 //! ```
 
 mod api;
+pub mod convert;
 mod error;
 mod grammar;
 mod memory;

@@ -78,8 +78,8 @@ pub use checkpoint::{
 pub use decoder::Decoder;
 pub use families::{ModelConfig, Supported, supported};
 pub use forward::{
-    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix,
-    weight_bytes,
+    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, StepLimits,
+    check_weights, checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales,
+    load_matrix, weight_bytes,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

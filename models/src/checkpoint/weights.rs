@@ -276,7 +276,7 @@ impl Weights {
     }
 
     /// The part as the checkpoint stores it: in a tensor of its own if the module of that tensor exists and the other does not.
-    pub(crate) fn stored(&self, part: &Part) -> Part {
+    pub fn stored_part(&self, part: &Part) -> Part {
         let has = |module: &str| {
             let starts = |prefix: &String| {
                 self.tensors.range(prefix.clone()..).next().is_some_and(|(n, _)| n.starts_with(prefix))

@@ -123,7 +123,7 @@ impl<'a> Loader<'a> {
         let mut read = 0;
         let mut biases = Vec::new();
         for linear in linears {
-            for part in linear.parts.iter().map(|part| self.weights.stored(part)) {
+            for part in linear.parts.iter().map(|part| self.weights.stored_part(part)) {
                 let found = self.rows(&part, linear.inputs)?;
                 read += match &found {
                     Found::Numbers(_, data) => data.len() as u64,
@@ -321,7 +321,7 @@ pub fn load_matrix(linear: &decoder::Linear, weights: &Weights, device: &dyn Dev
 pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decoder, LoadError> {
     for linear in decoder.linears_mut() {
         let (mut some, mut takes_blocks) = (false, true);
-        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+        for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
             let module = quantized::find(weights, &part, linear.inputs)?.filter(|module| module.in_rows);
             some |= module.is_some();
             takes_blocks &= module.is_some_and(|module| module.takes_blocks());
@@ -355,7 +355,7 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
         * size_of::<f32>();
     for linear in decoder.all_linears() {
         let mut modules = Vec::new();
-        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+        for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
             let module = quantized::find(weights, &part, linear.inputs)?;
             let dtype = match module {
                 Some(_) => Dtype::F32,
@@ -385,7 +385,7 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
 pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadError> {
     let mut read = BTreeSet::new();
     for linear in decoder.all_linears() {
-        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+        for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
             match quantized::find(weights, &part, linear.inputs)? {
                 Some(module) => read.extend(module.tensors.into_iter().map(str::to_string)),
                 None => {

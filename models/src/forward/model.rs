@@ -89,7 +89,12 @@ pub struct Model {
     pub(super) gathered: Vec<u32>,
     /// The batch by views, if they differ from groups; reused.
     viewed: ForwardBatch,
+    /// Sees the inputs of linear layers.
+    pub(super) observer: Option<Observer>,
 }
+
+/// Receives the index of a linear layer ([`Decoder::linears`]) and its input rows `[rows, inputs]`.
+pub type Observer = Box<dyn FnMut(usize, &[f32]) + Send>;
 
 impl Model {
     /// Bytes of all buffers of a step of this size, including the workspaces of attention ([`Model::reserve`]) but not those of
@@ -212,7 +217,14 @@ impl Model {
             result_rows: LOGIT_ROWS,
             gathered: Vec::new(),
             viewed: ForwardBatch::default(),
+            observer: None,
         })
+    }
+
+    /// Calls `observer` with the inputs of every linear layer of the following steps whose inputs are float32 numbers on the host.
+    /// Those of heads and experts are not observed.
+    pub fn observe(&mut self, observer: Option<Observer>) {
+        self.observer = observer;
     }
 
     /// Lets the first step that computes tokens set the scales of layers for which the checkpoint has none. Until then they

@@ -52,7 +52,7 @@ impl Model {
     }
 
     fn run(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let Model { decoder, program, device, kernels, ops, loaded, step, .. } = self;
+        let Model { decoder, program, device, kernels, ops, loaded, step, observer, .. } = self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
@@ -90,6 +90,12 @@ impl Model {
                 }
                 Op::Linear { linear, from, to } => {
                     let [x, y] = step.several([from, to])?;
+                    if let Some(observer) = observer
+                        && from != Register::Q8
+                        && let Ok(numbers) = x.host::<f32>()
+                    {
+                        observer(linear, &numbers[..rows * loaded.linears[linear].weights.k()]);
+                    }
                     loaded.linears[linear].run(kernels, device, rows_of(x, from), rows, y, dtype)?;
                 }
                 Op::QkNormRopeCache { attention } => {
