@@ -8,4 +8,5 @@ mod offline;
 mod refusals;
 mod selection;
 mod shared;
+mod tls;
 mod trust;

@@ -1,6 +1,6 @@
 //! A small HTTP server whose answers are a function of the request, and may break.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -73,7 +73,7 @@ impl Reply {
         Reply { no_length: true, ..self }
     }
 
-    fn write(&self, request: &Request, stream: &mut TcpStream) -> std::io::Result<()> {
+    fn write(&self, request: &Request, stream: &mut impl Write) -> std::io::Result<()> {
         let mut head = format!("HTTP/1.1 {} Answer\r\nConnection: close\r\n", self.status);
         if !self.no_length {
             head += &format!("Content-Length: {}\r\n", self.body.len());
@@ -89,24 +89,39 @@ impl Reply {
     }
 }
 
+/// What a connection carries: bytes as they are, or TLS.
+pub trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
 /// A server that runs until the test program ends.
 pub struct Server {
+    scheme: &'static str,
     address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
     pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Server {
+        Server::wrapped("http", |stream| Box::new(stream), answer)
+    }
+
+    /// A server whose connections carry what `wrap` makes of them.
+    pub fn wrapped(
+        scheme: &'static str,
+        wrap: impl Fn(TcpStream) -> Box<dyn Stream> + Copy + Send + 'static,
+        answer: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = Server { address: listener.local_addr().unwrap(), requests: Arc::default() };
+        let server = Server { scheme, address: listener.local_addr().unwrap(), requests: Arc::default() };
         let (answer, requests) = (Arc::new(answer), server.requests.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (answer, requests) = (answer.clone(), requests.clone());
                 std::thread::spawn(move || {
-                    let mut stream = stream.unwrap();
+                    let stream = stream.unwrap();
                     stream.set_nodelay(true).unwrap();
-                    let Some(request) = read(&stream) else { return };
+                    let mut stream = wrap(stream);
+                    let Some(request) = read(&mut stream) else { return };
                     requests.lock().unwrap().push(request.clone());
                     // The client may have gone.
                     let _ = answer(&request).write(&request, &mut stream);
@@ -117,7 +132,7 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", self.scheme, self.address)
     }
 
     pub fn requests(&self) -> Vec<Request> {
@@ -126,7 +141,7 @@ impl Server {
 }
 
 /// A request without a body.
-fn read(stream: &TcpStream) -> Option<Request> {
+fn read(stream: &mut impl Read) -> Option<Request> {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let first = lines.next()?;
     let mut words = first.split(' ');
