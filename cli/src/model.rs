@@ -71,7 +71,7 @@ pub fn locate(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
         options.token = Some(Token::new(&token.0)?);
     }
     if let Some(folder) = &args.download_dir {
-        options.cache.clone_from(folder);
+        options.cache = Some(folder.clone());
     }
     fetch(&options, &id).map_err(|error| match error {
         // It may have been meant as a path.
@@ -90,7 +90,8 @@ fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
     let path = hub::fetch(options, id, &|event| match event {
         Event::Bytes { done, total } => {
             began.get_or_init(|| {
-                said(format_args!("downloading {id} to {}", options.cache.display()));
+                let cache = options.cache.as_deref().unwrap_or(Path::new(""));
+                said(format_args!("downloading {id} to {}", cache.display()));
                 Instant::now()
             });
             bar.set_length(total);

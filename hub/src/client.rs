@@ -31,6 +31,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Limits of a listing: its bytes, and its files.
 const MAX_LISTING_BYTES: u64 = 16 << 20;
 const MAX_LISTED_FILES: usize = 100_000;
+/// Longest transfer of a listing.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_CERTIFICATE_BYTES: u64 = 16 << 20;
 
 /// A failed attempt.
@@ -64,6 +66,8 @@ impl Failure {
 /// Which request is made.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
+    /// The files of a revision.
+    Listing,
     /// Only the headers of the first answer that describes the file.
     Metadata,
     /// The contents from this byte.
@@ -125,7 +129,7 @@ impl<'a> Client<'a> {
         let url = self.options.endpoint.join(parts.chain(["revision", self.options.revision.as_str()]))?;
         let unusable = |found: String, expected| HubError::Answer { host: url.host().to_string(), found, expected };
         let bytes = self.repeat(if is_needed { ATTEMPTS } else { FEW_ATTEMPTS }, || {
-            let mut answer = self.request(&url, Ask::Contents { from: 0 }, None)?;
+            let mut answer = self.request(&url, Ask::Listing, None)?;
             answer.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec().map_err(|error| match error {
                 ureq::Error::BodyExceedsLimit(limit) => {
                     unusable(format!("a listing of more than {limit} bytes"), "a shorter one").into()
@@ -227,6 +231,7 @@ impl<'a> Client<'a> {
         for _ in 0..=MAX_REDIRECTS {
             let mut request = match ask {
                 Ask::Metadata => self.agent.head(url.uri()),
+                Ask::Listing => self.agent.get(url.uri()).config().timeout_recv_body(Some(LISTING_TIMEOUT)).build(),
                 Ask::Contents { .. } => self.agent.get(url.uri()),
             };
             let is_home = url.origin() == self.options.endpoint.origin();

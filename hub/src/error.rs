@@ -58,7 +58,7 @@ pub enum HubError {
     #[error("{repo} has no GGUF file {wanted:?}; it has {choices}")]
     NoGguf { repo: String, wanted: String, choices: String },
     #[error(
-        "{repo}: found {missing} in {cache}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids to download; unset it, or \
+        "{repo}: found {missing} in {cache}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids downloads; unset it, or \
          download the model first",
         cache = cache.display()
     )]

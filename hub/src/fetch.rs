@@ -1,6 +1,7 @@
 //! The whole: from an id to the folder that a loader opens.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,12 +15,10 @@ use crate::options::Options;
 use crate::path::RepoPath;
 use crate::progress::{Event, Progress};
 use crate::select::{self, Unusable, Weights};
-use crate::snapshot::{self, Snapshot};
+use crate::snapshot::{self, MAX_SHARDS, Snapshot};
 
 /// Largest file that is not weights, in bytes.
 const MAX_SETTINGS_BYTES: u64 = 256 << 20;
-/// Most files of one model.
-const MAX_FILES: usize = 4096;
 
 /// Returns the folder of a model, or the path of its GGUF file, and downloads what the cache lacks.
 ///
@@ -30,7 +29,12 @@ const MAX_FILES: usize = 4096;
 /// The model or revision does not exist, or needs a token; it has no weights in a supported format; the hub cannot be reached; a file
 /// does not have the stated size and hash; the disk is full. Files that have arrived stay in the cache.
 pub fn fetch(options: &Options, model: &ModelId, report: &(dyn Fn(Event<'_>) + Sync)) -> Result<PathBuf, HubError> {
-    let repo = Repo::new(&options.cache, model, options.no_symlinks);
+    let cache = options.cache.as_ref().ok_or_else(|| HubError::Setting {
+        name: "HF_HOME",
+        problem: "found neither this variable nor HOME, expected a folder for downloads; set it, or --download-dir"
+            .into(),
+    })?;
+    let repo = Repo::new(cache, model, options.no_symlinks);
     let known = repo.resolve(&options.revision)?;
     let cached = known.map(|commit| Snapshot::read(&repo, &commit, model)).transpose()?;
     if options.offline {
@@ -76,7 +80,6 @@ impl Fetch<'_> {
         let weights = select::weights(&names, self.model.gguf()).map_err(|reason| self.unusable(reason, listing))?;
         let (mut settings, absent) = select::settings(&names);
         let folder = self.repo.snapshot(&listing.commit);
-        self.repo.prepare()?;
         if let Weights::Sharded { index } = &weights {
             settings.push(index.clone());
         }
@@ -96,18 +99,32 @@ impl Fetch<'_> {
             }
         };
         self.download(&listing.commit, weights, u64::MAX)?;
-        for file in &absent {
-            self.repo.mark_absent(&listing.commit, file)?;
-        }
-        self.repo.write_ref(&self.options.revision, &listing.commit)?;
+        self.record(&listing.commit, &absent)?;
         Ok(path)
+    }
+
+    /// Records what the revision is and which files it lacks, unless the cache is only there to be read.
+    fn record(&self, commit: &Commit, absent: &[RepoPath]) -> Result<(), HubError> {
+        let recorded = absent.iter().try_for_each(|file| self.repo.mark_absent(commit, file));
+        match recorded.and_then(|()| self.repo.write_ref(&self.options.revision, commit)) {
+            Err(HubError::Io { source, .. })
+                if matches!(source.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied) =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Brings the files that the snapshot lacks, several at once. The first error stops all of them.
     fn download(&self, commit: &Commit, mut files: Vec<RepoPath>, max_bytes: u64) -> Result<(), HubError> {
         let folder = self.repo.snapshot(commit);
         files.retain(|file| !file.below(&folder).is_file());
-        if files.len() > MAX_FILES {
+        if files.is_empty() {
+            return Ok(());
+        }
+        self.repo.prepare()?;
+        if files.len() > MAX_SHARDS {
             let found = format!("{} files of weights", files.len());
             return Err(self.client.unusable(found, "at most 4096"));
         }

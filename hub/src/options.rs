@@ -17,8 +17,8 @@ const MAX_TOKEN_BYTES: usize = 4096;
 pub struct Options {
     /// Revision to fetch.
     pub revision: Revision,
-    /// Folder of the cache (`HF_HUB_CACHE`, `HF_HOME`).
-    pub cache: PathBuf,
+    /// Folder of the cache (`HF_HUB_CACHE`, `HF_HOME`). `None`: there is not even a home folder.
+    pub cache: Option<PathBuf>,
     /// Sent to the endpoint, never to another host.
     pub token: Option<Token>,
     /// Uses only the cache (`HF_HUB_OFFLINE`, `TRANSFORMERS_OFFLINE`).
@@ -47,10 +47,8 @@ impl Options {
         let value = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let is_on = |name: &str| value(name).is_some_and(|value| is_true(&value));
         let folder = |name: &str| value(name).map(|path| expand(&path, variable));
-        let home = folder("HF_HOME").unwrap_or_else(|| {
-            let caches = folder("XDG_CACHE_HOME").unwrap_or_else(|| expand("~/.cache", variable));
-            caches.join("huggingface")
-        });
+        let caches = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+        let home = folder("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
         let cache = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE"));
         let seconds = |name: &'static str, default: u64| match value(name) {
             None => Ok(Duration::from_secs(default)),
@@ -67,14 +65,14 @@ impl Options {
         let token = if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
             None
         } else {
-            let file = folder("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+            let file = || folder("HF_TOKEN_PATH").or_else(|| Some(home.as_ref()?.join("token")));
             let named = |name: &'static str| value(name).map(|text| (name, text));
-            let found = named("HF_TOKEN").or_else(|| named("HUGGING_FACE_HUB_TOKEN")).or_else(|| read_token(&file));
+            let found = named("HF_TOKEN").or_else(|| named("HUGGING_FACE_HUB_TOKEN")).or_else(|| read_token(&file()?));
             found.map(|(name, text)| Token::named(name, &text)).transpose()?.flatten()
         };
         Ok(Options {
             revision: Revision::default(),
-            cache: cache.unwrap_or_else(|| home.join("hub")),
+            cache: cache.or_else(|| Some(home.as_ref()?.join("hub"))),
             token,
             offline: is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE"),
             no_symlinks: is_on("HF_HUB_DISABLE_SYMLINKS"),

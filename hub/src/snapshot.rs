@@ -1,11 +1,13 @@
 //! What the cache has of a commit: enough to load it, or all of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::cache::Repo;
 use crate::error::{HubError, at, shown};
@@ -15,6 +17,8 @@ use crate::select::{self, Weights};
 
 /// Largest index of shards, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Most files of weights.
+pub(crate) const MAX_SHARDS: usize = 4096;
 /// Most files of a snapshot that are looked at, and the depth of its folders.
 const MAX_FILES: usize = 100_000;
 const MAX_DEPTH: usize = 4;
@@ -63,10 +67,6 @@ impl Snapshot {
 
 /// The shards that an index file names, each once.
 pub(crate) fn shards(index: &Path) -> Result<Vec<RepoPath>, HubError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
     let damaged = |problem: String| HubError::Cache { path: index.to_path_buf(), problem };
     let mut bytes = Vec::new();
     let file = File::open(index).map_err(at(index))?;
@@ -75,14 +75,49 @@ pub(crate) fn shards(index: &Path) -> Result<Vec<RepoPath>, HubError> {
         return Err(damaged(format!("found more than {MAX_INDEX_BYTES} bytes, expected an index of shards")));
     }
     let parsed: Index = serde_json::from_slice(&bytes).map_err(|error| damaged(shown(&error.to_string())))?;
-    let names: BTreeSet<&String> = parsed.weight_map.values().collect();
     let shard = |name: &String| {
         let path = RepoPath::parse(name).filter(|path| path.as_str().ends_with(".safetensors"));
         path.ok_or_else(|| {
             damaged(format!("found the shard {:?}, expected the name of a safetensors file", shown(name)))
         })
     };
-    names.into_iter().map(shard).collect()
+    parsed.weight_map.0.iter().map(shard).collect()
+}
+
+/// `model.safetensors.index.json`, of which only the names of files are kept.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Values,
+}
+
+/// The different values of a map, whose keys may be millions of tensors.
+struct Values(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Values {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Values, D::Error> {
+        deserializer.deserialize_map(ValuesVisitor)
+    }
+}
+
+struct ValuesVisitor;
+
+impl<'de> Visitor<'de> for ValuesVisitor {
+    type Value = Values;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from tensors to files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Values, A::Error> {
+        let mut values = BTreeSet::new();
+        while let Some((IgnoredAny, value)) = map.next_entry::<IgnoredAny, String>()? {
+            values.insert(value);
+            if values.len() > MAX_SHARDS {
+                return Err(de::Error::custom(format_args!("found more than {MAX_SHARDS} files")));
+            }
+        }
+        Ok(Values(values))
+    }
 }
 
 /// Adds the names of the files below `folder`, through links. A folder that cannot be read has none.

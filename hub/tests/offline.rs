@@ -1,6 +1,7 @@
 //! The cache alone: what is used without the network, and what is said when something is missing.
 
 use std::fs;
+use std::path::Path;
 
 use crate::common::server::Reply;
 use crate::common::{COMMIT, Hub, bytes, fetch, fetch_with_events, refusal};
@@ -87,8 +88,11 @@ fn the_folders_of_the_cache_come_from_the_variables() {
         (&[("HF_HOME", "~/hf"), ("HOME", "/users/me")], "/users/me/hf/hub"),
         (&[("HF_HOME", "$DATA/${SUB}x/$NONE"), ("DATA", "/d"), ("SUB", "s")], "/d/sx/$NONE/hub"),
     ] {
-        assert_eq!(hub.options_with(variables).cache.to_str(), Some(expected), "{variables:?}");
+        let cache = hub.options_with(variables).cache;
+        assert_eq!(cache.as_deref(), Some(Path::new(expected)), "{variables:?}");
     }
+    let message = refusal(&hub.options_with(&[("HF_HOME", "")]), "org/name");
+    assert!(message.starts_with("HF_HOME: found neither") && message.contains("--download-dir"), "{message}");
     for (name, value) in
         [("HF_ENDPOINT", "huggingface.co"), ("HF_ENDPOINT", "http://me:password@host"), ("HF_HUB_ETAG_TIMEOUT", "-1")]
     {

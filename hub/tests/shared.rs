@@ -119,6 +119,17 @@ fn a_cache_that_python_has_made_is_used() {
 }
 
 #[test]
+fn a_whole_snapshot_is_used_without_writing_to_the_cache() {
+    let hub = Hub::new(&[("config.json", b"{}"), ("tokenizer.json", b"{ }"), ("model.safetensors", b"data")]);
+    let folder = hub.fetch().unwrap();
+    // Nothing can be made below a file.
+    let locks = hub.home.path().join("hub/.locks");
+    fs::remove_dir_all(&locks).unwrap();
+    fs::write(locks, "").unwrap();
+    assert_eq!(hub.fetch().unwrap(), folder);
+}
+
+#[test]
 fn a_newer_commit_is_a_new_snapshot_that_shares_unchanged_blobs() {
     let weights = bytes(5000);
     let hub = Hub::new(&[("config.json", b"{}"), ("tokenizer.json", b"{}"), ("model.safetensors", &weights)]);

@@ -156,6 +156,10 @@ fn an_index_names_only_safetensors_files_inside_of_the_folder() {
     let index = br#"{"weight_map": {"a": "model-1.safetensors"}}"#;
     let message = Hub::new(&[SETTINGS[0], SETTINGS[1], ("model.safetensors.index.json", index)]).refusal();
     assert!(message.contains("org/name has no file model-1.safetensors"), "{message}");
+    let many: Vec<String> = (0..4097).map(|i| format!("\"{i}\": \"{i}.safetensors\"")).collect();
+    let many = format!("{{\"weight_map\": {{{}}}}}", many.join(", "));
+    let message = Hub::new(&[SETTINGS[0], SETTINGS[1], ("model.safetensors.index.json", many.as_bytes())]).refusal();
+    assert!(message.contains("found more than 4096 files"), "{message}");
     let message = Hub::new(&[SETTINGS[0], SETTINGS[1], ("model.safetensors.index.json", b"[]")]).refusal();
     assert!(message.contains("model.safetensors.index.json: ") && message.contains("delete this file"), "{message}");
 }
