@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use clap::Args;
@@ -86,6 +86,7 @@ pub fn locate(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
 fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
     let bar = progress_bar(0, "downloading {bar:32} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}");
     let began: OnceLock<Instant> = OnceLock::new();
+    let last = Mutex::new(String::new());
     let said = |line: fmt::Arguments<'_>| bar.suspend(|| note(line));
     let path = hub::fetch(options, id, &|event| match event {
         Event::Bytes { done, total } => {
@@ -98,7 +99,15 @@ fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
             bar.set_position(done);
         }
         Event::Waiting { file } => said(format_args!("waiting for another process that downloads {file}")),
-        Event::Retrying { error } => said(format_args!("{error}; trying again")),
+        Event::Retrying { error } => {
+            // The same failure of the next attempt, or of another file, is said once.
+            let line = format!("{error}; trying again");
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if *last != line {
+                said(format_args!("{line}"));
+                *last = line;
+            }
+        }
         Event::Stale { error } => said(format_args!("{error}; using the cached snapshot of {id}")),
         _ => {}
     });

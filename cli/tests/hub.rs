@@ -114,6 +114,11 @@ fn what_is_no_model_is_one_line() {
     assert!(line.contains("found no revision main in /"), "{line}");
     let line = refusal(&quire(&hub, &["plan", REPO, "--hf-token", "of the flag\u{1}"], &[]));
     assert!(line.contains("--hf-token: found characters") && !line.contains("of the"), "{line}");
+    // Five attempts, of which the user sees two lines.
+    let down = Hub::scripted(&[], |_| Some(Reply::status(503).with("Retry-After", "0")));
+    let failed = quire(&down, &["plan", REPO], &[]);
+    let log = text(&failed.stderr);
+    assert!(log.lines().count() == 2 && log.contains("status 503; trying again"), "{log}");
     let gated = Hub::scripted(&[], |_| Some(Reply::status(403).with("X-Error-Code", "GatedRepo")));
     let line = refusal(&quire(&gated, &["serve", "--port", "0", REPO], &[]));
     assert!(line.contains("org/name is gated: accept its terms at http://") && line.contains("--hf-token"), "{line}");

@@ -261,14 +261,14 @@ impl<'a> Client<'a> {
         let message = header(answer, X_ERROR_MESSAGE).map_or(String::new(), |text| format!(": {}", shown(text)));
         let (host, repo) = (url.host().to_string(), self.model.repo().to_string());
         let (endpoint, has_token) = (self.options.endpoint.to_string(), self.options.token.is_some());
+        let wait = header(answer, RETRY_AFTER).and_then(|text| text.trim().parse().ok());
+        let retry = wait.map_or(Retry::Soon, |seconds| Retry::After(Duration::from_secs(seconds)));
         if status == 429 {
-            let wait = header(answer, RETRY_AFTER).and_then(|text| text.trim().parse().ok());
-            let retry = wait.map_or(Retry::Soon, |seconds| Retry::After(Duration::from_secs(seconds)));
             return Failure { error: HubError::TooManyRequests { host, wait }, retry };
         }
         // Another host refuses a signed address that has expired. The next attempt gets a new one.
         if status >= 500 || status == 408 || !is_home {
-            return Failure::soon(HubError::Status { host, status, message });
+            return Failure { error: HubError::Status { host, status, message }, retry };
         }
         let error = match (status, header(answer, X_ERROR_CODE), about) {
             (401 | 403, Some("GatedRepo"), _) => HubError::Gated { repo, endpoint, has_token },

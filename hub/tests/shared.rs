@@ -49,14 +49,19 @@ fn a_lock_of_python_is_waited_for_and_its_blob_used() {
     let locks = hub.home.path().join("hub/.locks/models--org--name");
     fs::create_dir_all(&locks).unwrap();
     fs::create_dir_all(hub.cached("blobs")).unwrap();
-    // The kind of lock that Python's library takes. It may delete the file at the end.
-    let script = "import fcntl, os, sys\n\
-        lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n\
-        fcntl.flock(lock, fcntl.LOCK_EX)\n\
+    // The kind of lock that Python's library takes. Its holder may delete the file, and another one makes and locks a new one.
+    let script = "import fcntl, os, sys, time\n\
+        lock = lambda: os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n\
+        old = lock()\n\
+        fcntl.flock(old, fcntl.LOCK_EX)\n\
         print('locked', flush=True)\n\
         sys.stdin.readline()\n\
-        open(sys.argv[2], 'wb').write(open(sys.argv[3], 'rb').read())\n\
-        os.unlink(sys.argv[1])\n";
+        os.unlink(sys.argv[1])\n\
+        new = lock()\n\
+        fcntl.flock(new, fcntl.LOCK_EX)\n\
+        os.close(old)\n\
+        time.sleep(0.3)\n\
+        open(sys.argv[2], 'wb').write(open(sys.argv[3], 'rb').read())\n";
     let source = hub.home.path().join("source");
     fs::write(&source, &weights).unwrap();
     let lock = locks.join(format!("{}.lock", etag(&weights)));
