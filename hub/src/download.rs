@@ -15,10 +15,9 @@ use crate::progress::{Event, Progress};
 
 /// Size of the buffer between network, hash and file.
 const CHUNK: usize = 256 << 10;
-/// After this many bytes of one transfer, or this part of the file, earlier failures no longer count. So a long transfer survives more
-/// of them, and a server that sends a byte per connection does not keep it alive.
+/// When a download gets further than ever before by this many bytes, or by this part of the file, earlier failures no longer count. So a
+/// long download survives more of them, and a server that sends a byte per connection does not keep it alive.
 const PROGRESS: (u64, u64) = (1 << 20, 64);
-
 /// Attempts to take a lock before the wait is reported. Two equal small files of one model wait for each other for a moment.
 const QUIET_POLLS: u32 = 8;
 
@@ -63,15 +62,14 @@ impl Download<'_> {
     fn blob(&self, wanted: &Metadata, counted: &mut u64) -> Result<(), HubError> {
         let path = self.repo.partial(&wanted.etag);
         let mut partial = Partial::open(&path, wanted).map_err(at(&path))?;
-        let (mut failed, mut mismatches) = (0, 0);
+        let (mut failed, mut mismatches, mut furthest) = (0, 0, partial.len);
         let enough = PROGRESS.0.min(wanted.size / PROGRESS.1).max(1);
         loop {
             self.progress.set(counted, partial.len);
             if partial.len < wanted.size {
-                let before = partial.len;
                 let outcome = self.transfer(wanted, &mut partial, counted);
-                if partial.len.saturating_sub(before) >= enough {
-                    failed = 0;
+                if partial.len.saturating_sub(furthest) >= enough {
+                    (failed, furthest) = (0, partial.len);
                 }
                 if let Err(failure) = outcome {
                     self.client.pause(failure, &mut failed, ATTEMPTS)?;
@@ -94,7 +92,8 @@ impl Download<'_> {
         }
     }
 
-    /// Appends what the server sends. The partial file is right whatever happens: it holds a beginning of what the server has sent.
+    /// Appends what the server sends. After an error the partial file holds a beginning of the contents, and the next transfer continues
+    /// there.
     fn transfer(&self, wanted: &Metadata, partial: &mut Partial, counted: &mut u64) -> Result<(), Failure> {
         let path = self.repo.partial(&wanted.etag);
         let mut answer = self.client.contents(self.commit, &wanted.file, partial.len)?;
@@ -119,7 +118,7 @@ impl Download<'_> {
             return Err(Failure::soon(self.client.unusable(found, "the size that was announced")));
         }
         // One byte more than expected is enough to notice a body that is too long.
-        let mut body = answer.body_mut().as_reader().take(left + 1);
+        let mut body = answer.body_mut().as_reader().take(left.saturating_add(1));
         let mut chunk = vec![0; CHUNK];
         loop {
             let read = match body.read(&mut chunk) {

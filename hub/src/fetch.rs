@@ -36,11 +36,12 @@ pub fn fetch(options: &Options, model: &ModelId, report: &(dyn Fn(Event<'_>) + S
     })?;
     let repo = Repo::new(cache, model, options.no_symlinks);
     let known = repo.resolve(&options.revision)?;
-    let cached = known.map(|commit| Snapshot::read(&repo, &commit, model)).transpose()?;
+    let cached = known.map(|commit| Snapshot::read(&repo, &commit, model)).transpose();
     if options.offline {
-        return offline(options, &repo, model, cached);
+        return offline(options, &repo, model, cached?);
     }
-    let cached = match cached {
+    // A damaged snapshot does not matter if the revision is another commit by now.
+    let cached = match cached.unwrap_or_default() {
         Some(snapshot) if snapshot.is_whole && options.revision.commit().is_some() => return Ok(snapshot.path),
         other => other.filter(|snapshot| snapshot.missing.is_none()),
     };

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::server::Reply;
 use crate::common::{COMMIT, Hub, TOKEN, bytes, etag, fetch, fetch_with_events, git_sha1, listing, sha256};
@@ -102,6 +102,23 @@ fn a_broken_transfer_resumes_where_it_ended() {
     let starts: Vec<_> = hub.contents.requests().iter().map(|request| request.from()).collect();
     assert_eq!(starts[..3], [None, Some(70_000), Some(140_000)]);
     assert_eq!(starts.len(), 9);
+}
+
+#[test]
+fn a_transfer_that_stalls_is_given_up_and_resumed() {
+    let weights = bytes(50_000);
+    let hub = with_weights(&weights, {
+        let weights = weights.clone();
+        move |request| {
+            let stalls = request.is_large() && request.from().is_none();
+            stalls.then(|| Reply::contents(request, &weights).cut(20_000).stalling(Duration::from_secs(60)))
+        }
+    });
+    let mut options = hub.options();
+    options.read_timeout = Duration::from_millis(400);
+    hub.check(&fetch(&options, "org/name").unwrap(), &ALL);
+    let starts: Vec<_> = hub.contents.requests().iter().map(|request| request.from()).collect();
+    assert_eq!(starts, [None, Some(20_000)]);
 }
 
 #[test]

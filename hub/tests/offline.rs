@@ -51,7 +51,16 @@ fn offline_only_the_cache_is_used_and_what_is_missing_is_named() {
         fs::remove_file(folder.join(name)).unwrap();
         std::os::unix::fs::symlink(target, folder.join(name)).unwrap();
     }
-    fs::remove_file(folder.join("model.safetensors.index.json")).unwrap();
+    let index = folder.join("model.safetensors.index.json");
+    let (target, damaged) = (fs::read_link(&index).unwrap(), hub.home.path().join("damaged"));
+    fs::remove_file(&index).unwrap();
+    fs::write(&damaged, "{").unwrap();
+    std::os::unix::fs::symlink(damaged, &index).unwrap();
+    assert!(refusal(&options, "org/name").contains("index.json: EOF while parsing"));
+    fs::remove_file(&index).unwrap();
+    std::os::unix::fs::symlink(target, &index).unwrap();
+    assert_eq!(fetch(&options, "org/name").unwrap(), folder);
+    fs::remove_file(&index).unwrap();
     assert!(refusal(&options, "org/name").contains("found no model.safetensors in"));
     assert_eq!(hub.requests().len(), requests);
     // Online, the same is mended.

@@ -6,6 +6,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
+use testkit::capability::Capability;
+use testkit::not_run;
+
 use crate::common::server::Reply;
 use crate::common::{COMMIT, Hub, bytes, etag, fetch, fetch_until_waiting};
 
@@ -67,7 +70,10 @@ fn a_lock_of_python_is_waited_for_and_its_blob_used() {
     let lock = locks.join(format!("{}.lock", etag(&weights)));
     let mut python = Command::new("python3");
     python.args(["-c", script]).args([&lock, &hub.cached("blobs").join(etag(&weights)), &source]);
-    let mut python = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut python = match python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
+        Ok(python) => python,
+        Err(missing) => return not_run::report(Capability::Python3, &format!("python3: {missing}")),
+    };
     let mut line = String::new();
     BufReader::new(python.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "locked\n");

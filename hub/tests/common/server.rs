@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -34,13 +35,15 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Sends only this much of the body and closes the connection.
     pub cut: Option<usize>,
+    /// Keeps the connection open for so long after a cut.
+    pub stall: Duration,
     /// Does not state the length: the end of the connection is the end of the body.
     pub no_length: bool,
 }
 
 impl Reply {
     pub fn status(status: u16) -> Reply {
-        Reply { status, headers: Vec::new(), body: Vec::new(), cut: None, no_length: false }
+        Reply { status, headers: Vec::new(), body: Vec::new(), cut: None, stall: Duration::ZERO, no_length: false }
     }
 
     pub fn ok(body: Vec<u8>) -> Reply {
@@ -69,6 +72,11 @@ impl Reply {
         Reply { cut: Some(len), ..self }
     }
 
+    /// Sends nothing more after a cut, but keeps the connection open.
+    pub fn stalling(self, stall: Duration) -> Reply {
+        Reply { stall, ..self }
+    }
+
     pub fn without_length(self) -> Reply {
         Reply { no_length: true, ..self }
     }
@@ -85,7 +93,9 @@ impl Reply {
         if request.method != "HEAD" {
             stream.write_all(&self.body[..self.cut.unwrap_or(self.body.len())])?;
         }
-        stream.flush()
+        stream.flush()?;
+        std::thread::sleep(self.stall);
+        Ok(())
     }
 }
 
