@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -86,10 +87,10 @@ pub fn locate(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
 fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
     let bar = progress_bar(0, "downloading {bar:32} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}");
     let began: OnceLock<Instant> = OnceLock::new();
-    let last = Mutex::new(String::new());
+    let (last, received) = (Mutex::new(String::new()), AtomicU64::new(0));
     let said = |line: fmt::Arguments<'_>| bar.suspend(|| note(line));
     let path = hub::fetch(options, id, &|event| match event {
-        Event::Bytes { done, total } => {
+        Event::Bytes { done, total, received: bytes } => {
             began.get_or_init(|| {
                 let cache = options.cache.as_deref().unwrap_or(Path::new(""));
                 said(format_args!("downloading {id} to {}", cache.display()));
@@ -97,6 +98,7 @@ fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
             });
             bar.set_length(total);
             bar.set_position(done);
+            received.fetch_max(bytes, Ordering::Relaxed);
         }
         Event::Waiting { file } => said(format_args!("waiting for another process that downloads {file}")),
         Event::Retrying { error } => {
@@ -111,9 +113,9 @@ fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
         Event::Stale { error } => said(format_args!("{error}; using the cached snapshot of {id}")),
         _ => {}
     });
-    let bytes = bar.position();
+    let bytes = received.into_inner();
     bar.finish_and_clear();
-    if let (Some(began), Ok(_)) = (began.get(), &path) {
+    if let (Some(began), Ok(_), 1..) = (began.get(), &path, bytes) {
         let seconds = began.elapsed().as_secs_f64();
         let rate = BinaryBytes((bytes as f64 / seconds.max(1e-9)) as u64);
         note(format_args!("downloaded {} in {seconds:.1} s ({rate}/s)", BinaryBytes(bytes)));

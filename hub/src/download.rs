@@ -138,6 +138,7 @@ impl Download<'_> {
                 return Err(Failure::soon(self.client.unusable(found, "the size that was announced")));
             }
             partial.append(read).map_err(at(&path))?;
+            self.progress.receive(read.len() as u64);
             self.progress.set(counted, partial.len);
         }
         if partial.len < wanted.size {

@@ -14,6 +14,8 @@ pub enum Event<'a> {
         done: u64,
         /// Bytes of all files that were missing.
         total: u64,
+        /// Bytes that this call has received, which give the rate.
+        received: u64,
     },
     /// Another process downloads this file; this one waits for it.
     Waiting {
@@ -36,12 +38,13 @@ pub enum Event<'a> {
 pub(crate) struct Progress<'a> {
     done: AtomicU64,
     total: AtomicU64,
+    received: AtomicU64,
     report: &'a (dyn Fn(Event<'_>) + Sync),
 }
 
 impl<'a> Progress<'a> {
     pub fn new(report: &'a (dyn Fn(Event<'_>) + Sync)) -> Progress<'a> {
-        Progress { done: AtomicU64::new(0), total: AtomicU64::new(0), report }
+        Progress { done: AtomicU64::new(0), total: AtomicU64::new(0), received: AtomicU64::new(0), report }
     }
 
     pub fn report(&self, event: Event<'_>) {
@@ -53,6 +56,11 @@ impl<'a> Progress<'a> {
         self.bytes();
     }
 
+    /// Counts bytes that came over the network. [`Progress::set`] reports them.
+    pub fn receive(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Replaces the bytes counted for a file so far.
     pub fn set(&self, counted: &mut u64, bytes: u64) {
         self.done.fetch_add(bytes.wrapping_sub(*counted), Ordering::Relaxed);
@@ -61,7 +69,8 @@ impl<'a> Progress<'a> {
     }
 
     fn bytes(&self) {
-        let (done, total) = (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed));
-        self.report(Event::Bytes { done, total });
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (done, total, received) = (load(&self.done), load(&self.total), load(&self.received));
+        self.report(Event::Bytes { done, total, received });
     }
 }

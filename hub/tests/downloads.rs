@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::server::Reply;
@@ -124,15 +124,24 @@ fn a_transfer_that_stalls_is_given_up_and_resumed() {
 #[test]
 fn what_an_earlier_process_left_is_continued() {
     let weights = bytes(50_000);
-    for (left, asked) in [(20_000, Some(20_000)), (50_000, None), (60_000, None)] {
+    for (left, asked, rest) in [(20_000, Some(20_000), 30_000), (50_000, None, 0), (60_000, None, 50_000)] {
         let hub = with_weights(&weights, |_| None);
         fs::create_dir_all(hub.cached("blobs")).unwrap();
         let mut begun = weights.clone();
         begun.resize(left, 0);
         let partial = hub.cached(&format!("blobs/{}.incomplete", sha256(&weights)));
         fs::write(&partial, begun).unwrap();
-        hub.check(&hub.fetch().unwrap(), &ALL);
+        let last = AtomicU64::new(0);
+        let folder = hub::fetch(&hub.options(), &"org/name".parse().unwrap(), &|event| {
+            if let hub::Event::Bytes { received, .. } = event {
+                last.fetch_max(received, Ordering::Relaxed);
+            }
+        });
+        hub.check(&folder.unwrap(), &ALL);
         assert!(!partial.exists());
+        // What was there counts as done, but was not received.
+        let settings: u64 = SETTINGS.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        assert_eq!(last.into_inner(), rest + settings, "{left}");
         let requests = hub.contents.requests();
         assert_eq!(requests.first().and_then(|request| request.from()), asked, "{left}");
         // A complete one only needs its name.

@@ -141,7 +141,7 @@ pub fn fetch_until_waiting(
         let mut seen = seen.lock().unwrap();
         match event {
             // The threads report in any order.
-            Event::Bytes { done, total } => seen.0 = (seen.0.0.max(done), seen.0.1.max(total)),
+            Event::Bytes { done, total, .. } => seen.0 = (seen.0.0.max(done), seen.0.1.max(total)),
             Event::Waiting { file } => {
                 seen.1.push(format!("waiting for {file}"));
                 waiting();
