@@ -37,7 +37,9 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     assert_eq!(cost(None), Cost { bytes: rows + (10 + 5) * 128, operations: 4 * 32 * (9 + 10 + 5) });
     assert_eq!(cost(Some(3)), Cost { bytes: rows + (4 + 3) * 128, operations: 4 * 32 * 9 });
 
-    let weights = device.packed_matrix(None, 4, &[(device::Dtype::F16, &[0; 4 * 16 * 2])]).unwrap();
+    let weights = device
+        .packed_matrix(None, 4, &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])])
+        .unwrap();
     let args = LinearArgs {
         x: Rows::Numbers(&query),
         rows: 3,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
-use engine::{EngineConfig, KvCacheDtype, ModelSource, Policy, PreemptionMode, Quantization};
+use engine::{EngineConfig, KvCacheDtype, ModelSource, Policy, PreemptionMode, Quantization, RoundActivations};
 
 use super::error::CliError;
 use super::log::LogArgs;
@@ -57,6 +57,10 @@ pub struct EngineArgs {
     /// Quantise weights while loading: q8 or q4 (8 or 4 bits) [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
+    /// Activations before products with quantised checkpoints: float; int8, which is faster; or auto, as the checkpoint says
+    /// [default: auto]
+    #[arg(long, value_name = "FORM", value_parser = values::activations, env = "QUIRE_ACTIVATIONS")]
+    pub activations: Option<RoundActivations>,
     /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
@@ -188,6 +192,7 @@ impl EngineArgs {
             seed: self.seed.or(default.seed),
             threads: self.common.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
+            activations: self.activations.unwrap_or(default.activations),
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             deterministic: self.deterministic,
             ..default

@@ -27,6 +27,7 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
         "model": plan.model,
         "weight_bytes": plan.weight_bytes,
         "quantization": plan.quantization.map(|it| it.to_string()),
+        "stored": plan.stored,
         "dtype": plan.dtype.map(|it| it.to_string()),
         "kv_scale_bytes": plan.kv_scale_bytes,
         "step_bytes": plan.step_bytes,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use engine::{Dtype, Policy, PreemptionMode, Quantization};
+use engine::{Dtype, Policy, PreemptionMode, Quantization, RoundActivations};
 
 pub use ::bench::values::{key, whole};
 use server::Host;
@@ -88,6 +88,15 @@ pub fn policy(text: &str) -> Result<Policy, String> {
 
 pub fn quantization(text: &str) -> Result<Quantization, String> {
     text.parse().map_err(|expected| format!("{expected}; omit the flag to keep the checkpoint's type"))
+}
+
+pub fn activations(text: &str) -> Result<RoundActivations, String> {
+    match text {
+        "auto" => Ok(RoundActivations::Auto),
+        "float" => Ok(RoundActivations::Never),
+        "int8" => Ok(RoundActivations::Int8),
+        _ => Err("expected auto, float or int8".to_string()),
+    }
 }
 
 /// A value of `--dtype`; `None` is `auto`.

@@ -61,6 +61,11 @@ pub enum DeviceError {
     /// Weights that are not whole rows, or no rows at all.
     #[error("a weight matrix with {0} columns: found no rows or an incomplete row, expected one or more whole rows")]
     BadMatrix(usize),
+    /// Stored weights that are not finite.
+    #[error(
+        "a weight matrix: found a weight or a scale that is not finite, expected numbers; the checkpoint is damaged"
+    )]
+    NotFinite,
     /// The device does not multiply with weights of this form.
     #[error("{0}: this device does not multiply with weights of this form; make them with Uploader::matrix")]
     NoMatrices(&'static str),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Product, Quantization};
+use crate::gemm::{PackedMatrix, Product, Quantization, WeightRows};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::lock::lock;
 use crate::memory::HostMemory;
@@ -21,7 +21,7 @@ use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
-    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
+    Device, DeviceError, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
 };
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
@@ -151,12 +151,20 @@ impl Device for Host {
         &self,
         quantization: Option<Quantization>,
         k: usize,
-        parts: &[(Dtype, &[u8])],
+        parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
-        let packed = match (&self.kernels, quantization) {
-            (Some(_), _) => return Err(DeviceError::NoMatrices(self.name())),
-            (None, None) => PackedMatrix::pack(&self.pool, k, parts),
-            (None, Some(quantization)) => PackedMatrix::quantize(&self.pool, quantization, k, parts),
+        if self.kernels.is_some() {
+            return Err(DeviceError::NoMatrices(self.name()));
+        }
+        let packed = match quantization {
+            None => PackedMatrix::stored(&self.pool, k, parts),
+            Some(quantization) => {
+                let numbers = parts.iter().map(|part| match part {
+                    WeightRows::Numbers(dtype, data) => Ok((*dtype, *data)),
+                    WeightRows::Stored(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
+                });
+                PackedMatrix::quantize(&self.pool, quantization, k, &numbers.collect::<Result<Vec<_>, _>>()?)
+            }
         };
         packed.map(|packed| Matrix(Stored::Packed(packed)))
     }

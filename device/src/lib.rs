@@ -167,17 +167,18 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
-    /// Packs a weight matrix `[n, k]` for the products of this device, quantised if `quantization` is given. `parts` are the
-    /// rows of one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
+    /// Packs a weight matrix `[n, k]` for the products of this device, in the form in which its rows are stored, or quantised if
+    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
     ///
     /// # Errors
     /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
-    /// if a part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised.
+    /// if a part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised;
+    /// [`DeviceError::NotFinite`] for stored weights that are not finite.
     fn packed_matrix(
         &self,
         _quantization: Option<gemm::Quantization>,
         _k: usize,
-        _parts: &[(Dtype, &[u8])],
+        _parts: &[gemm::WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }

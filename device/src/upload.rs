@@ -1,7 +1,9 @@
 //! Upload of checkpoint numbers to a device. They are converted where necessary, through two page-locked buffers in turn, so
 //! that one is filled while the other is copied.
 
-use crate::gemm::Quantization;
+use std::borrow::Cow;
+
+use crate::gemm::{Quantization, WeightRows};
 use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Queue};
 
 /// Size of a staging buffer in bytes.
@@ -64,7 +66,7 @@ impl<'a> Uploader<'a> {
     }
 
     /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with:
-    /// packed, and quantised if `quantization` is given; or dense numbers of type `dtype`.
+    /// packed in the form in which the rows are stored, or quantised if `quantization` is given; or dense numbers of type `dtype`.
     ///
     /// # Errors
     /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] if the device packs no
@@ -74,12 +76,22 @@ impl<'a> Uploader<'a> {
         quantization: Option<Quantization>,
         dtype: Dtype,
         [n, k]: [usize; 2],
-        parts: &[(Dtype, &[u8])],
+        parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
-        match quantization {
-            _ if self.device.features().packs_matrices => self.device.packed_matrix(quantization, k, parts),
-            Some(quantization) => Err(DeviceError::NoQuantization { device: self.device.name(), quantization }),
-            None => Matrix::dense(dtype, n, k, self.numbers(dtype, parts)?),
+        if self.device.features().packs_matrices {
+            return self.device.packed_matrix(quantization, k, parts);
         }
+        if let Some(quantization) = quantization {
+            return Err(DeviceError::NoQuantization { device: self.device.name(), quantization });
+        }
+        let mut numbers = Vec::new();
+        for part in parts {
+            numbers.push(match *part {
+                WeightRows::Numbers(dtype, data) => (dtype, Cow::Borrowed(data)),
+                WeightRows::Stored(part) => (Dtype::F32, Cow::Owned(part.numbers(self.device.pool(), k)?)),
+            });
+        }
+        let numbers: Vec<_> = numbers.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
+        Matrix::dense(dtype, n, k, self.numbers(dtype, &numbers)?)
     }
 }

@@ -46,6 +46,7 @@ pub use device::gemm::Quantization;
 pub use error::{AuditError, EngineError, SubmitError};
 pub use grammar::{Grammar, Grammars, StructuredOutput};
 pub use memory::Plan;
+pub use models::RoundActivations;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
 };

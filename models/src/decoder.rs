@@ -338,19 +338,13 @@ impl Decoder {
 
     /// Names and shapes of the tensors that the model reads from the checkpoint. A tensor with several parts occurs several times.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
-        self.tensors_of(Part::clone)
+        self.all_linears().flat_map(Linear::tensors).chain(self.other_tensors())
     }
 
-    /// [`Decoder::tensors`], given how the checkpoint stores the parts of linear layers.
-    pub(crate) fn tensors_of(
-        &self,
-        stored: impl Fn(&Part) -> Part + Copy,
-    ) -> impl Iterator<Item = (String, Vec<usize>)> {
+    /// The tensors that are not those of linear layers.
+    pub(crate) fn other_tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let vectors = self.vectors().map(|(name, shape)| (name.clone(), shape));
-        self.all_linears()
-            .flat_map(move |linear| linear.tensors(stored))
-            .chain(self.norms().flat_map(Norm::tensors))
-            .chain(vectors)
+        self.norms().flat_map(Norm::tensors).chain(vectors)
     }
 
     /// Number of weights; tied ones count once.
@@ -361,16 +355,21 @@ impl Decoder {
         self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 
-    /// The same decoder with every linear layer in this form, except replicated ones ([`Role::Replicated`]).
-    pub fn in_form(mut self, form: Form) -> Decoder {
-        let Decoder { embedding, layers, head, .. } = &mut self;
+    /// All linear layers but tables of positions, in no particular order.
+    pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let Decoder { embedding, layers, head, .. } = self;
         let mixers = layers.iter_mut().flat_map(|layer| &mut layer.branches);
         let of_layers = mixers.flat_map(|branch| branch.mixer.linears_mut());
         let Embedding { tokens, projection, per_layer, .. } = embedding;
         let per_layer = per_layer.iter_mut().flat_map(|it| [&mut it.projection, &mut it.tokens]);
         let others = std::iter::once(tokens).chain(projection).chain(per_layer);
-        let all = others.chain(of_layers).chain(&mut head.projection).chain(&mut head.linear);
-        all.filter(|linear| linear.role != Role::Replicated).for_each(|linear| linear.form = form);
+        others.chain(of_layers).chain(&mut head.projection).chain(&mut head.linear)
+    }
+
+    /// The same decoder with every linear layer in this form, except replicated ones ([`Role::Replicated`]).
+    pub fn in_form(mut self, form: Form) -> Decoder {
+        let all = self.linears_mut().filter(|linear| linear.role != Role::Replicated);
+        all.for_each(|linear| linear.form = form);
         self
     }
 

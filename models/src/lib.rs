@@ -72,11 +72,14 @@ mod forward;
 mod tokenizer;
 
 pub use chat::{ChatInput, ChatTemplate, TemplateError};
-pub use checkpoint::{FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, WeightView, Weights, demo, gguf};
+pub use checkpoint::{
+    FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, RoundActivations, WeightView, Weights, demo, gguf,
+};
 pub use decoder::Decoder;
 pub use families::{ModelConfig, Supported, supported};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    checkpoint_dtype, graph_sizes, kernels, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
+    checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix,
+    weight_bytes,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

@@ -10,6 +10,7 @@ mod counter;
 #[path = "../../attention-kernels/tests/conformance/covering.rs"]
 mod covering;
 mod documentation;
+mod formats;
 mod forward;
 mod forward_sim;
 mod gguf;
@@ -19,6 +20,7 @@ mod kernels;
 mod layout;
 mod naive;
 mod pooling;
+mod quantized;
 mod reference_cases;
 mod reference_texts;
 #[path = "../../device/tests/support/mod.rs"]

@@ -162,11 +162,16 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
         ("smollm3", json!({"no_rope_layers": [1, 0]}), "`no_rope_layers` is [1,0]", "list of 4"),
         (
             "llama",
-            json!({"quantization_config": {"quant_method": "gptq"}}),
-            "`quantization_config.quant_method` is \"gptq\"",
-            "F16",
+            json!({"quantization_config": {"quant_method": "hqq"}}),
+            "`quantization_config.quant_method` is \"hqq\"",
+            "gptq, awq",
         ),
-        ("llama", json!({"quantization_config": {"bits": 4}}), "`quantization_config` is {\"bits\":4}", "unquantised"),
+        (
+            "llama",
+            json!({"quantization_config": {"bits": 4}}),
+            "`quantization_config.quant_method` is missing",
+            "compressed-tensors",
+        ),
     ];
     for (case, keys, found, expected) in cases {
         message(config_with(case, keys), &[CONFIG, found, expected]);

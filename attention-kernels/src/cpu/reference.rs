@@ -156,7 +156,7 @@ pub(super) fn with_gemm(
     let shape = |what, found, expected| KernelError::Shape { what, found, expected };
     let x = match args.x {
         Rows::Numbers(x) => gemm::Rows::Numbers(front(x.host()?, args.rows * weights.k())?),
-        Rows::Blocks(x) if weights.is_quantized() => {
+        Rows::Blocks(x) if weights.takes_blocks() => {
             gemm::Rows::Blocks(front(x.host()?, args.rows * weights.k().div_ceil(RowBlock::LEN))?)
         }
         Rows::Blocks(_) => {

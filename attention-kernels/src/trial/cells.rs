@@ -245,7 +245,8 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut output: Buffer = device.alloc(rows * k * size_of::<f32>())?;
     let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
     let mut uploader = Uploader::new(device)?;
-    let matrix = |_| uploader.matrix(None, Dtype::F32, [k, k], &[(Dtype::F32, raw.as_slice())]);
+    let matrix =
+        |_| uploader.matrix(None, Dtype::F32, [k, k], &[device::gemm::WeightRows::Numbers(Dtype::F32, raw.as_slice())]);
     let matrices = (0..case.sets(weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         let mut multiply = |i: usize| {

@@ -36,8 +36,8 @@ pub(super) trait Form: Send + Sync + 'static {
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
     /// Weights of a line, ready to be multiplied with many rows.
     type Loaded<D: DotLanes>: Copy;
-    /// Returns empty sums for this block of a row.
-    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums;
+    /// Returns empty sums for activations with this [correction](RowBlock::correction).
+    fn start<D: DotLanes>(correction: i32) -> D::Sums;
     /// Loads line `line` of a block.
     fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Self::Loaded<D>;
     /// Adds the products of line `line` with a row.
@@ -63,8 +63,8 @@ impl Form for Bytes {
     }
     type Loaded<D: DotLanes> = Weights<D>;
     #[inline(always)]
-    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums {
-        D::start(row.correction)
+    fn start<D: DotLanes>(correction: i32) -> D::Sums {
+        D::start(correction)
     }
     #[inline(always)]
     fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Weights<D> {
@@ -99,9 +99,9 @@ impl Form for Nibbles {
     }
     type Loaded<D: DotLanes> = [Weights<D>; 2];
     #[inline(always)]
-    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums {
+    fn start<D: DotLanes>(correction: i32) -> D::Sums {
         // The correction is −128·Σ; an offset of 8 needs −8·Σ, and the division is exact.
-        D::Sums::splat(row.correction / 16)
+        D::Sums::splat(correction / 16)
     }
     #[inline(always)]
     fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [Weights<D>; 2] {

@@ -6,8 +6,8 @@ use crate::simd::small_float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16}
 use crate::{DeviceError, Dtype, Pool};
 
 impl Dtype {
-    /// Widens the numbers in `data` to f32.
-    pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
+    /// Widens the numbers in `data` to f32; as many as both have.
+    pub fn read_row(self, data: &[u8], row: &mut [f32]) {
         let halves = data.as_chunks().0;
         match self {
             Dtype::F32 => {

@@ -12,15 +12,15 @@
 
 use std::ops::Range;
 
-use super::Gemm;
 use super::activations;
-use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
+use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
 use super::form::Form;
-use super::output::Output;
-use super::rows::RowBlock;
-use crate::simd::int8::{DotIsa, DotLanes, Floats, IntLanes};
-use crate::simd::{LANES, Lanes};
-use crate::{Isa, Pool, dispatch_dot};
+use super::output::{Output, numbers};
+use super::processor::Processor;
+use super::rows::{RowBlock, Rows};
+use crate::dispatch_dot;
+use crate::simd::Lanes;
+use crate::simd::int8::{DotLanes, Floats, IntLanes};
 
 /// A part of the product: some rows, some pairs of panels.
 struct Task<'a, F: Form> {
@@ -41,14 +41,18 @@ const TASKS_PER_THREAD: usize = 4;
 /// current cores.
 const ROWS_BYTES: usize = 256 << 10;
 
-pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>, weights: &Blocks<F>) {
-    let (n, k) = (args.weights.n(), args.weights.k());
+pub(super) fn run<F: Form>(
+    Processor { isa, dot, pool }: Processor<'_>,
+    k: usize,
+    (x, rows): (Rows<'_>, usize),
+    weights: &Blocks<F>,
+    bias: Option<&[f32]>,
+    (out, n): (Output, usize),
+) {
     let pairs = n.div_ceil(OUTPUTS);
     let tasks = pairs.min(pool.threads() * TASKS_PER_THREAD);
     let start = |task: usize| task * pairs / tasks;
-    let out = Output::new(args.y, n);
-    let bias = args.bias;
-    activations::with_activations(isa, pool, args.x, k, |x| {
+    activations::with_activations(isa, pool, x, k, |x| {
         pool.run(tasks, rows * k * OUTPUTS * pairs / tasks, |task| {
             let pairs = start(task)..start(task + 1);
             let task = &Task { x, weights, rows, first: 0, pairs, bias, out };
@@ -58,10 +62,13 @@ pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args
 }
 
 /// The same product by plain loops, in the same order.
-pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
-    let (n, k) = (args.weights.n(), args.weights.k());
-    let x = activations::rows_in_blocks(args.x, k);
-    for (x, y) in x.chunks(weights.blocks).zip(args.y.chunks_mut(n)) {
+pub(super) fn reference<F: Form>(
+    (x, y, bias): (Rows<'_>, &mut [f32], Option<&[f32]>),
+    (n, k): (usize, usize),
+    weights: &Blocks<F>,
+) {
+    let x = activations::rows_in_blocks(x, k);
+    for (x, y) in x.chunks(weights.blocks).zip(y.chunks_mut(n)) {
         for (column, y) in y.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (b, block) in x.iter().enumerate() {
@@ -70,7 +77,7 @@ pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
                     weights.iter().zip(block.values.as_flattened()).map(|(&w, &a)| i32::from(w) * i32::from(a));
                 sum = (products.sum::<i32>() as f32).mul_add(scale * block.scale, sum);
             }
-            *y = sum + args.bias.map_or(0.0, |bias| bias[column]);
+            *y = sum + bias.map_or(0.0, |bias| bias[column]);
         }
     }
 }
@@ -129,8 +136,6 @@ fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, 
     }
 }
 
-// The loops over registers share one index between several arrays.
-#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     task: &Task<'_, F>,
@@ -141,33 +146,82 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
 ) {
     let blocks = task.weights.blocks;
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
-    let mut acc = [[Floats::<D>::splat(0.0); P]; M];
-    for (b, unit) in task.weights.pair(pair).iter().enumerate() {
+    let acc = [[Floats::<D>::splat(0.0); P]; M];
+    let acc = accumulate::<D, F, _, M, P, 1>(x, task.weights.pair(pair), panel, false, acc, next);
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
+    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &numbers(acc), task.bias) };
+}
+
+/// Blocks of a pair of panels, with the integers of `F`.
+pub(super) trait UnitOf<F: Form> {
+    /// The integers of a panel.
+    fn weights(&self, panel: usize) -> &F::Block;
+    /// The scales of a panel, for a part of its inputs.
+    fn scales<L: Lanes>(&self, panel: usize, part: usize) -> L;
+    /// What is added to the products with the scales.
+    fn minima<L: Lanes>(&self, _panel: usize, _part: usize) -> L {
+        L::splat(0.0)
+    }
+}
+
+impl<F: Form> UnitOf<F> for Unit<F::Block> {
+    #[inline(always)]
+    fn weights(&self, panel: usize) -> &F::Block {
+        &self.weights[panel]
+    }
+    #[inline(always)]
+    fn scales<L: Lanes>(&self, panel: usize, _part: usize) -> L {
+        L::load_finite_f16(&self.scales[panel])
+    }
+}
+
+/// Adds the products of some blocks. The inputs of a block are in one part or two, with scales of their own. `minima`: the units
+/// have minima.
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+pub(super) fn accumulate<D: DotLanes, F: Form, U: UnitOf<F>, const M: usize, const P: usize, const PARTS: usize>(
+    x: [&[RowBlock]; M],
+    units: &[U],
+    panel: usize,
+    minima: bool,
+    mut acc: [[Floats<D>; P]; M],
+    next: &mut Ahead,
+) -> [[Floats<D>; P]; M] {
+    for (b, unit) in units.iter().enumerate() {
         next.prefetch();
-        let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(&x[m][b]); P]);
-        for line in 0..F::LINES {
-            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], line));
+        for part in 0..PARTS {
+            let correction = |row: &RowBlock| match (PARTS, part) {
+                (1, _) => row.correction,
+                (_, 0) => row.first_half,
+                _ => row.correction - row.first_half,
+            };
+            let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(correction(&x[m][b])); P]);
+            for line in part * F::LINES / PARTS..(part + 1) * F::LINES / PARTS {
+                let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(unit.weights(panel + p), line));
+                for m in 0..M {
+                    for p in 0..P {
+                        sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
+                    }
+                }
+            }
+            let scales: [Floats<D>; P] = std::array::from_fn(|p| unit.scales(panel + p, part));
             for m in 0..M {
+                let scale = Floats::<D>::splat(x[m][b].scale);
                 for p in 0..P {
-                    sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
+                    acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
+                }
+            }
+            if minima {
+                for m in 0..M {
+                    let sum = D::Sums::splat(correction(&x[m][b]) / -128);
+                    let scale = Floats::<D>::splat(x[m][b].scale);
+                    for p in 0..P {
+                        acc[m][p] = sum.scale_add(unit.minima::<Floats<D>>(panel + p, part).mul(scale), acc[m][p]);
+                    }
                 }
             }
         }
-        let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
-        for m in 0..M {
-            let scale = Floats::<D>::splat(x[m][b].scale);
-            for p in 0..P {
-                acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
-            }
-        }
     }
-    // These loops are short enough to be unrolled. If they were not, the sums would stay in memory through all of the above.
-    let mut values = [[[0.0; LANES]; P]; M];
-    for m in 0..M {
-        for p in 0..P {
-            acc[m][p].store(&mut values[m][p]);
-        }
-    }
-    // SAFETY: rows row..row+M exist, and only this task writes these panels.
-    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &values, task.bias) };
+    acc
 }

@@ -1,37 +1,16 @@
 //! Products with float weights: a tile of M rows × P panels in registers, and the loop over all tiles.
 
-use super::output::Output;
-use super::pack::Panels;
-use super::{Gemm, PackedMatrix, integer};
-use crate::simd::int8::DotIsa;
-use crate::simd::{LANES, Lanes, prefetch};
-use crate::{Isa, Pool, dispatch};
+use super::output::{Output, numbers};
+use super::pack::{Panels, Segment};
+use super::processor::Processor;
+use super::stored;
+use super::tile::{Line, accumulate};
+use super::{Gemm, integer};
+use crate::dispatch;
+use crate::simd::{LANES, Lanes};
 
 /// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
 const PANELS_PER_TASK: usize = 16;
-
-/// Bands of fewer rows are bound by memory, so they prefetch.
-const FEW_ROWS: usize = 12;
-
-/// Prefetch distance in bytes.
-const AHEAD: usize = 4 << 10;
-
-/// A line of a panel: sixteen weights for one k.
-trait Line: Copy + Sync {
-    fn load<L: Lanes>(&self) -> L;
-}
-impl Line for [f32; LANES] {
-    #[inline(always)]
-    fn load<L: Lanes>(&self) -> L {
-        L::load(self)
-    }
-}
-impl Line for [u16; LANES] {
-    #[inline(always)]
-    fn load<L: Lanes>(&self) -> L {
-        L::load_bf16(self)
-    }
-}
 
 /// A part of the product: all rows, some panels.
 struct Task<'a, W> {
@@ -45,21 +24,30 @@ struct Task<'a, W> {
     out: Output,
 }
 
-pub(super) fn run(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>) {
-    let weights: &PackedMatrix = args.weights;
-    match &weights.panels {
-        Panels::F32(lines) => run_lines(isa, pool, rows, args, lines),
-        Panels::Bf16(lines) => run_lines(isa, pool, rows, args, lines),
-        Panels::Q8(blocks) => integer::run(isa, dot, pool, rows, args, blocks),
-        Panels::Q4(blocks) => integer::run(isa, dot, pool, rows, args, blocks),
+pub(super) fn run(processor: Processor<'_>, rows: usize, args: Gemm<'_>) {
+    let Gemm { x, weights, bias, y } = args;
+    for Segment { first, n, panels } in &weights.segments {
+        let bias = bias.map(|bias| &bias[*first..first + n]);
+        let out = (Output::new(y, weights.n(), *first, *n), *n);
+        match panels {
+            Panels::F32(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
+            Panels::Bf16(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
+            Panels::Q8(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
+            Panels::Q4(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
+            Panels::Stored(panels) => stored::run(processor, panels, (x, rows), bias, out),
+        }
     }
 }
 
-fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines: &[W]) {
-    let (n, k) = (args.weights.n(), args.weights.k());
+fn run_lines<W: Line>(
+    Processor { isa, pool, .. }: Processor<'_>,
+    k: usize,
+    (x, rows): (&[f32], usize),
+    lines: &[W],
+    bias: Option<&[f32]>,
+    (out, n): (Output, usize),
+) {
     let panels = n.div_ceil(LANES);
-    let out = Output::new(args.y, n);
-    let (x, bias) = (args.x.numbers(), args.bias);
     pool.run(panels.div_ceil(PANELS_PER_TASK), rows * k * LANES * PANELS_PER_TASK, |task| {
         let first_panel = task * PANELS_PER_TASK;
         let count = PANELS_PER_TASK.min(panels - first_panel);
@@ -108,28 +96,7 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
     let k = task.k;
     let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
     let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * k..][..k]);
-    let mut acc = [[L::splat(0.0); P]; M];
-    for i in 0..k {
-        if M < FEW_ROWS {
-            for w in w {
-                prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
-            }
-        }
-        let weights: [L; P] = std::array::from_fn(|p| w[p][i].load());
-        for m in 0..M {
-            let value = L::splat(x[m][i]);
-            for p in 0..P {
-                acc[m][p] = value.mul_add(weights[p], acc[m][p]);
-            }
-        }
-    }
-    // These loops are short enough to be unrolled. If they were not, the sums would stay in memory through all of the above.
-    let mut values = [[[0.0; LANES]; P]; M];
-    for m in 0..M {
-        for p in 0..P {
-            acc[m][p].store(&mut values[m][p]);
-        }
-    }
+    let acc = accumulate(x, w, [[L::splat(0.0); P]; M]);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
-    unsafe { task.out.write_tile(row, panel, &values, task.bias) };
+    unsafe { task.out.write_tile(row, panel, &numbers(acc), task.bias) };
 }

@@ -26,22 +26,26 @@ mod kernel;
 mod operands;
 mod output;
 mod pack;
+mod processor;
 mod quantization;
 mod quantize;
 mod rows;
+mod stored;
+mod tile;
 
 pub use activations::scratch_bytes;
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
 pub use operands::Gemm;
-pub use pack::PackedMatrix;
+pub use pack::{PackedMatrix, PartForm, StoredPart, WeightRows};
 pub use quantization::Quantization;
 pub use quantize::{WeightBlock, quantize_row};
 pub use rows::{RowBlock, Rows};
+pub use stored::{Codes, Offset, Rounding, Scale, StoredFormat, StoredRow, StoredRows};
 
 use crate::simd::int8::DotIsa;
 use crate::{Isa, Pool};
-use pack::Panels;
+use pack::{Panels, Segment};
 
 /// Computes the product with vectors of `isa` and the best byte products that go with it, split over the pool's threads by
 /// columns.
@@ -60,20 +64,24 @@ pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
     assert!(isa.is_available() && dot.is_available(), "this CPU does not have {isa} and {dot}");
     let rows = args.rows();
     if rows > 0 {
-        kernel::run(isa, dot, pool, rows, args);
+        kernel::run(processor::Processor { isa, dot, pool }, rows, args);
     }
 }
 
-/// Computes the product with plain loops, as the reference for [`gemm`].
+/// Computes the product with plain loops, as the reference for [`gemm`]. Activations of stored weights are not rounded.
 ///
 /// # Panics
 /// If the shapes do not match, or quantised rows meet unquantised weights.
 pub fn gemm_reference(args: Gemm<'_>) {
     let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
-    match &args.weights.panels {
-        Panels::Q8(blocks) => return integer::reference(args, blocks),
-        Panels::Q4(blocks) => return integer::reference(args, blocks),
-        Panels::F32(_) | Panels::Bf16(_) => {}
+    match &args.weights.segments[..] {
+        [Segment { panels: Panels::Q8(blocks), .. }] => {
+            return integer::reference((args.x, args.y, args.bias), (n, k), blocks);
+        }
+        [Segment { panels: Panels::Q4(blocks), .. }] => {
+            return integer::reference((args.x, args.y, args.bias), (n, k), blocks);
+        }
+        _ => {}
     }
     let (x, mut weights) = (args.x.numbers(), vec![0.0; k]);
     for column in 0..n {

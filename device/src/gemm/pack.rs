@@ -1,11 +1,15 @@
 //! Weights packed in the order in which the kernel reads them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::bf16;
 
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
 use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
+use super::rows::RowBlock;
+use super::stored::{Rounding, Stored, StoredFormat, StoredPanels, StoredRow, StoredRows};
 use crate::Dtype;
 use crate::simd::LANES;
 use crate::{DeviceError, Pool};
@@ -15,17 +19,124 @@ pub(super) enum Panels {
     Bf16(Vec<[u16; LANES]>),
     Q8(Blocks<Bytes>),
     Q4(Blocks<Nibbles>),
+    Stored(Stored),
 }
 
-/// A weight matrix `[n, k]` in panels of 16 outputs, padded with zeros. In panels of floats, `panel[p][i]` holds column i of
-/// rows 16p..16p+16.
+/// Rows of a weight matrix, as a checkpoint stores them.
+#[derive(Clone, Copy)]
+pub enum WeightRows<'a> {
+    /// Row-major `[rows, k]` numbers of a type.
+    Numbers(Dtype, &'a [u8]),
+    /// Codes with scales.
+    Stored(StoredPart<'a>),
+}
+
+/// Rows in a stored form.
+#[derive(Clone, Copy)]
+pub struct StoredPart<'a> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The form.
+    pub format: StoredFormat,
+    /// The rows.
+    pub source: &'a dyn StoredRows,
+    /// `[k]`: column i of the rows belongs to input `order[i]`, a permutation; `None`: to input i.
+    pub order: Option<&'a [u32]>,
+    /// How products round their activations.
+    pub rounding: Rounding,
+}
+
+/// The form of some rows of a weight matrix.
+#[derive(Clone, Copy)]
+pub enum PartForm<'a> {
+    /// Numbers of a type.
+    Numbers(Dtype),
+    /// Codes with scales.
+    Stored(StoredPart<'a>),
+}
+
+impl PartForm<'_> {
+    /// Whether rows of these forms are packed together.
+    fn joins(&self, other: &PartForm<'_>) -> bool {
+        match (self, other) {
+            (PartForm::Stored(a), PartForm::Stored(b)) => {
+                (a.format, a.order, a.rounding) == (b.format, b.order, b.rounding)
+            }
+            (PartForm::Numbers(_), PartForm::Numbers(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+impl WeightRows<'_> {
+    fn form(&self) -> PartForm<'_> {
+        match self {
+            WeightRows::Numbers(dtype, _) => PartForm::Numbers(*dtype),
+            WeightRows::Stored(part) => PartForm::Stored(*part),
+        }
+    }
+}
+
+impl StoredPart<'_> {
+    /// The weights as float32 numbers, `[rows, k]` in the order of the inputs.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotFinite`].
+    pub(crate) fn numbers(&self, pool: &Pool, k: usize) -> Result<Vec<u8>, DeviceError> {
+        let sound = AtomicBool::new(true);
+        let mut all = vec![0; self.rows * k * size_of::<f32>()];
+        pool.chunks_mut(&mut all, (k * size_of::<f32>()).max(1), k * RowBlock::COST, |row, out| {
+            let (mut stored, mut values) = (StoredRow::new(&self.format, k), vec![0.0f32; k]);
+            self.source.read(row, &mut stored);
+            stored.values(&self.format, &mut values);
+            if !values.iter().all(|value| value.is_finite()) {
+                sound.store(false, Ordering::Relaxed);
+            }
+            let out = out.as_chunks_mut::<4>().0;
+            for (column, value) in values.iter().enumerate() {
+                let input = self.order.map_or(column, |order| order[column] as usize);
+                out[input] = value.to_le_bytes();
+            }
+        });
+        if sound.into_inner() { Ok(all) } else { Err(DeviceError::NotFinite) }
+    }
+}
+
+/// A weight matrix `[n, k]`. It consists of segments, one behind the other, which differ in form; a matrix whose parts have the
+/// same form is one segment. A segment is in panels of 16 outputs, padded with zeros. In panels of floats, `panel[p][i]` holds
+/// column i of rows 16p..16p+16.
 pub struct PackedMatrix {
     n: usize,
     k: usize,
-    pub(super) panels: Panels,
+    pub(super) segments: Vec<Segment>,
+}
+
+/// Some rows of a matrix, in one form.
+pub(super) struct Segment {
+    /// Its first row.
+    pub first: usize,
+    /// Its number of rows.
+    pub n: usize,
+    pub panels: Panels,
 }
 
 impl PackedMatrix {
+    /// Packs the stacked rows of the parts on the pool's threads, in their stored form. Numbers become bfloat16 if all of them
+    /// are, otherwise f32.
+    ///
+    /// # Errors
+    /// Those of [`PackedMatrix::pack`], and [`DeviceError::NotFinite`] for stored weights that are not finite.
+    pub fn stored(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<PackedMatrix, DeviceError> {
+        let mut segments: Vec<Segment> = Vec::new();
+        for run in parts.chunk_by(|a, b| a.form().joins(&b.form())) {
+            let first = segments.last().map_or(0, |last| last.first + last.n);
+            let (n, panels) = pack_run(pool, k, run)?;
+            segments.push(Segment { first, n, panels });
+        }
+        let n = segments.last().map_or(0, |last| last.first + last.n);
+        if n == 0 { Err(DeviceError::BadMatrix(k)) } else { Ok(PackedMatrix { n, k, segments }) }
+    }
+
     /// Packs the stacked rows of one or more row-major `[n_i, k]` matrices (as for fused QKV or gate-up weights) on the pool's
     /// threads. The result is bfloat16 if every part is, otherwise f32.
     ///
@@ -33,26 +144,11 @@ impl PackedMatrix {
     /// [`DeviceError::BadMatrix`] if there are no rows, or a part does not consist of whole rows of `k` numbers.
     pub fn pack(pool: &Pool, k: usize, parts: &[(Dtype, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
-        let panels = n.div_ceil(LANES);
-        let panels = if stay_bf16(parts.iter().map(|(format, _)| *format)) {
-            Panels::Bf16(in_panels(pool, panels, k, LANES * k, [0; LANES], |panel, lines| {
-                for lane in 0..LANES {
-                    if let Some((_, row)) = find_row(parts, k, panel * LANES + lane) {
-                        let numbers = row.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
-                        lines.iter_mut().zip(numbers).for_each(|(line, number)| line[lane] = number);
-                    }
-                }
-            }))
-        } else {
-            Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
-                let mut row = vec![0.0; k];
-                for lane in 0..LANES {
-                    read_row(parts, panel * LANES + lane, &mut row);
-                    lines.iter_mut().zip(&row).for_each(|(line, number)| line[lane] = *number);
-                }
-            }))
-        };
-        Ok(PackedMatrix { n, k, panels })
+        Ok(PackedMatrix::of_one(n, k, pack_numbers(pool, n, k, parts)))
+    }
+
+    fn of_one(n: usize, k: usize, panels: Panels) -> PackedMatrix {
+        PackedMatrix { n, k, segments: vec![Segment { first: 0, n, panels }] }
     }
 
     /// Quantises the stacked rows of the parts on the pool's threads. Apart from the source, each thread holds one row of
@@ -72,23 +168,27 @@ impl PackedMatrix {
             Quantization::Q8 => Blocks::pack(pool, n, k, parts).map(Panels::Q8),
             Quantization::Q4 => Blocks::pack(pool, n, k, parts).map(Panels::Q4),
         };
-        Ok(PackedMatrix { n, k, panels: panels.ok_or(DeviceError::BadWeights(quantization))? })
+        Ok(PackedMatrix::of_one(n, k, panels.ok_or(DeviceError::BadWeights(quantization))?))
     }
 
-    /// Returns the size in bytes of a packed `[n, k]` whose parts have these formats.
-    pub fn packed_bytes(
-        n: usize,
-        k: usize,
-        formats: impl IntoIterator<Item = Dtype>,
-        quantization: Option<Quantization>,
-    ) -> usize {
-        let numbers = n.next_multiple_of(LANES) * k;
+    /// Returns the size in bytes of a matrix with rows of `k` weights, given the number of rows and the form of each part.
+    pub fn packed_bytes(k: usize, quantization: Option<Quantization>, parts: &[(usize, PartForm<'_>)]) -> usize {
+        let rows = |parts: &[(usize, PartForm<'_>)]| parts.iter().map(|(rows, _)| rows).sum::<usize>();
         match quantization {
-            Some(Quantization::Q8) => Blocks::<Bytes>::packed_bytes(n, k),
-            Some(Quantization::Q4) => Blocks::<Nibbles>::packed_bytes(n, k),
-            None if stay_bf16(formats) => numbers * size_of::<u16>(),
-            None => numbers * size_of::<f32>(),
+            Some(Quantization::Q8) => return Blocks::<Bytes>::packed_bytes(rows(parts), k),
+            Some(Quantization::Q4) => return Blocks::<Nibbles>::packed_bytes(rows(parts), k),
+            None => {}
         }
+        let bytes = |run: &[(usize, PartForm<'_>)]| match run.first() {
+            Some((_, PartForm::Stored(part))) => StoredPanels::packed_bytes(&part.format, rows(run), k),
+            _ => {
+                let dtypes =
+                    run.iter().filter_map(|(_, form)| if let PartForm::Numbers(it) = form { Some(*it) } else { None });
+                let size = if stay_bf16(dtypes) { size_of::<u16>() } else { size_of::<f32>() };
+                rows(run).next_multiple_of(LANES) * k * size
+            }
+        };
+        parts.chunk_by(|(_, a), (_, b)| a.joins(b)).map(bytes).sum()
     }
 
     /// Number of outputs (rows of the weight matrix).
@@ -101,19 +201,25 @@ impl PackedMatrix {
         self.k
     }
 
-    /// Returns whether the weights are quantised, which [`Rows::Blocks`](super::Rows::Blocks) needs.
-    pub fn is_quantized(&self) -> bool {
-        matches!(self.panels, Panels::Q8(_) | Panels::Q4(_))
+    /// Returns whether products take quantised rows ([`Rows::Blocks`](super::Rows::Blocks)).
+    pub fn takes_blocks(&self) -> bool {
+        self.segments.iter().all(|segment| match &segment.panels {
+            Panels::Q8(_) | Panels::Q4(_) => true,
+            Panels::Stored(stored) => stored.rounding == Rounding::Blocks && stored.order.is_none(),
+            Panels::F32(_) | Panels::Bf16(_) => false,
+        })
     }
 
     /// Returns the number of bytes that one pass over the matrix reads.
     pub fn bytes(&self) -> usize {
-        match &self.panels {
+        let bytes = |segment: &Segment| match &segment.panels {
             Panels::F32(lines) => size_of_val(&lines[..]),
             Panels::Bf16(lines) => size_of_val(&lines[..]),
             Panels::Q8(blocks) => blocks.bytes(),
             Panels::Q4(blocks) => blocks.bytes(),
-        }
+            Panels::Stored(stored) => stored.panels.bytes(),
+        };
+        self.segments.iter().map(bytes).sum()
     }
 
     /// Writes row `row` as floats, for example the embedding of a token whose matrix is also the output layer.
@@ -121,17 +227,69 @@ impl PackedMatrix {
     /// # Panics
     /// If `row` is out of range or `out` is shorter than k.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.n, "row {row} of {}", self.n);
+        let Some(segment) = self.segments.iter().find(|segment| row < segment.first + segment.n) else {
+            panic!("row {row} of {}", self.n)
+        };
+        let row = row - segment.first;
         let (out, lane) = (&mut out[..self.k], row % LANES);
         let first = row / LANES * self.k;
-        match &self.panels {
+        match &segment.panels {
             Panels::F32(lines) => out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = line[lane]),
             Panels::Bf16(lines) => {
                 out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = bf16::from_bits(line[lane]).to_f32());
             }
             Panels::Q8(blocks) => blocks.copy_row(row, out),
             Panels::Q4(blocks) => blocks.copy_row(row, out),
+            Panels::Stored(stored) => stored.copy_row(row, out),
         }
+    }
+}
+
+/// Packs parts of one form; returns the number of rows too.
+fn pack_run(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, Panels), DeviceError> {
+    let mut numbers = Vec::new();
+    let mut stored = Vec::new();
+    for part in parts {
+        match part {
+            WeightRows::Numbers(format, data) => numbers.push((*format, *data)),
+            WeightRows::Stored(part) => stored.push(part),
+        }
+    }
+    let Some(first) = stored.first() else {
+        let n = rows(k, &numbers)?;
+        return Ok((n, pack_numbers(pool, n, k, &numbers)));
+    };
+    let n = stored.iter().map(|part| part.rows).sum();
+    let panels = StoredPanels::pack(pool, first.format, [n, k], |mut row, out| {
+        for part in &stored {
+            match row.checked_sub(part.rows) {
+                None => return part.source.read(row, out),
+                Some(behind) => row = behind,
+            }
+        }
+    })?;
+    Ok((n, Panels::Stored(Stored { panels, rounding: first.rounding, order: first.order.map(Box::from) })))
+}
+
+fn pack_numbers(pool: &Pool, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
+    let panels = n.div_ceil(LANES);
+    if stay_bf16(parts.iter().map(|(format, _)| *format)) {
+        Panels::Bf16(in_panels(pool, panels, k, LANES * k, [0; LANES], |panel, lines| {
+            for lane in 0..LANES {
+                if let Some((_, row)) = find_row(parts, k, panel * LANES + lane) {
+                    let numbers = row.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+                    lines.iter_mut().zip(numbers).for_each(|(line, number)| line[lane] = number);
+                }
+            }
+        }))
+    } else {
+        Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
+            let mut row = vec![0.0; k];
+            for lane in 0..LANES {
+                read_row(parts, panel * LANES + lane, &mut row);
+                lines.iter_mut().zip(&row).for_each(|(line, number)| line[lane] = *number);
+            }
+        }))
     }
 }
 

@@ -199,10 +199,10 @@ fn nearest_half(x: f64) -> f16 {
     f16::from_bits(f32_to_f16(f64::from_bits(odd) as f32))
 }
 
-/// Quantises activations: writes the integers, and returns their scale, which is NaN if a number is NaN or infinite, and their
-/// sum.
+/// Quantises activations: writes the integers, and returns their scale, which is NaN if a number is NaN or infinite, and the sums
+/// of their halves.
 #[inline(always)]
-pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> (f32, i32) {
+pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> (f32, [i32; 2]) {
     let (a, b) = halves::<L>(x);
     let greatest = greatest(a, b);
     let (scale, inverse) = if greatest < LEAST { (0.0, 0.0) } else { (greatest / 127.0, 127.0 / greatest) };
@@ -211,7 +211,7 @@ pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> (f3
     qa.round_to_bytes(&mut low[0]);
     qb.round_to_bytes(&mut high[0]);
     // Exact, and available sooner than a sum of the stored bytes.
-    (scale + poison(a, b), qa.add(qb).sum() as i32)
+    (scale + poison(a, b), [qa.sum() as i32, qb.sum() as i32])
 }
 
 #[inline(always)]

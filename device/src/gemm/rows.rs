@@ -14,9 +14,11 @@ pub struct RowBlock {
     pub scale: f32,
     /// −128·Σ values; see [`DotLanes::start`](crate::simd::int8::DotLanes::start).
     pub correction: i32,
+    /// −128·Σ of the first half of the values.
+    pub first_half: i32,
 }
 
-// SAFETY: 40 bytes of numbers without padding; every bit pattern is valid.
+// SAFETY: 44 bytes of numbers without padding; every bit pattern is valid.
 unsafe impl Element for RowBlock {}
 
 impl RowBlock {
@@ -24,7 +26,7 @@ impl RowBlock {
     pub const LEN: usize = BLOCK;
 
     /// A block of zeros.
-    pub const ZERO: RowBlock = RowBlock { values: [[0; 4]; BLOCK / 4], scale: 0.0, correction: 0 };
+    pub const ZERO: RowBlock = RowBlock { values: [[0; 4]; BLOCK / 4], scale: 0.0, correction: 0, first_half: 0 };
 
     /// Cost of quantising one number, in multiply-adds, for [`Pool::run`](crate::Pool::run).
     pub const COST: usize = 8;
@@ -33,8 +35,9 @@ impl RowBlock {
     #[inline(always)]
     pub fn set<L: Lanes>(&mut self, numbers: &[f32; BLOCK]) {
         let Some(values) = self.values.as_flattened_mut().first_chunk_mut() else { return };
-        let (scale, sum) = bytes::<L>(numbers, values);
-        (self.scale, self.correction) = (scale, -128 * sum);
+        let (scale, [first, second]) = bytes::<L>(numbers, values);
+        self.scale = scale;
+        (self.first_half, self.correction) = (-128 * first, -128 * (first + second));
     }
 }
 

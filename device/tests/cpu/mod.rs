@@ -8,6 +8,7 @@ mod quantize;
 mod quantized;
 mod roofline;
 mod small_float;
+mod stored;
 
 use device::Isa;
 use device::simd::int8::DotIsa;

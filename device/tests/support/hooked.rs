@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Product, Quantization};
+use device::gemm::{Product, Quantization, WeightRows};
 use device::{
-    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
-    Queue,
+    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
@@ -112,7 +111,7 @@ impl<H: Hooks> Device for Hooked<H> {
         &self,
         quantization: Option<Quantization>,
         k: usize,
-        parts: &[(Dtype, &[u8])],
+        parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
         self.device.packed_matrix(quantization, k, parts)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use attention_kernels::Dtype;
 use device::gemm::Quantization;
-use models::Pooling;
+use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
 use super::KvCacheDtype;
@@ -79,9 +79,12 @@ pub struct EngineConfig {
     pub seed: Option<u64>,
     /// Number of threads; `None` uses every core.
     pub threads: Option<usize>,
-    /// Quantisation of the checkpoint's matrices while they are loaded; `None` keeps their type.
+    /// Quantisation of matrices while they are loaded, except for those that the checkpoint stores in fewer bits already; `None`
+    /// keeps their type.
     #[serde(with = "by_name")]
     pub quantization: Option<Quantization>,
+    /// Which activations are rounded before products with weights that the checkpoint stores in fewer bits.
+    pub activations: RoundActivations,
     /// Type of the computation; `None` uses that of the checkpoint on a GPU, and float32 on a CPU, which supports no other.
     pub dtype: Option<Dtype>,
     /// The `[kernels]` table: a variant name or `"auto"` for each operation.
@@ -146,6 +149,7 @@ impl Default for EngineConfig {
             seed: None,
             threads: None,
             quantization: None,
+            activations: RoundActivations::default(),
             dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
             deterministic: false,

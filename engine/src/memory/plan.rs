@@ -4,6 +4,7 @@ use std::fmt;
 
 use device::gemm::Quantization;
 use device::{Device, DeviceError, MemoryInfo};
+use models::decoder::Form;
 use models::{LayerGroup, Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
@@ -23,6 +24,8 @@ pub struct Plan {
     pub weight_bytes: u64,
     /// Quantisation of the matrices, if any.
     pub quantization: Option<Quantization>,
+    /// Whether the checkpoint stores matrices in fewer bits.
+    pub stored: bool,
     /// Type of the matrices, if it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
     /// Bytes of the scales of the cache, if its type has scales.
@@ -197,6 +200,7 @@ impl Plan {
             kv_scale_bytes,
             dtype: (!features.packs_matrices).then_some(*dtype),
             quantization: engine.quantization,
+            stored: decoder.all_linears().any(|linear| matches!(linear.form, Form::Stored { .. })),
             step_bytes: step_bytes(engine.max_num_batched_tokens, max_model_len),
             graph_bytes: graphs,
             step_limits: limits(engine.max_num_batched_tokens, max_model_len, num_blocks),
@@ -236,10 +240,13 @@ impl Plan {
 
     /// One line about the weights.
     pub fn weights_line(&self) -> String {
-        let form = match (self.quantization, self.dtype) {
-            (Some(quantization), _) => quantization.to_string(),
-            (None, Some(dtype)) => dtype.to_string(),
-            (None, None) => "the checkpoint's type".to_string(),
+        let form = match (self.quantization, self.dtype, self.stored) {
+            (Some(quantization), _, false) => quantization.to_string(),
+            (Some(quantization), _, true) => format!("the checkpoint's quantised form, others in {quantization}"),
+            (None, Some(dtype), false) => dtype.to_string(),
+            (None, Some(dtype), true) => format!("{dtype}, unpacked from the checkpoint's quantised form"),
+            (None, None, false) => "the checkpoint's type".to_string(),
+            (None, None, true) => "the checkpoint's quantised form".to_string(),
         };
         format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
     }

@@ -48,8 +48,10 @@ pub(crate) fn open_on(
     engine: &EngineConfig,
     (device, no_gpu): (Arc<dyn Device>, Option<String>),
 ) -> Result<Opened, EngineError> {
-    let (files, config) = declared(engine)?;
-    let weights = Weights::open(&files)?;
+    let (files, mut config) = declared(engine)?;
+    let mut weights = Weights::open(&files)?;
+    weights.round_activations(engine.activations);
+    config.decoder = models::in_stored_forms(config.decoder, &weights)?;
     let dtype = dtype(engine, &*device, &config, &weights)?;
     let needs = needs(engine, &config, &*device, dtype)?;
     let kernels = select(&engine.kernels, &needs)?;

@@ -141,7 +141,7 @@ pub enum LoadError {
         shape: Vec<usize>,
     },
     /// A tensor is stored in a type that is not supported.
-    #[error("{file}: tensor {tensor} has dtype {found}; expected F32, F16 or BF16 (an unquantised checkpoint)")]
+    #[error("{file}: tensor {tensor} has dtype {found}; expected {expected}")]
     WrongDtype {
         /// The weight file.
         file: String,
@@ -149,6 +149,20 @@ pub enum LoadError {
         tensor: String,
         /// Its type.
         found: String,
+        /// The supported types.
+        expected: String,
+    },
+    /// A quantised module contradicts `quantization_config`, or uses what is not supported.
+    #[error("{file}: quantised module {module:?} has {found}; expected {expected}")]
+    QuantizedModule {
+        /// The file of the configuration.
+        file: String,
+        /// The module's name.
+        module: String,
+        /// What it has.
+        found: String,
+        /// What it should have.
+        expected: String,
     },
     /// The tokenizer cannot be built.
     #[error(

@@ -43,6 +43,11 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// The keys.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.map.keys().map(String::as_str)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }

@@ -8,7 +8,8 @@ pub(crate) mod files;
 mod generation;
 pub mod gguf;
 mod pooling;
-mod weights;
+pub(crate) mod quantized;
+pub(crate) mod weights;
 
 pub use bytes::FileBytes;
 pub use demo::demo;
@@ -16,4 +17,4 @@ pub use error::LoadError;
 pub use files::ModelFiles;
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;
-pub use weights::{WeightView, Weights};
+pub use weights::{RoundActivations, WeightView, Weights};

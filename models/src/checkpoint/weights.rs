@@ -11,14 +11,15 @@ use std::ops::Range;
 use std::path::{Component, Path};
 
 use device::Dtype;
-use half::{bf16, f16};
+use device::gemm::{StoredFormat, StoredRows};
 use safetensors::tensor::Metadata;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::files::ModelFiles;
 use crate::checkpoint::gguf::{Encoding, GgufModel, Named};
+use crate::checkpoint::quantized::config::QuantizationConfig;
 use crate::decoder::Part;
 
 const SINGLE: &str = "model.safetensors";
@@ -52,29 +53,71 @@ impl<'a> WeightView<'a> {
         }
     }
 
-    /// Whether the checkpoint stores the elements in another form.
-    pub(crate) fn is_encoded(&self) -> bool {
-        self.encoding.is_some()
-    }
-
-    /// Bytes of the file that `len` bytes of elements take.
-    pub(crate) fn stored_bytes(&self, len: usize) -> u64 {
-        let all = self.shape.iter().product::<usize>() * self.dtype.bytes();
-        (len as u128 * self.data.len() as u128 / all.max(1) as u128) as u64
-    }
-
     /// The elements in float32, which represents every value of the three types exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         let elements = self.elements();
-        let halves = |widen: fn(u16) -> f32| {
-            elements.as_chunks::<2>().0.iter().map(|&bytes| widen(u16::from_le_bytes(bytes))).collect()
-        };
-        match self.dtype {
-            Dtype::F32 => elements.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-            Dtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
-            Dtype::Bf16 => halves(|bits| bf16::from_bits(bits).to_f32()),
+        let mut numbers = vec![0.0; elements.len() / self.dtype.bytes()];
+        self.dtype.read_row(&elements, &mut numbers);
+        numbers
+    }
+}
+
+/// A tensor of any type in its file.
+pub(crate) struct RawTensor<'a> {
+    /// Name in the checkpoint.
+    pub name: &'a str,
+    pub dtype: safetensors::Dtype,
+    pub shape: &'a [usize],
+    pub data: &'a [u8],
+    file: &'a str,
+    encoding: Option<Encoding>,
+}
+
+impl<'a> RawTensor<'a> {
+    /// Checks shape and type.
+    pub fn expect(&self, shape: &[usize], dtype: Option<safetensors::Dtype>) -> Result<(), LoadError> {
+        if self.shape != shape {
+            return Err(LoadError::WrongShape {
+                file: self.file.to_string(),
+                tensor: quote(self.name),
+                found: self.shape.to_vec(),
+                expected: shape.to_vec(),
+            });
+        }
+        match dtype.filter(|dtype| *dtype != self.dtype) {
+            None => Ok(()),
+            Some(dtype) => Err(self.wrong_dtype(&format!("{dtype:?}"))),
         }
     }
+
+    /// The error for a type that is not `expected`.
+    pub fn wrong_dtype(&self, expected: &str) -> LoadError {
+        LoadError::WrongDtype {
+            file: self.file.to_string(),
+            tensor: quote(self.name),
+            found: format!("{:?}", self.dtype),
+            expected: expected.to_string(),
+        }
+    }
+
+    /// The form and the rows of a matrix of a GGUF file with rows of `k` weights; `None` for numbers.
+    pub fn encoded_rows(&self, k: usize) -> Option<(StoredFormat, Box<dyn StoredRows + Send + 'a>)> {
+        self.encoding?.rows(self.data, k)
+    }
+}
+
+/// Which activations are rounded before products with quantised weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RoundActivations {
+    /// Those for which the checkpoint says so, as it says.
+    #[default]
+    Auto,
+    /// None.
+    #[serde(rename = "float")]
+    Never,
+    /// Those of all products that can be computed with integers: to 8 bits, with a scale for each 32.
+    Int8,
 }
 
 /// All tensors of a checkpoint.
@@ -83,6 +126,9 @@ pub struct Weights {
     tensors: BTreeMap<String, Entry>,
     /// The file that error messages name for a tensor in no shard.
     listing: String,
+    /// How modules are stored in fewer bits.
+    quantization: Option<QuantizationConfig>,
+    rounds: RoundActivations,
 }
 
 struct Shard {
@@ -129,6 +175,8 @@ impl Weights {
             shards: Vec::new(),
             tensors: BTreeMap::new(),
             listing: files.locate(if sharded { INDEX } else { SINGLE }),
+            quantization: QuantizationConfig::load(files)?,
+            rounds: RoundActivations::default(),
         };
         if sharded {
             weights.read_shards(files)?;
@@ -155,7 +203,8 @@ impl Weights {
             (name, Entry { shard: part, dtype, shape, data, encoding })
         };
         let listing = shards.first().map_or_else(String::new, |shard| shard.file.clone());
-        Weights { tensors: model.tensors().into_iter().map(entry).collect(), shards, listing }
+        let tensors = model.tensors().into_iter().map(entry).collect();
+        Weights { shards, tensors, listing, quantization: None, rounds: RoundActivations::default() }
     }
 
     fn read_shards(&mut self, files: &ModelFiles) -> Result<(), LoadError> {
@@ -221,19 +270,8 @@ impl Weights {
     /// # Errors
     /// It is missing, has another shape, or its type is not a [`Dtype`].
     pub fn expect(&self, name: &str, shape: &[usize]) -> Result<WeightView<'_>, LoadError> {
-        let (name, entry) = self.find(name).ok_or_else(|| LoadError::MissingTensor {
-            file: self.listing.clone(),
-            tensor: quote(name),
-            expected: format!("{shape:?}"),
-        })?;
-        if entry.shape != shape {
-            return Err(LoadError::WrongShape {
-                file: self.shards[entry.shard].file.clone(),
-                tensor: quote(name),
-                found: entry.shape.clone(),
-                expected: shape.to_vec(),
-            });
-        }
+        let (name, entry) = self.find(name).ok_or_else(|| self.missing(name, &format!("{shape:?}")))?;
+        self.raw_of(name, entry).expect(shape, None)?;
         self.view(name, entry)
     }
 
@@ -248,6 +286,43 @@ impl Weights {
         let module = |own: &String| own.rsplit_once('.').is_some_and(|(module, _)| has(&format!("{module}.")));
         let own = part.own.as_ref().filter(|own| self.find(&part.weight()).is_none() && module(own));
         own.map_or_else(|| part.clone(), |own| Part::new(own, part.rows))
+    }
+
+    /// The tensor `name` of any type, with another prefix if need be.
+    pub(crate) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        self.find(name).map(|(name, entry)| self.raw_of(name, entry))
+    }
+
+    /// The tensor of exactly this name.
+    pub(crate) fn raw_exactly(&self, name: &str) -> Option<RawTensor<'_>> {
+        self.tensors.get_key_value(name).map(|(name, entry)| self.raw_of(name, entry))
+    }
+
+    fn raw_of<'a>(&'a self, name: &'a str, entry: &'a Entry) -> RawTensor<'a> {
+        let Shard { file, bytes } = &self.shards[entry.shard];
+        let Entry { dtype, shape, data, encoding, .. } = entry;
+        RawTensor { name, dtype: *dtype, shape, data: &bytes[data.clone()], file, encoding: *encoding }
+    }
+
+    /// The error for a missing tensor.
+    pub(crate) fn missing(&self, name: &str, shape: &str) -> LoadError {
+        let (file, tensor) = (self.listing.clone(), quote(name));
+        LoadError::MissingTensor { file, tensor, expected: shape.to_string() }
+    }
+
+    /// How modules are stored in fewer bits; `None` if the checkpoint does not say.
+    pub(crate) fn quantization(&self) -> Option<&QuantizationConfig> {
+        self.quantization.as_ref()
+    }
+
+    /// Which activations are rounded.
+    pub(crate) fn rounds(&self) -> RoundActivations {
+        self.rounds
+    }
+
+    /// Chooses which activations are rounded before products with quantised weights.
+    pub fn round_activations(&mut self, rounds: RoundActivations) {
+        self.rounds = rounds;
     }
 
     /// Total size of all tensors in bytes.
@@ -279,13 +354,7 @@ impl Weights {
             safetensors::Dtype::F32 => Dtype::F32,
             safetensors::Dtype::F16 => Dtype::F16,
             safetensors::Dtype::BF16 => Dtype::Bf16,
-            other => {
-                return Err(LoadError::WrongDtype {
-                    file: shard.file.clone(),
-                    tensor: quote(name),
-                    found: format!("{other:?}"),
-                });
-            }
+            _ => return Err(self.raw_of(name, entry).wrong_dtype("F32, F16 or BF16 (an unquantised tensor)")),
         };
         Ok(WeightView {
             name: name.to_string(),

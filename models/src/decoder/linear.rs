@@ -130,15 +130,25 @@ pub enum Form {
     Dense,
     /// Quantised while loading.
     Quantized(Quantization),
+    /// As the checkpoint stores them, at least some of them in fewer bits.
+    Stored {
+        /// Whether products take activations that are quantised in blocks.
+        takes_blocks: bool,
+    },
 }
 
 impl Form {
-    /// The quantisation; `None` for [`Form::Dense`].
+    /// The quantisation while loading.
     pub fn quantization(self) -> Option<Quantization> {
         match self {
-            Form::Dense => None,
+            Form::Dense | Form::Stored { .. } => None,
             Form::Quantized(quantization) => Some(quantization),
         }
+    }
+
+    /// Whether products take activations that are quantised in blocks.
+    pub fn takes_blocks(self) -> bool {
+        matches!(self, Form::Quantized(_) | Form::Stored { takes_blocks: true })
     }
 }
 
@@ -146,6 +156,7 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Form::Dense => f.write_str("dense"),
+            Form::Stored { .. } => f.write_str("stored"),
             Form::Quantized(quantization) => quantization.fmt(f),
         }
     }
@@ -186,9 +197,9 @@ impl Linear {
         (self.rows() * (self.inputs + usize::from(self.bias))) as u64
     }
 
-    /// Names and shapes of its tensors in the checkpoint, weights and biases, given how the checkpoint stores its parts.
-    pub(super) fn tensors(&self, stored: impl Fn(&Part) -> Part) -> impl Iterator<Item = (String, Vec<usize>)> {
-        self.parts.iter().map(stored).flat_map(|part| {
+    /// Names and shapes of its tensors in the checkpoint, weights and biases.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        self.parts.iter().flat_map(|part| {
             let bias = self.bias.then(|| (part.bias(), part.pick.bias_shape()));
             std::iter::once((part.weight(), part.pick.shape(self.inputs))).chain(bias)
         })

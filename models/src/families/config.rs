@@ -8,6 +8,7 @@ use super::sizes::{self, MAX_POSITIONS};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
+use crate::checkpoint::quantized::config::QuantizationConfig;
 use crate::decoder::Decoder;
 
 const FILE: &str = "config.json";
@@ -56,13 +57,7 @@ impl ModelConfig {
         let prefix = if is_part { format!("{TEXT}.") } else { String::new() };
         let fields = Fields::new(files.locate(FILE), prefix, &map);
         let family = super::find(&fields, is_part)?;
-        if let Some(quantization) = fields.object("quantization_config")? {
-            let expected = "an unquantised checkpoint (F32, F16 or BF16 weights)";
-            return Err(match quantization.get("quant_method") {
-                Some(_) => quantization.wrong("quant_method", expected),
-                None => fields.wrong("quantization_config", expected),
-            });
-        }
+        QuantizationConfig::load(files)?;
         let max_position_embeddings = positions(family, &fields)?;
         Ok(ModelConfig {
             architecture: family.architectures.first().copied().unwrap_or_default(),

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::PackedMatrix;
+use device::gemm::{PackedMatrix, PartForm, WeightRows};
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
-use crate::decoder::{self, Decoder, Mixer, NormKind, Part, Pick};
-use crate::{LoadError, WeightView, Weights};
+use crate::checkpoint::quantized::{self, Module};
+use crate::decoder::{self, Decoder, Form, Mixer, NormKind, Part, Pick};
+use crate::{LoadError, Weights};
 
 /// `y = x·Wᵀ + bias`, one or several fused projections.
 pub(super) struct Linear {
@@ -78,6 +79,23 @@ pub(super) struct Loader<'a> {
     dtype: Dtype,
     progress: &'a dyn Fn(u64, u64),
     done: u64,
+    /// The last quantised module whose weights were unpacked.
+    unpacked: Option<(String, Vec<u8>)>,
+}
+
+/// The rows of a part of a linear layer.
+enum Found<'a> {
+    Numbers(Dtype, Cow<'a, [u8]>),
+    Stored(Box<Module<'a>>),
+}
+
+impl Found<'_> {
+    fn rows(&self) -> WeightRows<'_> {
+        match self {
+            Found::Numbers(dtype, data) => WeightRows::Numbers(*dtype, data),
+            Found::Stored(module) => WeightRows::Stored(module.part()),
+        }
+    }
 }
 
 impl<'a> Loader<'a> {
@@ -88,7 +106,7 @@ impl<'a> Loader<'a> {
         progress: &'a dyn Fn(u64, u64),
     ) -> Result<Loader<'a>, LoadError> {
         let uploader = Uploader::new(device)?;
-        Ok(Loader { weights, uploader, dtype, progress, done: 0 })
+        Ok(Loader { weights, uploader, dtype, progress, done: 0, unpacked: None })
     }
 
     /// A linear layer in its declared form.
@@ -106,31 +124,54 @@ impl<'a> Loader<'a> {
         let mut biases = Vec::new();
         for linear in linears {
             for part in linear.parts.iter().map(|part| self.weights.stored(part)) {
-                let weight = self.weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?;
-                let numbers = picked(&part, linear.inputs, &weight);
-                read += weight.stored_bytes(numbers.1.len());
-                if weight.is_encoded() {
-                    self.weights.release(weight.data);
-                }
-                rows.push(numbers);
+                let found = self.rows(&part, linear.inputs)?;
+                read += match &found {
+                    Found::Numbers(_, data) => data.len() as u64,
+                    Found::Stored(module) => module.bytes,
+                };
+                rows.push(found);
                 if linear.bias {
                     let bias = self.weights.expect(&part.bias(), &part.pick.bias_shape())?;
                     let pick = Pick { transposed: false, inputs: None, ..part.pick };
-                    biases.push(picked(&Part { pick, ..part.clone() }, 1, &bias));
+                    biases.push((bias.dtype, picked(pick, part.rows, 1, bias.dtype, bias.elements())));
                 }
             }
         }
         self.progress(read);
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
-        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts(&rows))?;
+        let parts: Vec<_> = rows.iter().map(Found::rows).collect();
+        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts)?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
-        for (_, data) in &rows {
-            if let Cow::Borrowed(data) = data {
-                self.weights.release(data);
+        for found in &rows {
+            match found {
+                Found::Numbers(_, Cow::Borrowed(data)) => self.weights.release(data),
+                Found::Numbers(_, Cow::Owned(_)) => {}
+                Found::Stored(module) => self.weights.release(module.codes),
             }
         }
-        let bias = if first.bias { Some(self.uploader.numbers(self.dtype, &parts(&biases))?) } else { None };
+        let biases: Vec<_> = biases.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
+        let bias = if first.bias { Some(self.uploader.numbers(self.dtype, &biases)?) } else { None };
         Ok(Linear { weights, bias })
+    }
+
+    /// The rows of a part in the form in which the checkpoint stores them, or as numbers.
+    fn rows(&mut self, part: &Part, inputs: usize) -> Result<Found<'a>, LoadError> {
+        let Some(module) = quantized::find(self.weights, part, inputs)? else {
+            let weight = self.weights.expect(&part.weight(), &part.pick.shape(inputs))?;
+            let numbers = picked(part.pick, part.rows, inputs, weight.dtype, weight.elements());
+            return Ok(Found::Numbers(weight.dtype, numbers));
+        };
+        if module.in_rows {
+            return Ok(Found::Stored(Box::new(module)));
+        }
+        // The heads of latent attention are cut out of one module, one after the other.
+        let numbers = match self.unpacked.take() {
+            Some((name, numbers)) if name == part.name => numbers,
+            _ => module.numbers(),
+        };
+        let cut = picked(part.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
+        self.unpacked = Some((part.name.clone(), numbers));
+        Ok(Found::Numbers(Dtype::F32, Cow::Owned(cut)))
     }
 
     /// The products of heads, each alone or stacked, with heads, outputs and inputs.
@@ -234,27 +275,25 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// The rows of a part `[rows, inputs]`: a piece of the tensor, or a copy where they do not lie one behind the other.
-fn picked<'a>(part: &Part, inputs: usize, tensor: &WeightView<'a>) -> (Dtype, Cow<'a, [u8]>) {
-    let (pick, size) = (part.pick, tensor.dtype.bytes());
+/// Rows `[rows, inputs]` of a tensor: a piece of it, or a copy where they do not lie one behind the other.
+fn picked(pick: Pick, rows: usize, inputs: usize, dtype: Dtype, elements: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    let size = dtype.bytes();
     let (first_input, all_inputs) = pick.inputs.unwrap_or((0, inputs));
     let matrix = pick.total * all_inputs * size;
     let start = pick.matrix.map_or(0, |(index, _)| index * matrix);
     let wanted = start..start + matrix;
-    if !pick.transposed && pick.inputs.is_none() && pick.run >= part.rows {
+    if !pick.transposed && pick.inputs.is_none() && pick.run >= rows {
         let row = inputs * size;
-        let rows = wanted.start + pick.first * row..wanted.start + (pick.first + part.rows) * row;
-        let rows = match tensor.elements() {
+        let rows = wanted.start + pick.first * row..wanted.start + (pick.first + rows) * row;
+        return match elements {
             Cow::Borrowed(data) => Cow::Borrowed(&data[rows]),
             Cow::Owned(data) if rows == (0..data.len()) => Cow::Owned(data),
             Cow::Owned(data) => Cow::Owned(data[rows].to_vec()),
         };
-        return (tensor.dtype, rows);
     }
-    let elements = tensor.elements();
     let data = &elements[wanted];
-    let mut copy = Vec::with_capacity(part.rows * inputs * size);
-    for row in (0..part.rows).map(|row| pick.row(row)) {
+    let mut copy = Vec::with_capacity(rows * inputs * size);
+    for row in (0..rows).map(|row| pick.row(row)) {
         if pick.transposed {
             for input in first_input..first_input + inputs {
                 copy.extend_from_slice(&data[(input * pick.total + row) * size..][..size]);
@@ -263,11 +302,35 @@ fn picked<'a>(part: &Part, inputs: usize, tensor: &WeightView<'a>) -> (Dtype, Co
             copy.extend_from_slice(&data[(row * all_inputs + first_input) * size..][..inputs * size]);
         }
     }
-    (tensor.dtype, Cow::Owned(copy))
+    Cow::Owned(copy)
 }
 
-fn parts<'a>(rows: &'a [(Dtype, Cow<'_, [u8]>)]) -> Vec<(Dtype, &'a [u8])> {
-    rows.iter().map(|(dtype, data)| (*dtype, &data[..])).collect()
+/// Loads the matrix of a linear layer, without its bias, to a device.
+///
+/// # Errors
+/// Those of [`Model::load`](super::Model::load).
+pub fn load_matrix(linear: &decoder::Linear, weights: &Weights, device: &dyn Device) -> Result<Matrix, LoadError> {
+    let plain = decoder::Linear { bias: false, ..linear.clone() };
+    Ok(Loader::new(weights, device, Dtype::F32, &|_, _| {})?.linear(&plain)?.weights)
+}
+
+/// The same decoder with the form of each linear layer of which the checkpoint stores weights in fewer bits.
+///
+/// # Errors
+/// A quantised module whose tensors are missing or contradict its scheme.
+pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decoder, LoadError> {
+    for linear in decoder.linears_mut() {
+        let (mut some, mut takes_blocks) = (false, true);
+        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+            let module = quantized::find(weights, &part, linear.inputs)?.filter(|module| module.in_rows);
+            some |= module.is_some();
+            takes_blocks &= module.is_some_and(|module| module.takes_blocks());
+        }
+        if some {
+            linear.form = Form::Stored { takes_blocks };
+        }
+    }
+    Ok(decoder)
 }
 
 /// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if the tensor
@@ -291,13 +354,22 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
         * size_of::<f32>();
     for linear in decoder.all_linears() {
-        let view = |part: &Part| {
-            let part = weights.stored(part);
-            weights.expect(&part.weight(), &part.pick.shape(linear.inputs))
-        };
-        let dtypes = linear.parts.iter().map(|part| Ok(view(part)?.dtype)).collect::<Result<Vec<_>, LoadError>>()?;
+        let mut modules = Vec::new();
+        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+            let module = quantized::find(weights, &part, linear.inputs)?;
+            let dtype = match module {
+                Some(_) => Dtype::F32,
+                None => weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.dtype,
+            };
+            modules.push((part.rows, dtype, module.filter(|module| module.in_rows)));
+        }
+        let mut parts = Vec::new();
+        for (rows, dtype, module) in &modules {
+            let form = module.as_ref().map_or(PartForm::Numbers(*dtype), |module| PartForm::Stored(module.part()));
+            parts.push((*rows, form));
+        }
         bytes += match features.packs_matrices {
-            true => PackedMatrix::packed_bytes(linear.rows(), linear.inputs, dtypes, linear.form.quantization()),
+            true => PackedMatrix::packed_bytes(linear.inputs, linear.form.quantization(), &parts),
             false => linear.rows() * linear.inputs * dtype.bytes(),
         };
         bytes += if linear.bias { linear.rows() * dtype.bytes() } else { 0 };
@@ -312,7 +384,20 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
 /// The first tensor that is missing, has an unexpected shape or type, or is not read.
 pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadError> {
     let mut read = BTreeSet::new();
-    for (name, shape) in decoder.tensors_of(|part| weights.stored(part)) {
+    for linear in decoder.all_linears() {
+        for part in linear.parts.iter().map(|part| weights.stored(part)) {
+            match quantized::find(weights, &part, linear.inputs)? {
+                Some(module) => read.extend(module.tensors.into_iter().map(str::to_string)),
+                None => {
+                    read.insert(weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.name);
+                }
+            }
+            if linear.bias {
+                read.insert(weights.expect(&part.bias(), &part.pick.bias_shape())?.name);
+            }
+        }
+    }
+    for (name, shape) in decoder.other_tensors() {
         read.insert(weights.expect(&name, &shape)?.name);
     }
     let unused = weights.names().find(|name| !read.contains(*name) && !is_harmless(name, decoder));

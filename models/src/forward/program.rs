@@ -79,7 +79,7 @@ impl Program {
 
     /// Has rows computed right before a product with quantised weights, their only reader, written to `Q8`.
     fn quantise_inputs(&mut self, decoder: &Decoder) {
-        let quantised: Vec<bool> = decoder.linears().map(|linear| linear.form != Form::Dense).collect();
+        let quantised: Vec<bool> = decoder.linears().map(|linear| linear.form.takes_blocks()).collect();
         for at in 1..self.ops.len() {
             let &Op::Linear { linear, from, to: result } = &self.ops[at] else { continue };
             let read_again = result != from && Program::is_read(&self.ops[at + 1..], from);

@@ -21,5 +21,6 @@ pub use file::Gguf;
 pub use model::GgufModel;
 pub(crate) use names::{Encoding, Named};
 pub use part::Tensor;
+pub(crate) use types::E2M1_DOUBLED;
 pub use types::{ElementType, TYPES};
 pub use value::{Array, Value};

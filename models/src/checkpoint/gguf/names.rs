@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use device::Dtype;
+use device::gemm::{StoredFormat, StoredRow, StoredRows};
 
 use super::architectures::{Architecture, EXPERTS, MODULES, ROPE_FACTORS};
 use super::file::Gguf;
 use super::part::Tensor;
-use super::types::ElementType;
+use super::types::{ElementType, Storage};
 
 /// What conversion changed in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,16 +32,28 @@ pub(crate) struct Encoding {
 impl Encoding {
     /// Type of the values that [`Encoding::decode`] gives.
     pub fn dtype(&self) -> Dtype {
-        match (self.kind.name, self.change) {
-            ("F16", Change::None | Change::Pairs(_)) => Dtype::F16,
-            ("BF16", Change::None | Change::Pairs(_)) => Dtype::Bf16,
+        match (self.kind.storage, self.change) {
+            (Storage::Number(dtype), Change::None | Change::Pairs(_)) => dtype,
             _ => Dtype::F32,
+        }
+    }
+
+    /// The form and the rows of a matrix with rows of `k` weights; `None` for numbers.
+    pub fn rows<'a>(&self, data: &'a [u8], k: usize) -> Option<(StoredFormat, Box<dyn StoredRows + Send + 'a>)> {
+        match (self.kind.storage, self.change) {
+            (Storage::Codes(format, _), Change::None) => {
+                Some((format, Box::new(Rows { kind: self.kind, data, k, pairs: 0 })))
+            }
+            (Storage::Codes(format, _), Change::Pairs(size)) => {
+                Some((format, Box::new(Rows { kind: self.kind, data, k, pairs: size })))
+            }
+            _ => None,
         }
     }
 
     /// Whether the values are the bytes in the file.
     pub fn is_plain(&self) -> bool {
-        self.kind.block == 1 && self.change == Change::None
+        matches!(self.kind.storage, Storage::Number(_)) && self.change == Change::None
     }
 
     /// Little-endian values of [`Encoding::dtype`] of a tensor of this many rows.
@@ -49,13 +62,35 @@ impl Encoding {
             Change::Pairs(size) => without_pairs(data, rows, size),
             _ => Cow::Borrowed(data),
         };
-        // Types whose blocks are single weights are those of the values.
-        if self.kind.block == 1 && self.change != Change::PlusOne {
+        if matches!(self.kind.storage, Storage::Number(_)) && self.change != Change::PlusOne {
             return data;
         }
         let offset = if self.change == Change::PlusOne { 1.0 } else { 0.0 };
         Cow::Owned(self.kind.values(&data).iter().flat_map(|value| (value - offset).to_le_bytes()).collect())
     }
+}
+
+/// Rows of blocks.
+struct Rows<'a> {
+    kind: &'static ElementType,
+    data: &'a [u8],
+    /// Weights of a row.
+    k: usize,
+    /// Rows of a head whose neighbours belong together; 0 if rows are in the order of Hugging Face.
+    pairs: usize,
+}
+
+impl StoredRows for Rows<'_> {
+    fn read(&self, row: usize, out: &mut StoredRow) {
+        let row = if self.pairs > 1 { paired(row, self.pairs) } else { row };
+        let bytes = self.k / self.kind.block * self.kind.bytes;
+        self.kind.unpack(self.data.get(row * bytes..(row + 1) * bytes).unwrap_or_default(), out);
+    }
+}
+
+/// The row of a GGUF tensor that is row `row` in the order of Hugging Face, in heads of `size` rows.
+fn paired(row: usize, size: usize) -> usize {
+    row / size * size + row % (size / 2) * 2 + row % size / (size / 2)
 }
 
 /// Rows in the order of Hugging Face: row `2i + s` of a head of `size` rows becomes row `i + s * size / 2`.
@@ -65,9 +100,8 @@ fn without_pairs(data: &[u8], rows: usize, size: usize) -> Cow<'_, [u8]> {
         // The shape contradicts the configuration, which the caller reports.
         return Cow::Borrowed(data);
     }
-    let (row_bytes, half) = (data.len() / rows, size / 2);
-    let source = |row: usize| row / size * size + row % half * 2 + row % size / half;
-    Cow::Owned((0..rows).flat_map(|row| &data[source(row) * row_bytes..][..row_bytes]).copied().collect())
+    let row_bytes = data.len() / rows;
+    Cow::Owned((0..rows).flat_map(|row| &data[paired(row, size) * row_bytes..][..row_bytes]).copied().collect())
 }
 
 /// A tensor under its name in Hugging Face layout.

@@ -1,0 +1,265 @@
+//! Products with weights in the form in which checkpoints store them.
+
+use device::gemm::{
+    Codes, Gemm, Offset, PackedMatrix, PartForm, Rounding, Rows, Scale, StoredFormat, StoredPart, StoredRow,
+    StoredRows, WeightRows, gemm, gemm_with,
+};
+use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
+use device::{Dtype, Isa, Pool};
+use proptest::prelude::*;
+
+use super::quantize::row_blocks;
+use super::{dot_isas, f32_bytes, isas, values};
+
+const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const FLOATS: [f32; 16] =
+    [-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0];
+
+/// A form for each kind of codes, scales and offsets that formats of checkpoints have.
+fn formats() -> Vec<StoredFormat> {
+    let integers = |bits, zero| Codes::Integers { bits, zero };
+    let form = |codes, group, scale, offset| StoredFormat { codes, group, scale, offset };
+    vec![
+        form(integers(4, 8), 128, Scale::Bf16, Offset::None),
+        form(integers(4, 0), 64, Scale::F16, Offset::ZeroPoint),
+        form(integers(8, 0), 32, Scale::F16, Offset::ZeroPoint),
+        form(integers(8, 128), usize::MAX, Scale::F32, Offset::None),
+        form(integers(5, 0), 32, Scale::F16, Offset::Minimum),
+        form(integers(5, 16), 32, Scale::F16, Offset::None),
+        form(integers(2, 0), 16, Scale::Byte, Offset::ByteMinimum),
+        form(integers(3, 4), 16, Scale::SignedByte, Offset::None),
+        form(integers(6, 32), 16, Scale::SignedByte, Offset::None),
+        form(integers(5, 0), 32, Scale::Byte, Offset::ByteMinimum),
+        form(Codes::Table(&TABLE), 32, Scale::F16, Offset::None),
+        form(Codes::Table(&TABLE), 32, Scale::Exponent, Offset::None),
+        form(Codes::Floats(&FLOATS), 64, Scale::F32, Offset::None),
+        form(Codes::E4m3, 128, Scale::Bf16, Offset::None),
+    ]
+}
+
+/// Random rows of a form.
+struct Random {
+    format: StoredFormat,
+    rows: Vec<StoredRow>,
+}
+
+impl StoredRows for Random {
+    fn read(&self, row: usize, out: &mut StoredRow) {
+        out.clone_from(&self.rows[row]);
+    }
+}
+
+impl Random {
+    fn new(format: StoredFormat, n: usize, k: usize, seed: u64) -> Random {
+        let draws: Vec<u32> =
+            values(n * k * 4, seed).into_iter().map(|x| ((x + 1.0) * (1 << 23) as f32) as u32).collect();
+        let mut draws = draws.into_iter().cycle();
+        let mut draw = |below: u32| draws.next().unwrap() % below;
+        let half = |x: f32| half::f16::from_f32(x).to_bits();
+        let number = |draw: u32| (draw % 200 + 1) as f32 / 1e4;
+        let rows = (0..n).map(|_| {
+            let mut row = StoredRow::new(&format, k);
+            let code = |draw: u32| if format.codes == Codes::E4m3 && draw & 0x7f == 0x7f { 3 } else { draw as u8 };
+            row.codes.iter_mut().for_each(|x| *x = code(draw(1 << format.codes.bits())));
+            let scale = |d: u32| match format.scale {
+                Scale::F32 => number(d).to_bits(),
+                Scale::F16 => half(number(d)).into(),
+                Scale::Bf16 => half::bf16::from_f32(number(d)).to_bits().into(),
+                Scale::Exponent => 118 + d % 9,
+                Scale::Byte | Scale::SignedByte => d % 256,
+            };
+            row.scales.iter_mut().for_each(|x| *x = scale(draw(1 << 20)));
+            let greatest = if format.codes.bits() == 8 { 256 } else { 17 };
+            let offset = |d: u32| if format.offset == Offset::Minimum { half(number(d)).into() } else { d % greatest };
+            row.offsets.iter_mut().for_each(|x| *x = offset(draw(1 << 20)));
+            row.outer.iter_mut().for_each(|x| *x = [draw(99), draw(99)].map(|d| half(number(d) / 50.0)));
+            row
+        });
+        Random { format, rows: rows.collect() }
+    }
+
+    fn part<'a>(&'a self, order: Option<&'a [u32]>, rounding: Rounding) -> StoredPart<'a> {
+        StoredPart { rows: self.rows.len(), format: self.format, source: self, order, rounding }
+    }
+
+    /// The weights `[n, k]` in the order of the inputs.
+    fn values(&self, order: Option<&[u32]>, k: usize) -> Vec<f32> {
+        let mut all = Vec::new();
+        for row in &self.rows {
+            let mut columns = vec![f32::NAN; k];
+            row.values(&self.format, &mut columns);
+            let mut out = columns.clone();
+            if let Some(order) = order {
+                order.iter().zip(&columns).for_each(|(input, value)| out[*input as usize] = *value);
+            }
+            all.extend(out);
+        }
+        all
+    }
+}
+
+fn multiplied(isa: Isa, pool: &Pool, x: &[f32], weights: &PackedMatrix, bias: Option<&[f32]>) -> Vec<u32> {
+    let mut y = vec![f32::NAN; x.len() / weights.k() * weights.n()];
+    gemm(isa, pool, Gemm { x: Rows::Numbers(x), weights, bias, y: &mut y });
+    y.into_iter().map(f32::to_bits).collect()
+}
+
+fn shuffled(k: usize, seed: u64) -> Vec<u32> {
+    let keys = values(k, seed);
+    let mut order: Vec<u32> = (0..k as u32).collect();
+    order.sort_by(|a, b| keys[*a as usize].total_cmp(&keys[*b as usize]));
+    order
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn products_have_the_bits_of_products_with_unpacked_weights(
+        format in prop::sample::select(formats()), rows in 1usize..110, n in 1usize..90, k in 1usize..10, seed: u64, threads in 1usize..3,
+    ) {
+        let (k, pool) = (k * 40, Pool::new(Some(threads)).unwrap());
+        let random = Random::new(format, n, k, seed);
+        let weights = PackedMatrix::stored(&pool, k, &[WeightRows::Stored(random.part(None, Rounding::None))]).unwrap();
+        prop_assert_eq!(weights.bytes(), PackedMatrix::packed_bytes(k, None, &[(n, PartForm::Stored(random.part(None, Rounding::None)))]));
+        let dense = random.values(None, k);
+        let mut row = vec![f32::NAN; k];
+        for (i, dense) in dense.chunks(k).enumerate() {
+            weights.copy_row(i, &mut row);
+            prop_assert!(row.iter().zip(dense).all(|(a, b)| a.to_bits() == b.to_bits()), "{format:?}: row {i}");
+        }
+        let plain = PackedMatrix::pack(&pool, k, &[(Dtype::F32, &f32_bytes(&dense))]).unwrap();
+        let (x, bias) = (values(rows * k, seed ^ 5), values(n, seed ^ 7));
+        for isa in isas() {
+            let y = multiplied(isa, &pool, &x, &weights, Some(&bias));
+            prop_assert!(y == multiplied(isa, &pool, &x, &plain, Some(&bias)), "{format:?} {isa}");
+            let row = seed as usize % rows;
+            let alone = multiplied(isa, &pool, &x[row * k..][..k], &weights, Some(&bias));
+            prop_assert!(alone == y[row * n..][..n], "{format:?} {isa}: row {row} alone");
+        }
+    }
+
+    #[test]
+    fn products_of_bytes_are_exact_and_do_not_depend_on_the_batch_or_the_instructions(
+        format in prop::sample::select(formats().into_iter().filter(StoredFormat::takes_bytes).collect::<Vec<_>>()),
+        rows in 1usize..20, n in 1usize..70, k in 1usize..10, seed: u64, whole_rows: bool,
+    ) {
+        let (k, pool) = (k * 40, Pool::new(Some(2)).unwrap());
+        let random = Random::new(format, n, k, seed);
+        let rounding = if whole_rows { Rounding::Row } else { Rounding::Blocks };
+        let weights = PackedMatrix::stored(&pool, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
+        let (x, dense) = (values(rows * k, seed ^ 5), random.values(None, k));
+        let multiplied = |x: &[f32], isa| {
+            let mut y = vec![f32::NAN; x.len() / k * n];
+            gemm_with(Isa::best(), isa, &pool, Gemm { x: Rows::Numbers(x), weights: &weights, bias: None, y: &mut y });
+            y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let want = multiplied(&x, device::simd::int8::DotIsa::Portable);
+        for isa in dot_isas() {
+            prop_assert!(multiplied(&x, isa) == want, "{format:?} {isa}");
+            let row = seed as usize % rows;
+            prop_assert!(multiplied(&x[row * k..][..k], isa) == want[row * n..][..n], "{format:?} {isa}: row alone");
+        }
+        for (i, x) in x.chunks(k).enumerate() {
+            let rounded: Vec<f64> = match whole_rows {
+                true => {
+                    let step = x.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+                    x.iter().map(|x| f64::from((x / step).round_ties_even() * step)).collect()
+                }
+                false => row_blocks(Isa::Portable, x)
+                    .iter()
+                    .flat_map(|block| {
+                        block.values.as_flattened().iter().map(|q| f64::from(*q) * f64::from(block.scale)).collect::<Vec<_>>()
+                    })
+                    .take(k)
+                    .collect(),
+            };
+            for (column, dense) in dense.chunks(k).enumerate() {
+                let terms = rounded.iter().zip(dense).map(|(x, w)| x * f64::from(*w));
+                let magnitude = dense.iter().fold(0.0f32, |m, w| m.max(w.abs()));
+                let (exact, y) = (terms.sum::<f64>(), f64::from(f32::from_bits(want[i * n + column])));
+                let bound = 1e-6 * k as f64 * f64::from(magnitude + 1e-3);
+                prop_assert!((y - exact).abs() <= bound, "{format:?}: {y}, exactly {exact} within {bound}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_different_forms_and_orders_are_one_matrix() {
+    let (k, pool) = (160, Pool::new(Some(2)).unwrap());
+    let forms = formats();
+    let [a, b] = [Random::new(forms[0], 40, k, 1), Random::new(forms[8], 9, k, 2)];
+    let (first, second) = (shuffled(k, 3), shuffled(k, 4));
+    let numbers = values(17 * k, 5);
+    let bytes = f32_bytes(&numbers);
+    let parts = [
+        WeightRows::Stored(a.part(Some(&first), Rounding::None)),
+        WeightRows::Stored(a.part(Some(&second), Rounding::None)),
+        WeightRows::Numbers(Dtype::F32, &bytes),
+        WeightRows::Stored(b.part(None, Rounding::None)),
+        WeightRows::Stored(b.part(None, Rounding::None)),
+    ];
+    let weights = PackedMatrix::stored(&pool, k, &parts).unwrap();
+    let b_values = b.values(None, k);
+    let dense = [a.values(Some(&first), k), a.values(Some(&second), k), numbers, b_values.clone(), b_values].concat();
+    assert_eq!((weights.n(), weights.k()), (dense.len() / k, k));
+    let mut row = vec![0.0; k];
+    for (i, dense) in dense.chunks(k).enumerate() {
+        weights.copy_row(i, &mut row);
+        assert_eq!(row, dense, "row {i}");
+    }
+    let (x, bias) = (values(7 * k, 6), values(weights.n(), 7));
+    let plain = PackedMatrix::pack(&pool, k, &[(Dtype::F32, &f32_bytes(&dense))]).unwrap();
+    let [y, want] = [&weights, &plain].map(|weights| multiplied(Isa::best(), &pool, &x, weights, Some(&bias)));
+    // The sums of reordered parts have another order.
+    for (i, (y, want)) in y.into_iter().zip(want).enumerate() {
+        let (y, want) = (f32::from_bits(y), f32::from_bits(want));
+        assert!((y - want).abs() < 1e-4, "{i}: {y}, {want}");
+    }
+}
+
+#[test]
+fn activations_are_rounded_to_floats_of_8_bits_as_the_checkpoint_says() {
+    let (k, n, pool) = (320, 5, Pool::new(Some(1)).unwrap());
+    let random = Random::new(formats()[13], n, k, 1);
+    let dense = random.values(None, k);
+    let mut x = values(3 * k, 2);
+    x[2 * k..].fill(0.0);
+    for rounding in [Rounding::Floats(k), Rounding::Floats(128), Rounding::Static(0.0015)] {
+        let weights = PackedMatrix::stored(&pool, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
+        for isa in isas() {
+            let y = multiplied(isa, &pool, &x, &weights, None);
+            for (i, x) in x.chunks(k).enumerate() {
+                let width = if let Rounding::Floats(width) = rounding { width } else { k };
+                let rounded = x.chunks(width).flat_map(|x| {
+                    let greatest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                    let step = if let Rounding::Static(step) = rounding { step } else { greatest / 448.0 };
+                    let round = move |x: &f32| if *x == 0.0 { 0.0 } else { e4m3_to_f32(f32_to_e4m3(x / step)) * step };
+                    x.iter().map(round).collect::<Vec<_>>()
+                });
+                let rounded: Vec<f32> = rounded.collect();
+                for (column, dense) in dense.chunks(k).enumerate() {
+                    let exact: f64 = rounded.iter().zip(dense).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                    let y = f64::from(f32::from_bits(y[i * n + column]));
+                    assert!((y - exact).abs() < 1e-4, "{rounding:?} {isa} row {i}: {y}, exactly {exact}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused() {
+    let (k, pool) = (64, Pool::new(Some(1)).unwrap());
+    for (form, spoil) in [
+        (formats()[0], (|row| row.scales[0] = 0x7f80) as fn(&mut StoredRow)),
+        (formats()[13], |row| row.codes[7] = 0xff),
+        (formats()[6], |row| row.outer[0][1] = 0x7c00),
+    ] {
+        let mut random = Random::new(form, 3, k, 1);
+        spoil(&mut random.rows[1]);
+        let parts = [WeightRows::Stored(random.part(None, Rounding::None))];
+        let refused = PackedMatrix::stored(&pool, k, &parts).err().map(|error| error.to_string());
+        assert!(refused.is_some_and(|line| line.contains("not finite")), "{form:?}");
+    }
+}

@@ -1,0 +1,122 @@
+//! The reference's checkpoints with weights in fewer bits: logits, greedy tokens, and single layers with rounded activations. They
+//! are not in the tree; `QUIRE_REFERENCE_FORMATS` names their folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use attention_kernels::{KernelChoice, select};
+use device::gemm::{Gemm, Rows, gemm};
+use device::{Device, Isa};
+use models::decoder::{Linear, Part, Role};
+use models::{Model, ModelConfig, ModelFiles, RoundActivations, Weights, check_weights, in_stored_forms, load_matrix};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use testkit::capability::Capability;
+
+use crate::common::{ids, last_logits, list, needs, text};
+
+/// Greatest absolute difference of a float32 logit (the reference's README).
+const TOLERANCE: f32 = 2e-3;
+
+/// Folders of the cases in Hugging Face layout; none, with a report, if the machine does not have them.
+fn cases() -> Vec<PathBuf> {
+    let Some(folder) = testkit::reference::formats() else {
+        testkit::not_run::report(Capability::ReferenceFormats, "QUIRE_REFERENCE_FORMATS is not set");
+        return Vec::new();
+    };
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut cases: Vec<_> = entries.filter(|path| path.join("config.json").is_file()).collect();
+    cases.sort();
+    assert!(cases.len() >= 15);
+    cases
+}
+
+struct Case {
+    name: String,
+    expected: Value,
+    tensors: Vec<u8>,
+    config: ModelConfig,
+    weights: Weights,
+}
+
+impl Case {
+    fn open(folder: &Path, rounds: RoundActivations) -> Case {
+        let files = ModelFiles::open(folder).unwrap();
+        let mut config = ModelConfig::load(&files).unwrap();
+        let mut weights = Weights::open(&files).unwrap();
+        weights.round_activations(rounds);
+        check_weights(&config.decoder, &weights).unwrap();
+        config.decoder = in_stored_forms(config.decoder, &weights).unwrap();
+        Case {
+            name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+            expected: serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap(),
+            tensors: std::fs::read(folder.join("expected.safetensors")).unwrap(),
+            config,
+            weights,
+        }
+    }
+
+    fn numbers(&self, name: &str) -> Vec<f32> {
+        let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
+        let data = tensors.tensor(name).unwrap().data().to_vec();
+        data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// Greatest and mean difference of the last logits of the prompts, whose expected ones are listed in `from`.
+    fn errors(&self, device: &Arc<dyn Device>, from: &Value) -> (f32, f32) {
+        let kernels = select(&KernelChoice::default(), &needs(&**device, &self.config.decoder)).unwrap();
+        let (decoder, nothing) = (&self.config.decoder, |_, _| {});
+        let mut model = Model::load(decoder, &self.weights, Arc::clone(device), kernels, 256, &nothing).unwrap();
+        let mut caches = model.new_cache(64, 8).unwrap();
+        let mut errors = Vec::new();
+        for (prompt, expected) in list(&self.expected["prompts"]).iter().zip(list(from)) {
+            let ids = ids(&prompt["ids"]);
+            let want = self.numbers(text(&expected["logits"]));
+            let want = &want[want.len() - decoder.vocab_size()..];
+            let found = last_logits(&mut model, &mut caches, (8, 64), &ids, ids.len());
+            errors.extend(found.iter().zip(want).map(|(a, b)| (a - b).abs()));
+        }
+        (errors.iter().copied().fold(0.0, f32::max), errors.iter().sum::<f32>() / errors.len() as f32)
+    }
+}
+
+#[test]
+fn logits_are_those_of_the_weights_that_the_formats_define() {
+    for folder in cases() {
+        let case = Case::open(&folder, RoundActivations::Never);
+        let (greatest, _) = case.errors(&device::open("cpu", Some(2)).unwrap(), &case.expected["prompts"]);
+        println!("{}: error {greatest}", case.name);
+        assert!(greatest < TOLERANCE, "{}: error {greatest}", case.name);
+    }
+}
+
+#[test]
+fn activations_are_rounded_as_checkpoints_say() {
+    for folder in cases() {
+        let case = Case::open(&folder, RoundActivations::Auto);
+        let act_quant = &case.expected["act_quant"];
+        if act_quant.is_null() {
+            continue;
+        }
+        let device = device::open("cpu", Some(2)).unwrap();
+        let (greatest, mean) = case.errors(&device, &act_quant["prompts"]);
+        let bound = |key: &str| act_quant["tolerance"][key].as_f64().unwrap() as f32;
+        println!("{}: error {greatest}, mean {mean}", case.name);
+        assert!(greatest <= bound("max_abs") && mean <= bound("mean_abs"), "{}: {greatest}, {mean}", case.name);
+        for layer in list(&act_quant["linear"]) {
+            let module = text(&layer["module"]);
+            let want = case.numbers(&format!("linear.{module}.output"));
+            let input = case.numbers(&format!("linear.{module}.input"));
+            let (n, k) = (want.len() / 6, input.len() / 6);
+            let linear = Linear::new(k, Role::Column, [Part::new(module, n)]);
+            let matrix = load_matrix(&linear, &case.weights, &*device).unwrap();
+            let mut y = vec![f32::NAN; want.len()];
+            let weights = matrix.host().unwrap();
+            gemm(Isa::best(), device.pool(), Gemm { x: Rows::Numbers(&input), weights, bias: None, y: &mut y });
+            let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let error = y.iter().zip(&want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
+            println!("{} {module}: relative error {}", case.name, error / scale);
+            assert!(error <= 1e-4 * scale, "{} {module}: {error} of {scale}", case.name);
+        }
+    }
+}
