@@ -15,20 +15,18 @@ const CONFIG: &str = "config.json";
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Files that are downloaded where a repository has them.
-const SETTINGS: [&str; 15] = [
+const SETTINGS: [&str; 13] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "added_tokens.json",
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     "1_Pooling/config.json",
     "quantize_config.json",
-    "quant_config.json",
     "hf_quant_config.json",
     ADAPTER_CONFIG,
 ];
