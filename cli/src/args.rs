@@ -12,6 +12,7 @@ use engine::{EngineConfig, KvCacheDtype, ModelSource, Policy, PreemptionMode, Qu
 
 use super::error::CliError;
 use super::log::LogArgs;
+use super::model::{self, HubArgs};
 use super::values;
 
 /// Flags of all commands that compute.
@@ -44,7 +45,8 @@ impl CommonArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Checkpoint folder in Hugging Face layout [default: the built-in demo model]
+    /// Checkpoint folder in Hugging Face layout, .gguf file, or hub id such as Qwen/Qwen3-0.6B or ORG/NAME:FILE.gguf
+    /// [default: the built-in demo model]
     #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub model_path: Option<PathBuf>,
     /// MODEL as a flag; the argument takes precedence
@@ -121,6 +123,8 @@ pub struct EngineArgs {
     #[arg(long, env = "QUIRE_DETERMINISTIC")]
     pub deterministic: bool,
     #[command(flatten)]
+    pub hub: HubArgs,
+    #[command(flatten)]
     pub log: LogArgs,
     #[command(flatten)]
     pub fixed: FixedArgs,
@@ -140,7 +144,22 @@ impl EngineArgs {
         self.model_path.as_ref().or(self.model.as_ref())
     }
 
-    /// The configuration of the engine, with its defaults for flags that are not given.
+    /// Puts the path of the model into the configuration, after a download if it is a hub id. A command calls this when its other
+    /// arguments are checked.
+    pub fn fetch(&self, config: &mut EngineConfig) -> Result<(), CliError> {
+        match (self.model(), &self.hub.revision) {
+            (Some(model), _) => config.model = ModelSource::Folder(model::locate(model, &self.hub)?),
+            (None, None) => {}
+            (None, Some(revision)) => {
+                return Err(CliError::Usage(format!(
+                    "--revision: found {revision:?} without a model, expected a hub id too"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The configuration of the engine, with its defaults for flags that are not given. The model may be a hub id.
     pub fn to_config(&self) -> EngineConfig {
         let default = EngineConfig::default();
         let switch = |on: Option<bool>, off: bool, default: bool| !off && on.unwrap_or(default);

@@ -12,8 +12,9 @@ use super::error::CliError;
 use super::{note, session};
 
 /// Runs the conversation until `/exit`, the end of the input, or a closed pipe.
-pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
     session::check(&args.sampling)?;
+    args.engine.fetch(&mut config)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));

@@ -30,6 +30,9 @@ pub enum CliError {
     /// A benchmark, a generation or another part of a command failed.
     #[error("{0}")]
     Failed(String),
+    /// The model cannot be fetched from the hub.
+    #[error(transparent)]
+    Hub(#[from] hub::HubError),
     #[error("input or output failed: {0}")]
     Io(#[from] io::Error),
 }

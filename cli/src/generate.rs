@@ -8,15 +8,17 @@ use serde_json::{Map, Value, json};
 
 use super::command::GenerateArgs;
 use super::error::CliError;
+use super::progress::progress_bar;
 use super::{note, session};
 
-pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: GenerateArgs, mut config: EngineConfig) -> Result<(), CliError> {
     session::check(&args.sampling)?;
     let prompts = match (&args.prompt, &args.input) {
         (Some(text), None) => vec![Prompt::Text(text.clone())],
         (_, Some(path)) => read_prompts(path)?,
         (None, None) => return Err(CliError::Usage("generate: expected -p TEXT or --input FILE.jsonl".into())),
     };
+    args.engine.fetch(&mut config)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
@@ -54,7 +56,7 @@ fn print(mut events: OutputStream, output: &mut impl Write) -> Result<(), CliErr
 /// Runs all prompts together, so that they share steps, and prints a record per prompt in the order of the file.
 async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationParams) -> Result<(), CliError> {
     let total = prompts.len();
-    let bar = session::progress_bar(total as u64, "{bar:32} {pos}/{len} prompts, {eta} left");
+    let bar = progress_bar(total as u64, "{bar:32} {pos}/{len} prompts, {eta} left");
     let mut running = Vec::new();
     for prompt in prompts {
         let (bar, job) = (bar.clone(), submit(engine, prompt, params).await);

@@ -19,9 +19,11 @@ mod error;
 mod generate;
 mod limits;
 mod log;
+mod model;
 mod otel;
 mod plan;
 mod profile;
+mod progress;
 mod replay;
 mod serve;
 mod session;
@@ -72,12 +74,12 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
-        Command::Plan(args) => plan::run(&args, &config),
+        Command::Plan(args) => plan::run(&args, config),
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => Ok(::bench::top::run(&args)?),
         Command::Convert(args) => convert::run(&args),
         Command::Replay(args) => replay::run(&args),
-        Command::Kernels(args) => plan::kernels(&args, &config),
+        Command::Kernels(args) => plan::kernels(&args, config),
     };
     // Write the profile even if the command failed.
     let profiled = profiling.flatten().map_or(Ok(()), Profiling::finish);

@@ -8,17 +8,18 @@ use serde_json::json;
 use super::command::{KernelsArgs, PlanArgs};
 use super::error::CliError;
 
-pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {
+pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
+    args.engine.fetch(&mut config)?;
     let mut out = io::stdout();
     if args.decoder {
-        let declared = engine::declare(config)?;
+        let declared = engine::declare(&config)?;
         match args.json {
             true => writeln!(out, "{}", json!(declared))?,
             false => writeln!(out, "{}: {}", declared.architecture, declared.decoder)?,
         }
         return Ok(());
     }
-    let plan = engine::plan(config)?;
+    let plan = engine::plan(&config)?;
     if !args.json {
         return Ok(writeln!(out, "{plan}")?);
     }
@@ -46,8 +47,9 @@ pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {
     Ok(writeln!(out, "{plan}")?)
 }
 
-pub fn kernels(args: &KernelsArgs, config: &EngineConfig) -> Result<(), CliError> {
-    let table = engine::describe_kernels(config)?;
+pub fn kernels(args: &KernelsArgs, mut config: EngineConfig) -> Result<(), CliError> {
+    args.engine.fetch(&mut config)?;
+    let table = engine::describe_kernels(&config)?;
     let text = match (args.json, args.verbose) {
         (true, _) => json!(table).to_string(),
         (false, true) => table.verbose(),

@@ -9,6 +9,7 @@ use engine::{ModelSource, Recording};
 use super::args::CommonArgs;
 use super::error::CliError;
 use super::log::LogArgs;
+use super::model::{self, HubArgs};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
@@ -26,9 +27,11 @@ pub struct ReplayArgs {
     /// Print every step and its outcome without computing it
     #[arg(long)]
     pub print: bool,
-    /// Checkpoint folder, if it is not the recorded one
+    /// Model, if it is not at the recorded place: a folder, a .gguf file or a hub id
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Flags that are not given are as recorded.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -47,8 +50,8 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         return Ok(written?);
     }
     let config = &mut recording.config;
-    if let Some(folder) = &args.model {
-        config.model = ModelSource::Folder(folder.clone());
+    if let Some(model) = &args.model {
+        config.model = ModelSource::Folder(model::locate(model, &args.hub)?);
     }
     if let Some(device) = &args.common.device {
         config.device.clone_from(device);

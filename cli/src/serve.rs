@@ -18,8 +18,9 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
-    // Bind first, so that a port in use is reported before a minute of loading.
+    // Bind first, so that a port in use is reported before minutes of downloading and loading.
     let listener = listen(&args)?;
+    args.engine.fetch(&mut config)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));

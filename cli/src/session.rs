@@ -5,11 +5,11 @@ use std::io;
 use engine::{
     AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, ModelSource, SamplingParams,
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::{Builder, Runtime};
 
 use super::args::SamplingArgs;
 use super::error::CliError;
+use super::progress::progress_bar;
 
 /// A runtime for engine handles. The engine computes on its own threads, so two are enough here.
 pub fn runtime() -> io::Result<Runtime> {
@@ -27,13 +27,6 @@ pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     });
     bar.finish_and_clear();
     Ok(engine?)
-}
-
-/// A progress bar on standard error, hidden unless that is a terminal.
-pub fn progress_bar(length: u64, template: &'static str) -> ProgressBar {
-    // Templates are literals of this crate; an invalid one falls back to the default bar.
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(length).with_style(style)
 }
 
 pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {

@@ -10,8 +10,12 @@ mod cli;
 mod common;
 mod configuration;
 mod deploy;
+#[allow(dead_code, reason = "the tests of hub use the rest")]
+#[path = "../../hub/tests/common/mod.rs"]
+mod fake_hub;
 mod faults;
 mod flags;
+mod hub;
 mod old_cpu;
 mod pains;
 mod process;

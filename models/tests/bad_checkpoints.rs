@@ -19,7 +19,7 @@ fn a_path_that_is_not_a_folder_is_described_in_the_error() {
     message(open("nowhere"), &["nowhere: no such folder"]);
     message(open("/no/such"), &["/no/such: no such folder"]);
     let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "pass its folder"]);
-    assert!(hub.contains("downloading is not supported yet"), "{hub}");
+    assert!(hub.contains("download some-org/Some_Model-7B.v2 first"), "{hub}");
     for not_hub in ["a/b/c", "../model", "~/model", "a/", "/a", "a b/c"] {
         let said = message(open(not_hub), &[not_hub]);
         assert!(!said.contains("hub id"), "{said}");
@@ -283,6 +283,16 @@ fn embedded_files_read_like_a_folder_and_errors_name_them() {
     }
     message(Tokenizer::load(&FILES), &["demo/tokenizer.json", "not found"]);
     message(ChatTemplate::load(&FILES), &["demo/tokenizer_config.json", "JSON"]);
+}
+
+#[test]
+fn a_snapshot_in_the_cache_of_the_hub_has_the_name_of_its_repository() {
+    let cache = tempfile::TempDir::new().unwrap();
+    let repo = cache.path().join("models--some-org--a-model.v2");
+    for (folder, name) in [("snapshots/0123abcd", "some-org/a-model.v2"), ("other/0123abcd", "0123abcd")] {
+        std::fs::create_dir_all(repo.join(folder)).unwrap();
+        assert_eq!(ModelFiles::open(&repo.join(folder)).unwrap().name(), name);
+    }
 }
 
 #[test]

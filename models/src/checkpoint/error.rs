@@ -22,7 +22,7 @@ pub enum LoadError {
     },
     /// The path does not exist and looks like the id of a repository on the Hugging Face hub.
     #[error(
-        "{id}: no such folder; it looks like a hub id, but downloading is not supported yet: download {id} and pass its folder"
+        "{id}: no such folder; it looks like a hub id, which only the program quire and the crate hub resolve: download {id} first and pass its folder"
     )]
     HubId {
         /// The id as given, `org/name`.

@@ -55,14 +55,17 @@ impl ModelFiles {
         }
     }
 
-    /// Name of the folder, or of the GGUF file without its extension, which `/v1/models` shows by default.
+    /// Name of the folder, or of the GGUF file without its extension, which `/v1/models` shows by default. A snapshot in the cache of
+    /// the Hugging Face hub has the name of its repository.
     pub fn name(&self) -> String {
         match self {
             // `.` and `..` have no name until they are resolved.
             ModelFiles::Folder(path) => path
                 .canonicalize()
                 .ok()
-                .and_then(|full| full.file_name().map(|name| name.to_string_lossy().into_owned()))
+                .and_then(|full| {
+                    hub_id(&full).or_else(|| full.file_name().map(|name| name.to_string_lossy().into_owned()))
+                })
                 .unwrap_or_else(|| path.display().to_string()),
             ModelFiles::Gguf { path, .. } => {
                 path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
@@ -134,6 +137,13 @@ impl ModelFiles {
             }
         }
     }
+}
+
+/// The id `ORG/NAME` of a snapshot, which the hub's cache keeps in `models--ORG--NAME/snapshots/COMMIT`.
+fn hub_id(folder: &Path) -> Option<String> {
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let repo = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some(repo.replacen("--", "/", 1))
 }
 
 /// Whether a path has the form `org/name` with plain characters, not absolute and not starting with dots.
