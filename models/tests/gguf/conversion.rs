@@ -258,5 +258,5 @@ fn a_file_that_cannot_be_served_says_why() {
     message(open(sized.clone().key("qwen2.attention.head_count_kv", layers)), &["an array of 2", "every layer"]);
     let files = open(sized).unwrap();
     message(ModelConfig::load(&files), &["m.gguf (as config.json)", "vocab_size"]);
-    message(models::Tokenizer::load(&files).map(|_| ()), &["tokenizer.json", "not found"]);
+    message(models::Tokenizer::load(&files).map(|_| ()), &["m.gguf (as tokenizer.json)", "tokenizer.ggml.model"]);
 }
