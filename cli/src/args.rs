@@ -44,7 +44,7 @@ impl CommonArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Checkpoint folder in Hugging Face layout [default: the built-in demo model]
+    /// Checkpoint folder in Hugging Face layout, or GGUF file [default: the built-in demo model]
     #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub model_path: Option<PathBuf>,
     /// MODEL as a flag; the argument takes precedence

@@ -125,3 +125,107 @@ fn around(vocabulary: &Vocabulary<'_>) -> Value {
         "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+    use crate::checkpoint::gguf::{find_pre_tokenizer, pre_tokenizers};
+
+    const TEXT: &str = "I'LL it's  DeVoid 12345½ x=`y`+1;/\n\n \t(Été q\u{301} हिन्दी)你好ですA. 한국…\r\n  end ";
+
+    /// Pieces of the text, with dots between them: computed with Python's `regex` and the expressions in llama.cpp.
+    const PIECES: &[(&[&str], &str)] = &[
+        (
+            &["llama-bpe", "dbrx", "minicpm5"],
+            "I·'LL· it·'s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["qwen2", "deepseek-r1-qwen", "bailingmoe"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["qwen35"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["gpt-2", "mpt"],
+            "I·'·LL· it·'s· · DeVoid· 12345½· x·=`·y·`+·1·;/·\n\n ·\t·(·Été· q·\u{301}· ह·ि·न·्·द·ी)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["starcoder", "command-r"],
+            "I·'·LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n\n ·\t·(·Été· q·\u{301}· ह·ि·न·्·द·ी)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["gpt-4o"],
+            "I'LL· it's· · De·Void· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["tekken"],
+            "I·'LL· it·'s· · De·Void· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["kimi-k2"],
+            "I'LL· it's· · De·Void· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)·你好·です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["deepseek-v3"],
+            "I·'LL· it·'s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(·Été· q\u{301}· हिन्दी·)·你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["deepseek-llm"],
+            "I·'·LL· it·'·s· · DeVoid· ·12345½· x·=`·y·`+·1·;/·\n·\n· ·\t(·É·t·é· q·\u{301} ·हिन्दी·)·你好です·A·.· ·한국…·\r·\n· · end· ",
+        ),
+        (
+            &["deepseek-coder"],
+            "I·'·LL· it·'·s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n·\n· ·\t(·Été· q·\u{301}· ·ह·ि·न·्·द·ी·)·你好です·A·.· ·한국·…·\r·\n· · end· ",
+        ),
+        (
+            &["falcon"],
+            "I·'·LL· it·'·s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/·\n\n \t·(·Été· q·\u{301}· ह·ि·न·्·द·ी·)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["bloom"],
+            "I'LL· it's· · DeVoid· 12345½· x=`y`+1;/·\n\n \t(·Été· q\u{301}· हिन्दी·)·你好ですA·.· 한국·…\r\n · end· ",
+        ),
+        (
+            &["viking"],
+            "I'LL· it's· · DeVoid· ·1·2·3·4·5·½· x=`y`+·1·;/·\n\n \t(·Été· q\u{301}· हिन्दी·)·你好ですA·.· 한국·…\r\n · end· ",
+        ),
+        (
+            &["seed-coder"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…·\r\n· · end· ",
+        ),
+        (
+            &["default"],
+            "I·'·LL· it·'·s· · DeVoid· ·123·45½· x·=·`·y·`·+·1·;/·\n\n \t·(·Été· q·\u{301}· ह·ि·न·्·द·ी·)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+    ];
+
+    fn pieces(name: &str) -> Vec<String> {
+        let splits = find_pre_tokenizer(name).unwrap().splits;
+        let steps = byte_level(splits, false);
+        let pre_tokenizer: PreTokenizerWrapper = parse(steps.pre_tokenizer).unwrap().unwrap();
+        let mut text = PreTokenizedString::from(TEXT);
+        pre_tokenizer.pre_tokenize(&mut text).unwrap();
+        let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (start, end), _)| TEXT[start..end].to_string()).collect()
+    }
+
+    #[test]
+    fn every_pre_tokenizer_splits_as_llama_cpp_does() {
+        for (names, want) in PIECES {
+            for name in *names {
+                assert_eq!(pieces(name), want.split('·').collect::<Vec<_>>(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_name_of_a_pre_tokenizer_splits_without_loss() {
+        for name in pre_tokenizers().split(", ").chain([""]) {
+            assert_eq!(pieces(name).concat(), TEXT, "{name}");
+        }
+    }
+}

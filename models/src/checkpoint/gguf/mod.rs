@@ -28,6 +28,8 @@ pub use model::GgufModel;
 pub(crate) use names::{Encoding, Named};
 pub use part::Tensor;
 pub(crate) use splits::Split;
+#[cfg(test)]
+pub(crate) use splits::{find as find_pre_tokenizer, names as pre_tokenizers};
 pub use types::{ElementType, TYPES};
 pub use value::{Array, Value};
 pub(crate) use vocabulary::{Kind, Role, Vocabulary};

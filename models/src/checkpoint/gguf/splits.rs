@@ -189,12 +189,12 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
 ];
 
 /// The pre-tokenizer with this name.
-pub(super) fn find(name: &str) -> Option<&'static PreTokenizer> {
+pub(crate) fn find(name: &str) -> Option<&'static PreTokenizer> {
     PRE_TOKENIZERS.iter().find(|known| known.names.contains(&name))
 }
 
 /// All names, for messages.
-pub(super) fn names() -> String {
+pub(crate) fn names() -> String {
     let names = PRE_TOKENIZERS.iter().flat_map(|known| known.names).filter(|name| !name.is_empty());
     names.copied().collect::<Vec<_>>().join(", ")
 }
