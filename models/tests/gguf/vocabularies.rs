@@ -398,7 +398,9 @@ fn vocabularies_that_cannot_be_used_say_why() {
             None => made,
         }
     };
-    let cases: Vec<(Vocab, &str, Option<Vec<u8>>, &[&str])> = vec![
+    /// A vocabulary, the key to replace, its value, and parts of the message.
+    type Case = (Vocab, &'static str, Option<Vec<u8>>, &'static [&'static str]);
+    let cases: Vec<Case> = vec![
         (bpe(), "tokens", None, &["`tokenizer.ggml.tokens` is missing"]),
         (bpe(), "tokens", Some(u32_value(1)), &["tokens", "an array"]),
         (bpe(), "tokens", Some(strings::<&str>(&[])), &["tokens", "an array of 0", "1 to"]),

@@ -43,7 +43,7 @@ pub(super) fn config(
     if let Some(missing) = REQUIRED.iter().find(|key| metadata.value(key).is_none()) {
         return Err(metadata.wrong(missing, "a number"));
     }
-    for (key, expected) in architecture.refused.iter().filter(|(key, _)| metadata.value(key).is_some()) {
+    if let Some((key, expected)) = architecture.refused.iter().find(|(key, _)| metadata.value(key).is_some()) {
         return Err(metadata.wrong(key, *expected));
     }
     let mut map = Map::new();
