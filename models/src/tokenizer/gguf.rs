@@ -43,11 +43,9 @@ fn assemble(vocabulary: &Vocabulary<'_>) -> Result<Pipeline, tokenizers::Error> 
             (AnyModel::Library(model.build()?.into()), byte_level(pre_tokenizer.splits, pre_tokenizer.nfc), false)
         }
         Kind::SentencePiece { scores, space_prefix, strip_after_special } => {
-            let mut texts = vec![None; vocabulary.texts.len()];
-            for (id, text, _) in vocabulary.tokens() {
-                texts[id as usize] = Some(text.to_string());
-            }
-            let model = SentencePiece::new(texts, scores.clone(), vocabulary.unknown);
+            let tokens = vocabulary.texts.iter().zip(&vocabulary.roles);
+            let texts = tokens.map(|(text, role)| (*role != Role::Unused).then(|| text.clone()));
+            let model = SentencePiece::new(texts.collect(), scores.clone(), vocabulary.unknown);
             (AnyModel::SentencePiece(model), sentence_piece(*space_prefix), *strip_after_special)
         }
     };

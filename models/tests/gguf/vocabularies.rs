@@ -229,6 +229,10 @@ fn characters_without_tokens_become_bytes_or_the_unknown_token() {
     assert_eq!(with_bytes.decode(&[3, 4, 5], false).unwrap(), "aé");
     // ñ is C3 B1, and B1 has no token.
     assert_eq!(with_bytes.encode("ñ", false).unwrap(), [4, 0]);
+    // A token that a key names exists, whatever its type.
+    let mut unused = sentence_piece(&[("a", 0.0)]);
+    unused.tokens[0].1 = UNUSED;
+    assert_eq!(unused.tokenizer().encode("ñ", false).unwrap(), [0, 0]);
     // The text of a byte is not the byte.
     assert!(!with_bytes.encode("<0xC3>", false).unwrap().contains(&4));
 }

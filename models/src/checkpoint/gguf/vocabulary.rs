@@ -152,17 +152,19 @@ impl<'a> Vocabulary<'a> {
         let default = |id: u32| Some(id).filter(|id| is_sentence_piece && (*id as usize) < texts.len());
         let id = |key: &str| keys.id(key, texts.len());
         let (bos, eos) = (id("bos_token_id")?.or(default(1)), id("eos_token_id")?.or(default(2)));
+        let unknown = id("unknown_token_id")?.or(default(0));
         let mut end_tokens: Vec<u32> = [eos, id("eot_token_id")?, id("eom_token_id")?].into_iter().flatten().collect();
         let has = |text: &str| texts.iter().any(|known| known == text);
         let stays_open = |text: &str| {
             NOT_END_BESIDE.iter().any(|(end, others)| *end == text && others.iter().all(|other| has(other)))
         };
         let ends: HashSet<&str> = END_TEXTS.into_iter().filter(|text| !stays_open(text)).collect();
-        for (id, text) in (0..).zip(&texts) {
-            if ends.contains(text.as_str()) {
-                end_tokens.push(id);
-                // Some converters forget to mark them.
-                roles[id as usize] = Role::Special;
+        for ((id, text), role) in (0..).zip(&texts).zip(&mut roles) {
+            let is_end = ends.contains(text.as_str());
+            end_tokens.extend(is_end.then_some(id));
+            // Some converters forget to mark them.
+            if is_end || (*role == Role::Unused && [bos, eos, unknown].contains(&Some(id))) {
+                *role = Role::Special;
             }
         }
         end_tokens.sort_unstable();
@@ -172,7 +174,7 @@ impl<'a> Vocabulary<'a> {
             kind,
             bos,
             eos,
-            unknown: id("unknown_token_id")?.or(default(0)),
+            unknown,
             // Files without padding state ids outside of the vocabulary.
             padding: id("padding_token_id").unwrap_or(None),
             add_bos: keys.flag("add_bos_token")?.unwrap_or(add_bos_by_default) && bos.is_some(),
