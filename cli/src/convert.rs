@@ -7,7 +7,7 @@ use engine::convert::{ConvertOptions, Converted, Method, convert};
 use engine::{EngineConfig, ModelSource};
 
 use super::error::CliError;
-use super::session;
+use super::progress;
 use super::values;
 
 /// Forms of the weights.
@@ -67,7 +67,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
         threads: args.threads,
         ..EngineConfig::default()
     };
-    let bar = session::progress_bar(0, "converting {bar:32} {binary_bytes}/{binary_total_bytes}");
+    let bar = progress::progress_bar(0, "converting {bar:32} {binary_bytes}/{binary_total_bytes}");
     let report =
         convert(&config, &args.destination, &ConvertOptions { method, group_size, calibration }, &|done, total| {
             bar.set_length(total);

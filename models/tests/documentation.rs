@@ -113,3 +113,21 @@ fn the_example_of_the_tutorial_is_the_code() {
     let code = std::fs::read_to_string(root.join("models/src/families/smollm3.rs")).unwrap();
     assert!(lines.eq(code.lines()), "docs/adding-a-model.md shows another smollm3.rs");
 }
+
+#[test]
+fn the_page_names_every_architecture_and_pre_tokenizer_of_gguf_files() {
+    use crate::gguf::made_vocabulary::{byte_level, files};
+    let page = std::fs::read_to_string(testkit::workspace::root().join(PAGE)).unwrap();
+    let mut checked = 0;
+    let mut unknown = byte_level(Some("unknown"), &[], &[]);
+    let no_pre_tokenizer = files(&unknown.made()).unwrap_err().to_string();
+    unknown.architecture = "unknown";
+    let no_architecture = files(&unknown.made()).unwrap_err().to_string();
+    for message in [no_pre_tokenizer, no_architecture] {
+        for name in message.split_once("one of ").unwrap().1.split(", ") {
+            assert!(page.contains(&format!("`{name}`")), "{PAGE} does not name {name}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 60, "only {checked} names");
+}

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Names of the cases: one folder each.
-pub const CASES: [&str; 25] = [
+pub const CASES: [&str; 24] = [
     "llama",
     "llama31-rope",
     "mistral-sliding",
@@ -21,7 +21,6 @@ pub const CASES: [&str; 25] = [
     "mixtral",
     "olmo2",
     "opt",
-    "phi3",
     "phi3-longrope",
     "qwen2-moe",
     "qwen2-yarn",

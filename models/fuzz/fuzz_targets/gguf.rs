@@ -6,4 +6,5 @@ mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzed::read(bytes);
+    fuzzed::load(bytes);
 });

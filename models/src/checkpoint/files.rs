@@ -1,4 +1,4 @@
-//! The files of a checkpoint: in a folder, memory-mapped, in and beside a GGUF file, or embedded in the binary.
+//! The files of a checkpoint: in a folder, memory-mapped, in a GGUF file, or embedded in the binary.
 //!
 //! Nothing is copied: a mapped file only takes address space until its pages are read. Every error names the file with its folder.
 
@@ -11,15 +11,12 @@ use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::gguf::GgufModel;
 
-/// The file that a GGUF file replaces.
-const CONFIG: &str = "config.json";
-
 /// The files of one checkpoint.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
     /// A folder in Hugging Face layout.
     Folder(PathBuf),
-    /// A GGUF file, which states the configuration and holds the weights. Other files lie beside it.
+    /// A GGUF file, which is a whole checkpoint. Nothing beside it is read.
     Gguf {
         /// Its path.
         path: PathBuf,
@@ -78,7 +75,7 @@ impl ModelFiles {
     pub fn exists(&self, file: &str) -> bool {
         match self {
             ModelFiles::Folder(folder) => folder.join(file).is_file(),
-            ModelFiles::Gguf { path, .. } => file == CONFIG || path.with_file_name(file).is_file(),
+            ModelFiles::Gguf { model, .. } => model.file(file).is_some(),
             ModelFiles::Embedded { .. } => self.embedded(file).is_some(),
         }
     }
@@ -88,17 +85,16 @@ impl ModelFiles {
     /// # Errors
     /// It is missing or cannot be opened.
     pub fn bytes(&self, file: &str) -> Result<FileBytes, LoadError> {
-        if !self.exists(file) {
-            return Err(self.missing(file, "a checkpoint folder in Hugging Face layout, which holds this file"));
-        }
-        let map =
-            |path: &Path| FileBytes::map(path).map_err(|source| LoadError::Io { file: self.locate(file), source });
-        match self {
-            ModelFiles::Folder(folder) => map(&folder.join(file)),
-            ModelFiles::Gguf { model, .. } if file == CONFIG => Ok(model.config()),
-            ModelFiles::Gguf { path, .. } => map(&path.with_file_name(file)),
-            ModelFiles::Embedded { .. } => Ok(FileBytes::Embedded(self.embedded(file).unwrap_or_default())),
-        }
+        let found = match self {
+            ModelFiles::Folder(folder) if self.exists(file) => Some(
+                FileBytes::map(&folder.join(file))
+                    .map_err(|source| LoadError::Io { file: self.locate(file), source })?,
+            ),
+            ModelFiles::Folder(_) => None,
+            ModelFiles::Gguf { model, .. } => model.file(file),
+            ModelFiles::Embedded { .. } => self.embedded(file).map(FileBytes::Embedded),
+        };
+        found.ok_or_else(|| self.missing(file, "a checkpoint folder in Hugging Face layout, which holds this file"))
     }
 
     /// `file` parsed as JSON.
@@ -119,8 +115,7 @@ impl ModelFiles {
     pub(crate) fn locate(&self, file: &str) -> String {
         match self {
             ModelFiles::Folder(folder) => one_line(folder.join(file).display()),
-            ModelFiles::Gguf { path, .. } if file == CONFIG => format!("{} (as {CONFIG})", one_line(path.display())),
-            ModelFiles::Gguf { path, .. } => one_line(path.with_file_name(file).display()),
+            ModelFiles::Gguf { path, .. } => format!("{} (as {file})", one_line(path.display())),
             ModelFiles::Embedded { name, .. } => format!("{name}/{file}"),
         }
     }

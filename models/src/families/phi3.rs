@@ -9,7 +9,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     model_types: &["phi3"],
     positions: (&["max_position_embeddings"], Some(4096)),
     declare,
-    reference: &["phi3", "phi3-longrope"],
+    reference: &["phi3-longrope"],
     largest: "microsoft/phi-4 (14B)",
 }];
 

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 use serde_json::Value;
-use tokenizers::{DecoderWrapper, ModelWrapper, Tokenizer};
+use tokenizers::{DecoderWrapper, ModelWrapper};
+
+use super::model::{AnyModel, Pipeline};
 
 /// How the tokens of a vocabulary are converted to bytes.
 #[derive(Debug, PartialEq)]
@@ -86,17 +88,21 @@ fn unsupported(step: &Value) -> String {
 
 /// Greatest number of bytes of text that one token represents. `None` if there is no bound: a step before the vocabulary may drop
 /// text, or a run of unknown text becomes one token.
-pub(super) fn per_token(tokenizer: &Tokenizer) -> Option<usize> {
-    let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+pub(super) fn per_token(tokenizer: &Pipeline) -> Option<usize> {
     let (normalizer, pre_tokenizer) = (steps(tokenizer.get_normalizer()), steps(tokenizer.get_pre_tokenizer()));
     let shrinks = normalizer.iter().chain(&pre_tokenizer).map(shrinking).product::<Option<usize>>()?;
     let vocab = tokenizer.get_vocab(true);
     // Whether every character becomes some token, known or not.
-    let whole = match &model.unk_token {
-        Some(_) => !model.fuse_unk || model.byte_fallback,
-        None => {
-            model.byte_fallback || vocab.keys().filter_map(|token| single(token)).collect::<HashSet<u8>>().len() == 256
-        }
+    let whole = match tokenizer.get_model() {
+        AnyModel::SentencePiece(model) => model.is_complete(),
+        AnyModel::Library(ModelWrapper::BPE(model)) => match &model.unk_token {
+            Some(_) => !model.fuse_unk || model.byte_fallback,
+            None => {
+                let bytes = || vocab.keys().filter_map(|token| single(token)).collect::<HashSet<u8>>();
+                model.byte_fallback || bytes().len() == 256
+            }
+        },
+        AnyModel::Library(_) => false,
     };
     let strips = tokenizer.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
     // A token's spelling has at least as many bytes as it represents; an unknown character has up to four.

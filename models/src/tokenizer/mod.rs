@@ -1,7 +1,7 @@
 //! Conversion of text to token ids and back, with the `tokenizers` library.
 //!
 //! `tokenizer.json` alone decides: its post-processor which special tokens are added, its added tokens which texts become one id.
-//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here.
+//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide.
 
 use std::collections::HashSet;
 
@@ -10,17 +10,21 @@ use crate::checkpoint::files::ModelFiles;
 
 mod bytes;
 mod error;
+mod gguf;
+mod model;
 mod pieces;
+mod sentencepiece;
 
 use bytes::TokenSpelling;
 pub use error::TokenizeError;
+use model::Pipeline;
 use pieces::Pieces;
 
 const FILE: &str = "tokenizer.json";
 
 /// A checkpoint's tokenizer; may be shared between threads.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Pipeline,
     special: HashSet<u32>,
     vocab_size: usize,
     spelling: TokenSpelling,
@@ -32,15 +36,27 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer of `tokenizer.json`.
+    /// Builds the tokenizer of `tokenizer.json`, or that of a GGUF file.
     ///
     /// # Errors
-    /// The file is missing or is not a tokenizer of the `tokenizers` library.
+    /// The file is missing or is not a tokenizer of the `tokenizers` library, or the GGUF file has no usable vocabulary.
     pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
-        let file = files.locate(FILE);
+        let (file, mut inner) = match files {
+            ModelFiles::Gguf { model, .. } => {
+                let vocabulary = model.vocabulary()?;
+                let vocabulary = vocabulary.ok_or_else(|| {
+                    files.missing(FILE, "a GGUF file with a vocabulary (tokenizer.ggml.model): use another conversion")
+                })?;
+                (vocabulary.file.clone(), gguf::build(&vocabulary)?)
+            }
+            _ => {
+                let file = files.locate(FILE);
+                let inner = Pipeline::from_bytes(&*files.bytes(FILE)?)
+                    .map_err(|error| LoadError::Tokenizer { file: file.clone(), problem: one_line(error) })?;
+                (file, inner)
+            }
+        };
         let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(&*files.bytes(FILE)?).map_err(|error| unusable(one_line(error)))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| unusable(one_line(error)))?;
 

@@ -10,12 +10,11 @@
 //! character and never back: then a search from the start of a word finds the same words. Other tokenizers, and texts that
 //! the normalizer changes, are tokenized whole.
 
-use serde_json::Value;
-use tokenizers::Tokenizer;
-
 use super::bytes::{self, TokenSpelling};
 use super::error::TokenizeError;
+use super::model::Pipeline;
 use crate::checkpoint::error::one_line;
+use serde_json::Value;
 
 const PIECE_BYTES: usize = 32 << 10;
 
@@ -29,7 +28,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// `None` for a tokenizer whose texts cannot be split.
-    pub fn of(tokenizer: &Tokenizer, spelling: &TokenSpelling) -> Option<Pieces> {
+    pub fn of(tokenizer: &Pipeline, spelling: &TokenSpelling) -> Option<Pieces> {
         let steps = bytes::steps(tokenizer.get_pre_tokenizer());
         let unchanged = bytes::steps(tokenizer.get_normalizer()).iter().all(|step| step["type"] == "NFC");
         let searches = |step: &&Value| step["type"] == "Split" || step["use_regex"] == true;
@@ -49,7 +48,7 @@ impl Pieces {
     /// or no place to split it was found.
     pub fn encode_next<'a>(
         &self,
-        tokenizer: &Tokenizer,
+        tokenizer: &Pipeline,
         spelling: &TokenSpelling,
         text: &'a str,
         ids: &mut Vec<u32>,

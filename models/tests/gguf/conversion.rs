@@ -45,7 +45,12 @@ fn cases() -> Vec<Case> {
             ],
         ),
         Case("gemma3-text", "gemma3", json!({"sliding_window_pattern": 6}), vec![("attention.sliding_window", u(24))]),
-        Case("phi3", "phi3", json!({}), vec![("attention.sliding_window", u(40)), ("rope.dimension_count", u(32))]),
+        Case(
+            "phi3-longrope",
+            "phi3",
+            json!({"rope_scaling": null, "original_max_position_embeddings": null, "sliding_window": 40}),
+            vec![("attention.sliding_window", u(40)), ("rope.dimension_count", u(24))],
+        ),
         Case(
             "phi3-longrope",
             "phi3",
@@ -77,6 +82,35 @@ fn cases() -> Vec<Case> {
                 ("rope.scaling.yarn_beta_slow", f(1.0)),
             ],
         ),
+        Case(
+            "qwen2-moe",
+            "qwen2moe",
+            json!({}),
+            vec![
+                ("expert_count", u(6)),
+                ("expert_used_count", u(3)),
+                ("expert_feed_forward_length", u(20)),
+                ("expert_shared_feed_forward_length", u(48)),
+            ],
+        ),
+        Case("gemma2", "gemma", json!({"architectures": ["GemmaForCausalLM"]}), vec![]),
+        Case(
+            "granite",
+            "granite",
+            json!({}),
+            vec![
+                ("attention.scale", f(0.2625)),
+                ("embedding_scale", f(12.0)),
+                ("residual_scale", f(0.45)),
+                ("logit_scale", f(5.0)),
+            ],
+        ),
+        Case("smollm3", "smollm3", json!({}), vec![]),
+        Case("olmo2", "olmo2", json!({}), vec![]),
+        Case("llama", "seed_oss", json!({"architectures": ["SeedOssForCausalLM"], "attention_bias": true}), vec![]),
+        Case("llama", "arcee", json!({"architectures": ["ArceeForCausalLM"], "hidden_act": "relu2"}), vec![]),
+        Case("llama", "ernie4_5", json!({"architectures": ["Ernie4_5ForCausalLM"]}), vec![]),
+        Case("llama", "hunyuan-dense", json!({"architectures": ["HunYuanDenseV1ForCausalLM"]}), vec![]),
     ]
 }
 
@@ -97,13 +131,13 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
         };
         return (format!("blk.{layer}.{part}.{suffix}"), Some(expert.parse().unwrap()));
     }
-    let gemma = architecture.starts_with("gemma");
+    let norms_after = ["gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss"].contains(&architecture);
     let (module, suffix) = rest.rsplit_once('.').unwrap();
     let module = match rest {
         "self_attn.sinks" => return (format!("blk.{layer}.attn_sinks.weight"), None),
         _ => match module {
             "input_layernorm" => "attn_norm",
-            "post_attention_layernorm" if gemma || architecture == "gpt-oss" => "post_attention_norm",
+            "post_attention_layernorm" if norms_after => "post_attention_norm",
             "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
             "post_feedforward_layernorm" => "post_ffw_norm",
             "self_attn.q_proj" => "attn_q",
@@ -111,12 +145,16 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
             "self_attn.v_proj" => "attn_v",
             "self_attn.qkv_proj" => "attn_qkv",
             "self_attn.o_proj" => "attn_output",
-            "self_attn.q_norm" => "attn_q_norm",
-            "self_attn.k_norm" => "attn_k_norm",
+            "self_attn.q_norm" | "self_attn.query_layernorm" => "attn_q_norm",
+            "self_attn.k_norm" | "self_attn.key_layernorm" => "attn_k_norm",
             "mlp.gate" | "mlp.router" | "block_sparse_moe.gate" => "ffn_gate_inp",
             "mlp.gate_proj" => "ffn_gate",
             "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
             "mlp.down_proj" => "ffn_down",
+            "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
             other => panic!("{other}"),
         },
     };
@@ -179,7 +217,8 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
     for (name, shape) in tensors {
         let mut data = values(name, shape);
         let (stored, expert) = stored(architecture, name);
-        if architecture == "llama" && (stored.contains("attn_q.") || stored.contains("attn_k.")) {
+        let pairs = ["llama", "smollm3", "granite", "arcee"].contains(&architecture);
+        if pairs && (stored.contains("attn_q.") || stored.contains("attn_k.")) {
             let width = data.len() / shape[0];
             let rows: Vec<&[f32]> = data.chunks(width).collect();
             let mut pairs = Vec::new();
@@ -196,6 +235,9 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
         }
         let entry = files.entry(stored).or_default();
         entry.0 = shape.iter().rev().map(|dim| *dim as u64).collect();
+        if name.contains("shared_expert_gate") {
+            entry.0.truncate(1);
+        }
         entry.1.insert(expert.unwrap_or(usize::MAX), data);
     }
     for (name, (mut dims, parts)) in files {
@@ -256,7 +298,10 @@ fn a_file_that_cannot_be_served_says_why() {
     message(open(sized.clone().key("qwen2.rope.freq_base", f32_value(f32::NAN))), &["freq_base` is NaN", "finite"]);
     let layers = super::made::array_value(4, 2, &[1, 0, 0, 0, 2, 0, 0, 0]);
     message(open(sized.clone().key("qwen2.attention.head_count_kv", layers)), &["an array of 2", "every layer"]);
+    let mut olmo3 = Made::new().key("general.architecture", text_value("olmo2"));
+    olmo3.keys.extend(sized.keys[1..].iter().map(|(key, value)| (key.replace("qwen2", "olmo2"), value.clone())));
+    message(open(olmo3.key("olmo2.attention.sliding_window", u32_value(4096))), &["sliding_window` is 4096", "OLMo 3"]);
     let files = open(sized).unwrap();
     message(ModelConfig::load(&files), &["m.gguf (as config.json)", "vocab_size"]);
-    message(models::Tokenizer::load(&files).map(|_| ()), &["tokenizer.json", "not found"]);
+    message(models::Tokenizer::load(&files).map(|_| ()), &["m.gguf (as tokenizer.json)", "tokenizer.ggml.model"]);
 }

@@ -3,18 +3,15 @@
 
 use std::sync::Arc;
 
-use models::gguf::{Gguf, Value};
+use models::gguf::{Gguf, GgufModel, Value};
+use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer};
 
 /// Opening and reading everything does not panic; an error is one line. Returns whether the file is accepted.
 pub fn read(bytes: &[u8]) -> bool {
     let gguf = match Gguf::from_bytes("fuzzed.gguf", Arc::from(bytes)) {
         Ok(gguf) => gguf,
         Err(error) => {
-            let message = error.to_string();
-            assert!(
-                message.starts_with("fuzzed.gguf: ") && !message.contains('\n') && message.len() < 2000,
-                "{message}"
-            );
+            check_message(&error);
             return false;
         }
     };
@@ -26,6 +23,43 @@ pub fn read(bytes: &[u8]) -> bool {
         assert_eq!(values.len(), tensor.shape.iter().product::<usize>());
     }
     true
+}
+
+/// Loading everything but the weights does not panic; an error is one line. Returns whether there is a tokenizer.
+pub fn load(bytes: &[u8]) -> bool {
+    let model = Gguf::from_bytes("fuzzed.gguf", Arc::from(bytes)).and_then(GgufModel::new);
+    let files = match model {
+        Ok(model) => ModelFiles::Gguf { path: "fuzzed.gguf".into(), model: Arc::new(model) },
+        Err(error) => {
+            check_message(&error);
+            return false;
+        }
+    };
+    let results = [
+        ModelConfig::load(&files).map(|_| ()),
+        ChatTemplate::load(&files).map(|_| ()),
+        GenerationDefaults::load(&files, &[]).map(|_| ()),
+    ];
+    results.iter().filter_map(|result| result.as_ref().err()).for_each(check_message);
+    let tokenizer = match Tokenizer::load(&files) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => {
+            check_message(&error);
+            return false;
+        }
+    };
+    const TEXT: &str = "A text\n\nwith 1234 <|im_end|></s>  ▁é你🙂";
+    for special in [false, true] {
+        let ids = tokenizer.encode(TEXT, special).unwrap();
+        assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+        tokenizer.decode(&ids, special).unwrap();
+    }
+    true
+}
+
+fn check_message(error: &LoadError) {
+    let message = error.to_string();
+    assert!(message.starts_with("fuzzed.gguf") && !message.contains('\n') && message.len() < 2000, "{message}");
 }
 
 /// Visits a value, whose elements must all be there.

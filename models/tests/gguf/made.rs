@@ -29,6 +29,10 @@ pub fn u32_value(number: u32) -> Vec<u8> {
     [4_u32.to_le_bytes(), number.to_le_bytes()].concat()
 }
 
+pub fn i32_value(number: i32) -> Vec<u8> {
+    [&5_u32.to_le_bytes()[..], &number.to_le_bytes()].concat()
+}
+
 pub fn u16_value(number: u16) -> Vec<u8> {
     [&2_u32.to_le_bytes()[..], &number.to_le_bytes()].concat()
 }

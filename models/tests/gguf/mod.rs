@@ -3,7 +3,9 @@
 mod conversion;
 mod fuzzed;
 mod made;
+pub mod made_vocabulary;
 mod properties;
 mod reading;
 mod reference;
 mod types;
+mod vocabularies;

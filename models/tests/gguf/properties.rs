@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::fuzzed::read;
-use super::made::small;
+use super::fuzzed::{load, read};
+use super::made::{small, text_value, u32_value};
+use super::made_vocabulary::{CONTROL, byte_level, sentence_piece};
 use crate::counter::largest_allocation;
 
 /// Reads a file and checks that no allocation is larger than a small multiple of it.
@@ -46,5 +47,41 @@ proptest! {
             bytes.truncate(cut);
         }
         bounded(&bytes);
+    }
+}
+
+/// Small files with a vocabulary of each kind.
+fn vocabularies() -> [Vec<u8>; 2] {
+    let pieces = [("a", 0.0), ("▁", 0.0), ("▁a", 1.0), ("<0x0A>", 0.0), ("<|im_end|>", 0.0)];
+    let (mut pieces, mut bytes) =
+        (sentence_piece(&pieces), byte_level(Some("gpt-2"), &[("<|im_end|>", CONTROL)], &["a b", "ab c"]));
+    for vocab in [&mut pieces, &mut bytes] {
+        vocab.more.push(("tokenizer.ggml.eos_token_id", u32_value(3)));
+        vocab.more.push(("tokenizer.chat_template", text_value("{{ messages[0].content }}{{ eos_token }}")));
+        vocab.more.push(("general.sampling.top_k", u32_value(20)));
+    }
+    [pieces, bytes].map(|vocab| vocab.made().bytes())
+}
+
+#[test]
+fn the_vocabularies_to_be_damaged_are_accepted() {
+    assert!(vocabularies().iter().all(|bytes| load(bytes)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_vocabularies_never_panic(
+        which in 0..2_usize,
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..8_u32), 1..4),
+    ) {
+        let mut bytes = vocabularies()[which].clone();
+        for (at, byte, bit) in changes {
+            // Damage in the second half spares the counts and the sizes.
+            let at = bytes.len() - 1 - at.index(bytes.len() * 3 / 4);
+            bytes[at] = if byte < 128 { bytes[at] ^ 1 << bit } else { byte.wrapping_mul(3) };
+        }
+        load(&bytes);
     }
 }

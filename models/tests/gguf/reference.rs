@@ -1,11 +1,16 @@
-//! The reference's GGUF files: configuration, names and logits. They are not in the tree; `QUIRE_REFERENCE_FORMATS` names their folder.
+//! The reference's GGUF files: configuration, names, logits, greedy tokens and texts. Four are in the tree, with what the tests need
+//! of their expected results (`../reference/trim.py`); `QUIRE_REFERENCE_FORMATS` names the folder of all.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, select};
-use models::{Model, ModelConfig, ModelFiles, Weights, check_weights};
+use models::{
+    ChatInput, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelFiles, TemplateError, Tokenizer, Weights,
+    check_weights,
+};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use testkit::capability::Capability;
@@ -15,18 +20,21 @@ use crate::common::{ids, last_logits, list, needs, text};
 /// Greatest absolute difference of a float32 logit (the reference's README).
 const TOLERANCE: f32 = 2e-3;
 
-/// Folders of the GGUF cases; none, with a report, if the machine does not have them.
+/// Folders of the GGUF cases: those in the tree, and all others, with a report if the machine does not have them.
 fn cases() -> Vec<PathBuf> {
-    let Some(folder) = testkit::reference::formats() else {
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/reference");
+    let mut cases = BTreeMap::new();
+    let others = testkit::reference::formats();
+    if others.is_none() {
         testkit::not_run::report(Capability::ReferenceFormats, "QUIRE_REFERENCE_FORMATS is not set");
-        return Vec::new();
-    };
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut cases: Vec<_> =
-        entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("gguf-")).collect();
-    cases.sort();
-    assert!(!cases.is_empty());
-    cases
+    }
+    for folder in others.into_iter().chain([here.into()]) {
+        let found = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let named = found.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), path));
+        cases.extend(named.filter(|(name, _)| name.starts_with("gguf-")));
+    }
+    assert!(cases.len() >= 2);
+    cases.into_values().collect()
 }
 
 fn expected(case: &Path) -> (Value, PathBuf) {
@@ -61,7 +69,7 @@ fn configurations_are_those_that_the_files_stand_for() {
 }
 
 #[test]
-fn logits_of_gguf_files_are_the_reference_s() {
+fn logits_and_greedy_tokens_of_gguf_files_are_the_reference_s() {
     for case in cases() {
         let (expected, file) = expected(&case);
         let files = ModelFiles::open(&file).unwrap();
@@ -79,15 +87,73 @@ fn logits_of_gguf_files_are_the_reference_s() {
         let bytes = std::fs::read(case.join("expected.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         for prompt in list(&expected["prompts"]) {
-            let ids = ids(&prompt["ids"]);
+            let (prompt_ids, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]["ids"]));
             let want = tensors.tensor(text(&prompt["logits"])).unwrap();
             let want: Vec<f32> =
                 want.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
             let want = &want[want.len() - config.decoder.vocab_size()..];
-            let found = last_logits(&mut model, &mut caches, (8, 64), &ids, ids.len());
+            // A row does not depend on the others, so one pass over the prompt with its continuation gives every step.
+            let all = [&prompt_ids[..], &greedy[..greedy.len() - 1]].concat();
+            last_logits(&mut model, &mut caches, (8, 64), &all, all.len());
+            let mut row = |at: usize| model.logits(&[(prompt_ids.len() - 1 + at) as u32]).unwrap().to_vec();
+            let found = row(0);
             let error = found.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
-            println!("{}: {} tokens, error {error}", case.display(), ids.len());
-            assert!(error < TOLERANCE, "{}: {} tokens, error {error}", case.display(), ids.len());
+            println!("{}: {} tokens, error {error}", case.display(), prompt_ids.len());
+            assert!(error < TOLERANCE, "{}: {} tokens, error {error}", case.display(), prompt_ids.len());
+            for (at, (&want, margin)) in greedy.iter().zip(list(&prompt["greedy"]["margins"])).enumerate() {
+                let likeliest = row(at).iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+                let hesitates = margin.as_f64().unwrap() < f64::from(2.0 * TOLERANCE);
+                assert!(likeliest as u32 == want || hesitates, "{}, step {at}", case.display());
+            }
         }
     }
+}
+
+#[test]
+fn texts_of_gguf_files_are_the_reference_s() {
+    let (mut rendered, mut refused) = (0, 0);
+    for case in cases() {
+        let (expected, file) = expected(&case);
+        let name = case.display();
+        let files = ModelFiles::open(&file).unwrap();
+        let config = ModelConfig::load(&files).unwrap();
+        let mut want = ids(&expected["eos_token_ids"]);
+        want.sort_unstable();
+        assert_eq!(config.eos_token_ids, want, "{name}");
+        assert_eq!(GenerationDefaults::load(&files, &[]).unwrap().eos_token_ids, want, "{name}");
+        let tokenizer = Tokenizer::load(&files).unwrap();
+        tokenizer.check(config.decoder.vocab_size()).unwrap();
+        for entry in list(&expected["prompts"]).iter().chain(list(&expected["encode"])) {
+            let text = text(&entry["text"]);
+            let encoded = tokenizer.encode(text, entry["add_special_tokens"].as_bool().unwrap()).unwrap();
+            assert_eq!(encoded, ids(&entry["ids"]), "{name}: {text:?}");
+            assert!(tokenizer.least_tokens(text.len()) <= encoded.len(), "{name}: {text:?}");
+        }
+        for entry in list(&expected["detok"]) {
+            for (key, skips) in [("skip_special_tokens", true), ("keep_special_tokens", false)] {
+                let decoded = tokenizer.decode(&ids(&entry["ids"]), skips).unwrap();
+                assert_eq!(decoded, text(&entry[key]), "{name} {}", entry["name"]);
+            }
+        }
+        let template = ChatTemplate::load(&files).unwrap().unwrap();
+        for entry in list(&expected["chat"]) {
+            let found = template.render(&ChatInput {
+                messages: list(&entry["messages"]),
+                tools: Some(&entry["tools"]).filter(|tools| !tools.is_null()),
+                add_generation_prompt: entry["add_generation_prompt"].as_bool().unwrap(),
+                continue_final_message: false,
+                kwargs: &entry["template_kwargs"].as_object().cloned().unwrap_or_default(),
+            });
+            if entry.get("error").is_some() {
+                assert!(matches!(found, Err(TemplateError::Refused(_))), "{name} {}", entry["name"]);
+                refused += 1;
+                continue;
+            }
+            let found = found.unwrap();
+            assert_eq!(found, text(&entry["text"]), "{name} {}", entry["name"]);
+            assert_eq!(tokenizer.encode(&found, false).unwrap(), ids(&entry["ids"]), "{name} {}", entry["name"]);
+            rendered += 1;
+        }
+    }
+    assert!(rendered >= 20 && refused > 0, "{rendered} rendered, {refused} refused");
 }

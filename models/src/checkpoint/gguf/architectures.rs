@@ -22,6 +22,8 @@ pub(super) struct Architecture {
     pub pairs: bool,
     /// Values of `rope.scaling` that the file does not state, as JSON.
     pub yarn: &'static [(&'static str, &'static str)],
+    /// Keys that another model with this name has, and what is expected instead.
+    pub refused: &'static [(&'static str, &'static str)],
     /// Layers of the variant whose scores are scaled by its width per head instead of the size of a head; 0 for none.
     pub scaled_by_width: u64,
 }
@@ -57,6 +59,9 @@ pub(super) const MODULES: &[(&str, &str)] = &[
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// A vector in the file, a matrix of one row in Hugging Face layout.
+pub(super) const ONE_ROW: &str = "ffn_gate_inp_shexp";
+
 /// Tensors with the weights of all experts of a layer: gate, up, down.
 pub(super) const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
@@ -75,6 +80,7 @@ const BASE: Architecture = Architecture {
     norms_plus_one: false,
     pairs: false,
     yarn: &[],
+    refused: &[],
     scaled_by_width: 0,
 };
 
@@ -158,6 +164,64 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ],
         modules: &[("post_attention_norm", "post_attention_layernorm"), ("ffn_gate_inp", "mlp.router")],
         yarn: &[("truncate", "false")],
+        ..BASE
+    },
+    Architecture {
+        name: "qwen2moe",
+        class_of_experts: "Qwen2MoeForCausalLM",
+        keys: &[
+            ("num_experts", "expert_count"),
+            ("num_experts_per_tok", "expert_used_count"),
+            ("moe_intermediate_size", "expert_feed_forward_length"),
+            ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ],
+        constants: &[("norm_topk_prob", "false"), ("decoder_sparse_step", "1")],
+        modules: &[
+            ("ffn_gate_inp", "mlp.gate"),
+            (ONE_ROW, "mlp.shared_expert_gate"),
+            ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+            ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+            ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+        ],
+        ..BASE
+    },
+    Architecture { name: "gemma", class: "GemmaForCausalLM", norms_plus_one: true, ..BASE },
+    Architecture {
+        name: "granite",
+        class: "GraniteForCausalLM",
+        keys: &[
+            ("attention_multiplier", "attention.scale"),
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("logits_scaling", "logit_scale"),
+        ],
+        pairs: true,
+        ..BASE
+    },
+    Architecture { name: "smollm3", class: "SmolLM3ForCausalLM", pairs: true, ..BASE },
+    Architecture {
+        name: "olmo2",
+        class: "Olmo2ForCausalLM",
+        modules: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+        refused: &[("attention.sliding_window", "no window: OLMo 3 is not supported as a GGUF file")],
+        ..BASE
+    },
+    Architecture {
+        name: "seed_oss",
+        class: "SeedOssForCausalLM",
+        modules: &[("post_attention_norm", "post_attention_layernorm")],
+        ..BASE
+    },
+    Architecture { name: "arcee", class: "ArceeForCausalLM", pairs: true, ..BASE },
+    // Its rotary embedding is one of neighbours in Hugging Face layout too.
+    Architecture { name: "ernie4_5", class: "Ernie4_5ForCausalLM", ..BASE },
+    Architecture {
+        name: "hunyuan-dense",
+        class: "HunYuanDenseV1ForCausalLM",
+        modules: &[("attn_q_norm", "self_attn.query_layernorm"), ("attn_k_norm", "self_attn.key_layernorm")],
         ..BASE
     },
 ];

@@ -34,10 +34,17 @@ pub(super) fn architecture(gguf: &Gguf) -> Result<&'static Architecture, LoadErr
 ///
 /// # Errors
 /// A key is missing or has an unusable value.
-pub(super) fn config(gguf: &Gguf, architecture: &'static Architecture) -> Result<Map<String, Json>, LoadError> {
+pub(super) fn config(
+    gguf: &Gguf,
+    architecture: &'static Architecture,
+    end_tokens: &[u32],
+) -> Result<Map<String, Json>, LoadError> {
     let metadata = Metadata { gguf, architecture };
     if let Some(missing) = REQUIRED.iter().find(|key| metadata.value(key).is_none()) {
         return Err(metadata.wrong(missing, "a number"));
+    }
+    if let Some((key, expected)) = architecture.refused.iter().find(|(key, _)| metadata.value(key).is_some()) {
+        return Err(metadata.wrong(key, *expected));
     }
     let mut map = Map::new();
     let experts = metadata.count("expert_count")?.unwrap_or(0) > 0;
@@ -67,11 +74,7 @@ pub(super) fn config(gguf: &Gguf, architecture: &'static Architecture) -> Result
     if let Some(scaling) = rope_scaling(&metadata)? {
         map.insert("rope_scaling".into(), Json::Object(scaling));
     }
-    let ids = ["eos", "eot", "eom"].map(|kind| gguf.value(&format!("tokenizer.ggml.{kind}_token_id")));
-    let mut ids: Vec<u64> = ids.iter().flatten().filter_map(Value::unsigned).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    map.insert("eos_token_id".into(), json!(ids));
+    map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
 }
 

@@ -9,6 +9,8 @@ use super::architectures::Architecture;
 use super::config;
 use super::file::Gguf;
 use super::names::{self, Named};
+use super::texts;
+use super::vocabulary::Vocabulary;
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::LoadError;
 
@@ -17,7 +19,8 @@ use crate::checkpoint::error::LoadError;
 pub struct GgufModel {
     gguf: Gguf,
     architecture: &'static Architecture,
-    config: Arc<[u8]>,
+    /// Names and contents of the files of a folder that the metadata stand for.
+    files: Vec<(&'static str, Arc<[u8]>)>,
     head_dim: usize,
 }
 
@@ -25,19 +28,44 @@ impl GgufModel {
     /// Opens a file, or all files of a split checkpoint, and reads its configuration.
     ///
     /// # Errors
-    /// Those of [`Gguf::open`], an unsupported architecture, or an unusable key.
+    /// Those of [`Gguf::open`], an unsupported architecture or vocabulary, or an unusable key.
     pub fn open(path: &Path) -> Result<GgufModel, LoadError> {
-        let gguf = Gguf::open(path)?;
-        let architecture = config::architecture(&gguf)?;
-        let map = config::config(&gguf, architecture)?;
-        let head_dim = map.get("head_dim").and_then(Json::as_u64).unwrap_or(0) as usize;
-        let config = Json::Object(map).to_string().into_bytes().into();
-        Ok(GgufModel { gguf, architecture, config, head_dim })
+        GgufModel::new(Gguf::open(path)?)
     }
 
-    /// `config.json` of the model.
-    pub(crate) fn config(&self) -> FileBytes {
-        FileBytes::Memory(Arc::clone(&self.config))
+    /// Reads the configuration of a file.
+    ///
+    /// # Errors
+    /// An unsupported architecture or vocabulary, or an unusable key.
+    pub fn new(gguf: Gguf) -> Result<GgufModel, LoadError> {
+        let architecture = config::architecture(&gguf)?;
+        let vocabulary = Vocabulary::read(&gguf)?;
+        let end_tokens = vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.end_tokens);
+        let map = config::config(&gguf, architecture, end_tokens)?;
+        let head_dim = map.get("head_dim").and_then(Json::as_u64).unwrap_or(0) as usize;
+        let mut maps =
+            vec![("config.json", map), ("generation_config.json", texts::generation_config(&gguf, end_tokens))];
+        if let Some(vocabulary) = &vocabulary {
+            maps.push(("tokenizer_config.json", texts::tokenizer_config(&gguf, vocabulary)));
+        }
+        let files = maps.into_iter().map(|(name, map)| (name, Json::Object(map).to_string().into_bytes().into()));
+        let files = files.collect();
+        drop(vocabulary);
+        Ok(GgufModel { gguf, architecture, files, head_dim })
+    }
+
+    /// A file of the folder that it stands for.
+    pub(crate) fn file(&self, name: &str) -> Option<FileBytes> {
+        let (_, bytes) = self.files.iter().find(|(known, _)| *known == name)?;
+        Some(FileBytes::Memory(Arc::clone(bytes)))
+    }
+
+    /// Its vocabulary; `None` if it has none.
+    ///
+    /// # Errors
+    /// None that [`GgufModel::new`] has not had.
+    pub(crate) fn vocabulary(&self) -> Result<Option<Vocabulary<'_>>, LoadError> {
+        Vocabulary::read(&self.gguf)
     }
 
     /// Names and contents of its files.

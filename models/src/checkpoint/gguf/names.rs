@@ -6,7 +6,7 @@ use std::ops::Range;
 use device::Dtype;
 use device::gemm::{StoredFormat, StoredRow, StoredRows};
 
-use super::architectures::{Architecture, EXPERTS, MODULES, ROPE_FACTORS};
+use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS};
 use super::file::Gguf;
 use super::part::Tensor;
 use super::types::{ElementType, Storage};
@@ -168,7 +168,11 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, head_dim: 
         _ if stored.ends_with("norm") => norm,
         _ => Change::None,
     };
-    vec![with(format!("{layer}.{known}.{suffix}"), change)]
+    let mut named = with(format!("{layer}.{known}.{suffix}"), change);
+    if *stored == ONE_ROW && named.shape.len() == 1 {
+        named.shape.insert(0, 1);
+    }
+    vec![named]
 }
 
 /// Greatest number of experts of a layer.

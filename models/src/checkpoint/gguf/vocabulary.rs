@@ -1,0 +1,353 @@
+//! The vocabulary in the metadata of a GGUF file, checked: every later use may trust counts and ids.
+//!
+//! The cost is linear in the metadata. Limits keep what is built from it small: see the constants.
+
+use std::collections::HashSet;
+
+use super::file::Gguf;
+use super::splits::{self, PreTokenizer};
+use super::value::{Array, Value};
+use crate::checkpoint::error::{LoadError, one_line};
+
+/// Greatest number of tokens, eight times that of the largest published vocabularies.
+const MAX_TOKENS: usize = 1 << 21;
+/// Greatest size of a token, and of all tokens.
+const MAX_TOKEN_BYTES: usize = 1 << 16;
+const MAX_ALL_BYTES: usize = 64 << 20;
+/// Greatest number and size of the tokens that are searched in texts: the search needs memory for each of their bytes.
+const MAX_ADDED: usize = 1 << 16;
+const MAX_ADDED_BYTES: usize = 2 << 20;
+/// Greatest number of merges, and size of all.
+const MAX_MERGES: usize = 1 << 22;
+const MAX_MERGE_BYTES: usize = 256 << 20;
+
+/// Texts of tokens that end a sequence, whatever the file calls them.
+const END_TEXTS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Texts that end a sequence only in vocabularies without the others: in Harmony a message ends with `<|end|>`, and the reply goes on.
+const NOT_END_BESIDE: [(&str, &[&str]); 3] = [
+    ("<|end|>", &["<|return|>", "<|call|>"]),
+    ("<|end|>", &["<|calls|>", "<|flush|>"]),
+    ("</s>", &["<|tool_response>"]),
+];
+
+/// What a token is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Text.
+    Normal,
+    /// A special token: found in texts before anything else, and left out of decoded texts.
+    Special,
+    /// Text that is one token wherever it occurs.
+    UserDefined,
+    /// A row of the embedding without a token.
+    Unused,
+}
+
+/// The model that splits pieces of text into tokens.
+#[derive(Debug)]
+pub(crate) enum Kind<'a> {
+    /// Byte-level BPE.
+    ByteLevel {
+        /// How texts are split first.
+        pre_tokenizer: &'static PreTokenizer,
+        /// Pairs of tokens to join, most important first.
+        merges: Vec<(&'a str, &'a str)>,
+    },
+    /// SentencePiece BPE.
+    SentencePiece {
+        /// A finite number per token; of two possible joins, that with the higher score comes first.
+        scores: Vec<f32>,
+        /// Whether a space is put before texts, at the start and after special tokens.
+        space_prefix: bool,
+        /// Whether white space after a special token belongs to it.
+        strip_after_special: bool,
+    },
+}
+
+/// A vocabulary.
+#[derive(Debug)]
+pub(crate) struct Vocabulary<'a> {
+    /// The file, for messages.
+    pub file: String,
+    pub kind: Kind<'a>,
+    /// Texts by id: different from each other and not empty.
+    pub texts: Vec<String>,
+    pub roles: Vec<Role>,
+    /// Special tokens, each an id of the vocabulary.
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub unknown: Option<u32>,
+    pub padding: Option<u32>,
+    /// Tokens around every text.
+    pub add_bos: bool,
+    pub add_eos: bool,
+    /// Tokens that end a sequence, in order.
+    pub end_tokens: Vec<u32>,
+}
+
+/// The keys that begin with `tokenizer.ggml.`.
+struct Keys<'a> {
+    gguf: &'a Gguf,
+}
+
+impl<'a> Vocabulary<'a> {
+    /// Reads the vocabulary; `None` if the file has none.
+    ///
+    /// # Errors
+    /// Its kind is not supported, or it contradicts itself.
+    pub fn read(gguf: &'a Gguf) -> Result<Option<Vocabulary<'a>>, LoadError> {
+        let keys = Keys { gguf };
+        let Some(model) = keys.value("model") else { return Ok(None) };
+        const SUPPORTED: &str = "gpt2 (byte-level BPE) or llama (SentencePiece BPE)";
+        let is_sentence_piece = match model.text() {
+            Some("gpt2") => false,
+            Some("llama") => true,
+            Some("no_vocab" | "none") => return Ok(None),
+            Some("t5") => {
+                return Err(keys.wrong("model", format!("{SUPPORTED}: SentencePiece unigram is not supported")));
+            }
+            Some("bert") => return Err(keys.wrong("model", format!("{SUPPORTED}: WordPiece is not supported"))),
+            _ => return Err(keys.wrong("model", SUPPORTED)),
+        };
+        let texts = keys.texts()?;
+        let mut roles = keys.roles(texts.len())?;
+        let is_phi3 = gguf.value("general.architecture").and_then(|value| value.text()) == Some("phi3");
+        let kind = match is_sentence_piece {
+            true => Kind::SentencePiece {
+                scores: keys.scores(texts.len())?,
+                space_prefix: keys.flag("add_space_prefix")?.unwrap_or(true),
+                strip_after_special: is_phi3,
+            },
+            false => Kind::ByteLevel { pre_tokenizer: keys.pre_tokenizer()?, merges: keys.merges()? },
+        };
+        let add_bos_by_default = match &kind {
+            Kind::ByteLevel { pre_tokenizer, .. } => pre_tokenizer.add_bos,
+            Kind::SentencePiece { .. } => true,
+        };
+        // The ids that SentencePiece gives if it is not told.
+        let default = |id: u32| Some(id).filter(|id| is_sentence_piece && (*id as usize) < texts.len());
+        let id = |key: &str| keys.id(key, texts.len());
+        let (bos, eos) = (id("bos_token_id")?.or(default(1)), id("eos_token_id")?.or(default(2)));
+        let unknown = id("unknown_token_id")?.or(default(0));
+        let mut end_tokens: Vec<u32> = [eos, id("eot_token_id")?, id("eom_token_id")?].into_iter().flatten().collect();
+        let has = |text: &str| texts.iter().any(|known| known == text);
+        let stays_open = |text: &str| {
+            NOT_END_BESIDE.iter().any(|(end, others)| *end == text && others.iter().all(|other| has(other)))
+        };
+        let ends: HashSet<&str> = END_TEXTS.into_iter().filter(|text| !stays_open(text)).collect();
+        for ((id, text), role) in (0..).zip(&texts).zip(&mut roles) {
+            let is_end = ends.contains(text.as_str());
+            end_tokens.extend(is_end.then_some(id));
+            // Some converters forget to mark them.
+            if is_end || (*role == Role::Unused && [bos, eos, unknown].contains(&Some(id))) {
+                *role = Role::Special;
+            }
+        }
+        end_tokens.sort_unstable();
+        end_tokens.dedup();
+        let vocabulary = Vocabulary {
+            file: gguf.file(0).to_string(),
+            kind,
+            bos,
+            eos,
+            unknown,
+            // Files without padding state ids outside of the vocabulary.
+            padding: id("padding_token_id").unwrap_or(None),
+            add_bos: keys.flag("add_bos_token")?.unwrap_or(add_bos_by_default) && bos.is_some(),
+            add_eos: keys.flag("add_eos_token")?.unwrap_or(false) && eos.is_some(),
+            end_tokens,
+            texts,
+            roles,
+        };
+        vocabulary.check_added(&keys)?;
+        Ok(Some(vocabulary))
+    }
+
+    /// Text of a token.
+    pub fn text(&self, id: u32) -> Option<&str> {
+        self.texts.get(id as usize).map(String::as_str)
+    }
+
+    /// Ids and texts of the tokens that exist.
+    pub fn tokens(&self) -> impl Iterator<Item = (u32, &str, Role)> {
+        let tokens = (0..).zip(&self.texts).zip(&self.roles);
+        tokens.map(|((id, text), role)| (id, text.as_str(), *role)).filter(|(.., role)| *role != Role::Unused)
+    }
+
+    /// Ids, texts and roles of the tokens that are found in texts before anything else.
+    pub fn added(&self) -> impl Iterator<Item = (&str, Role)> {
+        let is_added = |role: Role| matches!(role, Role::Special | Role::UserDefined);
+        self.tokens().filter(move |(.., role)| is_added(*role)).map(|(_, text, role)| (text, role))
+    }
+
+    fn check_added(&self, keys: &Keys<'_>) -> Result<(), LoadError> {
+        let (count, bytes) = self.added().fold((0, 0), |(count, bytes), (text, _)| (count + 1, bytes + text.len()));
+        if count > MAX_ADDED || bytes > MAX_ADDED_BYTES {
+            let found = format!("{count} control and user-defined tokens of {bytes} bytes");
+            let expected = format!("at most {MAX_ADDED} of {MAX_ADDED_BYTES} bytes");
+            return Err(keys.setting("token_type", found, expected));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Keys<'a> {
+    fn value(&self, key: &str) -> Option<Value<'a>> {
+        self.gguf.value(&full(key))
+    }
+
+    fn setting(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> LoadError {
+        let file = self.gguf.file(0).to_string();
+        LoadError::Setting { file, key: full(key), found: found.into(), expected: expected.into() }
+    }
+
+    fn wrong(&self, key: &str, expected: impl Into<String>) -> LoadError {
+        self.setting(key, self.value(key).map_or("missing".to_string(), one_line), expected)
+    }
+
+    /// An array of `len` elements, or of 1 to `most` if `len` is `None`.
+    fn array(&self, key: &str, len: Option<usize>, most: usize) -> Result<Array<'a>, LoadError> {
+        let expected = len.map_or(format!("1 to {most} elements"), |len| format!("{len} elements, one per token"));
+        let array = self.value(key).and_then(|value| value.array());
+        array
+            .filter(|array| len.map_or((1..=most).contains(&array.len()), |len| array.len() == len))
+            .ok_or_else(|| self.wrong(key, format!("an array of {expected}")))
+    }
+
+    /// The elements of an array, of which `read` returns `None` if one is not `expected`.
+    fn list<T>(
+        &self,
+        key: &str,
+        array: Array<'a>,
+        expected: &str,
+        read: impl Fn(Value<'a>) -> Option<T>,
+    ) -> Result<Vec<T>, LoadError> {
+        let element = |(index, value): (usize, Value<'a>)| {
+            read(value).ok_or_else(|| self.setting(key, format!("{} at index {index}", one_line(value)), expected))
+        };
+        array.iter().enumerate().map(element).collect()
+    }
+
+    /// The bytes of all strings of an array.
+    fn check_bytes(&self, key: &str, texts: &[&str], each: usize, most: usize) -> Result<(), LoadError> {
+        if let Some((index, text)) = texts.iter().enumerate().find(|(_, text)| text.len() > each) {
+            let found = format!("a text of {} bytes at index {index}", text.len());
+            return Err(self.setting(key, found, format!("at most {each} bytes")));
+        }
+        match texts.iter().map(|text| text.len()).sum::<usize>() {
+            bytes if bytes > most => {
+                Err(self.setting(key, format!("{bytes} bytes of text"), format!("at most {most}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn texts(&self) -> Result<Vec<String>, LoadError> {
+        const KEY: &str = "tokens";
+        let array = self.array(KEY, None, MAX_TOKENS)?;
+        let texts = self.list(KEY, array, "UTF-8 text", |value| value.text())?;
+        self.check_bytes(KEY, &texts, MAX_TOKEN_BYTES, MAX_ALL_BYTES)?;
+        // Nothing can be an empty token; its id keeps a name of its own.
+        let name =
+            |(id, text): (usize, &&str)| if text.is_empty() { format!("[EMPTY_{id}]") } else { text.to_string() };
+        let texts: Vec<String> = texts.iter().enumerate().map(name).collect();
+        let mut seen = HashSet::with_capacity(texts.len());
+        match texts.iter().enumerate().find(|(_, text)| !seen.insert(text.as_str())) {
+            None => Ok(texts),
+            Some((id, text)) => {
+                let found = format!("{} again at index {id}", one_line(Value::Text(text.as_bytes())));
+                Err(self.setting(KEY, found, "each token once"))
+            }
+        }
+    }
+
+    fn roles(&self, len: usize) -> Result<Vec<Role>, LoadError> {
+        const KEY: &str = "token_type";
+        if self.value(KEY).is_none() {
+            return Ok(vec![Role::Normal; len]);
+        }
+        let array = self.array(KEY, Some(len), MAX_TOKENS)?;
+        self.list(KEY, array, "types 0 to 6", |value| match value.unsigned()? {
+            0 | 1 | 6 => Some(Role::Normal),
+            2 | 3 => Some(Role::Special),
+            4 => Some(Role::UserDefined),
+            5 => Some(Role::Unused),
+            _ => None,
+        })
+    }
+
+    fn scores(&self, len: usize) -> Result<Vec<f32>, LoadError> {
+        const KEY: &str = "scores";
+        let array = self.array(KEY, Some(len), MAX_TOKENS)?;
+        let finite = |value: Value<'_>| value.float().map(|score| score as f32).filter(|score| score.is_finite());
+        self.list(KEY, array, "finite numbers", finite)
+    }
+
+    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer, LoadError> {
+        let name = self.value("pre").map_or(Some(""), |value| value.text());
+        name.and_then(splits::find).ok_or_else(|| self.wrong("pre", format!("one of {}", splits::names())))
+    }
+
+    fn merges(&self) -> Result<Vec<(&'a str, &'a str)>, LoadError> {
+        const KEY: &str = "merges";
+        let array = match self.value(KEY).and_then(|value| value.array()) {
+            // A vocabulary of bytes alone.
+            Some(none) if none.is_empty() => return Ok(Vec::new()),
+            _ => self.array(KEY, None, MAX_MERGES)?,
+        };
+        // The first token of a merge is not empty, but may begin with a space.
+        let pair = |text: &'a str| {
+            let space = text.char_indices().skip(1).find(|(_, c)| *c == ' ')?.0;
+            Some((&text[..space], &text[space + 1..]))
+        };
+        let merges = self.list(KEY, array, "two tokens with a space between them", |value| pair(value.text()?))?;
+        let bytes: usize = merges.iter().map(|(left, right)| left.len() + right.len()).sum();
+        match bytes > MAX_MERGE_BYTES {
+            true => Err(self.setting(KEY, format!("{bytes} bytes of text"), format!("at most {MAX_MERGE_BYTES}"))),
+            false => Ok(merges),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(_) => Err(self.wrong(key, "true or false")),
+        }
+    }
+
+    /// A token id below `len`.
+    fn id(&self, key: &str, len: usize) -> Result<Option<u32>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let id = value.unsigned().filter(|id| *id < len as u64);
+        id.map(|id| Some(id as u32)).ok_or_else(|| self.wrong(key, format!("the id of a token, below {len}")))
+    }
+}
+
+fn full(key: &str) -> String {
+    format!("tokenizer.ggml.{key}")
+}

@@ -1,0 +1,229 @@
+//! The tokenizer of a GGUF file: the steps of the `tokenizer.json` from which its vocabulary was converted.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
+
+use super::model::{AnyModel, Pipeline};
+use super::sentencepiece::SentencePiece;
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::gguf::{Kind, Role, Split, Vocabulary};
+
+/// The space in SentencePiece's vocabularies.
+const SPACE: &str = "\u{2581}";
+
+/// The steps around the model, as `tokenizer.json` has them.
+struct Steps {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+}
+
+/// Builds the tokenizer of a vocabulary.
+///
+/// # Errors
+/// A merge names a token that the vocabulary does not have.
+pub(super) fn build(vocabulary: &Vocabulary<'_>) -> Result<Pipeline, LoadError> {
+    assemble(vocabulary).map_err(|error| LoadError::Gguf {
+        file: vocabulary.file.clone(),
+        found: format!("a tokenizer that cannot be used ({})", one_line(error)),
+        expected: "merges of tokens of its vocabulary: use another conversion of the model".to_string(),
+    })
+}
+
+fn assemble(vocabulary: &Vocabulary<'_>) -> Result<Pipeline, tokenizers::Error> {
+    let (model, steps, strip) = match &vocabulary.kind {
+        Kind::ByteLevel { pre_tokenizer, merges } => {
+            let vocab: Vocab = vocabulary.tokens().map(|(id, text, _)| (text.to_string(), id)).collect();
+            let merges = merges.iter().map(|(left, right)| (left.to_string(), right.to_string())).collect();
+            let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre_tokenizer.ignore_merges);
+            (AnyModel::Library(model.build()?.into()), byte_level(pre_tokenizer.splits, pre_tokenizer.nfc), false)
+        }
+        Kind::SentencePiece { scores, space_prefix, strip_after_special } => {
+            let tokens = vocabulary.texts.iter().zip(&vocabulary.roles);
+            let texts = tokens.map(|(text, role)| (*role != Role::Unused).then(|| text.clone()));
+            let model = SentencePiece::new(texts.collect(), scores.clone(), vocabulary.unknown);
+            (AnyModel::SentencePiece(model), sentence_piece(*space_prefix), *strip_after_special)
+        }
+    };
+    let mut tokenizer: Pipeline = TokenizerImpl::new(model);
+    tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer)?)?;
+    tokenizer.with_pre_tokenizer(parse::<PreTokenizerWrapper>(steps.pre_tokenizer)?);
+    tokenizer.with_decoder(parse::<DecoderWrapper>(steps.decoder)?);
+    tokenizer.with_post_processor(parse::<PostProcessorWrapper>(around(vocabulary))?);
+    let added = vocabulary.added().map(|(text, role)| {
+        let strips = strip && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
+        AddedToken::from(text, role == Role::Special).normalized(false).rstrip(strips)
+    });
+    tokenizer.add_tokens(added)?;
+    Ok(tokenizer)
+}
+
+/// A step of the library from its JSON; `None` for `null`.
+fn parse<T: DeserializeOwned>(step: Value) -> Result<Option<T>, tokenizers::Error> {
+    Ok(serde_json::from_value(step)?)
+}
+
+fn byte_level(splits: &[Split], nfc: bool) -> Steps {
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let split = |split: &Split| match split {
+        Split::Regex(regex) => {
+            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
+        }
+        Split::Digits => json!({"type": "Digits", "individual_digits": true}),
+    };
+    let steps: Vec<Value> = splits.iter().map(split).chain([level.clone()]).collect();
+    Steps {
+        normalizer: if nfc { json!({"type": "NFC"}) } else { Value::Null },
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
+        decoder: level,
+    }
+}
+
+fn sentence_piece(space_prefix: bool) -> Steps {
+    let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})];
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if space_prefix {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": SPACE}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    Steps {
+        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+        pre_tokenizer: Value::Null,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+    }
+}
+
+/// The special tokens around every text.
+fn around(vocabulary: &Vocabulary<'_>) -> Value {
+    let token = |id: Option<u32>, added: bool| {
+        let id = id.filter(|_| added)?;
+        Some((id, vocabulary.text(id)?))
+    };
+    let (before, after) = (token(vocabulary.bos, vocabulary.add_bos), token(vocabulary.eos, vocabulary.add_eos));
+    let special = |(_, text): (u32, &str)| json!({"SpecialToken": {"id": text, "type_id": 0}});
+    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let template = |sequences: &[&str]| {
+        let texts = sequences.iter().map(|id| sequence(id));
+        before.map(special).into_iter().chain(texts).chain(after.map(special)).collect::<Vec<_>>()
+    };
+    let tokens = before.iter().chain(&after);
+    let tokens = tokens.map(|(id, text)| (text.to_string(), json!({"id": text, "ids": [id], "tokens": [text]})));
+    json!({
+        "type": "TemplateProcessing",
+        "single": template(&["A"]),
+        "pair": template(&["A", "B"]),
+        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+    use crate::checkpoint::gguf::{find_pre_tokenizer, pre_tokenizers};
+
+    const TEXT: &str = "I'LL it's  DeVoid 12345½ x=`y`+1;/\n\n \t(Été q\u{301} हिन्दी)你好ですA. 한국…\r\n  end ";
+
+    /// Pieces of the text, with dots between them: computed with Python's `regex` and the expressions in llama.cpp.
+    const PIECES: &[(&[&str], &str)] = &[
+        (
+            &["llama-bpe", "dbrx", "minicpm5"],
+            "I·'LL· it·'s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["qwen2", "deepseek-r1-qwen", "bailingmoe"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["qwen35"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好ですA·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["gpt-2", "mpt"],
+            "I·'·LL· it·'s· · DeVoid· 12345½· x·=`·y·`+·1·;/·\n\n ·\t·(·Été· q·\u{301}· ह·ि·न·्·द·ी)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["starcoder", "command-r"],
+            "I·'·LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n\n ·\t·(·Été· q·\u{301}· ह·ि·न·्·द·ी)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["gpt-4o"],
+            "I'LL· it's· · De·Void· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["tekken"],
+            "I·'LL· it·'s· · De·Void· ·1·2·3·4·5·½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["kimi-k2"],
+            "I'LL· it's· · De·Void· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(Été· q\u{301}· हिन्दी·)·你好·です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["deepseek-v3"],
+            "I·'LL· it·'s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/\n\n· ·\t·(·Été· q\u{301}· हिन्दी·)·你好です·A·.· 한국·…\r\n· · end· ",
+        ),
+        (
+            &["deepseek-llm"],
+            "I·'·LL· it·'·s· · DeVoid· ·12345½· x·=`·y·`+·1·;/·\n·\n· ·\t(·É·t·é· q·\u{301} ·हिन्दी·)·你好です·A·.· ·한국…·\r·\n· · end· ",
+        ),
+        (
+            &["deepseek-coder"],
+            "I·'·LL· it·'·s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n·\n· ·\t(·Été· q·\u{301}· ·ह·ि·न·्·द·ी·)·你好です·A·.· ·한국·…·\r·\n· · end· ",
+        ),
+        (
+            &["falcon"],
+            "I·'·LL· it·'·s· · DeVoid· ·123·45½· x·=`·y·`+·1·;/·\n\n \t·(·Été· q·\u{301}· ह·ि·न·्·द·ी·)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+        (
+            &["bloom"],
+            "I'LL· it's· · DeVoid· 12345½· x=`y`+1;/·\n\n \t(·Été· q\u{301}· हिन्दी·)·你好ですA·.· 한국·…\r\n · end· ",
+        ),
+        (
+            &["viking"],
+            "I'LL· it's· · DeVoid· ·1·2·3·4·5·½· x=`y`+·1·;/·\n\n \t(·Été· q\u{301}· हिन्दी·)·你好ですA·.· 한국·…\r\n · end· ",
+        ),
+        (
+            &["seed-coder"],
+            "I·'LL· it·'s· · DeVoid· ·1·2·3·4·5·½· x·=`·y·`+·1·;/·\n\n· ·\t·(Été· q·\u{301}· ह·िन·्द·ी)·你好ですA·.· 한국·…·\r\n· · end· ",
+        ),
+        (
+            &["default"],
+            "I·'·LL· it·'·s· · DeVoid· ·123·45½· x·=·`·y·`·+·1·;/·\n\n \t·(·Été· q·\u{301}· ह·ि·न·्·द·ी·)·你好ですA·.· 한국·…·\r\n · end· ",
+        ),
+    ];
+
+    fn pieces(name: &str) -> Vec<String> {
+        let splits = find_pre_tokenizer(name).unwrap().splits;
+        let steps = byte_level(splits, false);
+        let pre_tokenizer: PreTokenizerWrapper = parse(steps.pre_tokenizer).unwrap().unwrap();
+        let mut text = PreTokenizedString::from(TEXT);
+        pre_tokenizer.pre_tokenize(&mut text).unwrap();
+        let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (start, end), _)| TEXT[start..end].to_string()).collect()
+    }
+
+    #[test]
+    fn every_pre_tokenizer_splits_as_llama_cpp_does() {
+        for (names, want) in PIECES {
+            for name in *names {
+                assert_eq!(pieces(name), want.split('·').collect::<Vec<_>>(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_name_of_a_pre_tokenizer_splits_without_loss() {
+        for name in pre_tokenizers().split(", ").chain([""]) {
+            assert_eq!(pieces(name).concat(), TEXT, "{name}");
+        }
+    }
+}
