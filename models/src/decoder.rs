@@ -32,6 +32,7 @@ use serde::Serialize;
 pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, PerLayer, Routing, Scores};
+pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};

@@ -40,6 +40,11 @@ pub enum Activation {
     },
 }
 
+/// Greatest number of experts of a layer.
+pub(crate) const MAX_EXPERTS: usize = 1 << 12;
+/// Greatest number of groups of experts.
+pub(crate) const MAX_EXPERT_GROUPS: usize = 1 << 8;
+
 /// A mixture of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017): each row is computed by the few
 /// feed-forward networks that the router chooses for it, and their outputs are added with the router's weights.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
+use crate::decoder;
 
 /// Greatest accepted sizes: larger ones mean a broken file.
 pub(super) const MAX_VOCAB: u64 = 1 << 24;
@@ -10,9 +11,8 @@ pub(super) const MAX_LAYERS: u64 = 1 << 12;
 pub(super) const MAX_HEADS: u64 = 1 << 12;
 pub(super) const MAX_HEAD_DIM: u64 = 1 << 12;
 pub(super) const MAX_POSITIONS: u64 = 1 << 31;
-pub(super) const MAX_EXPERTS: u64 = 1 << 12;
-/// Greatest number of groups of experts.
-pub(super) const MAX_GROUPS: u64 = 1 << 8;
+pub(super) const MAX_EXPERTS: u64 = decoder::MAX_EXPERTS as u64;
+pub(super) const MAX_GROUPS: u64 = decoder::MAX_EXPERT_GROUPS as u64;
 /// Greatest number of modules of a kind (experts, heads) in all layers: each has an entry in the declaration.
 pub(super) const MAX_MODULES: usize = 1 << 18;
 

@@ -431,7 +431,7 @@ fn is_harmless(name: &str, decoder: &Decoder) -> bool {
         "embed_audio",
         "image_newline",
     ];
-    // Of layers that read the keys and values of another layer.
+    // Modules that a layer does not use if it reads the keys and values of another layer.
     const UNSHARED: [&str; 4] = ["k_proj", "v_proj", "k_norm", "v_norm"];
     let shares_and_ignores = |layer: &decoder::Layer| {
         let mut mixers = layer.branches.iter().map(|branch| &branch.mixer);

@@ -2,7 +2,7 @@
 
 use device::Pool;
 
-use crate::decoder::{Experts, Groups, Routing, Scores};
+use crate::decoder::{Experts, Groups, MAX_EXPERT_GROUPS, MAX_EXPERTS, Routing, Scores};
 
 /// An expert that computes a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -71,10 +71,6 @@ impl Choices {
     }
 }
 
-/// Greatest number of experts, and of groups of them.
-pub(super) const MAX_EXPERTS: usize = 4096;
-pub(super) const MAX_GROUPS: usize = 256;
-
 /// A set of numbers below [`MAX_EXPERTS`].
 struct Set([u64; MAX_EXPERTS / 64]);
 
@@ -129,7 +125,7 @@ fn to_scores(scores: Scores, logits: &mut [f32]) {
 /// Inserts the experts of all groups but the best into `taken`.
 fn exclude_groups(groups: Groups, count: usize, score: &impl Fn(usize) -> f32, taken: &mut Set) {
     let size = count / groups.count;
-    let mut ranks = [0.0; MAX_GROUPS];
+    let mut ranks = [0.0; MAX_EXPERT_GROUPS];
     for (group, rank) in ranks[..groups.count].iter_mut().enumerate() {
         let members = || group * size..(group + 1) * size;
         let best = first_best(members(), score).unwrap_or(0);

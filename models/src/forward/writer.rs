@@ -34,7 +34,7 @@ struct Writer<'a> {
     norms: usize,
     experts: usize,
     scalars: usize,
-    /// Of products of heads.
+    /// Number of products of heads so far.
     heads: usize,
     decoder: &'a Decoder,
 }

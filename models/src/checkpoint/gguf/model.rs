@@ -28,7 +28,7 @@ impl GgufModel {
     /// Opens a file, or all files of a split checkpoint, and reads its configuration.
     ///
     /// # Errors
-    /// Those of [`Gguf::open`], an unsupported architecture or vocabulary, or an unusable key.
+    /// The errors of [`Gguf::open`]; an architecture or vocabulary that is not supported; a key that cannot be used.
     pub fn open(path: &Path) -> Result<GgufModel, LoadError> {
         GgufModel::new(Gguf::open(path)?)
     }

@@ -10,6 +10,7 @@ use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS
 use super::file::Gguf;
 use super::part::Tensor;
 use super::types::{ElementType, Storage};
+use crate::decoder::MAX_EXPERTS;
 
 /// What conversion changed in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,6 +175,3 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, head_dim: 
     }
     vec![named]
 }
-
-/// Greatest number of experts of a layer.
-const MAX_EXPERTS: usize = 1 << 12;
