@@ -97,18 +97,29 @@ impl Processor<'_> {
     }
 
     fn floats(self, whole: Task<'_, f32>) {
-        self.split(&whole, |task| dispatch!(self.isa, walk_floats(task: &Task<'_, f32>)));
+        self.split(&whole, |task| {
+            FLOATS.with_borrow_mut(|unpacked| {
+                unpacked.iter_mut().for_each(|panel| panel.resize(AT_ONCE * BLOCK, [0.0; LANES]));
+                dispatch!(self.isa, walk_floats(task: &Task<'_, f32>, unpacked: &mut [Vec<[f32; LANES]>; PAIR]));
+            });
+        });
     }
 
     fn bytes(self, whole: Task<'_, RowBlock>) {
-        match whole.weights.format.halves() {
-            true => self.split(&whole, |task| {
-                dispatch_dot!(self.dot, walk_bytes::<Halves: Parts>(task: &Task<'_, RowBlock>));
-            }),
-            false => self.split(&whole, |task| {
-                dispatch_dot!(self.dot, walk_bytes::<Whole: Parts>(task: &Task<'_, RowBlock>));
-            }),
-        }
+        let halves = whole.weights.format.halves();
+        self.split(&whole, |task| {
+            BYTES.with_borrow_mut(|unpacked| {
+                unpacked.resize(AT_ONCE, Bytes::ZERO);
+                match halves {
+                    true => {
+                        dispatch_dot!(self.dot, walk_bytes::<Halves: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]));
+                    }
+                    false => {
+                        dispatch_dot!(self.dot, walk_bytes::<Whole: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]));
+                    }
+                }
+            });
+        });
     }
 
     /// Calls `f` with the rows in the order of the columns, rounded to floats of 8 bits if the weights take those.
@@ -149,42 +160,33 @@ impl Processor<'_> {
     }
 }
 
-impl<X> Task<'_, X> {
-    /// Calls `f` for each piece of work between which nothing is kept but the output: some rows, a pair, and some of its blocks.
-    #[inline(always)]
-    fn pieces(&self, mut f: impl FnMut(Range<usize>, usize, Range<usize>)) {
-        let blocks = self.weights.blocks();
-        for first in (0..self.rows).step_by(ROWS) {
-            for pair in self.pairs.clone() {
-                for block in (0..blocks).step_by(AT_ONCE) {
-                    f(first..(first + ROWS).min(self.rows), pair, block..(block + AT_ONCE).min(blocks));
+/// Multiplies with unpacked floats: some rows, a pair and some of its blocks at a time. Tiles have the sizes of those of dense
+/// weights.
+// No closures: they are compiled without the instructions of `L`.
+#[inline(always)]
+fn walk_floats<L: Lanes>(task: &Task<'_, f32>, unpacked: &mut [Vec<[f32; LANES]>; PAIR]) {
+    let (k, blocks) = (task.weights.k, task.weights.blocks());
+    for first in (0..task.rows).step_by(ROWS) {
+        let last = (first + ROWS).min(task.rows);
+        for pair in task.pairs.clone() {
+            for block in (0..blocks).step_by(AT_ONCE) {
+                let end = (block + AT_ONCE).min(blocks);
+                to_floats::<L>(task.weights, pair, block..end, unpacked);
+                let inputs = block * BLOCK..(end * BLOCK).min(k);
+                let lines = [&unpacked[0][..inputs.len()], &unpacked[1][..inputs.len()]];
+                let mut row = first;
+                while row < last {
+                    row += match (L::MANY, last - row) {
+                        (true, 12..) => float_tile::<L, 12>(task, row, pair, inputs.clone(), lines),
+                        (true, 8..) => float_tile::<L, 8>(task, row, pair, inputs.clone(), lines),
+                        (_, 4..) => float_tile::<L, 4>(task, row, pair, inputs.clone(), lines),
+                        (_, 2..) => float_tile::<L, 2>(task, row, pair, inputs.clone(), lines),
+                        _ => float_tile::<L, 1>(task, row, pair, inputs.clone(), lines),
+                    };
                 }
             }
         }
     }
-}
-
-/// Multiplies with unpacked floats. Tiles have the sizes of those of dense weights.
-#[inline(always)]
-fn walk_floats<L: Lanes>(task: &Task<'_, f32>) {
-    FLOATS.with_borrow_mut(|unpacked| {
-        unpacked.iter_mut().for_each(|panel| panel.resize(AT_ONCE * BLOCK, [0.0; LANES]));
-        task.pieces(|rows, pair, blocks| {
-            to_floats::<L>(task.weights, pair, blocks.clone(), unpacked);
-            let inputs = blocks.start * BLOCK..(blocks.end * BLOCK).min(task.weights.k);
-            let lines = unpacked.each_ref().map(|panel| &panel[..inputs.len()]);
-            let mut row = rows.start;
-            while row < rows.end {
-                row += match (L::MANY, rows.end - row) {
-                    (true, 12..) => float_tile::<L, 12>(task, row, pair, inputs.clone(), lines),
-                    (true, 8..) => float_tile::<L, 8>(task, row, pair, inputs.clone(), lines),
-                    (_, 4..) => float_tile::<L, 4>(task, row, pair, inputs.clone(), lines),
-                    (_, 2..) => float_tile::<L, 2>(task, row, pair, inputs.clone(), lines),
-                    _ => float_tile::<L, 1>(task, row, pair, inputs.clone(), lines),
-                };
-            }
-        });
-    });
 }
 
 /// Adds the products of M rows with some inputs of a pair to the output. Returns M.
@@ -277,25 +279,29 @@ impl UnitOf<form::Bytes> for Bytes {
     }
 }
 
-/// Multiplies with unpacked bytes.
+/// As [`walk_floats`], with bytes.
 #[inline(always)]
-fn walk_bytes<D: DotLanes, P: Parts>(task: &Task<'_, RowBlock>) {
-    BYTES.with_borrow_mut(|unpacked| {
-        unpacked.resize(AT_ONCE, Bytes::ZERO);
-        task.pieces(|rows, pair, blocks| {
-            let units = &mut unpacked[..blocks.len()];
-            to_bytes::<Floats<D>>(task.weights, pair, blocks.clone(), units);
-            let mut row = rows.start;
-            while row < rows.end {
-                row += match rows.end - row {
-                    6.. if D::WIDE => byte_tile::<D, P, 6>(task, row, pair, blocks.clone(), units),
-                    4.. if D::WIDE => byte_tile::<D, P, 4>(task, row, pair, blocks.clone(), units),
-                    2.. => byte_tile::<D, P, 2>(task, row, pair, blocks.clone(), units),
-                    _ => byte_tile::<D, P, 1>(task, row, pair, blocks.clone(), units),
-                };
+fn walk_bytes<D: DotLanes, P: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]) {
+    let blocks = task.weights.blocks();
+    for first in (0..task.rows).step_by(ROWS) {
+        let last = (first + ROWS).min(task.rows);
+        for pair in task.pairs.clone() {
+            for block in (0..blocks).step_by(AT_ONCE) {
+                let some = block..(block + AT_ONCE).min(blocks);
+                let units = &mut unpacked[..some.len()];
+                to_bytes::<Floats<D>>(task.weights, pair, some.clone(), units);
+                let mut row = first;
+                while row < last {
+                    row += match last - row {
+                        6.. if D::WIDE => byte_tile::<D, P, 6>(task, row, pair, some.clone(), units),
+                        4.. if D::WIDE => byte_tile::<D, P, 4>(task, row, pair, some.clone(), units),
+                        2.. => byte_tile::<D, P, 2>(task, row, pair, some.clone(), units),
+                        _ => byte_tile::<D, P, 1>(task, row, pair, some.clone(), units),
+                    };
+                }
             }
-        });
-    });
+        }
+    }
 }
 
 /// As [`float_tile`], with bytes.
