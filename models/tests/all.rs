@@ -17,6 +17,7 @@ mod graphs_sim;
 mod hostile_templates;
 mod kernels;
 mod layout;
+mod lora;
 mod naive;
 mod pooling;
 mod reference_cases;

@@ -8,7 +8,7 @@ pub(crate) mod files;
 mod generation;
 pub mod gguf;
 mod pooling;
-mod weights;
+pub(crate) mod weights;
 
 pub use bytes::FileBytes;
 pub use demo::demo;
