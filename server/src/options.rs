@@ -196,6 +196,7 @@ impl Options {
             params: GenerationParams { max_tokens: Some(max_tokens), ..self.params.clone() },
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
+            adapter: self.adapter.clone(),
         })
     }
 }

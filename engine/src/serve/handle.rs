@@ -4,6 +4,7 @@
 //! channel. Dropping the receiver of a channel cancels the request.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
 use std::sync::{Arc, OnceLock};
@@ -15,13 +16,14 @@ use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
-use crate::error::{EngineError, SubmitError};
+use crate::api::{AdapterInfo, EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
+use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
+use crate::serve::adapters::{AdapterAccess, AdapterList};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Loaded, Progress, load, load_on};
-use crate::step::Engine;
+use crate::step::{Engine, LoadedAdapter};
 use crate::watch::Snapshot;
 
 /// Least time between two snapshots for watchers.
@@ -35,10 +37,23 @@ enum Command {
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     Abort(RequestId),
+    AddAdapter {
+        name: String,
+        loaded: LoadedAdapter,
+        replace: bool,
+        reply: oneshot::Sender<Result<(), AdapterError>>,
+    },
+    UnloadAdapter {
+        name: String,
+        reply: UnloadReply,
+    },
     /// A watcher asks for a snapshot now.
     Snapshot,
     Shutdown,
 }
+
+/// Tells who unloads an adapter that it is gone.
+type UnloadReply = oneshot::Sender<Result<(), AdapterError>>;
 
 /// An event and the end of its step.
 type Emitted = (Instant, Event);
@@ -65,6 +80,7 @@ struct Shared {
     status: Arc<Status>,
     max_unread_events: usize,
     snapshots: watch::Receiver<Arc<Snapshot>>,
+    adapters: AdapterAccess,
 }
 
 /// A cloneable handle on a running engine. The engine stops at [`AsyncEngine::shutdown`], or when its last handle is dropped.
@@ -100,6 +116,7 @@ impl AsyncEngine {
     fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
+        let adapters = AdapterAccess::new(engine.adapter_store().cloned());
         let (sender, receiver) = commands::channel();
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
@@ -111,6 +128,8 @@ impl AsyncEngine {
             events: Vec::new(),
             status: status.clone(),
             snapshots: snapshots_out,
+            adapters: adapters.list.clone(),
+            unloads: Vec::new(),
             max_queued_requests: config.max_queued_requests,
         };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
@@ -129,6 +148,7 @@ impl AsyncEngine {
             status,
             max_unread_events: config.max_unread_events,
             snapshots,
+            adapters,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -186,6 +206,38 @@ impl AsyncEngine {
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         let commands = self.commands.clone();
         Ok(OutputStream { id, events: receiver, commands, prompt_len, state, last_event })
+    }
+
+    /// Reads the LoRA adapter in a folder and gives it a name, which requests then may use. With `replace`, it takes the place of
+    /// another of this name, which the requests that were submitted before keep. One adapter is read at a time.
+    ///
+    /// # Errors
+    /// The engine takes no adapters, the name is taken, or the adapter cannot be used.
+    pub async fn load_adapter(&self, name: &str, path: PathBuf, replace: bool) -> Result<(), AdapterError> {
+        let adapters = &self.shared.adapters;
+        let known = adapters.list().into_iter().find(|info| info.name == name);
+        if known.is_some_and(|info| !replace && !info.is_unloading) {
+            return Err(AdapterError::AlreadyLoaded(name.to_string()));
+        }
+        let loaded = adapters.read(path).await?;
+        let (name, (reply, answer)) = (name.to_string(), oneshot::channel());
+        self.commands.send(Command::AddAdapter { name, loaded, replace, reply }).map_err(|_| AdapterError::Closed)?;
+        answer.await.map_err(|_| AdapterError::Closed)?
+    }
+
+    /// Refuses new requests for an adapter, waits for those that use it, and removes it.
+    ///
+    /// # Errors
+    /// No adapter has this name.
+    pub async fn unload_adapter(&self, name: &str) -> Result<(), AdapterError> {
+        let (name, (reply, answer)) = (name.to_string(), oneshot::channel());
+        self.commands.send(Command::UnloadAdapter { name, reply }).map_err(|_| AdapterError::Closed)?;
+        answer.await.map_err(|_| AdapterError::Closed)?
+    }
+
+    /// The LoRA adapters, in the order of their names.
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        self.shared.adapters.list()
     }
 
     /// Statistics as of the last step.
@@ -367,6 +419,10 @@ struct EngineThread {
     status: Arc<Status>,
     max_queued_requests: usize,
     snapshots: SnapshotPublisher,
+    /// For handles.
+    adapters: AdapterList,
+    /// Who waits for which adapter to be gone.
+    unloads: Vec<(String, UnloadReply)>,
 }
 
 impl EngineThread {
@@ -381,6 +437,7 @@ impl EngineThread {
 
     /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
     fn take_commands(&mut self) -> bool {
+        self.finish_unloads();
         if !self.engine.has_work() {
             // The last step may have cancelled a request whose reader fell behind.
             self.status.publish(&self.engine);
@@ -400,6 +457,7 @@ impl EngineThread {
                 Err(commands::TryRecvError::Disconnected) => return false,
             }
         }
+        self.finish_unloads();
         self.publish();
         true
     }
@@ -421,10 +479,36 @@ impl EngineThread {
                 }
             }
             Command::Abort(id) => self.abort(id),
+            Command::AddAdapter { name, loaded, replace, reply } => {
+                let added = self.engine.add_adapter(&name, loaded, replace);
+                self.adapters.set(self.engine.adapters());
+                // The caller may have stopped waiting for the reply.
+                let _ = reply.send(added);
+            }
+            Command::UnloadAdapter { name, reply } => match self.engine.unload_adapter(&name) {
+                Ok(()) => {
+                    self.unloads.push((name, reply));
+                    self.adapters.set(self.engine.adapters());
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
             Command::Snapshot => self.snapshots.requested = true,
             Command::Shutdown => return false,
         }
         true
+    }
+
+    /// Answers those who wait for adapters that are gone.
+    fn finish_unloads(&mut self) {
+        if self.unloads.is_empty() {
+            return;
+        }
+        let left = self.engine.adapters();
+        self.adapters.set(left.clone());
+        let is_gone = |name: &String| !left.iter().any(|info| info.name == *name);
+        for (_, reply) in self.unloads.extract_if(.., |(name, _)| is_gone(name)) {
+            let _ = reply.send(Ok(()));
+        }
     }
 
     fn submit(

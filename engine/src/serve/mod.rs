@@ -1,5 +1,6 @@
 //! Ways to run an engine: on a thread of its own ([`AsyncEngine`]) or on the caller's ([`Llm`]), with text in place of token ids.
 
+mod adapters;
 mod answer_buffer;
 mod handle;
 mod llm;
