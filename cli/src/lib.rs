@@ -18,6 +18,7 @@ mod error;
 mod generate;
 mod limits;
 mod log;
+mod lora;
 mod otel;
 mod plan;
 mod profile;

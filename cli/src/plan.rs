@@ -25,6 +25,7 @@ pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {
     let plan = json!({
         "model": plan.model,
         "weight_bytes": plan.weight_bytes,
+        "adapter_bytes": plan.adapter_bytes,
         "quantization": plan.quantization.map(|it| it.to_string()),
         "dtype": plan.dtype.map(|it| it.to_string()),
         "kv_scale_bytes": plan.kv_scale_bytes,

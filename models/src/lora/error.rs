@@ -86,3 +86,10 @@ pub enum AdapterError {
         path: String,
     },
 }
+
+impl AdapterError {
+    /// Whether the folder or one of its files does not exist.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, AdapterError::NoFolder { .. } | AdapterError::Load(LoadError::MissingFile { .. }))
+    }
+}
