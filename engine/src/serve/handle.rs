@@ -5,9 +5,8 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc as commands;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use device::Device;
@@ -20,56 +19,15 @@ use crate::api::{AdapterInfo, EngineConfig, EngineStats, Event, GenerationReques
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::serve::adapters::{AdapterAccess, AdapterList};
+use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, UnloadReply, Watcher};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Loaded, Progress, load, load_on};
-use crate::step::{Engine, LoadedAdapter};
+use crate::step::Engine;
 use crate::watch::Snapshot;
 
 /// Least time between two snapshots for watchers.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
-
-enum Command {
-    Submit {
-        request: Box<GenerationRequest>,
-        constraint: Option<Box<dyn Constraint>>,
-        events: EventSender,
-        reply: oneshot::Sender<Result<RequestId, SubmitError>>,
-    },
-    Abort(RequestId),
-    AddAdapter {
-        name: String,
-        loaded: LoadedAdapter,
-        replace: bool,
-        reply: oneshot::Sender<Result<(), AdapterError>>,
-    },
-    UnloadAdapter {
-        name: String,
-        reply: UnloadReply,
-    },
-    /// A watcher asks for a snapshot now.
-    Snapshot,
-    Shutdown,
-}
-
-/// Tells who unloads an adapter that it is gone.
-type UnloadReply = oneshot::Sender<Result<(), AdapterError>>;
-
-/// An event and the end of its step.
-type Emitted = (Instant, Event);
-
-/// The engine's end of a request's channel.
-struct EventSender {
-    sender: mpsc::Sender<Emitted>,
-    state: Arc<StreamState>,
-}
-
-/// State of a request that both ends of its channel see.
-#[derive(Default)]
-struct StreamState {
-    scheduled: OnceLock<Instant>,
-    fell_behind: AtomicBool,
-}
 
 struct Shared {
     info: ModelInfo,
@@ -304,89 +262,6 @@ impl AsyncEngine {
     }
 }
 
-/// The events of one request. Dropping the stream before its end cancels the request and frees its blocks.
-pub struct OutputStream {
-    id: RequestId,
-    events: mpsc::Receiver<Emitted>,
-    commands: commands::Sender<Command>,
-    prompt_len: usize,
-    state: Arc<StreamState>,
-    last_event: Instant,
-}
-
-impl OutputStream {
-    /// Returns the next event; `None` after every sequence has finished. If a finish is missing, the engine thread has ended or
-    /// the reader [fell behind](OutputStream::fell_behind).
-    pub async fn next(&mut self) -> Option<Event> {
-        let emitted = self.events.recv().await;
-        self.note(emitted)
-    }
-
-    /// Like [`OutputStream::next`] for callers without an async runtime.
-    ///
-    /// # Panics
-    /// If called from within an async task.
-    pub fn next_blocking(&mut self) -> Option<Event> {
-        let emitted = self.events.blocking_recv();
-        self.note(emitted)
-    }
-
-    fn note(&mut self, emitted: Option<Emitted>) -> Option<Event> {
-        let (at, event) = emitted?;
-        self.last_event = at;
-        Some(event)
-    }
-
-    /// When the engine emitted the event that [`OutputStream::next`] returned last, however late it was read. Before the first
-    /// event, when the request was submitted.
-    pub fn last_event(&self) -> Instant {
-        self.last_event
-    }
-
-    /// When the first step of this request began, which is when the request left the queue.
-    pub fn scheduled(&self) -> Option<Instant> {
-        self.state.scheduled.get().copied()
-    }
-
-    /// Whether the request was cancelled because more events were unread than
-    /// [`max_unread_events`](EngineConfig::max_unread_events) allows.
-    pub fn fell_behind(&self) -> bool {
-        self.state.fell_behind.load(Ordering::Acquire)
-    }
-
-    /// Number of tokens in the prompt.
-    pub fn prompt_len(&self) -> usize {
-        self.prompt_len
-    }
-}
-
-impl Drop for OutputStream {
-    fn drop(&mut self) {
-        // The engine ignores this if the request has ended.
-        let _ = self.commands.send(Command::Abort(self.id));
-    }
-}
-
-/// Receives snapshots of the engine. A slow watcher delays nothing: it gets the latest snapshot and misses those before.
-pub struct Watcher {
-    snapshots: watch::Receiver<Arc<Snapshot>>,
-    commands: commands::Sender<Command>,
-}
-
-impl Watcher {
-    /// Waits for the next snapshot; `None` if the engine has ended. An idle engine takes snapshots only when
-    /// [asked](Watcher::look).
-    pub async fn next(&mut self) -> Option<Arc<Snapshot>> {
-        self.snapshots.changed().await.ok()?;
-        Some(self.snapshots.borrow_and_update().clone())
-    }
-
-    /// Asks for a snapshot now: after the current step, or at once if no step runs.
-    pub fn look(&self) {
-        let _ = self.commands.send(Command::Snapshot);
-    }
-}
-
 /// Publishes snapshots while there are watchers.
 struct SnapshotPublisher {
     sink: watch::Sender<Arc<Snapshot>>,
@@ -553,19 +428,5 @@ impl EngineThread {
             }
         }
         self.events = events;
-    }
-}
-
-impl EventSender {
-    /// Sends an event. Returns `false` if the receiver is gone or has fallen behind.
-    fn send(&self, at: Instant, event: Event) -> bool {
-        match self.sender.try_send((at, event)) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.state.fell_behind.store(true, Ordering::Release);
-                false
-            }
-        }
     }
 }

@@ -2,10 +2,12 @@
 
 mod adapters;
 mod answer_buffer;
+mod channel;
 mod handle;
 mod llm;
 mod status;
 mod text_engine;
 
-pub use handle::{AsyncEngine, OutputStream, Watcher};
+pub use channel::{OutputStream, Watcher};
+pub use handle::AsyncEngine;
 pub use llm::{Completion, CompletionOutput, Llm};
