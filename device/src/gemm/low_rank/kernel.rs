@@ -3,8 +3,11 @@
 use std::ops::Range;
 
 use super::lines::{Line, Lines};
-use crate::simd::{LANES, Lanes};
+use crate::simd::{LANES, Lanes, prefetch};
 use crate::{Isa, dispatch};
+
+/// Prefetch distance in bytes: each adapter's factors are short streams that are read once per step.
+const AHEAD: usize = 2 << 10;
 
 /// Start of numbers that several threads write, each its own.
 #[derive(Clone, Copy)]
@@ -129,6 +132,7 @@ fn shrink_tile<L: Lanes, W: Line, const M: usize>(task: &Shrink<'_, W>, row: usi
     let mut sums = [[L::splat(0.0); 2]; M];
     let pairs = task.lines.as_chunks::<2>();
     for (i, lines) in pairs.0.iter().enumerate() {
+        prefetch(lines.as_ptr().wrapping_byte_add(AHEAD).cast());
         let weights = [lines[0].load::<L>(), lines[1].load::<L>()];
         for m in 0..M {
             sums[m][0] = L::splat(x[m][2 * i]).mul_add(weights[0], sums[m][0]);
@@ -172,6 +176,7 @@ fn expand_tile<L: Lanes, W: Line, const M: usize>(task: &Expand<'_, W>, row: usi
     let t: [&[f32]; M] = std::array::from_fn(|m| &t[(row + m) * stride + ranks.start..][..task.lines.len()]);
     let mut sums = [L::splat(0.0); M];
     for (i, line) in task.lines.iter().enumerate() {
+        prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD).cast());
         let weights = line.load::<L>();
         for m in 0..M {
             sums[m] = L::splat(t[m][i]).mul_add(weights, sums[m]);
@@ -179,9 +184,15 @@ fn expand_tile<L: Lanes, W: Line, const M: usize>(task: &Expand<'_, W>, row: usi
     }
     for (m, sum) in sums.into_iter().enumerate() {
         let Cells { cells, first, stride } = task.y;
+        let start = first + task.rows[row + m].1 as usize * stride;
+        if task.count == LANES {
+            // SAFETY: as below, for all sixteen numbers; an array of floats has the alignment of a float.
+            let y = unsafe { &mut *cells.0.add(start).cast::<[f32; LANES]>() };
+            L::load(y).add(sum).store(y);
+            continue;
+        }
         let mut values = [0.0; LANES];
         sum.store(&mut values);
-        let start = first + task.rows[row + m].1 as usize * stride;
         for (lane, value) in values.into_iter().enumerate().take(task.count) {
             // SAFETY: as the caller of `expand` promises, the row exists with `count` numbers here, and only this task touches
             // them.
