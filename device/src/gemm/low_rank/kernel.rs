@@ -52,10 +52,11 @@ struct Shrink<'a, W> {
 
 /// Operands of the second loop.
 struct Expand<'a, W> {
+    /// Panels of the outputs.
     lines: &'a [W],
     t: &'a Ranks<'a>,
     rows: &'a [(u32, u32)],
-    count: usize,
+    outputs: usize,
     y: Cells,
 }
 
@@ -87,29 +88,30 @@ pub(super) unsafe fn shrink(
     }
 }
 
-/// Adds `t·Bᵀ` for one panel of outputs to the rows of y.
+/// Adds `t·Bᵀ` to `outputs` outputs of the rows of y, which begin at the first of `panels`.
 ///
 /// # Safety
-/// Each of `rows` exists in y with `count` numbers in its cells, and no other thread touches these.
+/// Each of `rows` exists in y with so many outputs from its first cell on, and no other thread touches these.
 pub(super) unsafe fn expand(
     isa: Isa,
     up: &Lines,
-    panel: usize,
+    panels: Range<usize>,
     t: &Ranks<'_>,
     rows: &[(u32, u32)],
-    count: usize,
+    outputs: usize,
     y: Cells,
 ) {
-    fn run<W: Line>(isa: Isa, lines: &[W], panel: usize, task: Expand<'_, ()>) {
-        let Expand { t, rows, count, y, .. } = task;
-        let task = &Expand { lines: &lines[panel * t.ranks.len()..][..t.ranks.len()], t, rows, count, y };
+    fn run<W: Line>(isa: Isa, lines: &[W], panels: Range<usize>, task: Expand<'_, ()>) {
+        let Expand { t, rows, outputs, y, .. } = task;
+        let rank = t.ranks.len();
+        let task = &Expand { lines: &lines[panels.start * rank..panels.end * rank], t, rows, outputs, y };
         dispatch!(isa, expand_rows::<W: Line>(task: &Expand<'_, W>));
     }
-    let task = Expand { lines: &[], t, rows, count, y };
+    let task = Expand { lines: &[], t, rows, outputs, y };
     match up {
-        Lines::Single(lines) => run(isa, lines, panel, task),
-        Lines::Brain(lines) => run(isa, lines, panel, task),
-        Lines::Half(lines) => run(isa, lines, panel, task),
+        Lines::Single(lines) => run(isa, lines, panels, task),
+        Lines::Brain(lines) => run(isa, lines, panels, task),
+        Lines::Half(lines) => run(isa, lines, panels, task),
     }
 }
 
@@ -131,12 +133,14 @@ fn shrink_tile<L: Lanes, W: Line, const M: usize>(task: &Shrink<'_, W>, row: usi
     // Two sums, so that the multiply-adds of a single row do not wait for each other.
     let mut sums = [[L::splat(0.0); 2]; M];
     let pairs = task.lines.as_chunks::<2>();
+    // The same length as the lines, so that no index is checked in the loop.
+    let x_pairs = x.map(|x| &x.as_chunks::<2>().0[..pairs.0.len()]);
     for (i, lines) in pairs.0.iter().enumerate() {
         prefetch(lines.as_ptr().wrapping_byte_add(AHEAD).cast());
         let weights = [lines[0].load::<L>(), lines[1].load::<L>()];
         for m in 0..M {
-            sums[m][0] = L::splat(x[m][2 * i]).mul_add(weights[0], sums[m][0]);
-            sums[m][1] = L::splat(x[m][2 * i + 1]).mul_add(weights[1], sums[m][1]);
+            sums[m][0] = L::splat(x_pairs[m][i][0]).mul_add(weights[0], sums[m][0]);
+            sums[m][1] = L::splat(x_pairs[m][i][1]).mul_add(weights[1], sums[m][1]);
         }
     }
     if let [line] = pairs.1 {
@@ -162,42 +166,68 @@ fn shrink_tile<L: Lanes, W: Line, const M: usize>(task: &Shrink<'_, W>, row: usi
 fn expand_rows<L: Lanes, W: Line>(task: &Expand<'_, W>) {
     let mut row = 0;
     while row < task.rows.len() {
-        row += match task.rows.len() - row {
-            4.. => expand_tile::<L, W, 4>(task, row),
-            2.. => expand_tile::<L, W, 2>(task, row),
-            _ => expand_tile::<L, W, 1>(task, row),
+        // Several panels at a time, because the sum over a few ranks is a short chain. As many sums as there are registers for.
+        row += match (L::MANY, task.rows.len() - row) {
+            (true, 4..) => expand_panels::<L, W, 4, 4>(task, row),
+            (false, 4..) => expand_panels::<L, W, 4, 1>(task, row),
+            (true, 2..) => expand_panels::<L, W, 2, 4>(task, row),
+            (false, 2..) => expand_panels::<L, W, 2, 2>(task, row),
+            _ => expand_panels::<L, W, 1, 4>(task, row),
         };
     }
 }
 
 #[inline(always)]
-fn expand_tile<L: Lanes, W: Line, const M: usize>(task: &Expand<'_, W>, row: usize) -> usize {
-    let Ranks { t, stride, ranks } = task.t;
-    let t: [&[f32]; M] = std::array::from_fn(|m| &t[(row + m) * stride + ranks.start..][..task.lines.len()]);
-    let mut sums = [L::splat(0.0); M];
-    for (i, line) in task.lines.iter().enumerate() {
-        prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD).cast());
-        let weights = line.load::<L>();
-        for m in 0..M {
-            sums[m] = L::splat(t[m][i]).mul_add(weights, sums[m]);
-        }
+fn expand_panels<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Expand<'_, W>, row: usize) -> usize {
+    let panels = task.outputs.div_ceil(LANES);
+    let mut panel = 0;
+    while panel + P <= panels {
+        expand_tile::<L, W, M, P>(task, row, panel);
+        panel += P;
     }
-    for (m, sum) in sums.into_iter().enumerate() {
-        let Cells { cells, first, stride } = task.y;
-        let start = first + task.rows[row + m].1 as usize * stride;
-        if task.count == LANES {
-            // SAFETY: as below, for all sixteen numbers; an array of floats has the alignment of a float.
-            let y = unsafe { &mut *cells.0.add(start).cast::<[f32; LANES]>() };
-            L::load(y).add(sum).store(y);
-            continue;
-        }
-        let mut values = [0.0; LANES];
-        sum.store(&mut values);
-        for (lane, value) in values.into_iter().enumerate().take(task.count) {
-            // SAFETY: as the caller of `expand` promises, the row exists with `count` numbers here, and only this task touches
-            // them.
-            unsafe { *cells.0.add(start + lane) += value };
-        }
+    while panel < panels {
+        expand_tile::<L, W, M, 1>(task, row, panel);
+        panel += 1;
     }
     M
+}
+
+#[inline(always)]
+fn expand_tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Expand<'_, W>, row: usize, panel: usize) {
+    let Ranks { t, stride, ranks } = task.t;
+    let rank = ranks.len();
+    let t: [&[f32]; M] = std::array::from_fn(|m| &t[(row + m) * stride + ranks.start..][..rank]);
+    let lines: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * rank..][..rank]);
+    let mut sums = [[L::splat(0.0); P]; M];
+    for i in 0..rank {
+        for lines in lines {
+            prefetch(lines.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+        }
+        let weights: [L; P] = std::array::from_fn(|p| lines[p][i].load());
+        for m in 0..M {
+            let value = L::splat(t[m][i]);
+            for p in 0..P {
+                sums[m][p] = value.mul_add(weights[p], sums[m][p]);
+            }
+        }
+    }
+    let Cells { cells, first, stride } = task.y;
+    for (m, sums) in sums.into_iter().enumerate() {
+        let start = first + task.rows[row + m].1 as usize * stride;
+        for (p, sum) in sums.into_iter().enumerate() {
+            let (at, count) = (start + (panel + p) * LANES, task.outputs - (panel + p) * LANES);
+            if count >= LANES {
+                // SAFETY: as below, for sixteen numbers; an array of floats has the alignment of a float.
+                let y = unsafe { &mut *cells.0.add(at).cast::<[f32; LANES]>() };
+                L::load(y).add(sum).store(y);
+                continue;
+            }
+            let mut values = [0.0; LANES];
+            sum.store(&mut values);
+            for (lane, value) in values.into_iter().enumerate().take(count) {
+                // SAFETY: as the caller of `expand` promises, the row exists with these outputs, and only this task touches them.
+                unsafe { *cells.0.add(at + lane) += value };
+            }
+        }
+    }
 }

@@ -221,15 +221,17 @@ pub fn low_rank(isa: Isa, pool: &Pool, product: LowRankProduct<'_>) {
         for up in &adapter.up {
             let panels = up.outputs.len().div_ceil(LANES);
             let first = block * PANELS_PER_TASK;
-            // A part that starts within the layer has fewer panels than the layer, so its last block is shorter or empty.
-            for panel in first..panels.min(first + PANELS_PER_TASK) {
-                let start = panel * LANES;
-                let count = LANES.min(up.outputs.len() - start);
-                let y = kernel::Cells { cells: shared, first: up.outputs.start + start, stride: outputs };
-                let t = kernel::Ranks { t: &t[task.start * width..], stride: width, ranks: up.ranks.clone() };
-                // SAFETY: the rows exist, the panel's outputs lie inside of them, and each panel of a row belongs to one task.
-                unsafe { kernel::expand(isa, &up.lines, panel, &t, of_rows, count, y) };
+            // A part has fewer panels than the layer, so its last blocks are shorter or empty.
+            let panels = first..panels.min(first + PANELS_PER_TASK);
+            if panels.is_empty() {
+                continue;
             }
+            let start = panels.start * LANES;
+            let count = up.outputs.len().min(panels.end * LANES) - start;
+            let y = kernel::Cells { cells: shared, first: up.outputs.start + start, stride: outputs };
+            let t = kernel::Ranks { t: &t[task.start * width..], stride: width, ranks: up.ranks.clone() };
+            // SAFETY: the rows exist, the outputs lie inside of them, and each panel of a row belongs to one task.
+            unsafe { kernel::expand(isa, &up.lines, panels, &t, of_rows, count, y) };
         }
     });
 }
