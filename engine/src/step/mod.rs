@@ -251,6 +251,7 @@ impl Engine {
     /// # Errors
     /// The engine takes no adapters, the name is taken, or the adapter cannot be used.
     pub fn load_adapter(&mut self, name: &str, path: &Path, replace: bool) -> Result<(), AdapterError> {
+        self.remove_unloaded();
         self.adapters.check(name, replace)?;
         let loaded = self.adapters.read(path)?;
         self.adapters.add(name, loaded, replace)

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use models::lora::{Adapter, AdapterError, AdapterRef, AdapterStore};
 use models::{Decoder, ModelConfig, ModelFiles};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::adapters::{Matrix, Module, factors, simple, write};
 
-use super::{LIMITS, modules};
+use super::{LIMITS, fuzzed, modules};
 use crate::common::folder;
 
 fn decoder(case: &str) -> Decoder {
@@ -176,4 +177,28 @@ fn the_store_keeps_the_adapters_used_last_and_reads_the_others_again() {
     store.forget(&b.digest);
     let problem = store.get(&AdapterRef { digest: b.digest, path: path("c") }).err().unwrap().to_string();
     assert!(problem.contains("other contents than when it was loaded"), "{problem}");
+}
+
+#[test]
+fn any_change_of_the_bytes_is_accepted_or_refused_in_one_line() {
+    let demo = ModelConfig::load(&models::demo()).unwrap().decoder;
+    let temporary = tempfile::TempDir::new().unwrap();
+    simple(temporary.path(), &modules(&demo)[..2], 2, 1);
+    let file = |name: &str| fs::read(temporary.path().join(name)).unwrap();
+    let (config, tensors) = (file("adapter_config.json"), file("adapter_model.safetensors"));
+    let whole = [&(config.len() as u16).to_le_bytes()[..], &config, &tensors].concat();
+    assert!(fuzzed::read(temporary.path(), &whole));
+    // The settings and the header are where changes matter.
+    let ends = 2 + config.len() + 900;
+    let change = (0..ends, any::<u8>());
+    let changes = (prop::collection::vec(change, 1..4), prop::option::weighted(0.1, 0..whole.len()));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(512));
+    let tried = |(changes, length): (Vec<(usize, u8)>, Option<usize>)| {
+        let mut bytes = whole.clone();
+        changes.into_iter().for_each(|(at, byte)| bytes[at] = byte);
+        bytes.truncate(length.unwrap_or(bytes.len()));
+        fuzzed::read(temporary.path(), &bytes);
+        Ok(())
+    };
+    runner.run(&changes, tried).unwrap();
 }

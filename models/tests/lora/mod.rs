@@ -1,6 +1,7 @@
 //! LoRA adapters: reading, and the forward pass of rows with adapters.
 
 mod files;
+mod fuzzed;
 mod merged;
 mod mixes;
 mod reference;
