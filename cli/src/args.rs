@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
-use engine::{EngineConfig, KvCacheDtype, ModelSource, Policy, PreemptionMode, Quantization, RoundActivations};
+use engine::{
+    EngineConfig, KvCacheDtype, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization, RoundActivations,
+};
 
 use super::error::CliError;
 use super::log::LogArgs;
@@ -116,6 +118,18 @@ pub struct EngineArgs {
     /// What to do with a preempted request: recompute, swap, or auto (whichever is cheaper) [default: auto]
     #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
     pub preemption_mode: Option<PreemptionMode>,
+    /// Serve LoRA adapters beside the model
+    #[arg(long, env = "QUIRE_ENABLE_LORA")]
+    pub enable_lora: bool,
+    /// Maximum number of different adapters in a step [default: 1]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_LORAS")]
+    pub max_loras: Option<usize>,
+    /// Maximum rank of an adapter [default: 16]
+    #[arg(long, value_name = "RANK", value_parser = values::whole::<usize>, env = "QUIRE_MAX_LORA_RANK")]
+    pub max_lora_rank: Option<usize>,
+    /// Number of adapters in host memory, at least --max-loras; others are read again when used [default: --max-loras]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_CPU_LORAS")]
+    pub max_cpu_loras: Option<usize>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -195,8 +209,21 @@ impl EngineArgs {
             activations: self.activations.unwrap_or(default.activations),
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             deterministic: self.deterministic,
+            lora: self.lora(),
             ..default
         }
+    }
+}
+
+impl EngineArgs {
+    /// The sizes of the memory for adapters, if they are enabled.
+    fn lora(&self) -> Option<LoraConfig> {
+        let default = LoraConfig::default();
+        self.enable_lora.then(|| LoraConfig {
+            max_loras: self.max_loras.unwrap_or(default.max_loras),
+            max_lora_rank: self.max_lora_rank.unwrap_or(default.max_lora_rank),
+            max_cpu_loras: self.max_cpu_loras,
+        })
     }
 }
 

@@ -80,6 +80,14 @@ pub struct ServeArgs {
     /// Name of the model in the API [default: the name of its folder]
     #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
+    /// LoRA adapters: NAME=FOLDER, or JSON with "name" and "path"; several can follow, or the flag is repeated
+    #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., value_parser = values::lora_module, requires = "enable_lora",
+          env = "QUIRE_LORA_MODULES")]
+    pub lora_modules: Vec<values::LoraModule>,
+    /// Let clients load and unload adapters from folders of this machine [default: true on a loopback address]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
+    pub allow_runtime_lora_updating: Option<bool>,
     /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
     #[arg(long, value_name = "FORMAT", env = "QUIRE_TOOL_CALL_PARSER")]
     pub tool_call_parser: Option<ToolFormat>,

@@ -19,6 +19,7 @@ mod error;
 mod generate;
 mod limits;
 mod log;
+mod lora;
 mod model;
 mod otel;
 mod plan;

@@ -26,6 +26,7 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let plan = json!({
         "model": plan.model,
         "weight_bytes": plan.weight_bytes,
+        "adapter_bytes": plan.adapter_bytes,
         "quantization": plan.quantization.map(|it| it.to_string()),
         "stored": plan.stored,
         "dtype": plan.dtype.map(|it| it.to_string()),

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::command::ServeArgs;
 use super::error::CliError;
-use super::{note, session};
+use super::{lora, note, session};
 use server::{App, ServerOptions};
 
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
@@ -24,6 +24,8 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
+    let runtime = session::runtime()?;
+    runtime.block_on(lora::load(&engine, &args))?;
     let sampling = session::sampling_defaults(engine.generation_defaults());
     engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
@@ -38,10 +40,11 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         tool_call_parser: args.tool_call_parser,
         reasoning_parser: args.reasoning_parser,
         pooling_type: args.pooling_type,
+        allow_runtime_lora_updating: args.allow_runtime_lora_updating,
     };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);
-    let cancelled = session::runtime()?.block_on(async {
+    let cancelled = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let stop = async move {
             signals.next().await;

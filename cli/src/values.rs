@@ -3,9 +3,34 @@
 use std::path::PathBuf;
 
 use engine::{Dtype, Policy, PreemptionMode, Quantization, RoundActivations};
+use serde_json::Value;
 
 pub use ::bench::values::{key, whole};
 use server::Host;
+
+/// An adapter of `--lora-modules`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraModule {
+    /// Name of the adapter in the API.
+    pub name: String,
+    /// Folder of its files.
+    pub path: PathBuf,
+}
+
+/// `NAME=FOLDER`, or JSON with `name`, `path` and perhaps `base_model_name`, which is not used: there is only one base model.
+pub fn lora_module(text: &str) -> Result<LoraModule, String> {
+    let fields = match text.starts_with('{') {
+        true => {
+            let json: Value = serde_json::from_str(text).unwrap_or_default();
+            let field = |name: &str| json.get(name).and_then(Value::as_str).map(str::to_string);
+            field("name").zip(field("path"))
+        }
+        false => text.split_once('=').map(|(name, path)| (name.to_string(), path.to_string())),
+    };
+    let fields = fields.filter(|(name, path)| !name.is_empty() && !path.is_empty());
+    let expected = r#"expected NAME=FOLDER, or JSON such as {"name": "sql", "path": "adapters/sql"}"#;
+    fields.map(|(name, path)| LoraModule { name, path: path.into() }).ok_or_else(|| expected.to_string())
+}
 
 pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a whole number from 1".to_string())

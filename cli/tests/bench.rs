@@ -190,3 +190,19 @@ fn throughput_reads_lengths_from_a_file_and_names_an_invalid_line() {
         assert!(said.contains(line) && said.lines().count() == 1, "{said}");
     }
 }
+
+#[test]
+fn lora_times_a_batch_with_adapters_beside_one_without_and_leaves_no_files() {
+    let flags =
+        "--batch-size=3 --num-adapters=2 --rank=2 --input-len=4 --steps=2 --threads=1 --kv-cache-memory-bytes=16M";
+    let flags: Vec<&str> = std::iter::once("lora").chain(flags.split(' ')).chain(["--output-json=-"]).collect();
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    let output = command.arg("bench").args(flags).env("TMPDIR", temporary.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let seconds = &figures["seconds_per_step"];
+    assert!(["disabled", "none", "adapters"].iter().all(|which| seconds[which].as_f64() > Some(0.0)), "{figures}");
+    assert!(figures["adapter_bytes"].as_u64() > Some(0) && figures["adapter_operations_per_step"].as_u64() > Some(0));
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+}

@@ -3,8 +3,12 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+fn run(command: [&str; 2], flags: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_quire")).args(command).args(flags).output().unwrap()
+}
+
 fn plan(flag: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_quire")).args(["plan", "--json", flag]).output().unwrap()
+    run(["plan", "--json"], &[flag])
 }
 
 /// A field of the plan with this flag.
@@ -56,5 +60,24 @@ fn threads_are_at_most_the_cores() {
     for bad in ["0".to_string(), (cores + 1).to_string()] {
         let expected = format!("expected a whole number from 1 to {cores}, the cores");
         assert!(refusal(&format!("--threads={bad}")).contains(&expected), "{bad}");
+    }
+}
+
+#[test]
+fn adapters_are_planned_for_and_their_flags_are_checked() {
+    let output = run(["plan", "--json"], &["--enable-lora", "--max-loras=3", "--max-lora-rank=8"]);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(plan["adapter_bytes"].as_u64() > Some(0) && planned("--max-loras=3", "adapter_bytes") == 0);
+    for (flags, said) in [
+        (&["--lora-modules=a=b"][..], "--enable-lora"),
+        (&["--enable-lora", "--lora-modules=a"], "expected NAME=FOLDER"),
+        (&["--enable-lora", "--lora-modules={\"name\": \"a\"}"], "expected NAME=FOLDER, or JSON"),
+        (&["--enable-lora", "--max-loras=0"], "--max-loras: found 0"),
+        (&["--enable-lora", "--lora-modules=a=/nowhere"], "--lora-modules a: /nowhere: no such folder"),
+        (&["--enable-lora", "--lora-modules", "quire-demo=x"], "found the name of the base model"),
+    ] {
+        let output = run(["serve", "--port=0"], flags);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(said), "{flags:?}: {error}");
     }
 }

@@ -70,6 +70,9 @@ pub enum SubmitError {
     /// The request can never fit the context or the pool; the message has the numbers. Maps to HTTP 400.
     #[error("{0}")]
     NeverFits(String),
+    /// No adapter has this name, or it is being unloaded. Maps to HTTP 404.
+    #[error("The model `{0}` does not exist.")]
+    UnknownAdapter(String),
     /// The queue is full; a later attempt may succeed. Maps to HTTP 429.
     #[error(
         "the queue is full: found {waiting} waiting requests, expected fewer than {limit} (--max-queued-requests); try again later"
@@ -82,6 +85,35 @@ pub enum SubmitError {
     },
     /// The engine is shutting down or has ended. Maps to HTTP 503.
     #[error("the engine is shutting down and accepts no new requests")]
+    Closed,
+}
+
+/// Why an adapter cannot be loaded or unloaded. Displays as one line.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// The engine was started without memory for adapters.
+    #[error("LoRA adapters are not enabled; start with --enable-lora")]
+    Disabled,
+    /// The name is empty.
+    #[error("the name of an adapter is empty; expected at least one character")]
+    NoName,
+    /// The name is taken.
+    #[error("The lora adapter '{0}' has already been loaded.")]
+    AlreadyLoaded(String),
+    /// No adapter has the name.
+    #[error("The lora adapter '{0}' cannot be found.")]
+    NotFound(String),
+    /// The adapter of this name waits for its last requests.
+    #[error("The lora adapter '{0}' is being unloaded; try again when its requests have ended.")]
+    Unloading(String),
+    /// Too many names.
+    #[error("{0} adapters are loaded, the greatest number; unload some")]
+    TooMany(usize),
+    /// The files cannot be used.
+    #[error(transparent)]
+    Read(#[from] models::lora::AdapterError),
+    /// The engine is shutting down or has ended.
+    #[error("the engine is shutting down")]
     Closed,
 }
 

@@ -44,7 +44,7 @@ pub use attention_kernels::{Dtype, KernelChoice};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
-pub use error::{AuditError, EngineError, SubmitError};
+pub use error::{AdapterError, AuditError, EngineError, SubmitError};
 pub use grammar::{Grammar, Grammars, StructuredOutput};
 pub use memory::Plan;
 pub use models::RoundActivations;

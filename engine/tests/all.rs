@@ -21,6 +21,7 @@ mod handle;
 mod hostile;
 mod kernels;
 mod kv_dtypes;
+mod lora;
 mod no_gpu;
 mod offline;
 mod overlap;

@@ -29,6 +29,8 @@ mod tree;
 
 use serde::Serialize;
 
+use crate::lora::AdapterLimits;
+
 pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, PerLayer, Routing, Scores};
@@ -48,6 +50,9 @@ pub struct Decoder {
     pub final_norm: Option<Norm>,
     /// From hidden states to logits.
     pub head: Head,
+    /// Sizes of the memory for LoRA adapters; `None`: the decoder takes none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<AdapterLimits>,
 }
 
 /// `norm(projection(scale * tokens[token] + positions[position]))`.
@@ -372,6 +377,11 @@ impl Decoder {
         let all = self.linears_mut().filter(|linear| linear.role != Role::Replicated);
         all.for_each(|linear| linear.form = form);
         self
+    }
+
+    /// The same decoder for rows with LoRA adapters. Rows without an adapter have the same results as without this.
+    pub fn with_adapters(self, limits: Option<AdapterLimits>) -> Decoder {
+        Decoder { adapters: limits, ..self }
     }
 
     /// The same decoder for contexts of up to `len` tokens. Rotary embeddings whose frequencies depend on the context's length

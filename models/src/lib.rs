@@ -69,6 +69,7 @@ mod checkpoint;
 pub mod decoder;
 mod families;
 mod forward;
+pub mod lora;
 mod tokenizer;
 
 pub use chat::{ChatInput, ChatTemplate, TemplateError};

@@ -18,6 +18,7 @@ mod graphs_sim;
 mod hostile_templates;
 mod kernels;
 mod layout;
+mod lora;
 mod naive;
 mod pooling;
 mod quantized;

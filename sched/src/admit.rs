@@ -1,4 +1,4 @@
-//! Admission: from the head of the queue, in order, while tokens, sequences and blocks are left. Within a priority,
+//! Admission: from the head of the queue, in order, while tokens, sequences, blocks and adapters are left. Within a priority,
 //! swapped requests are admitted before waiting ones.
 //!
 //! A request gets blocks only for its first span. The blocks for the rest of its prompt are reserved as a number, which
@@ -33,8 +33,9 @@ impl Scheduler {
         let mut for_prompts: usize = self.running_requests().map(|live| self.blocks_for_rest_of_prompt(live)).sum();
         let mut partial = self.running_requests().filter(|live| live.is_partial()).count();
         let oldest = self.oldest_in_flight();
+        let mut adapters = self.running_adapters();
         while *budget > 0
-            && let Some((_, id)) = self.head_of_queue()
+            && let Some(id) = self.next_to_admit(&adapters)
             && let Some(live) = self.requests.get(&id)
         {
             seqs += live.num_running_seqs();
@@ -55,6 +56,7 @@ impl Scheduler {
                 may_split: self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills,
             };
             let is_swapped = !matches!(live.phase, Phase::Waiting);
+            let passed = self.passed_by(id, &adapters);
             let admitted = if is_swapped {
                 self.admit_swapped(id, &limits, is_alone)
             } else {
@@ -64,12 +66,14 @@ impl Scheduler {
                 self.blocked_head = Some(BlockedHead { id, wakeups: self.wakeups(), budget: *budget });
                 return;
             };
+            self.count_passed(passed);
             let cached = self.requests.get(&id).map_or(0, |live| if is_swapped { 0 } else { live.num_cached_tokens });
             for span in spans {
                 *budget -= span.num_tokens;
                 self.push_span(builder, span, cached);
             }
             let live = self.requests.get(&id);
+            adapters.add(live.and_then(|live| live.request.adapter.as_deref()));
             partial += usize::from(live.is_some_and(LiveRequest::is_partial));
             for_prompts += live.map_or(0, |live| self.blocks_for_rest_of_prompt(live));
         }
@@ -77,8 +81,8 @@ impl Scheduler {
 
     /// Returns whether the last attempt to admit the head of the queue failed.
     pub(crate) fn is_head_blocked(&self) -> bool {
-        let head = self.head_of_queue();
-        self.blocked_head.as_ref().is_some_and(|blocked| head.is_some_and(|(_, id)| id == blocked.id))
+        let head = self.next_to_admit(&self.running_adapters());
+        self.blocked_head.as_ref().is_some_and(|blocked| head.is_some_and(|id| id == blocked.id))
     }
 
     /// Opens the table of a waiting request on its cached prefix, and returns its first span; `None` if it does not

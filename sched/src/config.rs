@@ -63,6 +63,9 @@ pub struct SchedConfig {
     /// Cost of moving a block to the host and back, as the number of prefill tokens that take as long. About 2 for
     /// blocks of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.
     pub swap_cost: usize,
+    /// Greatest number of different [adapters](crate::Request::adapter) of running requests, at least 1; `usize::MAX` is
+    /// no limit.
+    pub max_loras: usize,
     /// Greatest number of steps planned and not yet committed. 1 plans after each commit; 2 plans a step while the one
     /// before it runs, so that the device does not wait for the host.
     pub max_in_flight: usize,
@@ -137,6 +140,7 @@ impl SchedConfig {
             hash_seed: None,
             long_prefill_token_threshold: 0,
             max_num_partial_prefills: usize::MAX,
+            max_loras: usize::MAX,
             groups: vec![CacheGroup::Full],
             host_blocks: 0,
             preemption_mode: PreemptionMode::Auto,
@@ -160,6 +164,7 @@ impl SchedConfig {
             ("--max-num-seqs", max_num_seqs),
             ("--max-model-len", max_model_len),
             ("--max-num-partial-prefills", self.max_num_partial_prefills),
+            ("--max-loras", self.max_loras),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { flag });

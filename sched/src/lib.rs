@@ -41,6 +41,9 @@
 //! swapped to host memory and back ([`PreemptionMode`]). Within a priority, swapped requests are admitted before
 //! waiting ones.
 //!
+//! The running requests have at most `max_loras` different adapters. A request of another adapter waits, and a bounded
+//! number of requests with running adapters passes it ([`SchedConfig::max_loras`]).
+//!
 //! A request with `n` sequences computes its prompt once, forks copy-on-write, and is preempted as a whole. The beams
 //! of a search also fork between output tokens: each [`Outcome`] names the beam that it continues. If draft tokens are
 //! [proposed](Scheduler::propose) for a sequence, its span computes them together with the last known token, and the
@@ -107,8 +110,14 @@
 //! unless `A` fits earlier. Each preemption of `A` causes one such round, and after the third `A` has the best rank:
 //! aged and the earliest. From then on each step computes some of it until it ends. (A request of low priority can wait
 //! forever behind an endless stream of requests of higher priority. That is the meaning of priority.)
+//!
+//! *With adapters.* Requests may pass `A` while it waits for its adapter. Once a constant number with adapters have, only
+//! requests without an adapter are admitted before `A`. They arrived later and have less work, so those that run with
+//! adapters get tokens and blocks before them and end or are preempted, and with them their adapters leave; then `A` is at
+//! the head of the queue as above. The theorem holds as it stands, because if nothing runs, no adapter does.
 
 mod accept;
+mod adapters;
 mod admit;
 mod commit;
 mod config;

@@ -110,6 +110,8 @@ pub(crate) struct LiveRequest {
     /// Whether it was admitted before. Its later prefix lookups are counted separately.
     pub has_run: bool,
     pub num_preemptions: u32,
+    /// Number of requests with adapters that were admitted before it while it waited for its adapter.
+    pub num_passed: u32,
 }
 
 impl LiveRequest {
@@ -123,6 +125,7 @@ impl LiveRequest {
             num_cached_tokens: 0,
             has_run: false,
             num_preemptions: 0,
+            num_passed: 0,
         }
     }
 

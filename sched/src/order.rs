@@ -7,7 +7,6 @@
 //! | rank | priority, then age, then work, then arrival | who gets tokens and blocks first (the best), who is preempted (the worst) |
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use crate::live_request::{LiveRequest, QueueKey};
 use crate::step_state::ScheduledSpan;
@@ -41,13 +40,17 @@ impl LiveRequest {
 }
 
 impl Scheduler {
-    /// Returns the request to admit next.
-    pub(crate) fn head_of_queue(&self) -> Option<(QueueKey, RequestId)> {
-        let first = |queue: &BTreeMap<QueueKey, RequestId>| queue.first_key_value().map(|(key, id)| (*key, *id));
-        match (first(&self.swapped), first(&self.waiting)) {
-            (Some(swapped), Some(waiting)) if waiting.0.0 < swapped.0.0 => Some(waiting),
-            (swapped, waiting) => swapped.or(waiting),
-        }
+    /// Returns the requests that do not run in the order of their admission.
+    pub(crate) fn queue(&self) -> impl Iterator<Item = RequestId> + '_ {
+        let (mut swapped, mut waiting) = (self.swapped.iter().peekable(), self.waiting.iter().peekable());
+        std::iter::from_fn(move || {
+            let next = match (swapped.peek(), waiting.peek()) {
+                (Some((first, _)), Some((other, _))) if other.0 < first.0 => waiting.next(),
+                (Some(_), _) => swapped.next(),
+                (None, _) => waiting.next(),
+            };
+            next.map(|(_, id)| *id)
+        })
     }
 
     /// Returns the running request of worst rank, which is preempted next.

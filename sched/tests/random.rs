@@ -40,7 +40,9 @@ fn event() -> impl Strategy<Value = Event> {
                 let image = |len: usize| Media { digest: vec![len as u8 % 2], start: 4, len };
                 let media = if max_tokens % 4 == 0 { vec![image(max_tokens)] } else { Vec::new() };
                 let request = Request::new(RequestId(0), prompt, max_tokens);
-                Event::Submit(Request { n, beam_search, priority, cache_salt, media, read_prefix_cache, ..request })
+                // One of four adapters, or none.
+                let adapter = (priority != 1).then(|| format!("adapter {}", max_tokens % 4));
+                Event::Submit(Request { n, beam_search, priority, cache_salt, media, adapter, read_prefix_cache, ..request })
             }),
         1 => (0..8usize).prop_map(Event::Abort),
         1 => (0..8usize, 0..4u32).prop_map(|(at, index)| Event::Finish(at, index)),
@@ -81,6 +83,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 long_prefill_token_threshold: if chunked { threshold } else { 0 },
                 max_num_partial_prefills,
                 max_in_flight,
+                max_loras: if chunked { max_num_partial_prefills } else { 1 + max_in_flight },
                 groups,
                 host_blocks,
                 preemption_mode,

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::text::{ReasoningFormat, ToolFormat};
-use engine::{AsyncEngine, Pooling, Tokenizer};
+use engine::{AdapterInfo, AsyncEngine, Pooling, Tokenizer};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -96,12 +96,18 @@ impl App {
         self.engine.info().vocab_size
     }
 
-    /// Checks the field `model`, which is optional.
-    pub(super) fn check_model(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
-        match fields.str("model", usize::MAX, "Name of the served model; may be omitted.")? {
-            Some(name) if name != self.model => Err(ApiError::unknown_model(name, &self.model)),
-            _ => Ok(()),
+    /// Reads the field `model`, which is optional: the LoRA adapter that it names, or `None` for the model as it is.
+    pub(super) fn choose_model(&self, fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+        let description = "Name of the served model or of a LoRA adapter; may be omitted.";
+        match fields.str("model", usize::MAX, description)?.filter(|name| *name != self.model) {
+            Some(name) if self.adapter(name).is_none() => Err(ApiError::unknown_model(name, &self.model)),
+            other => Ok(other.map(str::to_string)),
         }
+    }
+
+    /// The LoRA adapter of this name that takes requests.
+    pub(super) fn adapter(&self, name: &str) -> Option<AdapterInfo> {
+        self.engine.adapters().into_iter().find(|adapter| adapter.name == name && !adapter.is_unloading)
     }
 }
 

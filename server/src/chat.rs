@@ -42,7 +42,7 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     let request = options.request(&app, ids.clone(), default, "messages")?;
     let run = Run::submit(&app, vec![request]).await?;
     if options.stream {
-        let envelope = Envelope::new(&app, "chatcmpl", "chat.completion.chunk");
+        let envelope = Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion.chunk");
         return Ok(stream::respond(run, chat, envelope, options.stream_usage, prompt_tokens));
     }
     let answers = run.collect(logprobs.is_some() || options.return_token_ids).await?;
@@ -58,7 +58,9 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
         if options.return_token_ids {
             reply.push(("prompt_token_ids", Json::Value(ids.into())));
         }
-        Envelope::new(&app, "chatcmpl", "chat.completion").wrap(reply, Some(usage.to_json())).into_response()
+        Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion")
+            .wrap(reply, Some(usage.to_json()))
+            .into_response()
     })
     .await
 }
@@ -113,13 +115,14 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ChatRequest, ApiError> {
-        work.check_model(fields)?;
+        let adapter = work.choose_model(fields)?;
         fields.refuse("echo", "end messages with the text and set continue_final_message")?;
         let names = [
             ("max_completion_tokens", "Maximum number of tokens to generate; default: the rest of the context."),
             ("max_tokens", "Older name of max_completion_tokens."),
         ];
         let mut options = Options::read(work, fields, &names, 1)?;
+        options.adapter = adapter;
         options.params.sampling.logprobs = num_logprobs(work, fields)?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
         let conversation = Conversation::read(fields, &work.options.limits, tools.definitions.clone())?;

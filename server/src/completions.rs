@@ -28,7 +28,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let ((mut completion, requests), cost) = body.read(&app, prepare).await?;
-    let envelope = Envelope::new(&app, "cmpl", "text_completion");
+    let envelope = Envelope::new(&app, completion.options.adapter.as_deref(), "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
     if completion.options.stream {
@@ -82,7 +82,7 @@ pub struct CompletionRequest {
 impl CompletionRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<CompletionRequest, ApiError> {
-        work.check_model(fields)?;
+        let adapter = work.choose_model(fields)?;
         fields.refuse("suffix", "remove it: this model does not support fill-in-the-middle")?;
         let description = "Maximum number of tokens to generate, default 16; 0 only scores the prompt.";
         let mut options = Options::read(work, fields, &[("max_tokens", description)], 0)?;
@@ -91,6 +91,7 @@ impl CompletionRequest {
         let echo = fields.flag("echo", false, "Return the prompt before the generated text.")?;
         let add_special = add_special_tokens(fields)?;
         let prompt_logprobs = options.params.prompt_logprobs;
+        options.adapter = adapter;
         options.params.sampling.logprobs = logprobs;
         if echo && logprobs.is_some() {
             options.params.prompt_logprobs = logprobs.max(prompt_logprobs);

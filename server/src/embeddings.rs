@@ -27,7 +27,8 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let mut body = body::receive(&app, request).await?;
     let ((requests, is_base64), _) = body.read(&app, prepare).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
-    let envelope = Envelope::new(&app, "embd", "list");
+    let adapter = requests.first().and_then(|request| request.adapter.as_deref());
+    let envelope = Envelope::new(&app, adapter, "embd", "list");
     let answers = Run::submit(&app, requests).await?.collect(false).await?;
     let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
     let vectors = vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))?;
@@ -51,13 +52,14 @@ pub struct EmbeddingsRequest {
     add_special: bool,
     priority: i32,
     cache_salt: Option<String>,
+    adapter: Option<String>,
     prompts: Vec<Input>,
 }
 
 impl EmbeddingsRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<EmbeddingsRequest, ApiError> {
-        work.check_model(fields)?;
+        let adapter = work.choose_model(fields)?;
         user(fields)?;
         let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
         let is_base64 = fields.word("encoding_format", &["float", "base64"], description)? == Some("base64");
@@ -79,6 +81,7 @@ impl EmbeddingsRequest {
             add_special: add_special_tokens(fields)?,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
+            adapter,
             prompts: prompts::read(work, fields, "input", "Texts to embed.")?,
         })
     }
@@ -89,7 +92,7 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         let advice = "its 1_Pooling/config.json has neither last-token nor mean pooling; set --pooling-type";
         ApiError::unsupported("model", advice)
     })?;
-    let EmbeddingsRequest { is_base64, keep, add_special, priority, cache_salt, prompts } =
+    let EmbeddingsRequest { is_base64, keep, add_special, priority, cache_salt, adapter, prompts } =
         EmbeddingsRequest::read(work, fields)?;
     let width = work.engine.info().hidden_size;
     let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
@@ -111,7 +114,8 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         tokens += prompt.len();
         cost(tokens).check(&work.options.limits)?;
         let params = GenerationParams::embedding(pooling);
-        requests.push(GenerationRequest { prompt, params, priority, cache_salt: cache_salt.clone() });
+        let (cache_salt, adapter) = (cache_salt.clone(), adapter.clone());
+        requests.push(GenerationRequest { prompt, params, priority, cache_salt, adapter });
     }
     Ok(((requests, is_base64), cost(tokens)))
 }

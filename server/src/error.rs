@@ -100,6 +100,11 @@ impl ApiError {
         ApiError { param: Some("model".into()), ..error }
     }
 
+    /// 403: the operator has not allowed it.
+    pub fn forbidden(message: &str) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, message.to_string())
+    }
+
     /// 404 for the id of a response: responses are not stored.
     pub fn unknown_response(id: &str) -> ApiError {
         let message =
@@ -165,6 +170,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::Invalid { param, message } => {
                 ApiError { param: Some(param.into()), ..ApiError::bad_request(message) }
             }
+            SubmitError::UnknownAdapter(name) => ApiError::unknown_model(&name, "a model that takes requests"),
             SubmitError::NeverFits(message) => ApiError::bad_request(message),
             SubmitError::QueueFull { .. } => ApiError::busy(error.to_string()),
             SubmitError::Closed => ApiError::unavailable(error.to_string()),

@@ -48,6 +48,7 @@
 //! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`,
 //! cancels its requests and frees their blocks.
 
+mod adapters;
 mod app;
 mod assistant;
 mod auth;
@@ -106,6 +107,11 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// All routes. `loopback` says whether the server listens on a loopback address.
 fn routes(app: Arc<App>, loopback: bool) -> Router {
+    let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
+    let [load, unload] = match may_change_adapters {
+        true => [post(adapters::load), post(adapters::unload)],
+        false => [post(adapters::forbidden), post(adapters::forbidden)],
+    };
     Router::new()
         .route("/health", get(status::health))
         .route("/version", get(status::version))
@@ -119,6 +125,8 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/load_lora_adapter", load)
+        .route("/v1/unload_lora_adapter", unload)
         .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

@@ -41,6 +41,8 @@ pub struct Options {
     pub return_token_ids: bool,
     /// Keep only this many tokens from the end of the prompt.
     pub truncate_prompt_tokens: Option<usize>,
+    /// LoRA adapter that computes the request.
+    pub adapter: Option<String>,
     priority: i32,
     cache_salt: Option<String>,
 }
@@ -122,6 +124,7 @@ impl Options {
             stream_usage,
             return_token_ids: flag("return_token_ids", false, "Also return the token ids of prompt and output.")?,
             truncate_prompt_tokens,
+            adapter: None,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
         })
@@ -196,6 +199,7 @@ impl Options {
             params: GenerationParams { max_tokens: Some(max_tokens), ..self.params.clone() },
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
+            adapter: self.adapter.clone(),
         })
     }
 }

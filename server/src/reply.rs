@@ -17,9 +17,10 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Envelope of a new response, whose id begins with `prefix`.
-    pub fn new(app: &App, prefix: &str, object: &'static str) -> Envelope {
-        Envelope { id: app.fresh_id(prefix), object, created: unix_seconds(), model: app.model.clone() }
+    /// Envelope of a new response of the model or of a LoRA adapter, whose id begins with `prefix`.
+    pub fn new(app: &App, adapter: Option<&str>, prefix: &str, object: &'static str) -> Envelope {
+        let model = adapter.unwrap_or(&app.model).to_string();
+        Envelope { id: app.fresh_id(prefix), object, created: unix_seconds(), model }
     }
 
     /// Adds the fields of the envelope, and `usage` unless it is `None`, to those of `body`.

@@ -27,6 +27,9 @@ pub struct ServerOptions {
     pub tool_call_parser: Option<ToolFormat>,
     /// Format of the model's reasoning; `None` derives it from the chat template.
     pub reasoning_parser: Option<ReasoningFormat>,
+    /// Whether clients may load and unload LoRA adapters, whose folders on this machine they name; `None` allows it if the
+    /// server listens on a loopback address.
+    pub allow_runtime_lora_updating: Option<bool>,
     /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
     pub pooling_type: Option<Pooling>,
 }

@@ -7,6 +7,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use engine::AdapterInfo;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -42,7 +43,10 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// `GET /v1/models`.
 pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [describe(&app)]}))
+    let adapters = app.engine.adapters().into_iter().filter(|adapter| !adapter.is_unloading);
+    let data: Vec<Value> =
+        std::iter::once(describe(&app)).chain(adapters.map(|it| describe_adapter(&app, &it))).collect();
+    Json(json!({"object": "list", "data": data}))
 }
 
 /// `GET /v1/models/{name}`.
@@ -51,7 +55,11 @@ pub async fn model(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(name) = name.map_err(|error| ApiError::invalid("model", error.body_text()))?;
-    if name == app.model { Ok(Json(describe(&app))) } else { Err(ApiError::unknown_model(&name, &app.model)) }
+    if name == app.model {
+        return Ok(Json(describe(&app)));
+    }
+    let adapter = app.adapter(&name).ok_or_else(|| ApiError::unknown_model(&name, &app.model))?;
+    Ok(Json(describe_adapter(&app, &adapter)))
 }
 
 fn describe(app: &App) -> Value {
@@ -61,6 +69,16 @@ fn describe(app: &App) -> Value {
         "created": app.created,
         "owned_by": "quire",
         "root": app.options.root,
+        "parent": null,
         "max_model_len": app.context(),
     })
+}
+
+/// A LoRA adapter: a model whose parent is the served one.
+fn describe_adapter(app: &App, adapter: &AdapterInfo) -> Value {
+    let mut model = describe(app);
+    model["id"] = adapter.name.as_str().into();
+    model["root"] = adapter.path.display().to_string().into();
+    model["parent"] = app.model.as_str().into();
+    model
 }

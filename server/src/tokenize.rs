@@ -64,7 +64,7 @@ enum Text {
 impl TokenizeRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<TokenizeRequest, ApiError> {
-        work.check_model(fields)?;
+        work.choose_model(fields)?;
         let strings = fields.flag("return_token_strs", false, "Also return the tokens as strings.")?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
         let conversation = Conversation::read(fields, &work.options.limits, tools.definitions)?;
@@ -104,7 +104,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
 
 /// Reads the fields of a detokenize request.
 pub fn token_ids(work: &Work, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
-    work.check_model(fields)?;
+    work.choose_model(fields)?;
     let (name, most) = ("tokens", work.options.limits.max_request_tokens);
     let found =
         fields.token_ids(name, (0, most), "--max-request-tokens", work.vocab(), "Token ids to convert to text.")?;

@@ -11,6 +11,7 @@ mod fuzzed;
 mod harsh_http;
 mod lifecycle;
 mod limits;
+mod lora;
 mod messages;
 mod metrics;
 mod openapi;

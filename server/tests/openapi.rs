@@ -166,6 +166,7 @@ fn valid(path: &str, name: &str) -> Value {
         "/v1/embeddings" => json!({"input": "hi"}),
         "/tokenize" => json!({"prompt": "hi"}),
         "/detokenize" => json!({"tokens": [40]}),
+        "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => json!({"lora_name": "a", "lora_path": "b"}),
         other => panic!("a new path: {other}"),
     }
 }
@@ -233,6 +234,10 @@ fn what_a_description_forbids_is_refused_by_name_and_null_is_nothing() {
                 tried += 1;
             }
             let mut request = valid(&path, &name);
+            // This server takes no adapters.
+            if path.ends_with("lora_adapter") {
+                continue;
+            }
             if !is_required && request.get(&name).is_none() {
                 request[&name] = Value::Null;
                 let reply = SERVER.post(&path, &request);

@@ -22,6 +22,7 @@
 //! assert_eq!(Capability::named("cxx"), Ok(Capability::Cxx));
 //! ```
 
+pub mod adapters;
 pub mod capability;
 pub mod kernels;
 pub mod markdown;

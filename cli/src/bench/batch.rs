@@ -62,6 +62,9 @@ pub struct Bench {
     pub(super) engine: Engine,
     pub roofline: Roofline,
     random: Random,
+    /// Names of adapters, which the sequences take in turn.
+    pub(super) adapters: Vec<String>,
+    submitted: usize,
     pub(super) block_size: usize,
     pub(super) max_num_seqs: usize,
     pub(super) max_num_batched_tokens: usize,
@@ -75,7 +78,8 @@ impl Bench {
         let &EngineConfig { max_num_seqs, max_num_batched_tokens, .. } = config;
         let block_size = engine::plan(config)?.block_size;
         let random = Random::new(config.seed.unwrap_or(0));
-        Ok(Bench { engine, roofline, random, block_size, max_num_seqs, max_num_batched_tokens })
+        let (adapters, submitted) = (Vec::new(), 0);
+        Ok(Bench { engine, roofline, random, adapters, submitted, block_size, max_num_seqs, max_num_batched_tokens })
     }
 
     /// Runs a batch of new random prompts.
@@ -146,7 +150,9 @@ impl Bench {
             ignore_eos: true,
             ..Default::default()
         };
-        Ok(self.engine.submit(GenerationRequest { prompt, params, ..Default::default() })?)
+        let adapter = self.adapters.get(self.submitted % self.adapters.len().max(1)).cloned();
+        self.submitted += 1;
+        Ok(self.engine.submit(GenerationRequest { prompt, params, adapter, ..Default::default() })?)
     }
 
     /// The lower bound on a phase's time as a fraction of its time: 1 is the best possible.

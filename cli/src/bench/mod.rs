@@ -3,6 +3,7 @@
 mod batch;
 mod kernels;
 mod latency;
+mod lora;
 mod roofline;
 mod steady;
 mod sweep;
@@ -34,6 +35,8 @@ pub enum BenchCommand {
     Sweep(Box<sweep::SweepArgs>),
     /// Time many prompts that are submitted together
     Throughput(throughput::ThroughputArgs),
+    /// Time decode steps of sequences with LoRA adapters, beside those of sequences without
+    Lora(Box<lora::LoraArgs>),
     /// Send requests to any OpenAI server and measure its latencies and throughput
     Serve(::bench::serve::ServeBenchArgs),
 }
@@ -45,6 +48,7 @@ impl BenchArgs {
             BenchCommand::Throughput(args) => (&args.engine, Some(&args.profile)),
             // A sweep has no profile, which would slow its steps down.
             BenchCommand::Sweep(args) => (&args.engine, None),
+            BenchCommand::Lora(args) => (&args.engine, None),
             BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => return Shared::default(),
         };
         Shared { engine: Some(engine), record: None, profile }
@@ -68,6 +72,7 @@ pub fn run(args: BenchArgs, mut config: EngineConfig) -> Result<(), CliError> {
         BenchCommand::Latency(args) => latency::run(args, config),
         BenchCommand::Throughput(args) => throughput::run(args, config),
         BenchCommand::Sweep(args) => sweep::run(*args, config),
+        BenchCommand::Lora(args) => lora::run(*args, config),
         BenchCommand::Serve(args) => Ok(::bench::serve::run(&args)?),
     }
 }

@@ -3,6 +3,7 @@
 
 mod gemm;
 mod lanes;
+mod low_rank;
 mod pool;
 mod quantize;
 mod quantized;

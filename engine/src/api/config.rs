@@ -89,9 +89,51 @@ pub struct EngineConfig {
     pub dtype: Option<Dtype>,
     /// The `[kernels]` table: a variant name or `"auto"` for each operation.
     pub kernels: attention_kernels::KernelChoice,
+    /// Sizes of the memory for LoRA adapters; `None`: requests cannot use any.
+    pub lora: Option<LoraConfig>,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
+}
+
+/// Sizes of the memory for LoRA adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    /// Greatest number of different adapters in one step.
+    pub max_loras: usize,
+    /// Greatest rank of an adapter.
+    pub max_lora_rank: usize,
+    /// Number of adapters in host memory; `None`: as many as in a step. The others are read from their files when they are used.
+    pub max_cpu_loras: Option<usize>,
+}
+
+impl Default for LoraConfig {
+    /// The defaults of vLLM: one adapter at a time, of rank 16.
+    fn default() -> Self {
+        LoraConfig { max_loras: 1, max_lora_rank: 16, max_cpu_loras: None }
+    }
+}
+
+impl LoraConfig {
+    /// Number of adapters in host memory.
+    pub fn num_cpu_loras(&self) -> usize {
+        self.max_cpu_loras.unwrap_or(self.max_loras)
+    }
+}
+
+/// A loaded LoRA adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// The name under which requests choose it.
+    pub name: String,
+    /// Folder of its files.
+    pub path: PathBuf,
+    /// Greatest rank of a module.
+    pub rank: usize,
+    /// Size in memory.
+    pub bytes: usize,
+    /// Its last requests are running, and it takes no new ones.
+    pub is_unloading: bool,
 }
 
 /// Facts about the served model.
@@ -152,6 +194,7 @@ impl Default for EngineConfig {
             activations: RoundActivations::default(),
             dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
+            lora: None,
             deterministic: false,
         }
     }

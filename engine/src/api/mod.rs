@@ -6,7 +6,7 @@ mod kv_cache;
 mod request;
 mod stats;
 
-pub use config::{EngineConfig, ModelInfo, ModelSource};
+pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
 pub use event::{Delta, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
 pub use kv_cache::KvCacheDtype;
 pub use request::{BeamSearch, GenerationParams, GenerationRequest};

@@ -103,4 +103,6 @@ pub struct GenerationRequest {
     pub priority: i32,
     /// Requests share cached prompt blocks only with requests of the same salt.
     pub cache_salt: Option<String>,
+    /// Name of the LoRA adapter that computes the request; `None`: the model as it is.
+    pub adapter: Option<String>,
 }

@@ -5,15 +5,21 @@ use std::fmt;
 use device::gemm::Quantization;
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
+use models::lora::most_adapter_bytes;
 use models::{LayerGroup, Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 
 use super::budget::Budget;
 use super::bytes::Bytes;
-use crate::api::{EngineConfig, KvCacheDtype, ModelSource};
+use crate::api::{EngineConfig, KvCacheDtype, LoraConfig, ModelSource};
 use crate::error::{EngineError, bad};
 use crate::start::open::Opened;
+
+/// Greatest `--max-loras`, `--max-lora-rank` and `--max-cpu-loras`.
+const MOST_LORAS: usize = 1024;
+const MOST_RANK: usize = 512;
+const MOST_CPU_LORAS: usize = 1 << 16;
 
 /// The memory that a start will use, computed without reading a weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +34,10 @@ pub struct Plan {
     pub stored: bool,
     /// Type of the matrices, if it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
+    /// Bytes of the adapters in memory, if all have the greatest rank and are float32.
+    pub adapter_bytes: u64,
+    /// The sizes that they follow from.
+    pub lora: Option<LoraConfig>,
     /// Bytes of the scales of the cache, if its type has scales.
     pub kv_scale_bytes: u64,
     /// Bytes of the buffers for the largest step, including those for sampling on the device.
@@ -78,6 +88,9 @@ impl Plan {
             }
         }
         let features = device.features();
+        if let Some(lora) = &engine.lora {
+            check_lora(lora, &**device)?;
+        }
         if features.launches {
             if engine.max_num_seqs > MAX_SLOTS {
                 let expected = format!("at most {MAX_SLOTS} on {}, which is the size of its sampler", device.name());
@@ -113,6 +126,7 @@ impl Plan {
             enable_prefix_caching: engine.enable_prefix_caching,
             enable_chunked_prefill: engine.enable_chunked_prefill,
             policy: engine.policy,
+            max_loras: engine.lora.map_or(usize::MAX, |lora| lora.max_loras),
             groups: layout.groups.iter().map(cache_group).collect(),
             preemption_mode: engine.preemption_mode,
             ..SchedConfig::new(0, block_size)
@@ -133,12 +147,15 @@ impl Plan {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
         };
+        // One more while it is read.
+        let adapters = engine.lora.map_or(0, |lora| lora.num_cpu_loras() + lora.max_loras + 1) as u64;
+        let adapter_bytes = decoder.adapters.map_or(0, |limits| most_adapter_bytes(decoder, &limits) * adapters);
         let (memory, gpu) = (opened.memory, device.compute_capability().is_some());
         let budget = Budget {
             memory,
             gpu,
             share: engine.gpu_memory_utilization,
-            weights: weight_bytes + kv_scale_bytes,
+            weights: weight_bytes + kv_scale_bytes + adapter_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
             graphs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -197,6 +214,8 @@ impl Plan {
         Ok(Plan {
             model: opened.files.name(),
             weight_bytes,
+            adapter_bytes,
+            lora: engine.lora,
             kv_scale_bytes,
             dtype: (!features.packs_matrices).then_some(*dtype),
             quantization: engine.quantization,
@@ -249,6 +268,18 @@ impl Plan {
             (None, None, true) => "the checkpoint's quantised form".to_string(),
         };
         format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
+    }
+
+    /// One line about the memory for adapters, if there is any.
+    pub fn adapters_line(&self) -> Option<String> {
+        let lora = self.lora.as_ref()?;
+        Some(format!(
+            "adapters: at most {}, {} in a step and {} in host memory, of rank {} at most",
+            Bytes(self.adapter_bytes),
+            lora.max_loras,
+            lora.num_cpu_loras(),
+            lora.max_lora_rank
+        ))
     }
 
     /// One line about the buffers of a step.
@@ -305,11 +336,35 @@ impl Plan {
     }
 }
 
+/// Refuses sizes of the memory for adapters, and devices that cannot compute with adapters.
+fn check_lora(lora: &LoraConfig, device: &dyn Device) -> Result<(), EngineError> {
+    if device.features().launches {
+        let expected =
+            "cpu: this device has no products for LoRA adapters yet; use --device cpu or leave out --enable-lora";
+        return Err(bad("--enable-lora", format!("--device {}", device.name()), expected));
+    }
+    if !(1..=MOST_LORAS).contains(&lora.max_loras) {
+        return Err(bad("--max-loras", lora.max_loras, format!("1 to {MOST_LORAS}")));
+    }
+    if !(1..=MOST_RANK).contains(&lora.max_lora_rank) {
+        return Err(bad("--max-lora-rank", lora.max_lora_rank, format!("1 to {MOST_RANK}")));
+    }
+    let cpu = lora.num_cpu_loras();
+    if !(lora.max_loras..=MOST_CPU_LORAS).contains(&cpu) {
+        let expected = format!("{} (--max-loras) to {MOST_CPU_LORAS}", lora.max_loras);
+        return Err(bad("--max-cpu-loras", cpu, expected));
+    }
+    Ok(())
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model              {}", self.model)?;
         writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
         writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
+        if let Some(adapters) = self.adapters_line() {
+            writeln!(f, "{}", adapters.replacen("adapters: ", "adapters           ", 1))?;
+        }
         write!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
         if let Some(expanded) = self.expanded_kv_bytes_per_token {
             write!(f, " (latents; keys and values of every head would take {})", Bytes(expanded))?;

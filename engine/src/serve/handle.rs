@@ -4,9 +4,9 @@
 //! channel. Dropping the receiver of a channel cancels the request.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc as commands;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use device::Device;
@@ -15,9 +15,11 @@ use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
-use crate::error::{EngineError, SubmitError};
+use crate::api::{AdapterInfo, EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
+use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
+use crate::serve::adapters::{AdapterAccess, AdapterList};
+use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, UnloadReply, Watcher};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Loaded, Progress, load, load_on};
@@ -26,35 +28,6 @@ use crate::watch::Snapshot;
 
 /// Least time between two snapshots for watchers.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
-
-enum Command {
-    Submit {
-        request: Box<GenerationRequest>,
-        constraint: Option<Box<dyn Constraint>>,
-        events: EventSender,
-        reply: oneshot::Sender<Result<RequestId, SubmitError>>,
-    },
-    Abort(RequestId),
-    /// A watcher asks for a snapshot now.
-    Snapshot,
-    Shutdown,
-}
-
-/// An event and the end of its step.
-type Emitted = (Instant, Event);
-
-/// The engine's end of a request's channel.
-struct EventSender {
-    sender: mpsc::Sender<Emitted>,
-    state: Arc<StreamState>,
-}
-
-/// State of a request that both ends of its channel see.
-#[derive(Default)]
-struct StreamState {
-    scheduled: OnceLock<Instant>,
-    fell_behind: AtomicBool,
-}
 
 struct Shared {
     info: ModelInfo,
@@ -65,6 +38,7 @@ struct Shared {
     status: Arc<Status>,
     max_unread_events: usize,
     snapshots: watch::Receiver<Arc<Snapshot>>,
+    adapters: AdapterAccess,
 }
 
 /// A cloneable handle on a running engine. The engine stops at [`AsyncEngine::shutdown`], or when its last handle is dropped.
@@ -100,6 +74,7 @@ impl AsyncEngine {
     fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
+        let adapters = AdapterAccess::new(engine.adapter_store().cloned());
         let (sender, receiver) = commands::channel();
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
@@ -111,6 +86,8 @@ impl AsyncEngine {
             events: Vec::new(),
             status: status.clone(),
             snapshots: snapshots_out,
+            adapters: adapters.list.clone(),
+            unloads: Vec::new(),
             max_queued_requests: config.max_queued_requests,
         };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
@@ -129,6 +106,7 @@ impl AsyncEngine {
             status,
             max_unread_events: config.max_unread_events,
             snapshots,
+            adapters,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -186,6 +164,38 @@ impl AsyncEngine {
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         let commands = self.commands.clone();
         Ok(OutputStream { id, events: receiver, commands, prompt_len, state, last_event })
+    }
+
+    /// Reads the LoRA adapter in a folder and gives it a name, which requests then may use. With `replace`, it takes the place of
+    /// another of this name, which the requests that were submitted before keep. One adapter is read at a time.
+    ///
+    /// # Errors
+    /// The engine takes no adapters, the name is taken, or the adapter cannot be used.
+    pub async fn load_adapter(&self, name: &str, path: PathBuf, replace: bool) -> Result<(), AdapterError> {
+        let adapters = &self.shared.adapters;
+        let known = adapters.list().into_iter().find(|info| info.name == name);
+        if known.is_some_and(|info| !replace && !info.is_unloading) {
+            return Err(AdapterError::AlreadyLoaded(name.to_string()));
+        }
+        let loaded = adapters.read(path).await?;
+        let (name, (reply, answer)) = (name.to_string(), oneshot::channel());
+        self.commands.send(Command::AddAdapter { name, loaded, replace, reply }).map_err(|_| AdapterError::Closed)?;
+        answer.await.map_err(|_| AdapterError::Closed)?
+    }
+
+    /// Refuses new requests for an adapter, waits for those that use it, and removes it.
+    ///
+    /// # Errors
+    /// No adapter has this name.
+    pub async fn unload_adapter(&self, name: &str) -> Result<(), AdapterError> {
+        let (name, (reply, answer)) = (name.to_string(), oneshot::channel());
+        self.commands.send(Command::UnloadAdapter { name, reply }).map_err(|_| AdapterError::Closed)?;
+        answer.await.map_err(|_| AdapterError::Closed)?
+    }
+
+    /// The LoRA adapters, in the order of their names.
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        self.shared.adapters.list()
     }
 
     /// Statistics as of the last step.
@@ -252,89 +262,6 @@ impl AsyncEngine {
     }
 }
 
-/// The events of one request. Dropping the stream before its end cancels the request and frees its blocks.
-pub struct OutputStream {
-    id: RequestId,
-    events: mpsc::Receiver<Emitted>,
-    commands: commands::Sender<Command>,
-    prompt_len: usize,
-    state: Arc<StreamState>,
-    last_event: Instant,
-}
-
-impl OutputStream {
-    /// Returns the next event; `None` after every sequence has finished. If a finish is missing, the engine thread has ended or
-    /// the reader [fell behind](OutputStream::fell_behind).
-    pub async fn next(&mut self) -> Option<Event> {
-        let emitted = self.events.recv().await;
-        self.note(emitted)
-    }
-
-    /// Like [`OutputStream::next`] for callers without an async runtime.
-    ///
-    /// # Panics
-    /// If called from within an async task.
-    pub fn next_blocking(&mut self) -> Option<Event> {
-        let emitted = self.events.blocking_recv();
-        self.note(emitted)
-    }
-
-    fn note(&mut self, emitted: Option<Emitted>) -> Option<Event> {
-        let (at, event) = emitted?;
-        self.last_event = at;
-        Some(event)
-    }
-
-    /// When the engine emitted the event that [`OutputStream::next`] returned last, however late it was read. Before the first
-    /// event, when the request was submitted.
-    pub fn last_event(&self) -> Instant {
-        self.last_event
-    }
-
-    /// When the first step of this request began, which is when the request left the queue.
-    pub fn scheduled(&self) -> Option<Instant> {
-        self.state.scheduled.get().copied()
-    }
-
-    /// Whether the request was cancelled because more events were unread than
-    /// [`max_unread_events`](EngineConfig::max_unread_events) allows.
-    pub fn fell_behind(&self) -> bool {
-        self.state.fell_behind.load(Ordering::Acquire)
-    }
-
-    /// Number of tokens in the prompt.
-    pub fn prompt_len(&self) -> usize {
-        self.prompt_len
-    }
-}
-
-impl Drop for OutputStream {
-    fn drop(&mut self) {
-        // The engine ignores this if the request has ended.
-        let _ = self.commands.send(Command::Abort(self.id));
-    }
-}
-
-/// Receives snapshots of the engine. A slow watcher delays nothing: it gets the latest snapshot and misses those before.
-pub struct Watcher {
-    snapshots: watch::Receiver<Arc<Snapshot>>,
-    commands: commands::Sender<Command>,
-}
-
-impl Watcher {
-    /// Waits for the next snapshot; `None` if the engine has ended. An idle engine takes snapshots only when
-    /// [asked](Watcher::look).
-    pub async fn next(&mut self) -> Option<Arc<Snapshot>> {
-        self.snapshots.changed().await.ok()?;
-        Some(self.snapshots.borrow_and_update().clone())
-    }
-
-    /// Asks for a snapshot now: after the current step, or at once if no step runs.
-    pub fn look(&self) {
-        let _ = self.commands.send(Command::Snapshot);
-    }
-}
-
 /// Publishes snapshots while there are watchers.
 struct SnapshotPublisher {
     sink: watch::Sender<Arc<Snapshot>>,
@@ -367,6 +294,10 @@ struct EngineThread {
     status: Arc<Status>,
     max_queued_requests: usize,
     snapshots: SnapshotPublisher,
+    /// For handles.
+    adapters: AdapterList,
+    /// Who waits for which adapter to be gone.
+    unloads: Vec<(String, UnloadReply)>,
 }
 
 impl EngineThread {
@@ -381,6 +312,7 @@ impl EngineThread {
 
     /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
     fn take_commands(&mut self) -> bool {
+        self.finish_unloads();
         if !self.engine.has_work() {
             // The last step may have cancelled a request whose reader fell behind.
             self.status.publish(&self.engine);
@@ -400,6 +332,7 @@ impl EngineThread {
                 Err(commands::TryRecvError::Disconnected) => return false,
             }
         }
+        self.finish_unloads();
         self.publish();
         true
     }
@@ -421,10 +354,36 @@ impl EngineThread {
                 }
             }
             Command::Abort(id) => self.abort(id),
+            Command::AddAdapter { name, loaded, replace, reply } => {
+                let added = self.engine.add_adapter(&name, loaded, replace);
+                self.adapters.set(self.engine.adapters());
+                // The caller may have stopped waiting for the reply.
+                let _ = reply.send(added);
+            }
+            Command::UnloadAdapter { name, reply } => match self.engine.unload_adapter(&name) {
+                Ok(()) => {
+                    self.unloads.push((name, reply));
+                    self.adapters.set(self.engine.adapters());
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
             Command::Snapshot => self.snapshots.requested = true,
             Command::Shutdown => return false,
         }
         true
+    }
+
+    /// Answers those who wait for adapters that are gone.
+    fn finish_unloads(&mut self) {
+        if self.unloads.is_empty() {
+            return;
+        }
+        let left = self.engine.adapters();
+        self.adapters.set(left.clone());
+        let is_gone = |name: &String| !left.iter().any(|info| info.name == *name);
+        for (_, reply) in self.unloads.extract_if(.., |(name, _)| is_gone(name)) {
+            let _ = reply.send(Ok(()));
+        }
     }
 
     fn submit(
@@ -469,19 +428,5 @@ impl EngineThread {
             }
         }
         self.events = events;
-    }
-}
-
-impl EventSender {
-    /// Sends an event. Returns `false` if the receiver is gone or has fallen behind.
-    fn send(&self, at: Instant, event: Event) -> bool {
-        match self.sender.try_send((at, event)) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.state.fell_behind.store(true, Ordering::Release);
-                false
-            }
-        }
     }
 }

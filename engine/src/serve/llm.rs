@@ -1,12 +1,13 @@
 //! Offline inference: prompts in, texts out.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use models::Tokenizer;
 
-use crate::api::{Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
-use crate::error::{EngineError, SubmitError};
+use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
+use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Progress, load};
@@ -129,6 +130,28 @@ impl Llm {
     /// Size of the model's vocabulary in tokens: the length of a row of logits.
     pub fn vocab_size(&self) -> usize {
         self.engine.vocab_size()
+    }
+
+    /// Reads the LoRA adapter in a folder and gives it a name for requests ([`GenerationRequest::adapter`]). With `replace`, it takes
+    /// the place of another of this name.
+    ///
+    /// # Errors
+    /// The engine takes no adapters, the name is taken, or the adapter cannot be used.
+    pub fn load_adapter(&mut self, name: &str, path: &Path, replace: bool) -> Result<(), AdapterError> {
+        self.engine.load_adapter(name, path, replace)
+    }
+
+    /// Removes an adapter.
+    ///
+    /// # Errors
+    /// No adapter has this name.
+    pub fn unload_adapter(&mut self, name: &str) -> Result<(), AdapterError> {
+        self.engine.unload_adapter(name)
+    }
+
+    /// The adapters, in the order of their names.
+    pub fn adapters(&mut self) -> Vec<AdapterInfo> {
+        self.engine.adapters()
     }
 
     /// Statistics since the start.

@@ -1,10 +1,13 @@
 //! Ways to run an engine: on a thread of its own ([`AsyncEngine`]) or on the caller's ([`Llm`]), with text in place of token ids.
 
+mod adapters;
 mod answer_buffer;
+mod channel;
 mod handle;
 mod llm;
 mod status;
 mod text_engine;
 
-pub use handle::{AsyncEngine, OutputStream, Watcher};
+pub use channel::{OutputStream, Watcher};
+pub use handle::AsyncEngine;
 pub use llm::{Completion, CompletionOutput, Llm};

@@ -2,16 +2,20 @@
 //! returned together are buffered until all have ended.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use models::Tokenizer;
+use models::lora::AdapterStore;
 use sampling::Constraint;
 use sched::RequestId;
 
-use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
-use crate::error::SubmitError;
+use crate::api::{
+    AdapterInfo, Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput,
+};
+use crate::error::{AdapterError, SubmitError};
 use crate::serve::answer_buffer::AnswerBuffer;
-use crate::step::{CurrentStep, Engine};
+use crate::step::{CurrentStep, Engine, LoadedAdapter};
 use crate::text::TextStream;
 use crate::watch::Snapshot;
 
@@ -65,6 +69,26 @@ impl TextEngine {
     pub fn abort(&mut self, id: RequestId) {
         self.live.remove(&id);
         self.engine.abort(id);
+    }
+
+    pub fn adapter_store(&self) -> Option<&Arc<AdapterStore>> {
+        self.engine.adapter_store()
+    }
+
+    pub fn load_adapter(&mut self, name: &str, path: &Path, replace: bool) -> Result<(), AdapterError> {
+        self.engine.load_adapter(name, path, replace)
+    }
+
+    pub fn add_adapter(&mut self, name: &str, loaded: LoadedAdapter, replace: bool) -> Result<(), AdapterError> {
+        self.engine.add_adapter(name, loaded, replace)
+    }
+
+    pub fn unload_adapter(&mut self, name: &str) -> Result<(), AdapterError> {
+        self.engine.unload_adapter(name)
+    }
+
+    pub fn adapters(&mut self) -> Vec<AdapterInfo> {
+        self.engine.adapters()
     }
 
     pub fn has_work(&self) -> bool {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
+use models::lora::AdapterStore;
 use models::{ChatTemplate, Decoder, GenerationDefaults, Model, Pooling, Tokenizer, Weights};
 use sampling::device::Limits;
 
@@ -123,7 +124,7 @@ pub(crate) fn load_on(
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
-    let Started { worker, info: worker_info, plan, notes } = start(engine, &opened, progress)?;
+    let Started { worker, info: worker_info, plan, adapters, notes } = start(engine, &opened, progress)?;
     let Opened { files, config, device, .. } = &opened;
     let info = ModelInfo {
         name: files.name(),
@@ -148,6 +149,7 @@ pub(crate) fn load_on(
         sched: plan.sched,
         eos_token_ids: info.eos_token_ids.clone(),
         seed: engine.seed.unwrap_or_else(random_seed),
+        adapters,
     };
     Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
@@ -157,6 +159,8 @@ pub(crate) struct Started {
     pub worker: LocalWorker,
     pub info: WorkerInfo,
     pub plan: Plan,
+    /// Where the worker finds adapters.
+    pub adapters: Option<Arc<AdapterStore>>,
     /// The choices, one line each, for the log.
     pub notes: Vec<String>,
 }
@@ -190,8 +194,11 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
     let limits =
         device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
-    let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
-    Ok(Started { worker, info, plan, notes })
+    let adapters = decoder.adapters.zip(engine.lora);
+    let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));
+    let adapters = adapters.map(Arc::new);
+    let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits, adapters.clone())?;
+    Ok(Started { worker, info, plan, adapters, notes })
 }
 
 /// Lists the choices made for the user, one line each.
@@ -212,6 +219,7 @@ fn notes(
         format!("deterministic: attention of the family {family}, products with one order of summation")
     }));
     notes.extend([plan.weights_line(), plan.step_line(), plan.cache_line()]);
+    notes.extend(plan.adapters_line());
     notes.extend(more);
     // Includes the table of sequence lengths and concurrency.
     tracing::info!("\n{plan}");

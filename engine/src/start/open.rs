@@ -6,6 +6,7 @@ use std::sync::Arc;
 use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, serves_cache};
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
+use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights};
 use siphasher::sip::SipHasher13;
 
@@ -68,7 +69,8 @@ fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineEr
     let mut config = ModelConfig::load(&files)?;
     let context = engine.max_model_len.unwrap_or(config.max_position_embeddings);
     let form = engine.quantization.map_or(Form::Dense, Form::Quantized);
-    config.decoder = config.decoder.in_form(form).for_context(context);
+    let adapters = engine.lora.map(|lora| AdapterLimits { slots: lora.max_loras, rank: lora.max_lora_rank });
+    config.decoder = config.decoder.in_form(form).for_context(context).with_adapters(adapters);
     Ok((files, config))
 }
 

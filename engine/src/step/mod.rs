@@ -1,5 +1,6 @@
 //! The synchronous engine on token ids: plan, submit, collect, publish, commit.
 
+mod adapters;
 mod beam;
 mod check;
 mod in_flight;
@@ -8,20 +9,24 @@ mod request;
 mod run;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use device::profile::Phase;
 use models::Pooling;
+use models::lora::AdapterStore;
 use sampling::Constraint;
 use sampling::device::SampleError;
 use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
-use crate::api::{EngineStats, GenerationParams, GenerationRequest, StepTokens};
-use crate::error::{AuditError, EngineError, SubmitError};
+use crate::api::{AdapterInfo, EngineStats, GenerationParams, GenerationRequest, StepTokens};
+use crate::error::{AdapterError, AuditError, EngineError, SubmitError};
 use crate::grammar::{Guides, MaskThreads};
 use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
+use adapters::AdapterNames;
+pub(crate) use adapters::LoadedAdapter;
 use beam::BeamSearchState;
 use check::{check, refused};
 use in_flight::StepInFlight;
@@ -37,6 +42,7 @@ pub struct Engine {
     info: WorkerInfo,
     mask_threads: MaskThreads,
     requests: HashMap<RequestId, LiveRequest>,
+    adapters: AdapterNames,
     eos_token_ids: Vec<u32>,
     max_model_len: usize,
     seed: u64,
@@ -76,6 +82,8 @@ pub struct EngineParts {
     pub eos_token_ids: Vec<u32>,
     /// Base from which the seeds of requests without a seed are derived.
     pub seed: u64,
+    /// Where the worker finds adapters; `None` if it takes none.
+    pub adapters: Option<Arc<AdapterStore>>,
 }
 
 impl Engine {
@@ -85,7 +93,7 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed } = parts;
+        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters } = parts;
         let max_model_len = sched.max_model_len;
         let scheduler = Scheduler::new(SchedConfig { max_in_flight: info.max_in_flight, ..sched })?;
         Ok(Engine {
@@ -94,6 +102,7 @@ impl Engine {
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
+            adapters: AdapterNames::new(adapters),
             eos_token_ids,
             max_model_len,
             seed,
@@ -153,7 +162,8 @@ impl Engine {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
         check(&request, self.info.vocab_size, self.max_model_len)?;
-        let GenerationRequest { prompt, params, priority, cache_salt } = request;
+        let GenerationRequest { prompt, params, priority, cache_salt, adapter } = request;
+        let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
         if constraint.is_some() && params.beam.is_some() {
             return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
         }
@@ -168,6 +178,8 @@ impl Engine {
                 n: beam.map_or(samples, |beam| beam.width),
                 priority,
                 cache_salt,
+                // Its contents, so that cached prefixes are shared under every name that they have.
+                adapter: adapter.as_ref().map(|adapter| adapter.digest.clone()),
                 read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
                 // A request for no token still takes one step, which computes its prompt.
@@ -196,6 +208,7 @@ impl Engine {
             started: false,
             prompt_logprobs: Vec::new(),
             embedding: None,
+            _adapter: adapter.clone(),
             unsent: Some(Arc::new(NewRequest {
                 id,
                 prompt,
@@ -206,6 +219,7 @@ impl Engine {
                 on_host,
                 prompt_logprobs: params.prompt_logprobs,
                 pooling: params.pooling,
+                adapter,
             })),
             params,
         };
@@ -229,6 +243,48 @@ impl Engine {
             );
         }
         true
+    }
+
+    /// Reads the adapter in a folder and gives it a name. With `replace`, it takes the place of another of this name, which the
+    /// requests that were submitted before keep.
+    ///
+    /// # Errors
+    /// The engine takes no adapters, the name is taken, or the adapter cannot be used.
+    pub fn load_adapter(&mut self, name: &str, path: &Path, replace: bool) -> Result<(), AdapterError> {
+        self.remove_unloaded();
+        self.adapters.check(name, replace)?;
+        let loaded = self.adapters.read(path)?;
+        self.adapters.add(name, loaded, replace)
+    }
+
+    /// Gives an adapter that was read elsewhere a name.
+    pub(crate) fn add_adapter(&mut self, name: &str, loaded: LoadedAdapter, replace: bool) -> Result<(), AdapterError> {
+        self.adapters.add(name, loaded, replace)
+    }
+
+    /// Refuses new requests for an adapter. It is removed when its last request has ended; see [`Engine::adapters`].
+    ///
+    /// # Errors
+    /// No adapter has this name.
+    pub fn unload_adapter(&mut self, name: &str) -> Result<(), AdapterError> {
+        self.adapters.unload(name)?;
+        self.remove_unloaded();
+        Ok(())
+    }
+
+    /// Removes adapters to unload whose requests have all ended, and returns their names.
+    pub(crate) fn remove_unloaded(&mut self) -> Vec<String> {
+        self.adapters.remove_unused()
+    }
+
+    /// The adapters, in the order of their names.
+    pub fn adapters(&mut self) -> Vec<AdapterInfo> {
+        self.remove_unloaded();
+        self.adapters.list()
+    }
+
+    pub(crate) fn adapter_store(&self) -> Option<&Arc<AdapterStore>> {
+        self.adapters.store()
     }
 
     /// Cancels a request, at any time, and frees its blocks. Returns `false` if it has ended already.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use models::lora::AdapterRef;
 use sampling::TokenLogprobs;
 use sched::{RequestId, SeqId, Span};
 
@@ -34,6 +35,8 @@ pub(super) struct LiveRequest {
     /// Collected while the prompt is computed, if they were asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
     pub embedding: Option<Vec<f32>>,
+    /// Held so that the adapter is not removed before the request has ended.
+    pub _adapter: Option<Arc<AdapterRef>>,
 }
 
 impl LiveRequest {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::{Buffer, Device, Event, Queue};
+use models::lora::Adapter;
 use models::{Fill, ForwardBatch, Model};
 use sched::{MemOp, SeqId, Span, StepId, StepPlan};
 
@@ -66,6 +67,11 @@ impl Executor {
         }
     }
 
+    /// Puts an adapter into a slot of the model.
+    pub fn set_adapter(&mut self, slot: usize, adapter: Arc<Adapter>) -> Result<(), KernelError> {
+        self.model.set_adapter(slot, Some(adapter))
+    }
+
     /// Drops the block tables of sequences.
     pub fn release(&mut self, released: &[SeqId]) {
         for seq in released {
@@ -74,11 +80,11 @@ impl Executor {
     }
 
     /// Does everything that precedes the forward pass: memory operations, block tables, and the batch. `needed` returns which
-    /// hidden states of a span [`Executor::logits`] and [`Executor::hidden`] will read.
+    /// hidden states of a span [`Executor::logits`] and [`Executor::hidden`] will read, and the slot of its adapter.
     pub fn prepare(
         &mut self,
         plan: &StepPlan,
-        mut needed: impl FnMut(usize, &Span) -> Needed,
+        mut needed: impl FnMut(usize, &Span) -> (Needed, Option<u32>),
     ) -> Result<(), KernelError> {
         let _phase = phase(&*self.device, "inputs");
         self.claim(plan);
@@ -103,7 +109,9 @@ impl Executor {
             let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
             let last = self.batch.push(span.start, &span.tokens, groups);
             self.last_rows[i] = last;
-            let first = match needed(i, span) {
+            let (needed, slot) = needed(i, span);
+            slot.into_iter().for_each(|slot| self.batch.set_adapter(slot));
+            let first = match needed {
                 Needed::All => last + 1 - span.tokens.len() as u32,
                 Needed::Last => last,
                 Needed::None => last + 1,

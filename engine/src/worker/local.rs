@@ -12,11 +12,13 @@ use std::sync::Arc;
 use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::profile::Step;
 use device::{Device, DeviceError, Event, Profile, Queue};
+use models::lora::{AdapterRef, AdapterStore};
 use models::{LOGIT_ROWS, Model};
 use sampling::device::{Limits, Pending, SampleError};
 use sampling::token_logprobs;
 use sched::{RequestId, SeqId, Span, StepPlan};
 
+use super::adapters::{AdapterSlots, SlotError};
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
 use super::rows::{Drawn, Row, draw_rows, row_work};
@@ -28,6 +30,10 @@ use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 enum Failure {
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Adapter(#[from] SlotError),
+    #[error("{0}: the request names an adapter, but the engine takes none (--enable-lora)")]
+    NoAdapters(RequestId),
     #[error(transparent)]
     Sample(#[from] SampleError),
     #[error(transparent)]
@@ -82,6 +88,8 @@ pub(crate) struct LocalWorker {
     executor: Executor,
     /// `None` if the host draws everything.
     slots: Option<Slots>,
+    /// `None` if the model takes no adapters.
+    adapters: Option<AdapterSlots>,
     requests: HashMap<RequestId, RequestState>,
     /// Steps that were not collected, oldest first.
     in_flight: VecDeque<SubmittedStep>,
@@ -142,8 +150,10 @@ impl LocalWorker {
         caches: Vec<KvCache>,
         swap_space: SwapSpace,
         limits: Option<Limits>,
+        adapters: Option<Arc<AdapterStore>>,
     ) -> Result<(LocalWorker, WorkerInfo), SampleError> {
         let slots = limits.map(|limits| Slots::new(device.clone(), limits)).transpose()?;
+        let num_slots = model.decoder().adapters.map_or(0, |limits| limits.slots);
         let profile = device.profile().cloned();
         let info = WorkerInfo {
             vocab_size: model.decoder().vocab_size(),
@@ -156,6 +166,7 @@ impl LocalWorker {
             executor: Executor::new(device.clone(), model, caches, swap_space),
             device,
             slots,
+            adapters: adapters.map(|store| AdapterSlots::new(store, num_slots)),
             requests: HashMap::new(),
             in_flight: VecDeque::new(),
             rows: Vec::new(),
@@ -201,18 +212,30 @@ impl LocalWorker {
     /// Orders a step on the device: block copies, forward pass, draws.
     fn launch(&mut self, step: &mut SubmittedStep) -> Result<(), Failure> {
         let input = step.input.clone();
-        let LocalWorker { executor, requests, .. } = self;
+        let LocalWorker { executor, adapters, requests, .. } = self;
+        let of_span = |span: &Span| requests.get(&span.seq.request)?.request.adapter.as_deref();
+        match adapters {
+            Some(adapters) => adapters.assign(input.plan.spans.iter().filter_map(of_span), executor)?,
+            None => {
+                if let Some(span) = input.plan.spans.iter().find(|span| of_span(span).is_some()) {
+                    return Err(Failure::NoAdapters(span.seq.request));
+                }
+            }
+        }
+        let slot_of = |adapter: &AdapterRef| adapters.as_ref()?.slot_of(adapter);
         let mut reads_prompt = false;
         executor.prepare(&input.plan, |index, span| {
             let state = requests.get(&span.seq.request);
+            let slot = of_span(span).and_then(slot_of);
             if state.is_some_and(|state| !state.to_score(span).is_empty() || !state.to_pool(span).is_empty()) {
                 reads_prompt = true;
-                return Needed::All;
+                return (Needed::All, slot);
             }
-            match input.draws.get(index) {
+            let needed = match input.draws.get(index) {
                 None | Some(Draw::Nothing) => Needed::None,
                 Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last,
-            }
+            };
+            (needed, slot)
         })?;
         step.reads_prompt = reads_prompt;
         if input.plan.spans.is_empty() {

@@ -11,6 +11,7 @@
 //! The engine may submit a step before it has collected the previous one, up to [`WorkerInfo::max_in_flight`] steps. When a step
 //! fails, the steps that were submitted behind it are dropped too, because they read what it should have written.
 
+mod adapters;
 mod executor;
 mod local;
 mod pooling;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use device::profile::{Phase, Step};
 use device::{Device, Profile};
 use models::Pooling;
+use models::lora::AdapterRef;
 use sampling::device::Limits;
 use sampling::{Likely, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 use sched::{RequestId, SeqId, StepPlan};
@@ -101,6 +103,8 @@ pub struct NewRequest {
     pub prompt_logprobs: Option<usize>,
     /// How to pool the hidden states of the prompt, if an embedding was asked for.
     pub pooling: Option<Pooling>,
+    /// The adapter that computes it.
+    pub adapter: Option<Arc<AdapterRef>>,
 }
 
 /// What is drawn from the last row of a span.

@@ -191,6 +191,18 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Maps one weight file and reads its header.
+    ///
+    /// # Errors
+    /// It is missing, truncated or damaged.
+    pub(crate) fn open_file(files: &ModelFiles, name: &str) -> Result<Weights, LoadError> {
+        let listing = files.locate(name);
+        let (quantization, rounds) = (None, RoundActivations::default());
+        let mut weights = Weights { shards: Vec::new(), tensors: BTreeMap::new(), listing, quantization, rounds };
+        weights.read_shard(files, name)?;
+        Ok(weights)
+    }
+
     fn of_gguf(model: &GgufModel) -> Weights {
         let shards: Vec<Shard> = model.parts().map(|(file, bytes)| Shard { file: file.to_string(), bytes }).collect();
         let entry = |Named { name, part, encoding, shape, data }: Named| {
@@ -391,7 +403,7 @@ fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
 
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
 /// (two generations of names).
-fn spellings(name: &str) -> Vec<String> {
+pub(crate) fn spellings(name: &str) -> Vec<String> {
     let root = ["model", "transformer", "gpt_neox"]
         .into_iter()
         .find(|root| name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.')));

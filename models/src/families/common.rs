@@ -231,6 +231,7 @@ impl Common {
             layers,
             final_norm: Some(self.norm(format!("{root}.{final_norm}"))),
             head: Head { projection: None, linear: (!self.tied).then_some(head), scale: 1.0, soft_cap: None },
+            adapters: None,
         }
     }
 

@@ -14,6 +14,8 @@ pub struct ForwardBatch {
     pub groups: Vec<GroupBatch>,
     /// Number of sequences with one row; they come first.
     pub decodes: usize,
+    /// Slot of each sequence's adapter ([`Model::set_adapter`](crate::Model::set_adapter)), or [`ForwardBatch::NO_ADAPTER`].
+    pub adapters: Vec<u32>,
     /// Rows whose logits may be requested, ascending; `None`: any row.
     pub needed: Option<Vec<u32>>,
 }
@@ -33,6 +35,9 @@ impl ForwardBatch {
     /// a token that it does not.
     pub const AWAITED: u32 = u32::MAX;
 
+    /// Placeholder for the slot of a sequence without an adapter.
+    pub const NO_ADAPTER: u32 = u32::MAX;
+
     /// Empties the batch and keeps its memory; the next sequences have `groups` block tables each. `needed`, if it is a list,
     /// becomes an empty list.
     pub fn clear(&mut self, groups: usize) {
@@ -47,6 +52,7 @@ impl ForwardBatch {
             attention.block_tables.clear();
         }
         self.decodes = 0;
+        self.adapters.clear();
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
@@ -60,6 +66,7 @@ impl ForwardBatch {
     ) -> u32 {
         debug_assert!(tokens.len() != 1 || self.decodes == self.num_seqs(), "single tokens come first");
         self.decodes += usize::from(tokens.len() == 1);
+        self.adapters.push(ForwardBatch::NO_ADAPTER);
         self.tokens.extend_from_slice(tokens);
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         let rows = self.tokens.len() as u32;
@@ -71,6 +78,13 @@ impl ForwardBatch {
             attention.query_starts.push(rows);
         }
         rows - 1
+    }
+
+    /// Sets the slot of the adapter of the sequence that was appended last.
+    pub fn set_adapter(&mut self, slot: u32) {
+        if let Some(last) = self.adapters.last_mut() {
+            *last = slot;
+        }
     }
 
     /// Becomes a copy of a batch of single tokens, padded to `seqs` sequences. Padding is token 0 at position 0 with a context
@@ -93,6 +107,8 @@ impl ForwardBatch {
             (from.attention.num_seqs()..seqs).for_each(|_| attention.block_tables.push(&[]));
         }
         self.decodes = seqs;
+        self.adapters.clone_from(&from.adapters);
+        self.adapters.resize(seqs, ForwardBatch::NO_ADAPTER);
         self.needed = None;
     }
 

@@ -15,6 +15,7 @@
 //! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`]; [`launched`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
+//! | [`adapters`] | LoRA adapters of the rows of a step |
 //! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
 //!
 //! **Memory.** All buffers of a step are allocated at start for the largest step ([`step::StepBuffers`]), so a step allocates
@@ -26,6 +27,7 @@
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's context in
 //! absolute order; see the docs of `attention_kernels` and `device::gemm`.
 
+mod adapters;
 mod batch;
 mod clock;
 mod cpu;

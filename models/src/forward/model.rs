@@ -6,6 +6,7 @@ use attention_kernels::{AttentionBatch, BlockCopyArgs, KernelError, KernelSet, K
 use device::profile::Phase;
 use device::{Buffer, Device, Features};
 
+use super::adapters::Adapters;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
@@ -17,6 +18,7 @@ use super::scales;
 use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
 use crate::decoder::{Attention, Decoder, Experts, Heads, Mixer, Positions};
+use crate::lora::Adapter;
 use crate::{LoadError, Weights};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
@@ -85,6 +87,8 @@ pub struct Model {
     pub(super) graphs: Option<Graphs>,
     /// Greatest number of rows whose results are requested at once.
     pub(super) result_rows: usize,
+    /// `None` if the decoder takes no adapters.
+    pub(super) adapters: Option<Adapters>,
     /// Indices of the requested rows among the kept ones; reused.
     pub(super) gathered: Vec<u32>,
     /// The batch by views, if they differ from groups; reused.
@@ -114,7 +118,7 @@ impl Model {
             0 => 0,
             widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
-        sizes(LOGIT_ROWS) + scratch as u64
+        sizes(LOGIT_ROWS) + (scratch + Adapters::bytes(decoder, limits.max_rows)) as u64
     }
 
     /// What a decoder needs of kernels on a device, in float32 and with the default cache.
@@ -149,6 +153,9 @@ impl Model {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         if device.features().launches {
+            if decoder.adapters.is_some() {
+                return Err(LoadError::Device(no_adapters(device.name())));
+            }
             launched::open(&*device)?;
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
         }
@@ -215,6 +222,7 @@ impl Model {
             logit_rows: 0,
             graphs: None,
             result_rows: LOGIT_ROWS,
+            adapters: decoder.adapters.map(|limits| Adapters::new(decoder, &limits, max_rows)),
             gathered: Vec::new(),
             viewed: ForwardBatch::default(),
             observer: None,
@@ -241,6 +249,15 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Puts an adapter into a slot, or empties the slot.
+    ///
+    /// # Errors
+    /// The decoder has no such slot ([`Decoder::with_adapters`]).
+    pub fn set_adapter(&mut self, slot: usize, adapter: Option<Arc<Adapter>>) -> Result<(), KernelError> {
+        let problem = KernelError::Shape { what: "slot of an adapter", found: slot, expected: 0 };
+        self.adapters.as_mut().ok_or(problem)?.set(slot, adapter)
     }
 
     /// Whether the next step that computes tokens sets scales ([`Model::calculate_kv_scales`]). Such a step waits for the device
@@ -347,6 +364,16 @@ impl Model {
         if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
+        match &mut self.adapters {
+            Some(adapters) => adapters.load(batch)?,
+            None => {
+                let named = batch.adapters.iter().find(|slot| **slot != ForwardBatch::NO_ADAPTER);
+                if let Some(&slot) = named {
+                    let (what, found, expected) = ("slot of an adapter", slot as usize, 0);
+                    return Err(KernelError::Shape { what, found, expected });
+                }
+            }
+        }
         self.kept_rows.clone_from(&batch.needed);
         self.logit_rows = 0;
         if rows == 0 {
@@ -378,10 +405,11 @@ impl Model {
 
     /// Fills `to` with a batch that has the group of each view instead of those of `batch`.
     fn view(&self, batch: &ForwardBatch, caches: &[KvCache], to: &mut ForwardBatch) {
-        let ForwardBatch { tokens, positions, groups, decodes, needed } = to;
+        let ForwardBatch { tokens, positions, groups, decodes, adapters, needed } = to;
         tokens.clone_from(&batch.tokens);
         positions.clone_from(&batch.positions);
         needed.clone_from(&batch.needed);
+        adapters.clone_from(&batch.adapters);
         *decodes = batch.decodes;
         groups.resize_with(self.layout.views.len(), GroupBatch::default);
         let block_size = caches.first().map_or(1, |cache| cache.shape.block_size);
@@ -418,7 +446,8 @@ impl Model {
         };
         let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
         let groups = vec![group; self.layout.groups.len()];
-        let batch = ForwardBatch { tokens: vec![0; rows], positions: vec![0; rows], groups, decodes: 0, needed: None };
+        let (tokens, positions) = (vec![0; rows], vec![0; rows]);
+        let batch = ForwardBatch { tokens, positions, groups, ..ForwardBatch::default() };
         self.forward(&batch, caches)?;
         self.logits(&[0]).map(drop)
     }
@@ -437,4 +466,9 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// The message for a device that has no products for adapters.
+pub fn no_adapters(device: &str) -> String {
+    format!("--enable-lora: found device {device}, which has no products for LoRA adapters yet; expected cpu")
 }

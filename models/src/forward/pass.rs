@@ -52,7 +52,7 @@ impl Model {
     }
 
     fn run(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let Model { decoder, program, device, kernels, ops, loaded, step, observer, .. } = self;
+        let Model { decoder, program, device, kernels, ops, loaded, step, observer, adapters, .. } = self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
@@ -97,6 +97,10 @@ impl Model {
                         observer(linear, &numbers[..rows * loaded.linears[linear].weights.k()]);
                     }
                     loaded.linears[linear].run(kernels, device, rows_of(x, from), rows, y, dtype)?;
+                    if let Some(adapters) = adapters {
+                        let _time = time("adapters", 0);
+                        adapters.apply(device, linear, x, y, rows < batch.tokens.len())?;
+                    }
                 }
                 Op::QkNormRopeCache { attention } => {
                     let scales = loaded.attention[loaded.attention[attention].donor].kv_scales.clone();

@@ -32,7 +32,8 @@ impl Program {
     pub fn new(decoder: &Decoder, takes_q8: bool) -> Program {
         let mut program = Program::plain(decoder);
         program.fuse_add_and_norm();
-        if takes_q8 {
+        // The products of adapters read the rows as they are. A product quantises them by itself, to the same bits.
+        if takes_q8 && decoder.adapters.is_none() {
             program.quantise_inputs(decoder);
         }
         program.widths = program.widths_of(decoder);

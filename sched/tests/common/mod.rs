@@ -208,6 +208,8 @@ impl Executor {
         plan.memory.iter().for_each(|op| self.apply(op));
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens, "budget exceeded");
         assert!(plan.spans.len() <= self.config.max_num_seqs, "too many sequences");
+        let adapters = plan.spans.iter().filter_map(|span| self.requests[&span.seq.request].request.adapter.as_ref());
+        assert!(adapters.collect::<HashSet<_>>().len() <= self.config.max_loras, "too many adapters");
         let distinct: HashSet<SeqId> = plan.spans.iter().map(|s| s.seq).collect();
         assert_eq!(distinct.len(), plan.spans.len(), "two spans for one sequence");
         for span in &plan.spans {

@@ -10,8 +10,9 @@
 //! | S9, C14 | `drafts` |
 //! | S11 | `refusals`, `beams` |
 //! | S12, S14, C11 | `swap` |
-//! | our own: failed steps, sliding groups | `failures`, `windows` |
+//! | our own: failed steps, sliding groups, adapters | `failures`, `windows`, `adapters` |
 
+mod adapters;
 mod ahead;
 mod beams;
 mod drafts;

@@ -17,7 +17,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::work::Work;
-use super::{chat, completions, embeddings, page, responses, tokenize};
+use super::{adapters, chat, completions, embeddings, page, responses, tokenize};
 use answers::reference;
 
 /// `GET /openapi.json`.
@@ -50,8 +50,12 @@ fn document(app: &Arc<App>) -> Value {
     document.post("/tokenize", "Tokenize a text or a conversation", request, "Tokenize", false);
     let request = document.request("DetokenizeRequest", "Token ids.", tokenize::token_ids);
     document.post("/detokenize", "Convert token ids to text", request, "Detokenize", false);
-    document.get("/v1/models", "List the served model", "Models");
-    document.get("/v1/models/{name}", "Describe the served model", "Model");
+    document.get("/v1/models", "List the served model and its LoRA adapters", "Models");
+    document.get("/v1/models/{name}", "Describe the served model or a LoRA adapter", "Model");
+    let request = document.request("LoadLoraAdapterRequest", "An adapter to load.", adapters::LoadRequest::read);
+    document.post_text("/v1/load_lora_adapter", "Load a LoRA adapter", request);
+    let request = document.request("UnloadLoraAdapterRequest", "An adapter to unload.", adapters::unload_name);
+    document.post_text("/v1/unload_lora_adapter", "Unload a LoRA adapter once its requests have ended", request);
     for method in ["get", "delete"] {
         // Always an error.
         let mut operation = operation("/v1/responses/{id}", "Not supported: responses are not stored");
@@ -117,6 +121,12 @@ impl Document {
                 json!({"schema": {"type": "string", "description": "Server-sent events, with stream: true."}});
         }
         self.respond(path, "post", summary, content);
+        self.paths[path]["post"]["requestBody"] = json!({"required": true, "content": json_content(request)});
+    }
+
+    /// Adds a route whose response is text.
+    fn post_text(&mut self, path: &str, summary: &str, request: Value) {
+        self.respond(path, "post", summary, json!({"text/plain": {"schema": {"type": "string"}}}));
         self.paths[path]["post"]["requestBody"] = json!({"required": true, "content": json_content(request)});
     }
 

@@ -45,7 +45,7 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let request = chat.options.request(&app, chat.ids.clone(), default, "input")?;
     let run = Run::submit(&app, vec![request]).await?;
     let assistant = Assistant::new(&app, &chat.tools, chat.reasoning.clone());
-    let writer = Writer::new(&app, frame, chat.ids.len());
+    let writer = Writer::new(&app, chat.options.adapter.as_deref(), frame, chat.ids.len());
     let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer };
     if chat.options.stream {
         reply.writer.open();

@@ -51,6 +51,8 @@ struct Open {
 /// Writer of one response.
 pub struct Writer {
     app: Arc<App>,
+    /// Name of the model or of the LoRA adapter.
+    model: String,
     /// Token counts so far.
     pub usage: Usage,
     reasoning_tokens: usize,
@@ -71,9 +73,10 @@ pub struct Writer {
 
 impl Writer {
     /// Writer of the response to a prompt of this many tokens.
-    pub fn new(app: &Arc<App>, frame: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
+    pub fn new(app: &Arc<App>, adapter: Option<&str>, frame: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
         Writer {
             app: app.clone(),
+            model: adapter.unwrap_or(&app.model).to_string(),
             usage: Usage { prompt_tokens, ..Usage::default() },
             reasoning_tokens: 0,
             frame,
@@ -109,7 +112,7 @@ impl Writer {
             "completed_at": (self.ended == Some(Status::Completed)).then(unix_seconds),
             "error": null,
             "incomplete_details": incomplete,
-            "model": self.app.model,
+            "model": self.model,
             "usage": usage,
         }));
         response.set("output", self.output.clone());

@@ -42,7 +42,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
 /// Reads the fields of a request.
 pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
     let limits = &work.options.limits;
-    work.check_model(fields)?;
+    let adapter = work.choose_model(fields)?;
     for (name, advice) in UNSUPPORTED {
         fields.refuse(name, advice)?;
     }
@@ -57,6 +57,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     if options.params.n != 1 {
         return Err(ApiError::wrong("n", &Value::from(options.params.n), "1; use /v1/chat/completions for more"));
     }
+    options.adapter = adapter;
     options.params.sampling.logprobs = num_logprobs(work, fields)?;
     let (format, constraint) = structured::text_format(fields, limits)?;
     if let Some(constraint) = constraint {

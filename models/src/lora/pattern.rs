@@ -1,0 +1,57 @@
+//! Names and regular expressions that choose modules, with PEFT's meaning.
+
+use fancy_regex::{Regex, RegexBuilder};
+
+/// Greatest length of an expression in bytes.
+const LONGEST: usize = 16 << 10;
+
+/// Greatest number of steps back of one match.
+const MOST_STEPS: usize = 100_000;
+
+/// A text that a module's whole name matches.
+#[derive(Clone, Debug)]
+pub(super) enum Pattern {
+    /// The name, or its last parts.
+    Suffix(String),
+    /// A regular expression for the whole name.
+    Expression(Regex),
+}
+
+impl Pattern {
+    /// The last parts of a name.
+    pub fn suffix(text: &str) -> Pattern {
+        Pattern::Suffix(text.to_string())
+    }
+
+    /// A regular expression that the whole name matches (`re.fullmatch`).
+    pub fn whole(text: &str) -> Result<Pattern, String> {
+        Pattern::expression(text, &format!(r"\A(?:{text})\z"))
+    }
+
+    /// A regular expression that the last parts of the name match, as the keys of `rank_pattern` and `alpha_pattern` do.
+    pub fn last_parts(text: &str) -> Result<Pattern, String> {
+        // A name without special characters needs no expression.
+        if text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')) {
+            return Ok(Pattern::suffix(text));
+        }
+        Pattern::expression(text, &format!(r"\A(?:.*\.)?(?:{text})\z"))
+    }
+
+    fn expression(text: &str, expression: &str) -> Result<Pattern, String> {
+        if text.len() > LONGEST {
+            return Err(format!("a regular expression of {} bytes", text.len()));
+        }
+        let built = RegexBuilder::new(expression).backtrack_limit(MOST_STEPS).build();
+        built.map(Pattern::Expression).map_err(|error| format!("a regular expression that cannot be used ({error})"))
+    }
+
+    /// Whether a name matches. An expression that takes too many steps matches nothing.
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Pattern::Suffix(suffix) => {
+                name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }
+            Pattern::Expression(expression) => expression.is_match(name).unwrap_or(false),
+        }
+    }
+}
