@@ -13,7 +13,7 @@ fn the_offline_example_runs() -> Result<(), Box<dyn std::error::Error>> {
 
 #[test]
 fn a_gguf_file_alone_completes_texts_as_the_reference_does() {
-    let folder = testkit::workspace::root().join("models/tests/gguf/reference/gguf-llama-spm-q5_0");
+    let folder = testkit::workspace::root().join("models/tests/gguf/reference/gguf-llama-spm-q2_k");
     let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let alone = tempfile::TempDir::new().unwrap();
     let path = alone.path().join("model.gguf");

@@ -42,9 +42,10 @@ pub struct LatencyArgs {
     pub engine: EngineArgs,
 }
 
-pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: LatencyArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let batch = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: args.output_len };
     let results = Results::open("--output-json", args.output_json.as_deref())?;
+    args.engine.fetch(&mut config)?;
     let mut bench = Bench::start(&config)?;
     for _ in 0..args.num_iters_warmup {
         bench.run(&batch)?;

@@ -46,8 +46,9 @@ pub struct LoraArgs {
 /// A module of the model: name, inputs, outputs.
 type Module = (String, usize, usize);
 
-pub fn run(args: LoraArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: LoraArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let results = Results::open("--output-json", args.output_json.as_deref())?;
+    args.engine.fetch(&mut config)?;
     let time = |bench: &mut Bench| -> Result<f64, CliError> {
         let phase = bench.decode(args.batch_size, args.input_len, args.steps)?;
         Ok(phase.seconds / phase.work.steps.max(1) as f64)

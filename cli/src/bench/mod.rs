@@ -62,10 +62,7 @@ fn write_figures(results: Option<Results>, figures: &Value) -> Result<bool, CliE
     Ok(results.is_standard_output())
 }
 
-pub fn run(args: BenchArgs, mut config: EngineConfig) -> Result<(), CliError> {
-    if let Some(engine) = args.shared().engine {
-        engine.fetch(&mut config)?;
-    }
+pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
     match args.command {
         BenchCommand::Kernels(args) => kernels::run(*args, &config),
         BenchCommand::Roofline(args) => roofline::run(args),

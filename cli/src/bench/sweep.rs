@@ -41,8 +41,9 @@ pub struct SweepArgs {
 /// Prompts per length; the first one is not timed.
 const PREFILLS: usize = 4;
 
-pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: SweepArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
+    args.engine.fetch(&mut config)?;
     let mut bench = Bench::start(&config)?;
     println!("{}", bench.roofline_line());
     println!("{:<8} {:>6} {:>8} {:>12} {:>12} {:>13}", "", "batch", "tokens", "tokens/s", "ms", "of roofline");

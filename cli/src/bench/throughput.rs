@@ -39,8 +39,9 @@ pub struct ThroughputArgs {
     pub engine: EngineArgs,
 }
 
-pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: ThroughputArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let results = Results::open("--output-json", args.output_json.as_deref())?;
+    args.engine.fetch(&mut config)?;
     let mut bench = Bench::start(&config)?;
     let lengths = match &args.lengths {
         Some(file) => read_lengths(file)?,

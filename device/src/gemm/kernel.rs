@@ -96,7 +96,7 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
     let k = task.k;
     let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
     let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * k..][..k]);
-    let acc = accumulate(x, w, [[L::splat(0.0); P]; M]);
+    let acc = accumulate::<L, W, M, P, true>(x, w, [[L::splat(0.0); P]; M]);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
     unsafe { task.out.write_tile(row, panel, &numbers(acc), task.bias) };
 }

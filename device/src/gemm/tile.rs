@@ -25,9 +25,9 @@ impl Line for [u16; LANES] {
     }
 }
 
-/// Adds the products of rows with panels, input after input.
+/// Adds the products of rows with panels, input after input. `FROM_MEMORY`: the panels are not in a cache yet.
 #[inline(always)]
-pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize>(
+pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize, const FROM_MEMORY: bool>(
     x: [&[f32]; M],
     w: [&[W]; P],
     mut acc: [[L; P]; M],
@@ -37,7 +37,7 @@ pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize>(
     let x = x.map(|x| &x[..k]);
     let w = w.map(|w| &w[..k]);
     for i in 0..k {
-        if M < FEW_ROWS {
+        if M < FEW_ROWS && FROM_MEMORY {
             for w in w {
                 prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
             }

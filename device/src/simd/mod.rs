@@ -102,6 +102,15 @@ pub trait Lanes: Copy {
     fn lookup(indices: &[u8; 4 * LANES], table: &[i8; 16]) -> [u8; 4 * LANES] {
         indices.map(|index| table[usize::from(index & 15)] as u8)
     }
+    /// Looks up the lowest 4 bits of each of sixteen words, shifted to the right by `shift`, in a table.
+    #[inline(always)]
+    fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {
+        let mut found = [0.0; LANES];
+        for (found, word) in found.iter_mut().zip(words.as_chunks::<4>().0) {
+            *found = table[(u32::from_le_bytes(*word) >> shift) as usize & 15];
+        }
+        Self::load(&found)
+    }
     /// Loads and widens signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;
     /// Stores the lanes.

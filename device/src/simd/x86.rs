@@ -59,6 +59,15 @@ impl Lanes for Avx512 {
         out
     }
     #[inline(always)]
+    fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {
+        // SAFETY: see the module; both arrays are 64 bytes long. The lookup takes the lowest 4 bits of each index.
+        unsafe {
+            let words = _mm512_loadu_si512(words.as_ptr().cast());
+            let indices = _mm512_srl_epi32(words, _mm_cvtsi32_si128(shift as i32));
+            Avx512(_mm512_permutexvar_ps(indices, _mm512_loadu_ps(table.as_ptr())))
+        }
+    }
+    #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
         // SAFETY: see the module; the array is 16 bytes long.
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
@@ -254,6 +263,21 @@ impl Lanes for Avx2 {
             }
         }
         out
+    }
+    #[inline(always)]
+    fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {
+        let half = |words: &[u8]| {
+            // SAFETY: see the module; the halves of both arrays are 32 bytes long. A lookup takes the lowest 3 bits of each index;
+            // the fourth, moved to the sign, chooses the half of the table.
+            unsafe {
+                let words = _mm256_loadu_si256(words.as_ptr().cast());
+                let indices = _mm256_srl_epi32(words, _mm_cvtsi32_si128(shift as i32));
+                let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), indices);
+                let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table[8..].as_ptr()), indices);
+                _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices)))
+            }
+        };
+        Avx2(half(&words[..32]), half(&words[32..]))
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {

@@ -198,7 +198,9 @@ pub(super) fn to_floats<L: Lanes>(
 ) {
     match panels.format.codes {
         Codes::E4m3 => e4m3_to_floats::<L>(panels, pair, blocks, out),
-        Codes::Floats(table) => table_to_floats(panels, pair, blocks, table, out),
+        _ if panels.format.codes.bits() == 4 && !panels.format.has_minimum() && !panels.format.halves() => {
+            table_to_floats::<L>(panels, pair, blocks, out);
+        }
         _ => with_planes!(panels.format, integers_to_floats::<L, _>(panels, pair, blocks, out)),
     }
 }
@@ -237,24 +239,35 @@ fn integers_to_floats<L: Lanes, const LOW: u32, const HIGH: u32>(
     blocks: Range<usize>,
     out: &mut [Vec<[f32; LANES]>; PAIR],
 ) {
+    match panels.format.has_minimum() {
+        true => widen::<L, LOW, HIGH, true>(panels, pair, blocks, out),
+        false => widen::<L, LOW, HIGH, false>(panels, pair, blocks, out),
+    }
+}
+
+#[allow(clippy::needless_range_loop)] // as above
+#[inline(always)]
+fn widen<L: Lanes, const LOW: u32, const HIGH: u32, const MINIMA: bool>(
+    panels: &StoredPanels,
+    pair: usize,
+    blocks: Range<usize>,
+    out: &mut [Vec<[f32; LANES]>; PAIR],
+) {
     let (header, lines) = panels.pair(pair);
-    let (kind, table) = kind_of(&panels.format);
+    let kind = if LOW == 8 { Kind::Whole } else { Kind::Points };
     let (halves, far) = (panels.format.halves(), LOW == 8 && panels.format.offset == Offset::ZeroPoint);
-    let minima = panels.format.has_minimum();
     for (to, block) in blocks.enumerate() {
         let mut group = Group::of(panels, header, block * BLOCK);
-        let both = [panel_of(panels, lines, block, 0), panel_of(panels, lines, block, 1)];
-        for g in 0..FOURS {
-            if g == FOURS / 2 && halves {
-                group = Group::of(panels, header, block * BLOCK + BLOCK / 2);
-            }
-            for panel in 0..PAIR {
-                let words = codes::<LOW, HIGH>(both[panel], g);
-                let words = bytes::<L>(kind, words, &group.zeros[panel], table);
-                let (scales, add) = (&group.scales[panel], &group.minima[panel]);
-                let (inputs, _) = out[panel][to * BLOCK + g * 4..].as_chunks_mut::<4>();
-                let Some(inputs) = inputs.first_mut() else { continue };
-                for (i, out) in inputs.iter_mut().enumerate() {
+        for panel in 0..PAIR {
+            let lines = panel_of(panels, lines, block, panel);
+            let Some(out) = out[panel][to * BLOCK..].first_chunk_mut::<BLOCK>() else { continue };
+            for g in 0..FOURS {
+                if halves && g % (FOURS / 2) == 0 {
+                    group = Group::of(panels, header, block * BLOCK + g * 4);
+                }
+                let words = bytes::<L>(kind, codes::<LOW, HIGH>(lines, g), &group.zeros[panel], &[0; 16]);
+                let (scales, minima) = (&group.scales[panel], &group.minima[panel]);
+                for i in 0..4 {
                     let mut numbers = [0.0; LANES];
                     for lane in 0..LANES {
                         // The byte without its offset of 128, extended by its sign.
@@ -269,12 +282,49 @@ fn integers_to_floats<L: Lanes, const LOW: u32, const HIGH: u32>(
                     for lane in 0..LANES {
                         numbers[lane] *= scales[lane];
                     }
-                    if minima {
+                    if MINIMA {
                         for lane in 0..LANES {
-                            numbers[lane] += add[lane];
+                            numbers[lane] += minima[lane];
                         }
                     }
-                    *out = numbers;
+                    out[g * 4 + i] = numbers;
+                }
+            }
+        }
+    }
+}
+
+/// 4-bit codes without minima, by a table of the numbers that they stand for.
+#[inline(always)]
+fn table_to_floats<L: Lanes>(
+    panels: &StoredPanels,
+    pair: usize,
+    blocks: Range<usize>,
+    out: &mut [Vec<[f32; LANES]>; PAIR],
+) {
+    let (header, lines) = panels.pair(pair);
+    let mut table = [0.0; LANES];
+    for (code, number) in table.iter_mut().enumerate() {
+        *number = panels.format.codes.number(code as u8);
+    }
+    let points = panels.format.offset == Offset::ZeroPoint;
+    for (to, block) in blocks.enumerate() {
+        let group = Group::of(panels, header, block * BLOCK);
+        for panel in 0..PAIR {
+            let lines = panel_of(panels, lines, block, panel);
+            let scales = L::load(&group.scales[panel]);
+            // Group::of has them less 128, exactly.
+            let mut zeros = L::load(&group.far_zeros[panel]).add(L::splat(f32::from(OFFSET)));
+            zeros = zeros.mul(L::splat(if points { -1.0 } else { 0.0 }));
+            let Some(out) = out[panel][to * BLOCK..].first_chunk_mut::<BLOCK>() else { continue };
+            for (line, out) in lines.iter().zip(out.as_chunks_mut::<8>().0) {
+                for (i, out) in out.iter_mut().enumerate() {
+                    let shift = (i as u32 % 4) * 8 + (i as u32 / 4) * 4;
+                    let mut number = L::lookup_floats(&line.0, shift, &table);
+                    if points {
+                        number = number.add(zeros);
+                    }
+                    number.mul(scales).store(out);
                 }
             }
         }
@@ -326,32 +376,6 @@ fn e4m3_to_floats<L: Lanes>(
             let codes = panel_of(panels, lines, block, panel).iter().flat_map(|line| line.0.as_chunks::<LANES>().0);
             for (out, codes) in out[panel][to * BLOCK..].iter_mut().zip(codes) {
                 L::load_e4m3(codes).mul(scales).store(out);
-            }
-        }
-    }
-}
-
-/// By table lookups without vector instructions.
-fn table_to_floats(
-    panels: &StoredPanels,
-    pair: usize,
-    blocks: Range<usize>,
-    table: &[f32; 16],
-    out: &mut [Vec<[f32; LANES]>; PAIR],
-) {
-    let (header, lines) = panels.pair(pair);
-    for (to, block) in blocks.enumerate() {
-        let group = Group::of(panels, header, block * BLOCK);
-        for panel in 0..PAIR {
-            let block = panel_of(panels, lines, block, panel);
-            for g in 0..FOURS {
-                let words = codes::<4, 0>(block, g);
-                for i in 0..4 {
-                    let out = &mut out[panel][to * BLOCK + g * 4 + i];
-                    for lane in 0..LANES {
-                        out[lane] = table[(words[lane] >> (8 * i) & 15) as usize] * group.scales[panel][lane];
-                    }
-                }
             }
         }
     }
