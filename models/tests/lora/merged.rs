@@ -31,6 +31,10 @@ fn merge(case: &str, matrices: &[Matrix], scale: &dyn Fn(&str) -> f32, transpose
             let wide = weights.as_chunks::<2>().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32());
             (*dtype, *weights) = (Dtype::F32, wide.flat_map(|x| x.to_le_bytes()).collect());
         }
+        if *dtype == Dtype::BF16 {
+            let wide = weights.as_chunks::<2>().0.iter().map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32());
+            (*dtype, *weights) = (Dtype::F32, wide.flat_map(|x| x.to_le_bytes()).collect());
+        }
         assert_eq!(*dtype, Dtype::F32);
         let ([rank, inputs], [outputs, _]) = (down.shape, up.shape);
         assert_eq!(shape[..], if transposed { [inputs, outputs] } else { [outputs, inputs] });
