@@ -11,6 +11,7 @@
 //! 17 or 9 bytes per 16 weights. A tile reads a pair from its first byte to its last, so each thread reads memory as one
 //! stream: several streams per thread get only two thirds of the bandwidth.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
@@ -88,14 +89,10 @@ impl<F: Form> Blocks<F> {
     /// Returns what to prefetch while pair `pair` is multiplied with `bands` bands of rows.
     #[inline(always)]
     pub fn ahead(&self, pair: usize, bands: usize) -> Ahead {
-        const LINES_AHEAD: usize = 64;
         let lines = size_of::<Unit<F::Block>>() / size_of::<Line>();
         let range = self.units.as_ptr_range();
-        // A single band reads at the speed of memory. Of several bands, the first should find the whole next pair in cache.
-        let distance = if bands == 1 { LINES_AHEAD } else { self.blocks * lines };
-        let start = range.start.wrapping_add(pair * self.blocks).cast::<Line>();
-        let end = range.end.cast();
-        Ahead { next: start.wrapping_add(distance).min(end), end, at_once: lines.div_ceil(bands) }
+        let start = range.start.wrapping_add(pair * self.blocks);
+        Ahead::new(start.cast()..range.end.cast(), [self.blocks * lines, lines], bands)
     }
 
     /// Returns the integers and the scale of block `block` of output `row`.
@@ -123,6 +120,17 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
+    /// What to prefetch while the first pair of `lines` is multiplied with `bands` bands of rows. It has `pair` lines, and each of
+    /// its blocks `block`.
+    #[inline(always)]
+    pub fn new(lines: Range<*const Line>, [pair, block]: [usize; 2], bands: usize) -> Ahead {
+        const LINES_AHEAD: usize = 64;
+        // A single band reads at the speed of memory. Of several bands, the first should find the whole next pair in cache.
+        let distance = if bands == 1 { LINES_AHEAD } else { pair };
+        let Range { start, end } = lines;
+        Ahead { next: start.wrapping_add(distance).min(end), end, at_once: block.div_ceil(bands) }
+    }
+
     /// Prefetches nothing.
     pub fn nothing() -> Ahead {
         Ahead { next: std::ptr::null(), end: std::ptr::null(), at_once: 0 }

@@ -105,7 +105,7 @@ impl Form for Nibbles {
     }
     #[inline(always)]
     fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [Weights<D>; 2] {
-        D::Sums::load_nibbles(&block[line].0)
+        [D::Sums::load_codes(&block[line].0, 0, 4), D::Sums::load_codes(&block[line].0, 4, 4)]
     }
     #[inline(always)]
     fn dot<D: DotLanes>(sums: D::Sums, [low, high]: [Weights<D>; 2], row: &RowBlock, line: usize) -> D::Sums {

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::activations;
-use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
+use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
 use super::form::Form;
 use super::output::{Output, numbers};
 use super::processor::Processor;
@@ -136,6 +136,8 @@ fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, 
     }
 }
 
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     task: &Task<'_, F>,
@@ -146,82 +148,26 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
 ) {
     let blocks = task.weights.blocks;
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
-    let acc = [[Floats::<D>::splat(0.0); P]; M];
-    let acc = accumulate::<D, F, _, M, P, 1>(x, task.weights.pair(pair), panel, false, acc, next);
-    // SAFETY: rows row..row+M exist, and only this task writes these panels.
-    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &numbers(acc), task.bias) };
-}
-
-/// Blocks of a pair of panels, with the integers of `F`.
-pub(super) trait UnitOf<F: Form> {
-    /// The integers of a panel.
-    fn weights(&self, panel: usize) -> &F::Block;
-    /// The scales of a panel, for a part of its inputs.
-    fn scales<L: Lanes>(&self, panel: usize, part: usize) -> L;
-    /// What is added to the products with the scales.
-    fn minima<L: Lanes>(&self, _panel: usize, _part: usize) -> L {
-        L::splat(0.0)
-    }
-}
-
-impl<F: Form> UnitOf<F> for Unit<F::Block> {
-    #[inline(always)]
-    fn weights(&self, panel: usize) -> &F::Block {
-        &self.weights[panel]
-    }
-    #[inline(always)]
-    fn scales<L: Lanes>(&self, panel: usize, _part: usize) -> L {
-        L::load_finite_f16(&self.scales[panel])
-    }
-}
-
-/// Adds the products of some blocks. The inputs of a block are in one part or two, with scales of their own. `minima`: the units
-/// have minima.
-// The loops over registers share one index between several arrays.
-#[allow(clippy::needless_range_loop)]
-#[inline(always)]
-pub(super) fn accumulate<D: DotLanes, F: Form, U: UnitOf<F>, const M: usize, const P: usize, const PARTS: usize>(
-    x: [&[RowBlock]; M],
-    units: &[U],
-    panel: usize,
-    minima: bool,
-    mut acc: [[Floats<D>; P]; M],
-    next: &mut Ahead,
-) -> [[Floats<D>; P]; M] {
-    for (b, unit) in units.iter().enumerate() {
+    let mut acc = [[Floats::<D>::splat(0.0); P]; M];
+    for (b, unit) in task.weights.pair(pair).iter().enumerate() {
         next.prefetch();
-        for part in 0..PARTS {
-            let correction = |row: &RowBlock| match (PARTS, part) {
-                (1, _) => row.correction,
-                (_, 0) => row.first_half,
-                _ => row.correction - row.first_half,
-            };
-            let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(correction(&x[m][b])); P]);
-            for line in part * F::LINES / PARTS..(part + 1) * F::LINES / PARTS {
-                let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(unit.weights(panel + p), line));
-                for m in 0..M {
-                    for p in 0..P {
-                        sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
-                    }
-                }
-            }
-            let scales: [Floats<D>; P] = std::array::from_fn(|p| unit.scales(panel + p, part));
+        let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(x[m][b].correction); P]);
+        for line in 0..F::LINES {
+            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], line));
             for m in 0..M {
-                let scale = Floats::<D>::splat(x[m][b].scale);
                 for p in 0..P {
-                    acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
-                }
-            }
-            if minima {
-                for m in 0..M {
-                    let sum = D::Sums::splat(correction(&x[m][b]) / -128);
-                    let scale = Floats::<D>::splat(x[m][b].scale);
-                    for p in 0..P {
-                        acc[m][p] = sum.scale_add(unit.minima::<Floats<D>>(panel + p, part).mul(scale), acc[m][p]);
-                    }
+                    sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
                 }
             }
         }
+        let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
+        for m in 0..M {
+            let scale = Floats::<D>::splat(x[m][b].scale);
+            for p in 0..P {
+                acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
+            }
+        }
     }
-    acc
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
+    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &numbers(acc), task.bias) };
 }

@@ -97,11 +97,6 @@ pub trait Lanes: Copy {
     fn load_e4m3(from: &[u8; LANES]) -> Self;
     /// Loads and widens e5m2 bytes.
     fn load_e5m2(from: &[u8; LANES]) -> Self;
-    /// Looks up indices from 0 to 15, one per byte, in a table.
-    #[inline(always)]
-    fn lookup(indices: &[u8; 4 * LANES], table: &[i8; 16]) -> [u8; 4 * LANES] {
-        indices.map(|index| table[usize::from(index & 15)] as u8)
-    }
     /// Looks up the lowest 4 bits of each of sixteen words, shifted to the right by `shift`, in a table.
     #[inline(always)]
     fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {

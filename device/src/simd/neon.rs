@@ -77,17 +77,6 @@ impl Lanes for Neon {
         Neon(widened(from).map(|bytes| unsafe { halves(vshlq_n_u32::<8>(bytes)) }))
     }
     #[inline(always)]
-    fn lookup(indices: &[u8; 4 * LANES], table: &[i8; 16]) -> [u8; 4 * LANES] {
-        let mut out = [0; 4 * LANES];
-        for (out, indices) in out.as_chunks_mut::<16>().0.iter_mut().zip(indices.as_chunks::<16>().0) {
-            // SAFETY: every aarch64 CPU has NEON; the arrays are 16 bytes long.
-            unsafe {
-                vst1q_u8(out.as_mut_ptr(), vqtbl1q_u8(vld1q_u8(table.as_ptr().cast()), vld1q_u8(indices.as_ptr())))
-            }
-        }
-        out
-    }
-    #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
         // SAFETY: every aarch64 CPU has NEON; the array is 16 bytes long.
         unsafe {

@@ -48,17 +48,6 @@ impl Lanes for Avx512 {
         Avx512(unsafe { _mm512_cvtph_ps(e5m2_halves(from)) })
     }
     #[inline(always)]
-    fn lookup(indices: &[u8; 4 * LANES], table: &[i8; 16]) -> [u8; 4 * LANES] {
-        let mut out = [0; 4 * LANES];
-        // SAFETY: see the module; the arrays are 64 and 16 bytes long.
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            let found = _mm512_shuffle_epi8(table, _mm512_loadu_si512(indices.as_ptr().cast()));
-            _mm512_storeu_si512(out.as_mut_ptr().cast(), found);
-        }
-        out
-    }
-    #[inline(always)]
     fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {
         // SAFETY: see the module; both arrays are 64 bytes long. The lookup takes the lowest 4 bits of each index.
         unsafe {
@@ -250,19 +239,6 @@ impl Lanes for Avx2 {
     fn load_e5m2(from: &[u8; LANES]) -> Self {
         // SAFETY: see the module.
         two_halves(unsafe { e5m2_halves(from) })
-    }
-    #[inline(always)]
-    fn lookup(indices: &[u8; 4 * LANES], table: &[i8; 16]) -> [u8; 4 * LANES] {
-        let mut out = [0; 4 * LANES];
-        for (out, indices) in out.as_chunks_mut::<32>().0.iter_mut().zip(indices.as_chunks::<32>().0) {
-            // SAFETY: see the module; the arrays are 32 and 16 bytes long.
-            unsafe {
-                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-                let found = _mm256_shuffle_epi8(table, _mm256_loadu_si256(indices.as_ptr().cast()));
-                _mm256_storeu_si256(out.as_mut_ptr().cast(), found);
-            }
-        }
-        out
     }
     #[inline(always)]
     fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {

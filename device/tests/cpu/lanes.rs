@@ -58,7 +58,7 @@ fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u16;
     let sums = D::dot(D::dot(D::start(correction), D::load(&w[0]), a[0]), D::load(&w[1]), a[1]);
     sums.to_floats().store(&mut out[0]);
     Floats::<D>::load_finite_f16(halves).store(&mut out[1]);
-    let [low, high] = D::Sums::load_nibbles(&w[0]);
+    let (low, high) = (D::Sums::load_codes(&w[0], 0, 4), D::Sums::load_codes(&w[0], 4, 4));
     D::dot_small(D::dot_small(D::Sums::splat(-7), low, a[0]), high, a[1]).to_floats().store(&mut out[2]);
 }
 

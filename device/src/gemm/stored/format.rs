@@ -96,6 +96,14 @@ impl Codes {
         }
     }
 
+    /// The zero point of all groups.
+    pub(super) fn zero(self) -> i32 {
+        match self {
+            Codes::Integers { zero, .. } => i32::from(zero),
+            _ => 0,
+        }
+    }
+
     /// Whether products can be computed with 8-bit integers.
     pub fn are_integers(self) -> bool {
         matches!(self, Codes::Integers { .. } | Codes::Table(_))

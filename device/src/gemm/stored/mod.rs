@@ -1,17 +1,20 @@
 //! Products with weights in the form in which checkpoints store them.
 //!
 //! A matrix is packed once, exactly: [`format`] defines the value of every weight, [`panels`] the memory layout, whose size is that
-//! of the stored weights. A task unpacks a few blocks at a time ([`unpack`]) to memory that stays in the L1 cache, and multiplies
-//! them with all rows: as floats, with the bits of a product with unpacked weights, or as bytes with rows that are rounded to
-//! 8-bit integers ([`rounding`]).
+//! of the stored weights. Rows of floats are multiplied with weights that are unpacked a few blocks at a time, to memory that stays in
+//! the L1 cache ([`unpack`]), with the bits of a product with unpacked weights. Rows that are rounded to 8-bit integers
+//! ([`rounding`]) are multiplied with the codes as they lie ([`integer`]).
 //!
-//! **Row-invariance**: an output is one running sum over the inputs in order, as in the other products. Sums pause at the end of
-//! unpacked blocks; the output holds them meanwhile.
+//! **Row-invariance**: an output is one running sum over the inputs in order, as in the other products. Sums pause after
+//! a few blocks; the output holds them meanwhile.
 
 mod format;
+mod group;
+mod integer;
 mod panels;
 mod product;
 mod rounding;
+mod task;
 mod unpack;
 
 pub use format::{Codes, Offset, Scale, StoredFormat, StoredRow, StoredRows};

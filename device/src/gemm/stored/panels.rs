@@ -23,10 +23,11 @@
 //! Codes that are floats of 8 bits are stored by inputs, `[32][16]`. So a task reads memory as one stream, and the matrix has the
 //! size of the stored weights, but for outputs that pad the last pair and scales of less than a byte.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::format::{Codes, OUTER, StoredFormat, StoredRow, weight};
-use crate::gemm::blocks::{OUTPUTS, PAIR};
+use crate::gemm::blocks::{Ahead, OUTPUTS, PAIR};
 use crate::gemm::form::Line;
 use crate::gemm::format::in_panels;
 use crate::gemm::quantize::BLOCK;
@@ -138,6 +139,14 @@ impl StoredPanels {
     pub(super) fn pair(&self, pair: usize) -> (&[u8], &[Line]) {
         let (header, codes) = self.lines[pair * self.layout.pair..][..self.layout.pair].split_at(self.layout.header);
         (as_bytes(header), codes)
+    }
+
+    /// Returns what to prefetch while pair `pair` is multiplied with `bands` bands of rows.
+    #[inline(always)]
+    pub(super) fn ahead(&self, pair: usize, bands: usize) -> Ahead {
+        let Range { start, end } = self.lines.as_ptr_range();
+        let start = start.wrapping_add(pair * self.layout.pair);
+        Ahead::new(start..end, [self.layout.pair, PAIR * self.layout.block], bands)
     }
 
     /// Writes output `row` as floats; column i of the weights goes to `out[place(i)]`.

@@ -1,29 +1,26 @@
-//! The product with stored weights: activations as the weights take them, and the loops over rows, pairs and blocks.
+//! The product with stored weights: activations as the weights take them, and the product with floats.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use super::group::Group;
+use super::integer::multiply;
 use super::panels::StoredPanels;
 use super::rounding::{Rounding, row_to_blocks, to_e4m3};
-use super::unpack::{Bytes, to_bytes, to_floats};
+use super::task::{ROWS, Task, end, start};
+use super::unpack::to_floats;
+use crate::dispatch;
 use crate::gemm::activations::with_activations;
-use crate::gemm::blocks::{Ahead, OUTPUTS, PAIR};
-use crate::gemm::form;
-use crate::gemm::integer::{self, UnitOf};
-use crate::gemm::output::{Output, numbers};
+use crate::gemm::blocks::{OUTPUTS, PAIR};
+use crate::gemm::output::Output;
 use crate::gemm::processor::Processor;
 use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::{RowBlock, Rows};
 use crate::gemm::tile;
-use crate::simd::int8::{DotLanes, Floats};
 use crate::simd::{LANES, Lanes};
-use crate::{dispatch, dispatch_dot};
 
 /// Blocks that are unpacked at a time: 16 KiB of floats.
 const AT_ONCE: usize = 4;
-
-/// Rows that are multiplied with unpacked blocks, so that they stay in the L2 cache.
-const ROWS: usize = 96;
 
 /// Several, so that a thread that loses its core leaves little work behind.
 const TASKS_PER_THREAD: usize = 4;
@@ -53,17 +50,8 @@ thread_local! {
     static ROUNDED: Cell<Vec<RowBlock>> = const { Cell::new(Vec::new()) };
     /// Unpacked blocks.
     static FLOATS: RefCell<[Vec<[f32; LANES]>; PAIR]> = const { RefCell::new([Vec::new(), Vec::new()]) };
-    static BYTES: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A product, or a part of it: all rows, some pairs of panels.
-struct Task<'a, X> {
-    x: &'a [X],
-    weights: &'a StoredPanels,
-    rows: usize,
-    pairs: Range<usize>,
-    bias: Option<&'a [f32]>,
-    out: Output,
+    /// Widened scales and offsets.
+    static GROUPS: RefCell<Vec<Group>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Computes the columns of the output that belong to the weights.
@@ -106,20 +94,7 @@ impl Processor<'_> {
     }
 
     fn bytes(self, whole: Task<'_, RowBlock>) {
-        let halves = whole.weights.format.halves();
-        self.split(&whole, |task| {
-            BYTES.with_borrow_mut(|unpacked| {
-                unpacked.resize(AT_ONCE, Bytes::ZERO);
-                match halves {
-                    true => {
-                        dispatch_dot!(self.dot, walk_bytes::<Halves: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]));
-                    }
-                    false => {
-                        dispatch_dot!(self.dot, walk_bytes::<Whole: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]));
-                    }
-                }
-            });
-        });
+        self.split(&whole, |task| GROUPS.with_borrow_mut(|groups| multiply(self.dot, task, groups)));
     }
 
     /// Calls `f` with the rows in the order of the columns, rounded to floats of 8 bits if the weights take those.
@@ -214,133 +189,4 @@ fn float_tile<L: Lanes, const M: usize>(
         }
     }
     M
-}
-
-/// The sums of a tile before input `input`.
-#[inline(always)]
-fn start<L: Lanes, X, const M: usize, const P: usize>(
-    task: &Task<'_, X>,
-    row: usize,
-    panel: usize,
-    input: usize,
-) -> [[L; P]; M] {
-    match input {
-        0 => [[L::splat(0.0); P]; M],
-        // SAFETY: rows row..row + M exist, only this task accesses these panels, and it has written them.
-        _ => unsafe { task.out.read_tile(row, panel) },
-    }
-}
-
-/// Writes the sums of a tile, with the bias if `input` is behind the last one.
-#[inline(always)]
-fn end<L: Lanes, X, const M: usize, const P: usize>(
-    task: &Task<'_, X>,
-    row: usize,
-    panel: usize,
-    input: usize,
-    acc: [[L; P]; M],
-) {
-    let bias = task.bias.filter(|_| input >= task.weights.k);
-    // SAFETY: rows row..row + M exist, and only this task accesses these panels.
-    unsafe { task.out.write_tile(row, panel, &numbers(acc), bias) };
-}
-
-/// Parts of a block with scales of their own.
-trait Parts: 'static {
-    const COUNT: usize;
-}
-
-/// One part.
-struct Whole;
-
-impl Parts for Whole {
-    const COUNT: usize = 1;
-}
-
-/// Two halves.
-struct Halves;
-
-impl Parts for Halves {
-    const COUNT: usize = 2;
-}
-
-impl UnitOf<form::Bytes> for Bytes {
-    #[inline(always)]
-    fn weights(&self, panel: usize) -> &<form::Bytes as form::Form>::Block {
-        &self.weights[panel]
-    }
-    #[inline(always)]
-    fn scales<L: Lanes>(&self, panel: usize, part: usize) -> L {
-        L::load(&self.scales[part][panel])
-    }
-    #[inline(always)]
-    fn minima<L: Lanes>(&self, panel: usize, part: usize) -> L {
-        L::load(&self.minima[part][panel])
-    }
-}
-
-/// As [`walk_floats`], with bytes.
-#[inline(always)]
-fn walk_bytes<D: DotLanes, P: Parts>(task: &Task<'_, RowBlock>, unpacked: &mut [Bytes]) {
-    let blocks = task.weights.blocks();
-    for first in (0..task.rows).step_by(ROWS) {
-        let last = (first + ROWS).min(task.rows);
-        for pair in task.pairs.clone() {
-            for block in (0..blocks).step_by(AT_ONCE) {
-                let some = block..(block + AT_ONCE).min(blocks);
-                let units = &mut unpacked[..some.len()];
-                to_bytes::<Floats<D>>(task.weights, pair, some.clone(), units);
-                let mut row = first;
-                while row < last {
-                    row += match last - row {
-                        6.. if D::WIDE => byte_tile::<D, P, 6>(task, row, pair, some.clone(), units),
-                        4.. if D::WIDE => byte_tile::<D, P, 4>(task, row, pair, some.clone(), units),
-                        2.. => byte_tile::<D, P, 2>(task, row, pair, some.clone(), units),
-                        _ => byte_tile::<D, P, 1>(task, row, pair, some.clone(), units),
-                    };
-                }
-            }
-        }
-    }
-}
-
-/// As [`float_tile`], with bytes.
-#[inline(always)]
-fn byte_tile<D: DotLanes, P: Parts, const M: usize>(
-    task: &Task<'_, RowBlock>,
-    row: usize,
-    pair: usize,
-    blocks: Range<usize>,
-    units: &[Bytes],
-) -> usize {
-    let count = task.weights.blocks();
-    let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * count..][blocks.clone()]);
-    let minima = task.weights.format.has_minimum();
-    if D::WIDE {
-        tile_of::<D, P, M, PAIR>(task, row, pair, 0, (x, minima), blocks, units);
-    } else {
-        for panel in 0..PAIR {
-            tile_of::<D, P, M, 1>(task, row, pair, panel, (x, minima), blocks.clone(), units);
-        }
-    }
-    M
-}
-
-#[inline(always)]
-fn tile_of<D: DotLanes, S: Parts, const M: usize, const P: usize>(
-    task: &Task<'_, RowBlock>,
-    row: usize,
-    pair: usize,
-    panel: usize,
-    (x, minima): ([&[RowBlock]; M], bool),
-    blocks: Range<usize>,
-    units: &[Bytes],
-) {
-    let (first, next) = (pair * PAIR + panel, &mut Ahead::nothing());
-    let acc = start::<Floats<D>, RowBlock, M, P>(task, row, first, blocks.start);
-    let acc = match S::COUNT {
-        1 => integer::accumulate::<D, form::Bytes, _, M, P, 1>(x, units, panel, minima, acc, next),
-        _ => integer::accumulate::<D, form::Bytes, _, M, P, 2>(x, units, panel, minima, acc, next),
-    };
-    end(task, row, first, blocks.end * BLOCK, acc);
 }

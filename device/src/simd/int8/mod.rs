@@ -112,14 +112,23 @@ pub trait IntLanes: Copy {
     fn splat(sum: i32) -> Self;
     /// Loads a group of weights.
     fn load(from: &[u8; GROUP]) -> Self::Weights;
-    /// Loads two groups of weights from 0 to 15: the low halves of the bytes, and the high halves.
-    fn load_nibbles(from: &[u8; GROUP]) -> [Self::Weights; 2];
+    /// Loads a group of codes: `width` bits of each byte, from bit `shift` on. They have no offset and no sign.
+    fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> Self::Weights;
+    /// Appends higher bits to codes of `width` bits.
+    fn join(codes: Self::Weights, high: Self::Weights, width: u32) -> Self::Weights;
+    /// Replaces codes of 4 bits by bytes of a table.
+    fn look_up(codes: Self::Weights, table: &[u8; 16]) -> Self::Weights;
     /// Converts the sums to floats; exact below 2²⁴.
     fn to_floats(self) -> Self::Floats;
     /// Returns `self * scale + sum`, rounded once.
     #[inline(always)]
     fn scale_add(self, scale: Self::Floats, sum: Self::Floats) -> Self::Floats {
-        self.to_floats().mul_add(scale, sum)
+        Self::fused(self.to_floats(), scale, sum)
+    }
+    /// Returns `numbers * scale + sum`, rounded once on every instruction set.
+    #[inline(always)]
+    fn fused(numbers: Self::Floats, scale: Self::Floats, sum: Self::Floats) -> Self::Floats {
+        numbers.mul_add(scale, sum)
     }
 }
 
@@ -153,7 +162,7 @@ pub trait DotLanes: Sized {
     }
     /// Adds, lane by lane, the four weights times the four activations (−127..=127).
     fn dot(sums: Self::Sums, weights: Weights<Self>, activations: [i8; 4]) -> Self::Sums;
-    /// As [`DotLanes::dot`], for weights of [`IntLanes::load_nibbles`], which have no offset and no sign.
+    /// As [`DotLanes::dot`], for codes of at most 6 bits, of [`IntLanes::load_codes`].
     #[inline(always)]
     fn dot_small(sums: Self::Sums, weights: Weights<Self>, activations: [i8; 4]) -> Self::Sums {
         Self::dot(sums, weights, activations)

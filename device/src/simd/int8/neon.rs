@@ -24,16 +24,29 @@ impl IntLanes for [int32x4_t; 4] {
             unsafe { vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()), vdupq_n_u8(OFFSET))) }
         })
     }
-    /// Values from 0 to 15 are equal with and without a sign.
+    /// Codes of less than 8 bits are equal with and without a sign.
     #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
-        // SAFETY: every aarch64 CPU has NEON; each quarter of the array is 16 bytes long.
-        let bytes: [uint8x16_t; 4] = std::array::from_fn(|i| unsafe { vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()) });
+    fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> [int8x16_t; 4] {
+        std::array::from_fn(|i| {
+            // SAFETY: every aarch64 CPU has NEON; each quarter of the array is 16 bytes long.
+            unsafe {
+                let words = vreinterpretq_u32_u8(vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()));
+                let bytes = vreinterpretq_u8_u32(vshlq_u32(words, vdupq_n_s32(-(shift as i32))));
+                vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(((1u32 << width) - 1) as u8)))
+            }
+        })
+    }
+    #[inline(always)]
+    fn join(codes: [int8x16_t; 4], high: [int8x16_t; 4], width: u32) -> [int8x16_t; 4] {
         // SAFETY: every aarch64 CPU has NEON.
-        let low = |v| unsafe { vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))) };
+        std::array::from_fn(|i| unsafe { vorrq_s8(codes[i], vshlq_s8(high[i], vdupq_n_s8(width as i8))) })
+    }
+    #[inline(always)]
+    fn look_up(codes: [int8x16_t; 4], table: &[u8; 16]) -> [int8x16_t; 4] {
+        // SAFETY: every aarch64 CPU has NEON; the table is 16 bytes long.
+        let table = unsafe { vreinterpretq_s8_u8(vld1q_u8(table.as_ptr())) };
         // SAFETY: as above.
-        let high = |v| unsafe { vreinterpretq_s8_u8(vshrq_n_u8::<4>(v)) };
-        [bytes.map(low), bytes.map(high)]
+        codes.map(|codes| unsafe { vqtbl1q_s8(table, vreinterpretq_u8_s8(codes)) })
     }
     #[inline(always)]
     fn to_floats(self) -> Neon {

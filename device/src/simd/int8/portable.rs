@@ -16,8 +16,16 @@ impl IntLanes for [i32; LANES] {
         *from
     }
     #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [[u8; GROUP]; 2] {
-        [from.map(|byte| byte & 15), from.map(|byte| byte >> 4)]
+    fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> [u8; GROUP] {
+        from.map(|byte| byte >> shift & ((1u32 << width) - 1) as u8)
+    }
+    #[inline(always)]
+    fn join(codes: [u8; GROUP], high: [u8; GROUP], width: u32) -> [u8; GROUP] {
+        std::array::from_fn(|i| codes[i] | high[i] << width)
+    }
+    #[inline(always)]
+    fn look_up(codes: [u8; GROUP], table: &[u8; 16]) -> [u8; GROUP] {
+        codes.map(|code| table[usize::from(code & 15)])
     }
     #[inline(always)]
     fn to_floats(self) -> Portable {
@@ -25,8 +33,8 @@ impl IntLanes for [i32; LANES] {
     }
     /// Fused as on every other instruction set, by a library call: one for 32 products.
     #[inline(always)]
-    fn scale_add(self, scale: Portable, sum: Portable) -> Portable {
-        Portable(std::array::from_fn(|i| (self[i] as f32).mul_add(scale.0[i], sum.0[i])))
+    fn fused(numbers: Portable, scale: Portable, sum: Portable) -> Portable {
+        Portable(std::array::from_fn(|i| numbers.0[i].mul_add(scale.0[i], sum.0[i])))
     }
 }
 

@@ -24,13 +24,22 @@ impl IntLanes for __m512i {
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
     }
     #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [__m512i; 2] {
-        let bytes = Self::load(from);
+    fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> __m512i {
         // SAFETY: see the module.
         unsafe {
-            let mask = _mm512_set1_epi8(15);
-            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+            let words = _mm512_srl_epi32(Self::load(from), _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(words, _mm512_set1_epi8(((1 << width) - 1) as i8))
         }
+    }
+    #[inline(always)]
+    fn join(codes: __m512i, high: __m512i, width: u32) -> __m512i {
+        // SAFETY: see the module.
+        unsafe { _mm512_or_si512(codes, _mm512_sll_epi32(high, _mm_cvtsi32_si128(width as i32))) }
+    }
+    #[inline(always)]
+    fn look_up(codes: __m512i, table: &[u8; 16]) -> __m512i {
+        // SAFETY: see the module; the table is 16 bytes long.
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes) }
     }
     #[inline(always)]
     fn to_floats(self) -> Avx512 {
@@ -59,14 +68,29 @@ impl IntLanes for Halves {
         unsafe { Halves(_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from[32..].as_ptr().cast())) }
     }
     #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [Halves; 2] {
+    fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> Halves {
+        let half = |v| {
+            // SAFETY: see the module.
+            unsafe {
+                let words = _mm256_srl_epi32(v, _mm_cvtsi32_si128(shift as i32));
+                _mm256_and_si256(words, _mm256_set1_epi8(((1 << width) - 1) as i8))
+            }
+        };
         let Halves(a, b) = Self::load(from);
+        Halves(half(a), half(b))
+    }
+    #[inline(always)]
+    fn join(codes: Halves, high: Halves, width: u32) -> Halves {
         // SAFETY: see the module.
+        let half = |v, h| unsafe { _mm256_or_si256(v, _mm256_sll_epi32(h, _mm_cvtsi32_si128(width as i32))) };
+        Halves(half(codes.0, high.0), half(codes.1, high.1))
+    }
+    #[inline(always)]
+    fn look_up(codes: Halves, table: &[u8; 16]) -> Halves {
+        // SAFETY: see the module; the table is 16 bytes long.
         unsafe {
-            let mask = _mm256_set1_epi8(15);
-            let low = |v| _mm256_and_si256(v, mask);
-            let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
-            [Halves(low(a), low(b)), Halves(high(a), high(b))]
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            Halves(_mm256_shuffle_epi8(table, codes.0), _mm256_shuffle_epi8(table, codes.1))
         }
     }
     #[inline(always)]
@@ -144,7 +168,7 @@ impl DotLanes for Avx2Dot {
         };
         Halves(half(sums.0, weights.0), half(sums.1, weights.1))
     }
-    /// A pair is at most 2·15·127 = 3,810, so the signs stay with the activations.
+    /// A pair is at most 2·63·127 = 16,002, so the signs stay with the activations.
     #[inline(always)]
     fn dot_small(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
         let half = |sum, w| {

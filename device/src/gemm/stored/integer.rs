@@ -1,0 +1,246 @@
+//! The product with rows of 8-bit integers: codes are cut out of their planes in registers.
+//!
+//! ```text
+//! Σ = Σ code·a                                               i32, exact
+//! y += (Σ − zero point · Σ a) · (scale · row scale)          f32; the difference is exact, the rest fused
+//! y += Σ a · (minimum · row scale)                           if the format has minima
+//! ```
+//!
+//! The sums of a block stay below 2^24, so floats hold them, and every instruction set gives the same bits.
+
+use std::ops::Range;
+
+use super::format::{Codes, Offset};
+use super::group::Group;
+use super::panels::planes;
+use super::task::{ROWS, Task, end, start};
+use crate::dispatch_dot;
+use crate::gemm::blocks::{Ahead, PAIR};
+use crate::gemm::form::Line;
+use crate::gemm::quantize::BLOCK;
+use crate::gemm::rows::RowBlock;
+use crate::simd::Lanes;
+use crate::simd::int8::{DotIsa, DotLanes, Floats, IntLanes, OFFSET, Weights};
+
+/// Blocks whose groups are widened at a time.
+const AT_ONCE: usize = 16;
+
+/// How a line of weights comes from the codes of a block.
+trait Cut: 'static {
+    /// Whether weights are codes of at most 6 bits; else they are bytes with an [`OFFSET`].
+    const SMALL: bool;
+    /// Inputs 4g..4g+4 of the lines of a panel.
+    fn load<D: DotLanes>(lines: &[Line], g: usize, table: &[u8; 16]) -> Weights<D>;
+}
+
+/// Codes in one plane or two.
+struct Planes<const LOW: u32, const HIGH: u32>;
+
+impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
+    const SMALL: bool = true;
+    #[inline(always)]
+    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &[u8; 16]) -> Weights<D> {
+        let low = plane::<D, LOW>(lines, g);
+        if HIGH == 0 { low } else { D::Sums::join(low, plane::<D, HIGH>(&lines[LOW as usize..], g), LOW) }
+    }
+}
+
+/// Codes of 8 bits, with a zero point of 128.
+struct Whole;
+
+impl Cut for Whole {
+    const SMALL: bool = false;
+    #[inline(always)]
+    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &[u8; 16]) -> Weights<D> {
+        D::load(&lines[g].0)
+    }
+}
+
+/// Codes of 4 bits that are indices of a table.
+struct Table;
+
+impl Cut for Table {
+    const SMALL: bool = false;
+    #[inline(always)]
+    fn load<D: DotLanes>(lines: &[Line], g: usize, table: &[u8; 16]) -> Weights<D> {
+        D::Sums::look_up(plane::<D, 4>(lines, g), table)
+    }
+}
+
+#[inline(always)]
+fn plane<D: DotLanes, const WIDTH: u32>(lines: &[Line], g: usize) -> Weights<D> {
+    let bit = g as u32 * WIDTH;
+    D::Sums::load_codes(&lines[bit as usize / 8].0, bit % 8, WIDTH)
+}
+
+/// Computes a part of a product; `groups` is memory that it reuses.
+pub(super) fn multiply(dot: DotIsa, task: &Task<'_, RowBlock>, groups: &mut Vec<Group>) {
+    groups.resize(2 * AT_ONCE, Group::ZERO);
+    type Two = Planes<2, 0>;
+    type Three = Planes<2, 1>;
+    type Four = Planes<4, 0>;
+    type Five = Planes<4, 1>;
+    type Six = Planes<4, 2>;
+    match (task.weights.format.codes, planes(task.weights.format.codes.bits())) {
+        (Codes::Table(_), _) => dispatch_dot!(dot, walk::<Table: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        (_, [2, 0]) => dispatch_dot!(dot, walk::<Two: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        (_, [2, 1]) => dispatch_dot!(dot, walk::<Three: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        (_, [4, 0]) => dispatch_dot!(dot, walk::<Four: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        (_, [4, 1]) => dispatch_dot!(dot, walk::<Five: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        (_, [4, 2]) => dispatch_dot!(dot, walk::<Six: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+        _ => dispatch_dot!(dot, walk::<Whole: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+    }
+}
+
+/// Some blocks of a pair.
+struct Blocks<'a> {
+    pair: usize,
+    range: Range<usize>,
+    /// Codes of the pair.
+    lines: &'a [Line],
+    /// From the group of the first block on.
+    groups: &'a [Group],
+    /// Table of the codes, with the offset of weights if the instructions take one.
+    table: [u8; 16],
+}
+
+// No closures: they are compiled without the instructions of `D`.
+#[inline(always)]
+fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
+    let format = &task.weights.format;
+    let count = task.weights.blocks();
+    let mut table = [0; 16];
+    if let Codes::Table(numbers) = format.codes {
+        for (to, number) in table.iter_mut().zip(numbers) {
+            *to = if D::UNSIGNED { (*number as u8).wrapping_add(OFFSET) } else { *number as u8 };
+        }
+    }
+    for first in (0..task.rows).step_by(ROWS) {
+        let last = (first + ROWS).min(task.rows);
+        for pair in task.pairs.clone() {
+            let (header, lines) = task.weights.pair(pair);
+            let mut next = task.weights.ahead(pair, (last - first).div_ceil(D::ROWS));
+            for block in (0..count).step_by(AT_ONCE) {
+                let range = block..(block + AT_ONCE).min(count);
+                let first_group = range.start * BLOCK / format.group;
+                let end_group = (range.end * BLOCK).min(task.weights.k).div_ceil(format.group);
+                for (group, to) in (first_group..end_group).zip(groups.iter_mut()) {
+                    *to = Group::of(task.weights, header, group * format.group);
+                }
+                let blocks = &Blocks { pair, range, lines, groups, table };
+                let mut row = first;
+                while row < last {
+                    row += match last - row {
+                        6.. if D::WIDE => tile::<D, C, 6>(task, row, blocks, &mut next),
+                        4.. if D::WIDE => tile::<D, C, 4>(task, row, blocks, &mut next),
+                        2.. => tile::<D, C, 2>(task, row, blocks, &mut next),
+                        _ => tile::<D, C, 1>(task, row, blocks, &mut next),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of M rows with some blocks of a pair to the output. Returns M.
+#[inline(always)]
+fn tile<D: DotLanes, C: Cut, const M: usize>(
+    task: &Task<'_, RowBlock>,
+    row: usize,
+    blocks: &Blocks<'_>,
+    next: &mut Ahead,
+) -> usize {
+    if D::WIDE {
+        panels::<D, C, M, PAIR>(task, row, blocks, 0, next);
+    } else {
+        panels::<D, C, M, 1>(task, row, blocks, 0, next);
+        panels::<D, C, M, 1>(task, row, blocks, 1, &mut Ahead::nothing());
+    }
+    M
+}
+
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
+    task: &Task<'_, RowBlock>,
+    row: usize,
+    blocks: &Blocks<'_>,
+    panel: usize,
+    next: &mut Ahead,
+) {
+    let format = &task.weights.format;
+    let (count, size) = (task.weights.blocks(), task.weights.layout.block);
+    let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * count..][blocks.range.clone()]);
+    let (halves, minima, points) = (format.halves(), format.has_minimum(), format.offset == Offset::ZeroPoint);
+    let zero = format.codes.zero();
+    let mut groups = blocks.groups.iter();
+    let Some(mut group) = groups.next() else { return };
+    // Inputs of the group that are left.
+    let mut left = format.group - blocks.range.start * BLOCK % format.group;
+    let first = blocks.pair * PAIR + panel;
+    let mut acc = start::<Floats<D>, RowBlock, M, P>(task, row, first, blocks.range.start);
+    for (b, block) in blocks.range.clone().enumerate() {
+        next.prefetch();
+        let lines: [&[Line]; P] = std::array::from_fn(|p| &blocks.lines[(block * PAIR + panel + p) * size..][..size]);
+        let mut sums = [[D::Sums::splat(0); P]; M];
+        for half in 0..2 {
+            if left == 0 {
+                left = format.group;
+                group = groups.next().unwrap_or(group);
+            }
+            // The sum of the activations of this part of the block, times −128.
+            let mut corrections = [0; M];
+            for m in 0..M {
+                corrections[m] = match (halves, half) {
+                    (false, _) => x[m][b].correction,
+                    (true, 0) => x[m][b].first_half,
+                    (true, _) => x[m][b].correction - x[m][b].first_half,
+                };
+            }
+            if half == 0 || halves {
+                for m in 0..M {
+                    let none =
+                        if C::SMALL { D::Sums::splat(corrections[m] / 128 * zero) } else { D::start(corrections[m]) };
+                    sums[m] = [none; P];
+                }
+            }
+            for line in 0..BLOCK / 8 {
+                let g = half * (BLOCK / 8) + line;
+                for p in 0..P {
+                    let weights = C::load::<D>(lines[p], g, &blocks.table);
+                    for m in 0..M {
+                        sums[m][p] = match C::SMALL {
+                            true => D::dot_small(sums[m][p], weights, x[m][b].values[g]),
+                            false => D::dot(sums[m][p], weights, x[m][b].values[g]),
+                        };
+                    }
+                }
+            }
+            left -= BLOCK / 2;
+            if half == 0 && !halves {
+                continue;
+            }
+            for m in 0..M {
+                let row_scale = Floats::<D>::splat(x[m][b].scale);
+                for p in 0..P {
+                    let scale = Floats::<D>::load(&group.scales[panel + p]).mul(row_scale);
+                    acc[m][p] = match points {
+                        true => {
+                            let points = Floats::<D>::load(&group.points[panel + p]);
+                            let less = points.mul(Floats::<D>::splat((corrections[m] / 128) as f32));
+                            D::Sums::fused(sums[m][p].to_floats().add(less), scale, acc[m][p])
+                        }
+                        false => sums[m][p].scale_add(scale, acc[m][p]),
+                    };
+                    if minima {
+                        let sum = D::Sums::splat(corrections[m] / -128);
+                        let minimum = Floats::<D>::load(&group.minima[panel + p]).mul(row_scale);
+                        acc[m][p] = sum.scale_add(minimum, acc[m][p]);
+                    }
+                }
+            }
+        }
+    }
+    end(task, row, first, blocks.range.end * BLOCK, acc);
+}
