@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::format::{Codes, Offset};
 use super::group::Group;
-use super::panels::planes;
+use super::panels::{codes, planes};
 use super::task::{ROWS, Task, end, start};
 use crate::dispatch_dot;
 use crate::gemm::blocks::{Ahead, PAIR};
@@ -40,8 +40,7 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const SMALL: bool = true;
     #[inline(always)]
     fn load<D: DotLanes>(lines: &[Line], g: usize, _: &[u8; 16]) -> Weights<D> {
-        let low = plane::<D, LOW>(lines, g);
-        if HIGH == 0 { low } else { D::Sums::join(low, plane::<D, HIGH>(&lines[LOW as usize..], g), LOW) }
+        codes::<D::Sums, LOW, HIGH>(lines, g)
     }
 }
 
@@ -63,14 +62,8 @@ impl Cut for Table {
     const SMALL: bool = false;
     #[inline(always)]
     fn load<D: DotLanes>(lines: &[Line], g: usize, table: &[u8; 16]) -> Weights<D> {
-        D::Sums::look_up(plane::<D, 4>(lines, g), table)
+        D::Sums::look_up(codes::<D::Sums, 4, 0>(lines, g), table)
     }
-}
-
-#[inline(always)]
-fn plane<D: DotLanes, const WIDTH: u32>(lines: &[Line], g: usize) -> Weights<D> {
-    let bit = g as u32 * WIDTH;
-    D::Sums::load_codes(&lines[bit as usize / 8].0, bit % 8, WIDTH)
 }
 
 /// Computes a part of a product; `groups` is memory that it reuses.

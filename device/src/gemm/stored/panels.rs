@@ -32,7 +32,7 @@ use crate::gemm::form::Line;
 use crate::gemm::format::in_panels;
 use crate::gemm::quantize::BLOCK;
 use crate::simd::LANES;
-use crate::simd::int8::GROUP;
+use crate::simd::int8::{GROUP, IntLanes};
 use crate::{DeviceError, Pool};
 
 /// Groups of four inputs in a block.
@@ -234,9 +234,21 @@ fn write_codes(format: &StoredFormat, layout: &Layout, codes: &[u8], output: usi
     }
 }
 
-/// A mask of the lowest `bits` bits of every byte.
+/// The codes of inputs 4g..4g+4 of a block's panel.
 #[inline(always)]
-pub(super) const fn every_byte(bits: u32) -> u32 {
+pub(super) fn codes<I: IntLanes, const LOW: u32, const HIGH: u32>(block: &[Line], g: usize) -> I::Weights {
+    let low = plane::<I, LOW>(block, g);
+    if HIGH == 0 { low } else { I::join(low, plane::<I, HIGH>(&block[LOW as usize..], g), LOW) }
+}
+
+#[inline(always)]
+fn plane<I: IntLanes, const WIDTH: u32>(lines: &[Line], g: usize) -> I::Weights {
+    let bit = g as u32 * WIDTH;
+    I::load_codes(&lines[bit as usize / 8].0, bit % 8, WIDTH)
+}
+
+/// A mask of the lowest `bits` bits of every byte.
+const fn every_byte(bits: u32) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 

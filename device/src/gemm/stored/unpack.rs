@@ -2,44 +2,20 @@
 //!
 //! A task unpacks some blocks of a pair to memory that stays in the L1 cache and multiplies them with all its rows. The floats
 //! are the weights themselves, so a product has the bits of one with unpacked weights.
-//!
-//! The loops run over arrays of sixteen words and are compiled for the vectors of `L`.
 
 use std::ops::Range;
 
 use super::format::{Codes, Offset};
 use super::group::Group;
-use super::panels::{FOURS, StoredPanels, every_byte, planes};
+use super::panels::{FOURS, StoredPanels, codes, planes};
 use crate::gemm::blocks::PAIR;
 use crate::gemm::form::Line;
 use crate::gemm::quantize::BLOCK;
+use crate::simd::int8::IntLanes;
 use crate::simd::{LANES, Lanes, prefetch};
 
 /// Distance of prefetched lines, in bytes.
 const AHEAD: usize = 4 << 10;
-
-/// The codes of inputs 4g..4g+4 of a panel, as words with a code per byte.
-#[inline(always)]
-fn codes<const LOW: u32, const HIGH: u32>(block: &[Line], g: usize) -> [u32; LANES] {
-    let mut words = shifted::<LOW>(block, g);
-    if HIGH > 0 {
-        let high = shifted::<HIGH>(&block[LOW as usize..], g);
-        for lane in 0..LANES {
-            words[lane] |= high[lane] << LOW;
-        }
-    }
-    words
-}
-
-#[inline(always)]
-fn shifted<const WIDTH: u32>(plane: &[Line], g: usize) -> [u32; LANES] {
-    let bit = g as u32 * WIDTH;
-    let mut words = [0; LANES];
-    for (word, bytes) in words.iter_mut().zip(plane[bit as usize / 8].0.as_chunks::<4>().0) {
-        *word = u32::from_le_bytes(*bytes) >> (bit % 8) & every_byte(WIDTH);
-    }
-    words
-}
 
 /// Calls a function that is generic over the planes of the codes.
 macro_rules! with_planes {
@@ -96,8 +72,6 @@ fn integers_to_floats<L: Lanes, const LOW: u32, const HIGH: u32>(
     }
 }
 
-// The loops over lanes share one index between several arrays. They are compiled for the vectors of `L`.
-#[allow(clippy::needless_range_loop, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 fn widen<L: Lanes, const LOW: u32, const HIGH: u32, const MINIMA: bool>(
     panels: &StoredPanels,
@@ -107,7 +81,7 @@ fn widen<L: Lanes, const LOW: u32, const HIGH: u32, const MINIMA: bool>(
 ) {
     let (header, lines) = panels.pair(pair);
     let halves = panels.format.halves();
-    let zero = panels.format.codes.zero();
+    let zero = L::splat(panels.format.codes.zero() as f32);
     for (to, block) in blocks.enumerate() {
         let mut group = Group::of(panels, header, block * BLOCK);
         for panel in 0..PAIR {
@@ -117,20 +91,14 @@ fn widen<L: Lanes, const LOW: u32, const HIGH: u32, const MINIMA: bool>(
                 if halves && g % (FOURS / 2) == 0 {
                     group = Group::of(panels, header, block * BLOCK + g * 4);
                 }
-                let words = codes::<LOW, HIGH>(lines, g);
-                let (scales, minima, points) = (&group.scales[panel], &group.minima[panel], &group.points[panel]);
-                for i in 0..4 {
-                    let mut numbers = [0.0; LANES];
-                    for lane in 0..LANES {
-                        let code = (words[lane] >> (8 * i) & 0xff) as i32;
-                        numbers[lane] = ((code - zero) as f32 - points[lane]) * scales[lane];
-                    }
-                    if MINIMA {
-                        for lane in 0..LANES {
-                            numbers[lane] += minima[lane];
-                        }
-                    }
-                    out[g * 4 + i] = numbers;
+                let words = codes::<L::Ints, LOW, HIGH>(lines, g);
+                let scales = L::load(&group.scales[panel]);
+                let minima = L::load(&group.minima[panel]);
+                let zeros = L::load(&group.points[panel]).add(zero).mul(L::splat(-1.0));
+                for (i, out) in out[g * 4..][..4].iter_mut().enumerate() {
+                    let number = L::Ints::byte(words, i).add(zeros).mul(scales);
+                    let number = if MINIMA { number.add(minima) } else { number };
+                    number.store(out);
                 }
             }
         }

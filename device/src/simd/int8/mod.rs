@@ -118,6 +118,8 @@ pub trait IntLanes: Copy {
     fn join(codes: Self::Weights, high: Self::Weights, width: u32) -> Self::Weights;
     /// Replaces codes of 4 bits by bytes of a table.
     fn look_up(codes: Self::Weights, table: &[u8; 16]) -> Self::Weights;
+    /// Converts byte `i` of each four codes to a float.
+    fn byte(codes: Self::Weights, i: usize) -> Self::Floats;
     /// Converts the sums to floats; exact below 2²⁴.
     fn to_floats(self) -> Self::Floats;
     /// Returns `self * scale + sum`, rounded once.

@@ -49,6 +49,14 @@ impl IntLanes for [int32x4_t; 4] {
         codes.map(|codes| unsafe { vqtbl1q_s8(table, vreinterpretq_u8_s8(codes)) })
     }
     #[inline(always)]
+    fn byte(codes: [int8x16_t; 4], i: usize) -> Neon {
+        // SAFETY: every aarch64 CPU has NEON.
+        Neon(codes.map(|codes| unsafe {
+            let words = vshlq_u32(vreinterpretq_u32_s8(codes), vdupq_n_s32(-8 * i as i32));
+            vcvtq_f32_u32(vandq_u32(words, vdupq_n_u32(255)))
+        }))
+    }
+    #[inline(always)]
     fn to_floats(self) -> Neon {
         // SAFETY: every aarch64 CPU has NEON.
         Neon(self.map(|sum| unsafe { vcvtq_f32_s32(sum) }))

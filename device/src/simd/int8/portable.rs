@@ -28,6 +28,10 @@ impl IntLanes for [i32; LANES] {
         codes.map(|code| table[usize::from(code & 15)])
     }
     #[inline(always)]
+    fn byte(codes: [u8; GROUP], i: usize) -> Portable {
+        Portable(std::array::from_fn(|lane| f32::from(codes[4 * lane + i])))
+    }
+    #[inline(always)]
     fn to_floats(self) -> Portable {
         Portable(self.map(|sum| sum as f32))
     }

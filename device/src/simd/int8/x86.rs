@@ -42,6 +42,14 @@ impl IntLanes for __m512i {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes) }
     }
     #[inline(always)]
+    fn byte(codes: __m512i, i: usize) -> Avx512 {
+        // SAFETY: see the module.
+        unsafe {
+            let words = _mm512_srl_epi32(codes, _mm_cvtsi32_si128(8 * i as i32));
+            Avx512(_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(255))))
+        }
+    }
+    #[inline(always)]
     fn to_floats(self) -> Avx512 {
         // SAFETY: see the module.
         Avx512(unsafe { _mm512_cvtepi32_ps(self) })
@@ -92,6 +100,17 @@ impl IntLanes for Halves {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             Halves(_mm256_shuffle_epi8(table, codes.0), _mm256_shuffle_epi8(table, codes.1))
         }
+    }
+    #[inline(always)]
+    fn byte(codes: Halves, i: usize) -> Avx2 {
+        let half = |v| {
+            // SAFETY: see the module.
+            unsafe {
+                let words = _mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * i as i32));
+                _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(255)))
+            }
+        };
+        Avx2(half(codes.0), half(codes.1))
     }
     #[inline(always)]
     fn to_floats(self) -> Avx2 {
