@@ -111,6 +111,8 @@ pub trait Lanes: Copy {
     }
     /// Loads and widens signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;
+    /// Loads and widens unsigned bytes.
+    fn load_u8(from: &[u8; LANES]) -> Self;
     /// Stores the lanes.
     fn store(self, to: &mut [f32; LANES]);
     /// Returns `self * a + b`.

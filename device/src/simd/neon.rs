@@ -89,6 +89,16 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    fn load_u8(from: &[u8; LANES]) -> Self {
+        // SAFETY: every aarch64 CPU has NEON; the array is 16 bytes long.
+        unsafe {
+            let bytes = vld1q_u8(from.as_ptr());
+            let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
+            let quarters = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];
+            Neon(quarters.map(|quarter| vcvtq_f32_u32(vmovl_u16(quarter))))
+        }
+    }
+    #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
         for i in 0..4 {
             // SAFETY: each quarter of the array is 16 bytes long.

@@ -40,6 +40,10 @@ impl Lanes for Portable {
         Portable(from.map(|byte| f32::from(byte as i8)))
     }
     #[inline(always)]
+    fn load_u8(from: &[u8; LANES]) -> Self {
+        Portable(from.map(f32::from))
+    }
+    #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
     }

@@ -64,6 +64,11 @@ impl Lanes for Avx512 {
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
     }
     #[inline(always)]
+    fn load_u8(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+    }
+    #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
         // SAFETY: see the module; the array is 64 bytes long.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
@@ -265,6 +270,15 @@ impl Lanes for Avx2 {
         unsafe {
             let bytes = _mm_loadu_si128(from.as_ptr().cast());
             let half = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            Avx2(half(bytes), half(_mm_unpackhi_epi64(bytes, bytes)))
+        }
+    }
+    #[inline(always)]
+    fn load_u8(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            let half = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
             Avx2(half(bytes), half(_mm_unpackhi_epi64(bytes, bytes)))
         }
     }

@@ -3,7 +3,7 @@
 use super::format::{OUTER, Offset, Scale};
 use super::panels::StoredPanels;
 use crate::gemm::blocks::{OUTPUTS, PAIR};
-use crate::simd::LANES;
+use crate::simd::{LANES, Lanes};
 
 /// Numbers that a group of inputs has for each output of a pair.
 #[derive(Clone, Copy)]
@@ -19,17 +19,6 @@ pub(super) struct Group {
 /// A number for each output of a pair.
 type Pairs = [[f32; LANES]; PAIR];
 
-/// The numbers of the 32 outputs in a header, widened by `widen`.
-#[inline(always)]
-fn numbers<const BYTES: usize>(header: &[u8], start: usize, index: usize, widen: impl Fn([u8; BYTES]) -> f32) -> Pairs {
-    let bytes = header[start + index * OUTPUTS * BYTES..][..OUTPUTS * BYTES].as_chunks::<BYTES>().0;
-    let mut out = [[0.0; LANES]; PAIR];
-    for (out, bytes) in out.as_flattened_mut().iter_mut().zip(bytes) {
-        *out = widen(*bytes);
-    }
-    out
-}
-
 impl Group {
     /// Zeros.
     pub const ZERO: Group =
@@ -37,40 +26,70 @@ impl Group {
 
     /// The group that input `input` of a pair is in, whose header this is.
     #[inline(always)]
-    pub fn of(panels: &StoredPanels, header: &[u8], input: usize) -> Group {
+    pub fn of<L: Lanes>(panels: &StoredPanels, header: &[u8], input: usize) -> Group {
         let StoredPanels { format, layout, .. } = panels;
         let (index, outer) = (input / format.group, input / OUTER);
-        let halves = |start| numbers(header, start, outer, |b| Scale::F16.value(u16::from_le_bytes(b).into(), 0));
-        let mut scales = match format.scale {
-            Scale::F32 => numbers(header, 0, index, f32::from_le_bytes),
-            Scale::F16 => numbers(header, 0, index, |b| Scale::F16.value(u16::from_le_bytes(b).into(), 0)),
-            Scale::Bf16 => numbers(header, 0, index, |b| Scale::Bf16.value(u16::from_le_bytes(b).into(), 0)),
-            Scale::Exponent => numbers(header, 0, index, |[b]: [u8; 1]| Scale::Exponent.value(b.into(), 0)),
-            Scale::Byte => numbers(header, 0, index, |[b]: [u8; 1]| f32::from(b)),
-            Scale::SignedByte => numbers(header, 0, index, |[b]: [u8; 1]| f32::from(b as i8)),
-        };
-        if format.scale.has_outer() {
-            multiply(&mut scales, &halves(layout.outer));
-        }
-        let (mut minima, mut points) = ([[0.0; LANES]; PAIR], [[0.0; LANES]; PAIR]);
-        match format.offset {
-            Offset::None => {}
-            Offset::Minimum => {
-                minima = numbers(header, layout.offsets, index, |b| Scale::F16.value(u16::from_le_bytes(b).into(), 0));
+        let mut group = Group::ZERO;
+        for panel in 0..PAIR {
+            let mut scales = match format.scale {
+                Scale::F32 => L::load(&words(header, 0, index, panel)),
+                Scale::F16 => L::load_f16(&shorts(header, 0, index, panel)),
+                Scale::Bf16 => L::load_bf16(&shorts(header, 0, index, panel)),
+                Scale::Byte => L::load_u8(&bytes(header, 0, index, panel)),
+                Scale::SignedByte => L::load_i8(&bytes(header, 0, index, panel)),
+                Scale::Exponent => {
+                    let mut powers = [0.0; LANES];
+                    for (power, bits) in powers.iter_mut().zip(bytes(header, 0, index, panel)) {
+                        *power = Scale::Exponent.value(bits.into(), 0);
+                    }
+                    L::load(&powers)
+                }
+            };
+            if format.scale.has_outer() {
+                scales = scales.mul(L::load_f16(&shorts(header, layout.outer, outer, panel)));
             }
-            Offset::ByteMinimum => {
-                minima = numbers(header, layout.offsets, index, |[b]: [u8; 1]| -f32::from(b));
-                multiply(&mut minima, &halves(layout.outer_minima));
+            scales.store(&mut group.scales[panel]);
+            let offsets = layout.offsets;
+            match format.offset {
+                Offset::None => {}
+                Offset::Minimum => {
+                    L::load_f16(&shorts(header, offsets, index, panel)).store(&mut group.minima[panel]);
+                }
+                Offset::ByteMinimum => {
+                    let outer = L::load_f16(&shorts(header, layout.outer_minima, outer, panel)).mul(L::splat(-1.0));
+                    L::load_u8(&bytes(header, offsets, index, panel)).mul(outer).store(&mut group.minima[panel]);
+                }
+                Offset::ZeroPoint => L::load_u8(&bytes(header, offsets, index, panel)).store(&mut group.points[panel]),
             }
-            Offset::ZeroPoint => points = numbers(header, layout.offsets, index, |[b]: [u8; 1]| f32::from(b)),
         }
-        Group { scales, minima, points }
+        group
     }
 }
 
+/// Numbers of a panel in a header, of which each output has one of `BYTES` bytes; `index` counts groups.
 #[inline(always)]
-fn multiply(numbers: &mut Pairs, by: &Pairs) {
-    for (number, by) in numbers.as_flattened_mut().iter_mut().zip(by.as_flattened()) {
-        *number *= by;
-    }
+fn chunks<const BYTES: usize>(header: &[u8], start: usize, index: usize, panel: usize) -> &[[u8; BYTES]] {
+    header[start + (index * OUTPUTS + panel * LANES) * BYTES..][..LANES * BYTES].as_chunks().0
+}
+
+// Loops that copy: the compiler makes vector loads of them.
+#[inline(always)]
+fn bytes(header: &[u8], start: usize, index: usize, panel: usize) -> [u8; LANES] {
+    let mut out = [0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = u8::from_le_bytes(*bytes));
+    out
+}
+
+#[inline(always)]
+fn shorts(header: &[u8], start: usize, index: usize, panel: usize) -> [u16; LANES] {
+    let mut out = [0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = u16::from_le_bytes(*bytes));
+    out
+}
+
+#[inline(always)]
+fn words(header: &[u8], start: usize, index: usize, panel: usize) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = f32::from_le_bytes(*bytes));
+    out
 }

@@ -118,7 +118,7 @@ fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
                 let first_group = range.start * BLOCK / format.group;
                 let end_group = (range.end * BLOCK).min(task.weights.k).div_ceil(format.group);
                 for (group, to) in (first_group..end_group).zip(groups.iter_mut()) {
-                    *to = Group::of(task.weights, header, group * format.group);
+                    *to = Group::of::<Floats<D>>(task.weights, header, group * format.group);
                 }
                 let blocks = &Blocks { pair, range, lines, groups, table };
                 let mut row = first;

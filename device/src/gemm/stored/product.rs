@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use super::format::Codes;
 use super::group::Group;
 use super::integer::multiply;
 use super::panels::StoredPanels;
+use super::panels::planes;
 use super::rounding::{Rounding, row_to_blocks, to_e4m3};
 use super::task::{ROWS, Task, end, start};
-use super::unpack::to_floats;
-use crate::dispatch;
+use super::unpack::{Cut, E4m3, Planes, Sums, Table, Unpacked, unpack};
 use crate::gemm::activations::with_activations;
 use crate::gemm::blocks::{OUTPUTS, PAIR};
 use crate::gemm::output::Output;
@@ -18,9 +19,13 @@ use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::{RowBlock, Rows};
 use crate::gemm::tile;
 use crate::simd::{LANES, Lanes};
+use crate::{Isa, dispatch};
 
-/// Blocks that are unpacked at a time: 16 KiB of floats.
+/// Blocks that are unpacked to memory at a time: 16 KiB of floats, which stay in the L1 cache.
 const AT_ONCE: usize = 4;
+
+/// Rows that are multiplied with weights in registers. Each four of them unpack the weights anew.
+const FEW: usize = 4;
 
 /// Several, so that a thread that loses its core leaves little work behind.
 const TASKS_PER_THREAD: usize = 4;
@@ -49,7 +54,7 @@ thread_local! {
     static NUMBERS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     static ROUNDED: Cell<Vec<RowBlock>> = const { Cell::new(Vec::new()) };
     /// Unpacked blocks.
-    static FLOATS: RefCell<[Vec<[f32; LANES]>; PAIR]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    static FLOATS: RefCell<Scratch> = const { RefCell::new([Vec::new(), Vec::new()]) };
     /// Widened scales and offsets.
     static GROUPS: RefCell<Vec<Group>> = const { RefCell::new(Vec::new()) };
 }
@@ -88,7 +93,7 @@ impl Processor<'_> {
         self.split(&whole, |task| {
             FLOATS.with_borrow_mut(|unpacked| {
                 unpacked.iter_mut().for_each(|panel| panel.resize(AT_ONCE * BLOCK, [0.0; LANES]));
-                dispatch!(self.isa, walk_floats(task: &Task<'_, f32>, unpacked: &mut [Vec<[f32; LANES]>; PAIR]));
+                multiply_floats(self.isa, task, unpacked);
             });
         });
     }
@@ -135,20 +140,51 @@ impl Processor<'_> {
     }
 }
 
-/// Multiplies with unpacked floats: some rows, a pair and some of its blocks at a time. Tiles have the sizes of those of dense
-/// weights.
+type Scratch = [Vec<[f32; LANES]>; PAIR];
+
+fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
+    type Two = Planes<2, 0>;
+    type Three = Planes<2, 1>;
+    type Five = Planes<4, 1>;
+    type Six = Planes<4, 2>;
+    type Eight = Planes<8, 0>;
+    match (task.weights.format.codes, planes(task.weights.format.codes.bits())) {
+        (Codes::E4m3, _) => dispatch!(isa, walk::<E4m3: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        (_, [2, 0]) => dispatch!(isa, walk::<Two: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        (_, [2, 1]) => dispatch!(isa, walk::<Three: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        (_, [4, 0]) => dispatch!(isa, walk::<Table: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        (_, [4, 1]) => dispatch!(isa, walk::<Five: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        (_, [4, 2]) => dispatch!(isa, walk::<Six: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+        _ => dispatch!(isa, walk::<Eight: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+    }
+}
+
+/// Multiplies some rows and a pair at a time. Tiles have the sizes of those of dense weights.
 // No closures: they are compiled without the instructions of `L`.
 #[inline(always)]
-fn walk_floats<L: Lanes>(task: &Task<'_, f32>, unpacked: &mut [Vec<[f32; LANES]>; PAIR]) {
+fn walk<L: Lanes, C: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch) {
     let (k, blocks) = (task.weights.k, task.weights.blocks());
     for first in (0..task.rows).step_by(ROWS) {
         let last = (first + ROWS).min(task.rows);
         for pair in task.pairs.clone() {
+            // Few rows use a weight so seldom that it stays in a register.
+            if last - first <= FEW && k.is_multiple_of(BLOCK) {
+                let mut row = first;
+                while row < last {
+                    row += match (L::MANY, last - row) {
+                        (true, 4..) => few::<L, C, 4>(task, row, pair),
+                        (_, 2..) => few::<L, C, 2>(task, row, pair),
+                        _ => few::<L, C, 1>(task, row, pair),
+                    };
+                }
+                continue;
+            }
             for block in (0..blocks).step_by(AT_ONCE) {
                 let end = (block + AT_ONCE).min(blocks);
-                to_floats::<L>(task.weights, pair, block..end, unpacked);
+                let [even, odd] = &mut *unpacked;
+                unpack::<L, C>(task.weights, pair, block..end, &mut Unpacked([even, odd]));
                 let inputs = block * BLOCK..(end * BLOCK).min(k);
-                let lines = [&unpacked[0][..inputs.len()], &unpacked[1][..inputs.len()]];
+                let lines = [&even[..inputs.len()], &odd[..inputs.len()]];
                 let mut row = first;
                 while row < last {
                     row += match (L::MANY, last - row) {
@@ -162,6 +198,17 @@ fn walk_floats<L: Lanes>(task: &Task<'_, f32>, unpacked: &mut [Vec<[f32; LANES]>
             }
         }
     }
+}
+
+/// Multiplies M rows with a pair. Returns M.
+#[inline(always)]
+fn few<L: Lanes, C: Cut, const M: usize>(task: &Task<'_, f32>, row: usize, pair: usize) -> usize {
+    let k = task.weights.k;
+    let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
+    let mut sums = Sums { x, sums: [[L::splat(0.0); PAIR]; M] };
+    unpack::<L, C>(task.weights, pair, 0..task.weights.blocks(), &mut sums);
+    end(task, row, pair * PAIR, k, sums.sums);
+    M
 }
 
 /// Adds the products of M rows with some inputs of a pair to the output. Returns M.

@@ -1,13 +1,12 @@
 //! Stored weights as floats.
 //!
-//! A task unpacks some blocks of a pair to memory that stays in the L1 cache and multiplies them with all its rows. The floats
-//! are the weights themselves, so a product has the bits of one with unpacked weights.
+//! The floats are the weights themselves, so a product has the bits of one with unpacked weights.
 
 use std::ops::Range;
 
-use super::format::{Codes, Offset};
+use super::format::Offset;
 use super::group::Group;
-use super::panels::{FOURS, StoredPanels, codes, planes};
+use super::panels::{FOURS, StoredPanels, codes};
 use crate::gemm::blocks::PAIR;
 use crate::gemm::form::Line;
 use crate::gemm::quantize::BLOCK;
@@ -17,144 +16,136 @@ use crate::simd::{LANES, Lanes, prefetch};
 /// Distance of prefetched lines, in bytes.
 const AHEAD: usize = 4 << 10;
 
-/// Calls a function that is generic over the planes of the codes.
-macro_rules! with_planes {
-    ($format:expr, $function:ident ::<$l:ident, _>($($arg:expr),*)) => {
-        match planes($format.codes.bits()) {
-            [2, 0] => $function::<$l, 2, 0>($($arg),*),
-            [2, 1] => $function::<$l, 2, 1>($($arg),*),
-            [4, 0] => $function::<$l, 4, 0>($($arg),*),
-            [4, 1] => $function::<$l, 4, 1>($($arg),*),
-            [4, 2] => $function::<$l, 4, 2>($($arg),*),
-            _ => $function::<$l, 8, 0>($($arg),*),
+/// How numbers come from the codes of a block.
+pub(super) trait Cut: 'static {
+    /// Whether the numbers lack the zero point that all groups have.
+    const OFF: bool = false;
+    /// The numbers that inputs 4g..4g+4 of a panel stand for; `table` has those of the first 16 codes.
+    fn load<L: Lanes>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4];
+}
+
+/// Integers in one plane or two.
+pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
+
+impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
+    const OFF: bool = true;
+    #[inline(always)]
+    fn load<L: Lanes>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+        let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
+        let byte = L::Ints::byte;
+        [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
+    }
+}
+
+/// Codes of 4 bits.
+pub(super) struct Table;
+
+impl Cut for Table {
+    #[inline(always)]
+    fn load<L: Lanes>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4] {
+        let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
+        [
+            look_up(words, shift, table),
+            look_up(words, shift + 8, table),
+            look_up(words, shift + 16, table),
+            look_up(words, shift + 24, table),
+        ]
+    }
+}
+
+/// Floats of 8 bits.
+pub(super) struct E4m3;
+
+impl Cut for E4m3 {
+    #[inline(always)]
+    fn load<L: Lanes>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+        let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
+        [load(&codes[0]), load(&codes[1]), load(&codes[2]), load(&codes[3])]
+    }
+}
+
+/// What takes the weights of a pair.
+pub(super) trait Sink<L> {
+    /// Takes inputs `input..input + 4` of a panel.
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]);
+}
+
+/// Floats in memory, `[inputs][16]` for each panel.
+pub(super) struct Unpacked<'a>(pub [&'a mut [[f32; LANES]]; PAIR]);
+
+impl<L: Lanes> Sink<L> for Unpacked<'_> {
+    #[inline(always)]
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]) {
+        let out = &mut self.0[panel][input..][..4];
+        for i in 0..4 {
+            weights[i].store(&mut out[i]);
         }
-    };
-}
-
-/// Writes some blocks of a pair as floats, `[inputs][16]` for each panel.
-#[inline(always)]
-pub(super) fn to_floats<L: Lanes>(
-    panels: &StoredPanels,
-    pair: usize,
-    blocks: Range<usize>,
-    out: &mut [Vec<[f32; LANES]>; PAIR],
-) {
-    match panels.format.codes {
-        Codes::E4m3 => e4m3_to_floats::<L>(panels, pair, blocks, out),
-        _ if panels.format.codes.bits() == 4 && !panels.format.has_minimum() && !panels.format.halves() => {
-            table_to_floats::<L>(panels, pair, blocks, out);
-        }
-        _ => with_planes!(panels.format, integers_to_floats::<L, _>(panels, pair, blocks, out)),
     }
 }
 
-/// The lines of a panel of a block; prefetches those of a later one.
-#[inline(always)]
-fn panel_of<'a>(panels: &StoredPanels, lines: &'a [Line], block: usize, panel: usize) -> &'a [Line] {
-    let count = panels.layout.block;
-    let lines = &lines[(block * PAIR + panel) * count..][..count];
-    for line in lines {
-        prefetch(line.0.as_ptr().wrapping_byte_add(AHEAD));
-    }
-    lines
+/// Sums of products with M rows, each from the first of the inputs on.
+pub(super) struct Sums<'a, L, const M: usize> {
+    pub x: [&'a [f32]; M],
+    pub sums: [[L; PAIR]; M],
 }
 
-#[inline(always)]
-fn integers_to_floats<L: Lanes, const LOW: u32, const HIGH: u32>(
-    panels: &StoredPanels,
-    pair: usize,
-    blocks: Range<usize>,
-    out: &mut [Vec<[f32; LANES]>; PAIR],
-) {
-    match panels.format.has_minimum() {
-        true => widen::<L, LOW, HIGH, true>(panels, pair, blocks, out),
-        false => widen::<L, LOW, HIGH, false>(panels, pair, blocks, out),
-    }
-}
-
-#[inline(always)]
-fn widen<L: Lanes, const LOW: u32, const HIGH: u32, const MINIMA: bool>(
-    panels: &StoredPanels,
-    pair: usize,
-    blocks: Range<usize>,
-    out: &mut [Vec<[f32; LANES]>; PAIR],
-) {
-    let (header, lines) = panels.pair(pair);
-    let halves = panels.format.halves();
-    let zero = L::splat(panels.format.codes.zero() as f32);
-    for (to, block) in blocks.enumerate() {
-        let mut group = Group::of(panels, header, block * BLOCK);
-        for panel in 0..PAIR {
-            let lines = panel_of(panels, lines, block, panel);
-            let Some(out) = out[panel][to * BLOCK..].first_chunk_mut::<BLOCK>() else { continue };
-            for g in 0..FOURS {
-                if halves && g % (FOURS / 2) == 0 {
-                    group = Group::of(panels, header, block * BLOCK + g * 4);
-                }
-                let words = codes::<L::Ints, LOW, HIGH>(lines, g);
-                let scales = L::load(&group.scales[panel]);
-                let minima = L::load(&group.minima[panel]);
-                let zeros = L::load(&group.points[panel]).add(zero).mul(L::splat(-1.0));
-                for (i, out) in out[g * 4..][..4].iter_mut().enumerate() {
-                    let number = L::Ints::byte(words, i).add(zeros).mul(scales);
-                    let number = if MINIMA { number.add(minima) } else { number };
-                    number.store(out);
-                }
+impl<L: Lanes, const M: usize> Sink<L> for Sums<'_, L, M> {
+    #[inline(always)]
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]) {
+        for m in 0..M {
+            let x = &self.x[m][input..][..4];
+            for i in 0..4 {
+                self.sums[m][panel] = L::splat(x[i]).mul_add(weights[i], self.sums[m][panel]);
             }
         }
     }
 }
 
-/// 4-bit codes without minima, by a table of the numbers that they stand for.
+/// Passes some blocks of a pair to `sink`.
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn table_to_floats<L: Lanes>(
+pub(super) fn unpack<L: Lanes, C: Cut>(
     panels: &StoredPanels,
     pair: usize,
     blocks: Range<usize>,
-    out: &mut [Vec<[f32; LANES]>; PAIR],
+    sink: &mut impl Sink<L>,
 ) {
+    let StoredPanels { format, layout, .. } = panels;
     let (header, lines) = panels.pair(pair);
     let mut table = [0.0; LANES];
     for (code, number) in table.iter_mut().enumerate() {
-        *number = panels.format.codes.number(code as u8);
+        *number = format.codes.number(code as u8);
     }
-    let points = panels.format.offset == Offset::ZeroPoint;
+    let zero = L::splat(if C::OFF { format.codes.zero() as f32 } else { 0.0 });
+    let subtract = C::OFF && format.codes.zero() != 0 || format.offset == Offset::ZeroPoint;
+    let minima = format.has_minimum();
+    // Fours of inputs that share a group.
+    let part = if format.halves() { FOURS / 2 } else { FOURS };
     for (to, block) in blocks.enumerate() {
-        let group = Group::of(panels, header, block * BLOCK);
-        for panel in 0..PAIR {
-            let lines = panel_of(panels, lines, block, panel);
-            let scales = L::load(&group.scales[panel]);
-            let zeros = L::load(&group.points[panel]).mul(L::splat(-1.0));
-            let Some(out) = out[panel][to * BLOCK..].first_chunk_mut::<BLOCK>() else { continue };
-            for (line, out) in lines.iter().zip(out.as_chunks_mut::<8>().0) {
-                for (i, out) in out.iter_mut().enumerate() {
-                    let shift = (i as u32 % 4) * 8 + (i as u32 / 4) * 4;
-                    let mut number = L::lookup_floats(&line.0, shift, &table);
-                    if points {
-                        number = number.add(zeros);
-                    }
-                    number.mul(scales).store(out);
-                }
-            }
+        let lines = &lines[block * PAIR * layout.block..][..PAIR * layout.block];
+        for line in lines {
+            prefetch(line.0.as_ptr().wrapping_byte_add(AHEAD));
         }
-    }
-}
-
-#[inline(always)]
-fn e4m3_to_floats<L: Lanes>(
-    panels: &StoredPanels,
-    pair: usize,
-    blocks: Range<usize>,
-    out: &mut [Vec<[f32; LANES]>; PAIR],
-) {
-    let (header, lines) = panels.pair(pair);
-    for (to, block) in blocks.enumerate() {
-        let group = Group::of(panels, header, block * BLOCK);
-        for panel in 0..PAIR {
-            let scales = L::load(&group.scales[panel]);
-            let codes = panel_of(panels, lines, block, panel).iter().flat_map(|line| line.0.as_chunks::<LANES>().0);
-            for (out, codes) in out[panel][to * BLOCK..].iter_mut().zip(codes) {
-                L::load_e4m3(codes).mul(scales).store(out);
+        let lines = lines.split_at(layout.block);
+        for first in (0..FOURS).step_by(part) {
+            let group = Group::of::<L>(panels, header, block * BLOCK + first * 4);
+            for g in first..first + part {
+                for (panel, lines) in [lines.0, lines.1].into_iter().enumerate() {
+                    let mut weights = C::load::<L>(lines, g, &table);
+                    let zeros = L::load(&group.points[panel]).add(zero).mul(L::splat(-1.0));
+                    let (scales, least) = (L::load(&group.scales[panel]), L::load(&group.minima[panel]));
+                    for weight in &mut weights {
+                        if subtract {
+                            *weight = weight.add(zeros);
+                        }
+                        *weight = weight.mul(scales);
+                        if minima {
+                            *weight = weight.add(least);
+                        }
+                    }
+                    sink.take(panel, to * BLOCK + g * 4, weights);
+                }
             }
         }
     }
