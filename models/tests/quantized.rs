@@ -433,7 +433,7 @@ fn what_contradicts_its_configuration_is_refused_in_one_line() {
     let name = ".weight.quant_state.bitsandbytes__nf4";
     nf4(false).without(name).tensor(name, Dtype::U8, &[state.len()], state).refused(&["blocks of 48"]);
     let long = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {
-        "targets": [format!("re:{}", "a".repeat(5000))], "weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}});
+        "targets": [format!("re:{}", "a".repeat(20_000))], "weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}});
     Module { config: json!({ "quantization_config": long }), ..packed(4, None, true, false) }.refused(&["targets"]);
 }
 

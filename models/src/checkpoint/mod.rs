@@ -7,6 +7,7 @@ pub(crate) mod fields;
 pub(crate) mod files;
 mod generation;
 pub mod gguf;
+pub(crate) mod pattern;
 mod pooling;
 pub(crate) mod quantized;
 pub(crate) mod weights;

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::error::AdapterError;
-use super::pattern::Pattern;
 use crate::checkpoint::error::one_line;
 use crate::checkpoint::fields::Fields;
+use crate::checkpoint::pattern::Pattern;
 use crate::{LoadError, ModelFiles};
 
 /// Name of the file.

@@ -20,7 +20,6 @@ mod adapter;
 mod config;
 mod error;
 mod modules;
-mod pattern;
 mod store;
 
 use serde::{Deserialize, Serialize};

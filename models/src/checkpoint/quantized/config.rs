@@ -3,19 +3,16 @@
 //! A scheme says how the tensors of a module are to be read. Whether a module is quantised at all follows from the tensors that it
 //! has, so lists of ignored modules are not needed.
 
-use regex::Regex;
 use serde_json::{Map, Value};
 
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
+use crate::checkpoint::pattern::Pattern;
 
 /// Files that may hold the configuration, and the key in each; without a key, the file is the configuration.
 const FILES: [(&str, &str); 3] =
     [("config.json", "quantization_config"), ("hf_quant_config.json", "quantization"), ("quantize_config.json", "")];
-
-/// Greatest length of a regular expression that names modules.
-const MAX_PATTERN: usize = 1 << 10;
 
 /// How the modules of a checkpoint are stored.
 #[derive(Clone, Debug)]
@@ -37,9 +34,8 @@ enum Targets {
 enum Target {
     /// All linear layers.
     Linear,
-    /// A module, or the end of its name.
-    Name(String),
-    Pattern(Regex),
+    /// Modules by their names.
+    Named(Pattern),
 }
 
 /// How a module is stored, and how its activations are rounded.
@@ -116,9 +112,7 @@ impl QuantizationConfig {
     pub fn scheme(&self, module: &str) -> Option<Scheme> {
         let names = |target: &Target| match target {
             Target::Linear => true,
-            Target::Name(name) => module == name || module.ends_with(&format!(".{name}")),
-            // As Python's `re.match`: from the start of the name.
-            Target::Pattern(pattern) => pattern.find(module).is_some_and(|found| found.start() == 0),
+            Target::Named(pattern) => pattern.matches(module),
         };
         // A target that names modules comes before one that names all.
         let specific = |target: &&Target| !matches!(target, Target::Linear);
@@ -266,10 +260,9 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadErr
 fn target(value: &Value) -> Option<Target> {
     let name = value.as_str()?;
     match name.strip_prefix("re:") {
-        Some(pattern) if pattern.len() <= MAX_PATTERN => Regex::new(pattern).ok().map(Target::Pattern),
-        Some(_) => None,
+        Some(expression) => Pattern::start(expression).ok().map(Target::Named),
         None if name == "Linear" => Some(Target::Linear),
-        None => Some(Target::Name(name.to_string())),
+        None => Some(Target::Named(Pattern::suffix(name))),
     }
 }
 

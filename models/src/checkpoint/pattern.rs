@@ -1,4 +1,4 @@
-//! Names and regular expressions that choose modules, with PEFT's meaning.
+//! Names and regular expressions that choose modules, with the meaning that PEFT and compressed-tensors give them.
 
 use fancy_regex::{Regex, RegexBuilder};
 
@@ -6,11 +6,11 @@ use fancy_regex::{Regex, RegexBuilder};
 const LONGEST: usize = 16 << 10;
 
 /// Greatest number of steps back of one match.
-const MOST_STEPS: usize = 100_000;
+const MOST_STEPS: usize = 10_000;
 
-/// A text that a module's whole name matches.
+/// What chooses modules by their names.
 #[derive(Clone, Debug)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     /// The name, or its last parts.
     Suffix(String),
     /// A regular expression for the whole name.
@@ -26,6 +26,11 @@ impl Pattern {
     /// A regular expression that the whole name matches (`re.fullmatch`).
     pub fn whole(text: &str) -> Result<Pattern, String> {
         Pattern::expression(text, &format!(r"\A(?:{text})\z"))
+    }
+
+    /// A regular expression that the start of the name matches (`re.match`).
+    pub fn start(text: &str) -> Result<Pattern, String> {
+        Pattern::expression(text, &format!(r"\A(?:{text})"))
     }
 
     /// A regular expression that the last parts of the name match, as the keys of `rank_pattern` and `alpha_pattern` do.
