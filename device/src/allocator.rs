@@ -3,6 +3,12 @@
 //! glibc keeps freed memory in arenas, up to eight per core, and returns only what lies at their ends. After large requests a
 //! server would keep hundreds of megabytes. On other systems these functions do nothing.
 
+use std::mem::MaybeUninit;
+
+/// Bytes of a large page; systems with others ignore parts of the advice.
+#[cfg(target_os = "linux")]
+const LARGE_PAGE: usize = 2 << 20;
+
 /// Allocations of at least this many bytes get their own mapping, which is returned to the system when it is freed. Smaller
 /// ones come from the arenas: a mapping costs a page fault per page.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -17,6 +23,21 @@ pub fn limit_retention() {
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, 2);
             libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
+        }
+    }
+}
+
+/// Asks for large pages under memory that is about to be written: fewer page faults now, fewer misses of the translation buffers
+/// whenever it is read. The contents do not change.
+pub(crate) fn use_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
+    #[cfg(target_os = "linux")]
+    {
+        let range = memory.as_mut_ptr_range();
+        let first = range.start.addr().next_multiple_of(LARGE_PAGE);
+        let bytes = (range.end.addr() / LARGE_PAGE * LARGE_PAGE).saturating_sub(first);
+        if bytes > 0 {
+            // SAFETY: the whole pages of the slice; the advice changes no contents, and a system that refuses it changes nothing.
+            unsafe { libc::madvise(range.start.with_addr(first).cast(), bytes, libc::MADV_HUGEPAGE) };
         }
     }
 }

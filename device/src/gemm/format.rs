@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use crate::allocator::use_large_pages;
 use crate::simd::small_float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::{DeviceError, Dtype, Pool};
 
@@ -91,7 +92,9 @@ pub(super) fn in_panels<T: Copy + Send + Sync>(
 ) -> Vec<T> {
     let count = panels * per_panel;
     let mut all = Vec::with_capacity(count);
-    pool.chunks_mut(&mut all.spare_capacity_mut()[..count], per_panel, work, |panel, elements| {
+    let memory = &mut all.spare_capacity_mut()[..count];
+    use_large_pages(memory);
+    pool.chunks_mut(memory, per_panel, work, |panel, elements| {
         elements.fill(MaybeUninit::new(zero));
         // SAFETY: every element was initialised in the line above.
         write(panel, unsafe { &mut *(elements as *mut [MaybeUninit<T>] as *mut [T]) });

@@ -10,9 +10,8 @@ use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
 use super::rows::RowBlock;
 use super::stored::{Rounding, Stored, StoredFormat, StoredPanels, StoredRow, StoredRows};
-use crate::Dtype;
-use crate::simd::LANES;
-use crate::{DeviceError, Pool};
+use crate::simd::{LANES, Lanes};
+use crate::{DeviceError, Dtype, Isa, Pool, dispatch};
 
 pub(super) enum Panels {
     F32(Vec<[f32; LANES]>),
@@ -272,24 +271,84 @@ fn pack_run(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, P
 }
 
 fn pack_numbers(pool: &Pool, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
-    let panels = n.div_ceil(LANES);
+    let (panels, isa) = (n.div_ceil(LANES), Isa::best());
     if stay_bf16(parts.iter().map(|(format, _)| *format)) {
         Panels::Bf16(in_panels(pool, panels, k, LANES * k, [0; LANES], |panel, lines| {
-            for lane in 0..LANES {
-                if let Some((_, row)) = find_row(parts, k, panel * LANES + lane) {
-                    let numbers = row.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
-                    lines.iter_mut().zip(numbers).for_each(|(line, number)| line[lane] = number);
-                }
-            }
+            let rows: [&[[u8; 2]]; LANES] = std::array::from_fn(|lane| {
+                find_row(parts, k, panel * LANES + lane).map_or(&[][..], |(_, row)| row.as_chunks().0)
+            });
+            dispatch!(isa, pack_bf16(rows: [&[[u8; 2]]; LANES], lines: &mut [[u16; LANES]]));
         }))
     } else {
         Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
-            let mut row = vec![0.0; k];
-            for lane in 0..LANES {
-                read_row(parts, panel * LANES + lane, &mut row);
-                lines.iter_mut().zip(&row).for_each(|(line, number)| line[lane] = *number);
-            }
+            let mut rows = vec![0.0; LANES * k];
+            rows.chunks_mut(k).enumerate().for_each(|(lane, row)| read_row(parts, panel * LANES + lane, row));
+            let rows = &rows[..];
+            dispatch!(isa, pack_f32(rows: &[f32], lines: &mut [[f32; LANES]]));
         }))
+    }
+}
+
+/// Moves rows to lines; rows that are missing are empty.
+#[inline(always)]
+fn pack_bf16<L: Lanes>(rows: [&[[u8; 2]]; LANES], lines: &mut [[u16; LANES]]) {
+    let mut done = 0;
+    if rows.iter().all(|row| row.len() == lines.len()) {
+        // A square of words, each with the numbers of two rows: eight pairs of rows for 16 inputs, then for the next 16.
+        for lines in lines.as_chunks_mut::<{ 2 * LANES }>().0 {
+            let mut square = [L::splat(0.0); LANES];
+            for (i, words) in square.iter_mut().enumerate() {
+                let (pair, first) = (i % (LANES / 2) * 2, done + i / (LANES / 2) * LANES);
+                let (low, high) = (&rows[pair][first..][..LANES], &rows[pair + 1][first..][..LANES]);
+                let mut bits = [0.0; LANES];
+                for lane in 0..LANES {
+                    let [a, b] = low[lane];
+                    let [c, d] = high[lane];
+                    bits[lane] = f32::from_le_bytes([a, b, c, d]);
+                }
+                *words = L::load(&bits);
+            }
+            for (i, words) in L::transpose(square).into_iter().enumerate() {
+                let mut bits = [0.0; LANES];
+                words.store(&mut bits);
+                for (half, words) in bits.as_chunks::<{ LANES / 2 }>().0.iter().enumerate() {
+                    for (two, word) in lines[i + half * LANES].as_chunks_mut().0.iter_mut().zip(words) {
+                        let [a, b, c, d] = word.to_le_bytes();
+                        *two = [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])];
+                    }
+                }
+            }
+            done += 2 * LANES;
+        }
+    }
+    for (lane, row) in rows.iter().enumerate() {
+        for (line, bytes) in lines[done..].iter_mut().zip(row.get(done..).unwrap_or_default()) {
+            line[lane] = u16::from_le_bytes(*bytes);
+        }
+    }
+}
+
+/// Moves the rows of a matrix `[16, k]` to lines.
+#[inline(always)]
+fn pack_f32<L: Lanes>(rows: &[f32], lines: &mut [[f32; LANES]]) {
+    let k = lines.len();
+    let (squares, rest) = lines.as_chunks_mut::<LANES>();
+    let first = squares.len() * LANES;
+    for (i, lines) in squares.iter_mut().enumerate() {
+        let mut square = [L::splat(0.0); LANES];
+        for (lane, numbers) in square.iter_mut().enumerate() {
+            if let Some(row) = rows[lane * k + i * LANES..].first_chunk() {
+                *numbers = L::load(row);
+            }
+        }
+        for (line, numbers) in lines.iter_mut().zip(L::transpose(square)) {
+            numbers.store(line);
+        }
+    }
+    for (i, line) in rest.iter_mut().enumerate() {
+        for (lane, number) in line.iter_mut().enumerate() {
+            *number = rows[lane * k + first + i];
+        }
     }
 }
 
