@@ -69,7 +69,7 @@ fn touched_experts(c: &mut Criterion) {
     for form in [Form::Dense, Form::Quantized(Quantization::Q8)] {
         let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form);
         let kernels = select(&KernelChoice::default(), &Model::needs(&decoder, &*device)).unwrap();
-        let mut model = Model::load(&decoder, &weights, device.clone(), kernels, ROWS, &|_, _| {}).unwrap();
+        let mut model = Model::load(&decoder, &weights, device.clone(), kernels, ROWS, &|_, _| Ok(())).unwrap();
         let mut caches = model.new_cache(ROWS / 16, 16).unwrap();
         let (slots, table): (Vec<i64>, Vec<i32>) = ((0..ROWS as i64).collect(), (0..ROWS as i32 / 16).collect());
         let mut group = c.benchmark_group(format!("{ROWS} rows, {EXPERTS} experts, {form}"));

@@ -52,7 +52,7 @@
 //! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight blocks.
 //! let device = device::open("cpu", None)?;
 //! let kernels = attention_kernels::select(&Default::default(), &Model::needs(decoder, &*device))?;
-//! let mut model = Model::load(decoder, &weights, device, kernels, 128, &|_, _| {})?;
+//! let mut model = Model::load(decoder, &weights, device, kernels, 128, &|_, _| Ok(()))?;
 //! let mut caches = model.new_cache(8, 16)?;
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
@@ -79,8 +79,8 @@ pub use checkpoint::{
 pub use decoder::Decoder;
 pub use families::{ModelConfig, Supported, supported};
 pub use forward::{
-    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, StepLimits,
-    check_weights, checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales,
-    load_matrix, weight_bytes,
+    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, Progress,
+    StepLimits, check_weights, checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes,
+    layers_with_kv_scales, load_matrix, weight_bytes,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

@@ -65,7 +65,7 @@ impl Case {
     /// Greatest and mean difference of the last logits of the prompts, whose expected ones are listed in `from`.
     fn errors(&self, device: &Arc<dyn Device>, from: &Value) -> (f32, f32) {
         let kernels = select(&KernelChoice::default(), &needs(&**device, &self.config.decoder)).unwrap();
-        let (decoder, nothing) = (&self.config.decoder, |_, _| {});
+        let (decoder, nothing) = (&self.config.decoder, |_, _| Ok(()));
         let mut model = Model::load(decoder, &self.weights, Arc::clone(device), kernels, 256, &nothing).unwrap();
         let mut caches = model.new_cache(64, 8).unwrap();
         let mut errors = Vec::new();

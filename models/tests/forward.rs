@@ -44,7 +44,7 @@ fn cases(name: &str, variant: &str) -> Vec<Case> {
         if !cases.iter().any(|(known, _)| *known == context) {
             let decoder = config.decoder.clone().for_context(context.unwrap_or(config.max_position_embeddings));
             let kernels = select(&choice, &needs(&*device, &decoder)).unwrap();
-            let model = Model::load(&decoder, &weights, Arc::clone(&device), kernels, 256, &|_, _| {}).unwrap();
+            let model = Model::load(&decoder, &weights, Arc::clone(&device), kernels, 256, &|_, _| Ok(())).unwrap();
             let block_size = PageLayout::least_block_size(&decoder, &kernels.format).max(BLOCK_SIZE);
             cases.push((context, Case { model, block_size, prompts: Vec::new() }));
         }
@@ -150,7 +150,7 @@ fn recurrences_and_experts_of_a_decode_step_allocate_nothing() {
         let kernels = select(&KernelChoice::default(), &needs(&*device, &config.decoder)).unwrap();
         let block_size = PageLayout::least_block_size(&config.decoder, &kernels.format).max(BLOCK_SIZE);
         let weights = Weights::open(&files(name)).unwrap();
-        let mut model = Model::load(&config.decoder, &weights, device, kernels, 64, &|_, _| {}).unwrap();
+        let mut model = Model::load(&config.decoder, &weights, device, kernels, 64, &|_, _| Ok(())).unwrap();
         let mut caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
         let groups = model.layout().groups.len();
         let tables: Vec<Vec<i32>> = (0..groups as i32).map(|g| (0..6).map(|block| 6 * g + block).collect()).collect();

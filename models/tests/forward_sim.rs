@@ -48,7 +48,7 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let decoder = config.decoder.for_context(context(case, 1).unwrap_or(config.max_position_embeddings));
     let needs = Needs { dtype, kv_dtype, row_invariant: true, ..needs(&*device, &decoder) };
     let (kernels, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| {}).unwrap();
+    let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
     model.calculate_kv_scales().unwrap();
     let block_size = PageLayout::least_block_size(&decoder, &kernels.format).max(LIMITS.block_size);
     let limits = StepLimits { block_size, ..LIMITS };
@@ -179,7 +179,7 @@ fn recurrent_heads_that_the_kernel_does_not_compute_are_refused_by_their_sizes_w
         let copy = crate::common::Copy::of("qwen3-next").set("config.json", keys);
         let decoder = ModelConfig::load(&copy.files()).unwrap().decoder;
         let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
-        let refused = Model::load(&decoder, &weights, device.clone(), kernels, 8, &|_, _| {});
+        let refused = Model::load(&decoder, &weights, device.clone(), kernels, 8, &|_, _| Ok(()));
         let sizes = format!("heads of {key_dim} and {value_dim} and a convolution over {kernel} tokens");
         crate::common::message(refused.map(|_| ()), &[&sizes, "--device cpu"]);
     }

@@ -42,7 +42,8 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
     let head_dim = config.decoder.heads().head_dim;
     let needs = Needs { dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&config.decoder, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| {}).unwrap();
+    let mut model =
+        Model::load(&config.decoder, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
     if graphs {
         model.use_graphs(LIMITS.max_seqs);
     }

@@ -268,7 +268,7 @@ impl Calibration {
             return Err(bad("--calibration", format!("{} tokens", tokens.len()), expected));
         }
         let Opened { config, weights, device, kernels, .. } = opened;
-        let model = Model::load(&config.decoder, weights, device.clone(), *kernels, LENGTH, &|_, _| {})?;
+        let model = Model::load(&config.decoder, weights, device.clone(), *kernels, LENGTH, &|_, _| Ok(()))?;
         Ok(Calibration { model, tokens })
     }
 

@@ -1,11 +1,13 @@
 //! Starts an engine: reads and checks the checkpoint, chooses kernels, plans the memory, loads the weights.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
 use models::lora::AdapterStore;
-use models::{ChatTemplate, Decoder, GenerationDefaults, Model, Pooling, Tokenizer, Weights};
+use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
 use sampling::device::Limits;
 
 use super::graphs;
@@ -121,10 +123,14 @@ pub(crate) fn load_on(
 ) -> Result<Loaded, EngineError> {
     let opened = open_on(engine, device)?;
     let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-    let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
-    tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
-    let Started { worker, info: worker_info, plan, adapters, notes } = start(engine, &opened, progress)?;
+    let (tokenizer, started) = with_tokenizer(&opened, |check| {
+        start(engine, &opened, &|done, total| {
+            progress(done, total);
+            check()
+        })
+    })?;
+    let Started { worker, info: worker_info, plan, adapters, notes } = started;
     let Opened { files, config, device, .. } = &opened;
     let info = ModelInfo {
         name: files.name(),
@@ -154,6 +160,29 @@ pub(crate) fn load_on(
     Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
 
+/// Reads the tokenizer while `load` loads the weights: a large vocabulary takes as long as a gigabyte of weights. `load` gets a
+/// function that fails once the tokenizer has turned out to be wrong.
+fn with_tokenizer<T>(
+    opened: &Opened,
+    load: impl FnOnce(&dyn Fn() -> Result<(), LoadError>) -> Result<T, EngineError>,
+) -> Result<(Arc<Tokenizer>, T), EngineError> {
+    let wrong = AtomicBool::new(false);
+    let check = || match wrong.load(Ordering::Relaxed) {
+        true => Err(LoadError::Stopped),
+        false => Ok(()),
+    };
+    let read = || {
+        let tokenizer = Tokenizer::load(&opened.files)?;
+        tokenizer.check(opened.config.decoder.vocab_size()).map(|()| Arc::new(tokenizer))
+    };
+    std::thread::scope(|scope| {
+        let tokenizer = scope.spawn(|| read().inspect_err(|_| wrong.store(true, Ordering::Relaxed)));
+        let loaded = load(&check);
+        let tokenizer = tokenizer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok((tokenizer, loaded?))
+    })
+}
+
 /// A worker and the choices made for it.
 pub(crate) struct Started {
     pub worker: LocalWorker,
@@ -166,14 +195,17 @@ pub(crate) struct Started {
 }
 
 /// Loads the weights and allocates the memory for pages and steps.
-pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'_>) -> Result<Started, EngineError> {
+pub(crate) fn start(
+    engine: &EngineConfig,
+    opened: &Opened,
+    progress: models::Progress<'_>,
+) -> Result<Started, EngineError> {
     let mut plan = Plan::new(engine, opened, 0)?;
     let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
     let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
     let available = device.memory().available;
     let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
-    let progress = |done, total| progress(done, total);
-    let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, &progress)?;
+    let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, progress)?;
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }

@@ -111,7 +111,11 @@ impl Recording {
             let found = format!("another checkpoint in {}", opened.files.name());
             return Err(RecordingError::Damaged { path: self.path, found, expected });
         }
-        let Started { mut worker, info, plan, .. } = start(&self.config, &opened, progress)?;
+        let report = |done, total| {
+            progress(done, total);
+            Ok(())
+        };
+        let Started { mut worker, info, plan, .. } = start(&self.config, &opened, &report)?;
         let bounds = Bounds {
             max_num_seqs: plan.max_num_seqs,
             max_model_len: plan.max_model_len,

@@ -9,6 +9,9 @@ use std::fmt::Display;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
+    /// The caller has ended the loading.
+    #[error("the loading was stopped")]
+    Stopped,
     /// The device failed while weights were loaded.
     #[error("{0}")]
     Device(String),

@@ -71,13 +71,16 @@ pub(super) struct RecurrentLayer {
     pub place: usize,
 }
 
+/// Called with the bytes of the checkpoint that are loaded and with all of them, before they are read; an error ends the loading.
+pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), LoadError>;
+
 /// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
     weights: &'a Weights,
     uploader: Uploader<'a>,
     /// Type of the computation: that of biases, and of matrices that are not packed.
     dtype: Dtype,
-    progress: &'a dyn Fn(u64, u64),
+    progress: Progress<'a>,
     done: u64,
     /// The last quantised module whose weights were unpacked.
     unpacked: Option<(String, Vec<u8>)>,
@@ -103,7 +106,7 @@ impl<'a> Loader<'a> {
         weights: &'a Weights,
         device: &'a dyn Device,
         dtype: Dtype,
-        progress: &'a dyn Fn(u64, u64),
+        progress: Progress<'a>,
     ) -> Result<Loader<'a>, LoadError> {
         let uploader = Uploader::new(device)?;
         Ok(Loader { weights, uploader, dtype, progress, done: 0, unpacked: None })
@@ -137,7 +140,7 @@ impl<'a> Loader<'a> {
                 }
             }
         }
-        self.progress(read);
+        self.progress(read)?;
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
         let parts: Vec<_> = rows.iter().map(Found::rows).collect();
         let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts)?;
@@ -269,9 +272,9 @@ impl<'a> Loader<'a> {
     }
 
     /// Reports this many more bytes of the checkpoint.
-    fn progress(&mut self, read: u64) {
+    fn progress(&mut self, read: u64) -> Result<(), LoadError> {
         self.done += read;
-        (self.progress)(self.done, self.weights.total_bytes());
+        (self.progress)(self.done, self.weights.total_bytes())
     }
 }
 
@@ -311,7 +314,7 @@ fn picked(pick: Pick, rows: usize, inputs: usize, dtype: Dtype, elements: Cow<'_
 /// Those of [`Model::load`](super::Model::load).
 pub fn load_matrix(linear: &decoder::Linear, weights: &Weights, device: &dyn Device) -> Result<Matrix, LoadError> {
     let plain = decoder::Linear { bias: false, ..linear.clone() };
-    Ok(Loader::new(weights, device, Dtype::F32, &|_, _| {})?.linear(&plain)?.weights)
+    Ok(Loader::new(weights, device, Dtype::F32, &|_, _| Ok(()))?.linear(&plain)?.weights)
 }
 
 /// The same decoder with the form of each linear layer of which the checkpoint stores weights in fewer bits.

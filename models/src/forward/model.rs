@@ -11,7 +11,7 @@ use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::launched_recurrent;
-use super::linear::{Linear, LoadedExperts, Loader, Norm, RecurrentLayer};
+use super::linear::{Linear, LoadedExperts, Loader, Norm, Progress, RecurrentLayer};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::scales;
@@ -139,7 +139,8 @@ impl Model {
 
     /// Uploads the weights to the device, one at a time. On a CPU, matrices keep the checkpoint's type or are quantised while
     /// they are read, and biases are float32; on a device that launches kernels, both have the type that the kernels were chosen
-    /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
+    /// for. Norms are float32. `progress(done, total)` counts bytes of the
+    /// checkpoint and can end the loading with an error.
     ///
     /// # Errors
     /// A tensor that is missing or has an unexpected shape or type, a form that the device has no product for, and errors of the
@@ -150,7 +151,7 @@ impl Model {
         device: Arc<dyn Device>,
         kernels: KernelSet,
         max_rows: usize,
-        progress: &dyn Fn(u64, u64),
+        progress: Progress<'_>,
     ) -> Result<Model, LoadError> {
         if device.features().launches {
             if decoder.adapters.is_some() {

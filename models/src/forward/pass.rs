@@ -304,7 +304,8 @@ mod tests {
         let needs = Needs { dtype, window: true, ..Model::needs(&decoder, &**device) };
         let kernels = select(&KernelChoice::default(), &needs).unwrap();
         let weights = Weights::open(&files).unwrap();
-        let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| {}).unwrap();
+        let mut model =
+            Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
         if !merged {
             model.program = Program::plain(&decoder);
             let sizes = StepSizes::new(&decoder, &model.program, dtype, LIMITS.max_rows, LOGIT_ROWS);

@@ -79,7 +79,10 @@ fn logits_and_greedy_tokens_of_gguf_files_are_the_reference_s() {
         let device = device::open("cpu", Some(2)).unwrap();
         let kernels = select(&KernelChoice::default(), &needs(&*device, &config.decoder)).unwrap();
         let progress = Cell::new((0, 0));
-        let report = |done, total| progress.set((done, total));
+        let report = |done, total| {
+            progress.set((done, total));
+            Ok(())
+        };
         let mut model = Model::load(&config.decoder, &weights, Arc::clone(&device), kernels, 256, &report).unwrap();
         let (done, total) = progress.get();
         assert!(done <= total && done > total / 2, "{}: {done} of {total} bytes", case.display());

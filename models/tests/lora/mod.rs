@@ -56,7 +56,7 @@ fn load(folder: &Path, form: Form, threads: usize, adapters: Option<&[PathBuf]>)
     let device = device::open("cpu", Some(threads)).unwrap();
     let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
     let weights = Weights::open(&files).unwrap();
-    let mut model = Model::load(&decoder, &weights, device, kernels, 512, &|_, _| {}).unwrap();
+    let mut model = Model::load(&decoder, &weights, device, kernels, 512, &|_, _| Ok(())).unwrap();
     for (slot, folder) in adapters.into_iter().flatten().enumerate() {
         let adapter = Adapter::read(folder, &decoder, &LIMITS).unwrap();
         model.set_adapter(slot, Some(Arc::new(adapter))).unwrap();

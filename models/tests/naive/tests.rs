@@ -108,7 +108,7 @@ fn computed_keeping(
     let needs = Needs { row_invariant: true, kv_dtype, ..common::needs(&*device, &decoder) };
     let kernels = select(&KernelChoice::default(), &needs).map_err(|e| e.to_string())?;
     let mut model =
-        Model::load(&decoder, &weights, Arc::clone(&device), kernels, 64, &|_, _| {}).map_err(|e| e.to_string())?;
+        Model::load(&decoder, &weights, Arc::clone(&device), kernels, 64, &|_, _| Ok(())).map_err(|e| e.to_string())?;
     let block_size = PageLayout::least_block_size(&decoder, &kernels.format).max(8);
     let limits = StepLimits { max_rows: 64, max_seqs: 1, max_model_len: 64, block_size, num_blocks: 48 };
     model.calculate_kv_scales().map_err(|e| e.to_string())?;
