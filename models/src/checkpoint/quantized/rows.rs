@@ -15,9 +15,45 @@ pub(super) struct Words<'a> {
 }
 
 impl Words<'_> {
+    /// The code in field `index` of the numbers that start in a row and a column and go on every `step` words.
+    fn code(&self, bits: u32, start: usize, step: usize, index: usize) -> u8 {
+        let log = (32 / bits).trailing_zeros();
+        let word = self.word(start + (index >> log) * step);
+        field(word, bits, index & ((1 << log) - 1)) as u8
+    }
+
+    /// Reads codes from the fields of word `start` and of every `step`th one behind it, or those of some inputs.
+    fn codes(&self, bits: u32, (start, step): (usize, usize), order: Option<&[u32]>, out: &mut [u8]) {
+        match (order, bits) {
+            (Some(order), _) => {
+                out.iter_mut()
+                    .zip(order)
+                    .for_each(|(code, input)| *code = self.code(bits, start, step, *input as usize));
+            }
+            (None, 2) => self.spread::<2, 16>(start, step, out),
+            (None, 4) => self.spread::<4, 8>(start, step, out),
+            (None, _) => self.spread::<8, 4>(start, step, out),
+        }
+    }
+
+    fn spread<const BITS: usize, const PER: usize>(&self, start: usize, step: usize, out: &mut [u8]) {
+        let fields = |index| {
+            let word = self.word(start + index * step);
+            std::array::from_fn(|i| (word >> (i * BITS)) as u8 & (0xff >> (8 - BITS)))
+        };
+        let (words, rest) = out.as_chunks_mut::<PER>();
+        let last: [u8; PER] = fields(words.len());
+        words.iter_mut().enumerate().for_each(|(index, codes)| *codes = fields(index));
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+
+    fn word(&self, index: usize) -> u32 {
+        self.data.as_chunks::<4>().0.get(index).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+    }
+
     /// The word of a row and a column.
     pub fn at(&self, row: usize, column: usize) -> u32 {
-        self.data.as_chunks::<4>().0.get(row * self.columns + column).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+        self.word(row * self.columns + column)
     }
 }
 
@@ -36,11 +72,6 @@ impl Scales<'_> {
     }
 }
 
-/// Column i of the codes belongs to input `order[i]`; without an order to input i.
-fn input(order: &Option<Arc<[u32]>>, column: usize) -> usize {
-    order.as_ref().map_or(column, |order| order[column] as usize)
-}
-
 /// GPTQ: words `[k / per, n]` of inputs.
 pub(super) struct Gptq<'a> {
     pub bits: u32,
@@ -48,6 +79,7 @@ pub(super) struct Gptq<'a> {
     pub zeros: Words<'a>,
     /// `[groups, n]`.
     pub scales: Scales<'a>,
+    /// Column i of the codes belongs to input `order[i]`; without an order to input i.
     pub order: Option<Arc<[u32]>>,
     /// Added to stored zero points.
     pub zero_bias: u32,
@@ -68,18 +100,7 @@ impl Gptq<'_> {
 
 impl StoredRows for Gptq<'_> {
     fn read(&self, row: usize, out: &mut StoredRow) {
-        let per = 32 / self.bits as usize;
-        if self.order.is_none() {
-            for (word, codes) in out.codes.chunks_mut(per).enumerate() {
-                let word = self.codes.at(word, row);
-                codes.iter_mut().enumerate().for_each(|(i, code)| *code = field(word, self.bits, i) as u8);
-            }
-        } else {
-            for (column, code) in out.codes.iter_mut().enumerate() {
-                let input = input(&self.order, column);
-                *code = field(self.codes.at(input / per, row), self.bits, input % per) as u8;
-            }
-        }
+        self.codes.codes(self.bits, (row, self.codes.columns), self.order.as_deref(), &mut out.codes);
         out.scales.iter_mut().enumerate().for_each(|(group, bits)| *bits = self.scales.at(group, row));
         out.offsets.iter_mut().enumerate().for_each(|(group, bits)| *bits = self.zero(group, row));
     }
@@ -113,16 +134,14 @@ pub(super) struct Packed<'a> {
     pub zeros: Option<Words<'a>>,
     /// `[n, groups]`, or one for all.
     pub scales: RowScales<'a>,
+    /// Column i of the codes belongs to input `order[i]`; without an order to input i.
     pub order: Option<Arc<[u32]>>,
 }
 
 impl StoredRows for Packed<'_> {
     fn read(&self, row: usize, out: &mut StoredRow) {
         let per = 32 / self.bits as usize;
-        for (column, code) in out.codes.iter_mut().enumerate() {
-            let input = input(&self.order, column);
-            *code = field(self.codes.at(row, input / per), self.bits, input % per) as u8;
-        }
+        self.codes.codes(self.bits, (row * self.codes.columns, 1), self.order.as_deref(), &mut out.codes);
         self.scales.read(row, out);
         if let Some(zeros) = &self.zeros {
             let zero = |group| field(zeros.at(row / per, group), self.bits, row % per);
