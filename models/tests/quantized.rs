@@ -10,6 +10,8 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+mod fuzzed;
+
 /// Tensors of one module `m` and its configuration.
 #[derive(Clone)]
 struct Module {
@@ -456,4 +458,26 @@ fn schemes_are_those_of_the_modules_that_their_targets_name() {
     with("layers.10.down", "re:.*layers\\.1\\.down");
     with("layers.10.down", "up");
     with("layers.10.down", "re:layers\\.10\\.down_");
+}
+
+#[test]
+fn any_change_of_the_bytes_of_a_module_is_accepted_or_refused_in_one_line() {
+    let modules =
+        [gptq(4, Some(32), "gptq", true, None), awq(), packed(4, Some(32), false, true), int8(false), nf4(true)];
+    let mut random = Random(5);
+    let folder = TempDir::new().unwrap();
+    for module in modules {
+        let (source, _) = module.open();
+        let file = |name: &str| std::fs::read(source.path().join(name)).unwrap();
+        let (config, tensors) = (file("config.json"), file("model.safetensors"));
+        let whole = [&(config.len() as u16).to_le_bytes()[..], &config, &tensors].concat();
+        assert!(fuzzed::read(folder.path(), &whole));
+        // The settings and the header are where changes matter.
+        let ends = 2 + config.len() + 900;
+        for _ in 0..200 {
+            let mut bytes = whole.clone();
+            (0..1 + random.below(3)).for_each(|_| bytes[random.below(ends as u32) as usize] = random.below(256) as u8);
+            fuzzed::read(folder.path(), &bytes);
+        }
+    }
 }
