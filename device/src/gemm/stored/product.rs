@@ -142,47 +142,71 @@ impl Processor<'_> {
 
 type Scratch = [Vec<[f32; LANES]>; PAIR];
 
+/// Runs a kernel that is generic over the codes of a format.
+macro_rules! dispatch_cut {
+    ($format:expr, $isa:expr, $kernel:ident($($arg:ident : $ty:ty),*)) => {{
+        type Two = Planes<2, 0>;
+        type Three = Planes<2, 1>;
+        type Five = Planes<4, 1>;
+        type Six = Planes<4, 2>;
+        type Eight = Planes<8, 0>;
+        match ($format.codes, planes($format.codes.bits())) {
+            (Codes::E4m3, _) => dispatch!($isa, $kernel::<E4m3: Cut>($($arg: $ty),*)),
+            (_, [2, 0]) => dispatch!($isa, $kernel::<Two: Cut>($($arg: $ty),*)),
+            (_, [2, 1]) => dispatch!($isa, $kernel::<Three: Cut>($($arg: $ty),*)),
+            (_, [4, 0]) => dispatch!($isa, $kernel::<Table: Cut>($($arg: $ty),*)),
+            (_, [4, 1]) => dispatch!($isa, $kernel::<Five: Cut>($($arg: $ty),*)),
+            (_, [4, 2]) => dispatch!($isa, $kernel::<Six: Cut>($($arg: $ty),*)),
+            _ => dispatch!($isa, $kernel::<Eight: Cut>($($arg: $ty),*)),
+        }
+    }};
+}
+
 fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
-    type Two = Planes<2, 0>;
-    type Three = Planes<2, 1>;
-    type Five = Planes<4, 1>;
-    type Six = Planes<4, 2>;
-    type Eight = Planes<8, 0>;
-    match (task.weights.format.codes, planes(task.weights.format.codes.bits())) {
-        (Codes::E4m3, _) => dispatch!(isa, walk::<E4m3: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        (_, [2, 0]) => dispatch!(isa, walk::<Two: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        (_, [2, 1]) => dispatch!(isa, walk::<Three: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        (_, [4, 0]) => dispatch!(isa, walk::<Table: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        (_, [4, 1]) => dispatch!(isa, walk::<Five: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        (_, [4, 2]) => dispatch!(isa, walk::<Six: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
-        _ => dispatch!(isa, walk::<Eight: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch)),
+    // Few rows use a weight so seldom that it stays in a register.
+    if task.rows <= FEW && task.weights.k.is_multiple_of(BLOCK) {
+        dispatch_cut!(task.weights.format, isa, walk_few(task: &Task<'_, f32>));
+    } else {
+        dispatch!(isa, walk(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch));
     }
+}
+
+/// Multiplies all rows and a pair at a time.
+#[inline(always)]
+fn walk_few<L: Lanes, C: Cut>(task: &Task<'_, f32>) {
+    for pair in task.pairs.clone() {
+        let mut row = 0;
+        while row < task.rows {
+            row += match (L::MANY, task.rows - row) {
+                (true, 4..) => few::<L, C, 4>(task, row, pair),
+                (_, 2..) => few::<L, C, 2>(task, row, pair),
+                _ => few::<L, C, 1>(task, row, pair),
+            };
+        }
+    }
+}
+
+/// Writes some blocks of a pair to memory.
+fn unpack_blocks(isa: Isa, panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>) {
+    dispatch_cut!(
+        panels.format,
+        isa,
+        unpack(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>)
+    );
 }
 
 /// Multiplies some rows and a pair at a time. Tiles have the sizes of those of dense weights.
 // No closures: they are compiled without the instructions of `L`.
 #[inline(always)]
-fn walk<L: Lanes, C: Cut>(task: &Task<'_, f32>, unpacked: &mut Scratch) {
+fn walk<L: Lanes>(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
     let (k, blocks) = (task.weights.k, task.weights.blocks());
     for first in (0..task.rows).step_by(ROWS) {
         let last = (first + ROWS).min(task.rows);
         for pair in task.pairs.clone() {
-            // Few rows use a weight so seldom that it stays in a register.
-            if last - first <= FEW && k.is_multiple_of(BLOCK) {
-                let mut row = first;
-                while row < last {
-                    row += match (L::MANY, last - row) {
-                        (true, 4..) => few::<L, C, 4>(task, row, pair),
-                        (_, 2..) => few::<L, C, 2>(task, row, pair),
-                        _ => few::<L, C, 1>(task, row, pair),
-                    };
-                }
-                continue;
-            }
             for block in (0..blocks).step_by(AT_ONCE) {
                 let end = (block + AT_ONCE).min(blocks);
                 let [even, odd] = &mut *unpacked;
-                unpack::<L, C>(task.weights, pair, block..end, &mut Unpacked([even, odd]));
+                unpack_blocks(isa, task.weights, pair, block..end, &mut Unpacked([even, odd]));
                 let inputs = block * BLOCK..(end * BLOCK).min(k);
                 let lines = [&even[..inputs.len()], &odd[..inputs.len()]];
                 let mut row = first;
