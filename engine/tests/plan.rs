@@ -1,7 +1,7 @@
 //! The memory plan of a start, and the errors that are found without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
-use engine::{EngineConfig, ModelSource, Quantization, Roofline, Work, plan};
+use engine::{Engine, EngineConfig, ModelSource, Quantization, Roofline, Work, plan};
 
 #[test]
 fn the_pool_has_the_blocks_that_fit_the_bytes_and_limits_the_context() {
@@ -53,6 +53,12 @@ fn a_plan_reports_a_folder_that_cannot_be_loaded() {
     std::fs::write(copy.path().join("config.json"), config_json).unwrap();
     std::fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
     assert!(planned().unwrap_err().to_string().contains("tokenizer.json"));
+    // The tokenizer is read beside the weights.
+    std::fs::write(copy.path().join("tokenizer.json"), "{}").unwrap();
+    let loaded =
+        Engine::load(&EngineConfig { model: ModelSource::Folder(copy.path().into()), ..config(10) }, &|_, _| {});
+    let error = loaded.err().unwrap().to_string();
+    assert!(error.contains("tokenizer.json") && !error.contains("stopped"), "{error}");
 }
 
 #[test]

@@ -200,7 +200,8 @@ fn compressed(format: &str, weights: Value, inputs: Value) -> Value {
 }
 
 fn packed(bits: u32, group: Option<usize>, symmetric: bool, act_order: bool) -> Module {
-    let (n, k, per) = (40, 160, 32 / bits as usize);
+    // Without groups, a row ends in the middle of a word.
+    let (n, k, per) = (40, if group.is_some() { 160 } else { 157 }, 32 / bits as usize);
     let (size, mut random) = (group.unwrap_or(k), Random(7 + u64::from(bits)));
     let groups = k / size;
     let half = 1 << (bits - 1);
@@ -211,11 +212,16 @@ fn packed(bits: u32, group: Option<usize>, symmetric: bool, act_order: bool) -> 
     if act_order {
         (0..k).for_each(|i| index.swap(i, random.below(k as u32) as usize));
     }
+    let columns = k.div_ceil(per);
+    let code = |w: usize, j| match w % columns * per + j {
+        i if i < k => codes[w / columns * k + i],
+        _ => 0,
+    };
     let strategy = if group.is_some() { "group" } else { "channel" };
     let scheme =
         json!({"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy, "group_size": group});
     let mut module = Module::new(compressed("pack-quantized", scheme, Value::Null), n, k)
-        .tensor(".weight_packed", Dtype::I32, &[n, k / per], words(n * k / per, bits, |w, j| codes[w * per + j]))
+        .tensor(".weight_packed", Dtype::I32, &[n, columns], words(n * columns, bits, code))
         .tensor(
             ".weight_shape",
             Dtype::I64,
@@ -457,6 +463,7 @@ fn schemes_are_those_of_the_modules_that_their_targets_name() {
     };
     with("layers.10.down", "re:.*layers\\.1\\.down");
     with("layers.10.down", "up");
+    with("layers.10.down", "re:10\\.down");
     with("layers.10.down", "re:layers\\.10\\.down_");
 }
 
