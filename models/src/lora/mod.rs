@@ -14,7 +14,8 @@
 //! | `store` | the adapters in host memory |
 //!
 //! **Memory.** [`AdapterLimits`] bound the rank and therefore the size of an adapter ([`most_adapter_bytes`]). Files above that size
-//! are refused before they are parsed. Only safetensors files are read.
+//! are refused before they are parsed. Only safetensors files are read. A device that launches kernels has memory for
+//! [`AdapterLimits::slots`] adapters of that size ([`adapter_slot_bytes`]).
 
 mod adapter;
 mod config;
@@ -26,7 +27,8 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::Adapter;
 pub use error::AdapterError;
-pub use modules::{most_adapter_bytes, most_adapter_width};
+pub(crate) use modules::adapter_sizes;
+pub use modules::{adapter_slot_bytes, most_adapter_bytes, most_adapter_width};
 pub use store::{AdapterRef, AdapterStore};
 
 /// Sizes of the memory for adapters.
