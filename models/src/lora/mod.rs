@@ -3,7 +3,7 @@
 //!
 //! An adapter adds `s·B·A` to the weights of some modules, with `s = lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`
 //! (Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023). The weights stay as they are: a step adds
-//! `s·(x·Aᵀ)·Bᵀ` to the outputs of the rows of each adapter ([`device::gemm::low_rank`]).
+//! `s·(x·Aᵀ)·Bᵀ` to the outputs of the rows of each adapter ([`attention_kernels::LowRankArgs`]).
 //!
 //! | file | contents |
 //! |---|---|
