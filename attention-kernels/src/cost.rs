@@ -5,6 +5,7 @@ use device::gemm::RowBlock;
 use device::profile::Cost;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs, Rows};
+use crate::low_rank::{LowRankArgs, Sizes};
 
 impl AttentionArgs<'_> {
     /// Returns the bytes of queries, outputs, and the keys and values that some row of a sequence sees, and the operations
@@ -63,6 +64,24 @@ impl LinearArgs<'_> {
             bytes: (self.weights.bytes() + self.rows * (input + n * self.output.bytes())) as u64,
             operations: (2 * self.rows * n * k) as u64,
         }
+    }
+}
+
+impl LowRankArgs<'_> {
+    /// Returns the bytes of the factors of the slots in use, and of inputs and of outputs, read and written, of their rows; and the
+    /// operations of one product for each of these factors and rows.
+    pub fn cost(&self) -> Cost {
+        let Sizes { inputs, outputs, .. } = self.sizes();
+        let (mut cost, mut last) = (Cost { bytes: 0, operations: 0 }, None);
+        for (slot, rows) in self.rows.by_slot().tasks() {
+            let (numbers, bytes) = self.factors_of(slot);
+            let rows = if numbers > 0 { rows.len() } else { 0 };
+            // The tasks of a slot are neighbours.
+            let factors = if last.replace(slot) == Some(slot) { 0 } else { numbers * bytes };
+            cost.bytes += (factors + rows * (inputs + 2 * outputs) * self.dtype().bytes()) as u64;
+            cost.operations += (2 * rows * numbers) as u64;
+        }
+        cost
     }
 }
 

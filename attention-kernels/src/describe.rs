@@ -126,7 +126,7 @@ fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'
 fn abilities(variant: &Variant) -> Vec<String> {
     let can = &variant.capabilities;
     let mut words = vec![list(can.dtypes)];
-    if variant.operation != Operation::Linear {
+    if variant.operation.is_on_caches() {
         words.push(format!("kv={}", list(can.kv_dtypes)));
         words.push(format!("heads={}", can.head_sizes));
         words.push(format!("blocks={}", can.block_sizes));

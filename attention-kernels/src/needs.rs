@@ -85,10 +85,7 @@ impl Needs {
     pub(crate) fn unmet(&self, variant: &Variant) -> Option<String> {
         let can = &variant.capabilities;
         self.misfit(variant)
-            .or_else(|| match variant.operation {
-                Operation::Linear => None,
-                _ => self.unmet_by_cache(variant),
-            })
+            .or_else(|| if variant.operation.is_on_caches() { self.unmet_by_cache(variant) } else { None })
             .or_else(|| {
                 if !variant.operation.is_attention() {
                     return None;
@@ -117,7 +114,8 @@ impl Needs {
             Kernel::CacheWrite(_) => variant.operation == Operation::CacheWrite,
             Kernel::BlockCopy(_) => variant.operation == Operation::BlockCopy,
             Kernel::Linear(_) => variant.operation == Operation::Linear,
-            Kernel::Loaded(_) => variant.operation != Operation::Linear,
+            Kernel::LowRank(_) => variant.operation == Operation::LowRank,
+            Kernel::Loaded(_) => variant.operation.is_on_caches(),
         };
         if !fits {
             Some(format!("its function does not do {}", variant.operation))

@@ -31,6 +31,8 @@ pub struct KernelChoice {
     pub block_copy: String,
     /// Variant for matrix products.
     pub linear: String,
+    /// Variant for low-rank additions to matrix products (LoRA).
+    pub low_rank: String,
     /// Libraries whose variants are added to the registry: `[[kernels.plugin]]`.
     pub plugin: Vec<PluginChoice>,
 }
@@ -52,6 +54,7 @@ impl Default for KernelChoice {
             cache_write: auto(),
             block_copy: auto(),
             linear: auto(),
+            low_rank: auto(),
             plugin: Vec::new(),
         }
     }
@@ -66,6 +69,7 @@ impl KernelChoice {
             Operation::CacheWrite => &self.cache_write,
             Operation::BlockCopy => &self.block_copy,
             Operation::Linear => &self.linear,
+            Operation::LowRank => &self.low_rank,
         }
     }
 }
@@ -133,12 +137,14 @@ pub struct KernelSet {
     pub block_copy: &'static Variant,
     /// Products with weights.
     pub linear: &'static Variant,
+    /// Low-rank additions to these products.
+    pub low_rank: &'static Variant,
 }
 
 impl KernelSet {
     /// Returns the variants in the order of [`Operation::ALL`].
-    pub fn all(&self) -> [&'static Variant; 5] {
-        [self.decode, self.prefill, self.cache_write, self.block_copy, self.linear]
+    pub fn all(&self) -> [&'static Variant; 6] {
+        [self.decode, self.prefill, self.cache_write, self.block_copy, self.linear, self.low_rank]
     }
 
     /// Computes attention of `args.seqs`: with the decode variant if each sequence has one query row, else with the prefill
@@ -159,8 +165,8 @@ pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectE
     choice.plugin.iter().try_for_each(|plugin| plugin::load(&plugin.path))?;
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
     let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
-    let linear = candidates(Operation::Linear)?[0];
-    Ok(KernelSet { format, decode, prefill, cache_write, block_copy, linear })
+    let [linear, low_rank] = [candidates(Operation::Linear)?[0], candidates(Operation::LowRank)?[0]];
+    Ok(KernelSet { format, decode, prefill, cache_write, block_copy, linear, low_rank })
 }
 
 /// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`].

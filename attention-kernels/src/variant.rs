@@ -8,6 +8,7 @@ use device::{Device, Isa, Queue};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs};
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
+use crate::low_rank::LowRankArgs;
 use crate::plugin::LoadedKernel;
 
 /// Operation that a kernel performs. `Display` prints its key in the `[kernels]` table.
@@ -23,12 +24,20 @@ pub enum Operation {
     BlockCopy,
     /// Matrix product with a weight matrix.
     Linear,
+    /// Low-rank addition to a matrix product, of the rows of several adapters (LoRA).
+    LowRank,
 }
 
 impl Operation {
     /// All operations, in the order in which they are listed.
-    pub const ALL: [Operation; 5] =
-        [Operation::Decode, Operation::Prefill, Operation::CacheWrite, Operation::BlockCopy, Operation::Linear];
+    pub const ALL: [Operation; 6] = [
+        Operation::Decode,
+        Operation::Prefill,
+        Operation::CacheWrite,
+        Operation::BlockCopy,
+        Operation::Linear,
+        Operation::LowRank,
+    ];
 
     /// Operations on caches. Their variants must agree on the cache format, so a set has all four.
     pub(crate) const ON_CACHES: [Operation; 4] =
@@ -42,7 +51,13 @@ impl Operation {
             Operation::CacheWrite => "cache_write",
             Operation::BlockCopy => "block_copy",
             Operation::Linear => "linear",
+            Operation::LowRank => "low_rank",
         }
+    }
+
+    /// Whether the operation works on a cache.
+    pub(crate) fn is_on_caches(self) -> bool {
+        Operation::ON_CACHES.contains(&self)
     }
 
     /// Whether the operation is attention.
@@ -66,10 +81,12 @@ pub enum Kernel {
     CacheWrite(fn(&dyn Device, CacheWriteArgs<'_>) -> Result<(), KernelError>),
     /// For [`Operation::BlockCopy`].
     BlockCopy(fn(&dyn Device, BlockCopyArgs<'_>) -> Result<(), KernelError>),
-    /// Function of a plug-in, for any operation except [`Operation::Linear`].
+    /// Function of a plug-in, for operations on caches.
     Loaded(LoadedKernel),
     /// For [`Operation::Linear`].
     Linear(fn(&dyn Device, LinearArgs<'_>) -> Result<(), KernelError>),
+    /// For [`Operation::LowRank`].
+    LowRank(fn(&dyn Device, LowRankArgs<'_>) -> Result<(), KernelError>),
 }
 
 /// Sizes that a variant supports.
@@ -129,7 +146,7 @@ pub struct Capabilities {
     pub compute_capability: (u32, u32),
     /// Whether the variant uses instructions that only GPUs of exactly that compute capability have.
     pub exact_compute_capability: bool,
-    /// Types of queries and outputs; for [`Operation::Linear`], of the operands.
+    /// Types of queries and outputs; for operations that have none, of the operands.
     pub dtypes: &'static [Dtype],
     /// Types of the cache.
     pub kv_dtypes: &'static [KvDtype],
@@ -300,6 +317,18 @@ impl Variant {
         match self.kernel {
             Kernel::Linear(run) => run(device, args),
             _ => Err(self.not_for("a matrix product")),
+        }
+    }
+
+    /// Adds low-rank products to the outputs of a linear layer; for variants of [`Operation::LowRank`].
+    ///
+    /// # Errors
+    /// As for [`Variant::attention`].
+    pub fn low_rank(&self, device: &dyn Device, args: LowRankArgs<'_>) -> Result<(), KernelError> {
+        let _time = self.time(device, || args.cost());
+        match self.kernel {
+            Kernel::LowRank(run) => run(device, args),
+            _ => Err(self.not_for("a low-rank addition")),
         }
     }
 

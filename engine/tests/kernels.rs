@@ -62,7 +62,7 @@ fn the_example_file_selects_the_kernels_it_names() {
     let chosen = |by: &'static str| table.variants.iter().filter(move |it| it.chosen == Some(by));
     let by_name: Vec<_> = chosen("by name").map(|it| (it.operation, it.variant)).collect();
     assert_eq!(by_name, [("prefill", "cpu.reference")]);
-    assert_eq!(chosen("auto").count(), 4);
+    assert_eq!(chosen("auto").count(), 5);
     for text in [table.to_string(), table.verbose()] {
         assert!(text.contains("  cpu.reference            chosen (by name)\n"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");

@@ -5,14 +5,15 @@ use std::pin::pin;
 use std::time::Duration;
 
 use engine::{
-    AdapterError, AsyncEngine, Engine, EngineConfig, Event, GenerationRequest, Llm, LoraConfig, Recording, SubmitError,
+    AdapterError, AsyncEngine, Dtype, Engine, EngineConfig, Event, GenerationRequest, Llm, LoraConfig, Recording,
+    SubmitError,
 };
 use models::{ModelConfig, ModelFiles};
 use tempfile::TempDir;
 use testkit::adapters::{Module, simple};
 
 use crate::common::slow::slow;
-use crate::common::{config, request};
+use crate::common::{config, on_sim, overlapping, request};
 
 const LORA: LoraConfig = LoraConfig { max_loras: 2, max_lora_rank: 16, max_cpu_loras: None };
 
@@ -177,6 +178,31 @@ fn a_recording_with_adapters_is_replayed_by_a_worker_alone() {
     drop(engine);
     let replayed = Recording::open(&file).unwrap().replay(&|_, _| {}, |_| {}).unwrap();
     assert_eq!((replayed.difference, replayed.tokens), (None, 24));
+}
+
+/// Tokens of requests with and without adapters; more adapters than a step has take turns in its slots.
+fn run_all(config: EngineConfig, folder: &Path) -> Vec<Vec<u32>> {
+    let mut llm = Llm::new(config).unwrap();
+    load(&mut llm, folder, &["a", "b", "c", "d"]);
+    let names = [Some("a"), None, Some("b"), Some("c"), Some("d"), None];
+    let requests = names.iter().zip(0..).map(|(name, i)| of(*name, request(i % 3, 7 + i as usize, 5, 1))).collect();
+    run(&mut llm, requests).into_iter().map(|(tokens, _)| tokens).collect()
+}
+
+#[test]
+fn adapters_on_cuda_sim_give_the_tokens_of_the_cpu_with_and_without_graphs_and_steps_planned_ahead() {
+    let folder = adapters();
+    let lora = Some(LORA);
+    let want = run_all(EngineConfig { threads: Some(2), ..with_lora(256, LORA) }, folder.path());
+    let Some(ahead) = overlapping(256) else { return };
+    assert_eq!(run_all(EngineConfig { lora, ..ahead.clone() }, folder.path()), want);
+    let eager = on_sim(EngineConfig { enforce_eager: true, lora, ..config(256) }).unwrap();
+    assert_eq!(run_all(eager, folder.path()), want);
+    // The device has memory for two adapters of the greatest rank in its type.
+    let plan = |dtype| engine::plan(&EngineConfig { lora, dtype, ..ahead.clone() }).unwrap().adapter_bytes;
+    let numbers: usize = modules().iter().map(|(_, inputs, outputs)| 16 * (inputs + outputs)).sum();
+    let (wide, narrow) = (plan(Some(Dtype::F32)), plan(Some(Dtype::Bf16)));
+    assert!(wide - narrow >= 2 * 2 * numbers as u64 && wide - narrow < 3 * 2 * numbers as u64);
 }
 
 #[test]

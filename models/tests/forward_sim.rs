@@ -15,7 +15,7 @@ const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len
 const TOLERANCE: f32 = 2e-3;
 
 /// Greatest mean difference of a case's logits in a type: twice what transformers is off by in that type (the reference's README).
-fn mean_tolerance(case: &str, dtype: Dtype) -> f64 {
+pub fn mean_tolerance(case: &str, dtype: Dtype) -> f64 {
     let noise = match dtype {
         Dtype::F32 => return f64::from(TOLERANCE),
         Dtype::F16 => "float16_compute",

@@ -2,6 +2,7 @@
 
 mod fast;
 mod kernel;
+mod low_rank;
 mod merge;
 mod reference;
 mod scores;
@@ -57,6 +58,12 @@ macro_rules! register_fast {
             $rank,
             |device, args| fast::attention(Isa::$isa, device, args),
             |device, args| fast::linear(Isa::$isa, device, args)
+        );
+        register!(
+            $name,
+            LowRank,
+            plain(Isa::$isa, $rank),
+            LowRank(|device, args| low_rank::low_rank(Isa::$isa, device, args))
         );
     };
 }

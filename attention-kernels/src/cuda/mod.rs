@@ -6,6 +6,7 @@
 mod attention;
 mod cache;
 mod convert;
+mod low_rank;
 mod names;
 mod parameters;
 mod rule;
@@ -112,6 +113,7 @@ register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..A
 const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, step: 8 }, fused: true, rank: 1, ..ANY };
 register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
+register!("cuda.low_rank", LowRank, ANY, LowRank(low_rank::low_rank));
 const COPY: Capabilities = Capabilities { latent: true, block_bytes_step: 16, ..ANY };
 register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 

@@ -1,5 +1,5 @@
-//! Parameters of the kernels: the structs of `csrc/args.cuh` and `csrc/cache_args.cuh`, field for field, which kernels take by
-//! value, and conversions to their fields.
+//! Parameters of the kernels: the structs of `csrc/args.cuh`, `csrc/cache_args.cuh` and `csrc/low_rank_args.cuh`, field for
+//! field, which kernels take by value, and conversions to their fields.
 
 use device::Arg;
 
@@ -49,6 +49,15 @@ device::kernel_structs! {
         pub source_stride: i64,
         pub target_stride: i64,
         pub block_bytes: i64,
+    }
+
+    /// Sizes of a low-rank addition.
+    pub(super) struct LowRankShape: 24 bytes {
+        pub slot_bytes: i64,
+        pub inputs: u32,
+        pub outputs: u32,
+        pub width: u32,
+        pub reserved: u32,
     }
 
     /// Sizes of a conversion.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use device::{Buffer, Device, Uploader};
 
 use super::cell::{Cell, Shape};
+use super::low_rank::{LowRankProblem, Slot};
 use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
 use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
@@ -20,6 +21,10 @@ use crate::workspace::{Workspace, WorkspaceLimits};
 
 /// Most multiply-adds in float64 that go into the expected result.
 const TRUTH: usize = 1 << 27;
+/// Rank of the adapters of low-rank additions.
+const RANK: usize = 16;
+/// Most adapters of low-rank additions.
+const ADAPTERS: usize = 8;
 /// Number of rows of a written cache, or of a product, that are compared.
 const SAMPLE: usize = 64;
 
@@ -67,6 +72,7 @@ pub(super) fn run(
             Operation::CacheWrite => writes(&case, found)?,
             Operation::BlockCopy => copies(&case, found)?,
             Operation::Linear => products(&case, found)?,
+            Operation::LowRank => additions(&case, found)?,
         }
         rest = others;
     }
@@ -267,6 +273,29 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         });
         let ulps = ulps.fold(0.0, f64::max);
         found(variant, Cell { time, bytes: moved as u64, operations: 2 * (rows * k * k) as u64, ulps });
+    }
+    Ok(())
+}
+
+/// The layer is square, like the output matrix of attention. Each sequence has an adapter; at most [`ADAPTERS`] are different.
+fn additions(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
+    let Case { device, shape, variants, .. } = *case;
+    let width = shape.heads * shape.head_size;
+    let slots: Vec<Slot> = (0..shape.batch.min(ADAPTERS)).map(|_| vec![Some(RANK)]).collect();
+    let of_rows = (0..shape.batch * shape.query_len).map(|row| Some((row / shape.query_len % slots.len()) as u32));
+    let problem = LowRankProblem::new(5, shape.dtype, [width, RANK], &[width], &slots, of_rows.collect());
+    let rows = problem.num_rows();
+    let factors = slots.len() * 2 * width * RANK;
+    let mut places =
+        (0..case.sets(factors * shape.dtype.bytes())).map(|_| problem.on(device)).collect::<Result<Vec<_>, _>>()?;
+    for variant in variants {
+        places[0].reset()?;
+        places[0].call(variant)?;
+        let ulps = problem.worst(&places[0].output()?, rows.div_ceil(SAMPLE));
+        let count = places.len();
+        let time = case.time(|i| places[i % count].call(variant))?;
+        let bytes = ((factors + 3 * rows * width) * shape.dtype.bytes()) as u64;
+        found(variant, Cell { time, bytes, operations: 4 * (rows * width * RANK) as u64, ulps });
     }
     Ok(())
 }

@@ -79,11 +79,11 @@ impl Grid {
             _ => &self.query_lens,
         };
         let contexts: &[usize] = match operation {
-            Operation::Linear | Operation::CacheWrite => &one,
+            Operation::Linear | Operation::LowRank | Operation::CacheWrite => &one,
             _ => &self.contexts,
         };
         let (kv_dtypes, block_sizes): (&[KvDtype], &[usize]) = match operation {
-            Operation::Linear => (&[KvDtype::Same], &one),
+            Operation::Linear | Operation::LowRank => (&[KvDtype::Same], &one),
             _ => (&self.kv_dtypes, &self.block_sizes),
         };
         let none = Shape {

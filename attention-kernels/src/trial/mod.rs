@@ -20,12 +20,14 @@
 mod cell;
 mod cells;
 pub mod grid;
+mod low_rank;
 pub mod numbers;
 mod peaks;
 mod problem;
 mod run;
 mod time;
 
+pub use low_rank::{LowRankOnDevice, LowRankProblem, Slot};
 pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, buffer, bytes, cache_bytes, floats};

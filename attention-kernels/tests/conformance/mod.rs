@@ -12,6 +12,7 @@ mod covering;
 mod devices;
 mod latent;
 mod looks;
+mod low_rank;
 mod plugins;
 mod reference;
 mod refusals;

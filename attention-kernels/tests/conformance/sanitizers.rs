@@ -37,7 +37,7 @@ fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {
     }
 }
 
-/// Runs cache writes, copies and conversions.
+/// Runs cache writes, copies, conversions and low-rank additions.
 fn move_bytes(device: Arc<dyn Device>, step: usize) {
     for variant in variants(Operation::CacheWrite).into_iter().filter(|v| v.capabilities.runs_on("cuda-sim")) {
         let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
@@ -61,6 +61,7 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     }
     copy_all(&*device);
     convert_all(&*device);
+    super::low_rank::add_all(&device);
     super::yardsticks::read_and_fold(&*device, 12 << 10, 2);
     super::yardsticks::multiply_and_sum(&*device, [1.0, 1.0], 2);
 }

@@ -17,7 +17,7 @@ use ::bench::results::Results;
 
 #[derive(Debug, Args)]
 pub struct KernelArgs {
-    /// Operations: decode, prefill, cache_write, block_copy, linear [default: all]
+    /// Operations: decode, prefill, cache_write, block_copy, linear, low_rank [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operation)]
     pub op: Vec<Operation>,
     /// Variants, named as by `quire kernels` [default: all that support a shape]
@@ -47,7 +47,7 @@ pub struct KernelArgs {
     /// Context lengths of the sequences [default: 512,4096]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub context: Vec<usize>,
-    /// Query rows per sequence in prefill, cache_write and linear [default: 128]
+    /// Query rows per sequence in prefill, cache_write, linear and low_rank [default: 128]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub query_len: Vec<usize>,
     /// Number of runs before those that are timed [default: 2]

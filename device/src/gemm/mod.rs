@@ -37,7 +37,7 @@ mod tile;
 pub use activations::scratch_bytes;
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
-pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, low_rank};
+pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
 pub use operands::Gemm;
 pub use pack::{PackedMatrix, PartForm, StoredPart, WeightRows};
 pub use quantization::Quantization;

@@ -5,7 +5,7 @@ use std::fmt;
 use device::gemm::Quantization;
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
-use models::lora::most_adapter_bytes;
+use models::lora::{adapter_slot_bytes, most_adapter_bytes};
 use models::{LayerGroup, Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
@@ -34,7 +34,8 @@ pub struct Plan {
     pub stored: bool,
     /// Type of the matrices, if it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
-    /// Bytes of the adapters in memory, if all have the greatest rank and are float32.
+    /// Bytes of the adapters in the device's memory, if all have the greatest rank. Those in host memory, which counts unless the
+    /// device is a GPU, are float32.
     pub adapter_bytes: u64,
     /// The sizes that they follow from.
     pub lora: Option<LoraConfig>,
@@ -89,7 +90,7 @@ impl Plan {
         }
         let features = device.features();
         if let Some(lora) = &engine.lora {
-            check_lora(lora, &**device)?;
+            check_lora(lora)?;
         }
         if features.launches {
             if engine.max_num_seqs > MAX_SLOTS {
@@ -147,10 +148,18 @@ impl Plan {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
         };
-        // One more while it is read.
-        let adapters = engine.lora.map_or(0, |lora| lora.num_cpu_loras() + lora.max_loras + 1) as u64;
-        let adapter_bytes = decoder.adapters.map_or(0, |limits| most_adapter_bytes(decoder, &limits) * adapters);
         let (memory, gpu) = (opened.memory, device.compute_capability().is_some());
+        let adapter_bytes = match (&engine.lora, &decoder.adapters) {
+            (Some(lora), Some(limits)) => {
+                // One more while it is read.
+                let host = |more: usize| most_adapter_bytes(decoder, limits) * (lora.num_cpu_loras() + 1 + more) as u64;
+                match features.launches {
+                    true => adapter_slot_bytes(decoder, limits, *dtype) + if gpu { 0 } else { host(0) },
+                    false => host(lora.max_loras),
+                }
+            }
+            _ => 0,
+        };
         let budget = Budget {
             memory,
             gpu,
@@ -242,7 +251,7 @@ impl Plan {
     /// Logs how much GPU memory a start used, compared with the plan.
     pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
         let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
-        let planned = self.weight_bytes + self.kv_scale_bytes + self.step_bytes + cache;
+        let planned = self.weight_bytes + self.kv_scale_bytes + self.adapter_bytes + self.step_bytes + cache;
         let taken = available_before.saturating_sub(after.available);
         // The driver allocates memory in large pieces, and needs some for code.
         if taken > planned + planned / 50 + (256 << 20) {
@@ -336,13 +345,8 @@ impl Plan {
     }
 }
 
-/// Refuses sizes of the memory for adapters, and devices that cannot compute with adapters.
-fn check_lora(lora: &LoraConfig, device: &dyn Device) -> Result<(), EngineError> {
-    if device.features().launches {
-        let expected =
-            "cpu: this device has no products for LoRA adapters yet; use --device cpu or leave out --enable-lora";
-        return Err(bad("--enable-lora", format!("--device {}", device.name()), expected));
-    }
+/// Refuses sizes of the memory for adapters.
+fn check_lora(lora: &LoraConfig) -> Result<(), EngineError> {
     if !(1..=MOST_LORAS).contains(&lora.max_loras) {
         return Err(bad("--max-loras", lora.max_loras, format!("1 to {MOST_LORAS}")));
     }

@@ -38,7 +38,7 @@ pub(crate) fn line(model: &Model, plan: &Plan) -> Option<String> {
     };
     (count.sizes > 0).then(|| {
         format!(
-            "CUDA graphs: decode steps of {} sizes up to {} sequences, {} captured, the others at their first use{bytes}",
+            "CUDA graphs: {} of decode steps of up to {} sequences, {} captured, the others at their first use{bytes}",
             count.sizes, plan.max_num_seqs, count.captured
         )
     })

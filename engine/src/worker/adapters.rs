@@ -61,6 +61,8 @@ impl AdapterSlots {
             let (most, step) = (self.slots.len(), self.step);
             let free = self.slots.iter_mut().enumerate().min_by_key(|(_, (_, used))| *used);
             let (at, slot) = free.filter(|(_, (_, used))| *used < step).ok_or(SlotError::TooMany(most))?;
+            // A slot whose upload fails has no adapter.
+            slot.0 = None;
             executor.set_adapter(at, loaded)?;
             *slot = (Some(adapter.digest.clone()), step);
         }

@@ -1,83 +1,146 @@
 //! LoRA adapters in a step: the slots, the rows of each, and the product behind that of a linear layer.
 //!
 //! A slot holds the adapter that a row names by number ([`ForwardBatch::adapters`]). Rows without an adapter keep their bits: the
-//! product of the layer is computed as without adapters, and only rows with one are added to.
+//! product of the layer is computed as without adapters, and only rows with one are added to. A step without such rows launches
+//! nothing more than without adapters. On a device that launches kernels, all memory is allocated when the model is loaded, and a
+//! slot's factors are uploaded when it is set.
 
 use std::sync::Arc;
 
-use attention_kernels::KernelError;
-use device::gemm::{AdapterRows, LowRank, LowRankProduct, low_rank};
-use device::{Buffer, Device, Isa};
+use attention_kernels::{Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSlots};
+use device::gemm::LowRank;
+use device::{Buffer, Device, DeviceError, Features, Pinned};
 
 use super::ForwardBatch;
 use crate::Decoder;
-use crate::lora::{Adapter, AdapterLimits, most_adapter_width};
+use crate::lora::{Adapter, AdapterLimits, adapter_sizes, most_adapter_width};
 
 /// See the [module](self).
 pub(super) struct Adapters {
-    slots: Vec<Option<Arc<Adapter>>>,
+    factors: Factors,
     /// Inputs and outputs of each linear layer.
     shapes: Vec<[usize; 2]>,
-    isa: Isa,
     /// The rows of the step by slot, before and after rows are dropped.
-    all: AdapterRows,
-    kept: AdapterRows,
+    all: LowRankRows,
+    kept: LowRankRows,
     /// Slot of each row; reused.
     of_rows: Vec<Option<u32>>,
-    /// `[max_rows, width]`.
-    scratch: Vec<f32>,
+    /// Float32 `[max_rows, width]`.
+    scratch: Buffer,
     width: usize,
+    /// Whether the step adds products.
+    pub active: bool,
 }
 
-impl Adapters {
-    /// Bytes of the buffers of steps of so many rows.
-    pub fn bytes(decoder: &Decoder, max_rows: usize) -> usize {
-        let width = decoder.adapters.map_or(0, |limits| most_adapter_width(decoder, &limits));
-        max_rows * width * size_of::<f32>()
-    }
+/// Contents of the slots.
+enum Factors {
+    Host(Vec<Option<Arc<Adapter>>>),
+    Device {
+        /// In the order of the decoder's linear layers; `None` for those that take no adapters.
+        layers: Vec<Option<LowRankSlots>>,
+        stage: Pinned,
+        /// Whether a slot holds an adapter.
+        filled: Vec<bool>,
+    },
+}
 
-    /// Empty slots for a decoder.
-    pub fn new(decoder: &Decoder, limits: &AdapterLimits, max_rows: usize) -> Adapters {
-        let width = most_adapter_width(decoder, limits);
-        Adapters {
-            slots: vec![None; limits.slots],
-            shapes: decoder.linears().map(|linear| [linear.inputs, linear.rows()]).collect(),
-            isa: Isa::best(),
-            all: AdapterRows::default(),
-            kept: AdapterRows::default(),
-            of_rows: Vec::with_capacity(max_rows),
-            scratch: vec![0.0; max_rows * width],
-            width,
+impl Factors {
+    /// Number of slots.
+    fn len(&self) -> usize {
+        match self {
+            Factors::Host(slots) => slots.len(),
+            Factors::Device { filled, .. } => filled.len(),
         }
     }
 
-    pub fn set(&mut self, slot: usize, adapter: Option<Arc<Adapter>>) -> Result<(), KernelError> {
-        let expected = self.slots.len();
-        let place = self.slots.get_mut(slot);
-        *place.ok_or(KernelError::Shape { what: "slot of an adapter", found: slot, expected })? = adapter;
+    fn is_filled(&self, slot: u32) -> bool {
+        match self {
+            Factors::Host(slots) => slots.get(slot as usize).is_some_and(Option::is_some),
+            Factors::Device { filled, .. } => filled.get(slot as usize).copied().unwrap_or(false),
+        }
+    }
+}
+
+impl Adapters {
+    /// Bytes of the buffers of steps of so many rows, not counting the slots
+    /// ([`adapter_slot_bytes`](crate::lora::adapter_slot_bytes)).
+    pub fn bytes(decoder: &Decoder, features: Features, max_rows: usize) -> usize {
+        let Some(limits) = decoder.adapters else { return 0 };
+        let tables = if features.launches { 2 * LowRankRows::bytes(max_rows, limits.slots) } else { 0 };
+        max_rows * most_adapter_width(decoder, &limits) * size_of::<f32>() + tables
+    }
+
+    /// Empty slots for a decoder that computes in a type.
+    pub fn new(
+        device: &dyn Device,
+        decoder: &Decoder,
+        limits: &AdapterLimits,
+        dtype: Dtype,
+        max_rows: usize,
+    ) -> Result<Adapters, DeviceError> {
+        let width = most_adapter_width(decoder, limits);
+        let sizes: Vec<_> = adapter_sizes(decoder, limits).collect();
+        let factors = if device.features().launches {
+            let largest = sizes.iter().flatten().map(|size| size.slot_bytes(dtype)).max().unwrap_or(0);
+            let layer = |size| LowRankSlots::new(device, dtype, limits.slots, size);
+            let layers = sizes.into_iter().map(|size| size.map(layer).transpose()).collect::<Result<_, _>>()?;
+            Factors::Device { layers, stage: device.pinned(largest)?, filled: vec![false; limits.slots] }
+        } else {
+            Factors::Host(vec![None; limits.slots])
+        };
+        let rows = || LowRankRows::new(device, max_rows, limits.slots);
+        Ok(Adapters {
+            factors,
+            shapes: decoder.linears().map(|linear| [linear.inputs, linear.rows()]).collect(),
+            all: rows()?,
+            kept: rows()?,
+            of_rows: Vec::with_capacity(max_rows),
+            scratch: device.alloc(max_rows * width * size_of::<f32>())?,
+            width,
+            active: false,
+        })
+    }
+
+    /// Puts an adapter into a slot, or empties the slot. After an error of the device the slot is empty.
+    pub fn set(&mut self, device: &dyn Device, slot: usize, adapter: Option<Arc<Adapter>>) -> Result<(), KernelError> {
+        let expected = self.factors.len();
+        if slot >= expected {
+            return Err(KernelError::Shape { what: "slot of an adapter", found: slot, expected });
+        }
+        match &mut self.factors {
+            Factors::Host(slots) => slots[slot] = adapter,
+            Factors::Device { layers, stage, filled } => {
+                filled[slot] = false;
+                for (linear, layer) in layers.iter_mut().enumerate() {
+                    if let Some(layer) = layer {
+                        let addition = adapter.as_ref().and_then(|adapter| adapter.linear(linear));
+                        layer.set(device, stage, slot, addition)?;
+                    }
+                }
+                filled[slot] = adapter.is_some();
+            }
+        }
         Ok(())
     }
 
     /// Checks the slots of a batch and groups its rows.
-    pub fn load(&mut self, batch: &ForwardBatch) -> Result<(), KernelError> {
-        let Adapters { slots, all, kept, of_rows, .. } = self;
+    pub fn load(&mut self, device: &dyn Device, batch: &ForwardBatch) -> Result<(), KernelError> {
+        let Adapters { factors, all, kept, of_rows, active, .. } = self;
         of_rows.clear();
-        let Some(group) = batch.groups.first() else { return Ok(()) };
-        for (seq, bounds) in group.attention.query_starts.windows(2).enumerate() {
+        let starts = batch.groups.first().map_or(&[][..], |group| &group.attention.query_starts);
+        for (seq, bounds) in starts.windows(2).enumerate() {
             let slot = batch.adapters.get(seq).copied().filter(|slot| *slot != ForwardBatch::NO_ADAPTER);
-            if let Some(slot) = slot
-                && slots.get(slot as usize).is_none_or(Option::is_none)
-            {
-                let (found, expected) = (slot as usize, slots.len());
+            if let Some(slot) = slot.filter(|slot| !factors.is_filled(*slot)) {
+                let (found, expected) = (slot as usize, factors.len());
                 return Err(KernelError::Shape { what: "slot with an adapter", found, expected });
             }
             of_rows.extend((bounds[0]..bounds[1]).map(|_| slot));
         }
-        all.set(of_rows.iter().copied());
-        match &batch.needed {
-            Some(needed) => kept.set(needed.iter().map(|row| of_rows.get(*row as usize).copied().flatten())),
-            None => kept.clone_from(all),
+        all.set(device, of_rows.iter().copied())?;
+        if let Some(needed) = &batch.needed {
+            kept.set(device, needed.iter().map(|row| of_rows.get(*row as usize).copied().flatten()))?;
         }
+        *active = !all.is_empty();
         Ok(())
     }
 
@@ -85,22 +148,34 @@ impl Adapters {
     /// are left after the others were dropped.
     pub fn apply(
         &mut self,
+        kernels: &KernelSet,
         device: &dyn Device,
         linear: usize,
         x: &Buffer,
         y: &mut Buffer,
-        dropped: bool,
+        (num_rows, dropped): (usize, bool),
     ) -> Result<(), KernelError> {
-        let Adapters { slots, shapes, isa, all, kept, scratch, width, .. } = self;
-        let rows = if dropped { &*kept } else { &*all };
-        let of = |slot: u32| -> Option<&LowRank> { slots.get(slot as usize)?.as_ref()?.linear(linear) };
-        if rows.is_empty() || (0..slots.len() as u32).all(|slot| of(slot).is_none()) {
+        let Adapters { factors, shapes, all, kept, scratch: t, width, active, .. } = self;
+        let (rows, Some(&[inputs, outputs])) = (if dropped { &*kept } else { &*all }, shapes.get(linear)) else {
+            return Ok(());
+        };
+        if !*active {
             return Ok(());
         }
-        let Some(&[inputs, outputs]) = shapes.get(linear) else { return Ok(()) };
-        let (x, y) = (x.host::<f32>()?, y.host_mut::<f32>()?);
-        let product = LowRankProduct { x, inputs, y, outputs, rows, adapters: &of, t: scratch, width: *width };
-        low_rank(*isa, device.pool(), product);
-        Ok(())
+        let factors = &*factors;
+        let on_host = if let Factors::Host(slots) = factors { &slots[..] } else { &[] };
+        let of = |slot: u32| -> Option<&LowRank> { on_host.get(slot as usize)?.as_ref()?.linear(linear) };
+        let factors = match factors {
+            Factors::Host(slots) if rows.is_empty() || (0..slots.len() as u32).all(|slot| of(slot).is_none()) => {
+                return Ok(());
+            }
+            Factors::Host(_) => LowRankFactors::Host { inputs, outputs, of: &of, width: *width },
+            // What the slots hold does not matter: a captured graph is replayed with other contents.
+            Factors::Device { layers, .. } => match layers.get(linear) {
+                Some(Some(slots)) => LowRankFactors::Device(slots),
+                _ => return Ok(()),
+            },
+        };
+        kernels.low_rank.low_rank(device, LowRankArgs { x, y, num_rows, rows, factors, t })
     }
 }

@@ -19,17 +19,18 @@ pub fn graph_sizes(max_num_seqs: usize) -> Vec<usize> {
 /// Number of graphs by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphCount {
-    /// Sizes of decode steps that graphs are used for.
+    /// Graphs that decode steps may use: one of each size, and another of each size for steps with LoRA adapters.
     pub sizes: usize,
-    /// Sizes whose graph has been captured.
+    /// Those that have been captured.
     pub captured: usize,
-    /// Sizes whose capture has failed.
+    /// Those whose capture has failed.
     pub failed: usize,
 }
 
 pub(super) struct Graphs {
-    /// Sizes, ascending.
-    pub sizes: Vec<(usize, State)>,
+    /// Sizes, ascending: of steps without adapters, and of steps with some, which launch more. The latter are empty if the decoder
+    /// takes no adapters.
+    pub sizes: [Vec<(usize, State)>; 2],
     pub padded: ForwardBatch,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A step of single tokens is padded to the next of [`graph_sizes`]. Padding has a context of 0 and slot −1, so every kernel
 //! returns from it at once. Tokens, positions, slots, lengths and block tables lie in persistent device arrays that are written
-//! before the replay; the only property of a step that its graph fixes is its size.
+//! before the replay, and so do the slots of LoRA adapters; a graph fixes the size of a step and whether it has adapters.
 //!
 //! ```text
 //! first step of a size     load ─▶ embed … last layer, logits    run kernel by kernel, padded
@@ -28,14 +28,15 @@ impl Model {
     pub fn use_graphs(&mut self, max_num_seqs: usize) {
         if self.device.features().launches {
             let sizes = graph_sizes(max_num_seqs.clamp(1, self.step.max_rows.max(1)));
-            let sizes = sizes.into_iter().map(|size| (size, State::New)).collect();
-            self.graphs = Some(Graphs { sizes, padded: ForwardBatch::default() });
+            let new = || sizes.iter().map(|size| (*size, State::New)).collect();
+            let adapted = if self.adapters.is_some() { new() } else { Vec::new() };
+            self.graphs = Some(Graphs { sizes: [new(), adapted], padded: ForwardBatch::default() });
         }
     }
 
     /// Number of graphs by state.
     pub fn graphs(&self) -> GraphCount {
-        let sizes = self.graphs.iter().flat_map(|graphs| &graphs.sizes);
+        let sizes = self.graphs.iter().flat_map(|graphs| graphs.sizes.iter().flatten());
         sizes.fold(GraphCount::default(), |mut count, (_, state)| {
             count.sizes += 1;
             count.captured += usize::from(matches!(state, State::Captured(_)));
@@ -50,39 +51,45 @@ impl Model {
     /// # Errors
     /// The errors of a step. A failed capture is no error: the size runs without a graph.
     pub fn capture_largest(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
-        let Some(index) = self.graphs.as_ref().map(|graphs| graphs.sizes.len() - 1) else { return Ok(0) };
+        let kind = usize::from(self.adapters.is_some());
+        let Some(index) = self.graphs.as_ref().map(|graphs| graphs.sizes[kind].len() - 1) else { return Ok(0) };
         let mut nothing = ForwardBatch::default();
         nothing.clear(self.layout.views.len());
+        if let Some(adapters) = &mut self.adapters {
+            adapters.load(&*self.device, &nothing)?;
+            adapters.active = true;
+        }
         for _ in 0..2 {
-            self.decode(index, &nothing, caches, None)?;
+            self.decode((kind, index), &nothing, caches, None)?;
         }
         self.device.synchronize()?;
-        match self.graphs.as_ref().and_then(|graphs| graphs.sizes.last()) {
+        match self.graphs.as_ref().and_then(|graphs| graphs.sizes[kind].last()) {
             Some((_, State::Captured(graph))) => Ok(graph.device_bytes().unwrap_or(0)),
             _ => Ok(0),
         }
     }
 
-    /// Index of the graph that runs the batch, if one does.
-    pub(super) fn graph_for(&self, batch: &ForwardBatch) -> Option<usize> {
+    /// Place in [`Graphs::sizes`] of the graph that runs the batch, if one does.
+    pub(super) fn graph_for(&self, batch: &ForwardBatch) -> Option<(usize, usize)> {
         let (rows, graphs) = (batch.tokens.len(), self.graphs.as_ref()?);
-        let index = graphs.sizes.partition_point(|(size, _)| *size < rows);
-        let (_, state) = graphs.sizes.get(index)?;
+        let kind = usize::from(self.adapters.as_ref().is_some_and(|adapters| adapters.active));
+        let index = graphs.sizes[kind].partition_point(|(size, _)| *size < rows);
+        let (_, state) = graphs.sizes[kind].get(index)?;
         let single = batch.decodes == rows && batch.num_seqs() == rows;
         // Calibration waits for the device, which a capture cannot record.
-        (single && !self.is_calibrating() && !matches!(state, State::Failed)).then_some(index)
+        (single && !self.is_calibrating() && !matches!(state, State::Failed)).then_some((kind, index))
     }
 
-    /// Runs a batch of single tokens at the size with this index.
+    /// Runs a batch of single tokens with the graph at this place.
     pub(super) fn decode(
         &mut self,
-        index: usize,
+        at: (usize, usize),
         batch: &ForwardBatch,
         caches: &mut [KvCache],
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
         let Some(mut graphs) = self.graphs.take() else { return Ok(()) };
-        let outcome = self.decode_with(&mut graphs, index, batch, caches, fill);
+        let outcome = self.decode_with(&mut graphs, at, batch, caches, fill);
         self.graphs = Some(graphs);
         outcome
     }
@@ -90,12 +97,12 @@ impl Model {
     fn decode_with(
         &mut self,
         Graphs { sizes, padded }: &mut Graphs,
-        index: usize,
+        (kind, index): (usize, usize),
         batch: &ForwardBatch,
         caches: &mut [KvCache],
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
-        let (size, state) = &mut sizes[index];
+        let (size, state) = &mut sizes[kind][index];
         padded.pad(batch, *size);
         self.kept_rows = None;
         // A replay runs no `pass`, which would do this.
@@ -145,7 +152,7 @@ impl Model {
 
     /// Drops all captured graphs; failed sizes get another chance.
     pub(super) fn forget_graphs(&mut self) {
-        let sizes = self.graphs.iter_mut().flat_map(|graphs| &mut graphs.sizes);
+        let sizes = self.graphs.iter_mut().flat_map(|graphs| graphs.sizes.iter_mut().flatten());
         sizes.for_each(|(_, state)| *state = State::New);
     }
 }

@@ -102,23 +102,24 @@ pub type Observer = Box<dyn FnMut(usize, &[f32]) + Send>;
 
 impl Model {
     /// Bytes of all buffers of a step of this size, including the workspaces of attention ([`Model::reserve`]) but not those of
-    /// products ([`Device::product_bytes`]).
+    /// products ([`Device::product_bytes`]) and the slots of adapters ([`adapter_slot_bytes`](crate::lora::adapter_slot_bytes)).
     pub fn step_bytes(features: Features, decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let sizes = |result_rows| {
             StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, result_rows).bytes() as u64
         };
+        let adapters = Adapters::bytes(decoder, features, limits.max_rows);
         if features.launches {
             let views = PageLayout::new(decoder).views.len();
             let workspaces = views * limits.workspace(decoder.heads()).bytes();
             let launched = Launched::bytes(decoder, &program.ropes, kernels.format.dtype, limits) + workspaces;
-            return sizes(limits.result_rows()) + launched as u64;
+            return sizes(limits.result_rows()) + (launched + adapters) as u64;
         }
         let scratch = match program.widest_self_quantised(decoder) {
             0 => 0,
             widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
-        sizes(LOGIT_ROWS) + (scratch + Adapters::bytes(decoder, limits.max_rows)) as u64
+        sizes(LOGIT_ROWS) + (scratch + adapters) as u64
     }
 
     /// What a decoder needs of kernels on a device, in float32 and with the default cache.
@@ -154,9 +155,6 @@ impl Model {
         progress: Progress<'_>,
     ) -> Result<Model, LoadError> {
         if device.features().launches {
-            if decoder.adapters.is_some() {
-                return Err(LoadError::Device(no_adapters(device.name())));
-            }
             launched::open(&*device)?;
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
         }
@@ -205,6 +203,7 @@ impl Model {
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
         let step = StepBuffers::new(&*device, sizes, max_rows)?;
+        let adapters = decoder.adapters.map(|limits| Adapters::new(&*device, decoder, &limits, dtype, max_rows));
         let ops: Box<dyn LayerOps> = if device.features().launches {
             Box::new(Launched::new(&device, decoder, &layout, &program.ropes, dtype, max_rows)?)
         } else {
@@ -223,7 +222,7 @@ impl Model {
             logit_rows: 0,
             graphs: None,
             result_rows: LOGIT_ROWS,
-            adapters: decoder.adapters.map(|limits| Adapters::new(decoder, &limits, max_rows)),
+            adapters: adapters.transpose()?,
             gathered: Vec::new(),
             viewed: ForwardBatch::default(),
             observer: None,
@@ -252,13 +251,13 @@ impl Model {
         Ok(())
     }
 
-    /// Puts an adapter into a slot, or empties the slot.
+    /// Puts an adapter into a slot, or empties the slot. A device that launches kernels does so after the steps that were enqueued.
     ///
     /// # Errors
-    /// The decoder has no such slot ([`Decoder::with_adapters`]).
+    /// The decoder has no such slot ([`Decoder::with_adapters`]), or the upload fails, which leaves the slot empty.
     pub fn set_adapter(&mut self, slot: usize, adapter: Option<Arc<Adapter>>) -> Result<(), KernelError> {
         let problem = KernelError::Shape { what: "slot of an adapter", found: slot, expected: 0 };
-        self.adapters.as_mut().ok_or(problem)?.set(slot, adapter)
+        self.adapters.as_mut().ok_or(problem)?.set(&*self.device, slot, adapter)
     }
 
     /// Whether the next step that computes tokens sets scales ([`Model::calculate_kv_scales`]). Such a step waits for the device
@@ -366,7 +365,7 @@ impl Model {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
         match &mut self.adapters {
-            Some(adapters) => adapters.load(batch)?,
+            Some(adapters) => adapters.load(&*self.device, batch)?,
             None => {
                 let named = batch.adapters.iter().find(|slot| **slot != ForwardBatch::NO_ADAPTER);
                 if let Some(&slot) = named {
@@ -397,8 +396,8 @@ impl Model {
         caches: &mut [KvCache],
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
-        if let Some(index) = self.graph_for(batch) {
-            return self.decode(index, batch, caches, fill);
+        if let Some(at) = self.graph_for(batch) {
+            return self.decode(at, batch, caches, fill);
         }
         self.load_batch(batch, false, fill)?;
         self.pass(batch, caches)
@@ -467,9 +466,4 @@ impl Model {
         }
         Ok(())
     }
-}
-
-/// The message for a device that has no products for adapters.
-pub fn no_adapters(device: &str) -> String {
-    format!("--enable-lora: found device {device}, which has no products for LoRA adapters yet; expected cpu")
 }

@@ -98,8 +98,7 @@ impl Model {
                     }
                     loaded.linears[linear].run(kernels, device, rows_of(x, from), rows, y, dtype)?;
                     if let Some(adapters) = adapters {
-                        let _time = time("adapters", 0);
-                        adapters.apply(device, linear, x, y, rows < batch.tokens.len())?;
+                        adapters.apply(kernels, device, linear, x, y, (rows, rows < batch.tokens.len()))?;
                     }
                 }
                 Op::QkNormRopeCache { attention } => {

@@ -3,7 +3,7 @@
 //!
 //! An adapter adds `s·B·A` to the weights of some modules, with `s = lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`
 //! (Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023). The weights stay as they are: a step adds
-//! `s·(x·Aᵀ)·Bᵀ` to the outputs of the rows of each adapter ([`device::gemm::low_rank`]).
+//! `s·(x·Aᵀ)·Bᵀ` to the outputs of the rows of each adapter ([`attention_kernels::LowRankArgs`]).
 //!
 //! | file | contents |
 //! |---|---|
@@ -14,7 +14,8 @@
 //! | `store` | the adapters in host memory |
 //!
 //! **Memory.** [`AdapterLimits`] bound the rank and therefore the size of an adapter ([`most_adapter_bytes`]). Files above that size
-//! are refused before they are parsed. Only safetensors files are read.
+//! are refused before they are parsed. Only safetensors files are read. A device that launches kernels has memory for
+//! [`AdapterLimits::slots`] adapters of that size ([`adapter_slot_bytes`]).
 
 mod adapter;
 mod config;
@@ -26,7 +27,8 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::Adapter;
 pub use error::AdapterError;
-pub use modules::{most_adapter_bytes, most_adapter_width};
+pub(crate) use modules::adapter_sizes;
+pub use modules::{adapter_slot_bytes, most_adapter_bytes, most_adapter_width};
 pub use store::{AdapterRef, AdapterStore};
 
 /// Sizes of the memory for adapters.

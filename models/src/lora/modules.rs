@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use attention_kernels::{Dtype, LowRankSize};
 use device::gemm::LowRank;
 
 use super::AdapterLimits;
@@ -91,6 +92,21 @@ fn targets(decoder: &Decoder) -> impl Iterator<Item = &Linear> {
 pub fn most_adapter_bytes(decoder: &Decoder, limits: &AdapterLimits) -> u64 {
     let bytes = |linear: &Linear| LowRank::most_bytes(linear.inputs, linear.rows(), linear.parts.len(), limits.rank);
     targets(decoder).map(|linear| bytes(linear) as u64).sum()
+}
+
+/// The greatest addition to each of the decoder's linear layers; `None` for those that take no adapters.
+pub(crate) fn adapter_sizes(decoder: &Decoder, limits: &AdapterLimits) -> impl Iterator<Item = Option<LowRankSize>> {
+    let rank = limits.rank;
+    decoder.linears().map(move |linear| {
+        let (inputs, outputs, parts) = (linear.inputs, linear.rows(), linear.parts.len());
+        linear.adapters.then_some(LowRankSize { inputs, outputs, parts, rank })
+    })
+}
+
+/// Bytes of all slots on a device that launches kernels and computes in a type.
+pub fn adapter_slot_bytes(decoder: &Decoder, limits: &AdapterLimits, dtype: Dtype) -> u64 {
+    let sizes = adapter_sizes(decoder, limits).flatten();
+    sizes.map(|size| (limits.slots * size.slot_bytes(dtype)) as u64).sum()
 }
 
 /// Greatest number of ranks of a linear layer, padded as [`LowRank`] pads them.

@@ -5,6 +5,7 @@ mod fuzzed;
 mod merged;
 mod mixes;
 mod reference;
+mod sim;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,9 +81,9 @@ impl Seq {
 }
 
 impl Loaded {
-    /// Computes up to so many tokens of each sequence, each in blocks of its own, and returns the logits of the last token of
-    /// those whose tokens are all computed.
-    fn step(&mut self, seqs: &mut [Seq], chunks: &[usize]) -> Vec<Option<Vec<f32>>> {
+    /// A batch of up to so many tokens of each sequence, each in blocks of its own, and the last row of those whose tokens are all
+    /// computed.
+    fn batch(&self, seqs: &mut [Seq], chunks: &[usize]) -> (ForwardBatch, Vec<Option<u32>>) {
         let groups = self.model.layout().groups.len();
         assert_eq!(groups, 1);
         let mut batch = ForwardBatch::default();
@@ -109,6 +110,13 @@ impl Loaded {
                 batch.needed.as_mut().unwrap().push(last);
             }
         }
+        (batch, rows)
+    }
+
+    /// Computes up to so many tokens of each sequence and returns the logits of the last token of those whose tokens are all
+    /// computed.
+    fn step(&mut self, seqs: &mut [Seq], chunks: &[usize]) -> Vec<Option<Vec<f32>>> {
+        let (batch, rows) = self.batch(seqs, chunks);
         self.model.forward(&batch, &mut self.caches).unwrap();
         rows.into_iter().map(|row| Some(self.model.logits(&[row?]).unwrap().to_vec())).collect()
     }

@@ -86,6 +86,32 @@ impl Lines {
         }
     }
 
+    /// Number of numbers, including padding.
+    pub fn len(&self) -> usize {
+        LANES
+            * match self {
+                Lines::Single(lines) => lines.len(),
+                Lines::Brain(lines) => lines.len(),
+                Lines::Half(lines) => lines.len(),
+            }
+    }
+
+    /// Writes the numbers of all panels in a type, little-endian; `to` has exactly their size.
+    pub fn write(&self, dtype: Dtype, to: &mut [u8]) {
+        let to = to.chunks_exact_mut(LANES * dtype.bytes());
+        match self {
+            Lines::Single(lines) => to.zip(lines).for_each(|(to, line)| {
+                dtype.convert(Dtype::F32, line.0.map(f32::to_le_bytes).as_flattened(), to);
+            }),
+            Lines::Brain(lines) => to.zip(lines).for_each(|(to, line)| {
+                dtype.convert(Dtype::Bf16, line.0.map(u16::to_le_bytes).as_flattened(), to);
+            }),
+            Lines::Half(lines) => to.zip(lines).for_each(|(to, line)| {
+                dtype.convert(Dtype::F16, line.0.map(u16::to_le_bytes).as_flattened(), to);
+            }),
+        }
+    }
+
     /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         match self {

@@ -62,15 +62,32 @@ pub struct LowRank {
     down: Lines,
     /// `[width]`.
     scales: Vec<f32>,
-    up: Vec<Up>,
+    up: Vec<UpPanels>,
 }
 
-/// The rows of B for consecutive outputs.
-struct Up {
-    outputs: Range<usize>,
-    ranks: Range<usize>,
-    /// Panels of 16 outputs; each has a line of 16 per rank.
+/// The rows of B for consecutive outputs: panels of 16 outputs, each with a line of 16 numbers per rank.
+pub struct UpPanels {
+    /// The layer's outputs.
+    pub outputs: Range<usize>,
+    /// Ranks, counted over all A of the layer.
+    pub ranks: Range<usize>,
     lines: Lines,
+}
+
+impl UpPanels {
+    /// Number of numbers in the panels, including padding.
+    pub fn numbers(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Writes the panels `[ceil(outputs / 16), ranks, 16]` in a type.
+    ///
+    /// # Panics
+    /// If `to` does not have their size.
+    pub fn write(&self, dtype: Dtype, to: &mut [u8]) {
+        assert_eq!(to.len(), self.numbers() * dtype.bytes(), "the panels of B");
+        self.lines.write(dtype, to);
+    }
 }
 
 impl LowRank {
@@ -96,7 +113,7 @@ impl LowRank {
             let ranks = ranks.get(factor.down).cloned().unwrap_or_default();
             let outputs = rows(factor.dtype, factor.data, ranks.len()).ok_or(DeviceError::BadMatrix(ranks.len()))?;
             let lines = Lines::pack(ranks.len(), outputs, &[(factor.dtype, factor.data)]);
-            Ok(Up { outputs: factor.first_output..factor.first_output + outputs, ranks, lines })
+            Ok(UpPanels { outputs: factor.first_output..factor.first_output + outputs, ranks, lines })
         });
         let up = up.collect::<Result<_, DeviceError>>()?;
         Ok(LowRank { inputs, width: scales.len(), down: lines, scales, up })
@@ -106,6 +123,35 @@ impl LowRank {
     pub fn bytes(&self) -> usize {
         let up: usize = self.up.iter().map(|up| up.lines.bytes()).sum();
         self.down.bytes() + size_of_val(&self.scales[..]) + up
+    }
+
+    /// Number of inputs of the layer.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Factor s of each rank of all A together, padded with zeros to whole panels of 16.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Number of numbers in the panels of A, including padding.
+    pub fn down_numbers(&self) -> usize {
+        self.down.len()
+    }
+
+    /// Writes the panels of A, `[ranks / 16, inputs, 16]`, in a type.
+    ///
+    /// # Panics
+    /// If `to` does not have their size.
+    pub fn write_down(&self, dtype: Dtype, to: &mut [u8]) {
+        assert_eq!(to.len(), self.down_numbers() * dtype.bytes(), "the panels of A");
+        self.down.write(dtype, to);
+    }
+
+    /// The panels of B, part by part.
+    pub fn up(&self) -> &[UpPanels] {
+        &self.up
     }
 
     /// Returns an upper bound of the size in bytes of an addition to a layer of these inputs and outputs, for `parts` factors A
@@ -146,6 +192,20 @@ impl AdapterRows {
             self.tasks.push(first..first + count);
             first += count;
         }
+    }
+
+    /// The tasks: an adapter, and at most 16 of its rows with their numbers in the step.
+    pub fn tasks(&self) -> impl ExactSizeIterator<Item = (u32, &[(u32, u32)])> {
+        self.tasks.iter().map(|task| {
+            let rows = &self.rows[task.clone()];
+            (rows.first().map_or(0, |(adapter, _)| *adapter), rows)
+        })
+    }
+
+    /// Returns the greatest number of tasks of a step of so many rows with so many adapters.
+    pub fn most_tasks(rows: usize, adapters: usize) -> usize {
+        // Every adapter has at most one task that is not full.
+        rows.min(rows / ROWS_PER_TASK + adapters)
     }
 
     /// Returns whether no row has an adapter.
