@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::{Buffer, Device, Uploader};
 
 use super::cell::{Cell, Shape};
-use super::low_rank::{LowRankProblem, Slot};
+use super::low_rank::{LowRankProblem, SlotRanks};
 use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
 use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
@@ -281,7 +281,7 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
 fn additions(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let Case { device, shape, variants, .. } = *case;
     let width = shape.heads * shape.head_size;
-    let slots: Vec<Slot> = (0..shape.batch.min(ADAPTERS)).map(|_| vec![Some(RANK)]).collect();
+    let slots: Vec<SlotRanks> = (0..shape.batch.min(ADAPTERS)).map(|_| vec![Some(RANK)]).collect();
     let of_rows = (0..shape.batch * shape.query_len).map(|row| Some((row / shape.query_len % slots.len()) as u32));
     let problem = LowRankProblem::new(5, shape.dtype, [width, RANK], &[width], &slots, of_rows.collect());
     let rows = problem.num_rows();

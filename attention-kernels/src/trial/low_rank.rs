@@ -13,7 +13,7 @@ use crate::low_rank::{LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, Low
 use crate::variant::Variant;
 
 /// Rank of an adapter in each part of a layer; `None`: it does not target that part. An empty slot targets none.
-pub type Slot = Vec<Option<usize>>;
+pub type SlotRanks = Vec<Option<usize>>;
 
 /// Rows of several adapters of one layer.
 pub struct LowRankProblem {
@@ -45,7 +45,7 @@ impl LowRankProblem {
         dtype: Dtype,
         [inputs, rank]: [usize; 2],
         parts: &[usize],
-        slots: &[Slot],
+        slots: &[SlotRanks],
         of_rows: Vec<Option<u32>>,
     ) -> LowRankProblem {
         let mut random = Random::new(seed);

@@ -27,7 +27,7 @@ mod problem;
 mod run;
 mod time;
 
-pub use low_rank::{LowRankOnDevice, LowRankProblem, Slot};
+pub use low_rank::{LowRankOnDevice, LowRankProblem, SlotRanks};
 pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, buffer, bytes, cache_bytes, floats};

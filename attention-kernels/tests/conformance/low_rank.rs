@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use attention_kernels::trial::numbers::{Random, from_bytes, to_bytes};
-use attention_kernels::trial::{LowRankProblem, Slot, bytes};
+use attention_kernels::trial::{LowRankProblem, SlotRanks, bytes};
 use attention_kernels::{
     Dtype, KernelError, LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots, Operation, Variant,
 };
@@ -18,7 +18,7 @@ use crate::support::hooked::{Hooked, Hooks};
 const PARTS: [usize; 3] = [21, 130, 1];
 
 /// All parts, one part, no part, two ranks that are no multiple of a panel, and whole panels.
-fn slots(rank: usize) -> Vec<Slot> {
+fn slots(rank: usize) -> Vec<SlotRanks> {
     vec![
         vec![Some(rank); 3],
         vec![None, Some(5), None],
