@@ -80,9 +80,6 @@ impl fmt::Display for Isa {
 
 /// Sixteen `f32` in registers. All methods are inlined into a function compiled for the instruction set.
 pub trait Lanes: Copy {
-    /// Integers in the same registers.
-    type Ints: int8::IntLanes<Floats = Self>;
-
     /// Returns a vector whose lanes all are `x`.
     fn splat(x: f32) -> Self;
     /// Loads the lanes; no alignment is needed.

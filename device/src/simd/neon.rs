@@ -16,8 +16,6 @@ impl Neon {
 }
 
 impl Lanes for Neon {
-    type Ints = [int32x4_t; 4];
-
     const MANY: bool = false;
 
     #[inline(always)]

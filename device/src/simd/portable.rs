@@ -7,8 +7,6 @@ use super::{LANES, Lanes, small_float};
 pub struct Portable(pub(super) [f32; LANES]);
 
 impl Lanes for Portable {
-    type Ints = [i32; LANES];
-
     const MANY: bool = false;
 
     #[inline(always)]

@@ -12,8 +12,6 @@ use super::{LANES, Lanes};
 pub struct Avx512(pub(super) __m512);
 
 impl Lanes for Avx512 {
-    type Ints = __m512i;
-
     const MANY: bool = true;
 
     #[inline(always)]
@@ -205,8 +203,6 @@ impl Avx2 {
 }
 
 impl Lanes for Avx2 {
-    type Ints = super::int8::Halves;
-
     const MANY: bool = false;
 
     #[inline(always)]

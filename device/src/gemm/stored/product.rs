@@ -18,6 +18,7 @@ use crate::gemm::processor::Processor;
 use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::{RowBlock, Rows};
 use crate::gemm::tile;
+use crate::simd::int8::WithInts;
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, dispatch};
 
@@ -173,7 +174,7 @@ fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
 
 /// Multiplies all rows and a pair at a time.
 #[inline(always)]
-fn walk_few<L: Lanes, C: Cut>(task: &Task<'_, f32>) {
+fn walk_few<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
     for pair in task.pairs.clone() {
         let mut row = 0;
         while row < task.rows {
@@ -226,7 +227,7 @@ fn walk<L: Lanes>(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
 
 /// Multiplies M rows with a pair. Returns M.
 #[inline(always)]
-fn few<L: Lanes, C: Cut, const M: usize>(task: &Task<'_, f32>, row: usize, pair: usize) -> usize {
+fn few<L: WithInts, C: Cut, const M: usize>(task: &Task<'_, f32>, row: usize, pair: usize) -> usize {
     let k = task.weights.k;
     let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
     let mut sums = Sums { x, sums: [[L::splat(0.0); PAIR]; M] };

@@ -10,7 +10,7 @@ use super::panels::{FOURS, StoredPanels, codes};
 use crate::gemm::blocks::PAIR;
 use crate::gemm::form::Line;
 use crate::gemm::quantize::BLOCK;
-use crate::simd::int8::IntLanes;
+use crate::simd::int8::{IntLanes, WithInts};
 use crate::simd::{LANES, Lanes, prefetch};
 
 /// Distance of prefetched lines, in bytes.
@@ -21,7 +21,7 @@ pub(super) trait Cut: 'static {
     /// Whether the numbers lack the zero point that all groups have.
     const OFF: bool = false;
     /// The numbers that inputs 4g..4g+4 of a panel stand for; `table` has those of the first 16 codes.
-    fn load<L: Lanes>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4];
+    fn load<L: WithInts>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4];
 }
 
 /// Integers in one plane or two.
@@ -30,7 +30,7 @@ pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const OFF: bool = true;
     #[inline(always)]
-    fn load<L: Lanes>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
         let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
         let byte = L::Ints::byte;
         [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
@@ -42,7 +42,7 @@ pub(super) struct Table;
 
 impl Cut for Table {
     #[inline(always)]
-    fn load<L: Lanes>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4] {
         let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
         [
             look_up(words, shift, table),
@@ -58,7 +58,7 @@ pub(super) struct E4m3;
 
 impl Cut for E4m3 {
     #[inline(always)]
-    fn load<L: Lanes>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
         let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
         [load(&codes[0]), load(&codes[1]), load(&codes[2]), load(&codes[3])]
     }
@@ -105,7 +105,7 @@ impl<L: Lanes, const M: usize> Sink<L> for Sums<'_, L, M> {
 // The loops over registers share one index between several arrays.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-pub(super) fn unpack<L: Lanes, C: Cut>(
+pub(super) fn unpack<L: WithInts, C: Cut>(
     panels: &StoredPanels,
     pair: usize,
     blocks: Range<usize>,

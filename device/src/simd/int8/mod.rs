@@ -101,6 +101,12 @@ impl fmt::Display for DotIsa {
     }
 }
 
+/// Floats whose registers also hold integers.
+pub trait WithInts: Lanes {
+    /// Integers in the same registers.
+    type Ints: IntLanes<Floats = Self>;
+}
+
 /// Sixteen `i32` sums in registers, and a group of weights in registers of the same width.
 pub trait IntLanes: Copy {
     /// Float lanes of the same registers.

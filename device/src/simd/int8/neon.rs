@@ -4,9 +4,13 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::super::Neon;
-use super::{DotLanes, GROUP, IntLanes, OFFSET};
+use super::{DotLanes, GROUP, IntLanes, OFFSET, WithInts};
 
 /// Sums in four 128-bit registers; weights as signed bytes.
+impl WithInts for Neon {
+    type Ints = [int32x4_t; 4];
+}
+
 impl IntLanes for [int32x4_t; 4] {
     type Floats = Neon;
     type Weights = [int8x16_t; 4];

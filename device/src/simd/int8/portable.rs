@@ -1,7 +1,11 @@
 //! Sums of byte products in plain arrays. The compiler may vectorise them; no result depends on that.
 
 use super::super::{LANES, Portable};
-use super::{DotLanes, GROUP, IntLanes};
+use super::{DotLanes, GROUP, IntLanes, WithInts};
+
+impl WithInts for Portable {
+    type Ints = [i32; LANES];
+}
 
 impl IntLanes for [i32; LANES] {
     type Floats = Portable;

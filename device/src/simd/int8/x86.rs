@@ -6,9 +6,13 @@
 use std::arch::x86_64::*;
 
 use super::super::{Avx2, Avx512};
-use super::{DotLanes, GROUP, IntLanes};
+use super::{DotLanes, GROUP, IntLanes, WithInts};
 
 /// Sums in one 512-bit register.
+impl WithInts for Avx512 {
+    type Ints = __m512i;
+}
+
 impl IntLanes for __m512i {
     type Floats = Avx512;
     type Weights = __m512i;
@@ -59,6 +63,10 @@ impl IntLanes for __m512i {
 /// Two 256-bit registers: lanes 0–7 and lanes 8–15.
 #[derive(Clone, Copy)]
 pub struct Halves(__m256i, __m256i);
+
+impl WithInts for Avx2 {
+    type Ints = Halves;
+}
 
 impl IntLanes for Halves {
     type Floats = Avx2;
