@@ -23,7 +23,7 @@ constexpr uint32_t RANKS_PER_PANEL = 16;
 // Rows whose sums a thread holds at a time.
 constexpr uint32_t LOW_RANK_ROWS = 8;
 
-// table: number of tasks; slot, first row of t and number of rows of each; row of x and y for each row of t.
+// A task in the table (`low_rank_args.cuh`).
 struct LowRankTask {
     const unsigned char* slot;
     const uint32_t* rows;

@@ -1,4 +1,5 @@
-// Arguments of the low-rank kernels: pointers as separate parameters, then the shape by value.
+// Arguments of the low-rank kernels: pointers as separate parameters, then the shape by value. The table of a step has the number of
+// tasks; slot, first row of t and number of rows of each; then the row of x and y for each row of t; all uint32_t.
 #pragma once
 
 #include <stdint.h>

@@ -40,6 +40,8 @@ pub(crate) fn use_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
             unsafe { libc::madvise(range.start.with_addr(first).cast(), bytes, libc::MADV_HUGEPAGE) };
         }
     }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
 }
 
 /// Returns all unused pages to the system. This takes milliseconds, during which other threads may wait for an allocation.

@@ -25,7 +25,7 @@ use crate::{Isa, dispatch};
 /// Blocks that are unpacked to memory at a time: 16 KiB of floats, which stay in the L1 cache.
 const AT_ONCE: usize = 4;
 
-/// Rows that are multiplied with weights in registers. Each four of them unpack the weights anew.
+/// Greatest number of rows that are multiplied with weights in registers; more share weights that are unpacked to memory.
 const FEW: usize = 4;
 
 /// Several, so that a thread that loses its core leaves little work behind.
