@@ -135,6 +135,8 @@ pub trait Lanes: Copy {
 
     /// Whether the instruction set has registers for more than sixteen vectors.
     const MANY: bool;
+    /// Whether there are vector registers at all.
+    const VECTORS: bool = true;
 
     /// Returns [`Lanes::sum`] of four vectors, bit for bit; cheaper than four calls where one register holds parts of
     /// several vectors.

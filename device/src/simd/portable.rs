@@ -8,6 +8,7 @@ pub struct Portable(pub(super) [f32; LANES]);
 
 impl Lanes for Portable {
     const MANY: bool = false;
+    const VECTORS: bool = false;
 
     #[inline(always)]
     fn splat(x: f32) -> Self {

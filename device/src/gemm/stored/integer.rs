@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::format::{Codes, Offset};
 use super::group::Group;
-use super::panels::{codes, planes};
+use super::panels::{code, codes, planes};
 use super::task::{ROWS, Task, end, start};
 use crate::dispatch_dot;
 use crate::gemm::blocks::{Ahead, PAIR};
@@ -20,7 +20,7 @@ use crate::gemm::form::Line;
 use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::RowBlock;
 use crate::simd::Lanes;
-use crate::simd::int8::{DotIsa, DotLanes, Floats, IntLanes, OFFSET, Weights};
+use crate::simd::int8::{DotIsa, DotLanes, Floats, IntLanes, OFFSET, PortableDot, Weights};
 
 /// Blocks whose groups are widened at a time.
 const AT_ONCE: usize = 16;
@@ -30,7 +30,14 @@ trait Cut: 'static {
     /// Whether weights are codes of at most 6 bits; else they are bytes with an [`OFFSET`].
     const SMALL: bool;
     /// Inputs 4g..4g+4 of the lines of a panel.
-    fn load<D: DotLanes>(lines: &[Line], g: usize, table: &[u8; 16]) -> Weights<D>;
+    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D>;
+}
+
+/// What codes stand for.
+struct Codebook {
+    codes: Codes,
+    /// Bytes of the first 16 codes if they are indices of a table, with the offset of weights if the instructions take one.
+    table: [u8; 16],
 }
 
 /// Codes in one plane or two.
@@ -39,7 +46,7 @@ struct Planes<const LOW: u32, const HIGH: u32>;
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const SMALL: bool = true;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &[u8; 16]) -> Weights<D> {
+    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         codes::<D::Sums, LOW, HIGH>(lines, g)
     }
 }
@@ -50,7 +57,7 @@ struct Whole;
 impl Cut for Whole {
     const SMALL: bool = false;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &[u8; 16]) -> Weights<D> {
+    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         D::load(&lines[g].0)
     }
 }
@@ -61,8 +68,22 @@ struct Table;
 impl Cut for Table {
     const SMALL: bool = false;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, table: &[u8; 16]) -> Weights<D> {
-        D::Sums::look_up(codes::<D::Sums, 4, 0>(lines, g), table)
+    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
+        D::Sums::look_up(codes::<D::Sums, 4, 0>(lines, g), &codebook.table)
+    }
+}
+
+/// Codes of every kind, one at a time: slower, and one function instead of seven.
+struct Any;
+
+impl Cut for Any {
+    const SMALL: bool = false;
+    #[inline(always)]
+    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
+        D::load(&std::array::from_fn(|i| {
+            let number = codebook.codes.number(code(codebook.codes, lines, 4 * g + i % 4, i / 4));
+            (number as i8 as u8).wrapping_add(OFFSET)
+        }))
     }
 }
 
@@ -93,13 +114,24 @@ struct Blocks<'a> {
     lines: &'a [Line],
     /// From the group of the first block on.
     groups: &'a [Group],
-    /// Table of the codes, with the offset of weights if the instructions take one.
-    table: [u8; 16],
+    codebook: &'a Codebook,
+}
+
+#[inline(always)]
+fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
+    match Floats::<D>::VECTORS {
+        true => pairs::<D, C>(task, groups),
+        false => without_vectors(task, groups),
+    }
+}
+
+fn without_vectors(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
+    pairs::<PortableDot, Any>(task, groups);
 }
 
 // No closures: they are compiled without the instructions of `D`.
 #[inline(always)]
-fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
+fn pairs<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
     let format = &task.weights.format;
     let count = task.weights.blocks();
     let mut table = [0; 16];
@@ -108,6 +140,7 @@ fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
             *to = if D::UNSIGNED { (*number as u8).wrapping_add(OFFSET) } else { *number as u8 };
         }
     }
+    let codebook = &Codebook { codes: format.codes, table };
     for first in (0..task.rows).step_by(ROWS) {
         let last = (first + ROWS).min(task.rows);
         for pair in task.pairs.clone() {
@@ -120,7 +153,7 @@ fn walk<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
                 for (group, to) in (first_group..end_group).zip(groups.iter_mut()) {
                     *to = Group::of::<Floats<D>>(task.weights, header, group * format.group);
                 }
-                let blocks = &Blocks { pair, range, lines, groups, table };
+                let blocks = &Blocks { pair, range, lines, groups, codebook };
                 let mut row = first;
                 while row < last {
                     row += match last - row {
@@ -201,7 +234,7 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
             for line in 0..BLOCK / 8 {
                 let g = half * (BLOCK / 8) + line;
                 for p in 0..P {
-                    let weights = C::load::<D>(lines[p], g, &blocks.table);
+                    let weights = C::load::<D>(lines[p], g, blocks.codebook);
                     for m in 0..M {
                         sums[m][p] = match C::SMALL {
                             true => D::dot_small(sums[m][p], weights, x[m][b].values[g]),

@@ -160,7 +160,7 @@ impl StoredPanels {
         };
         for i in 0..self.k {
             let block = &lines[(i / BLOCK * PAIR + output / LANES) * self.layout.block..][..self.layout.block];
-            let code = code(format, block, i % BLOCK, lane);
+            let code = code(format.codes, block, i % BLOCK, lane);
             let (group, outer) = (i / format.group, i / OUTER);
             let scale = number(0, format.scale.bytes(), group);
             let offset = number(self.layout.offsets, format.offset.bytes(), group);
@@ -258,11 +258,11 @@ fn or_into(plane: &mut [Line], lane: usize, bit: u32, four: u32) {
 }
 
 /// The code of input `i` of a block's panel.
-fn code(format: &StoredFormat, block: &[Line], i: usize, lane: usize) -> u8 {
-    if format.codes == Codes::E4m3 {
+pub(super) fn code(codes: Codes, block: &[Line], i: usize, lane: usize) -> u8 {
+    if codes == Codes::E4m3 {
         return as_bytes(block)[i * LANES + lane];
     }
-    let [low, high] = planes(format.codes.bits());
+    let [low, high] = planes(codes.bits());
     let plane = |plane: &[Line], width: u32| {
         let bit = i as u32 / 4 * width;
         plane[bit as usize / 8].0[lane * 4 + i % 4] >> (bit % 8) & ((1u32 << width) - 1) as u8

@@ -10,7 +10,7 @@ use super::panels::StoredPanels;
 use super::panels::planes;
 use super::rounding::{Rounding, row_to_blocks, to_e4m3};
 use super::task::{ROWS, Task, end, start};
-use super::unpack::{Cut, E4m3, Planes, Sums, Table, Unpacked, unpack};
+use super::unpack::{Any, Cut, E4m3, Planes, Sums, Table, Unpacked, unpack};
 use crate::gemm::activations::with_activations;
 use crate::gemm::blocks::{OUTPUTS, PAIR};
 use crate::gemm::output::Output;
@@ -19,7 +19,7 @@ use crate::gemm::quantize::BLOCK;
 use crate::gemm::rows::{RowBlock, Rows};
 use crate::gemm::tile;
 use crate::simd::int8::WithInts;
-use crate::simd::{LANES, Lanes};
+use crate::simd::{LANES, Lanes, Portable};
 use crate::{Isa, dispatch};
 
 /// Blocks that are unpacked to memory at a time: 16 KiB of floats, which stay in the L1 cache.
@@ -172,9 +172,21 @@ fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
     }
 }
 
-/// Multiplies all rows and a pair at a time.
 #[inline(always)]
 fn walk_few<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
+    match L::VECTORS {
+        true => few_rows::<L, C>(task),
+        false => few_rows_without_vectors(task),
+    }
+}
+
+fn few_rows_without_vectors(task: &Task<'_, f32>) {
+    few_rows::<Portable, Any>(task);
+}
+
+/// Multiplies all rows and a pair at a time.
+#[inline(always)]
+fn few_rows<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
     for pair in task.pairs.clone() {
         let mut row = 0;
         while row < task.rows {
@@ -192,8 +204,20 @@ fn unpack_blocks(isa: Isa, panels: &StoredPanels, pair: usize, blocks: Range<usi
     dispatch_cut!(
         panels.format,
         isa,
-        unpack(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>)
+        unpack_all(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>)
     );
+}
+
+#[inline(always)]
+fn unpack_all<L: WithInts, C: Cut>(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>) {
+    match L::VECTORS {
+        true => unpack::<L, C>(panels, pair, blocks, out),
+        false => unpack_without_vectors(panels, pair, blocks, out),
+    }
+}
+
+fn unpack_without_vectors(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>) {
+    unpack::<Portable, Any>(panels, pair, blocks, out);
 }
 
 /// Multiplies some rows and a pair at a time. Tiles have the sizes of those of dense weights.

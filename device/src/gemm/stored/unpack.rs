@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use super::format::Offset;
+use super::format::{Codes, Offset};
 use super::group::Group;
-use super::panels::{FOURS, StoredPanels, codes};
+use super::panels::{FOURS, StoredPanels, code, codes};
 use crate::gemm::blocks::PAIR;
 use crate::gemm::form::Line;
 use crate::gemm::quantize::BLOCK;
@@ -20,8 +20,15 @@ const AHEAD: usize = 4 << 10;
 pub(super) trait Cut: 'static {
     /// Whether the numbers lack the zero point that all groups have.
     const OFF: bool = false;
-    /// The numbers that inputs 4g..4g+4 of a panel stand for; `table` has those of the first 16 codes.
-    fn load<L: WithInts>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4];
+    /// The numbers that inputs 4g..4g+4 of a panel stand for.
+    fn load<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4];
+}
+
+/// What codes stand for.
+pub(super) struct Codebook {
+    codes: Codes,
+    /// Numbers of the first 16 codes.
+    table: [f32; LANES],
 }
 
 /// Integers in one plane or two.
@@ -30,7 +37,7 @@ pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const OFF: bool = true;
     #[inline(always)]
-    fn load<L: WithInts>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
         let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
         let byte = L::Ints::byte;
         [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
@@ -42,7 +49,7 @@ pub(super) struct Table;
 
 impl Cut for Table {
     #[inline(always)]
-    fn load<L: WithInts>(lines: &[Line], g: usize, table: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, Codebook { table, .. }: &Codebook) -> [L; 4] {
         let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
         [
             look_up(words, shift, table),
@@ -58,9 +65,19 @@ pub(super) struct E4m3;
 
 impl Cut for E4m3 {
     #[inline(always)]
-    fn load<L: WithInts>(lines: &[Line], g: usize, _: &[f32; LANES]) -> [L; 4] {
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
         let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
         [load(&codes[0]), load(&codes[1]), load(&codes[2]), load(&codes[3])]
+    }
+}
+
+/// Codes of every kind, one at a time: slower, and one function instead of seven.
+pub(super) struct Any;
+
+impl Cut for Any {
+    #[inline(always)]
+    fn load<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
+        std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| codes.number(code(codes, lines, 4 * g + i, lane)))))
     }
 }
 
@@ -113,8 +130,8 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
 ) {
     let StoredPanels { format, layout, .. } = panels;
     let (header, lines) = panels.pair(pair);
-    let mut table = [0.0; LANES];
-    for (code, number) in table.iter_mut().enumerate() {
+    let mut codebook = Codebook { codes: format.codes, table: [0.0; LANES] };
+    for (code, number) in codebook.table.iter_mut().enumerate() {
         *number = format.codes.number(code as u8);
     }
     let zero = L::splat(if C::OFF { format.codes.zero() as f32 } else { 0.0 });
@@ -132,7 +149,7 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
             let group = Group::of::<L>(panels, header, block * BLOCK + first * 4);
             for g in first..first + part {
                 for (panel, lines) in [lines.0, lines.1].into_iter().enumerate() {
-                    let mut weights = C::load::<L>(lines, g, &table);
+                    let mut weights = C::load::<L>(lines, g, &codebook);
                     let zeros = L::load(&group.points[panel]).add(zero).mul(L::splat(-1.0));
                     let (scales, least) = (L::load(&group.scales[panel]), L::load(&group.minima[panel]));
                     for weight in &mut weights {
