@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::kernels::host::{self, Sanitizer};
+use crate::kernels::host::{self, Instrument};
 use crate::kernels::toolkit::{self, on_path};
 
 /// Makes the enumeration and its table from one list: variant, name in `QUIRE_REQUIRE`, what it is, how to get it.
@@ -33,6 +33,7 @@ macro_rules! capabilities {
 capabilities! {
     Cc: "cc", "a C compiler", "install gcc or clang";
     Cxx: "cxx", "a C++ compiler", "install g++ or clang++, or name one in CXX";
+    Gxx: "g++", "g++, which keeps loads as the source has them", "install g++, or name it in CXX";
     Asan: "asan", "the address sanitizer of the C++ compiler", "install g++ with libasan (Debian: g++)";
     Ubsan: "ubsan", "the undefined behaviour sanitizer of g++", "install g++ with libubsan (Debian: g++); that of clang++ does not check copies of structures";
     Tsan: "tsan", "the thread sanitizer of the C++ compiler", "install g++ with libtsan (Debian: g++)";
@@ -112,9 +113,10 @@ impl Capability {
         match self {
             Cc => ["cc", "gcc", "clang"].into_iter().any(starts),
             Cxx => host::compiler().is_ok(),
-            Asan => host::has(Sanitizer::Memory),
-            Ubsan => host::has(Sanitizer::Memory) && host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
-            Tsan => host::has(Sanitizer::Thread),
+            Gxx => host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
+            Asan => host::has(Instrument::Memory),
+            Ubsan => host::has(Instrument::Memory) && host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
+            Tsan => host::has(Instrument::Thread),
             Python3 => first_line("python3", &["--version"]).is_some(),
             Chromium => chromium().is_some(),
             Qemu => cfg!(target_arch = "x86_64") && starts("qemu-x86_64"),

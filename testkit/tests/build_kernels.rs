@@ -68,7 +68,7 @@ fn a_host_library_is_compiled_again_only_where_something_changed() {
     let name = format!("incremental_{}", std::process::id());
     let build = || {
         let manifest = sources.manifest(&name);
-        host::library(&workspace::root(), &manifest, &compiler, host::Sanitizer::None, 2)
+        host::library(&workspace::root(), &manifest, &compiler, host::Instrument::None, 2)
     };
     let library = build().unwrap();
     let first = written(&library, &name);

@@ -26,7 +26,7 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
     if options.sim {
         let compiler = host::compiler()?;
         for manifest in &manifests {
-            let library = host::library(root, manifest, &compiler, host::Sanitizer::None, options.jobs)?;
+            let library = host::library(root, manifest, &compiler, host::Instrument::None, options.jobs)?;
             println!("xtask: {}", library.display());
         }
         return Ok(());

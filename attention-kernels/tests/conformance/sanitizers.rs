@@ -6,7 +6,7 @@ use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{CacheWriteArgs, Dtype, Kernel, KvCache, Operation, PARTITION, variants};
 use device::Device;
 use testkit::everything;
-use testkit::kernels::host::Sanitizer;
+use testkit::kernels::host::Instrument;
 
 use super::caches::{copy_all, loaded, write_workspace};
 use super::devices::{self, KERNELS, buffer};
@@ -68,7 +68,7 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
 
 /// Replays under a sanitizer what `work` launches of every `step`-th look; with `QUIRE_TEST_ALL=1` all looks, under three
 /// seeds.
-fn is_content(sanitizer: Sanitizer, step: usize, work: impl FnOnce(Arc<dyn Device>, usize)) {
+fn is_content(sanitizer: Instrument, step: usize, work: impl FnOnce(Arc<dyn Device>, usize)) {
     let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
     // `under` has reported why nothing can run.
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(device, step)) else { return };
@@ -77,23 +77,23 @@ fn is_content(sanitizer: Sanitizer, step: usize, work: impl FnOnce(Arc<dyn Devic
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_decode_kernels() {
-    is_content(Sanitizer::Memory, 5, |device, step| attend(&device, Operation::Decode, step));
+    is_content(Instrument::Memory, 5, |device, step| attend(&device, Operation::Decode, step));
 }
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_prefill_kernels() {
-    is_content(Sanitizer::Memory, 5, |device, step| attend(&device, Operation::Prefill, step));
+    is_content(Instrument::Memory, 5, |device, step| attend(&device, Operation::Prefill, step));
 }
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_cache_kernels() {
-    is_content(Sanitizer::Memory, 5, move_bytes);
+    is_content(Instrument::Memory, 5, move_bytes);
 }
 
 #[test]
 #[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Thread, 8, |device, step| {
+    is_content(Instrument::Thread, 8, |device, step| {
         attend(&device, Operation::Decode, step);
         attend(&device, Operation::Prefill, step);
         move_bytes(device, step);

@@ -12,6 +12,13 @@ namespace simt {
 
 constexpr unsigned WARP = 32;
 
+// A range of memory.
+struct Span {
+    unsigned char *begin, *end;
+
+    bool contains(const void* at) const { return begin <= at && at < end; }
+};
+
 // A collective of some lanes of a warp: lanes arrive until all of `mask` are there, then they leave until none is left.
 struct Slot {
     unsigned mask, arrived, left;
@@ -43,6 +50,7 @@ class Arena {
     // Returns the lowest usable address of the stack of a thread.
     unsigned char* stack(unsigned thread) const;
     Warp& warp(unsigned index) const { return warps_[index]; }
+    Span span() const { return {memory_, memory_ + bytes_}; }
 
     // Enough for the large frames of a sanitizer build; pages that are never touched cost nothing.
     static constexpr size_t STACK_BYTES = 256 * 1024;

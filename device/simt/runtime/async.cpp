@@ -68,6 +68,21 @@ void copy_box(const BulkCopy& copy) {
     });
 }
 
+void count_box(const BulkCopy& copy, Counter& counter) {
+    const TensorMap& map = *reinterpret_cast<const TensorMap*>(copy.map);
+    const uint64_t* row = nullptr;
+    unsigned bytes = 0;
+    each_chunk(map, copy.at, copy.shared, [&](uint64_t*, const uint64_t* from) {
+        if (!from || from != row + bytes / 8 || bytes == map.row_bytes()) {
+            counter.box_row(row, bytes);
+            row = from;
+            bytes = 0;
+        }
+        if (from) bytes += 16;
+    });
+    counter.box_row(row, bytes);
+}
+
 }  // namespace
 
 void mbarrier_init(void* barrier, unsigned arrivals, Place at) {
@@ -128,6 +143,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Place at) {
     if (++barrier.arrived == threads) {
         barrier.arrived = 0;
         barrier.opened++;
+        if (block.counter) block.counter->open_named_barrier();
         for (Worker& other : block.workers) {
             if (other.state == State::at_named && other.barrier == &barrier) block.wake(other);
         }
@@ -179,6 +195,7 @@ bool Block::complete_bulk(const void* barrier) {
         if (done || (barrier && copy.barrier != barrier)) continue;
         done = true;
         copy_box(copy);
+        if (counter) count_box(copy, *counter);
         Mbarrier(copy.barrier).change(0, -int64_t{copy.bytes}, *this, {});
         any = true;
     }
@@ -197,6 +214,7 @@ void product_begin(const Product& product) {
     if (block.threads < (worker.warp / 4 + 1) * 4 * WARP) fail(Fault::bad_async, "wgmma takes a warpgroup: four whole warps", product.at);
     if (!worker.fenced) fail(Fault::bad_async, "a wgmma_fence is missing between the last wait, or the start, and this wgmma", product.at);
     const unsigned number = ++worker.products_begun;
+    if (worker.linear % (4 * WARP) == 0) count_product(true, 64 * product.count * 2 * 16);
     Warpgroup& group = block.warpgroups[worker.warp / 4];
     group.at = product.at;
     Warpgroup::Begun& begun = group.recent[number % 64];

@@ -66,6 +66,12 @@ void suspend(Worker& worker) {
 Block::Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena)
     : kernel(kernel), grid(grid), call(call), args(args), arena(arena), threads(grid.block.x * grid.block.y * grid.block.z),
       random(grid.seed), storage(shared_storage()), workers(threads), warpgroups((threads + 4 * WARP - 1) / (4 * WARP)) {
+    if (grid.counts) {
+        // A running thread reads its identity, which is in registers on a device.
+        auto* first = reinterpret_cast<unsigned char*>(workers.data());
+        const Span identities{first, first + threads * sizeof(Worker)};
+        counter = std::make_unique<Counter>(threads, storage, std::vector<Span>{arena.span(), identities});
+    }
     pending_bulk.reserve(1024);
     ready.reserve(threads);
     round.reserve(threads);
@@ -122,6 +128,7 @@ void Block::begin(uint64_t index) {
         worker.open_products = worker.products_begun = 0;
         worker.pending_sums.clear();
         worker.fenced = false;
+        worker.uncounted = 0;
         worker.fiber.stack = arena.stack(i);
         // If every stack began at the same offset of a page, frames of equal depth would compete for one set of the cache.
         worker.fiber.bytes = Arena::STACK_BYTES - i % WARP * 128;
@@ -248,6 +255,7 @@ void Block::open_barrier() {
     votes = {yes, threads};
     yes = 0;
     barriers++;
+    if (counter) counter->open_barrier();
     for (Worker& worker : workers) wake(worker);
 }
 

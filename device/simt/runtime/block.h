@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "arena.h"
+#include "counter.h"
 #include "fiber.h"
 #include "launch.h"
 
@@ -58,6 +60,7 @@ struct Worker : Thread {
     };
     std::vector<PendingSums> pending_sums;
     bool fenced;
+    unsigned uncounted;  // number of models that are running
 };
 
 // A pending bulk copy with its own copy of the map; reused when it is done.
@@ -83,12 +86,6 @@ struct Warpgroup {
     };
     Begun recent[64];
     Place at;
-};
-
-// The thread_local storage of this library in the calling thread. In a main program, which may contain the storage of a C
-// library too, it is only `smem`.
-struct Span {
-    unsigned char *begin, *end;
 };
 
 // The scheduler of one block at a time.
@@ -120,6 +117,7 @@ struct Block {
     std::vector<PendingBulk> pending_bulk;
     NamedBarrier named[16];
     std::vector<Warpgroup> warpgroups;
+    std::unique_ptr<Counter> counter;  // null: nothing is counted
     // Their addresses identify orderings: of the two barriers that may be in use at once, of the start and of the end.
     char barrier_order[2], start_order, end_order;
 

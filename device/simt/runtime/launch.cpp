@@ -53,6 +53,12 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
                    grid.shared_bytes, SIMT_SHARED_BYTES);
     }
 
+#ifndef SIMT_COUNT
+    if (grid.counts) {
+        return report_fault(Fault::bad_launch, kernel, nullptr, {}, "this library does not count: build it with counts");
+    }
+#endif
+
     std::unique_ptr<Arena> arena(Arena::acquire(static_cast<unsigned>(threads)));
     int fault;
     {
@@ -65,8 +71,10 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
             block.run();
             acquire_order(&block.end_order);
             if (block.fault) break;
+            if (block.counter) block.counter->end_block();
         }
         fault = block.fault;
+        if (block.counter) *grid.counts = block.counter->counts();
     }
     if (!fault) {
         Arena::release(arena.release());

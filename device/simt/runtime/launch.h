@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../include/quire/sim.h"
 #include "../include/simt/host/runtime.h"
 
 namespace simt {
@@ -11,6 +12,7 @@ struct Grid {
     dim3 grid, block;
     unsigned shared_bytes;
     uint64_t seed;
+    quire_sim_counts* counts;  // null: nothing is counted
 };
 
 // The fault of the last launch of the calling thread.

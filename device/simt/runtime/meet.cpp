@@ -83,6 +83,7 @@ Rows gather(unsigned mask, const void* value, unsigned bytes, Collective collect
         worker.at = at;
         suspend(worker);
     } else {
+        if (block.counter) block.counter->meet(worker.warp, mask == warp.live, collective);
         block.wake_lanes(worker.warp, mask & ~me);
     }
     if (collective == Collective::sync) acquire_order(&slot->order);

@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
 use super::call::Call;
+use super::counts::Counts;
 use super::error::{Fault, FaultKind, SimError};
 
 /// `QUIRE_SIM_ABI` of the header.
-const INTERFACE: u32 = 3;
+const INTERFACE: u32 = 4;
 
 /// `quire_sim_kernel`.
 #[repr(C)]
@@ -35,6 +36,7 @@ struct RawFault {
 #[repr(C)]
 struct RawOptions {
     seed: u64,
+    counts: *mut Counts,
 }
 
 type LaunchFunction =
@@ -89,8 +91,8 @@ impl Api {
     /// # Safety
     /// There are as many arguments as the kernel has parameters, each points to a value of the parameter's size, and the
     /// kernel may access what those values point to.
-    pub(super) unsafe fn launch(&self, call: &Call, seed: u64) -> Result<(), Fault> {
-        let options = RawOptions { seed };
+    pub(super) unsafe fn launch(&self, call: &Call, seed: u64, counts: Option<&mut Counts>) -> Result<(), Fault> {
+        let options = RawOptions { seed, counts: counts.map_or(std::ptr::null_mut(), std::ptr::from_mut) };
         // SAFETY: strings and arrays live until the call returns; the rest is the caller's promise.
         let code = unsafe {
             (self.launch)(

@@ -22,11 +22,13 @@
 
 mod api;
 mod call;
+mod counts;
 mod error;
 mod libraries;
 mod replay;
 mod work;
 
+pub use counts::Counts;
 pub use error::{Fault, FaultKind, SimError};
 pub(crate) use libraries::Libraries;
 pub(crate) use work::{Part, Work};
@@ -128,6 +130,22 @@ impl Library {
         unsafe { self.run(&call, seed) }
     }
 
+    /// As [`Library::launch`], and counts what the launch does. The library must have been built to count (`cargo xtask
+    /// build-kernels --sim` does not).
+    ///
+    /// # Errors
+    /// As for [`Library::launch`]; [`SimError::Fault`] also if the library does not count.
+    ///
+    /// # Safety
+    /// As for [`Library::launch`].
+    pub unsafe fn count(&self, launch: &Launch<'_>, seed: u64) -> Result<Counts, SimError> {
+        let call = self.prepare(launch)?;
+        let mut counts = Counts::default();
+        // SAFETY: the caller's promise.
+        unsafe { self.api.launch(&call, seed, Some(&mut counts)) }.map_err(|fault| SimError::Fault(Box::new(fault)))?;
+        Ok(counts)
+    }
+
     /// Checks a launch and lays out its arguments as the kernel expects them.
     pub(crate) fn prepare(&self, launch: &Launch<'_>) -> Result<Call, LaunchError> {
         let kernel = self.kernel(launch.kernel)?;
@@ -144,6 +162,6 @@ impl Library {
     /// As for [`Library::launch`]; also, the buffers still exist.
     pub(crate) unsafe fn run(&self, call: &Call, seed: u64) -> Result<(), SimError> {
         // SAFETY: the arguments have the sizes of the parameters; the rest is the caller's promise.
-        unsafe { self.api.launch(call, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+        unsafe { self.api.launch(call, seed, None) }.map_err(|fault| SimError::Fault(Box::new(fault)))
     }
 }

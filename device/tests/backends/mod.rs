@@ -28,7 +28,7 @@ fn manifest() -> Manifest {
 fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
     // A compilation error fails the test.
-    Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Sanitizer::None, kernels::cores()).unwrap())
+    Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Instrument::None, kernels::cores()).unwrap())
 }
 
 /// Builds the fat binary; the error says why there is no compiler.

@@ -1,6 +1,7 @@
 //! The SIMT simulator, one feature per test: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched
 //! from Rust. Without a compiler, every test prints one line that begins with `NOT RUN:`.
 
+mod counts;
 mod hopper;
 mod mistakes;
 mod numbers;
@@ -14,7 +15,7 @@ use std::sync::OnceLock;
 use device::sim::{Library, SimError};
 use device::{Arg, Buffer, Element, Launch};
 use testkit::capability::Capability;
-use testkit::kernels::host::{self, Compiler, Sanitizer};
+use testkit::kernels::host::{self, Compiler, Instrument};
 use testkit::kernels::manifest::Manifest;
 use testkit::{kernels, not_run, workspace};
 
@@ -39,7 +40,7 @@ fn library_file() -> Option<&'static Path> {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     let compiler = compiler()?;
     Some(FILE.get_or_init(|| {
-        host::library(&workspace::root(), &manifest(), compiler, Sanitizer::None, kernels::cores()).unwrap()
+        host::library(&workspace::root(), &manifest(), compiler, Instrument::None, kernels::cores()).unwrap()
     }))
 }
 

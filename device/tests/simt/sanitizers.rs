@@ -5,14 +5,14 @@ use std::process::{Command, Output};
 
 use device::{Arg, Launch, Tensor};
 use testkit::capability::Capability;
-use testkit::kernels::host::{self, Sanitizer};
+use testkit::kernels::host::{self, Instrument};
 use testkit::not_run;
 
 use super::hopper::matrix;
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};
 
 /// Returns the program that replays launches under a sanitizer; reports and returns `None` if it cannot be built.
-fn program(sanitizer: Sanitizer) -> Option<std::path::PathBuf> {
+fn program(sanitizer: Instrument) -> Option<std::path::PathBuf> {
     host::replay_for_tests(&manifest(), compiler()?, sanitizer)
 }
 
@@ -67,7 +67,7 @@ fn is_content(program: &Path) {
 
 #[test]
 fn the_memory_sanitizers_find_accesses_out_of_bounds_misaligned_loads_and_indices_beyond_an_array() {
-    let Some(program) = program(Sanitizer::Memory) else { return };
+    let Some(program) = program(Instrument::Memory) else { return };
     is_content(&program);
     let out = zeros::<i32>(128);
     let args = [Arg::pointer(&out, 0), 1.into()];
@@ -88,7 +88,7 @@ fn the_memory_sanitizers_find_accesses_out_of_bounds_misaligned_loads_and_indice
 
 #[test]
 fn the_thread_sanitizer_finds_missing_barriers_before_and_after_a_read() {
-    let Some(program) = program(Sanitizer::Thread) else { return };
+    let Some(program) = program(Instrument::Thread) else { return };
     is_content(&program);
     let out = zeros::<f32>(128);
     for kernel in ["read_too_early", "write_too_early"] {
@@ -98,7 +98,7 @@ fn the_thread_sanitizer_finds_missing_barriers_before_and_after_a_read() {
 
 #[test]
 fn a_fault_ends_a_replay_with_its_line() {
-    let Some(program) = program(Sanitizer::None) else { return };
+    let Some(program) = program(Instrument::None) else { return };
     let out = zeros::<i32>(128);
     let output = replay(&program, &[launch("deadlock", 1, 64, &[Arg::pointer(&out, 0)])], &[9]);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use device::{Device, Options};
 use testkit::capability::Capability;
-use testkit::kernels::host::{self, Compiler, Sanitizer};
+use testkit::kernels::host::{self, Compiler, Instrument};
 use testkit::kernels::manifest::Manifest;
 use testkit::{everything, kernels, not_run, workspace};
 
@@ -64,7 +64,7 @@ impl Kernels {
         }
         let compiler = compiler()?;
         let build = || {
-            host::library(&workspace::root(), &self.manifest(), compiler, Sanitizer::None, kernels::cores()).unwrap()
+            host::library(&workspace::root(), &self.manifest(), compiler, Instrument::None, kernels::cores()).unwrap()
         };
         Some(self.library.get_or_init(build).parent().unwrap().to_owned())
     }
@@ -101,7 +101,7 @@ impl Kernels {
     /// names of the kernels; panics with the output of the sanitizer if it reports an error.
     pub fn under(
         &self,
-        sanitizer: Sanitizer,
+        sanitizer: Instrument,
         seeds: &[u64],
         work: impl FnOnce(Arc<dyn Device>),
     ) -> Option<Vec<String>> {
@@ -119,7 +119,7 @@ impl Kernels {
     }
 
     /// An ordinary run leaves out the bf16 shards, which use the same templates as those for f16: half of the compilation.
-    fn program(&self, sanitizer: Sanitizer) -> Option<PathBuf> {
+    fn program(&self, sanitizer: Instrument) -> Option<PathBuf> {
         let mut manifest = self.manifest();
         manifest.units.retain(|unit| everything() || !unit.macros.iter().any(|name| name.contains("_BF16")));
         host::replay_for_tests(&manifest, compiler()?, sanitizer)

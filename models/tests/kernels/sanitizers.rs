@@ -4,7 +4,7 @@ use attention_kernels::Dtype;
 use device::Device;
 use models::decoder::Activation;
 use models::kernels::{self, NormArgs};
-use testkit::kernels::host::Sanitizer;
+use testkit::kernels::host::Instrument;
 
 use super::numbers::Random;
 use super::rows::WIDTHS;
@@ -36,7 +36,7 @@ fn record(device: &dyn Device, step: usize) {
     }
 }
 
-fn is_content(sanitizer: Sanitizer, step: usize) {
+fn is_content(sanitizer: Instrument, step: usize) {
     let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
     // `under` has reported why there are none.
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| record(&*device, step)) else { return };
@@ -45,11 +45,11 @@ fn is_content(sanitizer: Sanitizer, step: usize) {
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_layer_kernels() {
-    is_content(Sanitizer::Memory, 3);
+    is_content(Instrument::Memory, 3);
 }
 
 #[test]
 #[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_layer_kernels() {
-    is_content(Sanitizer::Thread, 3);
+    is_content(Instrument::Thread, 3);
 }

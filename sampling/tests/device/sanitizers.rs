@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::Device;
 use sampling::device::TokenCopy;
 use sampling::{SamplingParams, TokenSet};
-use testkit::kernels::host::Sanitizer;
+use testkit::kernels::host::Instrument;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
@@ -56,7 +56,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
     }
 }
 
-fn assert_clean(sanitizer: Sanitizer) {
+fn assert_clean(sanitizer: Instrument) {
     let everything = testkit::everything();
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
@@ -68,11 +68,11 @@ fn assert_clean(sanitizer: Sanitizer) {
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_kernels() {
-    assert_clean(Sanitizer::Memory);
+    assert_clean(Instrument::Memory);
 }
 
 #[test]
 #[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
-    assert_clean(Sanitizer::Thread);
+    assert_clean(Instrument::Thread);
 }

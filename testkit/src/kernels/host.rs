@@ -12,7 +12,7 @@ use crate::capability::Capability;
 use crate::not_run;
 
 const SHIM: &str = "device/simt";
-const RUNTIME: [&str; 7] = ["fiber", "arena", "block", "meet", "async", "launch", "library"];
+const RUNTIME: [&str; 8] = ["fiber", "arena", "block", "meet", "async", "counter", "launch", "library"];
 
 /// Flags of the C++ compiler.
 const FLAGS: &[&str] = &[
@@ -50,12 +50,14 @@ impl Compiler {
     }
 }
 
-/// A sanitizer to build with. Such a build is a program ([`replay`]), because a sanitizer must be active from the first instruction
-/// of a process.
+/// What a build adds to the kernels. A build with a sanitizer is a program ([`replay`]), because a sanitizer must be active from the
+/// first instruction of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sanitizer {
-    /// No sanitizer.
+pub enum Instrument {
+    /// Nothing.
     None,
+    /// Every load and store is counted (`device::sim::Counts`).
+    Counts,
     /// The address sanitizer and two checks of the undefined behaviour sanitizer, in one build: accesses out of bounds, indices
     /// outside of arrays of known length, and misaligned loads and stores (of vector types with g++ only: clang does not check copies
     /// of a structure).
@@ -64,41 +66,59 @@ pub enum Sanitizer {
     Thread,
 }
 
-impl Sanitizer {
+impl Instrument {
     /// Returns the name in paths and messages.
     pub fn name(self) -> &'static str {
         match self {
-            Sanitizer::None => "none",
-            Sanitizer::Memory => "memory",
-            Sanitizer::Thread => "thread",
+            Instrument::None => "none",
+            Instrument::Counts => "counts",
+            Instrument::Memory => "memory",
+            Instrument::Thread => "thread",
         }
     }
 
     /// Returns what a machine lacks if [`replay`] does not link there.
     pub fn capability(self) -> Capability {
         match self {
-            Sanitizer::None => Capability::Cxx,
-            Sanitizer::Memory => Capability::Asan,
-            Sanitizer::Thread => Capability::Tsan,
+            Instrument::None => Capability::Cxx,
+            Instrument::Counts => Capability::Gxx,
+            Instrument::Memory => Capability::Asan,
+            Instrument::Thread => Capability::Tsan,
         }
     }
 
     /// Flags for the code under test.
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Sanitizer::None => &[],
+            Instrument::None => &[],
+            // The calls of the thread sanitizer, which the runtime answers. Loads and stores stay those of the source: the compiler
+            // neither splits nor joins them.
+            Instrument::Counts => &[
+                "-fsanitize=thread",
+                "--param=tsan-instrument-func-entry-exit=0",
+                "-fno-tree-sra",
+                "-fno-tree-vectorize",
+                "-fno-store-merging",
+                "-DSIMT_COUNT",
+            ],
             // The last -O counts. With checks, -O1 takes half the time to compile.
-            Sanitizer::Memory => &["-O1", "-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
-            Sanitizer::Thread => &["-fsanitize=thread", "-g1"],
+            Instrument::Memory => &["-O1", "-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
+            Instrument::Thread => &["-fsanitize=thread", "-g1"],
         }
+    }
+
+    /// Flags for linking: the library of the sanitizer; without it, a call that the runtime lacks is an error.
+    fn link_flags(self) -> &'static [&'static str] {
+        if self == Instrument::Counts { &["-Wl,-z,defs"] } else { self.flags() }
     }
 
     /// Flags for the runtime of the shim, which only announces its fibers to the sanitizer.
     fn runtime_flags(self) -> &'static [&'static str] {
         match self {
-            Sanitizer::None => &[],
-            Sanitizer::Memory => &["-DSIMT_ADDRESS_SANITIZER"],
-            Sanitizer::Thread => &["-DSIMT_THREAD_SANITIZER"],
+            Instrument::None => &[],
+            Instrument::Counts => &["-DSIMT_COUNT"],
+            Instrument::Memory => &["-DSIMT_ADDRESS_SANITIZER"],
+            Instrument::Thread => &["-DSIMT_THREAD_SANITIZER"],
         }
     }
 }
@@ -118,11 +138,11 @@ pub fn compiler() -> Result<Compiler, String> {
 }
 
 /// Returns whether the compiler has a sanitizer and its library, by building and running an empty program.
-pub fn has(sanitizer: Sanitizer) -> bool {
+pub fn has(instrument: Instrument) -> bool {
     let Ok(compiler) = compiler() else { return false };
-    let program = std::env::temp_dir().join(format!("quire-{}-{}", sanitizer.name(), std::process::id()));
+    let program = std::env::temp_dir().join(format!("quire-{}-{}", instrument.name(), std::process::id()));
     let mut command = Command::new(&compiler.program);
-    command.args(sanitizer.flags()).args(["-x", "c++", "-", "-o"]).arg(&program);
+    command.args(instrument.flags()).args(["-x", "c++", "-", "-o"]).arg(&program);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let compiled = command.spawn().and_then(|mut child| {
         if let Some(mut source) = child.stdin.take() {
@@ -140,20 +160,20 @@ pub fn has(sanitizer: Sanitizer) -> bool {
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
-pub fn replay_for_tests(manifest: &Manifest, compiler: &Compiler, sanitizer: Sanitizer) -> Option<PathBuf> {
-    match replay(&crate::workspace::root(), manifest, compiler, sanitizer, super::cores()) {
+pub fn replay_for_tests(manifest: &Manifest, compiler: &Compiler, instrument: Instrument) -> Option<PathBuf> {
+    match replay(&crate::workspace::root(), manifest, compiler, instrument, super::cores()) {
         Ok(program) => Some(program),
         // A compiler without the library of its sanitizer compiles, and fails to link.
-        Err(problem) if sanitizer != Sanitizer::None && problem.contains("did not link") => {
+        Err(problem) if instrument != Instrument::None && problem.contains("did not link") => {
             let line = problem.lines().nth(1).unwrap_or(&problem);
-            not_run::report(sanitizer.capability(), line);
+            not_run::report(instrument.capability(), line);
             None
         }
         Err(problem) => panic!("{problem}"),
     }
 }
 
-/// Builds `libquire_sim_<crate>.so` and returns its path. With a sanitizer it is in a folder of that name.
+/// Builds `libquire_sim_<crate>.so` and returns its path. With an instrument it is in a folder of that name.
 ///
 /// # Errors
 /// The messages of the compiler or the linker.
@@ -161,12 +181,12 @@ pub fn library(
     root: &Path,
     manifest: &Manifest,
     compiler: &Compiler,
-    sanitizer: Sanitizer,
+    instrument: Instrument,
     jobs: usize,
 ) -> Result<PathBuf, String> {
     let _lock = super::lock(root)?;
     let shim = root.join(SHIM);
-    let cache = super::folder(root).join("cache").join(format!("{}.host.{}", manifest.name, sanitizer.name()));
+    let cache = super::folder(root).join("cache").join(format!("{}.host.{}", manifest.name, instrument.name()));
     let include = [shim.join("include"), shim.join("include/simt")].into_iter().chain(manifest.include.iter().cloned());
     let mut common = words(FLAGS);
     common.extend((!compiler.is_clang()).then(|| GCC_FLAG.to_owned()));
@@ -178,20 +198,20 @@ pub fn library(
     let mut compiles: Vec<Compile> = Vec::new();
     for unit in &manifest.units {
         let macros: Vec<String> = unit.macros.iter().map(|name| format!("-D{name}")).collect();
-        compiles.push(compile(unit.source.clone(), unit.name.clone(), [words(sanitizer.flags()), macros].concat()));
+        compiles.push(compile(unit.source.clone(), unit.name.clone(), [words(instrument.flags()), macros].concat()));
     }
     for name in RUNTIME {
         let source = shim.join("runtime").join(format!("{name}.cpp"));
-        compiles.push(compile(source, format!("simt.{name}"), words(sanitizer.runtime_flags())));
+        compiles.push(compile(source, format!("simt.{name}"), words(instrument.runtime_flags())));
     }
     run_all(&compiles, jobs)?;
-    let folder = match sanitizer {
-        Sanitizer::None => super::folder(root),
+    let folder = match instrument {
+        Instrument::None => super::folder(root),
         other => super::folder(root).join(other.name()),
     };
     let output = folder.join(format!("libquire_sim_{}.so", manifest.name));
     let objects = compiles.into_iter().map(|compile| compile.output).collect();
-    let args = [words(sanitizer.flags()), words(&["-shared"])].concat();
+    let args = [words(instrument.link_flags()), words(&["-shared"])].concat();
     compiler.step("link", args, objects, output.clone()).run()?;
     Ok(output)
 }
@@ -218,7 +238,7 @@ pub fn folder_for_tests() -> Option<PathBuf> {
     let build = || {
         let (compiler, root) = (compiler()?, crate::workspace::root());
         for manifest in super::manifests(&root)? {
-            if let Err(problem) = library(&root, &manifest, &compiler, Sanitizer::None, super::cores()) {
+            if let Err(problem) = library(&root, &manifest, &compiler, Instrument::None, super::cores()) {
                 panic!("{problem}");
             }
         }
@@ -236,15 +256,15 @@ pub fn replay(
     root: &Path,
     manifest: &Manifest,
     compiler: &Compiler,
-    sanitizer: Sanitizer,
+    instrument: Instrument,
     jobs: usize,
 ) -> Result<PathBuf, String> {
-    let library = library(root, manifest, compiler, sanitizer, jobs)?;
+    let library = library(root, manifest, compiler, instrument, jobs)?;
     let _lock = super::lock(root)?;
     let shim = root.join(SHIM);
     let output = library.with_file_name(format!("quire_replay_{}", manifest.name));
     let args = [
-        words(sanitizer.flags()),
+        words(instrument.link_flags()),
         words(&["-std=c++17", "-O1", "-Wl,-rpath,$ORIGIN"]),
         vec![format!("-I{}", shim.join("include").display())],
     ];

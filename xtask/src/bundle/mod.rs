@@ -71,7 +71,7 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
         let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
         resources::within_limits(&built.kernels)?;
         cuda::write(root, &into("kernels"), manifest, &built)?;
-        let library = host::library(root, manifest, &compiler, host::Sanitizer::None, options.jobs)?;
+        let library = host::library(root, manifest, &compiler, host::Instrument::None, options.jobs)?;
         copy(&library, &into("kernels"))?;
     }
 

@@ -34,11 +34,12 @@ template <class... Parameters, void (*kernel)(Parameters...)>
 struct Trampoline<kernel> {
     static constexpr uint32_t bytes[] = {sizeof(Parameters)..., 0};
 
+    // Neither is counted, because parameters are not in global memory.
     template <size_t... i>
-    static void unpack([[maybe_unused]] void* const* args, std::index_sequence<i...>) {
+    SIMT_UNCOUNTED static void unpack([[maybe_unused]] void* const* args, std::index_sequence<i...>) {
         kernel(*static_cast<Parameters*>(args[i])...);
     }
-    static void call(void* const* args) { unpack(args, std::index_sequence_for<Parameters...>{}); }
+    SIMT_UNCOUNTED static void call(void* const* args) { unpack(args, std::index_sequence_for<Parameters...>{}); }
     static Kernel describe(const char* name, const char* file, uint32_t shared_bytes) {
         return {name, file, call, bytes, sizeof...(Parameters), shared_bytes, nullptr};
     }

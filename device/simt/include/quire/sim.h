@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Incremented when anything below changes. */
-#define QUIRE_SIM_ABI 3
+#define QUIRE_SIM_ABI 4
 
 /* Why a launch failed. */
 enum {
@@ -47,8 +47,28 @@ typedef struct {
     const char* message;  /* all of the above in one line */
 } quire_sim_fault;
 
+/* What a launch did. A request is one load, store or atomic operation of the lanes of a warp that execute it together; a copy of
+   the copy engine counts a request for each row of its box. */
 typedef struct {
-    uint64_t seed; /* seed of the order of threads and blocks; 0 keeps the natural order */
+    uint64_t blocks;                 /* of the grid */
+    uint64_t busy_blocks;            /* that wrote to global memory */
+    uint64_t read_bytes;             /* from global memory, by all lanes */
+    uint64_t written_bytes;          /* to global memory, by all lanes */
+    uint64_t distinct_read_bytes;    /* each byte once */
+    uint64_t distinct_written_bytes;
+    uint64_t requests;               /* to global memory */
+    uint64_t sectors;                /* of 32 bytes that the requests touch */
+    uint64_t shared_requests;        /* to shared memory */
+    uint64_t bank_conflicts;         /* passes over the 32 banks of shared memory beyond those that the widths need */
+    uint64_t barriers;               /* that opened: of blocks, named ones, and of warps */
+    uint64_t products;               /* mma of a warp */
+    uint64_t warpgroup_products;     /* wgmma of a warpgroup */
+    uint64_t multiply_adds;          /* of both */
+} quire_sim_counts;
+
+typedef struct {
+    uint64_t seed;            /* seed of the order of threads and blocks; 0 keeps the natural order */
+    quire_sim_counts* counts; /* filled if not null; only by a library that was built to count */
 } quire_sim_options;
 
 QUIRE_SIM_API uint32_t quire_sim_abi(void);

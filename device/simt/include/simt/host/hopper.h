@@ -22,6 +22,7 @@ inline uint32_t shared_offset(const void* shared, Place at) {
 
 // The source is read here too, so that the address sanitizer reports the line of the copy.
 inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* barrier, Place place) {
+    const Uncounted model;
     const TensorMap& tensor = *static_cast<const TensorMap*>(map);
     if (tensor.magic != TensorMap::MAGIC) fail(Fault::bad_async, "the map of this copy is not a tensor map", place);
     if (shared_offset(shared, place) % 128) fail(Fault::misaligned, "the target of a bulk copy is not aligned to 128 bytes", place);
@@ -42,6 +43,7 @@ inline void proxy_store(void* shared, const uint4& value, Place at) {
     unfenced_store({to, {value.x, value.y, value.z, value.w}});
 }
 inline void proxy_fence() {
+    const Uncounted model;
     UnfencedStore store;
     while (next_unfenced_store(store)) *static_cast<uint4*>(store.shared) = {store.words[0], store.words[1], store.words[2], store.words[3]};
 }
@@ -111,6 +113,7 @@ void wgmma(float* sums, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix,
 
 // Computes the products that are due, and synchronises the warp: the instruction is a collective of all its lanes.
 inline void wgmma_wait(unsigned groups, Place at) {
+    const Uncounted model;
     Product product;
     float* sums;
     while (next_due_product(groups, product, sums)) {

@@ -79,6 +79,29 @@ unsigned live_lanes();
 // Sometimes lets other threads run, depending on the seed of the launch, so that every order around an atomic can occur.
 void maybe_yield();
 
+// Counting: in a library that is compiled with SIMT_COUNT, every load and store of a kernel calls `count_access`. `site`
+// identifies the instruction.
+void count_access(const void* at, unsigned bytes, bool write, const void* site);
+// Counts a product of the tensor cores; called by one thread of a warp or warpgroup.
+void count_product(bool warpgroup, unsigned multiply_adds);
+#ifdef SIMT_COUNT
+// While it exists, loads and stores of the thread are not counted: the model of an instruction makes them.
+struct Uncounted {
+    Uncounted();
+    ~Uncounted();
+};
+inline void count(const void* at, unsigned bytes, bool write, Place place) {
+    count_access(at, bytes, write, place.file + place.line);
+}
+#define SIMT_UNCOUNTED __attribute__((no_sanitize("thread")))
+#else
+struct Uncounted {
+    Uncounted() {}
+};
+inline void count(const void*, unsigned, bool, Place) {}
+#define SIMT_UNCOUNTED
+#endif
+
 // A copy that cp.async has started; it is done at the wait.
 struct AsyncCopy {
     void* shared;

@@ -26,6 +26,7 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
     };
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     const Rows rows = gather(ALL_LANES, &mine, sizeof mine, Collective::mma, at);
+    if (self->lane == 0) count_product(false, 16 * 8 * 16);
     const unsigned g = self->lane / 4, c = self->lane % 4 * 2;
     for (unsigned k = 0; k < 16; k++) {
         // The lane of a group of four that holds column k of a row and row k of a column, and its register half.
@@ -45,7 +46,9 @@ template <bool transposed, int N>
 void ldmatrix(uint32_t (&tile)[N], const void* address, Place at) {
     const unsigned lane = self->lane;
     if (lane < 8 * N && !aligned16(address)) fail(Fault::misaligned, "a row of ldmatrix is not aligned to 16 bytes", at);
+    if (lane < 8 * N) count(address, 16, false, at);
     const Rows rows = gather(ALL_LANES, &address, sizeof address, Collective::ldmatrix, at);
+    const Uncounted model;
     const auto number = [&](unsigned i, unsigned r, unsigned column) -> uint32_t {
         return row<const unsigned short*>(rows, 8 * i + r)[column];
     };
@@ -61,6 +64,9 @@ void ldmatrix(uint32_t (&tile)[N], const void* address, Place at) {
 // sanitizer reports the line of the copy.
 inline void cp_async16(void* shared, const void* global, bool valid, Place at) {
     if (!aligned16(shared) || !aligned16(global)) fail(Fault::misaligned, "an address of cp.async is not aligned to 16 bytes", at);
+    if (valid) count(global, 16, false, at);
+    count(shared, 16, true, at);
+    const Uncounted model;
     if (valid) {
         uint4 probe = *static_cast<const uint4*>(global);
         asm volatile("" : : "m"(probe));
@@ -70,6 +76,7 @@ inline void cp_async16(void* shared, const void* global, bool valid, Place at) {
 }
 
 inline void cp_async_wait(unsigned groups) {
+    const Uncounted model;
     AsyncCopy copy;
     while (next_due_copy(groups, copy)) {
         *static_cast<uint4*>(copy.shared) = copy.zero ? uint4{} : *static_cast<const uint4*>(copy.global);

@@ -1,0 +1,201 @@
+//! What the simulator counts, for kernels whose counts are known.
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use device::sim::{Counts, Library};
+use device::{Arg, Buffer, Launch, Tensor};
+use proptest::prelude::*;
+use testkit::capability::Capability;
+use testkit::kernels::host::{self, Instrument};
+use testkit::{kernels, not_run, workspace};
+
+use super::hopper::matrix;
+use super::{SEEDS, buffer, compiler, launch, manifest, zeros};
+
+/// Returns the library that counts.
+fn library() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    let compiler = compiler()?;
+    if compiler.is_clang() {
+        not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
+        return None;
+    }
+    Some(LIBRARY.get_or_init(|| {
+        let built = host::library(&workspace::root(), &manifest(), compiler, Instrument::Counts, kernels::cores());
+        Library::open(&built.unwrap()).unwrap()
+    }))
+}
+
+/// Counts a launch; the order of threads makes no difference.
+fn count(library: &Library, launch: &Launch<'_>) -> Counts {
+    // SAFETY: each test passes buffers of the sizes that its kernel reads and writes.
+    let [first, others @ ..] = SEEDS.map(|seed| unsafe { library.count(launch, seed) }.unwrap());
+    others.iter().for_each(|other| assert_eq!(*other, first, "{}", launch.kernel));
+    first
+}
+
+fn address(buffer: &Buffer) -> usize {
+    buffer.host::<u8>().unwrap().as_ptr().addr()
+}
+
+/// Sectors of 32 bytes that each 32 of these addresses touch.
+fn sectors(addresses: &[usize], bytes: usize) -> u64 {
+    let of_warp = |warp: &[usize]| {
+        let touched: BTreeSet<usize> = warp.iter().flat_map(|at| at / 32..=(at + bytes - 1) / 32).collect();
+        touched.len() as u64
+    };
+    addresses.chunks(32).map(of_warp).sum()
+}
+
+/// Passes beyond the first, for lanes that share a pass if they read distinct banks or equal words.
+fn conflicts(elements: &[i32], bytes: usize) -> u64 {
+    let pass = |lanes: &[i32]| {
+        let words: BTreeSet<usize> =
+            lanes.iter().flat_map(|i| *i as usize * bytes / 4..(*i as usize + 1) * bytes / 4).collect();
+        (0..32).map(|bank| words.iter().filter(|word| **word % 32 == bank).count() as u64).max().unwrap() - 1
+    };
+    elements.chunks(32 * 4 / bytes).map(pass).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn sectors_and_bytes_are_those_of_a_naive_count(
+        from in prop::collection::vec(0..512i32, 96),
+        spread in prop::sample::select(vec![1, 8, 512]),
+        (kernel, bytes) in prop::sample::select(vec![("gather_bytes", 1), ("gather_words", 4), ("gather_fours", 16)]),
+    ) {
+        let Some(library) = library() else { return Ok(()) };
+        let from: Vec<i32> = from.iter().map(|i| i % spread).collect();
+        let (input, indices, out) = (zeros::<u8>(512 * bytes), buffer(&from), zeros::<u8>(96 * bytes));
+        let args = [&out, &input, &indices].map(|buffer| Arg::pointer(buffer, 0));
+        let counts = count(library, &launch(kernel, 1, 96, &args));
+        let at = |base: &Buffer, i: usize, bytes| address(base) + i * bytes;
+        let read: Vec<usize> = from.iter().map(|i| at(&input, *i as usize, bytes)).collect();
+        let ordered = |base, bytes| sectors(&(0..96).map(|i| at(base, i, bytes)).collect::<Vec<_>>(), bytes);
+        let distinct = from.iter().collect::<BTreeSet<_>>().len();
+        prop_assert_eq!(counts, Counts {
+            blocks: 1,
+            busy_blocks: 1,
+            read_bytes: 96 * (bytes + 4) as u64,
+            written_bytes: 96 * bytes as u64,
+            distinct_read_bytes: (distinct * bytes + 96 * 4) as u64,
+            distinct_written_bytes: 96 * bytes as u64,
+            requests: 3 * 3,
+            sectors: sectors(&read, bytes) + ordered(&out, bytes) + ordered(&indices, 4),
+            ..Counts::default()
+        });
+    }
+
+    #[test]
+    fn bank_conflicts_are_those_of_a_naive_count(
+        from in prop::collection::vec(0..96i32, 96),
+        stride in prop::sample::select(vec![1, 2, 8, 32]),
+        (kernel, bytes) in prop::sample::select(vec![
+            ("gather_shared_words", 4), ("gather_shared_twos", 8), ("gather_shared_fours", 16),
+        ]),
+    ) {
+        let Some(library) = library() else { return Ok(()) };
+        let from: Vec<i32> = from.iter().map(|i| i * stride % 96).collect();
+        let (indices, out) = (buffer(&from), zeros::<u8>(96 * bytes));
+        let args = [&out, &indices].map(|buffer| Arg::pointer(buffer, 0));
+        let counts = count(library, &launch(kernel, 1, 96, &args));
+        prop_assert_eq!(counts.shared_requests, 2 * 3);
+        prop_assert_eq!(counts.bank_conflicts, conflicts(&from, bytes));
+        prop_assert_eq!(counts.barriers, 1);
+    }
+}
+
+#[test]
+fn a_stride_of_a_sector_takes_a_sector_for_each_lane_and_a_stride_of_all_banks_a_pass() {
+    let Some(library) = library() else { return };
+    let strided: Vec<i32> = (0..32).map(|lane| lane * 8).collect();
+    let (input, indices, out) = (zeros::<f32>(256), buffer(&strided), zeros::<f32>(32));
+    let args = [&out, &input, &indices].map(|buffer| Arg::pointer(buffer, 0));
+    assert_eq!(count(library, &launch("gather_words", 1, 32, &args)).sectors, 32 + 4 + 4);
+    let same_bank: Vec<i32> = (0..32).map(|lane| lane * 32).collect();
+    let indices = buffer(&[same_bank, vec![0; 992]].concat());
+    let out = zeros::<f32>(1024);
+    let args = [&out, &indices].map(|buffer| Arg::pointer(buffer, 0));
+    assert_eq!(count(library, &launch("gather_shared_words", 1, 1024, &args)).bank_conflicts, 31);
+}
+
+#[test]
+fn blocks_that_write_nothing_do_no_work_and_bytes_are_distinct_across_blocks() {
+    let Some(library) = library() else { return };
+    let (out, row) = (zeros::<f32>(5 * 32), zeros::<f32>(32));
+    let args = [Arg::pointer(&out, 0), Arg::pointer(&row, 0), 3.into()];
+    let counts = count(library, &launch("some_blocks", 5, 32, &args));
+    assert_eq!((counts.blocks, counts.busy_blocks), (5, 3));
+    assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (3 * 2 * 128, 3 * 128 + 128));
+    assert_eq!((counts.requests, counts.sectors), (3 * 3, 3 * 3 * 4));
+}
+
+#[test]
+fn lanes_that_leave_a_loop_early_take_no_part_in_its_later_requests() {
+    let Some(library) = library() else { return };
+    let (input, out) = (zeros::<f32>(32 * 32), zeros::<f32>(32));
+    let args = [&out, &input].map(|buffer| Arg::pointer(buffer, 0));
+    let counts = count(library, &launch("triangle", 1, 32, &args));
+    let rows: Vec<Vec<usize>> =
+        (0..32).map(|turn| (turn..32).map(|lane| address(&input) + (turn * 32 + lane) * 4).collect()).collect();
+    assert_eq!(counts.requests, 32 + 1);
+    assert_eq!(counts.sectors, rows.iter().map(|row| sectors(row, 4)).sum::<u64>() + 4);
+    assert_eq!(counts.read_bytes, (1..=32).sum::<u64>() * 4);
+}
+
+#[test]
+fn an_atomic_operation_is_one_request_of_its_warp() {
+    let Some(library) = library() else { return };
+    let count_of = zeros::<u32>(1);
+    let args = [Arg::pointer(&count_of, 0)];
+    let counts = count(library, &launch("count_threads", 2, 64, &args));
+    assert_eq!((counts.requests, counts.sectors, counts.distinct_written_bytes), (4, 4, 4));
+}
+
+#[test]
+fn copies_tiles_and_products_count_as_their_instructions() {
+    let Some(library) = library() else { return };
+    let (input, out) = (zeros::<u16>(16 * 64), zeros::<u32>(32));
+    // A pitch of 128 bytes puts the eight rows of a tile into the same banks; 144 does not.
+    for (pitch, conflicts) in [(128, 4 * 7), (144, 0)] {
+        let args = [Arg::pointer(&out, 0), Arg::pointer(&input, 0), pitch.into()];
+        let counts = count(library, &launch("tile", 1, 32, &args));
+        assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (2048, 2048));
+        assert_eq!((counts.requests, counts.sectors), (4 + 1, 64 + 4));
+        assert_eq!((counts.shared_requests, counts.bank_conflicts), (4 + 1, conflicts), "pitch {pitch}");
+        assert_eq!(counts.barriers, 1);
+    }
+    let (a, b, c) = (zeros::<u16>(16 * 64), zeros::<u16>(5 * 64), zeros::<f32>(16 * 8));
+    let args = [Arg::pointer(&c, 0), Arg::pointer(&a, 0), Arg::pointer(&b, 0), 64.into(), 5.into()];
+    let counts = count(library, &launch("product_f16", 1, 32, &args));
+    assert_eq!((counts.products, counts.warpgroup_products, counts.multiply_adds), (4, 0, 4 * 16 * 8 * 16));
+    assert_eq!((counts.read_bytes, counts.written_bytes), (16 * 128 + 5 * 128, 16 * 8 * 4));
+    // Rows of 48 bytes: loads of tiles have no conflicts, and the copies one for each eight lanes, which write four rows.
+    assert_eq!(counts.bank_conflicts, 4 * (4 + 2));
+}
+
+#[test]
+fn boxes_count_their_rows_and_products_of_a_warpgroup_once() {
+    let Some(library) = library() else { return };
+    let (rows, boxes) = (zeros::<u16>(64 * 64), zeros::<f32>(2 * 64 * 64));
+    let tensor: Tensor<'_> = matrix(&rows, 64, 64);
+    let args = [Arg::pointer(&boxes, 0), Arg::tensor(&tensor), Arg::tensor(&tensor), Arg::pointer(&rows, 0)];
+    let counts = count(library, &Launch { shared_bytes: 16 << 10 | 8, ..launch("boxes_f16_64_k", 1, 128, &args) });
+    // Both factors are boxes of one tensor; the sums are read too.
+    assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (2 * 64 * 128 + 64 * 64 * 4, 64 * 128 + 64 * 64 * 4));
+    assert!(counts.warpgroup_products > 0 && counts.products == 0);
+    assert_eq!(counts.multiply_adds, counts.warpgroup_products * 64 * 64 * 16);
+}
+
+#[test]
+fn a_library_that_does_not_count_says_so() {
+    let Some(library) = super::library() else { return };
+    let count_of = zeros::<u32>(1);
+    let args = [Arg::pointer(&count_of, 0)];
+    // SAFETY: the kernel writes one word.
+    let error = unsafe { library.count(&launch("count_threads", 1, 32, &args), 0) }.unwrap_err();
+    assert_eq!(error.to_string(), "kernel count_threads: this library does not count: build it with counts");
+}
