@@ -33,12 +33,23 @@ QUIRE_EXPORT(gather_shared_twos);
 extern "C" __global__ void gather_shared_fours(float4* out, const int* from) { gather_shared(out, from); }
 QUIRE_EXPORT(gather_shared_fours);
 
-// Adds a row of 32 words, which every block reads, to out[block][32]. Blocks from `busy` on do nothing.
-extern "C" __global__ void some_blocks(float* out, const float* row, int busy) {
-    if (static_cast<int>(blockIdx.x) >= busy) return;
+// Adds a row of 32 words, which every block reads, to out[block][32]. Blocks from `*busy` on only read that number.
+extern "C" __global__ void some_blocks(float* out, const float* row, const int* busy) {
+    if (static_cast<int>(blockIdx.x) >= *busy) return;
     out[blockIdx.x * 32 + threadIdx.x] += row[threadIdx.x];
 }
 QUIRE_EXPORT(some_blocks);
+
+// Even lanes read a word in the first turn, odd lanes in the second; all meet after each turn.
+extern "C" __global__ void turns(float* out, const float* in) {
+    float sum = 0;
+    for (unsigned turn = 0; turn < 2; turn++) {
+        if (threadIdx.x % 2 == turn) sum += in[threadIdx.x];
+        __syncwarp();
+    }
+    out[threadIdx.x] = sum;
+}
+QUIRE_EXPORT(turns);
 
 // Lane i reads i + 1 words in a loop, each from the row of its turn: 32 rows of 32 words.
 extern "C" __global__ void triangle(float* out, const float* in) {

@@ -125,12 +125,12 @@ fn a_stride_of_a_sector_takes_a_sector_for_each_lane_and_a_stride_of_all_banks_a
 #[test]
 fn blocks_that_write_nothing_do_no_work_and_bytes_are_distinct_across_blocks() {
     let Some(library) = library() else { return };
-    let (out, row) = (zeros::<f32>(5 * 32), zeros::<f32>(32));
-    let args = [Arg::pointer(&out, 0), Arg::pointer(&row, 0), 3.into()];
+    let (out, row, busy) = (zeros::<f32>(5 * 32), zeros::<f32>(32), buffer(&[3i32]));
+    let args = [&out, &row, &busy].map(|buffer| Arg::pointer(buffer, 0));
     let counts = count(library, &launch("some_blocks", 5, 32, &args));
     assert_eq!((counts.blocks, counts.busy_blocks), (5, 3));
-    assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (3 * 2 * 128, 3 * 128 + 128));
-    assert_eq!((counts.requests, counts.sectors), (3 * 3, 3 * 3 * 4));
+    assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (3 * 2 * 128 + 5 * 128, 3 * 128 + 128 + 4));
+    assert_eq!((counts.requests, counts.sectors), (3 * 3 + 5, 3 * 3 * 4 + 5));
 }
 
 #[test]
@@ -144,6 +144,15 @@ fn lanes_that_leave_a_loop_early_take_no_part_in_its_later_requests() {
     assert_eq!(counts.requests, 32 + 1);
     assert_eq!(counts.sectors, rows.iter().map(|row| sectors(row, 4)).sum::<u64>() + 4);
     assert_eq!(counts.read_bytes, (1..=32).sum::<u64>() * 4);
+}
+
+#[test]
+fn accesses_before_and_after_a_meeting_are_two_requests() {
+    let Some(library) = library() else { return };
+    let (input, out) = (zeros::<f32>(32), zeros::<f32>(32));
+    let args = [&out, &input].map(|buffer| Arg::pointer(buffer, 0));
+    let counts = count(library, &launch("turns", 1, 32, &args));
+    assert_eq!((counts.requests, counts.sectors, counts.read_bytes, counts.barriers), (3, 3 * 4, 128, 2));
 }
 
 #[test]
@@ -186,8 +195,10 @@ fn boxes_count_their_rows_and_products_of_a_warpgroup_once() {
     let counts = count(library, &Launch { shared_bytes: 16 << 10 | 8, ..launch("boxes_f16_64_k", 1, 128, &args) });
     // Both factors are boxes of one tensor; the sums are read too.
     assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (2 * 64 * 128 + 64 * 64 * 4, 64 * 128 + 64 * 64 * 4));
-    assert!(counts.warpgroup_products > 0 && counts.products == 0);
-    assert_eq!(counts.multiply_adds, counts.warpgroup_products * 64 * 64 * 16);
+    // Rows of two boxes, a load of each sum, and its two stores by four warps.
+    assert_eq!(counts.requests, 2 * 64 + 4 * 32 + 4 * 64);
+    assert_eq!((counts.products, counts.warpgroup_products), (0, 8));
+    assert_eq!(counts.multiply_adds, 8 * 64 * 64 * 16);
 }
 
 #[test]
