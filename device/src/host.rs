@@ -101,7 +101,7 @@ impl Host {
         let _order = lock(&self.order);
         // SAFETY: the memory of `cuda-sim` has no views, and the lock excludes copies and other work. The caller of
         // `Device::launch` promises that the kernel stays within its arguments.
-        unsafe { work.run(kernels.seed()) }
+        unsafe { work.run(kernels.seed(), kernels.tally()) }
     }
 
     /// # Safety
@@ -336,6 +336,6 @@ impl Device for Host {
         };
         let _order = lock(&self.order);
         // SAFETY: as in `submit`; the graph keeps its memory.
-        list.iter().try_for_each(|work| unsafe { work.run(kernels.seed()) })
+        list.iter().try_for_each(|work| unsafe { work.run(kernels.seed(), kernels.tally()) })
     }
 }

@@ -387,6 +387,8 @@ pub struct Options {
     pub profile: Option<Arc<Profile>>,
     /// `cuda-sim`: seed of the order in which the threads and blocks of a launch run; 0 is the natural order.
     pub seed: u64,
+    /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count.
+    pub counts: Option<Arc<sim::Tally>>,
 }
 
 /// Opens a backend by name with `threads` host threads (`None`: one per core). Kernels are searched in `QUIRE_KERNELS_DIR` if

@@ -1,38 +1,81 @@
-//! What a launch does, counted.
+//! What launches do, counted.
 
-/// What a launch did: `quire_sim_counts` of the C interface.
-///
-/// A request is one load, store or atomic operation of the lanes of a warp that execute it together. The copy engine makes one for
-/// each row of a box. Parameters, constants and local memory are not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Counts {
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+use std::sync::Mutex;
+
+use crate::lock::lock;
+
+/// Makes the structure and its addition from one list of fields.
+macro_rules! counts {
+    ($($(#[$what:meta])* $field:ident,)*) => {
+        /// What a launch did, or several: `quire_sim_counts` of the C interface.
+        ///
+        /// A request is one load, store or atomic operation of the lanes of a warp that execute it together. The copy engine makes one for
+        /// each row of a box. Parameters, constants and local memory are not counted.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct Counts {
+            $($(#[$what])* pub $field: u64,)*
+        }
+
+        impl AddAssign for Counts {
+            fn add_assign(&mut self, other: Counts) {
+                $(self.$field += other.$field;)*
+            }
+        }
+    };
+}
+
+counts! {
     /// Blocks of the grid.
-    pub blocks: u64,
+    blocks,
     /// Blocks that wrote to global memory.
-    pub busy_blocks: u64,
+    busy_blocks,
     /// Bytes that all lanes read from global memory.
-    pub read_bytes: u64,
+    read_bytes,
     /// Bytes that all lanes wrote to global memory.
-    pub written_bytes: u64,
+    written_bytes,
     /// Bytes of global memory that were read, each counted once.
-    pub distinct_read_bytes: u64,
+    distinct_read_bytes,
     /// Bytes of global memory that were written, each counted once.
-    pub distinct_written_bytes: u64,
+    distinct_written_bytes,
     /// Requests to global memory.
-    pub requests: u64,
+    requests,
     /// Sectors of 32 bytes that the requests touch.
-    pub sectors: u64,
+    sectors,
     /// Requests to shared memory.
-    pub shared_requests: u64,
+    shared_requests,
     /// Passes over the 32 banks of shared memory beyond those that the width of the requests needs.
-    pub bank_conflicts: u64,
+    bank_conflicts,
     /// Barriers that opened: of blocks, named ones, and of warps.
-    pub barriers: u64,
+    barriers,
     /// Products of a warp (mma).
-    pub products: u64,
+    products,
     /// Products of a warpgroup (wgmma).
-    pub warpgroup_products: u64,
+    warpgroup_products,
     /// Multiplications with an addition in all products.
-    pub multiply_adds: u64,
+    multiply_adds,
+}
+
+/// The launches of a device, counted by kernel; see [`Options::counts`](crate::Options::counts).
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<BTreeMap<String, (u64, Counts)>>);
+
+impl Tally {
+    pub(super) fn add(&self, kernel: &str, counts: Counts) {
+        let mut kernels = lock(&self.0);
+        // A launch in the steady state finds its kernel, and allocates nothing.
+        if let Some((launches, sum)) = kernels.get_mut(kernel) {
+            *launches += 1;
+            *sum += counts;
+        } else {
+            kernels.insert(kernel.to_owned(), (1, counts));
+        }
+    }
+
+    /// Returns the number of launches and the sum of their counts for each kernel, and starts again from nothing.
+    pub fn take(&self) -> BTreeMap<String, (u64, Counts)> {
+        std::mem::take(&mut *lock(&self.0))
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Library;
+use super::{Library, Tally};
 use crate::files::KernelFiles;
 use crate::{DeviceError, Options};
 
@@ -17,6 +17,7 @@ pub(crate) struct Libraries {
     files: KernelFiles,
     folder: PathBuf,
     seed: u64,
+    tally: Option<Arc<Tally>>,
     open: Mutex<BTreeMap<String, Arc<Library>>>,
 }
 
@@ -25,7 +26,7 @@ impl Libraries {
     pub fn find(options: &Options) -> Result<Libraries, DeviceError> {
         let files = KernelFiles::new("cuda-sim", COMMAND, options.kernels.as_deref());
         let folder = files.folder_with(BEGINNING, END)?.to_owned();
-        Ok(Libraries { files, folder, seed: options.seed, open: Mutex::default() })
+        Ok(Libraries { files, folder, seed: options.seed, tally: options.counts.clone(), open: Mutex::default() })
     }
 
     /// Folder of the libraries.
@@ -36,6 +37,11 @@ impl Libraries {
     /// Seed of the order in which threads run.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// What gets the counts of launches.
+    pub fn tally(&self) -> Option<&Tally> {
+        self.tally.as_deref()
     }
 
     /// Returns the library of a module if it is open.

@@ -28,7 +28,7 @@ mod libraries;
 mod replay;
 mod work;
 
-pub use counts::Counts;
+pub use counts::{Counts, Tally};
 pub use error::{Fault, FaultKind, SimError};
 pub(crate) use libraries::Libraries;
 pub(crate) use work::{Part, Work};
@@ -127,7 +127,7 @@ impl Library {
     pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
         let call = self.prepare(launch)?;
         // SAFETY: the caller's promise.
-        unsafe { self.run(&call, seed) }
+        unsafe { self.run(&call, seed, None) }
     }
 
     /// As [`Library::launch`], and counts what the launch does. The library must have been built to count (`cargo xtask
@@ -142,7 +142,7 @@ impl Library {
         let call = self.prepare(launch)?;
         let mut counts = Counts::default();
         // SAFETY: the caller's promise.
-        unsafe { self.api.launch(&call, seed, Some(&mut counts)) }.map_err(|fault| SimError::Fault(Box::new(fault)))?;
+        unsafe { self.run(&call, seed, Some(&mut counts)) }?;
         Ok(counts)
     }
 
@@ -156,12 +156,12 @@ impl Library {
         Ok(Call { name, grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, arguments })
     }
 
-    /// Runs a call that [`Library::prepare`] of this library has returned.
+    /// Runs a call that [`Library::prepare`] of this library has returned, and counts what it does if asked to.
     ///
     /// # Safety
     /// As for [`Library::launch`]; also, the buffers still exist.
-    pub(crate) unsafe fn run(&self, call: &Call, seed: u64) -> Result<(), SimError> {
+    pub(crate) unsafe fn run(&self, call: &Call, seed: u64, counts: Option<&mut Counts>) -> Result<(), SimError> {
         // SAFETY: the arguments have the sizes of the parameters; the rest is the caller's promise.
-        unsafe { self.api.launch(call, seed, None) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+        unsafe { self.api.launch(call, seed, counts) }.map_err(|fault| SimError::Fault(Box::new(fault)))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Call, Library};
+use super::{Call, Counts, Library, Tally};
 use crate::DeviceError;
 use crate::Dtype;
 use crate::buffer::SimMemory;
@@ -62,18 +62,22 @@ impl Part {
 }
 
 impl Work {
-    /// Runs the item. `seed` selects the order of a kernel's threads.
+    /// Runs the item. `seed` selects the order of a kernel's threads; `tally` gets the counts of a kernel.
     ///
     /// # Errors
     /// A fault of the kernel, or a write outside a buffer.
     ///
     /// # Safety
     /// Nothing else accesses memory of this device during the call, and kernels access only what their arguments describe.
-    pub unsafe fn run(&self, seed: u64) -> Result<(), DeviceError> {
+    pub unsafe fn run(&self, seed: u64, tally: Option<&Tally>) -> Result<(), DeviceError> {
         match self {
             Work::Launch { library, call, memory } => {
+                let mut counts = tally.map(|_| Counts::default());
                 // SAFETY: the item keeps the memory allocated; the rest is the caller's promise.
-                unsafe { library.run(call, seed) }?;
+                unsafe { library.run(call, seed, counts.as_mut()) }?;
+                if let (Some(tally), Some(counts)) = (tally, counts) {
+                    tally.add(call.kernel(), counts);
+                }
                 match memory.iter().find(|(_, memory)| !memory.memory.guards_hold()) {
                     Some(&(index, _)) => Err(DeviceError::Trespass { kernel: call.kernel().to_owned(), index }),
                     None => Ok(()),

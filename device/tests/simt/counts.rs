@@ -1,10 +1,10 @@
 //! What the simulator counts, for kernels whose counts are known.
 
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use device::sim::{Counts, Library};
-use device::{Arg, Buffer, Launch, Tensor};
+use device::sim::{Counts, Library, Tally};
+use device::{Arg, Buffer, Launch, Options, Tensor};
 use proptest::prelude::*;
 use testkit::capability::Capability;
 use testkit::kernels::host::{self, Instrument};
@@ -199,6 +199,28 @@ fn boxes_count_their_rows_and_products_of_a_warpgroup_once() {
     assert_eq!(counts.requests, 2 * 64 + 4 * 32 + 4 * 64);
     assert_eq!((counts.products, counts.warpgroup_products), (0, 8));
     assert_eq!(counts.multiply_adds, 8 * 64 * 64 * 16);
+}
+
+#[test]
+fn a_device_adds_the_counts_of_its_launches_and_of_each_replay_of_a_graph() {
+    let Some(library) = library() else { return };
+    let tally = Arc::<Tally>::default();
+    let folder = library.path().parent().unwrap().to_owned();
+    let options = Options { kernels: Some(folder), counts: Some(Arc::clone(&tally)), ..Options::default() };
+    let device = device::open_with("cuda-sim", &options).unwrap();
+    device.load("simt_tests").unwrap();
+    let out = device.alloc(4).unwrap();
+    let args = [Arg::pointer(&out, 0)];
+    let launch = launch("count_threads", 2, 64, &args);
+    let enqueue = || device.launch(&launch).unwrap();
+    enqueue();
+    let graph = device.capture(&mut || enqueue()).unwrap();
+    device.replay(&graph).unwrap();
+    device.replay(&graph).unwrap();
+    let taken = tally.take();
+    let (launches, counts) = taken["count_threads"];
+    assert_eq!((taken.len(), launches, counts.blocks, counts.requests), (1, 3, 6, 12));
+    assert!(tally.take().is_empty());
 }
 
 #[test]
