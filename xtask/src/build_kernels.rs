@@ -11,6 +11,8 @@ pub struct Options {
     pub check: bool,
     /// Build the host libraries instead.
     pub sim: bool,
+    /// With `sim`: libraries that count.
+    pub counts: bool,
     /// Install the pinned compiler under `target/` if none is found.
     pub fetch: bool,
     /// Compilers that run at once.
@@ -25,8 +27,12 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
     let manifests = manifests(root)?;
     if options.sim {
         let compiler = host::compiler()?;
+        if options.counts && compiler.is_clang() {
+            return Err("--counts: found clang++, expected g++: clang++ splits loads of vectors; set CXX".to_owned());
+        }
+        let instrument = if options.counts { host::Instrument::Counts } else { host::Instrument::None };
         for manifest in &manifests {
-            let library = host::library(root, manifest, &compiler, host::Instrument::None, options.jobs)?;
+            let library = host::library(root, manifest, &compiler, instrument, options.jobs)?;
             println!("xtask: {}", library.display());
         }
         return Ok(());

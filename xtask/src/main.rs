@@ -52,6 +52,9 @@ enum Task {
         /// Build the host libraries, which run the kernels without a GPU, with the C++ compiler of this machine
         #[arg(long)]
         sim: bool,
+        /// With --sim: build libraries that count loads and stores, in the folder counts/. Needs g++.
+        #[arg(long, requires = "sim")]
+        counts: bool,
         #[command(flatten)]
         build: BuildArgs,
     },
@@ -147,9 +150,9 @@ fn run(task: Task) -> Result<(), String> {
         Task::Flakes { quiet, busy, loops } => flakes::run(&root, flakes::Options { quiet, busy, loops }),
         Task::Soak => ci::soak(&root),
         Task::Tidy => tidy::run(&root),
-        Task::BuildKernels { check, sim, build: BuildArgs { fetch, jobs } } => {
+        Task::BuildKernels { check, sim, counts, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
-            build_kernels::run(&root, build_kernels::Options { check, sim, fetch, jobs })
+            build_kernels::run(&root, build_kernels::Options { check, sim, counts, fetch, jobs })
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),

@@ -55,7 +55,7 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
 
 #ifndef SIMT_COUNT
     if (grid.counts) {
-        return report_fault(Fault::bad_launch, kernel, nullptr, {}, "this library does not count: build it with counts");
+        return report_fault(Fault::bad_launch, kernel, nullptr, {}, "this library does not count: run cargo xtask build-kernels --sim --counts");
     }
 #endif
 

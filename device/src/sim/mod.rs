@@ -130,8 +130,8 @@ impl Library {
         unsafe { self.run(&call, seed, None) }
     }
 
-    /// As [`Library::launch`], and counts what the launch does. The library must have been built to count (`cargo xtask
-    /// build-kernels --sim` does not).
+    /// As [`Library::launch`], and counts what the launch does. The library must have been built to count
+    /// (`cargo xtask build-kernels --sim --counts`).
     ///
     /// # Errors
     /// As for [`Library::launch`]; [`SimError::Fault`] also if the library does not count.

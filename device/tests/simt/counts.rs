@@ -230,5 +230,8 @@ fn a_library_that_does_not_count_says_so() {
     let args = [Arg::pointer(&count_of, 0)];
     // SAFETY: the kernel writes one word.
     let error = unsafe { library.count(&launch("count_threads", 1, 32, &args), 0) }.unwrap_err();
-    assert_eq!(error.to_string(), "kernel count_threads: this library does not count: build it with counts");
+    assert_eq!(
+        error.to_string(),
+        "kernel count_threads: this library does not count: run cargo xtask build-kernels --sim --counts"
+    );
 }
