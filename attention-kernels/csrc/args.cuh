@@ -1,4 +1,4 @@
-// Arguments of the attention kernels. AttentionShape has the same layout in nvcc, g++ and Rust (src/cuda/shapes.rs).
+// Arguments of the attention kernels. AttentionShape has the same layout in nvcc, g++ and Rust (src/cuda/parameters.rs).
 #pragma once
 
 #include <stdint.h>
@@ -7,6 +7,12 @@ namespace quire {
 
 // Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
 constexpr uint32_t PARTITION = 512;
+
+// In place of a partition: all partitions, one after the other.
+constexpr uint32_t ALL_PARTITIONS = 0xffffffff;
+
+// In place of the partials of a sequence: it has none, because one thread block computes a row and head.
+constexpr int32_t NO_PARTIALS = -0x7fffffff - 1;
 
 // Most elements of a head that paged_generic and paged_reduce can process.
 constexpr uint32_t WIDEST_HEAD = 576;
@@ -37,13 +43,15 @@ struct AttentionShape {
     uint32_t value_dim;  // elements of a value: head_dim, or fewer (paged_generic, paged_reduce) if `values` are `keys`
     uint32_t block_size;
     uint32_t max_blocks;
-    uint32_t max_partitions;  // 0: contexts are not split and the partial arrays are unused; never 0 for paged_gqa
+    uint32_t first_seq;       // of the launch, in the batch
+    uint32_t first_row;       // of first_seq, in the query and the output
+    uint32_t query_len;       // most query rows of a sequence of the launch
+    uint32_t partial_rows;    // query rows that each partial result has space for
     uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
-    uint32_t reserved;        // 0
 };
-static_assert(sizeof(AttentionShape) == 88, "no hidden padding");
+static_assert(sizeof(AttentionShape) == 96, "no hidden padding");
 
 struct AttentionArgs : AttentionShape {
     const void* query;             // row t, head h at `t * query_stride + h * head_dim`
@@ -51,12 +59,15 @@ struct AttentionArgs : AttentionShape {
     const void* values;            // as keys; in a latent cache the keys
     void* output;                  // [rows, num_heads, value_dim], type of the query
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
-    float* partial_sums;           // [rows of the launch, num_heads, max_partitions, value_dim], of a split context
+    float* partial_sums;           // [partials, partial_rows, num_heads, value_dim]
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
+    const uint2* work;             // null: a block for each row and head. Else [0].x items, then the items: a sequence of the
+                                   // batch, and a partition or ALL_PARTITIONS
+    const int32_t* first_partials; // [sequences of the batch]: index of the partial of partition 0 (may be negative, if that
+                                   // is not an item), or NO_PARTIALS
     const int32_t* block_tables;   // [num_seqs, max_blocks]
     const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
-    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): row s belongs to sequence s. The first row of a
-                                   // launch is query_starts[0]
+    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): one row for each sequence
     const float* k_scales;         // null: 1; else one, or one per KV head
     const float* v_scales;         // as k_scales
     const float* alibi_slopes;     // null, or [num_heads]
@@ -68,9 +79,10 @@ struct AttentionArgs : AttentionShape {
 // Parameters of every attention kernel. Pointers are separate parameters, so that a launch can tell them from numbers.
 #define QUIRE_ATTENTION_PARAMETERS                                                                                      \
     const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
-        float *partial_states, const int32_t *block_tables, const uint32_t *context_lens, const uint32_t *query_starts, \
-        const float *k_scales, const float *v_scales, const float *alibi_slopes, const float *sinks,                    \
-        const quire::AttentionShape shape
+        float *partial_states, const uint2 *work, const int32_t *first_partials, const int32_t *block_tables,           \
+        const uint32_t *context_lens, const uint32_t *query_starts, const float *k_scales, const float *v_scales,       \
+        const float *alibi_slopes, const float *sinks, const quire::AttentionShape shape
 #define QUIRE_ATTENTION_ARGS                                                                                   \
-    (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, block_tables, \
-                          context_lens, query_starts, k_scales, v_scales, alibi_slopes, sinks})
+    (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, work,         \
+                          first_partials, block_tables, context_lens, query_starts, k_scales, v_scales,        \
+                          alibi_slopes, sinks})

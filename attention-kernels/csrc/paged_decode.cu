@@ -1,7 +1,7 @@
 // cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: kernels paged_decode_<type>_h<head size>[_kv8].
 //
-// Grid (rows * num_heads, max(max_partitions, 1)), 128 threads. The blocks of one KV head are adjacent, so all but the
-// first of a group find its keys in the L2 cache.
+// Grid: rows * num_heads, or with a work list as many blocks as run at once; 128 threads. The blocks of one KV head are
+// adjacent, so all but the first of a group find its keys in the L2 cache.
 
 #include "instantiate.cuh"
 #include "paged_decode.cuh"

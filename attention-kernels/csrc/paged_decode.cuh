@@ -1,7 +1,7 @@
-// Attention of one query row and head by one thread block. cuda.paged_v1 and cuda.paged_v2 share this function.
+// Attention of one query row and head by one thread block. cuda.paged_v1 and cuda.paged_v2 share this code.
 //
-// v1 (max_partitions = 0) merges the partitions of the context one after the other. v2 launches a thread block for each
-// partition, which writes its result to the partial arrays; paged_reduce.cu merges them. Both use the code below for a
+// v1 (no work list) merges the partitions of the context one after the other. v2 has a work list: an item is one partition,
+// whose result goes to the partial arrays for paged_reduce.cu, or a whole context as in v1. Both use the same code for a
 // partition and the same merge in the same order, so they agree in every bit.
 //
 //   partition   0                             1
@@ -15,34 +15,39 @@ namespace quire {
 
 constexpr uint32_t DECODE_THREADS = 32 * WARPS;
 
+// Results of the warps of a block for one partition.
+template <class Rows>
+struct WarpResults {
+    float sums[WARPS][Rows::MAX_HEAD];
+    float max[WARPS];     // of a SoftmaxState
+    float weights[WARPS]; // its sum
+};
+
 // Merges the states of the warps into the state of the partition, the same in all threads.
-__device__ __forceinline__ SoftmaxState merge_warps(const SoftmaxState (&warps)[WARPS], float (&factors)[WARPS]) {
+template <class Rows>
+__device__ __forceinline__ SoftmaxState merge_warps(const WarpResults<Rows>& warps, float (&factors)[WARPS]) {
     SoftmaxState whole;
 #pragma unroll
-    for (uint32_t w = 0; w < WARPS; w++) whole.max = fmaxf(whole.max, warps[w].max);
+    for (uint32_t w = 0; w < WARPS; w++) whole.max = fmaxf(whole.max, warps.max[w]);
 #pragma unroll
     for (uint32_t w = 0; w < WARPS; w++) {
-        factors[w] = weight(warps[w].max, base_of(whole.max));
-        whole.sum = __fmaf_rn(warps[w].sum, factors[w], whole.sum);
+        factors[w] = weight(warps.max[w], base_of(whole.max));
+        whole.sum = __fmaf_rn(warps.weights[w], factors[w], whole.sum);
     }
     return whole;
 }
 
+// Computes one partition of a row and head, or all. All threads may reuse `shared` before and after.
 template <class Rows>
-__device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
+__device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Rows>& shared, const Row& row, uint32_t head,
+                                       uint32_t partition) {
     constexpr int PER_THREAD = (Rows::MAX_HEAD + DECODE_THREADS - 1) / DECODE_THREADS;
     using T = typename Rows::Element;
-    __shared__ float warp_sums[WARPS][Rows::MAX_HEAD];
-    __shared__ float warp_max[WARPS], warp_sum[WARPS];
-
-    const uint32_t head = blockIdx.x % args.num_heads;
     const uint32_t head_dim = Rows::head_dim(args), value_dim = Rows::value_dim(args), warp = threadIdx.x / 32;
-    const Row row(args, blockIdx.x / args.num_heads);
-    if (!row.exists) return;
+    const bool split = partition != ALL_PARTITIONS;
+    const uint32_t first = row.visible.first, end = row.visible.end;
+    if (!row.exists || (split && ((partition + 1) * PARTITION <= first || partition * PARTITION >= end))) return;
     const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
-    const bool split = args.max_partitions != 0;
-    uint32_t partition = split ? blockIdx.y : row.visible.first / PARTITION;
-    if (split && ((partition + 1) * PARTITION <= row.visible.first || partition * PARTITION >= row.visible.end)) return;
 
     const Task task(args, row, head);
     Rows rows;
@@ -53,23 +58,17 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) sums[i] = 0.0f;
 
-    for (; partition * PARTITION < row.visible.end; partition++) {
-        const SoftmaxState mine = attend(rows, task, partition * PARTITION);
-        rows.store_sums(args, warp_sums[warp]);
+    for (uint32_t p = split ? partition : first / PARTITION; p * PARTITION < end; p++) {
+        const SoftmaxState mine = attend(rows, task, p * PARTITION);
+        rows.store_sums(args, shared.sums[warp]);
         if (threadIdx.x % 32 == 0) {
-            warp_max[warp] = mine.max;
-            warp_sum[warp] = mine.sum;
+            shared.max[warp] = mine.max;
+            shared.weights[warp] = mine.sum;
         }
         __syncthreads();
-        SoftmaxState states[WARPS];
         float of_warp[WARPS];
-#pragma unroll
-        for (uint32_t w = 0; w < WARPS; w++) {
-            states[w].max = warp_max[w];
-            states[w].sum = warp_sum[w];
-        }
-        const SoftmaxState part = merge_warps(states, of_warp);
-        const int64_t partial = static_cast<int64_t>(blockIdx.x) * args.max_partitions + partition;
+        const SoftmaxState part = merge_warps(shared, of_warp);
+        const int64_t partial = split ? partial_of(args, row.seq, p, row.of_seq, head) : 0;
         const Factors factors = merge(folded, part);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
@@ -77,10 +76,11 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
             if (d >= value_dim) break;
             float sum = 0.0f;
 #pragma unroll
-            for (uint32_t w = 0; w < WARPS; w++) sum = __fmaf_rn(warp_sums[w][d], of_warp[w], sum);
+            for (uint32_t w = 0; w < WARPS; w++) sum = __fmaf_rn(shared.sums[w][d], of_warp[w], sum);
             if (split) args.partial_sums[partial * value_dim + d] = sum;
             else sums[i] = factors.merge(sums[i], sum);
         }
+        __syncthreads();
         if (split) {
             if (threadIdx.x == 0) {
                 args.partial_states[2 * partial] = part.max;
@@ -88,7 +88,6 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
             }
             return;
         }
-        __syncthreads();
     }
 
     const Finished finished = finish(args, folded, head);
@@ -100,6 +99,26 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = finished.lse;
+}
+
+template <class Rows>
+__device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
+    __shared__ WarpResults<Rows> shared;
+    const uint32_t parts = args.query_len * args.num_heads;
+    const uint32_t units = args.work ? Unit::count(args, parts) : gridDim.x;
+    for (uint32_t i = blockIdx.x; i < units; i += gridDim.x) {
+        uint32_t partition = ALL_PARTITIONS;
+        Row row;
+        if (args.work) {
+            const Unit unit(args, i, parts);
+            if (unit.seq >= args.num_seqs) continue;
+            row = Row(args, unit.seq, unit.part / args.num_heads);
+            partition = unit.partition;
+        } else {
+            row = Row::nth(args, i / args.num_heads);
+        }
+        decode(args, shared, row, i % args.num_heads, partition);
+    }
 }
 
 }  // namespace quire

@@ -21,6 +21,7 @@ __device__ __forceinline__ uint32_t last_at_most(uint32_t n, uint32_t x, Key key
 struct Visible {
     uint32_t first, end;
 
+    __device__ __forceinline__ Visible(uint32_t first, uint32_t end) : first(first), end(end) {}
     // `after` is the number of query rows of the sequence that follow this one.
     __device__ __forceinline__ Visible(const AttentionArgs& args, uint32_t context, uint32_t after) {
         end = context > after ? context - after : 0;
@@ -28,26 +29,66 @@ struct Visible {
     }
 };
 
-// The n-th query row of the launch: its sequence and what it sees. `exists` is false for rows of no sequence.
-struct Row {
-    uint32_t index;  // in the query and the output
-    uint32_t seq;
-    Visible visible;
-    bool exists = true;
+// The query rows of a sequence of the launch.
+struct Queries {
+    uint32_t start, count;  // start: in the query and the output
 
-    __device__ __forceinline__ Row(const AttentionArgs& args, uint32_t n) : index(n), seq(n), visible(args, 0, 0) {
-        const uint32_t* starts = args.query_starts;
-        uint32_t after = 0;
-        if (starts) {
-            const uint32_t row = index = starts[0] + n;
-            seq = last_at_most(args.num_seqs, row, [=](uint32_t s) { return starts[s]; });
-            exists = row < starts[seq + 1];
-            if (!exists) return;
-            after = starts[seq + 1] - 1 - row;
-        }
-        visible = Visible(args, args.context_lens[seq], after);
+    __device__ __forceinline__ Queries(const AttentionArgs& args, uint32_t seq) : start(args.first_row + seq), count(1) {
+        if (!args.query_starts) return;
+        start = args.query_starts[seq];
+        count = args.query_starts[seq + 1] - start;
     }
 };
+
+// A query row. `exists` is false if its sequence has fewer.
+struct Row {
+    uint32_t seq;
+    uint32_t of_seq;  // which row of the sequence
+    uint32_t index;   // in the query and the output
+    bool exists;
+    Visible visible;
+
+    __device__ __forceinline__ Row() : visible(0, 0) {}
+    __device__ __forceinline__ Row(const AttentionArgs& args, uint32_t seq, uint32_t of_seq)
+        : seq(seq), of_seq(of_seq), visible(0, 0) {
+        const Queries queries(args, seq);
+        index = queries.start + of_seq;
+        exists = of_seq < queries.count;
+        if (exists) visible = Visible(args, args.context_lens[seq], queries.count - 1 - of_seq);
+    }
+
+    // Returns the n-th row of the launch.
+    static __device__ __forceinline__ Row nth(const AttentionArgs& args, uint32_t n) {
+        const uint32_t* starts = args.query_starts;
+        if (!starts) return Row(args, n, 0);
+        const uint32_t index = args.first_row + n;
+        const uint32_t seq = last_at_most(args.num_seqs, index, [=](uint32_t s) { return starts[s]; });
+        return Row(args, seq, index - starts[seq]);
+    }
+};
+
+// What a thread block computes at a time: `part` of `parts` of an item of the work list. A launch has as many blocks as the
+// device runs at once, and each takes every gridDim.x-th unit, so one grid serves any lengths.
+struct Unit {
+    uint32_t seq, partition, part;
+
+    __device__ __forceinline__ Unit(const AttentionArgs& args, uint32_t unit, uint32_t parts) {
+        const uint2 item = args.work[1 + unit / parts];
+        seq = item.x - args.first_seq;
+        partition = item.y;
+        part = unit % parts;
+    }
+    static __device__ __forceinline__ uint32_t count(const AttentionArgs& args, uint32_t parts) {
+        return args.work[0].x * parts;
+    }
+};
+
+// Returns the index of the first number of a row and head in `partial_states`, in pairs.
+__device__ __forceinline__ int64_t partial_of(const AttentionArgs& args, uint32_t seq, uint32_t partition, uint32_t of_seq,
+                                              uint32_t head) {
+    const int64_t partial = args.first_partials[args.first_seq + seq] + static_cast<int64_t>(partition);
+    return (partial * args.partial_rows + of_seq) * args.num_heads + head;
+}
 
 // Returns the offset of a token, in elements from the start of a KV head, in the sequence whose block table is `table`.
 // Reads the table, so the token must be visible.

@@ -130,20 +130,45 @@ struct TileTask {
           scoring(args, kv_head) {}
 };
 
-// Loads the query rows of a warp as fragments of mma's a; zeros for absent rows.
+// Loads the query rows of a warp as fragments of mma's a; zeros for absent rows. Warps that share rows load a part each, by way
+// of shared memory; all threads must pass a barrier before it is used again.
 template <class Shape>
-__device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], const AttentionArgs& args,
-                                           const RowPair& rows) {
+__device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], typename Shape::Shared& shared,
+                                           const AttentionArgs& args, const RowPair& rows) {
     using T = typename Shape::T;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const bool absent = rows.index[r] == RowPair::NONE;
-        const int64_t row = rows.index[r] / args.num_heads, head = rows.index[r] % args.num_heads;
-        const T* from = static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D + threadIdx.x % 4 * 2;
+    const auto place = [&](uint32_t index) {
+        const int64_t row = index / args.num_heads, head = index % args.num_heads;
+        return static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D;
+    };
+    if constexpr (Shape::WN > 1) {
+        constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::D / 8;
+        const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
+        const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
+        for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
+            const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
+            const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
+            const uint32_t lower = __shfl_sync(0xffffffff, rows.index[1], row % 8 * 4);
+            const uint32_t index = row < 8 ? upper : lower;
+            if (v >= ROWS * VECTORS) continue;
+            uint4 vector = make_uint4(0, 0, 0, 0);
+            if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(place(index) + column);
+            *reinterpret_cast<uint4*>(&shared.values[warp_row + row][column]) = vector;
+        }
+        __syncthreads();
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
-            query[k][r] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16);
-            query[k][r + 2] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16 + 8);
+            ldmatrix(query[k], &shared.values[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool absent = rows.index[r] == RowPair::NONE;
+            const T* from = place(absent ? 0 : rows.index[r]) + threadIdx.x % 4 * 2;
+#pragma unroll
+            for (int k = 0; k < Shape::D / 16; k++) {
+                query[k][r] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16);
+                query[k][r + 2] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16 + 8);
+            }
         }
     }
 }

@@ -51,11 +51,12 @@ mod swap;
 mod tables;
 pub mod trial;
 mod variant;
+mod work;
 mod workspace;
 
 pub use args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows, Values};
 pub use batch::AttentionBatch;
-pub use cuda::{PagedRule, convert_fp8};
+pub use cuda::convert_fp8;
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};

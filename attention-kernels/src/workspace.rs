@@ -13,6 +13,7 @@ use device::{Buffer, Device, DeviceError, Mirror};
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::shape::{KvShape, PARTITION};
+use crate::work::{NO_PARTIALS, WorkList};
 
 /// Size of the largest step that a [`Workspace`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,35 +32,34 @@ pub struct WorkspaceLimits {
     pub num_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Number of query rows whose contexts may be split over thread blocks; each costs `num_heads * (head_dim + 2) * 4`
-    /// bytes per partition of [`PARTITION`] tokens. 0: contexts are never split.
-    pub split_rows: usize,
+    /// Number of partial results of contexts that are split over thread blocks, one for each partition of [`PARTITION`] tokens
+    /// and query row; each costs `num_heads * (head_dim + 2) * 4` bytes. Contexts that find no space are not split, which
+    /// changes no bit. 0: contexts are never split.
+    pub max_partials: usize,
     /// Number of block copies of a step.
     pub max_copies: usize,
 }
 
 impl WorkspaceLimits {
-    /// Returns the number of partitions of the longest context, at least 1.
-    pub fn max_partitions(&self) -> usize {
-        (self.max_blocks * self.block_size).div_ceil(PARTITION).max(1)
-    }
-
     /// Returns the bytes of device memory that a workspace allocates.
     pub fn bytes(&self) -> usize {
         self.sizes().into_iter().sum()
     }
 
     /// Returns the bytes of each buffer, in the order of the fields of [`Workspace`].
-    fn sizes(&self) -> [usize; 7] {
-        let partials = self.split_rows * self.num_heads * self.max_partitions();
+    fn sizes(&self) -> [usize; 9] {
+        let longest = (self.max_blocks * self.block_size).div_ceil(PARTITION);
+        let partials = self.max_partials.min(self.max_rows * longest);
         [
+            WorkList::bytes(self.max_seqs, partials),
+            self.max_seqs * size_of::<i32>(),
             self.max_seqs * self.max_blocks * size_of::<i32>(),
             self.max_seqs * size_of::<u32>(),
             (self.max_seqs + 1) * size_of::<u32>(),
             self.max_rows * size_of::<i64>(),
             self.max_copies * 2 * size_of::<u32>(),
-            partials * self.head_dim * size_of::<f32>(),
-            partials * 2 * size_of::<f32>(),
+            partials * self.num_heads * self.head_dim * size_of::<f32>(),
+            partials * self.num_heads * 2 * size_of::<f32>(),
         ]
     }
 }
@@ -67,6 +67,10 @@ impl WorkspaceLimits {
 /// Arrays of a step and space for partial results, on the device.
 pub struct Workspace {
     limits: WorkspaceLimits,
+    /// Number of items, padded to 8 bytes, then `[items, 2]` u32 ([`WorkList`]).
+    pub(crate) work: Mirror,
+    /// `[num_seqs]` i32.
+    pub(crate) first_partials: Mirror,
     /// `[num_seqs, limits.max_blocks]` i32, padded with −1.
     pub(crate) block_tables: Mirror,
     /// `[num_seqs]` u32.
@@ -77,9 +81,9 @@ pub struct Workspace {
     slot_mapping: Mirror,
     /// `[copies, 2]` u32.
     pub(crate) pairs: Mirror,
-    /// `[split_rows, num_heads, max_partitions, head_dim]` f32.
+    /// `[max_partials, num_heads, head_dim]` f32, or a layer's own shape of at most that size.
     pub(crate) partial_sums: Buffer,
-    /// `[split_rows, num_heads, max_partitions, 2]` f32.
+    /// `[max_partials, num_heads, 2]` f32.
     pub(crate) partial_states: Buffer,
     /// Contents of the buffers.
     loaded: Loaded,
@@ -89,11 +93,10 @@ pub struct Workspace {
 struct Loaded {
     context_lens: Vec<u32>,
     query_starts: Vec<u32>,
-    /// Length of the longest table.
-    max_blocks: usize,
+    work: WorkList,
     /// Number of block-table entries that were compared.
     compared: usize,
-    /// Launches cover the longest context that the workspace can hold.
+    /// Grids do not depend on lengths.
     fixed: bool,
     window: Option<usize>,
     slot_mapping: Vec<i64>,
@@ -108,9 +111,11 @@ impl Workspace {
     /// # Errors
     /// The device has not enough memory.
     pub fn new(device: &dyn Device, limits: WorkspaceLimits) -> Result<Workspace, DeviceError> {
-        let [tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
+        let [work, first_partials, tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
         Ok(Workspace {
             limits,
+            work: Mirror::new(device, work)?,
+            first_partials: Mirror::new(device, first_partials)?,
             block_tables: Mirror::new(device, tables)?,
             context_lens: Mirror::new(device, lens)?,
             query_starts: Mirror::new(device, starts)?,
@@ -155,18 +160,21 @@ impl Workspace {
         self.context_lens.set(device, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
         self.query_starts.set(device, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
         self.slot_mapping.set(device, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
+        let work = &mut self.loaded.work;
+        work.plan(batch, window, self.partial_states.len_bytes() / (2 * size_of::<f32>() * limits.num_heads.max(1)));
+        self.work.set(device, work.words())?;
+        self.first_partials.set(device, work.first_partials.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
-        self.loaded.max_blocks = longest;
         self.loaded.fixed = false;
         self.loaded.window = window;
         Ok(())
     }
 
     /// Loads a step as [`Workspace::load`] does, for launches that are captured into a [`device::Graph`] or for its replay:
-    /// grids cover the longest context that the workspace can hold, whatever the current lengths. A replay must have as
-    /// many rows and sequences as the capture; padding has a context of 0, one row, and the slot −1.
+    /// grids do not depend on the current lengths. A replay must have as many rows and sequences as the capture; padding has a
+    /// context of 0, one row, and the slot −1.
     ///
     /// # Errors
     /// As for [`Workspace::load`].
@@ -197,9 +205,19 @@ impl Workspace {
         Ok(())
     }
 
-    /// Returns the number of blocks of the longest context that launches cover.
-    pub(crate) fn launch_blocks(&self) -> usize {
-        if self.loaded.fixed { self.limits.max_blocks } else { self.loaded.max_blocks }
+    /// Returns the query rows that each partial result has space for.
+    pub(crate) fn partial_rows(&self) -> usize {
+        self.loaded.work.partial_rows
+    }
+
+    /// Whether a launch may have partial results.
+    pub(crate) fn may_split(&self) -> bool {
+        self.loaded.fixed || self.loaded.work.first_partials.iter().any(|first| *first != NO_PARTIALS)
+    }
+
+    /// Returns the number of items of work; `None` if a launch must serve any number.
+    pub(crate) fn items(&self) -> Option<usize> {
+        (!self.loaded.fixed).then_some(self.loaded.work.items.len())
     }
 
     /// Returns the slots that were loaded last, `[rows]` i64.
@@ -241,11 +259,11 @@ impl Workspace {
         (self.loaded.copies == copies).then_some(self.loaded.runs.as_slice())
     }
 
-    /// Whether there is space for the partial results of `rows` rows in `partitions` partitions.
-    pub(crate) fn can_split(&self, rows: usize, num_heads: usize, partitions: usize, head_dim: usize) -> bool {
-        let states = rows * num_heads * partitions;
-        states * 2 * size_of::<f32>() <= self.partial_states.len_bytes()
-            && states * head_dim * size_of::<f32>() <= self.partial_sums.len_bytes()
+    /// Checks that partial results of a layer fit into the space of one.
+    pub(crate) fn check_partials(&self, num_heads: usize, value_dim: usize) -> Result<(), KernelError> {
+        let WorkspaceLimits { num_heads: most, head_dim, .. } = self.limits;
+        at_least("query heads that the workspace holds", most, num_heads)?;
+        at_least("elements of a row that the workspace holds", most * head_dim, num_heads * value_dim)
     }
 }
 

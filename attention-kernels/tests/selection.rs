@@ -49,7 +49,7 @@ fn auto_selects_the_highest_rank_that_can_serve() {
 fn a_gpu_set_agrees_on_types_and_layout() {
     let auto = KernelChoice::default();
     assert_eq!(format(&auto, &cuda(Dtype::Bf16, KvDtype::Int8)).unwrap().to_string(), "bf16, cache int8, HND");
-    let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.fused", "cuda.copy_blocks"];
+    let halves = ["cuda.paged_gqa", "cuda.paged_prefill", "cuda.fused", "cuda.copy_blocks"];
     assert_eq!(chosen(&auto, &cuda(Dtype::F16, KvDtype::Same)), halves);
     assert_eq!(
         format(&auto, &cuda(Dtype::F16, KvDtype::Int8PerToken)).unwrap().to_string(),

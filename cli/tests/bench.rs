@@ -83,7 +83,10 @@ fn a_benchmark_that_cannot_run_is_one_line_with_the_alternatives() {
     for (arguments, parts) in [
         (&["kernels", "--op=encode"][..], &["--op", "encode", "decode, prefill"][..]),
         (&["kernels", "--variant", "cpu.fast"], &["\"cpu.fast\"", "no such variant", "cpu.reference"]),
-        (&["kernels", "--variant", "cuda.paged"], &["cuda.paged: it runs on cuda and cuda-sim, the device is cpu"]),
+        (
+            &["kernels", "--variant", "cuda.paged_v2"],
+            &["cuda.paged_v2: it runs on cuda and cuda-sim, the device is cpu"],
+        ),
         (&["kernels", "--op=linear", "--dtype=f16"], &["cpu.reference: it computes in f32, the model in f16"]),
         (&["kernels", "--kv-dtype", "fp4"], &["--kv-dtype", "fp4", "fp8_e4m3"]),
         (&["kernels", "--heads=8", "--kv-heads=3"], &["--heads: found 8, expected a multiple of --kv-heads 3"]),

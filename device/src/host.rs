@@ -95,6 +95,12 @@ impl Host {
         })
     }
 
+    /// Returns the libraries of kernels; an error on `cpu`.
+    fn kernels_for(&self, launch: &Launch<'_>) -> Result<&Libraries, DeviceError> {
+        let none = || DeviceError::NoKernels { device: self.name(), wanted: launch.kernel.to_owned() };
+        self.kernels.as_ref().ok_or_else(none)
+    }
+
     /// Runs work of `cuda-sim`, or records it during a capture.
     fn submit(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
         let Some(work) = self.tape.record(work) else { return Ok(()) };
@@ -112,6 +118,9 @@ impl Host {
         unsafe { copy_nonoverlapping(from, to, bytes) }
     }
 }
+
+/// [`Device::resident_blocks`] of `cuda-sim`.
+const RESIDENT_BLOCKS: u32 = 6;
 
 impl Device for Host {
     fn name(&self) -> &'static str {
@@ -297,10 +306,13 @@ impl Device for Host {
         }
     }
 
+    fn resident_blocks(&self, launch: &Launch<'_>) -> Result<u32, DeviceError> {
+        self.kernels_for(launch)?;
+        Ok(RESIDENT_BLOCKS)
+    }
+
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        let Some(kernels) = &self.kernels else {
-            return Err(DeviceError::NoKernels { device: self.name(), wanted: launch.kernel.to_owned() });
-        };
+        let kernels = self.kernels_for(launch)?;
         let library = match kernels.opened(launch.module) {
             Some(library) => library,
             None => {

@@ -272,6 +272,15 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::Launch`] if the launch does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the source
     /// line where a kernel of `cuda-sim` failed; [`DeviceError::NoKernels`] on `cpu`; those of [`Device::load`].
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+    /// Returns how many thread blocks of a launch the device runs at once, at least 1: its multiprocessors, times the blocks
+    /// that fit one of them. The grid and the arguments of the launch are not used. A kernel whose blocks share a list of work
+    /// is launched with so many. `cuda-sim` returns 6, so that a block gets several items.
+    ///
+    /// # Errors
+    /// As for [`Device::launch`].
+    fn resident_blocks(&self, _launch: &Launch<'_>) -> Result<u32, DeviceError> {
+        Ok(1)
+    }
     /// Records the launches, products, buffer copies and fills that `work` enqueues on [`Queue::Compute`], without running
     /// them. [`Device::replay`] runs them, any number of times.
     ///

@@ -75,10 +75,7 @@ fn the_flag_selects_and_reports_one_family_of_kernels() {
     let said = notes(config.clone());
     assert!(said.contains(line) && said.contains("decode cuda.paged_gqa, prefill cuda.paged_prefill"), "{said}");
     let said = notes(EngineConfig { deterministic: false, ..config });
-    assert!(
-        !said.contains("deterministic") && said.contains("decode cuda.paged, prefill cuda.paged_prefill"),
-        "{said}"
-    );
+    assert!(!said.contains("deterministic"), "{said}");
     let on_cpu = EngineConfig { deterministic: true, ..crate::common::config(64) };
     assert!(notes(on_cpu).contains("deterministic: attention of the family cpu."));
 }

@@ -4,56 +4,50 @@ use device::{Arg, Buffer, Device, Launch, Tensor};
 
 use super::names::{self, MODULE};
 use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
-use super::rule::PagedRule;
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
 use crate::format::KvDtype;
-use crate::shape::PARTITION;
 use crate::workspace::Workspace;
 
 /// Threads per block of `paged_decode` and `paged_reduce`.
 const ROW_THREADS: u32 = 128;
 
-/// How a decode kernel works through a context.
-#[derive(Clone, Copy)]
-pub(super) enum Context {
-    /// One thread block per row and head (PagedAttention v1).
-    Whole,
-    /// One thread block per partition, and a second launch that merges them (PagedAttention v2).
-    Split,
-    /// As [`PagedRule::VLLM`] says, if the workspace has space for partial results. The bits are the same either way.
-    ByRule,
+/// How a kernel distributes contexts over thread blocks. The bits are the same.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Split {
+    /// A block for each row and head (PagedAttention v1).
+    No,
+    /// By the work list: a block for each partition and head, and a second launch that merges them (PagedAttention v2).
+    ByWorkList,
 }
 
 pub(super) fn decode(
     variant: &'static str,
-    context: Context,
+    split: Split,
     device: &dyn Device,
     args: AttentionArgs<'_>,
 ) -> Result<(), KernelError> {
     let call = Call::new(variant, &args)?;
-    call.by_rows(device, &call.instance("paged_decode")?, context)
+    call.by_rows(device, &call.instance("paged_decode")?, split)
 }
 
 /// Decode and prefill of queries of any type, any head size up to [`names::WIDEST_HEAD`].
-pub(super) fn generic(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+pub(super) fn generic(split: Split, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.generic", &args)?;
     let dim = args.cache.shape.head_dim;
     at_least("greatest head size", names::WIDEST_HEAD, dim)?;
     let wide = if dim > 256 { "_wide" } else { "" };
-    call.by_rows(device, &format!("paged_generic_{}{wide}", args.cache.format.dtype), Context::ByRule)
+    call.by_rows(device, &format!("paged_generic_{}{wide}", args.cache.format.dtype), split)
 }
 
-/// Decode in which all query heads of a KV head read it once. Contexts are always split.
+/// Decode in which all query heads of a KV head read it once.
 pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.paged_gqa", &args)?;
     let kernel = call.instance("paged_gqa")?;
-    let partitions = call.checked_partitions()?;
     let shape = args.cache.shape;
     let threads = if shape.head_dim <= 128 { 128 } else { 64 };
-    let blocks = call.rows * shape.num_kv_heads * call.group().div_ceil(16);
-    call.launch(device, &kernel, [count(blocks)?, count(partitions)?, 1], threads, partitions, &[])?;
-    call.reduce(device, partitions)
+    let parts = shape.num_kv_heads * (call.query_len * call.group()).div_ceil(16);
+    call.by_work_list(device, &kernel, parts, threads)
 }
 
 /// Prefill in tiles of query rows. A thread block merges the partitions of a context one after the other.
@@ -63,7 +57,7 @@ pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let shape = args.cache.shape;
     let rows = if shape.head_dim <= 128 { 64 } else { 32 };
     let blocks = call.rows * call.group() / rows + args.seqs.len();
-    call.launch(device, &kernel, [count(blocks)?, count(shape.num_kv_heads)?, 1], 128, 0, &[])
+    call.launch(device, &kernel, Grid::Tiles([count(blocks)?, count(shape.num_kv_heads)?]), 128, &[])
 }
 
 /// Prefill with the bulk copies and warpgroup products of Hopper.
@@ -88,8 +82,21 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
         tile: [64, size as u32, 1, 1],
     };
     let tensors = [tensor(&args.cache.keys), tensor(args.cache.values())];
-    let grid = [count(blocks)?, count(shape.num_kv_heads)?, 1];
-    call.launch(device, &kernel, grid, 384, 0, &tensors.each_ref().map(Arg::tensor))
+    let grid = Grid::Tiles([count(blocks)?, count(shape.num_kv_heads)?]);
+    call.launch(device, &kernel, grid, 384, &tensors.each_ref().map(Arg::tensor))
+}
+
+/// Thread blocks of a launch.
+#[derive(Clone, Copy)]
+enum Grid {
+    /// Tiles of rows, and KV heads.
+    Tiles([u32; 2]),
+    /// One for each row and head.
+    Rows,
+    /// As many as the device runs at once, at most this number. They share the work list.
+    Resident(usize),
+    /// One for each row and head, to merge the partial results of the items.
+    Merge,
 }
 
 /// A call whose sizes are checked.
@@ -99,6 +106,8 @@ struct Call<'a> {
     workspace: &'a Workspace,
     /// Query rows of the sequences.
     rows: usize,
+    /// Most query rows of one.
+    query_len: usize,
 }
 
 impl<'a> Call<'a> {
@@ -111,7 +120,9 @@ impl<'a> Call<'a> {
         }
         workspace.check_cache(&args.cache.shape)?;
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
-        Ok(Call { variant, args, workspace, rows: args.rows().len() })
+        let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
+        let query_len = starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
+        Ok(Call { variant, args, workspace, rows: args.rows().len(), query_len })
     }
 
     fn unsupported(&self, found: String) -> KernelError {
@@ -134,51 +145,24 @@ impl<'a> Call<'a> {
         self.args.num_heads / self.args.cache.shape.num_kv_heads
     }
 
-    /// Length in tokens of the longest context that the launch covers: that of the widest block table, or in a graph the
-    /// widest that any step may have.
-    fn max_context(&self) -> usize {
-        self.workspace.launch_blocks() * self.args.cache.shape.block_size
-    }
-
-    /// Number of partitions, at least 1: a driver refuses an empty grid, and a batch of padding may have empty tables.
-    fn partitions(&self) -> usize {
-        self.max_context().div_ceil(PARTITION).max(1)
-    }
-
-    fn can_split(&self) -> bool {
-        let dim = self.args.cache.value_dim();
-        self.workspace.can_split(self.rows, self.args.num_heads, self.partitions(), dim)
-    }
-
-    /// The number of partitions, if the workspace has space for the results of all.
-    fn checked_partitions(&self) -> Result<usize, KernelError> {
-        if self.can_split() {
-            return Ok(self.partitions());
-        }
-        let expected = self.rows * self.args.num_heads * self.partitions();
-        let found = self.workspace.partial_states.len_bytes() / (2 * size_of::<f32>());
-        Err(KernelError::Shape { what: "partial results that fit the workspace", found, expected })
-    }
-
     /// Launches a thread block for each row and head, or for each of their partitions.
-    fn by_rows(&self, device: &dyn Device, kernel: &str, context: Context) -> Result<(), KernelError> {
-        let rule = PagedRule::VLLM.splits(self.max_context(), self.rows, self.args.num_heads);
-        let split = match context {
-            Context::Whole => 0,
-            Context::Split => self.checked_partitions()?,
-            Context::ByRule if rule && self.can_split() => self.partitions(),
-            Context::ByRule => 0,
-        };
-        let blocks = count(self.rows * self.args.num_heads)?;
-        self.launch(device, kernel, [blocks, count(split.max(1))?, 1], ROW_THREADS, split, &[])?;
-        if split > 0 { self.reduce(device, split) } else { Ok(()) }
+    fn by_rows(&self, device: &dyn Device, kernel: &str, split: Split) -> Result<(), KernelError> {
+        if split == Split::ByWorkList {
+            return self.by_work_list(device, kernel, self.query_len * self.args.num_heads, ROW_THREADS);
+        }
+        self.launch(device, kernel, Grid::Rows, ROW_THREADS, &[])
     }
 
-    /// Launches the kernel that merges the partitions.
-    fn reduce(&self, device: &dyn Device, partitions: usize) -> Result<(), KernelError> {
-        let blocks = count(self.rows * self.args.num_heads)?;
+    /// Launches a kernel whose blocks share the work list, `parts` for each item, and the kernel that merges partitions.
+    fn by_work_list(&self, device: &dyn Device, kernel: &str, parts: usize, threads: u32) -> Result<(), KernelError> {
+        self.workspace.check_partials(self.args.num_heads, self.args.cache.value_dim())?;
+        let most = self.workspace.items().map_or(usize::MAX, |items| items.saturating_mul(parts));
+        self.launch(device, kernel, Grid::Resident(most), threads, &[])?;
+        if !self.workspace.may_split() {
+            return Ok(());
+        }
         let kernel = format!("paged_reduce_{}", self.args.cache.format.dtype);
-        self.launch(device, &kernel, [blocks, 1, 1], ROW_THREADS, partitions, &[])
+        self.launch(device, &kernel, Grid::Merge, ROW_THREADS, &[])
     }
 
     /// Launches a kernel. `more` follows the parameters that all attention kernels have: nothing, or two tensor maps.
@@ -186,47 +170,60 @@ impl<'a> Call<'a> {
         &self,
         device: &dyn Device,
         kernel: &str,
-        grid: [u32; 3],
+        grid: Grid,
         threads: u32,
-        partitions: usize,
         more: &[Arg<'_>],
     ) -> Result<(), KernelError> {
         if self.rows == 0 {
             return Ok(());
         }
         let (args, workspace, cache) = (self.args, self.workspace, self.args.cache);
-        let shape = self.shape(partitions)?;
+        let shape = self.shape()?;
         let first = args.seqs.start;
         let [key_scales, value_scales] = scale_pointers(cache);
         let of_heads = |numbers: Option<&'a Buffer>| numbers.map_or(Arg::null(), |numbers| Arg::pointer(numbers, 0));
-        let partial = |buffer| if partitions > 0 { Arg::pointer(buffer, 0) } else { Arg::null() };
+        let is_split = matches!(grid, Grid::Resident(_) | Grid::Merge);
+        let split = |buffer| if is_split { Arg::pointer(buffer, 0) } else { Arg::null() };
+        // Tiles are found by the starts. Rows need none if each sequence has one.
+        let starts = if matches!(grid, Grid::Tiles(_)) || self.query_len > 1 {
+            Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>())
+        } else {
+            Arg::null()
+        };
         let common = [
             Arg::pointer(args.query, 0),
             Arg::pointer(&cache.keys, 0),
             Arg::pointer(cache.values(), 0),
             Arg::pointer(args.output, 0),
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
-            partial(&workspace.partial_sums),
-            partial(&workspace.partial_states),
+            split(&workspace.partial_sums),
+            split(&workspace.partial_states),
+            split(workspace.work.buffer()),
+            split(workspace.first_partials.buffer()),
             Arg::pointer(workspace.block_tables.buffer(), first * workspace.limits().max_blocks * size_of::<i32>()),
             Arg::pointer(workspace.context_lens.buffer(), first * size_of::<u32>()),
-            Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>()),
+            starts,
             key_scales,
             value_scales,
             of_heads(args.alibi_slopes),
             of_heads(args.sinks),
             Arg::bytes(&shape),
         ];
-        let mut parameters = [Arg::null(); 17];
+        let mut parameters = [Arg::null(); 19];
         parameters[..common.len()].copy_from_slice(&common);
         parameters[common.len()..][..more.len()].copy_from_slice(more);
         let parameters = &parameters[..common.len() + more.len()];
         let block = [threads, 1, 1];
-        device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes: 0, args: parameters })?;
-        Ok(())
+        let mut launch = Launch { module: MODULE, kernel, grid: [1; 3], block, shared_bytes: 0, args: parameters };
+        launch.grid = match grid {
+            Grid::Tiles([tiles, kv_heads]) => [tiles, kv_heads, 1],
+            Grid::Rows | Grid::Merge => [count(self.rows * args.num_heads)?, 1, 1],
+            Grid::Resident(most) => [count(most.clamp(1, device.resident_blocks(&launch)? as usize))?, 1, 1],
+        };
+        Ok(device.launch(&launch)?)
     }
 
-    fn shape(&self, partitions: usize) -> Result<AttentionShape, KernelError> {
+    fn shape(&self) -> Result<AttentionShape, KernelError> {
         let (args, shape) = (self.args, self.args.cache.shape);
         let strides = args.cache.format.strides(&shape);
         Ok(AttentionShape {
@@ -243,11 +240,13 @@ impl<'a> Call<'a> {
             value_dim: count(args.cache.value_dim())?,
             block_size: count(shape.block_size)?,
             max_blocks: count(self.workspace.limits().max_blocks)?,
-            max_partitions: count(partitions)?,
+            first_seq: count(args.seqs.start)?,
+            first_row: count(args.rows().start)?,
+            query_len: count(self.query_len)?,
+            partial_rows: count(self.workspace.partial_rows())?,
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),
-            reserved: 0,
         })
     }
 }

@@ -1,7 +1,8 @@
 //! The CUDA variants: a safe wrapper around each kernel of `csrc/`, for `cuda` and `cuda-sim`.
 //!
-//! A wrapper checks sizes, picks a compiled instance, and computes grid and threads as listed in `csrc/README.md`. Grids depend
-//! on shapes only, never on the length of a sequence. How much dynamic shared memory a kernel needs is stated by its source.
+//! A wrapper checks sizes, picks a compiled instance, and computes grid and threads as listed in `csrc/README.md`. In a graph
+//! grids depend on shapes only, never on the length of a sequence. How much dynamic shared memory a kernel needs is stated by
+//! its source.
 
 mod attention;
 mod cache;
@@ -9,7 +10,6 @@ mod convert;
 mod low_rank;
 mod names;
 mod parameters;
-mod rule;
 mod yardsticks;
 
 use device::Device;
@@ -19,9 +19,8 @@ use crate::args::LinearArgs;
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Sizes, register};
-use attention::Context;
+use attention::Split;
 pub use convert::convert_fp8;
-pub use rule::PagedRule;
 pub(crate) use yardsticks::TILE_OPERATIONS;
 pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
 
@@ -67,24 +66,18 @@ const fn tiles(rank: u32) -> Capabilities {
     Capabilities { rounds_weights: true, ..attention(HALVES, INSTANCES, TILES, rank) }
 }
 
-register!(
-    "cuda.paged",
-    Decode,
-    attention(HALVES, INSTANCES, ROWS, 3),
-    Attention(|device, args| { attention::decode("cuda.paged", Context::ByRule, device, args) })
-);
 register!("cuda.paged_gqa", Decode, tiles(2), Attention(attention::grouped));
 register!(
     "cuda.paged_v2",
     Decode,
     attention(HALVES, INSTANCES, ROWS, 1),
-    Attention(|device, args| { attention::decode("cuda.paged_v2", Context::Split, device, args) })
+    Attention(|device, args| { attention::decode("cuda.paged_v2", Split::ByWorkList, device, args) })
 );
 register!(
     "cuda.paged_v1",
     Decode,
     attention(HALVES, INSTANCES, ROWS, 0),
-    Attention(|device, args| { attention::decode("cuda.paged_v1", Context::Whole, device, args) })
+    Attention(|device, args| { attention::decode("cuda.paged_v1", Split::No, device, args) })
 );
 register!("cuda.paged_prefill", Prefill, tiles(1), Attention(attention::prefill));
 
@@ -105,8 +98,13 @@ const ANY_HEAD: Capabilities = Capabilities {
     latent: true,
     ..attention(&Dtype::ALL, Sizes::UpTo { max: names::WIDEST_HEAD, step: 1 }, GENERIC, 0)
 };
-register!("cuda.generic", Decode, ANY_HEAD, Attention(attention::generic));
-register!("cuda.generic", Prefill, ANY_HEAD, Attention(attention::generic));
+register!(
+    "cuda.generic",
+    Decode,
+    ANY_HEAD,
+    Attention(|device, args| attention::generic(Split::ByWorkList, device, args))
+);
+register!("cuda.generic", Prefill, ANY_HEAD, Attention(|device, args| attention::generic(Split::No, device, args)));
 
 register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..ANY }, CacheWrite(cache::write));
 // The layers' kernel is tested up to this head size.

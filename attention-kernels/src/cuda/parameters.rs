@@ -9,7 +9,7 @@ use crate::format::{CacheFormat, KvDtype};
 
 device::kernel_structs! {
     /// Sizes and settings of an attention kernel. Strides are in elements.
-    pub(super) struct AttentionShape: 88 bytes {
+    pub(super) struct AttentionShape: 96 bytes {
         pub query_stride: i64,
         pub block_stride: i64,
         pub head_stride: i64,
@@ -23,11 +23,13 @@ device::kernel_structs! {
         pub value_dim: u32,
         pub block_size: u32,
         pub max_blocks: u32,
-        pub max_partitions: u32,
+        pub first_seq: u32,
+        pub first_row: u32,
+        pub query_len: u32,
+        pub partial_rows: u32,
         pub window: u32,
         pub kv_format: u32,
         pub scale_stride: u32,
-        pub reserved: u32,
     }
 
     /// Sizes of a cache write. Strides are in elements.

@@ -126,7 +126,7 @@ fn workspace(device: &dyn Device, shape: &KvShape, rows: usize, copies: usize) -
         block_size: shape.block_size,
         num_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
-        split_rows: 0,
+        max_partials: 0,
         max_copies: copies,
     };
     Ok(Workspace::new(device, limits)?)

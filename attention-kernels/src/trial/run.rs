@@ -20,6 +20,14 @@ impl Problem {
     /// # Errors
     /// The device has not enough memory.
     pub fn on(&self, device: &Arc<dyn Device>) -> Result<OnDevice<'_>, KernelError> {
+        self.with_partials(device, usize::MAX)
+    }
+
+    /// As [`Problem::on`], with space for `max_partials` partial results ([`WorkspaceLimits::max_partials`]).
+    ///
+    /// # Errors
+    /// As [`Problem::on`].
+    pub fn with_partials(&self, device: &Arc<dyn Device>, max_partials: usize) -> Result<OnDevice<'_>, KernelError> {
         let cache = |numbers: &[f32], of_tokens: &[f32]| {
             buffer(&**device, &cache_bytes(self.format, &self.shape, numbers, of_tokens))
         };
@@ -45,7 +53,7 @@ impl Problem {
             block_size: self.shape.block_size,
             num_heads: self.num_heads,
             head_dim: self.shape.head_dim,
-            split_rows: rows,
+            max_partials,
             max_copies: 0,
         };
         let mut workspace = Workspace::new(&**device, limits)?;

@@ -19,9 +19,9 @@ const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
-    let another_s = variant.name == RULE || (variant.name, variant.operation) == (GENERIC, Operation::Decode);
+    let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
     if another_s && !testkit::everything() {
-        // This variant launches kernels of other variants, which are tested with all looks.
+        // This variant launches the kernel of another, which is tested with all looks.
         looks = looks.into_iter().step_by(3).collect();
     }
     let mut slowest = (Duration::ZERO, None);
@@ -160,8 +160,6 @@ fn every_claim_of_the_hopper_kernel_holds() {
 }
 
 const HOPPER: &str = "cuda.prefill_sm90";
-/// Chooses between v1 and v2.
-const RULE: &str = "cuda.paged";
 
 fn variant(operation: Operation, name: &str) -> &'static Variant {
     variants(operation).into_iter().find(|variant| variant.name == name).unwrap()
@@ -176,7 +174,7 @@ pub fn at_the_borders(dtype: Dtype, kv_dtype: KvDtype, window: Option<usize>, ro
 }
 
 #[test]
-fn v1_v2_and_their_rule_agree_in_every_bit_at_partition_borders() {
+fn v1_and_v2_agree_in_every_bit_at_partition_borders() {
     for device in devices::gpus(3) {
         for (dtype, kv_dtype, window) in [
             (Dtype::F16, KvDtype::Same, None),
@@ -189,9 +187,33 @@ fn v1_v2_and_their_rule_agree_in_every_bit_at_partition_borders() {
             let v1 = variant(Operation::Decode, "cuda.paged_v1");
             let want = on_device.run(v1, all.clone(), true).unwrap();
             want.check("v1 at borders", v1, &problem, &truth).unwrap();
-            for name in ["cuda.paged_v2", RULE] {
-                let got = on_device.run(variant(Operation::Decode, name), all.clone(), true).unwrap();
-                assert_eq!(got, want, "{name}, {dtype}, cache {kv_dtype}, window {window:?}");
+            let got = on_device.run(variant(Operation::Decode, "cuda.paged_v2"), all.clone(), true).unwrap();
+            assert_eq!(got, want, "{dtype}, cache {kv_dtype}, window {window:?}");
+        }
+    }
+}
+
+/// Contexts that find no space for partial results are computed by one thread block for each row and head.
+#[test]
+fn space_for_partial_results_changes_no_bit() {
+    for device in devices::gpus(2) {
+        let lens = vec![(1, 1300), (3, PARTITION + 2), (1, 90), (20, 1100), (16, 2 * PARTITION + 1), (1, 0), (2, 700)];
+        for (name, kv_dtype, dim) in [
+            ("cuda.paged_v2", KvDtype::Same, 32),
+            ("cuda.paged_gqa", KvDtype::Same, 80),
+            ("cuda.paged_gqa", KvDtype::Int8PerToken, 192),
+            ("cuda.generic", KvDtype::Same, 20),
+        ] {
+            let look = at_the_borders(Dtype::F16, kv_dtype, [None, Some(600)][dim / 32 % 2], 1);
+            let look = Look { dim, heads: (18, 2), sinks: true, lens: lens.clone(), ..look };
+            let (problem, variant) = (Problem::new(dim as u64, &look), variant(Operation::Decode, name));
+            let all = 0..lens.len();
+            let want = problem.with_partials(&device, 0).unwrap().run(variant, all.clone(), true).unwrap();
+            want.check(name, variant, &problem, &problem.truth()).unwrap();
+            for max_partials in [16, 48, 60, usize::MAX] {
+                let got =
+                    problem.with_partials(&device, max_partials).unwrap().run(variant, all.clone(), true).unwrap();
+                assert_eq!(got, want, "{name} with space for {max_partials}");
             }
         }
     }
@@ -218,8 +240,8 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 let family =
                     family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
                 for variant in family {
-                    for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
-                        chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+                    for chunk in [1, 2] {
+                        chunks_agree(&device, variant, &whole, chunk, &want, can.lse);
                     }
                 }
             }

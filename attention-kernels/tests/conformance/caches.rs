@@ -24,7 +24,7 @@ pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Wor
         block_size: shape.block_size,
         num_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
-        split_rows: 0,
+        max_partials: 0,
         max_copies: 64,
     };
     Workspace::new(device, limits).unwrap()

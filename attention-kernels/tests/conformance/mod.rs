@@ -8,6 +8,7 @@
 
 mod attention;
 mod caches;
+mod counts;
 mod covering;
 mod devices;
 mod latent;

@@ -18,7 +18,7 @@ const LIMITS: WorkspaceLimits = WorkspaceLimits {
     block_size: 16,
     num_heads: 4,
     head_dim: 64,
-    split_rows: 0,
+    max_partials: 0,
     max_copies: 0,
 };
 
@@ -77,38 +77,39 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
         let unloaded = said("cuda.paged_v1", &workspace, &cache, &|_| ());
         assert!(unloaded.starts_with("cuda.paged_v1: found no batch with these lengths"), "{unloaded}");
         workspace.load(device, &batch(), &[], None).unwrap();
-        for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_prefill"] {
+        for name in ["cuda.paged_v2", "cuda.paged_v1", "cuda.paged_prefill"] {
             call(device, name, Some(&workspace), &cache, |_| ()).unwrap();
             let none = call(device, name, None, &cache, |_| ()).unwrap_err().to_string();
             assert!(none.contains("found no workspace"), "{none}");
         }
-        for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
-            let small = said(name, &workspace, &cache, &|_| ());
-            assert_eq!(small, "partial results that fit the workspace: found 0, expected 16");
+        let broad = KvCache::with_format(device, KvShape { head_dim: 128, ..SHAPE }, format).unwrap();
+        let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
+        for name in ["cuda.paged_v2", "cuda.paged_gqa", "cuda.generic"] {
+            let large = said(name, &workspace, &broad, &wide);
+            assert_eq!(large, "elements of a row that the workspace holds: found 256, expected 512");
         }
         let three: &'static Buffer = Box::leak(Box::new(device.alloc(3 * 4).unwrap()));
-        let slopes = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(three));
+        let slopes = said("cuda.paged_v2", &workspace, &cache, &|args| args.alibi_slopes = Some(three));
         assert_eq!(slopes, "bytes of ALiBi slopes: found 12, expected 16");
         let sinks = said("cuda.paged_prefill", &workspace, &cache, &|args| args.sinks = Some(three));
         assert_eq!(sinks, "bytes of sinks: found 12, expected 16");
         assert_eq!(
-            said("cuda.paged", &workspace, &cache, &|args| args.window = Some(0)),
+            said("cuda.paged_v2", &workspace, &cache, &|args| args.window = Some(0)),
             "window: found 0, expected 1"
         );
-        let stride = said("cuda.paged", &workspace, &cache, &|args| args.query_stride = 252);
+        let stride = said("cuda.paged_v2", &workspace, &cache, &|args| args.query_stride = 252);
         assert!(stride.starts_with("query stride") || stride.starts_with("query elements"), "{stride}");
-        let heads = said("cuda.paged", &workspace, &cache, &|args| args.num_heads = 3);
+        let heads = said("cuda.paged_v2", &workspace, &cache, &|args| args.num_heads = 3);
         assert_eq!(heads, "num_heads modulo num_kv_heads: found 1, expected 0");
         let odd = KvCache::with_format(device, KvShape { head_dim: 48, ..SHAPE }, format).unwrap();
-        let heads = said("cuda.paged", &workspace, &odd, &|_| ());
-        assert!(heads.contains("cuda.paged was called with heads of 48 and f16, cache same, HND"), "{heads}");
+        let heads = said("cuda.paged_v2", &workspace, &odd, &|_| ());
+        assert!(heads.contains("cuda.paged_v2 was called with heads of 48 and f16, cache same, HND"), "{heads}");
         let heads = said("cuda.prefill_sm90", &workspace, &odd, &|_| ());
         assert!(heads.contains("called with heads of 48, blocks of 16 and f16, cache same, HND"), "{heads}");
         let fewer = KvCache::with_format(device, KvShape { num_blocks: 7, ..SHAPE }, format).unwrap();
-        assert_eq!(said("cuda.paged", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
+        assert_eq!(said("cuda.paged_v2", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
         let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();
-        let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
-        assert!(said("cuda.paged", &workspace, &single, &wide).contains("heads of 64 and f32"));
+        assert!(said("cuda.paged_v2", &workspace, &single, &wide).contains("heads of 64 and f32"));
         let broad = KvCache::with_format(device, KvShape { head_dim: 584, ..SHAPE }, format).unwrap();
         let generic = said("cuda.generic", &workspace, &broad, &|args| args.seqs = 0..0);
         assert_eq!(generic, "greatest head size: found 576, expected 584");
@@ -124,10 +125,10 @@ fn a_batch_with_released_blocks_behind_a_window_is_refused_for_wider_windows() {
         let mut holed = batch();
         holed.block_tables = tables([-1, 5]);
         workspace.load(&*device, &holed, &[], Some(1)).unwrap();
-        call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
+        call(&*device, "cuda.paged_v2", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
         for window in [Some(2), None] {
             let error =
-                call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = window).unwrap_err();
+                call(&*device, "cuda.paged_v2", Some(&workspace), &cache, |args| args.window = window).unwrap_err();
             assert!(error.to_string().contains("found no batch with these lengths and this window"), "{error}");
         }
     }
@@ -185,13 +186,14 @@ fn an_empty_step_launches_nothing_that_a_driver_would_refuse() {
         let device = &*device;
         let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
         let mut cache = KvCache::with_format(device, SHAPE, format).unwrap();
-        let mut workspace = Workspace::new(device, WorkspaceLimits { max_blocks: 0, split_rows: 2, ..LIMITS }).unwrap();
+        let mut workspace =
+            Workspace::new(device, WorkspaceLimits { max_blocks: 0, max_partials: 2, ..LIMITS }).unwrap();
         // Only padding, with empty tables.
         let block_tables = [[]; 2].into_iter().collect();
         let lens = AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], block_tables };
         let padding: &'static AttentionBatch = Box::leak(Box::new(lens));
         workspace.load(device, padding, &[], None).unwrap();
-        for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_v2", "cuda.paged_gqa", "cuda.paged_prefill"] {
+        for name in ["cuda.paged_v1", "cuda.paged_v2", "cuda.paged_gqa", "cuda.paged_prefill"] {
             call(device, name, Some(&workspace), &cache, |args| args.batch = padding)
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
         }

@@ -306,6 +306,17 @@ impl Device for Cuda {
             })
     }
 
+    fn resident_blocks(&self, launch: &Launch<'_>) -> Result<u32, DeviceError> {
+        let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes, &self.tape)?;
+        let threads = launch.block.iter().product::<u32>().min(i32::MAX as u32) as i32;
+        let shared_bytes = launch.shared_bytes.max(function.shared_bytes) as usize;
+        // SAFETY: the handle is that of a loaded function.
+        let fit =
+            unsafe { result::occupancy::max_active_block_per_multiprocessor(function.handle, threads, shared_bytes) };
+        let fit = fit.map_err(refused("asking how many blocks of a kernel fit"))?;
+        Ok((self.context.multiprocessors * fit.unsigned_abs()).max(1))
+    }
+
     fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         let running = self.tape.start()?;
         let capture = Capture::begin(&self.context)?;

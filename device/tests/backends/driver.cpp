@@ -497,6 +497,14 @@ CALL(cuFuncGetParamInfo, Kernel* function, size_t index, size_t* offset, size_t*
     return SUCCESS;
 }
 
+CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* blocks, Kernel* function, int threads, size_t shared_bytes) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(threads > 0 && threads <= 1024, INVALID_VALUE);
+    *blocks = shared_bytes > function->kernel.shared_bytes ? 1 : 2;
+    return SUCCESS;
+}
+
 CALL(cuFuncGetAttribute, int* value, int attribute, Kernel* function) {
     const Lock guard(lock);
     ENTER();

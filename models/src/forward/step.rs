@@ -28,6 +28,10 @@ pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
 const MAX_COPIES: usize = 256;
 
+/// Partial results of split contexts: with 8 KV heads some thirty for each thread block that an H200 runs at once, so that blocks
+/// finish at about the same time. Further contexts are not split.
+const MAX_PARTIALS: usize = 2048;
+
 /// Size of the largest step, and of the block pool that its kernels work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
@@ -59,8 +63,7 @@ impl StepLimits {
             block_size: self.block_size,
             num_heads: heads.num_heads,
             head_dim: heads.head_dim,
-            // Only decode splits contexts.
-            split_rows: self.max_seqs.min(self.max_rows),
+            max_partials: MAX_PARTIALS + self.max_seqs,
             max_copies: MAX_COPIES,
         }
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::compile::{Compile, run_all};
-use super::manifest::Manifest;
+use super::manifest::{Manifest, Unit};
 use super::toolkit::on_path;
 use crate::capability::Capability;
 use crate::not_run;
@@ -184,6 +184,21 @@ pub fn library(
     instrument: Instrument,
     jobs: usize,
 ) -> Result<PathBuf, String> {
+    let folder = match instrument {
+        Instrument::None => super::folder(root),
+        other => super::folder(root).join(other.name()),
+    };
+    library_in(folder, root, manifest, compiler, instrument, jobs)
+}
+
+fn library_in(
+    folder: PathBuf,
+    root: &Path,
+    manifest: &Manifest,
+    compiler: &Compiler,
+    instrument: Instrument,
+    jobs: usize,
+) -> Result<PathBuf, String> {
     let _lock = super::lock(root)?;
     let shim = root.join(SHIM);
     let cache = super::folder(root).join("cache").join(format!("{}.host.{}", manifest.name, instrument.name()));
@@ -205,15 +220,37 @@ pub fn library(
         compiles.push(compile(source, format!("simt.{name}"), words(instrument.runtime_flags())));
     }
     run_all(&compiles, jobs)?;
-    let folder = match instrument {
-        Instrument::None => super::folder(root),
-        other => super::folder(root).join(other.name()),
-    };
     let output = folder.join(format!("libquire_sim_{}.so", manifest.name));
     let objects = compiles.into_iter().map(|compile| compile.output).collect();
     let args = [words(instrument.link_flags()), words(&["-shared"])].concat();
     compiler.step("link", args, objects, output.clone()).run()?;
     Ok(output)
+}
+
+/// Builds a library that counts, with some of the sources of a crate, and returns its folder. Reports a test that did not run and
+/// returns `None` if the compiler cannot do it.
+///
+/// # Panics
+/// If something does not compile: the sources are those under test.
+pub fn counts_for_tests(name: &str, keep: impl Fn(&Unit) -> bool) -> Option<PathBuf> {
+    let found = compiler().map_err(|missing| not_run::report(Capability::Cxx, &missing)).ok()?;
+    if found.is_clang() {
+        not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
+        return None;
+    }
+    let root = crate::workspace::root();
+    let folder = super::folder(&root).join(Instrument::Counts.name()).join("tests");
+    let build = || {
+        let mut manifests = super::manifests(&root)?;
+        manifests.retain(|manifest| manifest.name == name);
+        let mut manifest = manifests.pop().ok_or_else(|| format!("found no manifest of {name}"))?;
+        manifest.units.retain(keep);
+        library_in(folder.clone(), &root, &manifest, &found, Instrument::Counts, super::cores())
+    };
+    match build() {
+        Ok(_) => Some(folder),
+        Err(problem) => panic!("{problem}"),
+    }
 }
 
 /// Returns the device that runs the kernels of tests: `cuda` if `QUIRE_TEST_DEVICE` says so, else `cuda-sim`.

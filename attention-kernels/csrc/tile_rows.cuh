@@ -1,0 +1,148 @@
+// The query rows of a tile: what they see, their sums over several partitions, and their output. Decode (paged_gqa.cu) and
+// prefill (paged_prefill.cu) share this code.
+//
+// The rows of a sequence and KV head are numbered token by token, and within a token head by head of its group.
+//
+//   rows of a sequence, group of 4:   token 0: h0 h1 h2 h3   token 1: h0 h1 h2 h3   ...
+//   tiles of 64 rows:                 |-- tokens 0..16 --|-- tokens 16..32 --| ...
+#pragma once
+
+#include "tile.cuh"
+
+namespace quire {
+
+// The tile's buffers, and the sums of the partitions so far, which do not fit the registers together with those of the
+// current one.
+template <class Shape>
+struct TileShared {
+    typename Shape::Shared tile;
+    float folded[Shape::SUMS * 2 * 4][Shape::THREADS];
+
+    // The calling thread's element of `folded` for `sums[i][j][c]`.
+    __device__ __forceinline__ float& of_thread(int i, int j, int c) { return folded[(i * 2 + j) * 4 + c][threadIdx.x]; }
+};
+
+// Up to ROWS rows of a sequence and KV head from `first_row` on: those of the calling lane, and what any of them sees.
+template <class Shape>
+struct TileRows {
+    uint32_t seq;
+    RowPair rows;
+    uint32_t of_seq[2] = {0, 0};  // which query row of the sequence
+    Visible visible;
+
+    __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
+        : seq(seq), visible(0, 0) {
+        const uint32_t group = args.num_heads / args.num_kv_heads, context = args.context_lens[seq];
+        const Queries queries(args, seq);
+        const uint32_t count = queries.count * group;
+        if (first_row >= count) return;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t row = first_row + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
+            if (row >= count) continue;
+            of_seq[r] = row / group;
+            const Visible own(args, context, queries.count - 1 - of_seq[r]);
+            rows.set(r, args, queries.start + of_seq[r], kv_head * group + row % group, own);
+        }
+        const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
+        visible.first = Visible(args, context, queries.count - 1 - first_row / group).first;
+        visible.end = Visible(args, context, queries.count - 1 - last_row / group).end;
+    }
+};
+
+// Stores the sums of one partition.
+template <class Shape>
+__device__ __forceinline__ void store_partials(const AttentionArgs& args, const TileSums<Shape>& out,
+                                               const TileRows<Shape>& tile, uint32_t partition) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (tile.rows.index[r] == RowPair::NONE) continue;
+        const uint32_t head = tile.rows.index[r] % args.num_heads;
+        const int64_t partial = partial_of(args, tile.seq, partition, tile.of_seq[r], head);
+        if (threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
+            const SoftmaxState state = out.state(r);
+            args.partial_states[2 * partial] = state.max;
+            args.partial_states[2 * partial + 1] = state.sum;
+        }
+#pragma unroll
+        for (int i = 0; i < Shape::SUMS; i++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const uint32_t column = out.column(i, j);
+                if (column >= Shape::D) continue;
+                *reinterpret_cast<float2*>(args.partial_sums + partial * Shape::D + column) =
+                    make_float2(out.sums[i][j][2 * r], out.sums[i][j][2 * r + 1]);
+            }
+        }
+    }
+}
+
+// Stores the output of the rows.
+template <class Shape>
+__device__ __forceinline__ void store_output(const AttentionArgs& args, const TileSums<Shape>& out,
+                                             const SoftmaxState (&states)[2], const RowPair& rows) {
+    using T = typename Shape::T;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (rows.index[r] == RowPair::NONE) continue;
+        const Finished finished = finish(args, states[r], rows.index[r] % args.num_heads);
+        T* to = static_cast<T*>(args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D;
+#pragma unroll
+        for (int i = 0; i < Shape::SUMS; i++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const uint32_t column = out.column(i, j);
+                if (column >= Shape::D) continue;
+                *reinterpret_cast<uint32_t*>(to + column) =
+                    Pair<T>::narrow(out.sums[i][j][2 * r] * finished.factor, out.sums[i][j][2 * r + 1] * finished.factor);
+            }
+        }
+        if (args.lse && threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
+            args.lse[rows.index[r]] = finished.lse;
+        }
+    }
+}
+
+// Computes what the rows see of one partition and stores the partial results, or with ALL_PARTITIONS merges the partitions
+// and stores the output. All threads may reuse shared memory before and after.
+template <class Shape>
+__device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShared<Shape>& shared, const TileTask& task,
+                                             const TileRows<Shape>& tile, uint32_t partition) {
+    const bool split = partition != ALL_PARTITIONS;
+    uint32_t first = tile.visible.first, end = tile.visible.end;
+    if (split) {
+        first = max(first, partition * PARTITION);
+        end = min(end, (partition + 1) * PARTITION);
+        if (first >= end) return;
+    }
+    uint32_t query[Shape::D / 16][4];
+    load_query<Shape>(query, shared.tile, args, tile.rows);
+    SoftmaxState states[2];
+    TileSums<Shape> out;
+    out.clear();
+    for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
+        out.clear();
+        attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
+        if (split) {
+            store_partials(args, out, tile, partition);
+            return;
+        }
+        const Factors factors[2] = {merge(states[0], out.state(0)), merge(states[1], out.state(1))};
+        const bool old = start > first, more = start + PARTITION < end;
+#pragma unroll
+        for (int i = 0; i < Shape::SUMS; i++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    float& sum = out.sums[i][j][c];
+                    sum = factors[c / 2].merge(old ? shared.of_thread(i, j, c) : 0.0f, sum);
+                    if (more) shared.of_thread(i, j, c) = sum;
+                }
+            }
+        }
+    }
+    store_output(args, out, states, tile.rows);
+}
+
+}  // namespace quire

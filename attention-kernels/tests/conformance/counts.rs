@@ -1,0 +1,124 @@
+//! What the kernels for GPUs read, write and compute, counted on the simulator.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use attention_kernels::trial::{Look, Problem};
+use attention_kernels::{CacheFormat, Dtype, Operation, variants};
+use device::sim::{Counts, Tally};
+use device::{Device, Options};
+use testkit::kernels::host;
+
+/// A device that counts, with kernels for bf16.
+fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        host::counts_for_tests("attention_kernels", |unit| {
+            unit.macros.iter().all(|name| name.ends_with("_BF16")) && !unit.name.contains("generic")
+        })
+    };
+    let kernels = FOLDER.get_or_init(build).clone()?;
+    let tally = Arc::<Tally>::default();
+    let options = Options { kernels: Some(kernels), counts: Some(Arc::clone(&tally)), ..Options::default() };
+    Some((device::open_with("cuda-sim", &options).unwrap(), tally))
+}
+
+fn look(heads: (usize, usize), dim: usize, lens: Vec<(usize, usize)>) -> Look {
+    let format = CacheFormat { dtype: Dtype::Bf16, ..CacheFormat::default() };
+    Look { heads, dim, block_size: 16, ..Look::plain(format, lens) }
+}
+
+/// Counts a call of a variant, by the beginning of the kernel's name up to its type.
+fn count(operation: Operation, name: &str, look: &Look) -> Option<BTreeMap<String, Counts>> {
+    let (device, tally) = counting()?;
+    let problem = Problem::new(1, look);
+    let on_device = problem.on(&device).unwrap();
+    let variant = variants(operation).into_iter().find(|variant| variant.name == name).unwrap();
+    let mut output = on_device.output().unwrap();
+    tally.take();
+    on_device.call(variant, 0..problem.batch.num_seqs(), &mut output, None).unwrap();
+    let kernel = |name: &str| name.split("_bf16").next().unwrap().to_owned();
+    Some(tally.take().into_iter().map(|(name, (_, counts))| (kernel(&name), counts)).collect())
+}
+
+/// Bytes of the keys and values that the sequences of a look have.
+fn cache_bytes(look: &Look) -> u64 {
+    let tokens: usize = look.lens.iter().map(|(_, context)| context).sum();
+    (2 * tokens * look.heads.1 * look.dim * 2) as u64
+}
+
+#[test]
+fn grouped_decode_reads_each_key_and_value_once_whatever_the_group() {
+    let groups = [((2, 2), 1), ((6, 2), 1), ((8, 2), 1), ((16, 1), 1), ((8, 2), 4), ((2, 2), 16), ((6, 2), 5)];
+    for (i, (heads, rows)) in groups.into_iter().enumerate() {
+        // Several rows of 64 elements would be more than a hundredth of the keys and values of a partition.
+        let dim = if rows > 1 { 128 } else { [64, 128, 256][i % 3] };
+        let look = look(heads, dim, vec![(rows, 1024), (rows, 1500)]);
+        let Some(counts) = count(Operation::Decode, "cuda.paged_gqa", &look) else { return };
+        let (gqa, cache) = (counts["paged_gqa"], cache_bytes(&look));
+        assert!(gqa.distinct_read_bytes >= cache, "{heads:?} of {dim}: {gqa:?}");
+        let times = gqa.read_bytes as f64 / gqa.distinct_read_bytes as f64;
+        assert!(times <= 1.05, "{heads:?} of {dim}: {times} times the distinct bytes");
+        assert_eq!(gqa.bank_conflicts, 0, "{heads:?} of {dim}");
+        assert_eq!(gqa.busy_blocks, gqa.blocks, "a block without work");
+    }
+}
+
+#[test]
+fn grouped_decode_multiplies_whole_tiles_and_waits_three_times_for_each() {
+    let look = look((8, 2), 128, vec![(1, 700), (1, 40)]);
+    let Some(counts) = count(Operation::Decode, "cuda.paged_gqa", &look) else { return };
+    let gqa = counts["paged_gqa"];
+    // Of 64 tokens: 8 in the first partition of the first sequence, 3 in its second, 1 in the other sequence; 2 KV heads.
+    let tiles = 2 * (8 + 3 + 1);
+    // For 16 rows: 8 steps over the head for 8 columns of tokens, 4 steps over the tokens for 16 columns of the head, and the
+    // sum of the weights in each of 4 warps.
+    assert_eq!(gqa.products, tiles * (8 * 8 + 4 * 16 + 4 * 4));
+    // One for the query, and one for the places of the first tile.
+    assert_eq!(gqa.barriers, 4 * tiles + 2 * 2 * 3);
+    // The sums of two partitions, and the output of the sequence that is not split.
+    let partials = 2 * 8 * (128 + 2) * 4;
+    assert_eq!(gqa.written_bytes, partials + 8 * 128 * 2);
+    let reduce = counts["paged_reduce"];
+    assert_eq!((reduce.blocks, reduce.busy_blocks), (16, 8));
+    assert_eq!(reduce.written_bytes, 8 * 128 * 2);
+}
+
+#[test]
+fn short_contexts_need_one_launch_and_no_partial_results() {
+    let look = look((8, 2), 128, vec![(1, 512), (1, 1), (1, 0), (1, 300)]);
+    for name in ["cuda.paged_gqa", "cuda.paged_v2"] {
+        let Some(counts) = count(Operation::Decode, name, &look) else { return };
+        assert_eq!(counts.len(), 1, "{counts:?}");
+        let of = counts.values().next().unwrap();
+        assert_eq!(of.written_bytes, 4 * 8 * 128 * 2, "the output and nothing else: {of:?}");
+    }
+}
+
+#[test]
+fn decode_by_rows_reads_the_cache_once_for_each_query_head() {
+    let look = look((8, 2), 128, vec![(1, 700), (1, 1024), (1, 90)]);
+    for name in ["cuda.paged_v1", "cuda.paged_v2"] {
+        let Some(counts) = count(Operation::Decode, name, &look) else { return };
+        let (decode, cache) = (counts["paged_decode"], cache_bytes(&look));
+        let heads_of_group = decode.read_bytes as f64 / cache as f64;
+        assert!((4.0..4.2).contains(&heads_of_group), "{name}: {heads_of_group} times the cache");
+        assert_eq!(decode.busy_blocks, decode.blocks, "{name}");
+    }
+}
+
+#[test]
+fn prefill_reads_the_cache_once_for_64_rows() {
+    // 128 rows of 4 heads are 8 tiles, of which each sees 8 tokens more than the one before, and the last 64 sees 256.
+    let look = look((8, 2), 128, vec![(128, 256)]);
+    let Some(counts) = count(Operation::Prefill, "cuda.paged_prefill", &look) else { return };
+    let prefill = counts["paged_prefill"];
+    let seen: usize = (0..8).map(|tile| 128 + 16 * (tile + 1)).sum();
+    let cache = (2 * seen * 2 * 128 * 2) as f64;
+    let queries = (128 * 8 * 128 * 2) as f64;
+    let ratio = prefill.read_bytes as f64 / (cache + queries);
+    assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 64 rows see");
+    assert_eq!(prefill.bank_conflicts, 0);
+    assert_eq!((prefill.blocks, prefill.busy_blocks), (18, 16), "one more block for each sequence and KV head");
+}
