@@ -10,6 +10,7 @@ use device::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::args::AttentionArgs;
+use crate::batch::AttentionBatch;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
@@ -147,11 +148,19 @@ impl KernelSet {
         [self.decode, self.prefill, self.cache_write, self.block_copy, self.linear, self.low_rank]
     }
 
-    /// Computes attention of `args.seqs`: with the decode variant if each sequence has one query row, else with the prefill
-    /// variant.
+    /// Returns how many of the first sequences have so few query rows that [`KernelSet::attention`] computes them with the
+    /// decode variant.
+    pub fn decodes(&self, batch: &AttentionBatch) -> usize {
+        let few = |pair: &&[u32]| (pair[1] - pair[0]) as usize <= self.decode.capabilities.decode_rows;
+        batch.query_starts.windows(2).take_while(few).count()
+    }
+
+    /// Computes attention of `args.seqs`: with the decode variant if each sequence has few query rows
+    /// ([`Capabilities::decode_rows`](crate::Capabilities::decode_rows)), else with the prefill variant.
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
-        let decode = starts.windows(2).all(|pair| pair[1] - pair[0] == 1);
+        let most = self.decode.capabilities.decode_rows;
+        let decode = starts.windows(2).all(|pair| (pair[1] - pair[0]) as usize <= most);
         if decode { self.decode } else { self.prefill }.attention(device, args)
     }
 }

@@ -162,6 +162,8 @@ pub struct Capabilities {
     pub block_bytes_step: usize,
     /// Most query rows per sequence.
     pub max_query_len: usize,
+    /// For decode: query rows per sequence up to which a set prefers the variant to that of prefill.
+    pub decode_rows: usize,
     /// Supports sliding windows.
     pub window: bool,
     /// Supports soft-capped scores.
@@ -205,6 +207,7 @@ impl Capabilities {
         block_sizes: Sizes::List(&[]),
         block_bytes_step: 1,
         max_query_len: usize::MAX,
+        decode_rows: 1,
         window: false,
         soft_cap: false,
         alibi: false,

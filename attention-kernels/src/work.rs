@@ -17,8 +17,8 @@ pub(crate) const ALL_PARTITIONS: u32 = u32::MAX;
 /// In place of the index of a sequence's partial results: it has none. `NO_PARTIALS` in `csrc/args.cuh`.
 pub(crate) const NO_PARTIALS: i32 = i32::MIN;
 
-/// Sequences with more query rows are not split: they have enough tiles to fill a device.
-const MOST_ROWS: usize = 16;
+/// Sequences with more query rows are not split: they have more tiles to compute at once, in a prefill kernel.
+pub(crate) const MOST_ROWS: usize = 16;
 
 /// The items of a batch, the longest first.
 #[derive(Debug, Default)]

@@ -1,6 +1,8 @@
 //! Which variants are selected, and the errors of choices that are impossible.
 
-use attention_kernels::{CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants};
+use attention_kernels::{
+    AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants,
+};
 
 fn cpu(head_dim: usize) -> Needs {
     Needs { head_dim, window: true, ..Needs::default() }
@@ -60,6 +62,17 @@ fn a_gpu_set_agrees_on_types_and_layout() {
     let old = Needs { compute_capability: Some((7, 5)), ..cuda(Dtype::F16, KvDtype::Same) };
     let error = format(&auto, &old).err().unwrap().to_string();
     assert!(error.contains("needs compute capability 8.0, this GPU has 7.5"), "{error}");
+}
+
+#[test]
+fn a_chunk_of_few_rows_is_decoded_where_a_kernel_groups_them() {
+    let (grouped, auto) = (cuda(Dtype::F16, KvDtype::Same), KernelChoice::default());
+    let by_rows = KernelChoice { decode: "cuda.paged_v2".into(), ..Default::default() };
+    let batch = AttentionBatch { query_starts: vec![0, 1, 3, 19, 36, 37], ..AttentionBatch::default() };
+    assert_eq!(select(&auto, &grouped).unwrap().decodes(&batch), 3, "1, 2 and 16 rows, not 17");
+    assert_eq!(select(&by_rows, &grouped).unwrap().decodes(&batch), 1);
+    assert_eq!(select(&auto, &cpu(64)).unwrap().decodes(&batch), 1);
+    assert_eq!(select(&auto, &grouped).unwrap().decodes(&AttentionBatch::default()), 0);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::args::LinearArgs;
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Sizes, register};
+use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
 pub(crate) use yardsticks::TILE_OPERATIONS;
@@ -66,7 +67,9 @@ const fn tiles(rank: u32) -> Capabilities {
     Capabilities { rounds_weights: true, ..attention(HALVES, INSTANCES, TILES, rank) }
 }
 
-register!("cuda.paged_gqa", Decode, tiles(2), Attention(attention::grouped));
+// A prefill kernel would give 16 rows of a long context to one thread block of each KV head.
+const GROUPED: Capabilities = Capabilities { decode_rows: MOST_ROWS, ..tiles(2) };
+register!("cuda.paged_gqa", Decode, GROUPED, Attention(attention::grouped));
 register!(
     "cuda.paged_v2",
     Decode,

@@ -1,11 +1,13 @@
-//! CUDA graphs at start: whether they are used, how much memory they need, and the capture of the first one.
+//! CUDA graphs at start: whether they are used, how much memory they need, and their capture.
 
-use attention_kernels::KernelError;
+use std::time::Instant;
+
+use attention_kernels::{KernelError, KvCache};
 use device::Device;
 use models::{Model, StepLimits};
 
 use crate::api::EngineConfig;
-use crate::memory::{Bytes, Plan};
+use crate::memory::Bytes;
 
 /// Enables graphs, unless `--enforce-eager` or the device prevents it, and returns an upper bound of the bytes that all of them
 /// need on a GPU: the size of the largest, captured on a cache of the smallest size, times their number. With a profile, graphs
@@ -29,17 +31,24 @@ pub(crate) fn measure(
     Ok(model.capture_largest(&mut caches)? * model.graphs().sizes as u64)
 }
 
-/// One line about the graphs for the log; `None` if they are not used.
-pub(crate) fn line(model: &Model, plan: &Plan) -> Option<String> {
+/// Captures all graphs on a GPU, so that no request waits for one. Returns a line about them for the log; `None` if they are not
+/// used.
+pub(crate) fn capture(
+    model: &mut Model,
+    caches: &mut [KvCache],
+    device: &dyn Device,
+    max_num_seqs: usize,
+) -> Result<Option<String>, KernelError> {
+    let (start, mut bytes) = (Instant::now(), 0);
+    let on_gpu = device.compute_capability().is_some();
+    if on_gpu {
+        bytes = model.capture_graphs(caches)?;
+    }
     let count = model.graphs();
-    let bytes = match plan.graph_bytes {
-        0 => String::new(),
-        bytes => format!(", {} in all", Bytes(bytes)),
+    let steps = format!("CUDA graphs: {} of decode steps of up to {max_num_seqs} sequences", count.sizes);
+    let how = match on_gpu {
+        true => format!("{} captured in {:.1} s, {}", count.captured, start.elapsed().as_secs_f64(), Bytes(bytes)),
+        false => "each captured at its first use".to_string(),
     };
-    (count.sizes > 0).then(|| {
-        format!(
-            "CUDA graphs: {} of decode steps of up to {} sequences, {} captured, the others at their first use{bytes}",
-            count.sizes, plan.max_num_seqs, count.captured
-        )
-    })
+    Ok((count.sizes > 0).then(|| format!("{steps}, {how}")))
 }

@@ -218,10 +218,12 @@ pub(crate) fn start(
     if device.compute_capability().is_some() {
         // Confirms the plan with the largest step.
         model.warm_up(&mut caches)?;
-        model.capture_largest(&mut caches)?;
+    }
+    let captured = graphs::capture(&mut model, &mut caches, &**device, plan.max_num_seqs)?;
+    if device.compute_capability().is_some() {
         plan.compare(available, device.memory());
     }
-    let lines = kv_scales.into_iter().chain(graphs::line(&model, &plan));
+    let lines = kv_scales.into_iter().chain(captured);
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
     let limits =
         device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));

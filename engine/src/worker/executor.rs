@@ -97,10 +97,11 @@ impl Executor {
             }
         }
         self.batch.clear(self.model.layout().groups.len());
-        // Single tokens come first: one call of the decode kernel covers all of them.
+        // Few tokens come first: one call of the decode kernel covers all of them.
+        let most = self.model.decode_rows();
         self.order.clear();
         self.order.extend(0..plan.spans.len());
-        self.order.sort_by_key(|&i| plan.spans[i].tokens.len() > 1);
+        self.order.sort_by_key(|&i| plan.spans[i].tokens.len() > most);
         self.last_rows.clear();
         self.last_rows.resize(plan.spans.len(), 0);
         for &i in &self.order {

@@ -2,8 +2,8 @@
 
 use attention_kernels::AttentionBatch;
 
-/// The tokens of all sequences of a step, concatenated. Sequences with one token come first, so that they form one call of the
-/// decode kernel. Reuse one batch from step to step: it keeps its memory.
+/// The tokens of all sequences of a step, concatenated. Sequences with up to [`Model::decode_rows`](crate::Model::decode_rows)
+/// tokens come first, so that they form one call of the decode kernel. Reuse one batch from step to step: it keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBatch {
     /// `[rows]` token ids; [`ForwardBatch::AWAITED`] for a token that only the device knows.
@@ -12,8 +12,6 @@ pub struct ForwardBatch {
     pub positions: Vec<u32>,
     /// Slots and block tables, for each group of layers ([`PageLayout`](crate::PageLayout)).
     pub groups: Vec<GroupBatch>,
-    /// Number of sequences with one row; they come first.
-    pub decodes: usize,
     /// Slot of each sequence's adapter ([`Model::set_adapter`](crate::Model::set_adapter)), or [`ForwardBatch::NO_ADAPTER`].
     pub adapters: Vec<u32>,
     /// Rows whose logits may be requested, ascending; `None`: any row.
@@ -51,21 +49,18 @@ impl ForwardBatch {
             attention.context_lens.clear();
             attention.block_tables.clear();
         }
-        self.decodes = 0;
         self.adapters.clear();
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
     /// Appends a sequence: its new tokens, which begin at position `start`, and for each group their slots and its block table
-    /// (−1 for blocks that have left the window). Sequences with one token must come first. Returns the sequence's last row.
+    /// (−1 for blocks that have left the window). Returns the sequence's last row.
     pub fn push<'a>(
         &mut self,
         start: usize,
         tokens: &[u32],
         groups: impl IntoIterator<Item = (&'a [i64], &'a [i32])>,
     ) -> u32 {
-        debug_assert!(tokens.len() != 1 || self.decodes == self.num_seqs(), "single tokens come first");
-        self.decodes += usize::from(tokens.len() == 1);
         self.adapters.push(ForwardBatch::NO_ADAPTER);
         self.tokens.extend_from_slice(tokens);
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
@@ -106,7 +101,6 @@ impl ForwardBatch {
             from.attention.block_tables.iter().for_each(|table| attention.block_tables.push(table));
             (from.attention.num_seqs()..seqs).for_each(|_| attention.block_tables.push(&[]));
         }
-        self.decodes = seqs;
         self.adapters.clone_from(&from.adapters);
         self.adapters.resize(seqs, ForwardBatch::NO_ADAPTER);
         self.needed = None;

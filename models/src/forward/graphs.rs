@@ -10,6 +10,8 @@
 //! later steps              load ─▶ replay
 //! ```
 //!
+//! [`Model::capture_graphs`] does the first step of every size on padding only, so that no request waits for a capture.
+//!
 //! A size whose capture fails runs without padding and without a graph from then on. A failed replay fails only its step.
 //! Graphs are dropped with the memory that they use: all by [`Model::reserve`], and each one at its next use if the caches have
 //! been replaced.
@@ -45,25 +47,47 @@ impl Model {
         })
     }
 
-    /// Captures the largest graph and runs it once on padding only, so that memory which a step takes at its first use is taken
-    /// and no slot is written. Returns the graph's bytes of device memory, 0 if the device does not report them.
+    /// Captures the largest graph as [`Model::capture_graphs`] does all. Returns the bytes of device memory that it takes, 0 if
+    /// the device does not report them.
+    ///
+    /// # Errors
+    /// As for [`Model::capture_graphs`].
+    pub fn capture_largest(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
+        let kind = usize::from(self.adapters.is_some());
+        match &self.graphs {
+            Some(graphs) => self.capture((kind, graphs.sizes[kind].len() - 1), caches),
+            None => Ok(0),
+        }
+    }
+
+    /// Captures all graphs and runs each once, on padding only, so that memory which a step takes at its first use is taken and
+    /// no slot is written. Returns the bytes of device memory that the graphs take, 0 if the device does not report them.
     ///
     /// # Errors
     /// The errors of a step. A failed capture is no error: the size runs without a graph.
-    pub fn capture_largest(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
-        let kind = usize::from(self.adapters.is_some());
-        let Some(index) = self.graphs.as_ref().map(|graphs| graphs.sizes[kind].len() - 1) else { return Ok(0) };
+    pub fn capture_graphs(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
+        let counts = self.graphs.as_ref().map_or([0; 2], |graphs| graphs.sizes.each_ref().map(Vec::len));
+        let mut bytes = 0;
+        for kind in 0..counts.len() {
+            for index in 0..counts[kind] {
+                bytes += self.capture((kind, index), caches)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn capture(&mut self, (kind, index): (usize, usize), caches: &mut [KvCache]) -> Result<u64, KernelError> {
         let mut nothing = ForwardBatch::default();
         nothing.clear(self.layout.views.len());
         if let Some(adapters) = &mut self.adapters {
             adapters.load(&*self.device, &nothing)?;
-            adapters.active = true;
+            adapters.active = kind == 1;
         }
         for _ in 0..2 {
             self.decode((kind, index), &nothing, caches, None)?;
         }
         self.device.synchronize()?;
-        match self.graphs.as_ref().and_then(|graphs| graphs.sizes[kind].last()) {
+        match self.graphs.as_ref().map(|graphs| &graphs.sizes[kind][index]) {
             Some((_, State::Captured(graph))) => Ok(graph.device_bytes().unwrap_or(0)),
             _ => Ok(0),
         }
@@ -75,7 +99,7 @@ impl Model {
         let kind = usize::from(self.adapters.as_ref().is_some_and(|adapters| adapters.active));
         let index = graphs.sizes[kind].partition_point(|(size, _)| *size < rows);
         let (_, state) = graphs.sizes[kind].get(index)?;
-        let single = batch.decodes == rows && batch.num_seqs() == rows;
+        let single = batch.num_seqs() == rows;
         // Calibration waits for the device, which a capture cannot record.
         (single && !self.is_calibrating() && !matches!(state, State::Failed)).then_some((kind, index))
     }
@@ -116,7 +140,7 @@ impl Model {
             self.decode_work(padded, caches)?;
             *state = match self.captured(padded, caches) {
                 Ok(graph) => {
-                    tracing::info!("captured the CUDA graph of decode steps with {size} sequences");
+                    tracing::debug!("captured the CUDA graph of decode steps with {size} sequences");
                     State::Captured(graph)
                 }
                 Err(error) => {

@@ -288,6 +288,11 @@ impl Model {
         &self.decoder
     }
 
+    /// Returns how many tokens of a sequence at most the decode kernel computes.
+    pub fn decode_rows(&self) -> usize {
+        self.kernels.decode.capabilities.decode_rows
+    }
+
     /// Groups of layers that share block tables.
     pub fn layout(&self) -> &PageLayout {
         &self.layout
@@ -405,12 +410,11 @@ impl Model {
 
     /// Fills `to` with a batch that has the group of each view instead of those of `batch`.
     fn view(&self, batch: &ForwardBatch, caches: &[KvCache], to: &mut ForwardBatch) {
-        let ForwardBatch { tokens, positions, groups, decodes, adapters, needed } = to;
+        let ForwardBatch { tokens, positions, groups, adapters, needed } = to;
         tokens.clone_from(&batch.tokens);
         positions.clone_from(&batch.positions);
         needed.clone_from(&batch.needed);
         adapters.clone_from(&batch.adapters);
-        *decodes = batch.decodes;
         groups.resize_with(self.layout.views.len(), GroupBatch::default);
         let block_size = caches.first().map_or(1, |cache| cache.shape.block_size);
         for (view, to) in self.layout.views.iter().zip(groups) {

@@ -177,7 +177,8 @@ impl Model {
                     let declared = &layer.declared;
                     let [query, output] = step.several([Register::Qkv, Register::Attended])?;
                     let group = &batch.groups[layer.view].attention;
-                    for seqs in [0..batch.decodes, batch.decodes..group.num_seqs()] {
+                    let decodes = kernels.decodes(group);
+                    for seqs in [0..decodes, decodes..group.num_seqs()] {
                         if !seqs.is_empty() {
                             let args = AttentionArgs {
                                 query,
