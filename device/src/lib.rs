@@ -62,6 +62,7 @@ mod pinned;
 mod pool;
 pub mod profile;
 mod queue;
+mod resources;
 pub mod roofline;
 pub mod sim;
 pub mod simd;
@@ -86,6 +87,7 @@ pub use pinned::Pinned;
 pub use pool::Pool;
 pub use profile::Profile;
 pub use queue::Event;
+pub use resources::Resources;
 pub use simd::Isa;
 pub use stream::Queue;
 pub use tensor::Tensor;
@@ -387,7 +389,8 @@ pub struct Options {
     pub profile: Option<Arc<Profile>>,
     /// `cuda-sim`: seed of the order in which the threads and blocks of a launch run; 0 is the natural order.
     pub seed: u64,
-    /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count.
+    /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count. If no folder is
+    /// given, they are searched in the subfolder `counts` of the others.
     pub counts: Option<Arc<sim::Tally>>,
 }
 
