@@ -1,5 +1,6 @@
 //! Measurement of variants: grids of shapes, and times.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ fn prefill_in_16_bits_is_compared_with_the_tensor_cores() {
     let (_, grid) = tiny();
     let shape = &grid.shapes(Operation::Prefill)[0];
     let halves = Shape { dtype: Dtype::Bf16, ..shape.clone() };
-    let cell = Cell { time: Time::default(), bytes: 1, operations: 4000, ulps: 0.0 };
+    let cell = Cell { time: Time::default(), kernels: BTreeMap::new(), bytes: 1, operations: 4000, ulps: 0.0 };
     let peaks = Peaks { read: Some(1e12), tensor: Some(4e12), ..Peaks::default() };
     // A time of 0 counts as a nanosecond.
     assert_eq!(peaks.share(Operation::Prefill, &halves, &cell), Some(1.0));

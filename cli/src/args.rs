@@ -37,10 +37,15 @@ pub struct CommonArgs {
 
 impl CommonArgs {
     pub fn open(&self) -> Result<Arc<dyn Device>, CliError> {
-        let default = EngineConfig::default().device;
-        let name = self.device.as_deref().unwrap_or(&default);
-        let options = Options { threads: self.threads, kernels: self.kernels_dir.clone(), ..Options::default() };
-        open_with(name, &options).map_err(CliError::failed)
+        open_with(&self.device_name(), &self.options()).map_err(CliError::failed)
+    }
+
+    pub fn device_name(&self) -> String {
+        self.device.clone().unwrap_or(EngineConfig::default().device)
+    }
+
+    pub fn options(&self) -> Options {
+        Options { threads: self.threads, kernels: self.kernels_dir.clone(), ..Options::default() }
     }
 }
 

@@ -2,6 +2,8 @@
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use testkit::kernels::host;
+use testkit::kernels::manifest::Unit;
 
 const SMALL: [&str; 10] = [
     "--heads=4",
@@ -62,6 +64,61 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
         (2, 2, 1),
         "a product has no blocks"
     );
+}
+
+#[test]
+fn kernels_counts_what_a_kernel_moves_and_predicts_its_time() {
+    let sources = |unit: &Unit| ["copy_blocks", "read_memory"].contains(&unit.name.as_str());
+    let Some(built) = host::counts_for_tests("attention_kernels", "cli", sources) else { return };
+    let (folder, name) = (tempfile::tempdir().unwrap(), "libquire_sim_attention_kernels.so");
+    std::fs::copy(built.join(name), folder.path().join(name)).unwrap();
+    let lines = "copy_blocks\tsm_80\t24\t0\t0\t0\ncopy_blocks\tsm_90a\t26\t0\t0\t8\n";
+    std::fs::write(folder.path().join("attention_kernels.resources.tsv"), lines).unwrap();
+    let (file, kernels) = (folder.path().join("counts.json"), folder.path().to_str().unwrap());
+    let run = |card: &str, scale: &str| -> (String, Value) {
+        let flags = ["--device=cuda-sim", "--counts", "--op=block_copy,linear", "--batch=2", "--context=70"];
+        let more = ["--card", card, "--scale", scale, "--kernels-dir", kernels, "--json", file.to_str().unwrap()];
+        let output = bench(&[&["kernels"], &flags[..], &more].concat());
+        assert!(output.status.success(), "{output:?}");
+        (String::from_utf8(output.stdout).unwrap(), serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap())
+    };
+    let (table, counted) = run("h200", "1");
+    assert!(table.contains("predicted: microseconds in a graph on H200, from counts; no GPU was timed\n"), "{table}");
+    assert!(!table.contains("median us") && !table.contains("peaks"), "{table}");
+    let row = &counted["rows"][0];
+    assert!(row["median_seconds"].is_null(), "{row}");
+    let kernel = &row["kernels"][0];
+    assert_eq!((&kernel["kernel"], kernel["launches"].as_u64()), (&"copy_blocks".into(), Some(1)));
+    // The bytes that the call must move are half read and half written; a pair of block numbers is read too.
+    let bytes = row["bytes"].as_u64().unwrap();
+    assert_eq!(kernel["distinct_written_bytes"].as_u64(), Some(bytes / 2));
+    assert_eq!(kernel["distinct_read_bytes"].as_u64(), Some(bytes / 2 + 2 * 5 * 8));
+    assert_eq!((kernel["registers"].as_u64(), kernel["spill_bytes"].as_u64()), (Some(26), Some(8)));
+    let line = table.lines().find(|line| line.starts_with("  copy_blocks ")).unwrap();
+    assert!(line.contains(" 26     8 ") && line.ends_with(" launch"), "{line}");
+    assert!(table.contains("cuBLAS, which is not counted\n") && counted["rows"][1]["predicted_seconds"].is_null());
+    // So much more work takes the time of the memory, which is slower on the older card.
+    let seconds = |card| {
+        let (_, counted) = run(card, "100000");
+        assert_eq!(counted["rows"][0]["kernels"][0]["bound"], "memory");
+        counted["rows"][0]["predicted_seconds"].as_f64().unwrap()
+    };
+    let (newest, oldest) = (seconds("H200"), seconds("a100"));
+    assert!((2.2..2.5).contains(&(oldest / newest)), "{oldest} and {newest}");
+}
+
+#[test]
+fn counts_that_cannot_be_made_are_one_line() {
+    for (arguments, parts) in [
+        (&["--counts"][..], &["--counts: found --device auto, expected cuda-sim"][..]),
+        (&["--counts", "--device=cuda-sim", "--card=V100"], &["--card: found no card \"V100\"", "H200, H100, A100"]),
+        (&["--counts", "--device=cuda-sim", "--kernels-dir=/no/such"], &["/no/such", "build-kernels --sim --counts"]),
+        (&["--card=H100"], &["--counts"]),
+        (&["--counts", "--repeat=3"], &["--counts", "--repeat"]),
+    ] {
+        let said = refusal(&[&["kernels"], arguments].concat());
+        assert!(parts.iter().all(|part| said.contains(part)), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

@@ -28,6 +28,12 @@ impl KernelFiles {
         KernelFiles { folders, device, command }
     }
 
+    /// Searches the subfolders of this name instead.
+    pub fn below(mut self, name: &str) -> KernelFiles {
+        self.folders.iter_mut().for_each(|folder| folder.push(name));
+        self
+    }
+
     /// Returns the first folder that has a file whose name starts with `beginning` and ends with `end`.
     pub fn folder_with(&self, beginning: &str, end: &str) -> Result<&Path, DeviceError> {
         let has = |folder: &&PathBuf| {

@@ -119,8 +119,10 @@ impl Host {
     }
 }
 
-/// [`Device::resident_blocks`] of `cuda-sim`.
+/// [`Device::resident_blocks`] of `cuda-sim`: few, so that a block gets several items.
 const RESIDENT_BLOCKS: u32 = 6;
+/// The same if launches are counted: so many that each item has a block, since predictions are for another number.
+const COUNTED_BLOCKS: u32 = 4096;
 
 impl Device for Host {
     fn name(&self) -> &'static str {
@@ -307,8 +309,8 @@ impl Device for Host {
     }
 
     fn resident_blocks(&self, launch: &Launch<'_>) -> Result<u32, DeviceError> {
-        self.kernels_for(launch)?;
-        Ok(RESIDENT_BLOCKS)
+        let counts = self.kernels_for(launch)?.tally().is_some();
+        Ok(if counts { COUNTED_BLOCKS } else { RESIDENT_BLOCKS })
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {

@@ -62,6 +62,7 @@ mod pinned;
 mod pool;
 pub mod profile;
 mod queue;
+mod resources;
 pub mod roofline;
 pub mod sim;
 pub mod simd;
@@ -86,6 +87,7 @@ pub use pinned::Pinned;
 pub use pool::Pool;
 pub use profile::Profile;
 pub use queue::Event;
+pub use resources::Resources;
 pub use simd::Isa;
 pub use stream::Queue;
 pub use tensor::Tensor;
@@ -274,7 +276,7 @@ pub trait Device: Send + Sync {
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
     /// Returns how many thread blocks of a launch the device runs at once, at least 1: its multiprocessors, times the blocks
     /// that fit one of them. The grid and the arguments of the launch are not used. A kernel whose blocks share a list of work
-    /// is launched with so many. `cuda-sim` returns 6, so that a block gets several items.
+    /// is launched with so many. `cuda-sim` returns a constant.
     ///
     /// # Errors
     /// As for [`Device::launch`].
@@ -396,7 +398,8 @@ pub struct Options {
     pub profile: Option<Arc<Profile>>,
     /// `cuda-sim`: seed of the order in which the threads and blocks of a launch run; 0 is the natural order.
     pub seed: u64,
-    /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count.
+    /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count. If no folder is
+    /// given, they are searched in the subfolder `counts` of the others.
     pub counts: Option<Arc<sim::Tally>>,
 }
 

@@ -5,6 +5,7 @@ mod backends;
 mod cpu;
 mod mirror;
 mod profile;
+mod resources;
 mod simt;
 mod support;
 mod upload;

@@ -36,7 +36,8 @@ pub mod kernels {
     pub use attention_kernels::trial::Peaks;
     pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};
     pub use attention_kernels::{Dtype, KvDtype, Operation, load_plugin};
-    pub use device::{Device, DeviceError, Options, open_with};
+    pub use device::sim::{Bound, Card, Counts, Prediction, SECTOR, Tally, assumption};
+    pub use device::{Device, DeviceError, Options, Resources, open_with};
 }
 
 pub use api::*;

@@ -114,6 +114,8 @@ fn a_fat_binary_holds_a_module_for_each_unit_and_a_list_of_their_kernels() {
     let binary = std::fs::read(&file).unwrap();
     let index = std::fs::read_to_string(file.with_extension("kernels.tsv")).unwrap();
     assert_eq!(index.lines().count(), 2);
+    let resources = std::fs::read_to_string(file.with_extension("resources.tsv")).unwrap();
+    assert!(resources.lines().all(|line| line.contains("\tsm_80\t")) && resources.lines().count() == 2, "{resources}");
     for line in index.lines() {
         let numbers: Vec<usize> = line.split('\t').skip(1).map(|number| number.parse().unwrap()).collect();
         // The header of a fat binary: a magic number, version 1, its own size, and that of what follows.

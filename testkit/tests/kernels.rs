@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use testkit::kernels::manifest::{Limits, Manifest};
-use testkit::kernels::resources::{Needs, kernels, table, within_limits};
+use testkit::kernels::resources::{Needs, kernels, lines, table, within_limits};
 
 #[test]
 fn a_mistake_in_a_manifest_is_named_with_its_line() {
@@ -59,6 +59,12 @@ fn the_table_has_a_line_for_each_kernel() {
     let table = table(&kernels(LOG, "a", Limits { spill_bytes: 0, registers: 255 }));
     let line = table.lines().nth(1).unwrap();
     assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), "scale 528 16 20 sm_80 40, sm_100 32");
+}
+
+#[test]
+fn the_list_has_a_line_for_each_kernel_and_architecture() {
+    let lines = lines(&kernels(LOG, "a", Limits { spill_bytes: 0, registers: 255 }));
+    assert_eq!(lines, "scale\tsm_100\t32\t0\t0\t0\nscale\tsm_80\t40\t528\t16\t20\n");
 }
 
 #[cfg(unix)]

@@ -1,6 +1,9 @@
 //! A point of a grid, and the measurements of a variant there.
 
+use std::collections::BTreeMap;
+
 use device::Device;
+use device::sim::Counts;
 
 use super::time::Time;
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
@@ -58,8 +61,10 @@ impl Shape {
 /// Measurements of one variant at one shape.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// Time of one call with all its launches.
+    /// Time of one call with all its launches. Empty if launches are counted.
     pub time: Time,
+    /// The kernels of one call, each with the number of its launches and the sum of their counts. Empty if launches are timed.
+    pub kernels: BTreeMap<String, (u64, Counts)>,
     /// Bytes that a call must read and write, each counted once.
     pub bytes: u64,
     /// Number of multiplications and additions of a call.

@@ -1,7 +1,9 @@
-//! Measurement of one operation at one shape: generates inputs, checks the results of each variant, and times it.
+//! Measurement of one operation at one shape: generates inputs, checks the results of each variant, and times or counts it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use device::sim::{Counts, Tally};
 use device::{Buffer, Device, Uploader};
 
 use super::cell::{Cell, Shape};
@@ -28,7 +30,19 @@ const ADAPTERS: usize = 8;
 /// Number of rows of a written cache, or of a product, that are compared.
 const SAMPLE: usize = 64;
 
+type Kernels = BTreeMap<String, (u64, Counts)>;
 type Found<'a> = &'a mut dyn FnMut(&Variant, Cell);
+
+/// How often variants run.
+#[derive(Clone, Copy)]
+pub(super) struct Runs<'a> {
+    /// Number of untimed runs.
+    pub warmup: usize,
+    /// Number of timed runs.
+    pub repeat: usize,
+    /// Counts of the device's launches. Variants then run once and are not timed.
+    pub tally: Option<&'a Tally>,
+}
 
 /// Variants that share their inputs.
 struct Case<'a> {
@@ -36,8 +50,7 @@ struct Case<'a> {
     shape: &'a Shape,
     format: CacheFormat,
     variants: &'a [&'static Variant],
-    /// Untimed and timed.
-    runs: (usize, usize),
+    runs: Runs<'a>,
 }
 
 impl Case<'_> {
@@ -46,8 +59,20 @@ impl Case<'_> {
         if self.device.name() == "cuda-sim" { 1 } else { BEYOND_CACHES.div_ceil(bytes.max(1)).clamp(1, 64) }
     }
 
+    /// Runs the call whose result is checked, and returns what the device has counted of it.
+    fn first<T>(&self, run: impl FnOnce() -> Result<T, KernelError>) -> Result<(T, Kernels), KernelError> {
+        let taken = || self.runs.tally.map(Tally::take).unwrap_or_default();
+        taken();
+        let result = run()?;
+        Ok((result, taken()))
+    }
+
+    /// Times calls, unless they are counted.
     fn time(&self, run: impl FnMut(usize) -> Result<(), KernelError>) -> Result<Time, KernelError> {
-        time(&**self.device, self.runs.0, self.runs.1, run)
+        match self.runs.tally {
+            Some(_) => Ok(Time::default()),
+            None => time(&**self.device, self.runs.warmup, self.runs.repeat, run),
+        }
     }
 }
 
@@ -57,7 +82,7 @@ pub(super) fn run(
     operation: Operation,
     shape: &Shape,
     variants: &[&'static Variant],
-    runs: (usize, usize),
+    runs: Runs<'_>,
     found: Found<'_>,
 ) -> Result<(), KernelError> {
     // Variants with the same layout share their inputs.
@@ -96,14 +121,15 @@ fn attention(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let cache = 2 * shape.batch * shape.context * shape.kv_heads * format.row_bytes(shape.head_size);
     let places: Vec<OnDevice<'_>> = (0..case.sets(cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
     for variant in variants {
-        let ulps = places[0].run(variant, all.clone(), false)?.worst(&problem, &truth);
+        let (results, kernels) = case.first(|| places[0].run(variant, all.clone(), false))?;
         let mut output = places[0].output()?;
         let time = case.time(|i| places[i % places.len()].call(variant, all.clone(), &mut output, None))?;
         let cell = Cell {
             time,
             bytes: (cache + 2 * rows * problem.width() * format.dtype.bytes()) as u64,
             operations: (4 * shape.batch * shape.heads * visible * shape.head_size) as u64,
-            ulps,
+            ulps: results.worst(&problem, &truth),
+            kernels,
         };
         found(variant, cell);
     }
@@ -169,7 +195,7 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
             };
             variant.cache_write(device, args)
         };
-        write(&mut caches[0])?;
+        let ((), kernels) = case.first(|| write(&mut caches[0]))?;
         let stored = [bytes(device, &caches[0].keys)?, bytes(device, caches[0].values())?];
         let exact = (0..rows).step_by(rows.div_ceil(SAMPLE)).all(|row| {
             stored.iter().enumerate().all(|(which, stored)| {
@@ -195,7 +221,7 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         let count = caches.len();
         let time = case.time(|i| write(&mut caches[i % count]))?;
         let ulps = if exact { 0.0 } else { f64::INFINITY };
-        found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
+        found(variant, Cell { time, kernels, bytes: moved as u64, operations: 0, ulps });
     }
     Ok(())
 }
@@ -221,7 +247,7 @@ fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         let copy = |cache: &mut KvCache| {
             variant.block_copy(device, BlockCopyArgs { copies: &pairs, cache, workspace: Some(&workspace) })
         };
-        copy(&mut caches[0])?;
+        let ((), kernels) = case.first(|| copy(&mut caches[0]))?;
         let exact = caches[0].buffers().try_fold(true, |exact, cache| {
             let stored = bytes(device, cache)?;
             let block = |id: u32| &stored[id as usize * size..][..size];
@@ -230,7 +256,7 @@ fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         let sets = caches.len();
         let time = case.time(|i| copy(&mut caches[i % sets]))?;
         let ulps = if exact { 0.0 } else { f64::INFINITY };
-        found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
+        found(variant, Cell { time, kernels, bytes: moved as u64, operations: 0, ulps });
     }
     Ok(())
 }
@@ -260,7 +286,7 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
             let args = LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: Dtype::F32 };
             variant.linear(device, args)
         };
-        multiply(0)?;
+        let ((), kernels) = case.first(|| multiply(0))?;
         let time = case.time(&mut multiply)?;
         let y = from_bytes(Dtype::F32, &bytes(device, &output)?);
         let places = (0..rows * k).step_by((rows * k).div_ceil(SAMPLE * SAMPLE));
@@ -272,7 +298,7 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
             if ulps.is_nan() { f64::INFINITY } else { ulps }
         });
         let ulps = ulps.fold(0.0, f64::max);
-        found(variant, Cell { time, bytes: moved as u64, operations: 2 * (rows * k * k) as u64, ulps });
+        found(variant, Cell { time, kernels, bytes: moved as u64, operations: 2 * (rows * k * k) as u64, ulps });
     }
     Ok(())
 }
@@ -290,12 +316,12 @@ fn additions(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         (0..case.sets(factors * shape.dtype.bytes())).map(|_| problem.on(device)).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         places[0].reset()?;
-        places[0].call(variant)?;
+        let ((), kernels) = case.first(|| places[0].call(variant))?;
         let ulps = problem.worst(&places[0].output()?, rows.div_ceil(SAMPLE));
         let count = places.len();
         let time = case.time(|i| places[i % count].call(variant))?;
         let bytes = ((factors + 3 * rows * width) * shape.dtype.bytes()) as u64;
-        found(variant, Cell { time, bytes, operations: 4 * (rows * width * RANK) as u64, ulps });
+        found(variant, Cell { time, kernels, bytes, operations: 4 * (rows * width * RANK) as u64, ulps });
     }
     Ok(())
 }

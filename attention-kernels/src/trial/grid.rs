@@ -1,4 +1,4 @@
-//! A grid of shapes, and for every variant that supports them: time, bytes, share of the peak, and error.
+//! A grid of shapes, and for every variant that supports them: time or counts, bytes, share of the peak, and error.
 //!
 //! Inputs are generated once for all variants of an operation. The device holds as many copies as together exceed every
 //! cache ([`peaks`](super::Peaks)), and repetitions use them in turn, so reads come from memory. Errors are those of a
@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::Device;
+use device::sim::Tally;
 
 pub use super::cell::{Cell, Shape};
-use super::cells;
+use super::cells::{self, Runs};
 use super::peaks::Peaks;
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype};
@@ -47,6 +48,8 @@ pub struct Grid {
     pub warmup: usize,
     /// Number of timed runs; fewer if they take more than a second.
     pub repeat: usize,
+    /// Counts of the device's launches ([`device::Options::counts`]). Variants then run once and are counted instead of timed.
+    pub tally: Option<Arc<Tally>>,
 }
 
 impl Grid {
@@ -68,6 +71,7 @@ impl Grid {
             query_lens: pick(&[20], &[128]),
             warmup: if sim { 0 } else { 2 },
             repeat: if sim { 1 } else { 20 },
+            tally: None,
         }
     }
 
@@ -178,13 +182,14 @@ impl Grid {
         found: &mut dyn FnMut(&Measurement),
     ) -> Result<(), GridError> {
         self.check(&**device)?;
+        let runs = Runs { warmup: self.warmup, repeat: self.repeat, tally: self.tally.as_deref() };
         let mut before = measure()?;
         for &operation in &self.operations {
             let mut cells = Vec::new();
             for shape in self.shapes(operation) {
                 let mut able = self.named(operation);
                 able.retain(|variant| shape.needs(&**device).unmet(variant).is_none());
-                cells::run(device, operation, &shape, &able, (self.warmup, self.repeat), &mut |variant, cell| {
+                cells::run(device, operation, &shape, &able, runs, &mut |variant, cell| {
                     cells.push((variant.name, shape.clone(), cell));
                 })?;
             }
@@ -253,7 +258,7 @@ pub struct Measurement {
     pub variant: &'static str,
     /// Shape.
     pub shape: Shape,
-    /// Time, bytes and error.
+    /// Time or counts, bytes and error.
     pub cell: Cell,
     /// Share of the peak that bounds the operation: the time at the measured peak over the time taken. `None` if that peak
     /// was not measured.

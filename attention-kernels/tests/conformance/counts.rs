@@ -14,7 +14,7 @@ use testkit::kernels::host;
 fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        host::counts_for_tests("attention_kernels", |unit| {
+        host::counts_for_tests("attention_kernels", "conformance", |unit| {
             unit.macros.iter().all(|name| name.ends_with("_BF16")) && !unit.name.contains("generic")
         })
     };

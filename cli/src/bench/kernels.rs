@@ -1,15 +1,17 @@
-//! `quire bench kernels`: times every supporting variant over a grid of shapes; a table and a JSON file.
+//! `quire bench kernels`: times or counts every supporting variant over a grid of shapes; a table and a JSON file.
 //!
 //! A row is printed as soon as it has been measured. `attention_kernels::trial::grid` defines what is measured and how.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use engine::EngineConfig;
-use engine::kernels::{Dtype, Grid, KvDtype, Measurement, Operation, Peaks, load_plugin};
+use engine::kernels::{Device, Dtype, Grid, KvDtype, Measurement, Operation, Peaks, load_plugin};
 use serde_json::{Value, json};
 
+use super::counted::{self, Counting};
 use crate::args::CommonArgs;
 use crate::error::CliError;
 use crate::values;
@@ -56,6 +58,15 @@ pub struct KernelArgs {
     /// Maximum number of timed runs; at most one second of them [default: 20]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub repeat: Option<usize>,
+    /// Count what each kernel does on cuda-sim, and predict its time on a card, instead of timing
+    #[arg(long, conflicts_with_all = ["warmup", "repeat"])]
+    pub counts: bool,
+    /// Card whose times --counts predicts: H200, H100, A100, L40S or RTX 4090 [default: H200]
+    #[arg(long, value_name = "NAME", requires = "counts")]
+    pub card: Option<String>,
+    /// Predict the time of so many times the counted work, such as more sequences of the same length [default: 1]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u64>, requires = "counts")]
+    pub scale: Option<u64>,
     /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE", value_parser = values::file)]
     pub json: Option<PathBuf>,
@@ -83,6 +94,16 @@ fn kv_dtype(text: &str) -> Result<KvDtype, String> {
 }
 
 impl KernelArgs {
+    /// Opens the device, with what `--counts` needs if it is given.
+    fn open(&self) -> Result<(Arc<dyn Device>, Option<Counting>), CliError> {
+        if !self.counts {
+            return Ok((self.common.open()?, None));
+        }
+        let (name, options) = (self.common.device_name(), self.common.options());
+        let (device, counting) = Counting::open(&name, options, self.card.as_deref(), self.scale)?;
+        Ok((device, Some(counting)))
+    }
+
     /// The grid of the flags, with the defaults of a device for flags that are not given.
     fn grid(&self, default: Grid) -> Grid {
         fn or<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {
@@ -103,6 +124,7 @@ impl KernelArgs {
             query_lens: or(&self.query_len, default.query_lens),
             warmup: self.warmup.unwrap_or(default.warmup),
             repeat: self.repeat.unwrap_or(default.repeat),
+            tally: None,
         }
     }
 }
@@ -110,15 +132,19 @@ impl KernelArgs {
 pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::failed)?;
     let results = Results::open("--json", args.json.as_deref())?;
-    let device = args.common.open()?;
-    let grid = args.grid(Grid::of(&*device));
+    let (device, counting) = args.open()?;
+    let tally = counting.as_ref().map(|counting| Arc::clone(&counting.tally));
+    let grid = Grid { tally, ..args.grid(Grid::of(&*device)) };
     let left_out = grid.check(&*device).map_err(CliError::failed)?;
     let mut out = io::stdout().lock();
     writeln!(out, "device: {}, {}", device.name(), device.description())?;
     if device.name() == "cuda-sim" {
         writeln!(out, "cuda-sim runs GPU code on the CPU: its errors are meaningful, its times are not")?;
     }
-    writeln!(out, "{}", HEAD.trim_end())?;
+    match &counting {
+        Some(counting) => writeln!(out, "{}\n{}", counting.about(), counted::HEAD)?,
+        None => writeln!(out, "{}", HEAD.trim_end())?,
+    }
     let (mut rows, mut broken, mut peaks) = (Vec::new(), None, Vec::new());
     let mut measure = || {
         let measured = Peaks::measure(&*device)?;
@@ -127,14 +153,20 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     };
     let outcome = grid.run(&device, &mut measure, &mut |row| {
         // If the reader has closed the pipe, keep measuring for the file and report the error at the end.
-        if let Err(error) = writeln!(out, "{}", line(row)) {
+        let text = match &counting {
+            Some(counting) => counting.lines(&shape(row), row),
+            None => line(row),
+        };
+        if let Err(error) = writeln!(out, "{text}") {
             broken.get_or_insert(error);
         }
-        rows.push(record(row));
+        rows.push(record(row, counting.as_ref()));
     });
     outcome.map_err(CliError::failed)?;
     let best = peaks.iter().fold(Peaks::default(), |best, measured| best.max(measured));
-    writeln!(out, "peaks, the best of {}: {best}", peaks.len())?;
+    if counting.is_none() {
+        writeln!(out, "peaks, the best of {}: {best}", peaks.len())?;
+    }
     // Other programs on the machine change its peaks, and the rows measured in between.
     let moved = Peaks::moved(&peaks);
     if moved > STEADY {
@@ -155,6 +187,7 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
             "times_mean_something": device.name() != "cuda-sim",
             "peaks": super::roofline::record(&best),
             "peaks_measured": peaks.iter().map(super::roofline::record).collect::<Vec<_>>(),
+            "counting": counting.as_ref().map(Counting::record),
             "rows": rows,
             "not_measured": left_out,
         }))?;
@@ -168,13 +201,13 @@ const STEADY: f64 = 0.1;
 const HEAD: &str = "operation   variant                 types          heads  size block batch context rows  \
                     median us  spread    GB/s of peak    ulps";
 
-fn line(row: &Measurement) -> String {
-    let (shape, time) = (&row.shape, &row.cell.time);
+/// The first columns of a row.
+fn shape(row: &Measurement) -> String {
+    let shape = &row.shape;
     let types = format!("{}/{}", shape.dtype, shape.kv_dtype);
     let heads = format!("{}/{}", shape.heads, shape.kv_heads);
-    let share = row.share.map_or("-".to_string(), |share| format!("{:.0}%", share * 100.0));
     format!(
-        "{:<11} {:<23} {types:<13} {heads:>6} {:>5} {:>5} {:>5} {:>7} {:>4} {:>10.1} {:>6.1}% {:>7.1} {share:>7} {:>7.2}",
+        "{:<11} {:<23} {types:<13} {heads:>6} {:>5} {:>5} {:>5} {:>7} {:>4}",
         row.operation.key(),
         row.variant,
         shape.head_size,
@@ -182,6 +215,15 @@ fn line(row: &Measurement) -> String {
         shape.batch,
         shape.context,
         shape.query_len,
+    )
+}
+
+fn line(row: &Measurement) -> String {
+    let time = &row.cell.time;
+    let share = row.share.map_or("-".to_string(), |share| format!("{:.0}%", share * 100.0));
+    format!(
+        "{} {:>10.1} {:>6.1}% {:>7.1} {share:>7} {:>7.2}",
+        shape(row),
         time.median().as_secs_f64() * 1e6,
         time.spread() * 100.0,
         row.bytes_per_second() / 1e9,
@@ -189,9 +231,10 @@ fn line(row: &Measurement) -> String {
     )
 }
 
-fn record(row: &Measurement) -> Value {
+/// A row as JSON: the shape and the error, and times or counts.
+fn record(row: &Measurement, counting: Option<&Counting>) -> Value {
     let (shape, cell) = (&row.shape, &row.cell);
-    json!({
+    let mut record = json!({
         "operation": row.operation.key(),
         "variant": row.variant,
         "dtype": shape.dtype.name(),
@@ -203,13 +246,22 @@ fn record(row: &Measurement) -> Value {
         "batch": shape.batch,
         "context": shape.context,
         "query_len": shape.query_len,
-        "median_seconds": cell.time.median().as_secs_f64(),
-        "spread": cell.time.spread(),
         "bytes": cell.bytes,
         "operations": cell.operations,
-        "bytes_per_second": row.bytes_per_second(),
-        "share_of_peak": row.share,
         // JSON has no infinity: a result without any correct digit is null.
         "max_error_ulps": cell.ulps.is_finite().then_some(cell.ulps),
-    })
+    });
+    let figures = match counting {
+        Some(counting) => counting.row(row),
+        None => json!({
+            "median_seconds": cell.time.median().as_secs_f64(),
+            "spread": cell.time.spread(),
+            "bytes_per_second": row.bytes_per_second(),
+            "share_of_peak": row.share,
+        }),
+    };
+    if let (Value::Object(record), Value::Object(figures)) = (&mut record, figures) {
+        record.extend(figures);
+    }
+    record
 }

@@ -1,6 +1,7 @@
 //! `quire bench`: the subcommands that measure an engine in this process, one file each. `quire bench serve` is in the crate `bench`.
 
 mod batch;
+mod counted;
 mod kernels;
 mod latency;
 mod lora;
@@ -25,7 +26,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Time every kernel over a grid of shapes, with its error and its fraction of the peak rate
+    /// Time or count every kernel over a grid of shapes, with its error and its fraction of the peak rate
     Kernels(Box<kernels::KernelArgs>),
     /// Measure the peak rates of this machine: memory bandwidth and operations per second
     Roofline(roofline::RooflineArgs),

@@ -61,17 +61,21 @@ void Counter::access(unsigned warp, unsigned lane, const void* at, unsigned byte
 
 void Counter::end_request(const Site& site, const Request& request) {
     if (site.shared) return end_shared(site, request);
-    uintptr_t sectors[2 * WARP];
+    uintptr_t sectors[2 * WARP], starts[WARP];
     unsigned count = 0, lanes = 0;
     for (unsigned lane = 0; lane < WARP; lane++) {
         if (!(request.lanes >> lane & 1)) continue;
-        lanes++;
         const uintptr_t at = request.at[lane];
+        starts[lanes++] = at;
         for (uintptr_t sector = at / SECTOR; sector <= (at + site.bytes - 1) / SECTOR; sector++) sectors[count++] = sector;
         mark(at, site.bytes, site.write);
     }
     std::sort(sectors, sectors + count);
     counts_.sectors += static_cast<uint64_t>(std::unique(sectors, sectors + count) - sectors);
+    std::sort(starts, starts + lanes);
+    for (unsigned i = 0; i < lanes; i++) {
+        counts_.wanted_bytes += i + 1 < lanes ? std::min<uintptr_t>(site.bytes, starts[i + 1] - starts[i]) : site.bytes;
+    }
     counts_.requests++;
     (site.write ? counts_.written_bytes : counts_.read_bytes) += uint64_t{lanes} * site.bytes;
     wrote_ = wrote_ || site.write;
@@ -90,8 +94,10 @@ void Counter::end_shared(const Site& site, const Request& request) {
         }
         std::sort(touched, touched + count);
         count = static_cast<unsigned>(std::unique(touched, touched + count) - touched);
+        if (count == 0) continue;
         unsigned of_bank[BANKS] = {}, passes = 1;
         for (unsigned i = 0; i < count; i++) passes = std::max(passes, ++of_bank[touched[i] % BANKS]);
+        counts_.shared_passes += passes;
         counts_.bank_conflicts += passes - 1;
     }
 }
@@ -112,6 +118,7 @@ void Counter::box_row(const void* from, unsigned bytes) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(from);
     counts_.requests++;
     counts_.sectors += (at + bytes - 1) / SECTOR - at / SECTOR + 1;
+    counts_.wanted_bytes += bytes;
     counts_.read_bytes += bytes;
     mark(at, bytes, false);
 }
@@ -157,6 +164,11 @@ quire_sim_counts Counter::counts() const {
     for (const auto& [line, bytes] : lines_) {
         counts.distinct_read_bytes += static_cast<uint64_t>(__builtin_popcountll(bytes.read));
         counts.distinct_written_bytes += static_cast<uint64_t>(__builtin_popcountll(bytes.written));
+        for (const uint64_t accessed : {bytes.read, bytes.written}) {
+            for (unsigned from = 0; from < LINE; from += SECTOR) {
+                counts.distinct_sectors += (accessed >> from & ((uint64_t{1} << SECTOR) - 1)) != 0;
+            }
+        }
     }
     return counts;
 }

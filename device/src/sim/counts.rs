@@ -19,6 +19,14 @@ macro_rules! counts {
             $($(#[$what])* pub $field: u64,)*
         }
 
+        impl Counts {
+            /// Returns the counts of `factor` times the work.
+            #[must_use]
+            pub fn scaled(self, factor: u64) -> Counts {
+                Counts { $($field: self.$field * factor,)* }
+            }
+        }
+
         impl AddAssign for Counts {
             fn add_assign(&mut self, other: Counts) {
                 $(self.$field += other.$field;)*
@@ -44,9 +52,15 @@ counts! {
     requests,
     /// Sectors of 32 bytes that the requests touch.
     sectors,
+    /// Sectors that were read and sectors that were written, each counted once.
+    distinct_sectors,
+    /// Bytes of the sectors that some lane of their request accesses. The rest of the sectors moves in vain.
+    wanted_bytes,
     /// Requests to shared memory.
     shared_requests,
-    /// Passes over the 32 banks of shared memory beyond those that the width of the requests needs.
+    /// Passes over the 32 banks of shared memory that the requests take.
+    shared_passes,
+    /// Those of the passes that are beyond what the width of the requests needs.
     bank_conflicts,
     /// Barriers that opened: of blocks, named ones, and of warps.
     barriers,

@@ -9,6 +9,8 @@ use crate::files::KernelFiles;
 use crate::{DeviceError, Options};
 
 const COMMAND: &str = "cargo xtask build-kernels --sim";
+/// Builds the libraries that count, in a subfolder of this name.
+const COUNTING: (&str, &str) = ("cargo xtask build-kernels --sim --counts", "counts");
 const BEGINNING: &str = "libquire_sim_";
 const END: &str = ".so";
 
@@ -24,7 +26,12 @@ pub(crate) struct Libraries {
 impl Libraries {
     /// Returns an error if the folder has no library.
     pub fn find(options: &Options) -> Result<Libraries, DeviceError> {
-        let files = KernelFiles::new("cuda-sim", COMMAND, options.kernels.as_deref());
+        let named = options.kernels.as_deref();
+        let files = match (&options.counts, named) {
+            (None, _) => KernelFiles::new("cuda-sim", COMMAND, named),
+            (Some(_), Some(_)) => KernelFiles::new("cuda-sim", COUNTING.0, named),
+            (Some(_), None) => KernelFiles::new("cuda-sim", COUNTING.0, None).below(COUNTING.1),
+        };
         let folder = files.folder_with(BEGINNING, END)?.to_owned();
         Ok(Libraries { files, folder, seed: options.seed, tally: options.counts.clone(), open: Mutex::default() })
     }

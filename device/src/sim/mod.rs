@@ -22,15 +22,19 @@
 
 mod api;
 mod call;
+mod card;
 mod counts;
 mod error;
 mod libraries;
+mod predict;
 mod replay;
 mod work;
 
+pub use card::{Card, UnknownCard, assumption};
 pub use counts::{Counts, Tally};
 pub use error::{Fault, FaultKind, SimError};
 pub(crate) use libraries::Libraries;
+pub use predict::{Bound, Prediction, SECTOR};
 pub(crate) use work::{Part, Work};
 
 use std::ffi::{CStr, CString};

@@ -41,11 +41,13 @@ fn address(buffer: &Buffer) -> usize {
 
 /// Sectors of 32 bytes that each 32 of these addresses touch.
 fn sectors(addresses: &[usize], bytes: usize) -> u64 {
-    let of_warp = |warp: &[usize]| {
-        let touched: BTreeSet<usize> = warp.iter().flat_map(|at| at / 32..=(at + bytes - 1) / 32).collect();
-        touched.len() as u64
-    };
-    addresses.chunks(32).map(of_warp).sum()
+    addresses.chunks(32).map(|warp| distinct_sectors(warp, bytes)).sum()
+}
+
+/// Sectors of 32 bytes that these addresses touch together.
+fn distinct_sectors(addresses: &[usize], bytes: usize) -> u64 {
+    let touched: BTreeSet<usize> = addresses.iter().flat_map(|at| at / 32..=(at + bytes - 1) / 32).collect();
+    touched.len() as u64
 }
 
 /// Passes beyond the first, for lanes that share a pass if they read distinct banks or equal words.
@@ -74,8 +76,11 @@ proptest! {
         let counts = count(library, &launch(kernel, 1, 96, &args));
         let at = |base: &Buffer, i: usize, bytes| address(base) + i * bytes;
         let read: Vec<usize> = from.iter().map(|i| at(&input, *i as usize, bytes)).collect();
-        let ordered = |base, bytes| sectors(&(0..96).map(|i| at(base, i, bytes)).collect::<Vec<_>>(), bytes);
-        let distinct = from.iter().collect::<BTreeSet<_>>().len();
+        let ordered = |base, bytes| (0..96).map(|i| at(base, i, bytes)).collect::<Vec<_>>();
+        let (written, indexed) = (ordered(&out, bytes), ordered(&indices, 4));
+        let number_of = |elements: &[i32]| elements.iter().collect::<BTreeSet<_>>().len();
+        let distinct = number_of(&from);
+        let wanted: usize = from.chunks(32).map(number_of).sum();
         prop_assert_eq!(counts, Counts {
             blocks: 1,
             busy_blocks: 1,
@@ -84,7 +89,11 @@ proptest! {
             distinct_read_bytes: (distinct * bytes + 96 * 4) as u64,
             distinct_written_bytes: 96 * bytes as u64,
             requests: 3 * 3,
-            sectors: sectors(&read, bytes) + ordered(&out, bytes) + ordered(&indices, 4),
+            sectors: sectors(&read, bytes) + sectors(&written, bytes) + sectors(&indexed, 4),
+            distinct_sectors: distinct_sectors(&read, bytes)
+                + distinct_sectors(&written, bytes)
+                + distinct_sectors(&indexed, 4),
+            wanted_bytes: ((wanted + 96) * bytes + 96 * 4) as u64,
             ..Counts::default()
         });
     }
@@ -104,6 +113,8 @@ proptest! {
         let counts = count(library, &launch(kernel, 1, 96, &args));
         prop_assert_eq!(counts.shared_requests, 2 * 3);
         prop_assert_eq!(counts.bank_conflicts, conflicts(&from, bytes));
+        // Writes and reads of three warps; a pass takes 128 bytes.
+        prop_assert_eq!(counts.shared_passes, 2 * 96 * bytes as u64 / 128 + conflicts(&from, bytes));
         prop_assert_eq!(counts.barriers, 1);
     }
 }
@@ -199,6 +210,19 @@ fn boxes_count_their_rows_and_products_of_a_warpgroup_once() {
     assert_eq!(counts.requests, 2 * 64 + 4 * 32 + 4 * 64);
     assert_eq!((counts.products, counts.warpgroup_products), (0, 8));
     assert_eq!(counts.multiply_adds, 8 * 64 * 64 * 16);
+}
+
+#[test]
+fn a_store_for_the_tensor_cores_counts_as_one_of_16_bytes() {
+    let Some(library) = library() else { return };
+    // Two factors of 2 KiB, dense and not swizzled; the second follows the first.
+    let (image, c) = (zeros::<u16>(2 * 64 * 16), zeros::<f32>(64 * 64));
+    let factor = (1024u64 >> 4) << 16 | (128u64 >> 4) << 32;
+    let args = [Arg::pointer(&c, 0), Arg::pointer(&image, 0), 4096.into(), factor.into(), factor.into(), 2048.into()];
+    let launch = Launch { shared_bytes: 5 << 10, ..launch("product_of_image_k", 1, 128, &args) };
+    let counts = count(library, &launch);
+    assert_eq!((counts.warpgroup_products, counts.shared_requests), (1, 4096 / 16 / 32));
+    assert_eq!((counts.shared_passes, counts.bank_conflicts), (4096 / 128, 0));
 }
 
 #[test]

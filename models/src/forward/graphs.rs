@@ -68,8 +68,8 @@ impl Model {
     pub fn capture_graphs(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
         let counts = self.graphs.as_ref().map_or([0; 2], |graphs| graphs.sizes.each_ref().map(Vec::len));
         let mut bytes = 0;
-        for kind in 0..counts.len() {
-            for index in 0..counts[kind] {
+        for (kind, count) in counts.into_iter().enumerate() {
+            for index in 0..count {
                 bytes += self.capture((kind, index), caches)?;
             }
         }

@@ -7,6 +7,8 @@
 //! ```text
 //! kernel <tab> offset in bytes <tab> length in bytes
 //! ```
+//!
+//! `<crate>.resources.tsv` lists the resources of each kernel ([`resources::lines`]), which `quire bench kernels --counts` prints.
 
 use std::path::{Path, PathBuf};
 
@@ -97,7 +99,7 @@ pub fn build(
     Ok(Built { kernels, outputs: compiles.into_iter().map(|compile| compile.output).collect() })
 }
 
-/// Writes the fat binary of a crate and the list of its kernels into a folder, and returns the path of the binary.
+/// Writes the fat binary of a crate, the list of its kernels and that of their resources into a folder, and returns the path of the binary.
 ///
 /// # Errors
 /// A file that cannot be read or written.
@@ -113,7 +115,10 @@ pub fn write(root: &Path, folder: &Path, manifest: &Manifest, built: &Built) -> 
         }
         binary.extend(module);
     }
-    for (extension, contents) in [("kernels.tsv", index.as_bytes()), ("fatbin", binary.as_slice())] {
+    let resources = resources::lines(&built.kernels);
+    let files =
+        [("kernels.tsv", index.as_bytes()), ("resources.tsv", resources.as_bytes()), ("fatbin", binary.as_slice())];
+    for (extension, contents) in files {
         let file = folder.join(format!("{}.{extension}", manifest.name));
         std::fs::write(&file, contents).map_err(at(&file))?;
     }

@@ -227,19 +227,19 @@ fn library_in(
     Ok(output)
 }
 
-/// Builds a library that counts, with some of the sources of a crate, and returns its folder. Reports a test that did not run and
-/// returns `None` if the compiler cannot do it.
+/// Builds a library that counts, with some of the sources of a crate, and returns its folder, which has the name of the tests that
+/// use it. Reports a test that did not run and returns `None` if the compiler cannot do it.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
-pub fn counts_for_tests(name: &str, keep: impl Fn(&Unit) -> bool) -> Option<PathBuf> {
+pub fn counts_for_tests(name: &str, tests: &str, keep: impl Fn(&Unit) -> bool) -> Option<PathBuf> {
     let found = compiler().map_err(|missing| not_run::report(Capability::Cxx, &missing)).ok()?;
     if found.is_clang() {
         not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
         return None;
     }
     let root = crate::workspace::root();
-    let folder = super::folder(&root).join(Instrument::Counts.name()).join("tests");
+    let folder = super::folder(&root).join(Instrument::Counts.name()).join(tests);
     let build = || {
         let mut manifests = super::manifests(&root)?;
         manifests.retain(|manifest| manifest.name == name);

@@ -2,7 +2,7 @@
 //!
 //! Every crate with a `csrc/kernels.toml` ([`manifest`]) gets, under `target/kernels/`,
 //!
-//! - `<crate>.fatbin` and `<crate>.kernels.tsv` from nvcc ([`cuda`]), or
+//! - `<crate>.fatbin`, `<crate>.kernels.tsv` and `<crate>.resources.tsv` from nvcc ([`cuda`]), or
 //! - `libquire_sim_<crate>.so` from the C++ compiler of the host and the SIMT shim ([`host`]).
 //!
 //! Compiled pieces are kept under `target/kernels/cache/`, and compiled again only if something that they were made from has changed

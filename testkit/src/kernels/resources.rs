@@ -86,6 +86,27 @@ pub fn table(kernels: &[Kernel]) -> String {
     text
 }
 
+/// Returns a line per kernel and architecture, as `device::Resources` reads it:
+///
+/// ```text
+/// kernel <tab> architecture <tab> registers <tab> bytes of static shared memory <tab> of stack <tab> of spills
+/// ```
+pub fn lines(kernels: &[Kernel]) -> String {
+    let mut text = String::new();
+    for (kernel, (architecture, needs)) in
+        kernels.iter().flat_map(|kernel| kernel.needs.iter().map(move |it| (kernel, it)))
+    {
+        let Needs { registers, shared_bytes, stack_bytes, spill_bytes } = needs;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{}\t{architecture}\t{registers}\t{shared_bytes}\t{stack_bytes}\t{spill_bytes}",
+            kernel.name
+        );
+    }
+    text
+}
+
 /// Checks every kernel against its limits.
 ///
 /// # Errors

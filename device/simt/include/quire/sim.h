@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Incremented when anything below changes. */
-#define QUIRE_SIM_ABI 4
+#define QUIRE_SIM_ABI 5
 
 /* Why a launch failed. */
 enum {
@@ -58,7 +58,10 @@ typedef struct {
     uint64_t distinct_written_bytes;
     uint64_t requests;               /* to global memory */
     uint64_t sectors;                /* of 32 bytes that the requests touch */
+    uint64_t distinct_sectors;       /* each sector once that was read, and once that was written */
+    uint64_t wanted_bytes;           /* of the sectors: those that some lane of the request accesses */
     uint64_t shared_requests;        /* to shared memory */
+    uint64_t shared_passes;          /* over its 32 banks that they take */
     uint64_t bank_conflicts;         /* passes over the 32 banks of shared memory beyond those that the widths need */
     uint64_t barriers;               /* that opened: of blocks, named ones, and of warps */
     uint64_t products;               /* mma of a warp */

@@ -38,6 +38,8 @@ inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* b
 // The stored value is visible after the fence; before that, the memory reads as NaN.
 inline void proxy_store(void* shared, const uint4& value, Place at) {
     if (!aligned16(shared)) fail(Fault::misaligned, "a store of 16 bytes is not aligned to 16 bytes", at);
+    count(shared, 16, true, at);
+    const Uncounted model;
     uint4* to = static_cast<uint4*>(shared);
     *to = {~0u, ~0u, ~0u, ~0u};
     unfenced_store({to, {value.x, value.y, value.z, value.w}});
