@@ -2,6 +2,7 @@
 //! of this machine. The elements behind each row of logits are NaN, so that a kernel that reads them fails.
 
 mod counts;
+mod cuts;
 mod histories;
 mod problem;
 mod reference;
