@@ -22,8 +22,8 @@ __device__ __forceinline__ void each_undecided(const Values<float>& scaled, cons
     }
 }
 
-// Keeps the likeliest tokens that have the wanted share of the mass: `mass` in all, of which `before` is decided. Of equal
-// ones keeps the lowest ids. `each(use)` calls `use(token, logit)` for the undecided tokens.
+// top_p: keeps the fewest likeliest undecided tokens that have the mass `target`; of equal ones the lowest ids. `each(use)`
+// calls `use(token, logit)` for those that top_k keeps.
 template <class Each>
 __device__ __forceinline__ void top_p(RowShared& shared, Mass target, Each each, Cut& cut) {
     const float largest = cut.largest;
@@ -67,32 +67,32 @@ __device__ __forceinline__ void typical_p(RowShared& shared, const Values<float>
 
 // Completes `cut`, at first a copy of `bounds`, that of sample_filter.
 __device__ __forceinline__ void place(RowShared& shared, const RowParams& params, const Values<float>& scaled, const Mass* list, const Cut& bounds, Cut& cut) {
-    if (bounds.first_bin != NONE) {
-        // The mass that top_p takes its share of.
-        Mass mass = bounds.mass_before_k;
-        if (bounds.needed) {
-            const auto each_in_k_bin = [&](const auto& use) {
-                each_undecided(scaled, list, bounds, [&](uint32_t, float logit) {
-                    if (bin_of(bounds, logit) == bounds.k_bin) use(key_of(logit), logit);
-                });
-            };
-            cut.key = select(shared, bounds.needed, [&](const auto& use) {
-                each_in_k_bin([&](uint32_t key, float) { use(key, Mass(1)); });
-            }).key;
-            Mass own = 0;
+    const bool has_top_p = params.top_p < 1.0f && bounds.first_bin != NONE;
+    Mass mass = bounds.mass_before_k;  // that top_p takes its share of
+    if (bounds.needed) {
+        const auto each_in_k_bin = [&](const auto& use) {
+            each_undecided(scaled, list, bounds, [&](uint32_t, float logit) {
+                if (bin_of(bounds, logit) == bounds.k_bin) use(key_of(logit), logit);
+            });
+        };
+        const auto count = [&](const auto& use) { each_in_k_bin([&](uint32_t key, float) { use(key, Mass(1)); }); };
+        cut.key = select(shared, bounds.needed, count).key;
+        Mass own = 0;
+        if (has_top_p) {
             each_in_k_bin([&](uint32_t key, float logit) {
                 if (key >= cut.key) own += weight(__fsub_rn(logit, bounds.largest));
             });
-            mass += block_fold<ROW_THREADS>(own, shared.warp_values, Sum());
         }
-        if (params.top_p < 1.0f) {
-            const uint32_t least = cut.key;
-            top_p(shared, share_of(mass, params.top_p) - bounds.mass_before, [&](const auto& use) {
-                each_undecided(scaled, list, bounds, [&](uint32_t token, float logit) {
-                    if (key_of(logit) >= least) use(token, logit);
-                });
-            }, cut);
-        }
+        mass += block_fold<ROW_THREADS>(own, shared.warp_values, Sum());
+    }
+    if (has_top_p) {
+        const uint32_t least = cut.key;
+        const auto each_of_top_k = [&](const auto& use) {
+            each_undecided(scaled, list, bounds, [&](uint32_t token, float logit) {
+                if (key_of(logit) >= least) use(token, logit);
+            });
+        };
+        top_p(shared, share_of(mass, params.top_p) - bounds.mass_before, each_of_top_k, cut);
     }
     if (params.typical_p < 1.0f) typical_p(shared, scaled, params.typical_p, cut);
 }

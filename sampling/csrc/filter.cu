@@ -65,16 +65,16 @@ __device__ __forceinline__ void add_chunk(FilterShared& shared, const SampleArgs
     }
 }
 
-// Finds the bins of the row in which top_k and top_p end. The mass that top_k keeps is known only within k_bin, so top_p
-// may end in several bins.
+// Finds the bins of the row in which top_k and top_p end. How much of k_bin top_k keeps is not known yet, so top_p may end
+// in any of several bins.
 __device__ __forceinline__ void find_bins(FilterShared& shared, const RowParams& params, const Mass* histogram) {
     constexpr uint32_t OWN = BINS / CHUNK_THREADS;
     const uint32_t first = OWN * threadIdx.x;
     Mass masses[OWN], counts[OWN], mass = 0, count = 0, all_mass, all_counts;
 #pragma unroll
     for (uint32_t i = 0; i < OWN; i++) {
-        mass += masses[i] = params.top_p < 1.0f ? histogram[first + i] : 0;
-        count += counts[i] = params.top_k ? histogram[BINS + first + i] : 0;
+        mass += masses[i] = params.top_p < 1.0f ? __ldcg(&histogram[first + i]) : 0;
+        count += counts[i] = params.top_k ? __ldcg(&histogram[BINS + first + i]) : 0;
     }
     const Mass mass_before = block_scan<CHUNK_THREADS>(mass, shared.warp_values, all_mass);
     const Mass count_before = block_scan<CHUNK_THREADS>(count, shared.warp_values, all_counts);

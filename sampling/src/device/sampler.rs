@@ -368,7 +368,9 @@ impl DeviceSampler {
         // A larger set is cut, a smaller one filled up with zeros.
         let given = &set.words()[..set.words().len().min(words)];
         self.staging.upload(Array::Constraints, at * words, given);
-        self.staging.upload(Array::Constraints, at * words + given.len(), &vec![0u32; words - given.len()]);
+        if given.len() < words {
+            self.staging.upload(Array::Constraints, at * words + given.len(), &vec![0u32; words - given.len()]);
+        }
         if let Some(params) = &mut self.slots[at].params {
             params.flags |= flag::CONSTRAINED;
         }
