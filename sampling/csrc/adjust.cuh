@@ -41,23 +41,30 @@ __device__ __forceinline__ float biased(const RowView& row, uint32_t token, floa
     return logit;
 }
 
-// Applies the penalties, and unless the row is greedy the temperature, to a token that is not banned. NaN becomes −∞.
-__device__ __forceinline__ float adjusted(const RowView& row, uint32_t token, float logit) {
-    const RowParams& params = *row.params;
-    if (row.counts) {
-        const uint32_t count = row.counts[token], in_output = count & ~IN_PROMPT;
-        if (count) {
-            const float penalty = params.repetition_penalty;
-            logit = logit > 0.0f ? __fdiv_rn(logit, penalty) : __fmul_rn(logit, penalty);
-        }
-        if (in_output) {
-            const float frequency = __fmul_rn(params.frequency_penalty, __uint2float_rn(in_output));
-            logit = __fsub_rn(__fsub_rn(logit, frequency), params.presence_penalty);
-        }
+// What applies to every token of a row: penalties if their counts are kept, and unless the row is greedy the temperature.
+struct Adjustment {
+    const uint32_t* counts;
+    float repetition, frequency, presence, temperature;
+
+    __device__ __forceinline__ explicit Adjustment(const RowView& row) : counts(row.counts) {
+        temperature = row.is(ROW_GREEDY) ? 0.0f : row.params->temperature;
+        if (!counts) return;
+        repetition = row.params->repetition_penalty;
+        frequency = row.params->frequency_penalty;
+        presence = row.params->presence_penalty;
     }
-    if (isnan(logit)) return __uint_as_float(0xff800000u);
-    return row.is(ROW_GREEDY) ? logit : fminf(__fdiv_rn(logit, params.temperature), LARGEST);
-}
+
+    // Returns the adjusted logit of a token that is not banned. NaN becomes −∞.
+    __device__ __forceinline__ float operator()(uint32_t token, float logit) const {
+        if (counts) {
+            const uint32_t count = counts[token], in_output = count & ~IN_PROMPT;
+            if (count) logit = logit > 0.0f ? __fdiv_rn(logit, repetition) : __fmul_rn(logit, repetition);
+            if (in_output) logit = __fsub_rn(__fsub_rn(logit, __fmul_rn(frequency, __uint2float_rn(in_output))), presence);
+        }
+        if (isnan(logit)) return __uint_as_float(0xff800000u);
+        return temperature == 0.0f ? logit : fminf(__fdiv_rn(logit, temperature), LARGEST);
+    }
+};
 
 // A token packed for the search for the likeliest; 0 if it is impossible.
 __device__ __forceinline__ Mass candidate(float logit, uint32_t token) {

@@ -13,9 +13,11 @@ using Mass = unsigned long long;
 
 constexpr uint32_t NONE = 0xffffffffu;  // no slot, no token
 
-constexpr uint32_t CHUNK = 8192;         // tokens of a row per block of adjust and draw
+constexpr uint32_t CHUNK = 8192;         // positions of a row per block of adjust, filter and draw
 constexpr uint32_t CHUNK_THREADS = 256;  // threads of such a block
+constexpr uint32_t SEGMENT = 128;        // positions of a row that share a peak: what a warp loads of floats at once
 constexpr uint32_t ROW_THREADS = 512;    // threads of a block that processes a whole row
+constexpr uint32_t LIST = 4096;          // undecided tokens of a row that its scratch memory holds
 
 // Bits of RowParams::flags.
 enum RowFlag : uint32_t {
@@ -64,7 +66,7 @@ struct RowParams {
 };
 static_assert(sizeof(RowParams) == 80, "the size in args.rs");
 
-// The results of a block of adjust and draw for its chunk of a row.
+// The results of the blocks of adjust and draw for a chunk of a row.
 struct Chunk {
     Mass best;      // packed: the likeliest adjusted token, 0 if none is possible
     Mass fallback;  // packed: the likeliest raw token within the constraint
@@ -73,21 +75,34 @@ struct Chunk {
     uint32_t winner;
     uint32_t raw_key;  // of the largest raw logit
     uint32_t open;     // whether some token is neither banned nor held back
-    uint32_t padding;
+    uint32_t least;    // ~key of the least adjusted logit that is possible, 0 if none is
 };
 static_assert(sizeof(Chunk) == 48, "the size in args.rs");
 
-// Which tokens of a row the filters keep.
+// Which tokens of a row the filters keep. sample_filter leaves the tokens of a few bins undecided; sample_finish decides.
+// If no bin is undecided, all three are NONE.
 struct Cut {
-    double first_sum;   // logit + noise of the likeliest token kept; −∞ if unknown
-    float largest;      // largest scaled logit
-    float mean;         // typical_p: mean of logit − largest
-    float reach;        // typical_p: greatest distance from the mean that is kept; ∞ if off
-    uint32_t key;       // the least key kept,
-    uint32_t last;      // and the highest token kept of that key
-    uint32_t certain;   // the token, if it is not drawn; else NONE
+    double first_sum;    // logit + noise of the likeliest token
+    Mass mass_before_k;  // mass of the bins before k_bin; without top_k, of all bins
+    Mass mass_before;    // mass of the bins before first_bin
+    float largest;       // largest scaled logit
+    float bins_per_unit; // see bin_of
+    float raw_largest;   // largest raw logit, at most LARGEST
+    float mean;          // typical_p: mean of logit − largest
+    float reach;         // typical_p: greatest distance from the mean that is kept; ∞ if off
+    uint32_t key;        // the least key kept,
+    uint32_t last;       // and the highest token kept of that key
+    uint32_t certain;    // the token, if it is not drawn; else NONE
+    uint32_t first_bin;  // the first undecided bin
+    uint32_t last_bin;   // the last one in which top_p may end
+    uint32_t k_bin;      // the one in which top_k ends; without top_k, last_bin
+    uint32_t needed;     // how many of the likeliest tokens of k_bin top_k needs; 0 without top_k
+    uint32_t listed;     // number of undecided tokens, if at most LIST
+    uint32_t arrivals;   // blocks of sample_filter that have added their counts
+    uint32_t first;      // the likeliest token
+    uint32_t output_len;
 };
-static_assert(sizeof(Cut) == 32, "the size in args.rs");
+static_assert(sizeof(Cut) == 88, "the size in args.rs");
 
 // The result of a row, copied to the host.
 struct RowResult {
@@ -108,11 +123,11 @@ static_assert(sizeof(Top) == 8, "the size in args.rs");
 struct SampleShape {
     uint64_t logits_stride;  // elements from one row of logits to the next
     uint32_t vocab;          // at most 2^22
-    uint32_t splits;         // ceil(vocab / CHUNK)
+    uint32_t splits;         // chunks of a row, wherever it begins: ceil((vocab + 7) / CHUNK)
     uint32_t list_words;     // words of a slot's list
     uint32_t tail_tokens;    // number of last output tokens that a slot keeps, for bad words
     uint32_t top_stride;     // entries of a row in `tops`
-    uint32_t padding;
+    uint32_t scaled_stride;  // elements from one row of `scaled` to the next: a multiple of 4, at least vocab + 7
 };
 static_assert(sizeof(SampleShape) == 32, "the size in args.rs");
 
@@ -149,7 +164,9 @@ struct SampleArgs : SampleShape {
     const uint32_t* allowed;      // as `constraints`
     uint32_t* counts;             // [slots, vocab]: occurrences in the output | IN_PROMPT
     uint32_t* state;              // [slots, 1 + tail_tokens]: length of the output; output token i at 1 + i % tail_tokens
-    float* scaled;                // [rows, vocab]: adjusted logits / temperature, never NaN; unused for greedy rows
+    float* scaled;                // [rows, scaled_stride]: adjusted logits / temperature, never NaN; unused for greedy rows
+    uint32_t* peaks;              // [rows, splits, CHUNK / SEGMENT]: the largest key of each segment of `scaled`
+    Mass* scratch;          // [rows, LIST]: a histogram, then the undecided tokens, packed
     Chunk* chunks;                // [rows, splits]
     Cut* cuts;                    // [rows]
     RowResult* results;           // [rows]
@@ -158,9 +175,38 @@ struct SampleArgs : SampleShape {
 
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
+// The numbers of a row, one per token. Token t is at position t + phase: positions that are multiples of 16 bytes are
+// aligned in memory. Logits and scaled logits of a row have the same phase.
+template <class T>
+struct Values {
+    const T* tokens;
+    uint32_t phase, vocab;
+
+    static constexpr uint32_t WIDTH = 16 / sizeof(T);  // elements of a load
+
+    __device__ __forceinline__ T operator[](uint32_t token) const { return tokens[token]; }
+    __device__ __forceinline__ uint32_t end() const { return phase + vocab; }
+    // Whether a load at this token, which may be before the first or behind the last, has only tokens of the row.
+    __device__ __forceinline__ bool whole(uint32_t token) const { return token < vocab && vocab - token >= WIDTH; }
+};
+
+// Copies a struct to shared memory, a word per thread. The caller waits.
+template <class S>
+__device__ __forceinline__ void copy_words(S& to, const S& from) {
+    static_assert(sizeof(S) <= 4 * CHUNK_THREADS, "one word per thread of the smallest block");
+    const uint32_t i = threadIdx.x;
+    if (i < sizeof(S) / 4) reinterpret_cast<uint32_t*>(&to)[i] = reinterpret_cast<const uint32_t*>(&from)[i];
+}
+
 // A row of the step, and its slot's part of every array.
 struct RowView {
-    uint32_t index, slot;
+    // What threads share.
+    struct Shared {
+        Row row;
+        RowParams params;
+    };
+
+    uint32_t index, slot, logits_row, phase;
     const RowParams* params;
     const uint32_t* list;
     const uint32_t* constraint;  // null: none
@@ -168,10 +214,21 @@ struct RowView {
     uint32_t* counts;            // null: no penalties
     uint32_t* state;
 
-    __device__ __forceinline__ RowView(const SampleArgs& args, uint32_t index) : index(index), slot(args.rows[index].slot) {
+    // `size`: bytes of a logit. All threads of the block must call this.
+    __device__ __forceinline__ RowView(const SampleArgs& args, uint32_t index, uint64_t size, Shared& shared) : index(index) {
+        if (threadIdx.x < 32) {
+            const Row row = args.rows[index];
+            if (threadIdx.x == 0) shared.row = row;
+            if (row.slot != NONE) copy_words(shared.params, args.params[row.slot]);
+        }
+        __syncthreads();
+        slot = shared.row.slot;
+        logits_row = shared.row.logits_row;
         if (slot == NONE) return;
         const int64_t words = (args.vocab + 31) / 32, at = slot;
-        params = args.params + at;
+        const uint64_t first = reinterpret_cast<uintptr_t>(args.logits) / size + logits_row * args.logits_stride;
+        phase = static_cast<uint32_t>(first % (16 / size));
+        params = &shared.params;
         list = args.lists + at * args.list_words;
         constraint = is(ROW_CONSTRAINED) ? args.constraints + at * words : nullptr;
         allowed = is(ROW_ALLOWED) ? args.allowed + at * words : nullptr;
@@ -187,12 +244,24 @@ struct RowView {
     __device__ __forceinline__ const uint32_t* stops() const { return list + 2 * params->num_biases; }
     __device__ __forceinline__ const uint32_t* bad_words() const { return stops() + params->num_stops; }
 
-    template <class T>
-    __device__ __forceinline__ const T* logits(const SampleArgs& args) const {
-        return static_cast<const T*>(args.logits) + args.rows[index].logits_row * args.logits_stride;
+    // Whether top_k or top_p applies.
+    __device__ __forceinline__ bool has_histogram() const {
+        return !is(ROW_GREEDY) && (params->top_k || params->top_p < 1.0f);
     }
-    __device__ __forceinline__ float* scaled(const SampleArgs& args) const {
-        return args.scaled + static_cast<int64_t>(index) * args.vocab;
+
+    template <class T>
+    __device__ __forceinline__ Values<T> logits(const SampleArgs& args) const {
+        return {static_cast<const T*>(args.logits) + logits_row * args.logits_stride, phase, args.vocab};
+    }
+    __device__ __forceinline__ float* scaled_tokens(const SampleArgs& args) const {
+        return args.scaled + static_cast<int64_t>(index) * args.scaled_stride + phase;
+    }
+    __device__ __forceinline__ Values<float> scaled(const SampleArgs& args) const { return {scaled_tokens(args), phase, args.vocab}; }
+    __device__ __forceinline__ uint32_t* peaks(const SampleArgs& args) const {
+        return args.peaks + static_cast<int64_t>(index) * args.splits * (CHUNK / SEGMENT);
+    }
+    __device__ __forceinline__ Mass* scratch(const SampleArgs& args) const {
+        return args.scratch + static_cast<int64_t>(index) * LIST;
     }
     __device__ __forceinline__ Chunk* chunks(const SampleArgs& args) const {
         return args.chunks + static_cast<int64_t>(index) * args.splits;
@@ -208,14 +277,14 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 #define QUIRE_SAMPLE_PARAMETERS                                                                                       \
     const void *logits, const quire::Row *rows, const quire::RowParams *params, const uint32_t *lists,                \
         const uint32_t *constraints, const uint32_t *allowed, uint32_t *counts, uint32_t *state, float *scaled,       \
-        quire::Chunk *chunks, quire::Cut *cuts, quire::RowResult *results, quire::Top *tops,                          \
-        const quire::SampleShape shape
+        uint32_t *peaks, quire::Mass *scratch, quire::Chunk *chunks, quire::Cut *cuts, quire::RowResult *results,     \
+        quire::Top *tops, const quire::SampleShape shape
 #define QUIRE_SAMPLE_ARGS                                                                                             \
-    {shape, logits, rows, params, lists, constraints, allowed, counts, state, scaled, chunks, cuts, results, tops}
+    {shape, logits, rows, params, lists, constraints, allowed, counts, state, scaled, peaks, scratch, chunks, cuts, results, tops}
 
 // Defines one kernel per type of logits.
 #define QUIRE_SAMPLE_ENTRY(name, threads, call)                                               \
-    extern "C" __global__ void __launch_bounds__(threads) name(QUIRE_SAMPLE_PARAMETERS) {     \
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(QUIRE_SAMPLE_PARAMETERS) {  \
         call(QUIRE_SAMPLE_ARGS);                                                              \
     }                                                                                         \
     QUIRE_EXPORT(name);

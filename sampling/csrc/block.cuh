@@ -1,4 +1,4 @@
-// Block-wide operations: folds, and the selection behind all cuts.
+// Block-wide operations: folds, passes over a row, and the selection behind all cuts.
 //
 // All threads of the block must call each function. Sums are of integers, so their order does not matter.
 #pragma once
@@ -30,14 +30,93 @@ struct Sum {
     __device__ __forceinline__ Mass operator()(Mass a, Mass b) const { return a + b; }
 };
 
-// Bins of a selection's histogram. The digits of a key have 11, 11 and 10 bits.
-constexpr uint32_t BINS = 2048;
+// Returns the sum of the values of the threads before this one, and in `all` that of all threads.
+template <uint32_t THREADS>
+__device__ __forceinline__ Mass block_scan(Mass own, Mass* warp_values, Mass& all) {
+    const uint32_t lane = threadIdx.x % 32;
+    Mass up_to = own;
+#pragma unroll
+    for (uint32_t lanes = 1; lanes < 32; lanes <<= 1) {
+        const Mass other = __shfl_up_sync(0xffffffffu, up_to, lanes);
+        if (lane >= lanes) up_to += other;
+    }
+    __syncthreads();  // wait for the readers of the previous fold
+    if (lane == 31) warp_values[threadIdx.x / 32] = up_to;
+    __syncthreads();
+    all = 0;
+#pragma unroll
+    for (uint32_t warp = 0; warp < THREADS / 32; warp++) {
+        if (warp == threadIdx.x / 32) up_to += all;
+        all += warp_values[warp];
+    }
+    return up_to - own;
+}
 
-// Shared memory of a block that processes a whole row.
+// Calls `use(at, token, values)` for the positions `begin` to `end` of a row, which are multiples of 16 bytes or the end
+// of the row: each thread loads 16 bytes at a time, at position `at`, of which `token` is the token. Of a load across an
+// end of the row, values outside are 0. Skips rounds for which `wanted(round)` is false; that must not differ within a warp.
+template <uint32_t THREADS, class T, class Wanted, class Use>
+__device__ __forceinline__ void each_vector(const Values<T>& row, uint32_t begin, uint32_t end, Wanted wanted, Use use) {
+    constexpr uint32_t WIDTH = Values<T>::WIDTH;
+    for (uint32_t first = begin, round = 0; first < end; first += THREADS * WIDTH, round++) {
+        if (!wanted(round)) continue;
+        const uint32_t at = first + threadIdx.x * WIDTH, token = at - row.phase;
+        alignas(16) T values[WIDTH] = {};
+        if (row.whole(token)) {
+            *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(row.tokens + token);
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; i++) {
+                if (token + i < row.vocab) values[i] = row[token + i];
+            }
+        }
+        use(at, token, values);
+    }
+}
+
+// Calls `use(token, value)` for the tokens at the positions `begin` to `end` of a row.
+template <uint32_t THREADS, class T, class Wanted, class Use>
+__device__ __forceinline__ void each_token(const Values<T>& row, uint32_t begin, uint32_t end, Wanted wanted, Use use) {
+    each_vector<THREADS>(row, begin, end, wanted, [&](uint32_t, uint32_t token, const auto& values) {
+#pragma unroll
+        for (uint32_t i = 0; i < Values<T>::WIDTH; i++) {
+            if (token + i < row.vocab) use(token + i, to_float(values[i]));
+        }
+    });
+}
+
+struct Always {
+    __device__ __forceinline__ bool operator()(uint32_t) const { return true; }
+};
+
+// The same for all tokens of a row.
+template <class T, class Use>
+__device__ __forceinline__ void each_token(const Values<T>& row, Use use) {
+    each_token<ROW_THREADS>(row, 0, row.end(), Always(), use);
+}
+
+// A histogram in shared memory. Sums have two words, because shared memory has no atomic addition of 64 bits.
+template <uint32_t BINS>
+struct Bins {
+    uint32_t low[BINS], high[BINS];
+
+    template <uint32_t THREADS>
+    __device__ __forceinline__ void clear() {
+        for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) low[i] = high[i] = 0;
+    }
+    __device__ __forceinline__ void add(uint32_t bin, Mass mass) {
+        if (!mass) return;
+        const uint32_t part = static_cast<uint32_t>(mass), before = atomicAdd(&low[bin], part);
+        const uint32_t rest = static_cast<uint32_t>(mass >> 32) + (before + part < part);
+        if (rest) atomicAdd(&high[bin], rest);
+    }
+    __device__ __forceinline__ Mass operator[](uint32_t bin) const { return static_cast<Mass>(high[bin]) << 32 | low[bin]; }
+};
+
+// Shared memory of a block that processes a whole row. The digits of a key have 11, 11 and 10 bits.
 struct RowShared {
-    Mass bins[BINS];
+    Bins<2048> bins;
     Mass warp_values[ROW_THREADS / 32];
-    Mass before[ROW_THREADS / 32];
     Mass above, at;
     uint32_t bin;
 };
@@ -46,61 +125,40 @@ struct RowShared {
 struct Selected {
     bool found;    // whether the elements have the wanted mass
     uint32_t key;  // the least key needed
-    Mass target;
     Mass above;    // mass of the greater keys: less than the target
     Mass at;       // mass of this key; above + at is at least the target
 };
 
-// Finds the greatest key such that it and the greater ones have the wanted mass: `target`, or the fraction `share` of
-// the total mass if that is not 0. `element(i, key, mass)` returns whether element i of `count` takes part, and its key
-// and mass.
+// Finds the greatest key such that it and the greater ones have the mass `target`. `each_element(use)` calls
+// `use(key, mass)` for the elements of this thread.
 //
 // Builds a histogram per digit of the key, from the highest. Each histogram covers the bin in which the one before
 // reached the mass.
-template <class Element>
-__device__ Selected select(RowShared& shared, uint32_t count, Mass target, float share, Element element) {
-    Selected selected = {false, 0, target, 0, 0};
+template <class EachElement>
+__device__ Selected select(RowShared& shared, Mass target, EachElement each_element) {
+    Selected selected = {false, 0, 0, 0};
     uint32_t known = 0;  // bits of the key found so far
 #pragma unroll 1
     for (int digit = 0; digit < 3; digit++) {
         const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0;
         const uint32_t digits = digit == 2 ? 1023 : 2047;
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < BINS; i += ROW_THREADS) shared.bins[i] = 0;
+        shared.bins.clear<ROW_THREADS>();
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
-            uint32_t key;
-            Mass mass;
-            if (element(i, key, mass) && (key & known) == selected.key) atomicAdd(&shared.bins[key >> shift & digits], mass);
-        }
+        each_element([&](uint32_t key, Mass mass) {
+            if ((key & known) == selected.key) shared.bins.add(key >> shift & digits, mass);
+        });
         __syncthreads();
         // Each thread sums some neighbouring bins, thread 0 the highest.
-        constexpr uint32_t OWN = BINS / ROW_THREADS;
-        const uint32_t first = BINS - 1 - OWN * threadIdx.x;
-        Mass own = 0;
+        constexpr uint32_t OWN = 2048 / ROW_THREADS;
+        const uint32_t first = 2047 - OWN * threadIdx.x;
+        Mass own = 0, all;
 #pragma unroll
         for (uint32_t i = 0; i < OWN; i++) own += shared.bins[first - i];
-        Mass up_to = own;  // prefix sum over the threads
-#pragma unroll
-        for (int lanes = 1; lanes < 32; lanes <<= 1) {
-            const Mass other = __shfl_up_sync(0xffffffffu, up_to, lanes);
-            if (threadIdx.x % 32 >= static_cast<uint32_t>(lanes)) up_to += other;
-        }
-        if (threadIdx.x % 32 == 31) shared.warp_values[threadIdx.x / 32] = up_to;
-        __syncthreads();
-        Mass all = 0;
-#pragma unroll
-        for (uint32_t warp = 0; warp < ROW_THREADS / 32; warp++) {
-            if (warp == threadIdx.x / 32) up_to += all;
-            all += shared.warp_values[warp];
-        }
-        if (digit == 0) {
-            if (share != 0.0f) selected.target = share_of(all, share);
-            if (all < selected.target) return selected;
-        }
-        const Mass wanted = selected.target - selected.above;
-        if (up_to >= wanted && up_to - own < wanted) {
-            Mass above = up_to - own;
+        Mass above = block_scan<ROW_THREADS>(own, shared.warp_values, all);
+        if (digit == 0 && all < target) return selected;
+        const Mass wanted = target - selected.above;
+        if (above < wanted && above + own >= wanted) {
             uint32_t bin = first;
             while (above + shared.bins[bin] < wanted) above += shared.bins[bin--];
             shared.bin = bin;
@@ -117,14 +175,12 @@ __device__ Selected select(RowShared& shared, uint32_t count, Mass target, float
     return selected;
 }
 
-// Returns the highest of the `count` lowest token ids for which `wanted(token)` holds. At least `count` tokens must
-// satisfy it.
-template <class Wanted>
-__device__ uint32_t last_of_lowest(RowShared& shared, uint32_t vocab, Mass count, Wanted wanted) {
-    const Selected selected = select(shared, vocab, count, 0.0f, [&](uint32_t token, uint32_t& key, Mass& mass) {
-        key = ~token;
-        mass = 1;
-        return wanted(token);
+// Returns the highest of the `count` lowest token ids. `each_id(use)` calls `use(token)` for those of this thread, of which
+// there are at least `count` in all.
+template <class EachId>
+__device__ uint32_t last_of_lowest(RowShared& shared, Mass count, EachId each_id) {
+    const Selected selected = select(shared, count, [&](const auto& use) {
+        each_id([&](uint32_t token) { use(~token, Mass(1)); });
     });
     return ~selected.key;
 }

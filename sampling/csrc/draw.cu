@@ -1,70 +1,74 @@
-// Third kernel of a step: sample_draw_{f32,f16,bf16}. Computes the argmax of logit + Gumbel noise over the kept tokens,
-// and the mass of the raw row if log-probabilities are requested.
+// Third kernel of a step: sample_draw_{f32,f16,bf16}. Draws from the tokens of a chunk that are kept for certain, and lists
+// those that are undecided. Computes the mass of the raw row if log-probabilities are requested.
 //
-// Grid (splits, rows), 256 threads; a block processes CHUNK tokens of one row. Noise is computed only for tokens that
-// can still win.
+// Grid (splits, rows), 256 threads; a block processes CHUNK positions of one row.
 
-#include "block.cuh"
-#include "filter.cuh"
+#include "draw.cuh"
 
 namespace quire {
 
-// The greatest logit + noise so far, and its token.
-struct Winner {
-    double sum;
-    uint32_t token;
-};
-struct GreaterSum {
-    __device__ __forceinline__ Winner operator()(Winner a, Winner b) const {
-        return b.sum > a.sum || (b.sum == a.sum && b.token < a.token) ? b : a;
-    }
-};
-__device__ __forceinline__ Winner from_lane_xor(Winner value, int lanes) {
-    return {__shfl_xor_sync(0xffffffffu, value.sum, lanes), __shfl_xor_sync(0xffffffffu, value.token, lanes)};
-}
+// Undecided tokens of a block. If there are more, or if those of all blocks do not fit the row's list, sample_finish finds
+// them in the row.
+struct Undecided {
+    static constexpr uint32_t MOST = 1024;
+    Mass tokens[MOST];  // packed
+    uint32_t count, at;
 
-__device__ __forceinline__ Winner thread_winner(const SampleArgs& args, const RowView& row, const Cut& cut, uint32_t begin, uint32_t end) {
-    const float* scaled = row.scaled(args);
-    const uint32_t output_index = row.output_len();
-    Winner best = {-static_cast<double>(__uint_as_float(0x7f800000u)), NONE};
-    double bound = cut.first_sum;  // lower bound of the winning sum
-    for (uint32_t token = begin + threadIdx.x; token < end; token += CHUNK_THREADS) {
-        const double logit = static_cast<double>(scaled[token]);
-        if (logit + MAX_NOISE < bound || !kept(cut, scaled[token], token)) continue;
-        const Mass bits = uniform_bits(*row.params, output_index, token);
-        if (logit + gumbel_bound(bits) < bound) continue;
-        best = GreaterSum()(best, {__dadd_rn(logit, gumbel(bits)), token});
-        bound = best.sum > bound ? best.sum : bound;
+    __device__ __forceinline__ void add(uint32_t token, float logit) {
+        const uint32_t i = atomicAdd(&count, 1u);
+        if (i < MOST) tokens[i] = pack(key_of(logit), token);
     }
-    return best;
-}
+
+    // Appends the tokens of this block to the list of the row.
+    __device__ __forceinline__ void store(Mass* list, uint32_t& listed) {
+        __syncthreads();
+        if (threadIdx.x == 0 && count) at = atomicAdd(&listed, count <= MOST ? count : LIST + 1);
+        __syncthreads();
+        if (count > MOST || at + count > LIST) return;
+        for (uint32_t i = threadIdx.x; i < count; i += CHUNK_THREADS) list[at + i] = tokens[i];
+    }
+};
 
 template <class T>
 __device__ __forceinline__ void draw(const SampleArgs& args) {
     __shared__ Winner winners[CHUNK_THREADS / 32];
     __shared__ Mass warp_values[CHUNK_THREADS / 32];
-    const RowView row(args, blockIdx.y);
+    __shared__ Undecided undecided_tokens;
+    __shared__ Cut cut;
+    __shared__ RowView::Shared row_shared;
+    const RowView row(args, blockIdx.y, sizeof(T), row_shared);
     if (!row.exists()) return;
-    const uint32_t begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, args.vocab);
+    copy_words(cut, args.cuts[row.index]);
+    __syncthreads();
+    const uint32_t begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, row.phase + args.vocab);
     Chunk& chunk = row.chunks(args)[blockIdx.x];
-    const Cut cut = args.cuts[row.index];
-    if (cut.certain == NONE) {
-        const Winner winner =
-            block_fold<CHUNK_THREADS>(thread_winner(args, row, cut, begin, end), winners, GreaterSum());
+    // typical_p decides for each token, behind the others.
+    const bool draws = row.params->typical_p >= 1.0f, lists = cut.first_bin != NONE;
+    if (cut.certain == NONE && (draws || lists)) {
+        Draw drawn = {*row.params, cut.output_len, cut.first_sum};
+        if (threadIdx.x == 0) undecided_tokens.count = 0;
+        const Rounds rounds(row.peaks(args), begin, end, [&](uint32_t key) {
+            return key >= cut.key && (lists ? bin_of(cut, of_key(key)) <= cut.k_bin : !drawn.hopeless(of_key(key)));
+        });
+        __syncthreads();
+        drawn.add_each<CHUNK_THREADS>(row.scaled(args), begin, end, rounds, [&](uint32_t token, float logit) {
+            if (key_of(logit) < cut.key) return false;
+            const uint32_t bin = bin_of(cut, logit);
+            if (undecided(cut, bin)) undecided_tokens.add(token, logit);
+            return draws && bin < cut.first_bin;
+        });
+        if (lists) undecided_tokens.store(row.scratch(args), args.cuts[row.index].listed);
+        const Winner winner = block_fold<CHUNK_THREADS>(drawn.best, winners, GreaterSum());
         if (threadIdx.x == 0) {
             chunk.sum = winner.sum;
             chunk.winner = winner.token;
         }
     }
     if (row.is(ROW_LOGPROBS)) {
-        uint32_t key = 0;
-        for (uint32_t split = 0; split < args.splits; split++) key = max(key, row.chunks(args)[split].raw_key);
-        const float largest = fminf(of_key(key), LARGEST);
-        const T* logits = row.template logits<T>(args);
         Mass mass = 0;
-        for (uint32_t token = begin + threadIdx.x; token < end; token += CHUNK_THREADS) {
-            mass += weight(relative(to_float(logits[token]), largest));
-        }
+        each_token<CHUNK_THREADS>(row.logits<T>(args), begin, end, Always(), [&](uint32_t, float logit) {
+            mass += weight(relative(logit, cut.raw_largest));
+        });
         mass = block_fold<CHUNK_THREADS>(mass, warp_values, Sum());
         if (threadIdx.x == 0) chunk.mass = mass;
     }

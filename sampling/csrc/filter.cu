@@ -1,8 +1,8 @@
-// Second kernel of a step: sample_filter_{f32,f16,bf16}. Determines which tokens of a row are kept: min_p, top_k,
-// top_p, typical_p, in that order and without sorting. `select` finds each cut in three passes.
+// Second kernel of a step: sample_filter_{f32,f16,bf16}. Bounds the cuts of min_p, top_k and top_p in one pass over the
+// scaled logits. sample_finish places them within the bins that remain undecided.
 //
-// Grid (rows), 512 threads. It reads the output of sample_adjust, and only the logits of stop ids. The block of a row
-// whose token is certain (greedy, or nothing is left) returns at once.
+// Grid (splits, rows), 256 threads. Without top_k and top_p, block 0 does what there is to do. Otherwise each block adds
+// the histogram of its chunk to that of the row, and the last one to arrive finds the bins.
 
 #include "adjust.cuh"
 #include "block.cuh"
@@ -10,113 +10,170 @@
 
 namespace quire {
 
-// Restores the stop ids that were held back, because everything else is banned. Returns the likeliest of them.
+// Restores the stop ids that were held back, because everything else is banned. Returns the likeliest of them. All blocks
+// of a row write the same.
 template <class T>
 __device__ __forceinline__ Mass restore_stops(const SampleArgs& args, const RowView& row) {
+    const Adjustment adjusted(row);
     Mass best = 0;
-    for (uint32_t i = threadIdx.x; i < row.params->num_stops; i += ROW_THREADS) {
+    for (uint32_t i = threadIdx.x; i < row.params->num_stops; i += CHUNK_THREADS) {
         const uint32_t token = row.stops()[i];
         if (token >= args.vocab || !in_mask(row.constraint, token) || !in_mask(row.allowed, token)) continue;
         bool banned = false;
         each_bad_word(args, row, 0, 1, [&](uint32_t bad) { banned |= bad == token; });
         if (banned) continue;
-        const float logit = adjusted(row, token, biased(row, token, to_float(row.template logits<T>(args)[token])));
-        if (!row.is(ROW_GREEDY)) row.scaled(args)[token] = logit;
+        const float logit = adjusted(token, biased(row, token, to_float(row.logits<T>(args)[token])));
+        if (!row.is(ROW_GREEDY)) {
+            row.scaled_tokens(args)[token] = logit;
+            atomicMax(&row.peaks(args)[(token + row.phase) / SEGMENT], key_of(logit));
+        }
         best = Greater()(best, candidate(logit, token));
     }
     return best;
 }
 
-// top_p: keeps the fewest likeliest tokens that have the wanted share of the mass; of equal ones the lowest ids.
-__device__ __forceinline__ void top_p(RowShared& shared, const SampleArgs& args, const float* scaled, float share, Cut& cut) {
+struct FilterShared {
+    Bins<BINS> masses;
+    uint32_t counts[BINS];
+    Mass warp_values[CHUNK_THREADS / 32];
+    bool is_last;
+    Cut cut;
+    Mass mass_through_k;  // mass of the bins through k_bin
+};
+
+// Adds the block's chunk to the histogram of the row: the mass of each bin if top_p applies, the count if top_k does.
+__device__ __forceinline__ void add_chunk(FilterShared& shared, const SampleArgs& args, const RowView& row, const Cut& cut) {
+    const bool has_counts = row.params->top_k, has_masses = row.params->top_p < 1.0f;
+    shared.masses.clear<CHUNK_THREADS>();
+    for (uint32_t i = threadIdx.x; i < BINS; i += CHUNK_THREADS) shared.counts[i] = 0;
+    const Values<float> scaled = row.scaled(args);
+    const uint32_t begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, scaled.end());
     const float largest = cut.largest;
-    const uint32_t least = cut.key;
-    const Selected selected = select(shared, args.vocab, 0, share, [&](uint32_t token, uint32_t& key, Mass& mass) {
-        key = key_of(scaled[token]);
-        mass = weight(__fsub_rn(scaled[token], largest));
-        return key >= least;
+    const Rounds rounds(row.peaks(args), begin, end, [&](uint32_t key) { return key >= cut.key && bin_of(cut, of_key(key)) < FAR; });
+    __syncthreads();
+    each_token<CHUNK_THREADS>(scaled, begin, end, rounds, [&](uint32_t, float logit) {
+        const uint32_t bin = bin_of(cut, logit);
+        if (key_of(logit) < cut.key || bin == FAR) return;
+        if (has_counts) atomicAdd(&shared.counts[bin], 1u);
+        if (has_masses) shared.masses.add(bin, weight(__fsub_rn(logit, largest)));
     });
-    if (!selected.found) return;
-    cut.key = selected.key;
-    const Mass each = weight(__fsub_rn(of_key(selected.key), largest));
-    const Mass needed = (selected.target - selected.above + each - 1) / each;
-    if (needed * each < selected.at) {
-        const auto ties = [&](uint32_t token) { return key_of(scaled[token]) == selected.key; };
-        cut.last = last_of_lowest(shared, args.vocab, needed, ties);
+    __syncthreads();
+    Mass* row_masses = row.scratch(args);
+    for (uint32_t i = threadIdx.x; i < BINS; i += CHUNK_THREADS) {
+        if (shared.masses[i]) atomicAdd(&row_masses[i], shared.masses[i]);
+        if (shared.counts[i]) atomicAdd(&row_masses[BINS + i], Mass(shared.counts[i]));
     }
 }
 
-// typical_p (Meister et al., 2022): keeps the tokens nearest to the mean of the logits that have the wanted share of
-// the mass.
-__device__ __forceinline__ void typical_p(RowShared& shared, const SampleArgs& args, const float* scaled, float share, Cut& cut) {
-    Mass mass = 0, moment = 0;  // the moment is a negative number in two's complement
-    for (uint32_t token = threadIdx.x; token < args.vocab; token += ROW_THREADS) {
-        if (!kept(cut, scaled[token], token)) continue;
-        mass += weight(__fsub_rn(scaled[token], cut.largest));
-        moment += static_cast<Mass>(weighted(__fsub_rn(scaled[token], cut.largest)));
+// Finds the bins of the row in which top_k and top_p end. How much of k_bin top_k keeps is not known yet, so top_p may end
+// in any of several bins.
+__device__ __forceinline__ void find_bins(FilterShared& shared, const RowParams& params, const Mass* histogram) {
+    constexpr uint32_t OWN = BINS / CHUNK_THREADS;
+    const uint32_t first = OWN * threadIdx.x;
+    Mass masses[OWN], counts[OWN], mass = 0, count = 0, all_mass, all_counts;
+#pragma unroll
+    for (uint32_t i = 0; i < OWN; i++) {
+        mass += masses[i] = params.top_p < 1.0f ? __ldcg(&histogram[first + i]) : 0;
+        count += counts[i] = params.top_k ? __ldcg(&histogram[BINS + first + i]) : 0;
     }
-    mass = block_fold<ROW_THREADS>(mass, shared.warp_values, Sum());
-    moment = block_fold<ROW_THREADS>(moment, shared.warp_values, Sum());
-    const double mean = __ddiv_rn(static_cast<double>(static_cast<long long>(moment)), static_cast<double>(mass));
-    const Cut before = cut;
-    cut.mean = static_cast<float>(mean);
-    const float largest = cut.largest, centre = cut.mean;
-    const Selected selected = select(shared, args.vocab, 0, share, [&](uint32_t token, uint32_t& key, Mass& mass) {
-        key = ~__float_as_uint(distance(scaled[token], largest, centre));
-        mass = weight(__fsub_rn(scaled[token], largest));
-        return kept(before, scaled[token], token);
-    });
-    if (selected.found) cut.reach = __uint_as_float(~selected.key);
+    const Mass mass_before = block_scan<CHUNK_THREADS>(mass, shared.warp_values, all_mass);
+    const Mass count_before = block_scan<CHUNK_THREADS>(count, shared.warp_values, all_counts);
+    Cut& cut = shared.cut;
+    if (threadIdx.x == 0) cut.mass_before_k = shared.mass_through_k = all_mass;
+    __syncthreads();
+    if (params.top_k) {
+        Mass of_bins = count_before, of_masses = mass_before;
+#pragma unroll
+        for (uint32_t i = 0; i < OWN; i++) {
+            if (of_bins < params.top_k && of_bins + counts[i] >= params.top_k) {
+                cut.first_bin = cut.last_bin = cut.k_bin = first + i;
+                cut.needed = static_cast<uint32_t>(params.top_k - of_bins);
+                cut.mass_before_k = of_masses;
+                shared.mass_through_k = of_masses + masses[i];
+            }
+            of_bins += counts[i];
+            of_masses += masses[i];
+        }
+        __syncthreads();
+    }
+    if (params.top_p < 1.0f) {
+        const Mass least = share_of(cut.mass_before_k, params.top_p), most = share_of(shared.mass_through_k, params.top_p);
+        Mass before = mass_before;
+#pragma unroll
+        for (uint32_t i = 0; i < OWN; i++) {
+            const Mass through = before + masses[i];
+            if (before < least && through >= least) {
+                cut.first_bin = first + i;
+                cut.mass_before = before;
+            }
+            if (before < most && through >= most) {
+                cut.last_bin = first + i;
+                if (!cut.needed) cut.k_bin = first + i;
+            }
+            before = through;
+        }
+    }
 }
 
 template <class T>
 __device__ __forceinline__ void filter(const SampleArgs& args) {
-    __shared__ RowShared shared;
-    const RowView row(args, blockIdx.x);
-    if (!row.exists()) return;
+    __shared__ FilterShared shared;
+    __shared__ RowView::Shared row_shared;
+    const RowView row(args, blockIdx.y, sizeof(T), row_shared);
+    if (!row.exists() || (blockIdx.x && !row.has_histogram())) return;
     const RowParams& params = *row.params;
-    Mass best = 0, fallback = 0;
+    Mass best = 0, fallback = 0, raw_key = 0, least = 0;
     int open = 0;
-    for (uint32_t split = threadIdx.x; split < args.splits; split += ROW_THREADS) {
+    for (uint32_t split = threadIdx.x; split < args.splits; split += CHUNK_THREADS) {
         const Chunk& chunk = row.chunks(args)[split];
         best = Greater()(best, chunk.best);
         fallback = Greater()(fallback, chunk.fallback);
+        raw_key = Greater()(raw_key, chunk.raw_key);
+        least = Greater()(least, chunk.least);
         open |= chunk.open != 0;
     }
     if (row.holds_back_stops() && !__syncthreads_or(open)) best = restore_stops<T>(args, row);
-    best = block_fold<ROW_THREADS>(best, shared.warp_values, Greater());
-    fallback = block_fold<ROW_THREADS>(fallback, shared.warp_values, Greater());
+    best = block_fold<CHUNK_THREADS>(best, shared.warp_values, Greater());
+    fallback = block_fold<CHUNK_THREADS>(fallback, shared.warp_values, Greater());
+    raw_key = block_fold<CHUNK_THREADS>(raw_key, shared.warp_values, Greater());
+    least = block_fold<CHUNK_THREADS>(least, shared.warp_values, Greater());
 
     const float infinity = __uint_as_float(0x7f800000u);
-    Cut cut = {-static_cast<double>(infinity), logit_of(best), 0.0f, infinity, 0, NONE, NONE};
+    Cut cut = {};
+    cut.largest = logit_of(best);
+    cut.raw_largest = fminf(of_key(static_cast<uint32_t>(raw_key)), LARGEST);
+    cut.reach = infinity;
+    cut.last = cut.certain = cut.first_bin = cut.last_bin = cut.k_bin = NONE;
     if (!best) {
         cut.certain = fallback ? token_of(fallback) : 0;
     } else if (row.is(ROW_GREEDY)) {
         cut.certain = token_of(best);
     } else {
-        const float* scaled = row.scaled(args);
         cut.key = key_of(fmaxf(__fadd_rn(cut.largest, params.ln_min_p), -LARGEST));
-        if (params.top_k) {
-            const uint32_t least = cut.key;
-            const Selected selected =
-                select(shared, args.vocab, params.top_k, 0.0f, [&](uint32_t token, uint32_t& key, Mass& mass) {
-                    key = key_of(scaled[token]);
-                    mass = 1;
-                    return key >= least;
-                });
-            if (selected.found) cut.key = selected.key;
-        }
-        if (params.top_p < 1.0f) top_p(shared, args, scaled, params.top_p, cut);
-        if (params.typical_p < 1.0f) typical_p(shared, args, scaled, params.typical_p, cut);
-        // Only typical_p can drop the likeliest token.
-        const uint32_t first = token_of(best);
-        if (threadIdx.x == 0 && kept(cut, cut.largest, first)) {
-            cut.first_sum = __dadd_rn(static_cast<double>(cut.largest), gumbel(uniform_bits(params, row.output_len(), first)));
+        cut.bins_per_unit = bins_per_unit(__fsub_rn(cut.largest, of_key(max(~static_cast<uint32_t>(least), cut.key))));
+        cut.first = token_of(best);
+        if (threadIdx.x == 0) {
+            cut.output_len = row.output_len();
+            cut.first_sum = __dadd_rn(static_cast<double>(cut.largest), gumbel(uniform_bits(params, cut.output_len, cut.first)));
         }
     }
-    if (threadIdx.x == 0) args.cuts[row.index] = cut;
+    if (threadIdx.x == 0) shared.cut = cut;
+    if (cut.certain == NONE && row.has_histogram()) {
+        add_chunk(shared, args, row, cut);
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) shared.is_last = atomicAdd(&args.cuts[row.index].arrivals, 1u) == args.splits - 1;
+        __syncthreads();
+        if (!shared.is_last) return;
+        __threadfence();
+        find_bins(shared, params, row.scratch(args));
+    } else if (blockIdx.x) {
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) args.cuts[row.index] = shared.cut;
 }
 
 }  // namespace quire
 
-QUIRE_SAMPLE_ENTRIES(sample_filter, quire::ROW_THREADS, quire::filter)
+QUIRE_SAMPLE_ENTRIES(sample_filter, quire::CHUNK_THREADS, quire::filter)

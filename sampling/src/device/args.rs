@@ -5,16 +5,20 @@ use device::kernel_structs;
 /// The module of the kernels: the `sampling` in the names of the compiled files.
 pub(super) const MODULE: &str = "sampling";
 
-/// Tokens of a row per block of the adjust and draw kernels.
+/// Positions of a row per block of the adjust, filter and draw kernels.
 pub(super) const CHUNK: usize = 8192;
-/// Threads per block of the adjust and draw kernels.
+/// Positions of a row that share a peak.
+pub(super) const SEGMENT: usize = 128;
+/// Entries of a row's list of undecided tokens.
+pub(super) const LIST: usize = 4096;
+/// Threads per block of the adjust, filter and draw kernels.
 pub(super) const CHUNK_THREADS: u32 = 256;
 /// Threads per block of the kernels with one block per row.
 pub(super) const ROW_THREADS: u32 = 512;
 
 /// Sizes in bytes of the structs `Chunk` and `Cut`, which only the kernels access.
 pub(super) const CHUNK_BYTES: usize = 48;
-pub(super) const CUT_BYTES: usize = 32;
+pub(super) const CUT_BYTES: usize = 88;
 
 /// [`Row::slot`] of a row of padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
@@ -90,7 +94,7 @@ kernel_structs! {
         pub list_words: u32,
         pub tail_tokens: u32,
         pub top_stride: u32,
-        pub padding: u32,
+        pub scaled_stride: u32,
     }
 
     /// Shape of `sample_history`.

@@ -17,6 +17,8 @@ pub(super) enum Array {
     Counts,
     State,
     Scaled,
+    Peaks,
+    Scratch,
     Chunks,
     Cuts,
     Results,

@@ -2,13 +2,15 @@
 
 use device::DeviceError;
 
-use super::args::{CHUNK, CHUNK_BYTES, CUT_BYTES, Row, RowParams, RowResult, TokenCopy, Top};
+use super::args::{CHUNK, CHUNK_BYTES, CUT_BYTES, LIST, Row, RowParams, RowResult, SEGMENT, TokenCopy, Top};
 
 /// A probability mass of more tokens could overflow 64 bits.
 const MAX_VOCAB: usize = 1 << 22;
 /// Greatest number of slots of a device sampler: rows of a launch are the grid's second dimension.
 pub const MAX_SLOTS: usize = 65_535;
 const WORD: usize = size_of::<u32>();
+/// Last position of the first token of a row: 16 bytes are at most 8 logits.
+const MAX_PHASE: usize = 7;
 
 /// The largest step of a [`DeviceSampler`](super::DeviceSampler), and the capacity of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,9 +69,14 @@ impl Limits {
         }
     }
 
-    /// Number of blocks that share a row.
+    /// Number of blocks that share a row. Its first token may be at any of eight positions.
     pub(super) fn splits(&self) -> usize {
-        self.vocab.div_ceil(CHUNK)
+        (self.vocab + MAX_PHASE).div_ceil(CHUNK)
+    }
+
+    /// Elements from one row of adjusted logits to the next.
+    pub(super) fn scaled_stride(&self) -> usize {
+        (self.vocab + MAX_PHASE).next_multiple_of(4)
     }
 
     /// Words of a mask with one bit per token.
@@ -102,7 +109,7 @@ impl Limits {
     }
 
     /// Bytes of each array, in the order of [`Array`](super::arrays::Array).
-    pub(super) fn array_bytes(&self) -> [usize; 14] {
+    pub(super) fn array_bytes(&self) -> [usize; 16] {
         let seqs = self.max_num_seqs;
         [
             seqs * size_of::<Row>(),
@@ -112,7 +119,9 @@ impl Limits {
             seqs * self.mask_words() * WORD,
             seqs * self.vocab * WORD,
             seqs * (1 + self.tail_tokens()) * WORD,
-            seqs * self.vocab * WORD,
+            seqs * self.scaled_stride() * WORD,
+            seqs * self.splits() * (CHUNK / SEGMENT) * WORD,
+            seqs * LIST * size_of::<u64>(),
             seqs * self.splits() * CHUNK_BYTES,
             seqs * CUT_BYTES,
             self.result_bytes(),

@@ -261,7 +261,7 @@ impl DeviceSampler {
             list_words: limits.list_words as u32,
             tail_tokens: limits.tail_tokens() as u32,
             top_stride: limits.max_logprobs as u32,
-            padding: 0,
+            scaled_stride: limits.scaled_stride() as u32,
         };
         let array = |array| Arg::pointer(&self.arrays[array], 0);
         let args = [
@@ -274,6 +274,8 @@ impl DeviceSampler {
             array(Array::Counts),
             array(Array::State),
             array(Array::Scaled),
+            array(Array::Peaks),
+            array(Array::Scratch),
             array(Array::Chunks),
             array(Array::Cuts),
             array(Array::Results),
@@ -284,7 +286,8 @@ impl DeviceSampler {
         let per_row = ([rows, 1, 1], [ROW_THREADS, 1, 1]);
         let per_chunk = ([splits, rows, 1], [CHUNK_THREADS, 1, 1]);
         let [adjust, filter, draw, finish] = kernels(logits.dtype);
-        for (kernel, (grid, block)) in [(adjust, per_chunk), (filter, per_row), (draw, per_chunk), (finish, per_row)] {
+        for (kernel, (grid, block)) in [(adjust, per_chunk), (filter, per_chunk), (draw, per_chunk), (finish, per_row)]
+        {
             self.device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes: 0, args: &args })?;
         }
         Ok(())
@@ -365,7 +368,9 @@ impl DeviceSampler {
         // A larger set is cut, a smaller one filled up with zeros.
         let given = &set.words()[..set.words().len().min(words)];
         self.staging.upload(Array::Constraints, at * words, given);
-        self.staging.upload(Array::Constraints, at * words + given.len(), &vec![0u32; words - given.len()]);
+        if given.len() < words {
+            self.staging.upload(Array::Constraints, at * words + given.len(), &vec![0u32; words - given.len()]);
+        }
         if let Some(params) = &mut self.slots[at].params {
             params.flags |= flag::CONSTRAINED;
         }

@@ -16,6 +16,7 @@ fn all_params(vocab: u32) -> Vec<SamplingParams> {
         SamplingParams { typical_p: Some(0.4), ..filters.clone() },
         SamplingParams { top_p: 0.999, temperature: 1.7, ..plain.clone() },
         SamplingParams { top_k: vocab / 2 + 1, ..plain.clone() },
+        SamplingParams { top_k: vocab / 2 + 1, top_p: 0.97, temperature: 3.0, ..plain.clone() },
         SamplingParams {
             repetition_penalty: 1.3,
             presence_penalty: 0.4,
@@ -31,7 +32,8 @@ fn equal_the_host(vocabs: &[usize], dtype: Dtype) {
     for device in KERNELS.devices(1) {
         for &vocab in vocabs {
             let logits = rounded(dtype, &generated(vocab, vocab as u32));
-            let on_device = OnDevice::new(&*device, dtype, [&logits[..]]);
+            // Eight equal rows, which begin at different distances from a multiple of 16 bytes.
+            let on_device = OnDevice::new(&*device, dtype, [&logits[..]; 8]);
             let mut sequences: Vec<Sequence> =
                 all_params(vocab as u32).into_iter().map(|params| Sequence::new(params, 5)).collect();
             let mut sampler = sampler(&device, limits(sequences.len(), vocab));
@@ -40,8 +42,7 @@ fn equal_the_host(vocabs: &[usize], dtype: Dtype) {
                 sequence.output = vec![vocab as u32 - 1];
                 sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
             }
-            let mut rows = rows_of(0..sequences.len() as u32);
-            rows.iter_mut().for_each(|row| row.logits_row = 0);
+            let rows = rows_of(0..sequences.len() as u32);
             for (sampled, sequence) in step(&mut sampler, &on_device, &rows).iter().zip(&sequences) {
                 let wanted = sequence.sampled(&logits);
                 assert_eq!(*sampled, wanted, "{vocab} {dtype:?} {}: {:?}", device.name(), sequence.params);
@@ -53,13 +54,13 @@ fn equal_the_host(vocabs: &[usize], dtype: Dtype) {
 #[test]
 fn vocabularies_of_every_length_draw_the_hosts_tokens() {
     for dtype in TYPES {
-        equal_the_host(&[1, 2, 31, 32, 33, 257, 1000, 8191, 8192, 8193], dtype);
+        equal_the_host(&[1, 2, 3, 31, 32, 33, 257, 1000, 4097, 8185, 8191, 8192, 8193, 16_383], dtype);
     }
 }
 
 #[test]
 fn vocabularies_of_real_models_draw_the_hosts_tokens() {
-    equal_the_host(&[50_257, 151_936], Dtype::Bf16);
+    equal_the_host(&[50_257, 128_256, 151_936], Dtype::Bf16);
     if testkit::everything() {
         equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], Dtype::F32);
         equal_the_host(&[50_257, 262_144], Dtype::F16);
