@@ -164,6 +164,8 @@ pub struct Capabilities {
     pub max_query_len: usize,
     /// Supports sliding windows.
     pub window: bool,
+    /// Supports block-sparse attention ([`BlockSparse`](crate::BlockSparse)).
+    pub block_sparse: bool,
     /// Supports soft-capped scores.
     pub soft_cap: bool,
     /// Supports ALiBi slopes.
@@ -206,6 +208,7 @@ impl Capabilities {
         block_bytes_step: 1,
         max_query_len: usize::MAX,
         window: false,
+        block_sparse: false,
         soft_cap: false,
         alibi: false,
         sinks: false,
@@ -264,6 +267,7 @@ impl Variant {
         let can = &self.capabilities;
         let extras = [
             (args.window.is_some() && !can.window, "a window"),
+            (args.sparse.is_some() && !can.block_sparse, "block-sparse attention"),
             (args.soft_cap.is_some() && !can.soft_cap, "a soft cap"),
             (args.alibi_slopes.is_some() && !can.alibi, "ALiBi slopes"),
             (args.sinks.is_some() && !can.sinks, "attention sinks"),

@@ -18,5 +18,6 @@ mod reference;
 mod refusals;
 mod sanitizers;
 mod sinks;
+mod sparse;
 mod transfers;
 mod yardsticks;
