@@ -119,6 +119,7 @@ impl<'a> Decode<'a> {
                     seqs: 0..1,
                     scale: 1.0 / (cache.shape.head_dim as f32).sqrt(),
                     window: None,
+                    sparse: None,
                     soft_cap: None,
                     alibi_slopes: None,
                     sinks: None,

@@ -50,8 +50,14 @@ struct AttentionShape {
     uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
+    uint32_t sparse_block;    // 0: attention is dense; else tokens of a sparse block, a multiple of block_size
+    uint32_t sparse_local;    // blocks up to the query's own that every head sees
+    uint32_t sparse_stride;   // distance between the further blocks that a head sees
+    uint32_t sparse_step;     // by which the blocks of the next head differ, below the stride
+    uint32_t sparse_first;    // heads, or KV heads, before the first of the launch, below the stride
+    uint32_t sparse_by_kv_head;  // whether the blocks differ between KV heads instead of between heads
 };
-static_assert(sizeof(AttentionShape) == 96, "no hidden padding");
+static_assert(sizeof(AttentionShape) == 120, "no hidden padding");
 
 struct AttentionArgs : AttentionShape {
     const void* query;             // row t, head h at `t * query_stride + h * head_dim`

@@ -27,7 +27,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 
     const TileRows<Shape> tile(args, seq, kv_head, first_row);
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
-    compute_rows(args, shared, TileTask(args, seq, kv_head), tile, ALL_PARTITIONS);
+    compute_rows(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
 }
 
 }  // namespace quire

@@ -311,7 +311,7 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     }
     __syncthreads();
 
-    const TileTask task(args, seq, kv_head);
+    const TileTask task(args, seq, kv_head, SparseHeads{0, 0, 0});
     if (threadIdx.x < 128) {
         give_registers<40>();
         if (threadIdx.x < 32) produce<Shape>(shared, task, tiles, key_map, value_map);

@@ -22,6 +22,7 @@
 
 #include "rows.cuh"
 #include "softmax.cuh"
+#include "sparse.cuh"
 
 namespace quire {
 
@@ -120,13 +121,15 @@ struct TileTask {
     const int32_t* table;
     uint32_t kv_head;
     int64_t head_offset;
+    SparseHeads sparse;  // the heads of the tile's rows
     Scoring scoring;
 
-    __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head)
+    __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, const SparseHeads& sparse)
         : args(args),
           table(table_of(args, seq)),
           kv_head(kv_head),
           head_offset(kv_head * args.head_stride),
+          sparse(sparse),
           scoring(args, kv_head) {}
 };
 
@@ -179,19 +182,19 @@ __device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], co
                                             const Visible& visible) {
     if (threadIdx.x < Shape::TOKENS) {
         const uint32_t token = tile + threadIdx.x;
-        const bool seen = token >= visible.first && token < visible.end;
+        const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
         places[threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
     }
 }
 
 // Loads the scales of the same tokens (KV_INT8_ROWS).
 template <class Shape>
-__device__ __forceinline__ void find_scales(typename Shape::Shared& shared, const TileTask& task, uint32_t tile,
-                                            const Visible& visible) {
+__device__ __forceinline__ void find_scales(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
+                                            uint32_t tile, const Visible& visible) {
     if constexpr (Shape::KV8) {
         if (task.args.kv_format != KV_INT8_ROWS || threadIdx.x >= Shape::TOKENS) return;
-        const uint32_t token = tile + threadIdx.x, which = tile / Shape::TOKENS % 2;
-        const bool seen = token >= visible.first && token < visible.end;
+        const uint32_t token = tile + threadIdx.x;
+        const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
         const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
         shared.key_scales[which][threadIdx.x] = seen ? float_at(task.args.keys, at) : 0.0f;
         shared.value_scales[which][threadIdx.x] = seen ? float_at(task.args.values, at) : 0.0f;
@@ -279,6 +282,22 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
             return token + offset >= rows.first[r] && token + offset < rows.end[r] ? score : -INFINITY;
         });
     }
+    if (task.sparse.heads) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (rows.index[r] == RowPair::NONE) continue;
+            const uint32_t block = task.args.sparse_block, query_block = (rows.end[r] - 1) / block;
+            const uint32_t offset = sparse_offset(task.args, rows.index[r] % task.args.num_heads);
+#pragma unroll
+            for (int n = 0; n < Shape::SCORES; n++) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    const bool seen = sees_block(task.args, offset, query_block, (token + n * 8 + c) / block);
+                    if (!seen) scores[n][2 * r + c] = -INFINITY;
+                }
+            }
+        }
+    }
 }
 
 // Adds the tokens of `visible`, all in one partition, to `out`, which must be clear. All threads may reuse shared memory
@@ -290,33 +309,38 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
     using T = typename Shape::T;
     constexpr int TOKENS = Shape::TOKENS, WN = Shape::WN;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
-    const uint32_t first_tile = visible.first / TOKENS * TOKENS;
-
-    const auto places = [&](uint32_t tile) -> auto& { return shared.places[tile / TOKENS % 2]; };
+    // Returns the tile of the first token from `token` on that some row sees.
+    const auto tile_from = [&](uint32_t token) { return task.sparse.next(task.args, token, visible.end) / TOKENS * TOKENS; };
 
     // Return the scales of a tile; null if the cache has none.
-    const auto key_scales = [&](uint32_t tile, uint32_t column) -> const float* {
+    const auto key_scales = [&](uint32_t which, uint32_t column) -> const float* {
         if constexpr (Shape::KV8) {
-            if (task.args.kv_format == KV_INT8_ROWS) return shared.key_scales[tile / TOKENS % 2] + column;
+            if (task.args.kv_format == KV_INT8_ROWS) return shared.key_scales[which] + column;
         }
         return nullptr;
     };
-    const auto value_scales = [&](uint32_t tile) -> const float* {
+    const auto value_scales = [&](uint32_t which) -> const float* {
         if constexpr (Shape::KV8) {
-            if (task.args.kv_format == KV_INT8_ROWS) return shared.value_scales[tile / TOKENS % 2];
+            if (task.args.kv_format == KV_INT8_ROWS) return shared.value_scales[which];
         }
         return nullptr;
     };
 
-    find_places<Shape>(places(first_tile), task, first_tile, visible);
-    find_scales<Shape>(shared, task, first_tile, visible);
+    uint32_t tile = tile_from(visible.first), which = 0;
+    if (tile >= visible.end) {
+        __syncthreads();
+        return;
+    }
+    find_places<Shape>(shared.places[which], task, tile, visible);
+    find_scales<Shape>(shared, task, which, tile, visible);
     __syncthreads();
-    load_tile<Shape>(shared.keys, task, task.args.keys, places(first_tile));
+    load_tile<Shape>(shared.keys, task, task.args.keys, shared.places[which]);
 
-    for (uint32_t tile = first_tile; tile < visible.end; tile += TOKENS) {
-        load_tile<Shape>(shared.values, task, task.args.values, places(tile), value_scales(tile));
-        find_places<Shape>(places(tile + TOKENS), task, tile + TOKENS, visible);
-        find_scales<Shape>(shared, task, tile + TOKENS, visible);
+    for (; tile < visible.end; which ^= 1) {
+        const uint32_t next = tile_from(tile + TOKENS);
+        load_tile<Shape>(shared.values, task, task.args.values, shared.places[which], value_scales(which));
+        find_places<Shape>(shared.places[which ^ 1], task, next, visible);
+        find_scales<Shape>(shared, task, which ^ 1, next, visible);
         await_older<Shape>();  // the keys
 
         float scores[Shape::SCORES][4];
@@ -336,7 +360,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 
         float max[2] = {out.max[0], out.max[1]};
         const uint32_t column = warp_column * Shape::SCORES * 8;
-        finish_scores<Shape>(scores, task, rows, tile + column, key_scales(tile, column));
+        finish_scores<Shape>(scores, task, rows, tile + column, key_scales(which, column));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
@@ -346,8 +370,8 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
         }
         __syncthreads();  // keys may be overwritten, maxima read
-        if (tile + TOKENS < visible.end) {
-            load_tile<Shape>(shared.keys, task, task.args.keys, places(tile + TOKENS));
+        if (next < visible.end) {
+            load_tile<Shape>(shared.keys, task, task.args.keys, shared.places[which ^ 1]);
         } else if constexpr (!Shape::KV8) {
             cp_async_commit();  // an empty group, so that the values are the older of two again
         }
@@ -398,6 +422,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             }
         }
         __syncthreads();  // values, weights and maxima may be overwritten
+        tile = next;
     }
 }
 

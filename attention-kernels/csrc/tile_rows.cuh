@@ -29,6 +29,7 @@ struct TileRows {
     RowPair rows;
     uint32_t of_seq[2] = {0, 0};  // which query row of the sequence
     Visible visible;
+    SparseHeads sparse = {0, 0, 0};
 
     __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
         : seq(seq), visible(0, 0) {
@@ -47,6 +48,13 @@ struct TileRows {
         const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
         visible.first = Visible(args, context, queries.count - 1 - first_row / group).first;
         visible.end = Visible(args, context, queries.count - 1 - last_row / group).end;
+        if (args.sparse_block) {
+            const bool one_token = first_row / group == last_row / group;
+            sparse.first_head = kv_head * group + (one_token ? first_row % group : 0);
+            sparse.heads = one_token ? last_row - first_row + 1 : group;
+            const uint32_t end = Visible(args, context, queries.count - 1 - first_row / group).end;
+            sparse.query_block = end ? (end - 1) / args.sparse_block : 0;
+        }
     }
 };
 

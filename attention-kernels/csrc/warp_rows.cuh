@@ -7,6 +7,7 @@
 
 #include "rows.cuh"
 #include "softmax.cuh"
+#include "sparse.cuh"
 
 namespace quire {
 
@@ -20,6 +21,7 @@ struct Task {
     uint32_t kv_head;
     int64_t head_offset;
     Visible visible;
+    SparseHeads sparse;  // this head alone
     Scoring scoring;
     float slope;
 
@@ -29,6 +31,7 @@ struct Task {
           kv_head(head / (args.num_heads / args.num_kv_heads)),
           head_offset(kv_head * args.head_stride),
           visible(row.visible),
+          sparse{head, args.sparse_block ? 1u : 0u, args.sparse_block ? (row.visible.end - 1) / args.sparse_block : 0},
           scoring(args, kv_head),
           slope(slope_of(args, head)) {}
 };
@@ -255,12 +258,14 @@ template <class Rows>
 __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uint32_t start) {
     const uint32_t lane = threadIdx.x % 32, first = task.visible.first;
     const uint32_t end = min(task.visible.end, start + PARTITION);
+    const bool is_sparse = task.sparse.heads;
     SoftmaxState state;
     rows.clear();
     for (uint32_t chunk = start + threadIdx.x / 32 * 32; chunk < end; chunk += WARPS * 32) {
         if (chunk + 32 <= first) continue;
         const uint32_t token = chunk + lane;
-        const bool visible = token >= first && token < end;
+        const bool visible = token >= first && token < end && task.sparse.see_token(task.args, token);
+        if (is_sparse && !__any_sync(ALL_LANES, visible)) continue;
         const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, token) : -1;
         float k_scale = 1.0f, v_scale = 1.0f;
         if (Rows::BYTES && task.args.kv_format == KV_INT8_ROWS && visible) {

@@ -1,4 +1,4 @@
-/* Kernel plug-ins for Quire, ABI version 1.1.
+/* Kernel plug-ins for Quire, ABI version 1.2.
  *
  * A plug-in is a shared library that exports quire_kernels_plugin(). The configuration names it:
  *
@@ -33,8 +33,8 @@ extern "C" {
 #endif
 
 #define QUIRE_KERNELS_ABI 1u
-/* 1: QUIRE_SINKS and quire_attention.sinks. */
-#define QUIRE_KERNELS_ABI_MINOR 1u
+/* 1: QUIRE_SINKS and quire_attention.sinks. 2: QUIRE_BLOCK_SPARSE and the fields of quire_attention from sparse_block_size on. */
+#define QUIRE_KERNELS_ABI_MINOR 2u
 /* "QUIREKRN" as a little-endian number. */
 #define QUIRE_KERNELS_MAGIC 0x4e524b4552495551ull
 
@@ -55,7 +55,14 @@ enum {
 };
 
 /* Optional features of attention, as bits. */
-enum { QUIRE_WINDOW = 1, QUIRE_SOFT_CAP = 2, QUIRE_ALIBI = 4, QUIRE_LSE = 8, QUIRE_SINKS = 16 };
+enum {
+    QUIRE_WINDOW = 1,
+    QUIRE_SOFT_CAP = 2,
+    QUIRE_ALIBI = 4,
+    QUIRE_LSE = 8,
+    QUIRE_SINKS = 16,
+    QUIRE_BLOCK_SPARSE = 32
+};
 
 /* Services of the host. parallel_for, which takes `pool` as its first argument, calls task(context, 0) ..
  * task(context, tasks - 1), each once, on up to `threads` threads, and returns after the last call has returned. */
@@ -111,6 +118,17 @@ typedef struct {
     const float *alibi_slopes;    /* null, or [num_heads]: slope * (key position - query position) is added */
     /* Since version 1.1: */
     const float *sinks;           /* null, or [num_heads]: a logit of the softmax that has no value, not scaled or capped */
+    /* Since version 1.2, block-sparse attention: of the positions that it may see, a query in sparse block q (its position /
+     * sparse_block_size) sees those in each sparse block k with k > q - local_blocks or (k + offset) % vertical_stride == 0.
+     * The offset of head h of KV head g is (first_head + h) * head_sliding_step + 1, or with a negative step
+     * (first_kv_head + g) * -head_sliding_step + 1. The function must not read blocks that no head of a KV head sees. */
+    uint64_t sparse_block_size;   /* 0: none; else a multiple of the cache's block size, and the next two are at least 1 */
+    uint64_t local_blocks;
+    uint64_t vertical_stride;     /* at most 2^32 - 1 */
+    uint64_t first_head;          /* query heads, and KV heads, of tensor-parallel ranks before this one */
+    uint64_t first_kv_head;
+    int32_t head_sliding_step;
+    uint32_t reserved;
 } quire_attention;
 
 /* Write of row t into slot slot_mapping[t] = block * block_size + offset. A row with a negative slot is skipped. No slot

@@ -9,6 +9,7 @@ use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::shape::KvShape;
+use crate::sparse::BlockSparse;
 use crate::workspace::Workspace;
 
 /// Factors by which stored elements of 8 bits are multiplied: float32, `[1]` or `[num_kv_heads]`.
@@ -216,6 +217,8 @@ pub struct AttentionArgs<'a> {
     pub scale: f32,
     /// Sliding window: with `Some(w)` position i sees positions i-w+1..=i.
     pub window: Option<usize>,
+    /// Blocks that each head sees; `None`: all. A row sees a position if the window and this rule allow it.
+    pub sparse: Option<BlockSparse>,
     /// Soft cap: with `Some(c)` a score becomes `c * tanh(score / c)`.
     pub soft_cap: Option<f32>,
     /// ALiBi slopes, float32 `[num_heads]`: `slope * (key position - query position)` is added to the score (Press et al.,
@@ -265,6 +268,9 @@ impl AttentionArgs<'_> {
             }
         }
         at_least("window", self.window.unwrap_or(1), 1)?;
+        if let Some(sparse) = &self.sparse {
+            sparse.check(shape.block_size)?;
+        }
         self.cache.check()
     }
 }

@@ -34,6 +34,9 @@ pub struct Needs {
     pub decode_query_len: usize,
     /// Whether a layer has a sliding window.
     pub window: bool,
+    /// Tokens of a sparse block ([`BlockSparse`](crate::BlockSparse)), of which blocks of the cache must be divisors; `None`: no
+    /// layer is block-sparse.
+    pub block_sparse: Option<usize>,
     /// Whether a layer caps its scores.
     pub soft_cap: bool,
     /// Whether the model has ALiBi slopes.
@@ -60,6 +63,7 @@ impl Default for Needs {
             block_size: 16,
             decode_query_len: 1,
             window: false,
+            block_sparse: None,
             soft_cap: false,
             alibi: false,
             sinks: false,
@@ -94,8 +98,15 @@ impl Needs {
                 if length > can.max_query_len {
                     return Some(format!("it takes at most {} query rows of a sequence", can.max_query_len));
                 }
+                if let Some(sparse) = self.block_sparse.filter(|sparse| !sparse.is_multiple_of(self.block_size)) {
+                    return Some(format!(
+                        "the model's sparse blocks have {sparse} tokens, --block-size is {}; choose a divisor of {sparse}",
+                        self.block_size
+                    ));
+                }
                 let extras = [
                     (self.window && !can.window, "the model has sliding windows"),
+                    (self.block_sparse.is_some() && !can.block_sparse, "the model has block-sparse attention"),
                     (self.soft_cap && !can.soft_cap, "the model caps its scores"),
                     (self.alibi && !can.alibi, "the model has ALiBi slopes"),
                     (self.sinks && !can.sinks, "the model has attention sinks"),

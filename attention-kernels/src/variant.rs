@@ -166,6 +166,8 @@ pub struct Capabilities {
     pub decode_rows: usize,
     /// Supports sliding windows.
     pub window: bool,
+    /// Supports block-sparse attention ([`BlockSparse`](crate::BlockSparse)).
+    pub block_sparse: bool,
     /// Supports soft-capped scores.
     pub soft_cap: bool,
     /// Supports ALiBi slopes.
@@ -209,6 +211,7 @@ impl Capabilities {
         max_query_len: usize::MAX,
         decode_rows: 1,
         window: false,
+        block_sparse: false,
         soft_cap: false,
         alibi: false,
         sinks: false,
@@ -267,6 +270,7 @@ impl Variant {
         let can = &self.capabilities;
         let extras = [
             (args.window.is_some() && !can.window, "a window"),
+            (args.sparse.is_some() && !can.block_sparse, "block-sparse attention"),
             (args.soft_cap.is_some() && !can.soft_cap, "a soft cap"),
             (args.alibi_slopes.is_some() && !can.alibi, "ALiBi slopes"),
             (args.sinks.is_some() && !can.sinks, "attention sinks"),

@@ -1,6 +1,7 @@
 //! The integration tests of the kernels and their registry, in one program.
 #![allow(clippy::unwrap_used)]
 
+mod block_sparse;
 mod conformance;
 mod costs;
 mod plugin_example;

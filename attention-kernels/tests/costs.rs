@@ -1,6 +1,6 @@
 //! The bytes and operations that a profile counts for a call.
 
-use attention_kernels::{AttentionArgs, AttentionBatch, Dtype, KvCache, KvShape, LinearArgs, Rows};
+use attention_kernels::{AttentionArgs, AttentionBatch, BlockSparse, Dtype, KvCache, KvShape, LinearArgs, Rows};
 use device::profile::Cost;
 
 #[test]
@@ -13,7 +13,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     // Two rows at positions 8 and 9, one at position 4, and padding.
     let (query_starts, context_lens) = (vec![0, 2, 3, 4], vec![10, 5, 0]);
     let batch = AttentionBatch { query_starts, context_lens, block_tables: [[0; 2]; 3].into_iter().collect() };
-    let mut cost = |window| {
+    let mut cost = |window, sparse| {
         let args = AttentionArgs {
             query: &query,
             query_stride: 32,
@@ -25,6 +25,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
             seqs: 0..3,
             scale: 1.0,
             window,
+            sparse,
             soft_cap: None,
             alibi_slopes: None,
             sinks: None,
@@ -34,8 +35,24 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     };
     // 3 rows of 2 heads in and out; a token of the cache has 2 * 16 numbers.
     let rows = 3 * 2 * 2 * 16 * 4;
-    assert_eq!(cost(None), Cost { bytes: rows + (10 + 5) * 128, operations: 4 * 32 * (9 + 10 + 5) });
-    assert_eq!(cost(Some(3)), Cost { bytes: rows + (4 + 3) * 128, operations: 4 * 32 * 9 });
+    assert_eq!(cost(None, None), Cost { bytes: rows + (10 + 5) * 128, operations: 4 * 32 * (9 + 10 + 5) });
+    assert_eq!(cost(Some(3), None), Cost { bytes: rows + (4 + 3) * 128, operations: 4 * 32 * 9 });
+    // In sparse blocks of 8 tokens the row at position 8, in block 1, sees block 0 with one head, as does the one at 9. Bytes are
+    // those of the union of the heads.
+    let sparse = |step, first_head| BlockSparse {
+        block_size: 8,
+        local_blocks: 1,
+        vertical_stride: 2,
+        head_sliding_step: step,
+        first_head,
+        first_kv_head: 0,
+    };
+    let some = cost(None, Some(sparse(1, 0)));
+    assert_eq!(some, Cost { bytes: rows + (10 + 5) * 128, operations: 4 * 16 * ((9 + 10) + (1 + 2) + 2 * 5) });
+    let none = cost(None, Some(sparse(0, 0)));
+    assert_eq!(none, Cost { bytes: rows + (2 + 5) * 128, operations: 4 * 16 * (2 * (1 + 2) + 2 * 5) });
+    let window = cost(Some(3), Some(sparse(0, 0)));
+    assert_eq!(window, Cost { bytes: rows + (2 + 3) * 128, operations: 4 * 16 * (2 * (1 + 2) + 2 * 3) });
 
     let weights = device
         .packed_matrix(None, 4, &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])])

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, Values, load_plugin,
-    select, variants,
+    AttentionArgs, AttentionBatch, BlockSparse, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, Values,
+    load_plugin, select, variants,
 };
 use device::Device;
 use plugin_example::build;
@@ -22,16 +22,17 @@ fn table(text: &str) -> KernelChoice {
 
 /// One sequence of `context` tokens with one query row, on 2 query heads and 1 KV head of 8.
 fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<Vec<f32>, KernelError> {
-    attend_with(device, choice, context, None, false)
+    attend_with(device, choice, context, None, false, None)
 }
 
-/// [`attend`] with latent values of some elements, or with sinks.
+/// [`attend`] with latent values of some elements, with sinks, or in sparse blocks.
 fn attend_with(
     device: &dyn Device,
     choice: &KernelChoice,
     context: usize,
     latent: Option<usize>,
     sinks: bool,
+    sparse: Option<BlockSparse>,
 ) -> Result<Vec<f32>, KernelError> {
     let needs = Needs { head_dim: 8, window: true, ..Needs::on(device) };
     let set = select(choice, &needs).unwrap();
@@ -63,6 +64,7 @@ fn attend_with(
         seqs: 0..1,
         scale: 0.5,
         window: Some(30),
+        sparse,
         soft_cap: None,
         alibi_slopes: None,
         sinks: sinks.as_ref(),
@@ -71,6 +73,16 @@ fn attend_with(
     set.attention(device, args)?;
     Ok(output.host::<f32>().unwrap().to_vec())
 }
+
+/// In blocks of 16 tokens, a query sees its own block and those before it in turns.
+const SPARSE: BlockSparse = BlockSparse {
+    block_size: 16,
+    local_blocks: 1,
+    vertical_stride: 2,
+    head_sliding_step: 1,
+    first_head: 1,
+    first_kv_head: 0,
+};
 
 #[test]
 fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants() {
@@ -88,6 +100,13 @@ fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants()
             assert!((a - b).abs() < 1e-5, "context {context}: {a} {b}");
         }
     }
+    for head_sliding_step in [1, -1] {
+        let sparse = Some(BlockSparse { head_sliding_step, first_kv_head: 1, ..SPARSE });
+        let [found, expected] = [&choice, &table("decode = \"cpu.reference\"\n")]
+            .map(|choice| attend_with(&*device, choice, 40, None, false, sparse).unwrap());
+        let alike = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert!(alike && found != attend(&*device, &choice, 40).unwrap(), "{found:?} {expected:?}");
+    }
     assert!(variants(Operation::Prefill).iter().any(|v| v.name == "example.plain"));
     let description = attention_kernels::describe(&choice, &Needs::on(&*device)).unwrap();
     assert!(
@@ -99,7 +118,7 @@ fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants()
 #[test]
 fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_not_know() {
     let device = device::open("cpu", Some(1)).unwrap();
-    [build("abi-1-0"), build("")].iter().for_each(|library| load_plugin(library).unwrap());
+    [build("abi-1-0"), build("abi-1-1"), build("")].iter().for_each(|library| load_plugin(library).unwrap());
     let old = table("decode = \"example.old\"\nprefill = \"example.old\"\n");
     let new = table("decode = \"example.plain\"\nprefill = \"example.plain\"\n");
     assert_eq!(attend(&*device, &old, 40).unwrap(), attend(&*device, &new, 40).unwrap());
@@ -109,12 +128,24 @@ fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_n
     assert_eq!(select(&new, &needs).unwrap().decode.name, "example.plain");
     let error = select(&new, &Needs { latent: true, ..needs.clone() }).err().unwrap().to_string();
     assert!(error.contains("cannot serve: the model has a latent cache"), "{error}");
+    let middle = table("decode = \"example.version_1_1\"\nprefill = \"example.version_1_1\"\n");
+    assert_eq!(attend(&*device, &middle, 40).unwrap(), attend(&*device, &new, 40).unwrap());
+    assert_eq!(select(&middle, &needs).unwrap().decode.name, "example.version_1_1");
+    let sparse = Needs { block_sparse: Some(32), ..needs.clone() };
+    for choice in [&old, &middle] {
+        let error = select(choice, &Needs { sinks: false, ..sparse.clone() }).err().unwrap().to_string();
+        assert!(error.contains("cannot serve: the model has block-sparse attention; use one of: "), "{error}");
+    }
+    assert_eq!(select(&new, &sparse).unwrap().decode.name, "example.plain");
     // Nor is it called by mistake.
-    let error = attend_with(&*device, &old, 40, None, true).unwrap_err().to_string();
+    let error = attend_with(&*device, &middle, 40, None, false, Some(SPARSE)).unwrap_err().to_string();
+    let refused = "example.version_1_1 was called with block-sparse attention, which it does not support";
+    assert!(error.starts_with(refused), "{error}");
+    let error = attend_with(&*device, &old, 40, None, true, None).unwrap_err().to_string();
     assert!(error.starts_with("example.old was called with attention sinks, which it does not support"), "{error}");
-    let error = attend_with(&*device, &new, 40, Some(4), false).unwrap_err().to_string();
+    let error = attend_with(&*device, &new, 40, Some(4), false, None).unwrap_err().to_string();
     assert!(error.starts_with("example.plain was called with a latent cache, which it does not support"), "{error}");
-    assert!(attend_with(&*device, &new, 40, None, true).is_ok());
+    assert!(attend_with(&*device, &new, 40, None, true, None).is_ok());
     assert!(!select(&KernelChoice::default(), &needs).unwrap().decode.name.starts_with("example"));
 }
 
@@ -170,6 +201,8 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
         ("quire_host", "parallel_for", size_of::<abi::Host>(), offset_of!(abi::Host, parallel_for)),
         ("quire_cache", "token_stride", size_of::<abi::Cache>(), offset_of!(abi::Cache, token_stride)),
         ("quire_attention", "sinks", size_of::<abi::Attention>(), offset_of!(abi::Attention, sinks)),
+        ("quire_attention", "first_kv_head", size_of::<abi::Attention>(), offset_of!(abi::Attention, first_kv_head)),
+        ("quire_attention", "reserved", size_of::<abi::Attention>(), offset_of!(abi::Attention, reserved)),
         ("quire_cache_write", "cache", size_of::<abi::CacheWrite>(), offset_of!(abi::CacheWrite, cache)),
         ("quire_block_copy", "cache", size_of::<abi::BlockCopy>(), offset_of!(abi::BlockCopy, cache)),
         ("quire_variant", "run", size_of::<abi::Variant>(), offset_of!(abi::Variant, run)),

@@ -110,6 +110,9 @@ pub struct Head {
     pub scale: f32,
     /// `Some(c)`: a logit x becomes `c * tanh(x / c)`.
     pub soft_cap: Option<f32>,
+    /// Rows that are no token: their logits are −∞. Only a head without a bias and a soft cap has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub masked: Vec<u32>,
 }
 
 /// One layer.
@@ -304,6 +307,18 @@ impl Decoder {
     /// Elements of a latent, if the layers have latent attention; all layers have it or none.
     pub fn latent_dim(&self) -> Option<usize> {
         self.attention().find_map(|attention| attention.latent.as_ref()).map(|latent| latent.rank)
+    }
+
+    /// Tokens of the blocks of block-sparse layers, of which blocks of the cache must be divisors: the greatest common divisor, if
+    /// layers differ.
+    pub fn sparse_block(&self) -> Option<usize> {
+        let sizes = self.attention().filter_map(|attention| attention.sparse).map(|sparse| sparse.block_size);
+        sizes.reduce(|mut a, mut b| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        })
     }
 
     /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, projection, inputs of layers),

@@ -31,6 +31,7 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     let ropes = layers().filter(|layer| layer.rope.is_some()).count();
     add(windows == layers().count(), "window");
     add(windows > 0 && windows < layers().count(), "window in some layers");
+    add(layers().any(|layer| layer.sparse.is_some()), "block-sparse attention");
     add(ropes > 0 && ropes < layers().count(), "rope in some layers");
     add(layers().flat_map(|layer| &layer.rope).any(|rope| rope.interleaved), "rope of neighbours");
     add(

@@ -15,8 +15,14 @@ use std::slice::from_raw_parts;
 
 /// Whether the variants support attention sinks, which version 1.0 of the ABI did not have.
 const SINKS: bool = !cfg!(feature = "abi-1-0");
+/// Whether they support block-sparse attention, which version 1.1 did not have.
+const SPARSE: bool = SINKS && !cfg!(feature = "abi-1-1");
 /// Bytes of the arguments that are read.
-const ATTENTION: usize = if SINKS { size_of::<abi::Attention>() } else { offset_of!(abi::Attention, sinks) };
+const ATTENTION: usize = match (SINKS, SPARSE) {
+    (_, true) => size_of::<abi::Attention>(),
+    (true, false) => offset_of!(abi::Attention, sparse_block_size),
+    (false, false) => offset_of!(abi::Attention, sinks),
+};
 
 thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
@@ -52,6 +58,17 @@ unsafe extern "C" fn attend(context: *mut c_void, index: u64) {
     let (heads, seq) = (u64::from(args.num_heads), args.first_seq + index / u64::from(args.num_heads));
     // SAFETY: the host has checked the sizes that the header requires.
     unsafe { one_head(args, seq as usize, (index % heads) as usize) }
+}
+
+/// Whether a head of the query at a position sees the sparse block of another position.
+fn sees(args: &abi::Attention, (head, kv_head): (usize, usize), position: usize, key: usize) -> bool {
+    if !SPARSE || args.sparse_block_size == 0 {
+        return true;
+    }
+    let (query, key) = (position as u64 / args.sparse_block_size, key as u64 / args.sparse_block_size);
+    let step = u64::from(args.head_sliding_step.unsigned_abs());
+    let index = if args.head_sliding_step >= 0 { args.first_head + head as u64 } else { args.first_kv_head + kv_head as u64 };
+    key + args.local_blocks > query || (key + index * step + 1).is_multiple_of(args.vertical_stride)
 }
 
 unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
@@ -91,7 +108,8 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
             // SAFETY: the array has an element for each head.
             (greatest, mass) = (f64::from(unsafe { *args.sinks.add(head) }), 1.0);
         }
-        for at in position.map_or(0..0, |p| first..p + 1) {
+        let visible = position.map_or(0..0, |p| first..p + 1);
+        for at in visible.filter(|at| sees(args, (head, kv_head), position.unwrap_or(0), *at)) {
             let key = token(cache.keys, at);
             let product: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
             let score = f64::from(args.scale) * product;
@@ -144,7 +162,11 @@ const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) 
         dtypes: 1,
         kv_dtypes: 1,
         layouts: 0b11,
-        features: if SINKS { abi::WINDOW | abi::SINKS } else { abi::WINDOW },
+        features: match (SINKS, SPARSE) {
+            (_, true) => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE,
+            (true, false) => abi::WINDOW | abi::SINKS,
+            (false, false) => abi::WINDOW,
+        },
         max_head_dim: 1024,
         head_dim_step: 1,
         max_block_size: 1024,
@@ -157,16 +179,17 @@ const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) 
     }
 }
 
-const PLAIN: &CStr = match (cfg!(feature = "name-taken"), SINKS) {
-    (true, _) => c"cpu.reference",
-    (false, true) => c"example.plain",
-    (false, false) => c"example.old",
+const PLAIN: &CStr = match (cfg!(feature = "name-taken"), SINKS, SPARSE) {
+    (true, ..) => c"cpu.reference",
+    (false, _, true) => c"example.plain",
+    (false, true, false) => c"example.version_1_1",
+    (false, false, _) => c"example.old",
 };
 static DECODE: Static<abi::Variant> = Static(variant(abi::DECODE, PLAIN, 1, plain));
 static PREFILL: Static<abi::Variant> = Static(variant(abi::PREFILL, PLAIN, 1, plain));
 static FAILS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.fails", 0, fails));
 static PANICS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.panics", 0, panics));
-// The first two are all that the library for version 1.0 has.
+// The first two are all that the libraries for versions 1.0 and 1.1 have.
 static VARIANTS: Static<[*const abi::Variant; 4]> = Static([&DECODE.0, &PREFILL.0, &FAILS.0, &PANICS.0]);
 
 static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
@@ -174,7 +197,7 @@ static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
     abi: if cfg!(feature = "other-abi") { abi::ABI + 1 } else { abi::ABI },
     size: size_of::<abi::Plugin>() as u32,
     name: c"example".as_ptr(),
-    num_variants: if SINKS { 4 } else { 2 },
+    num_variants: if SPARSE { 4 } else { 2 },
     variants: VARIANTS.0.as_ptr(),
     last_error,
 });

@@ -117,7 +117,8 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
     let value_dim = args.cache.value_dim();
     let group = args.num_heads / kv_heads;
     let pages = Pages::of(args.cache)?;
-    let shared = Shared { shape, value_dim, pages, window: args.window, soft_cap: args.soft_cap };
+    let (window, sparse) = (args.window, args.sparse);
+    let shared = Shared { shape, value_dim, pages, window, sparse, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
@@ -153,7 +154,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut 
             partitions: partitions.clone(),
             scale: args.scale * scales.head(kv_head)[0],
             slopes: slopes.map(|slopes| &slopes[kv_head * group..][..group]),
-            next: (i + 1 < tasks).then(|| begin(i + 1)),
+            next: (i + 1 < tasks && sparse.is_none()).then(|| begin(i + 1)),
         };
         let mut scratch = SCRATCH.take();
         kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, value_dim)]);

@@ -11,8 +11,9 @@
 //! products: the sums of several queries and several tokens, or columns, stay in registers while the operands that they
 //! share are loaded.
 //!
-//! The order of every sum depends only on the first and last visible token of the row, so rows do not influence each other,
-//! whichever task they are in.
+//! The order of every sum depends only on the tokens that the row and head see, so rows do not influence each other, whichever
+//! task they are in. In a block-sparse call a task reads the blocks that one of its queries sees, each query uses its own, and
+//! the softmax packs them side by side: a query that sees every block has the bits of a dense call.
 
 use device::Isa;
 use device::simd::{LANES, Lanes};
@@ -47,7 +48,7 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
     let states = states.as_chunks_mut::<2>().0;
     states.fill([0.0; 2]);
     for partition in task.partitions.clone() {
-        let seen = &Seen { task, window: shared.window, partition };
+        let seen = &Seen { task, window: shared.window, sparse: shared.sparse, partition };
         // Three functions, because inlining them into one doubled the build time of the crate.
         score_all(isa, shared, seen, scratch);
         device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
@@ -61,6 +62,10 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
 fn softmax_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let task = seen.task;
     for query in 0..task.queries() {
+        if seen.sparse.is_some() {
+            softmax_some::<L>(shared, seen, query, scratch);
+            continue;
+        }
         let tokens = seen.by(query / task.group);
         if !tokens.is_empty() {
             let scores = &mut scratch.scores[query * SCORES + tokens.start - seen.first()..];
@@ -70,10 +75,33 @@ fn softmax_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scr
     }
 }
 
+/// The part of [`softmax_all`] for a query that does not see all blocks: the softmax is that of its tokens, side by side.
+#[inline(always)]
+fn softmax_some<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, query: usize, scratch: &mut Scratch) {
+    let (first, scores) = (seen.first(), &mut scratch.scores[query * SCORES..][..SCORES]);
+    let (mut packed, mut len) = ([0.0; SCORES], 0);
+    for run in seen.runs(query) {
+        let scores = &mut scores[run.start - first..run.end - first];
+        bias(shared, seen.task, query, run.start, scores);
+        packed[len..][..scores.len()].copy_from_slice(scores);
+        len += scores.len();
+    }
+    if len == 0 {
+        return;
+    }
+    scratch.states[query] = softmax::<L>(&mut packed, len);
+    let mut from = 0;
+    for run in seen.runs(query) {
+        let scores = &mut scores[run.start - first..run.end - first];
+        scores.copy_from_slice(&packed[from..][..scores.len()]);
+        from += scores.len();
+    }
+}
+
 /// Merges the weighted values of a partition into those of the partitions before it.
 fn merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
     for query in 0..seen.task.queries() {
-        if !seen.by(query / seen.task.group).is_empty() {
+        if seen.sees_some(query) {
             let [greatest, total] = states[query];
             let mut merged = Merged { greatest, total };
             let part = &scratch.part[query * dim..][..dim];

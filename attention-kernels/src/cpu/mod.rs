@@ -20,6 +20,7 @@ use crate::variant::{Capabilities, register};
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
     Capabilities {
         window: true,
+        block_sparse: true,
         soft_cap: true,
         alibi: true,
         sinks: true,

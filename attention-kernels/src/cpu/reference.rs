@@ -81,14 +81,21 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                 };
                 let mut merged = Merged::default();
                 let mut sums = vec![0.0f32; value_dim];
+                let pattern = args.sparse.map(|sparse| sparse.heads(head..head + 1, kv_head));
+                let sees = |token: &usize| pattern.is_none_or(|pattern| pattern.sees(position, *token));
                 let mut partition = first / PARTITION * PARTITION;
                 while partition <= position {
                     let tokens = partition.max(first)..(partition + PARTITION).min(position + 1);
-                    let scores: Vec<f32> = tokens.clone().map(score).collect();
+                    partition += PARTITION;
+                    let tokens: Vec<usize> = tokens.filter(sees).collect();
+                    if tokens.is_empty() {
+                        continue;
+                    }
+                    let scores: Vec<f32> = tokens.iter().map(|token| score(*token)).collect();
                     let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let mut total = 0.0;
                     let mut part = vec![0.0f32; value_dim];
-                    for (token, s) in tokens.zip(scores) {
+                    for (token, s) in tokens.into_iter().zip(scores) {
                         let p = (s - greatest).exp();
                         total += p;
                         let (v, of_token) = values.row(table, token, kv_head);
@@ -97,7 +104,6 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                         }
                     }
                     merged.merge(Merged { greatest, total }, &mut sums, &part);
-                    partition += PARTITION;
                 }
                 let share = sinks.map_or(1.0, |sinks| merged.add_sink(sinks[head]));
                 for (out, sum) in out_row[head * value_dim..][..value_dim].iter_mut().zip(&sums) {

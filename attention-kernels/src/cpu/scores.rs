@@ -40,7 +40,7 @@ pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch:
 fn score_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let Scratch { scores, tile: scratch, .. } = scratch;
     for offset in seen.tiles() {
-        let tile = &seen.tile(offset, shared.shape.block_size);
+        let Some(tile) = &seen.tile(offset, shared.shape.block_size) else { continue };
         if seen.task.queries() < TRANSPOSE_FROM {
             by_key::<L>(shared, seen, tile, scratch, &mut scores[offset..]);
         } else {
@@ -56,6 +56,10 @@ fn by_key<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: 
     let (task, shape) = (seen.task, &shared.shape);
     let mut token = tile.tokens.start;
     while token < tile.tokens.end {
+        if tile.read >> token & 1 == 0 {
+            token += 1;
+            continue;
+        }
         let slot = tile.slots[token];
         let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size));
         let mut next = ahead(shared, seen, 0, tile.offset + token);
@@ -139,6 +143,9 @@ fn by_panel<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, keys) = (shape.head_dim, scratch.as_chunks_mut::<LANES>().0);
     for panel in tile.panels() {
+        if !tile.reads_panel(panel) {
+            continue;
+        }
         let slots = &tile.slots.as_chunks().0[panel];
         ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
         shared.pages.transposed::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);

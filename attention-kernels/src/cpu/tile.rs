@@ -1,13 +1,15 @@
 //! The input of a task: its rows, the tokens that they see in a partition, and tiles of these.
 
-use std::iter::StepBy;
+use std::iter::{Flatten, StepBy};
 use std::ops::Range;
+use std::option::IntoIter;
 
 use device::simd::{Ahead, LANES};
 
 use super::merge::Merged;
 use super::stored::{Pages, Slot};
 use crate::shape::{KvShape, PARTITION};
+use crate::sparse::{BlockSparse, Runs};
 
 /// Number of tokens of a tile.
 pub(super) const TILE: usize = 4 * LANES;
@@ -28,6 +30,7 @@ pub(super) struct Shared<'a> {
     pub value_dim: usize,
     pub pages: Pages<'a>,
     pub window: Option<usize>,
+    pub sparse: Option<BlockSparse>,
     pub soft_cap: Option<f32>,
 }
 
@@ -91,6 +94,7 @@ pub(super) struct Scratch {
 pub(super) struct Seen<'a> {
     pub task: &'a Task<'a>,
     pub window: Option<usize>,
+    pub sparse: Option<BlockSparse>,
     pub partition: usize,
 }
 
@@ -111,6 +115,56 @@ impl Seen<'_> {
         start..end.min(first + PARTITION).max(start)
     }
 
+    /// Iterates over the runs of tokens that a query sees in a block-sparse call; over none in others.
+    #[inline(always)]
+    pub fn runs(&self, query: usize) -> Flatten<IntoIter<Runs>> {
+        self.runs_in(query, self.first(), PARTITION)
+    }
+
+    /// [`Seen::runs`] among `len` tokens from `first` on.
+    #[inline(always)]
+    fn runs_in(&self, query: usize, first: usize, len: usize) -> Flatten<IntoIter<Runs>> {
+        let Task { group, position, kv_head, .. } = *self.task;
+        let (row, head, seen) = (query / group, kv_head * group + query % group, self.by(query / group));
+        let tokens = seen.start.max(first)..seen.end.min(first + len);
+        let runs = self.sparse.map(|sparse| sparse.heads(head..head + 1, kv_head).runs(position + row, tokens));
+        runs.into_iter().flatten()
+    }
+
+    /// Whether a query sees a token.
+    #[inline(always)]
+    pub fn sees_some(&self, query: usize) -> bool {
+        if self.sparse.is_some() {
+            self.runs(query).next().is_some()
+        } else {
+            !self.by(query / self.task.group).is_empty()
+        }
+    }
+
+    /// Returns which of the first [`TILE`] tokens from `first` on a query sees in a block-sparse call, as bits.
+    #[inline(always)]
+    pub fn bits(&self, query: usize, first: usize) -> u64 {
+        let mut bits = 0;
+        for run in self.runs_in(query, first, TILE) {
+            bits |= run_bits(first, run);
+        }
+        bits
+    }
+
+    /// Returns which tokens of a tile, and in a block-sparse call of the blocks that some query of the task sees, are read.
+    ///
+    /// The first row decides: every block that it does not see, and that is not behind it, is hidden from later rows too.
+    #[inline(always)]
+    fn read(&self, first: usize, tokens: Range<usize>) -> u64 {
+        let Some(sparse) = self.sparse else { return run_bits(first, tokens) };
+        let Task { group, position, kv_head, .. } = *self.task;
+        let mut bits = 0;
+        for run in sparse.heads(kv_head * group..(kv_head + 1) * group, kv_head).runs(position, tokens) {
+            bits |= run_bits(first, run);
+        }
+        bits
+    }
+
     /// Returns the tokens that some row sees: the first row sees furthest back, the last row furthest ahead.
     #[inline(always)]
     pub fn all(&self) -> Range<usize> {
@@ -125,27 +179,50 @@ impl Seen<'_> {
         ((all.start - self.first()) / TILE * TILE..all.end - self.first()).step_by(TILE)
     }
 
-    /// Returns the tile at an offset.
+    /// Returns the tile at an offset; `None` if none of its tokens is read.
     #[inline(always)]
-    pub fn tile(&self, offset: usize, block_size: usize) -> Tile {
+    pub fn tile(&self, offset: usize, block_size: usize) -> Option<Tile> {
         let (all, first) = (self.all(), self.first() + offset);
-        let tokens = all.start.max(first) - first..all.end.min(first + TILE) - first;
+        let read = self.read(first, all.start.max(first)..all.end.min(first + TILE));
+        if read == 0 {
+            return None;
+        }
+        let tokens = read.trailing_zeros() as usize..TILE - read.leading_zeros() as usize;
         let mut slots = [Slot::default(); TILE];
         Slot::of_tokens(self.task.table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
+        if self.sparse.is_some() {
+            let mut last = slots[tokens.start];
+            for token in tokens.clone() {
+                if read >> token & 1 == 0 {
+                    slots[token] = last;
+                }
+                last = slots[token];
+            }
+        }
         let (first, last) = (slots[tokens.start], slots[tokens.end - 1]);
         slots[tokens.start / LANES * LANES..tokens.start].fill(first);
         slots[tokens.end..tokens.end.next_multiple_of(LANES)].fill(last);
-        Tile { offset, tokens, slots }
+        Some(Tile { offset, tokens, read, slots })
     }
+}
+
+/// Returns which of the tokens of a tile that starts at `first` are in a range, as bits.
+#[inline(always)]
+fn run_bits(first: usize, range: Range<usize>) -> u64 {
+    const { assert!(TILE == 64) };
+    let (start, end) = (range.start.clamp(first, first + TILE) - first, range.end.clamp(first, first + TILE) - first);
+    if start < end { u64::MAX >> (64 - (end - start)) << start } else { 0 }
 }
 
 /// Up to [`TILE`] tokens of a partition.
 pub(super) struct Tile {
     /// Offset of the tile in the partition.
     pub offset: usize,
-    /// Tokens that some row sees, relative to the tile.
+    /// Tokens from the first to the last that is read, relative to the tile.
     pub tokens: Range<usize>,
-    /// Place of each token. Entries up to whole panels whose token no row sees have the place of a neighbour.
+    /// Which tokens are read, as bits: those that some row sees, and in a block-sparse call only blocks that some query sees.
+    pub read: u64,
+    /// Place of each token. Entries up to whole panels whose token is not read have the place of a neighbour.
     pub slots: [Slot; TILE],
 }
 
@@ -154,6 +231,12 @@ impl Tile {
     #[inline(always)]
     pub fn panels(&self) -> Range<usize> {
         self.tokens.start / LANES..self.tokens.end.div_ceil(LANES)
+    }
+
+    /// Whether a token of a panel is read.
+    #[inline(always)]
+    pub fn reads_panel(&self, panel: usize) -> bool {
+        self.read >> (panel * LANES) & ((1 << LANES) - 1) != 0
     }
 
     /// Returns the part of a range of the context that lies in the tile, relative to the tile.
@@ -192,6 +275,12 @@ pub(super) use by_queries;
 #[inline(always)]
 pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: usize) -> Ahead {
     let (task, shape, all) = (seen.task, &shared.shape, seen.all());
+    if seen.sparse.is_some() {
+        let first = (seen.first() + token).max(all.start) + AHEAD;
+        if first >= all.end || seen.read(first, first..first + 1) == 0 {
+            return Ahead::NONE;
+        }
+    }
     let (mut table, mut kv_head) = (task.table, task.kv_head);
     let (which, first, end) = match (seen.first() + token).max(all.start) + AHEAD {
         first if first < all.end => (which, first, all.end),

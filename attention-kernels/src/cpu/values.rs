@@ -51,7 +51,7 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shared.value_dim, scratch);
     part[..task.queries() * dim].fill(0.0);
     for offset in seen.tiles() {
-        let tile = seen.tile(offset, shape.block_size);
+        let Some(tile) = seen.tile(offset, shape.block_size) else { continue };
         let mut starts = [0; TILE];
         let tokens = tile.tokens.clone();
         let slots = &tile.slots[tokens.clone()];
@@ -63,6 +63,10 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
         }
         let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; TILE / LANES] };
         let scores = &scores[tile.offset..];
+        if seen.sparse.is_some() {
+            sum_some::<L>(Values { next: &next, ..values }, seen, offset, scores, part);
+            continue;
+        }
         let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end);
         let edges = if everyone == tile.tokens { 0 } else { task.queries() };
         for query in 0..edges {
@@ -80,6 +84,39 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
             let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
             add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
+    }
+}
+
+/// The part of [`sum_tiles`] for a tile of which each query sees some blocks. Adjacent queries that see the same are added
+/// together.
+#[inline(always)]
+fn sum_some<L: Lanes>(values: Values<'_>, seen: &Seen<'_>, offset: usize, scores: &[f32], part: &mut [f32]) {
+    let (mut values, first, queries) = (values, seen.first() + offset, seen.task.queries());
+    let mut query = 0;
+    while query < queries {
+        let bits = seen.bits(query, first);
+        let mut alike = 1;
+        while bits != 0 && alike < AT_ONCE && query + alike < queries && seen.bits(query + alike, first) == bits {
+            alike += 1;
+        }
+        let taken = match alike {
+            AT_ONCE.. => AT_ONCE,
+            4.. => 4,
+            _ => 1,
+        };
+        let mut rest = bits;
+        while rest != 0 {
+            let start = rest.trailing_zeros() as usize;
+            let len = (rest >> start).trailing_ones() as usize;
+            rest &= !(u64::MAX >> (64 - len) << start);
+            match taken {
+                AT_ONCE => add_weighted::<L, AT_ONCE>(values, start..start + len, query, scores, part),
+                4 => add_weighted::<L, 4>(values, start..start + len, query, scores, part),
+                _ => add_weighted::<L, 1>(values, start..start + len, query, scores, part),
+            }
+            values.next = &[Ahead::NONE; TILE / LANES];
+        }
+        query += taken;
     }
 }
 

@@ -7,6 +7,7 @@ use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
 use crate::format::KvDtype;
+use crate::sparse::SparseNumbers;
 use crate::workspace::Workspace;
 
 /// Threads per block of `paged_decode` and `paged_reduce`.
@@ -226,6 +227,7 @@ impl<'a> Call<'a> {
     fn shape(&self) -> Result<AttentionShape, KernelError> {
         let (args, shape) = (self.args, self.args.cache.shape);
         let strides = args.cache.format.strides(&shape);
+        let sparse = args.sparse.map_or_else(SparseNumbers::default, |sparse| sparse.numbers());
         Ok(AttentionShape {
             query_stride: args.query_stride as i64,
             block_stride: strides.block as i64,
@@ -247,6 +249,12 @@ impl<'a> Call<'a> {
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),
+            sparse_block: sparse.block_size,
+            sparse_local: sparse.local_blocks,
+            sparse_stride: sparse.stride,
+            sparse_step: sparse.step,
+            sparse_first: sparse.first,
+            sparse_by_kv_head: u32::from(sparse.by_kv_head),
         })
     }
 }

@@ -49,6 +49,7 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
         soft_cap: true,
         alibi: true,
         sinks: true,
+        block_sparse: true,
         lse: true,
         row_invariant: Some(family),
         rank,
@@ -92,6 +93,7 @@ const SM90: Capabilities = Capabilities {
     block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
+    block_sparse: false,
     ..tiles(0)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));

@@ -9,7 +9,7 @@ use crate::format::{CacheFormat, KvDtype};
 
 device::kernel_structs! {
     /// Sizes and settings of an attention kernel. Strides are in elements.
-    pub(super) struct AttentionShape: 96 bytes {
+    pub(super) struct AttentionShape: 120 bytes {
         pub query_stride: i64,
         pub block_stride: i64,
         pub head_stride: i64,
@@ -30,6 +30,12 @@ device::kernel_structs! {
         pub window: u32,
         pub kv_format: u32,
         pub scale_stride: u32,
+        pub sparse_block: u32,
+        pub sparse_local: u32,
+        pub sparse_stride: u32,
+        pub sparse_step: u32,
+        pub sparse_first: u32,
+        pub sparse_by_kv_head: u32,
     }
 
     /// Sizes of a cache write. Strides are in elements.

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_void};
 
 /// Version of this ABI. A host loads plug-ins of this version only.
 pub const ABI: u32 = 1;
-/// Number of compatible additions to this version. 1: [`SINKS`].
-pub const MINOR: u32 = 1;
+/// Number of compatible additions to this version. 1: [`SINKS`]. 2: [`BLOCK_SPARSE`].
+pub const MINOR: u32 = 2;
 /// `QUIREKRN` as a little-endian number.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUIREKRN");
 /// Name of the exported symbol, an [`Entry`].
@@ -34,6 +34,8 @@ pub const ALIBI: u32 = 4;
 pub const LSE: u32 = 8;
 /// Supports attention sinks.
 pub const SINKS: u32 = 16;
+/// Supports block-sparse attention.
+pub const BLOCK_SPARSE: u32 = 32;
 
 /// Body of a parallel loop, called for each index.
 pub type Task = unsafe extern "C" fn(context: *mut c_void, index: u64);
@@ -97,6 +99,13 @@ pub struct Attention {
     pub soft_cap: f32,
     pub alibi_slopes: *const f32,
     pub sinks: *const f32,
+    pub sparse_block_size: u64,
+    pub local_blocks: u64,
+    pub vertical_stride: u64,
+    pub first_head: u64,
+    pub first_kv_head: u64,
+    pub head_sliding_step: i32,
+    pub reserved: u32,
 }
 
 /// Arguments of [`CACHE_WRITE`].

@@ -9,6 +9,7 @@ use super::abi;
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, Values};
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
+use crate::sparse::BlockSparse;
 
 /// Function of a variant in a plug-in.
 #[derive(Clone, Copy)]
@@ -24,6 +25,7 @@ impl LoadedKernel {
         args.check()?;
         let (batch, seqs) = (args.batch, args.seqs.clone());
         let of_heads = |numbers: Option<&Buffer>| numbers.map_or(Ok(null()), read).map(<*const c_void>::cast::<f32>);
+        let sparse = |field: fn(&BlockSparse) -> usize| args.sparse.as_ref().map_or(0, field) as u64;
         let arguments = abi::Attention {
             size: size_of::<abi::Attention>() as u32,
             num_heads: args.num_heads as u32,
@@ -43,6 +45,13 @@ impl LoadedKernel {
             soft_cap: args.soft_cap.unwrap_or(0.0),
             alibi_slopes: of_heads(args.alibi_slopes)?,
             sinks: of_heads(args.sinks)?,
+            sparse_block_size: sparse(|it| it.block_size),
+            local_blocks: sparse(|it| it.local_blocks),
+            vertical_stride: sparse(|it| it.vertical_stride),
+            first_head: sparse(|it| it.first_head),
+            first_kv_head: sparse(|it| it.first_kv_head),
+            head_sliding_step: args.sparse.map_or(0, |it| it.head_sliding_step),
+            reserved: 0,
         };
         self.call(device, &arguments)
     }

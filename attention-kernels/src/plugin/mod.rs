@@ -164,6 +164,7 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
         block_sizes: sizes("block", variant.max_block_size, variant.block_size_step)?,
         max_query_len: usize::try_from(variant.max_query_len).unwrap_or(usize::MAX),
         window: has(abi::WINDOW),
+        block_sparse: has(abi::BLOCK_SPARSE),
         soft_cap: has(abi::SOFT_CAP),
         alibi: has(abi::ALIBI),
         sinks: has(abi::SINKS),

@@ -9,6 +9,7 @@ use super::numbers::{Random, element, from_byte, round, to_byte};
 use crate::batch::AttentionBatch;
 use crate::format::{CacheFormat, KvDtype};
 use crate::shape::KvShape;
+use crate::sparse::BlockSparse;
 
 /// The inputs of a call, not yet on a device.
 #[derive(Clone)]
@@ -40,6 +41,8 @@ pub struct Problem {
     /// As in [`AttentionArgs`](crate::AttentionArgs).
     pub window: Option<usize>,
     /// As in [`AttentionArgs`](crate::AttentionArgs).
+    pub sparse: Option<BlockSparse>,
+    /// As in [`AttentionArgs`](crate::AttentionArgs).
     pub soft_cap: Option<f32>,
     /// ALiBi slope of each query head.
     pub slopes: Option<Vec<f32>>,
@@ -64,6 +67,8 @@ pub struct Look {
     pub scales: Option<bool>,
     /// Sliding window: number of tokens that a row sees.
     pub window: Option<usize>,
+    /// Block-sparse attention: the blocks that each head sees.
+    pub sparse: Option<BlockSparse>,
     /// Whether scores are capped, at 3.
     pub soft_cap: bool,
     /// Whether there are ALiBi slopes.
@@ -97,6 +102,7 @@ impl Look {
             block_size: 16,
             scales: None,
             window: None,
+            sparse: None,
             soft_cap: false,
             alibi: false,
             sinks: false,
@@ -107,9 +113,9 @@ impl Look {
 
 impl Problem {
     /// Generates a problem. Memory that must not be read holds NaN (in int8 −128, which no writer stores; scales too) or
-    /// invalid block ids.
+    /// invalid block ids. In a block-sparse problem this includes, for each KV head, the blocks that none of its heads sees.
     pub fn new(seed: u64, look: &Look) -> Problem {
-        let &Look { format, heads, dim, block_size, window, .. } = look;
+        let &Look { format, heads, dim, block_size, window, sparse, .. } = look;
         let mut random = Random::new(seed);
         let contexts = look.lens.iter().map(|&(_, context)| context);
         let max_blocks = contexts.map(|context| context.div_ceil(block_size)).max().unwrap_or(0) + 2;
@@ -172,7 +178,7 @@ impl Problem {
             let mut random = Random::new(seed);
             (0..if per_head { heads.1 } else { 1 }).map(|_| (1.5 + random.unit()) / spread).collect()
         };
-        Problem {
+        let mut problem = Problem {
             format,
             shape,
             num_heads: heads.0,
@@ -186,10 +192,54 @@ impl Problem {
             batch,
             scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() && !per_token { spread } else { 1.0 },
             window,
+            sparse,
             soft_cap: look.soft_cap.then_some(3.0),
             slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
             sinks: look.sinks.then(|| (0..heads.0).map(|h| [1.5, -2.0, 9.0, 0.25, -40.0][h % 5]).collect()),
+        };
+        problem.poison_hidden(poison);
+        problem
+    }
+
+    /// Overwrites, for each KV head, the blocks that none of its heads sees.
+    fn poison_hidden(&mut self, poison: f32) {
+        if self.sparse.is_none() {
+            return;
         }
+        let KvShape { num_kv_heads, block_size, head_dim, .. } = self.shape;
+        for seq in 0..self.batch.num_seqs() {
+            let (rows, context) = (self.rows_of(seq).len(), self.batch.context_lens[seq] as usize);
+            for block in 0..context.div_ceil(block_size) {
+                for kv_head in 0..num_kv_heads {
+                    let group = self.num_heads / num_kv_heads;
+                    let heads = kv_head * group..(kv_head + 1) * group;
+                    let tokens = block * block_size..(block + 1) * block_size;
+                    let mut positions = context.saturating_sub(rows)..context;
+                    if positions.any(|at| heads.clone().any(|head| tokens.clone().any(|key| self.sees(head, at, key))))
+                    {
+                        continue;
+                    }
+                    let first = self.batch.table(seq)[block] as usize * block_size;
+                    for slot in first..first + block_size {
+                        let at = self.shape.offset(slot, kv_head);
+                        self.keys[at..at + head_dim].fill(poison);
+                        self.values[at..at + head_dim].fill(poison);
+                        let scales = self.token_scales.iter_mut();
+                        scales
+                            .filter_map(|scales| scales.get_mut(slot * num_kv_heads + kv_head))
+                            .for_each(|x| *x = f32::NAN);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a head of the query at a position sees the key at another, by causality, window and sparse blocks.
+    fn sees(&self, head: usize, position: usize, key: usize) -> bool {
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let kv_head = head / (self.num_heads / self.shape.num_kv_heads);
+        let pattern = self.sparse.map(|sparse| sparse.heads(head..head + 1, kv_head));
+        (first..=position).contains(&key) && pattern.is_none_or(|pattern| pattern.sees(position, key))
     }
 
     /// Returns the query rows of a sequence.
@@ -240,7 +290,7 @@ impl Problem {
     fn one_head(&self, seq: usize, row: usize, head: usize, [output, magnitude]: [&mut [f64]; 2]) -> f64 {
         let (dim, heads) = (self.shape.head_dim, self.num_heads);
         let position = self.batch.context_lens[seq] as usize - (self.rows_of(seq).end - row);
-        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let tokens: Vec<usize> = (0..=position).filter(|key| self.sees(head, position, *key)).collect();
         let table = self.batch.table(seq);
         let kv_head = head / (heads / self.shape.num_kv_heads);
         let scale_of = |which: usize| {
@@ -266,11 +316,11 @@ impl Problem {
             let slope = self.slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
             score + slope * (token as f64 - position as f64)
         };
-        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let scores: Vec<f64> = tokens.iter().map(|token| score(*token)).collect();
         let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
         let greatest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().copied().chain(sink).map(|score| (score - greatest).exp()).sum();
-        for (token, score) in (first..).zip(&scores) {
+        for (&token, score) in tokens.iter().zip(&scores) {
             let weight = (score - greatest).exp() / total * scale_of(1) * of_token(1, token);
             for (d, value) in self.values[at(token)..][..self.value_dim()].iter().enumerate() {
                 output[d] += weight * f64::from(*value);

@@ -138,6 +138,7 @@ impl OnDevice<'_> {
             seqs,
             scale: problem.scale,
             window: problem.window,
+            sparse: problem.sparse,
             soft_cap: problem.soft_cap,
             alibi_slopes: self.slopes.as_ref(),
             sinks: self.sinks.as_ref(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use attention_kernels::trial::numbers::Random;
 use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
-use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
 use device::Device;
 
 use super::devices::{self, variants_on};
@@ -159,6 +159,16 @@ fn every_claim_of_the_hopper_kernel_holds() {
     every_claim_holds(|variant| variant.name == HOPPER);
 }
 
+/// A rule by which most partitions are skipped by some head.
+const SPARSE: BlockSparse = BlockSparse {
+    block_size: 32,
+    local_blocks: 2,
+    vertical_stride: 19,
+    head_sliding_step: 3,
+    first_head: 4,
+    first_kv_head: 2,
+};
+
 const HOPPER: &str = "cuda.prefill_sm90";
 
 fn variant(operation: Operation, name: &str) -> &'static Variant {
@@ -231,9 +241,13 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             if can.row_invariant.is_none() {
                 continue; // it claims nothing of the kind
             }
-            for latent in [None, Some(40)].into_iter().take(1 + usize::from(can.latent)) {
+            let cases = [(None, None), (Some(40), None), (None, Some(SPARSE))];
+            for (latent, sparse) in cases {
+                if latent.is_some() && !can.latent || sparse.is_some() && !can.block_sparse {
+                    continue;
+                }
                 let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
-                let whole = Problem::new(4, &Look { sinks: can.sinks, latent, ..look });
+                let whole = Problem::new(4, &Look { sinks: can.sinks, latent, sparse, ..look });
                 let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
                 want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
                 let family = variants_on(&*device, &ATTENTION);

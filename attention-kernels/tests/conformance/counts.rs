@@ -1,11 +1,12 @@
 //! What the kernels for GPUs read, write and compute, counted on the simulator.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use attention_kernels::trial::{Look, Problem};
-use attention_kernels::{CacheFormat, Dtype, Operation, variants};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, variants};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
 use testkit::kernels::host;
@@ -105,6 +106,41 @@ fn decode_by_rows_reads_the_cache_once_for_each_query_head() {
         let heads_of_group = decode.read_bytes as f64 / cache as f64;
         assert!((4.0..4.2).contains(&heads_of_group), "{name}: {heads_of_group} times the cache");
         assert_eq!(decode.busy_blocks, decode.blocks, "{name}");
+    }
+}
+
+/// As Phi-3-small: a head sees one block in eight, and the heads of a KV head different ones.
+#[test]
+fn blocks_that_no_head_sees_are_not_read() {
+    let sparse = BlockSparse {
+        block_size: 64,
+        local_blocks: 4,
+        vertical_stride: 8,
+        head_sliding_step: 1,
+        first_head: 0,
+        first_kv_head: 0,
+    };
+    let (context, group) = (2048, 4);
+    let look = Look { sparse: Some(sparse), ..look((8, 2), 128, vec![(1, context)]) };
+    let seen = |heads: Range<usize>, kv_head| -> usize {
+        sparse.heads(heads, kv_head).runs(context - 1, 0..context).map(|run| run.len()).sum()
+    };
+    let of_groups: usize = (0..2).map(|kv_head| seen(kv_head * group..(kv_head + 1) * group, kv_head)).sum();
+    let of_heads: usize = (0..8).map(|head| seen(head..head + 1, head / group)).sum();
+    assert!(of_groups < 2 * context * 2 / 3 && of_heads < 8 * context / 4, "{of_groups} and {of_heads}");
+    let bytes_of_token = 2 * 128 * 2;
+    for (name, kernel, tokens, distinct) in [
+        ("cuda.paged_gqa", "paged_gqa", of_groups, of_groups),
+        ("cuda.paged_v1", "paged_decode", of_heads, of_groups),
+        ("cuda.paged_v2", "paged_decode", of_heads, of_groups),
+    ] {
+        let Some(counts) = count(Operation::Decode, name, &look) else { return };
+        let of = counts[kernel];
+        let [read, distinct_read] = [(of.read_bytes, tokens), (of.distinct_read_bytes, distinct)]
+            .map(|(bytes, tokens)| bytes as f64 / (tokens * bytes_of_token) as f64);
+        // Each partition of v2 reads the query and the table too.
+        assert!((1.0..1.1).contains(&read), "{name}: {read} times the tokens that heads see");
+        assert!((1.0..1.02).contains(&distinct_read), "{name}: {distinct_read}");
     }
 }
 

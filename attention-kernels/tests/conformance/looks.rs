@@ -2,7 +2,7 @@
 //! `QUIRE_TEST_ALL=1`.
 
 use attention_kernels::trial::Look;
-use attention_kernels::{CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
+use attention_kernels::{BlockSparse, CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
 
 use super::covering;
 
@@ -57,13 +57,30 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
 /// Elements of a key and of a value in latent caches: of DeepSeek's models, half of that, and odd ones.
 const LATENT: [(usize, usize); 4] = [(576, 512), (96, 64), (36, 20), (16, 16)];
 
+/// Numbers of values of a sparse rule: blocks of the cache in a sparse block (0: none is sparse), local blocks, strides, steps, and
+/// ranks before this one.
+const SPARSE: [usize; 5] = [4, 3, 5, 5, 3];
+
+/// Returns the rule of a row with these columns. Strides of 3, 4 and 5 are no divisors of the numbers of heads.
+fn sparse(row: &[usize], block_size: usize, (heads, kv_heads): (usize, usize)) -> Option<BlockSparse> {
+    let &[blocks, local, stride, step, ranks] = row else { return None };
+    (blocks > 0).then(|| BlockSparse {
+        block_size: blocks * block_size,
+        local_blocks: 1 + local,
+        vertical_stride: 1 + stride,
+        head_sliding_step: step as i32 - 2,
+        first_head: ranks * heads,
+        first_kv_head: ranks * kv_heads,
+    })
+}
+
 fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize]) -> Vec<Look> {
     let can = &variant.capabilities;
     let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
     let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
     let kinds = if can.max_query_len == 1 { 3 } else { 5 };
     let flags = [can.soft_cap, can.alibi, can.sinks].map(|claimed| 1 + usize::from(claimed));
-    let sizes = [
+    let mut sizes = vec![
         can.dtypes.len(),
         kv_dtypes.len(),
         can.layouts.len(),
@@ -77,6 +94,9 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
         3,
         flags[2],
     ];
+    if can.block_sparse {
+        sizes.extend(SPARSE);
+    }
     let rows = covering::rows(&sizes, strength, 42);
     let look = |row: Vec<usize>| {
         let format =
@@ -92,6 +112,7 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
             block_size,
             scales,
             window: windows[row[6]],
+            sparse: row.get(12..).and_then(|rule| sparse(rule, block_size, HEADS[row[5]])),
             soft_cap: row[8] == 1,
             alibi: row[9] == 1,
             sinks: row[11] == 1,

@@ -19,5 +19,6 @@ mod reference;
 mod refusals;
 mod sanitizers;
 mod sinks;
+mod sparse;
 mod transfers;
 mod yardsticks;

@@ -114,6 +114,7 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         },
         scale: case.scale,
         window: case.sliding_window,
+        sparse: None,
         soft_cap: case.softcap,
         slopes: optional(tensors, "alibi_slopes"),
         sinks: None,

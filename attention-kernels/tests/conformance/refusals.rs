@@ -55,6 +55,7 @@ fn call(
         seqs: 0..2,
         scale: 1.0,
         window: None,
+        sparse: None,
         soft_cap: None,
         alibi_slopes: None,
         sinks: None,

@@ -1,5 +1,6 @@
 //! Self-attention over the paged cache.
 
+use attention_kernels::BlockSparse;
 use serde::Serialize;
 
 use super::linear::Linear;
@@ -32,6 +33,10 @@ pub struct Attention {
     pub query_growth: Option<QueryGrowth>,
     /// Sliding window. `Some(w)`: position i attends only to positions i-w+1..=i. `None`: to the whole context.
     pub window: Option<usize>,
+    /// Blocks of the context that each head sees; `None`: all. Keys and values of all blocks are kept: other heads, and later
+    /// queries, see those that one skips.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<BlockSparse>,
     /// Factor of the scores (products of queries and keys), usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// `Some(c)`: a score s becomes `c * tanh(s / c)`.

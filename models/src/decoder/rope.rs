@@ -80,8 +80,10 @@ pub enum RopeScaling {
         long_factor: Vec<f64>,
         /// Context length of the pre-training.
         original_max_position_embeddings: f64,
-        /// Factor of all cosines and sines.
-        attention_factor: f64,
+        /// Factor of all cosines and sines with the short list.
+        short_attention_factor: f64,
+        /// The same with the long list.
+        long_attention_factor: f64,
         /// Context length that the list is chosen for.
         context: f64,
     },
@@ -104,9 +106,14 @@ impl Rope {
     /// Factor of all cosines and sines.
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
-                attention_factor as f32
-            }
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            RopeScaling::LongRope {
+                short_attention_factor: short,
+                long_attention_factor: long,
+                original_max_position_embeddings: original,
+                context,
+                ..
+            } => (if context > original { long } else { short }) as f32,
             _ => 1.0,
         }
     }

@@ -54,6 +54,9 @@ impl fmt::Display for Decoder {
         };
         head.text += &factor(self.head.scale);
         head.text += &cap(self.head.soft_cap);
+        if !self.head.masked.is_empty() {
+            head.text += &format!(", {} rows without a token", self.head.masked.len());
+        }
         children.push(head);
         let text = format!("{} layers, {} weights", self.layers.len(), self.num_parameters());
         let root = Node { text, children };
@@ -149,6 +152,10 @@ fn attention(layer: &Attention) -> Node {
         heads.num_heads, heads.num_kv_heads, heads.head_dim, layer.scale
     );
     text += &cap(layer.soft_cap);
+    text += &layer.sparse.map_or(String::new(), |sparse| {
+        let (local, stride) = (sparse.local_blocks, sparse.vertical_stride);
+        format!(", {local} local and each {stride}th block of {} tokens", sparse.block_size)
+    });
     text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
     if let Some(latent) = &layer.latent {
         let down = latent.query_down.iter().flat_map(|(down, it)| [linear("query down", down), norm("norm", it)]);

@@ -230,7 +230,13 @@ impl Common {
             },
             layers,
             final_norm: Some(self.norm(format!("{root}.{final_norm}"))),
-            head: Head { projection: None, linear: (!self.tied).then_some(head), scale: 1.0, soft_cap: None },
+            head: Head {
+                projection: None,
+                linear: (!self.tied).then_some(head),
+                scale: 1.0,
+                soft_cap: None,
+                masked: Vec::new(),
+            },
             adapters: None,
         }
     }
@@ -294,6 +300,7 @@ impl Common {
             rope: self.rope.clone(),
             query_growth: None,
             window: None,
+            sparse: None,
             scale: 1.0 / (heads.head_dim as f32).sqrt(),
             soft_cap: None,
             alibi_slopes: None,

@@ -39,6 +39,7 @@ mod packing;
 mod persimmon;
 mod phi;
 mod phi3;
+mod phi3_small;
 mod qwen;
 mod qwen3_next;
 mod rope;
@@ -104,6 +105,7 @@ const FAMILIES: &[&[Family]] = &[
     gemma::FAMILIES,
     gemma4::FAMILIES,
     phi3::FAMILIES,
+    phi3_small::FAMILIES,
     olmo::FAMILIES,
     granite::FAMILIES,
     smollm3::FAMILIES,

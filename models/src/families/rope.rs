@@ -232,11 +232,13 @@ fn longrope(
     let factor = factor.unwrap_or(most / original);
     let stated = positive(parameters, "attention_factor")?;
     let computed = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+    let of_list = |key: &str| Ok::<_, LoadError>(positive(parameters, key)?.or(stated).unwrap_or(computed));
     Ok(RopeScaling::LongRope {
         short_factor: list("short_factor")?,
         long_factor: list("long_factor")?,
         original_max_position_embeddings: original,
-        attention_factor: stated.unwrap_or(computed),
+        short_attention_factor: of_list("short_mscale")?,
+        long_attention_factor: of_list("long_mscale")?,
         context: most,
     })
 }

@@ -16,7 +16,7 @@
 //! Graphs are dropped with the memory that they use: all by [`Model::reserve`], and each one at its next use if the caches have
 //! been replaced.
 
-use attention_kernels::{Dtype, KernelError, KvCache, Rows};
+use attention_kernels::{KernelError, KvCache};
 
 use device::Graph;
 
@@ -166,9 +166,9 @@ impl Model {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
-            let (step, head) = (&mut self.step, self.loaded.head(&self.decoder));
-            let from = Rows::Numbers(&step.registers[step.buffer_of(Register::Branch)]);
-            head.run(&self.kernels, &*self.device, from, rows, &mut step.logits, Dtype::F32)?;
+            let step = &mut self.step;
+            let from = &step.registers[step.buffer_of(Register::Branch)];
+            self.loaded.logits(&self.decoder, &self.kernels, &*self.device, from, rows, &mut step.logits)?;
             self.finish_logits(rows)?;
         }
         Ok(())

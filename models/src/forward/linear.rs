@@ -265,6 +265,20 @@ impl<'a> Loader<'a> {
         self.numbers(&values)
     }
 
+    /// The bias of a head that sets the logits of rows without a token to −∞; `None` if all rows are tokens.
+    pub fn mask(&mut self, head: &decoder::Head, vocab_size: usize) -> Result<Option<Buffer>, LoadError> {
+        if head.masked.is_empty() {
+            return Ok(None);
+        }
+        let mut mask = vec![0.0; vocab_size];
+        for row in &head.masked {
+            if let Some(bias) = mask.get_mut(*row as usize) {
+                *bias = f32::NEG_INFINITY;
+            }
+        }
+        Ok(Some(self.numbers(&mask)?))
+    }
+
     /// Numbers in float32.
     pub fn numbers(&mut self, values: &[f32]) -> Result<Buffer, LoadError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionBatch, BlockCopyArgs, KernelError, KernelSet, KvCache, KvScales, KvShape, Needs};
+use attention_kernels::{
+    AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, Needs, Rows,
+};
 use device::profile::Phase;
 use device::{Buffer, Device, Features};
 
@@ -32,12 +34,24 @@ pub(super) struct Loaded {
     pub scalars: Vec<f32>,
     /// Products of heads, with heads, outputs and inputs.
     pub heads: Vec<(Vec<Linear>, [usize; 3])>,
+    /// Bias of the output projection if some rows are no token: −∞ for these, 0 for the others.
+    pub mask: Option<Buffer>,
 }
 
 impl Loaded {
-    /// The output projection.
-    pub fn head(&self, decoder: &Decoder) -> &Linear {
-        &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }]
+    /// Computes the logits of `rows` rows in float32, before [`Model::finish_logits`].
+    pub fn logits(
+        &self,
+        decoder: &Decoder,
+        kernels: &KernelSet,
+        device: &dyn Device,
+        x: &Buffer,
+        rows: usize,
+        y: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        let head = &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }];
+        let (x, weights, bias) = (Rows::Numbers(x), &head.weights, self.mask.as_ref().or(head.bias.as_ref()));
+        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32 })
     }
 }
 
@@ -131,6 +145,7 @@ impl Model {
             other_head_dim: decoder.attention().map(|layer| layer.heads.head_dim).find(|dim| *dim != head_dim),
             latent: decoder.latent_dim().is_some(),
             window: any(|layer| layer.window.is_some()),
+            block_sparse: decoder.sparse_block(),
             soft_cap: any(|layer| layer.soft_cap.is_some()),
             alibi: any(|layer| layer.alibi_slopes.is_some()),
             sinks: any(|layer| layer.sinks.is_some()),
@@ -170,6 +185,7 @@ impl Model {
         let experts = experts.collect::<Result<_, LoadError>>()?;
         let scalars = decoder.layers.iter().flat_map(|layer| &layer.scalar).map(|name| loader.scalar(name));
         let scalars = scalars.collect::<Result<_, _>>()?;
+        let mask = loader.mask(&decoder.head, decoder.vocab_size())?;
         let (mut attention, mut recurrent) = (Vec::<AttentionLayer>::new(), Vec::new());
         let index_of =
             |number: usize| decoder.paged().take(number).filter(|mixer| matches!(mixer, Mixer::Attention(_))).count();
@@ -215,7 +231,7 @@ impl Model {
             device,
             kernels,
             ops,
-            loaded: Loaded { linears, norms, attention, recurrent, experts, scalars, heads },
+            loaded: Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask },
             layout,
             step,
             kept_rows: None,

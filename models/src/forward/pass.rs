@@ -191,6 +191,7 @@ impl Model {
                                 seqs,
                                 scale: declared.scale,
                                 window: declared.window,
+                                sparse: declared.sparse,
                                 soft_cap: declared.soft_cap,
                                 alibi_slopes: layer.alibi_slopes.as_ref(),
                                 sinks: layer.sinks.as_ref(),

@@ -1,6 +1,6 @@
 //! Results of a step: logits and hidden states of its rows, on the host or left on the device.
 
-use attention_kernels::{Dtype, KernelError, Rows};
+use attention_kernels::{Dtype, KernelError};
 use device::Buffer;
 
 use super::clock::clock;
@@ -41,8 +41,8 @@ impl Model {
 
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.logit_rows = 0;
-        let (head, step) = (self.loaded.head(&self.decoder), &mut self.step);
-        head.run(&self.kernels, &*self.device, Rows::Numbers(&step.results), rows, &mut step.logits, Dtype::F32)?;
+        let step = &mut self.step;
+        self.loaded.logits(&self.decoder, &self.kernels, &*self.device, &step.results, rows, &mut step.logits)?;
         self.finish_logits(rows)
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{minicpm, recurrent, variants};
+use super::{minicpm, phi3_small, recurrent, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -19,6 +19,7 @@ pub fn all() -> Vec<Case> {
         gemma4(),
         variants::cases(),
         minicpm::cases(),
+        phi3_small::cases(),
         recurrent::cases(),
     ];
     families.into_iter().flatten().collect()

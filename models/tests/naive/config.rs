@@ -167,7 +167,8 @@ impl Rope {
         Rope { freqs, factor: 1.0, interleaved: false }
     }
 
-    fn scaled(self, f: impl Fn(usize, f64) -> f64, factor: f64) -> Rope {
+    /// The rotation with other frequencies, and a factor of its results.
+    pub fn scaled(self, f: impl Fn(usize, f64) -> f64, factor: f64) -> Rope {
         let freqs = self.freqs.iter().enumerate().map(|(i, v)| f(i, *v)).collect();
         Rope { freqs, factor, ..self }
     }

@@ -16,6 +16,7 @@ mod llama;
 mod math;
 mod minicpm;
 mod mistakes;
+mod phi3_small;
 mod post_norm;
 mod recurrent;
 mod tensors;
@@ -53,6 +54,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "SmolLM3ForCausalLM" => llama::smollm3,
         "GraniteForCausalLM" => llama::granite,
         "Phi3ForCausalLM" => llama::phi3,
+        "Phi3SmallForCausalLM" => phi3_small::phi3_small,
         "OlmoForCausalLM" => llama::olmo,
         "Starcoder2ForCausalLM" => llama::starcoder2,
         "StableLmForCausalLM" => llama::stablelm,

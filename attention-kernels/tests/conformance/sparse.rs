@@ -1,0 +1,123 @@
+//! What block-sparse attention reads, and which bits it shares with other calls, beside the comparisons with float64.
+
+use std::sync::Arc;
+
+use attention_kernels::trial::{Look, OnDevice, Problem, Results};
+use attention_kernels::{BlockSparse, KvDtype, Operation, PARTITION, Variant};
+use device::Device;
+
+use super::attention::at_the_borders;
+use super::devices::{self, variants_on};
+
+const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
+
+/// Three of four heads skip any block that is not local.
+const RULE: BlockSparse = BlockSparse {
+    block_size: 32,
+    local_blocks: 2,
+    vertical_stride: 7,
+    head_sliding_step: 1,
+    first_head: 0,
+    first_kv_head: 0,
+};
+
+/// Calls `each` for every block-sparse variant on every device.
+fn each_variant(each: impl Fn(&Arc<dyn Device>, &Variant)) {
+    let mut called = 0;
+    for device in devices::all() {
+        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|it| it.capabilities.block_sparse) {
+            each(&device, variant);
+            called += 1;
+        }
+    }
+    assert!(called >= 4, "{called} variants");
+}
+
+fn look(variant: &Variant, rows: usize, sparse: BlockSparse) -> Look {
+    let rows = if variant.capabilities.max_query_len == 1 || variant.operation == Operation::Decode { 1 } else { rows };
+    let lens = vec![(rows, 3 * PARTITION + 40), (rows, 90), (1, 0), (rows, rows)];
+    let look = at_the_borders(variant.capabilities.dtypes[0], KvDtype::Same, None, rows);
+    Look { lens, sparse: Some(sparse), ..look }
+}
+
+fn run(on_device: &OnDevice<'_>, problem: &Problem, variant: &Variant) -> Results {
+    on_device.run(variant, 0..problem.batch.num_seqs(), variant.capabilities.lse).unwrap()
+}
+
+#[test]
+fn blocks_that_no_head_sees_are_never_read() {
+    each_variant(|device, variant| {
+        // Heads with one pattern, so that whole blocks of the cache are skipped.
+        let problem = Problem::new(3, &look(variant, 5, BlockSparse { head_sliding_step: 0, ..RULE }));
+        let (mut on_device, table) = (problem.on(device).unwrap(), problem.batch.table(0));
+        let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
+        let before = run(&on_device, &problem, variant);
+        before.check(&what, variant, &problem, &problem.truth()).unwrap();
+        let (position, context) = (3 * PARTITION + 40 - problem.rows_of(0).len(), 3 * PARTITION + 40);
+        let pattern = BlockSparse { head_sliding_step: 0, ..RULE }.heads(0..1, 0);
+        let hidden: Vec<usize> =
+            (0..context / 16).filter(|block| !pattern.sees_block(position / 32, block * 16 / 32)).collect();
+        assert!(hidden.len() > context / 16 * 3 / 4, "{} blocks are hidden", hidden.len());
+        hidden.iter().for_each(|block| on_device.cache.poison(&**device, table[*block] as usize, 0).unwrap());
+        assert_eq!(run(&on_device, &problem, variant), before, "{what}");
+        // The poison works: a block that is seen turns the row to NaN.
+        let seen = (0..context / 16).find(|block| !hidden.contains(block)).unwrap();
+        on_device.cache.poison(&**device, table[seen] as usize, 0).unwrap();
+        assert!(run(&on_device, &problem, variant).check(&what, variant, &problem, &problem.truth()).is_err());
+    });
+}
+
+#[test]
+fn a_rule_that_hides_nothing_has_the_bits_of_a_dense_call() {
+    each_variant(|device, variant| {
+        for rule in [BlockSparse { vertical_stride: 1, ..RULE }, BlockSparse { local_blocks: 1000, ..RULE }] {
+            let sparse = Problem::new(7, &look(variant, 40, rule));
+            let dense = Problem { sparse: None, ..sparse.clone() };
+            let [sparse, dense] = [&sparse, &dense].map(|problem| run(&problem.on(device).unwrap(), problem, variant));
+            assert_eq!(sparse, dense, "{} {} on {}", variant.name, variant.operation, device.name());
+        }
+    });
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let devices = [1, 2, 5].map(|threads| device::open("cpu", Some(threads)).unwrap());
+    for variant in variants_on(&*devices[0], &ATTENTION).into_iter().filter(|it| it.capabilities.block_sparse) {
+        for head_sliding_step in [-1, 0, 2] {
+            let problem = Problem::new(9, &look(variant, 70, BlockSparse { head_sliding_step, ..RULE }));
+            let [one, two, five] =
+                devices.each_ref().map(|device| run(&problem.on(device).unwrap(), &problem, variant));
+            assert!(one == two && one == five, "{} {}, step {head_sliding_step}", variant.name, variant.operation);
+        }
+    }
+}
+
+#[test]
+fn the_ranks_of_a_group_compute_the_heads_of_the_whole() {
+    each_variant(|device, variant| {
+        for head_sliding_step in [-1, 1, 2] {
+            let whole = Problem::new(11, &look(variant, 3, BlockSparse { head_sliding_step, ..RULE }));
+            // Without the poison, which differs from rank to rank.
+            let truth = whole.truth();
+            let (dim, rows) = (whole.shape.head_dim, whole.batch.num_rows());
+            for rank in 0..2 {
+                let mut part = Problem::new(11, &look(variant, 3, BlockSparse { head_sliding_step, ..RULE }));
+                (part.num_heads, part.shape.num_kv_heads, part.query_gap) = (2, 1, 0);
+                part.sparse =
+                    Some(BlockSparse { head_sliding_step, first_head: 2 * rank, first_kv_head: rank, ..RULE });
+                part.query = whole.query.chunks(2 * dim).skip(rank).step_by(2).flatten().copied().collect();
+                let of_head = |numbers: &[f32]| -> Vec<f32> {
+                    numbers.chunks(16 * dim).skip(rank).step_by(2).flatten().copied().collect()
+                };
+                (part.keys, part.values) = (of_head(&whole.keys), of_head(&whole.values));
+                let got = run(&part.on(device).unwrap(), &part, variant);
+                got.check("a rank", variant, &part, &part.truth()).unwrap();
+                let of_rank = part.truth();
+                for (row, head) in (0..rows).flat_map(|row| [(row, 0), (row, 1)]) {
+                    let (here, there) = ((row * 2 + head) * dim, (row * 4 + 2 * rank + head) * dim);
+                    assert_eq!(of_rank.output[here..][..dim], truth.output[there..][..dim], "row {row}, head {head}");
+                }
+            }
+        }
+    });
+}
