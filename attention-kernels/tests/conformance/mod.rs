@@ -11,6 +11,7 @@ mod caches;
 mod counts;
 mod covering;
 mod devices;
+mod graphs;
 mod latent;
 mod looks;
 mod low_rank;
