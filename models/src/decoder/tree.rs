@@ -154,7 +154,7 @@ fn attention(layer: &Attention) -> Node {
     text += &cap(layer.soft_cap);
     text += &layer.sparse.map_or(String::new(), |sparse| {
         let (local, stride) = (sparse.local_blocks, sparse.vertical_stride);
-        format!(", {local} local and each {stride}th block of {} tokens", sparse.block_size)
+        format!(", {local} local and every block in {stride} of {} tokens", sparse.block_size)
     });
     text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
     if let Some(latent) = &layer.latent {
