@@ -124,7 +124,8 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
         if (first >= end) return;
     }
     uint32_t query[Shape::D / 16][4];
-    load_query<Shape>(query, shared.tile, args, tile.rows);
+    // `attend` passes the barrier that shared memory then needs.
+    if (first < end) load_query<Shape>(query, shared.tile, args, tile.rows);
     SoftmaxState states[2];
     TileSums<Shape> out;
     out.clear();
