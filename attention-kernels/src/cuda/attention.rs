@@ -2,7 +2,7 @@
 
 use device::{Arg, Buffer, Device, Launch, Tensor};
 
-use super::names::{self, MODULE};
+use super::names::{self, MODULE, Name};
 use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
@@ -38,7 +38,7 @@ pub(super) fn generic(split: Split, device: &dyn Device, args: AttentionArgs<'_>
     let dim = args.cache.shape.head_dim;
     at_least("greatest head size", names::WIDEST_HEAD, dim)?;
     let wide = if dim > 256 { "_wide" } else { "" };
-    call.by_rows(device, &format!("paged_generic_{}{wide}", args.cache.format.dtype), split)
+    call.by_rows(device, &Name::new(format_args!("paged_generic_{}{wide}", args.cache.format.dtype)), split)
 }
 
 /// Decode in which all query heads of a KV head read it once.
@@ -131,7 +131,7 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the name of a kernel that is compiled for each head size.
-    fn instance(&self, kernel: &str) -> Result<String, KernelError> {
+    fn instance(&self, kernel: &str) -> Result<Name, KernelError> {
         let (format, dim) = (self.args.cache.format, self.args.cache.shape.head_dim);
         if self.args.cache.is_latent() {
             return Err(self.unsupported("a latent cache".to_string()));
@@ -162,7 +162,7 @@ impl<'a> Call<'a> {
         if !self.workspace.may_split() {
             return Ok(());
         }
-        let kernel = format!("paged_reduce_{}", self.args.cache.format.dtype);
+        let kernel = Name::new(format_args!("paged_reduce_{}", self.args.cache.format.dtype));
         self.launch(device, &kernel, Grid::Merge, ROW_THREADS, &[])
     }
 

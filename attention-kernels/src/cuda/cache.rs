@@ -61,7 +61,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     ];
     device.launch(&Launch {
         module: MODULE,
-        kernel: &format!("reshape_and_cache_{}{}", format.dtype, names::suffix(format)),
+        kernel: &names::Name::new(format_args!("reshape_and_cache_{}{}", format.dtype, names::suffix(format))),
         grid: [count(args.slot_mapping.len())?, 1, 1],
         block: [128, 1, 1],
         shared_bytes: 0,

@@ -2,7 +2,7 @@
 
 use device::{Arg, Device, Launch};
 
-use super::names::MODULE;
+use super::names::{MODULE, Name};
 use super::parameters::{LowRankShape, count};
 use crate::error::KernelError;
 use crate::low_rank::{LowRankArgs, LowRankFactors, Sizes};
@@ -37,7 +37,7 @@ pub(super) fn low_rank(device: &dyn Device, args: LowRankArgs<'_>) -> Result<(),
     ] {
         device.launch(&Launch {
             module: MODULE,
-            kernel: &format!("{kernel}_low_rank_{dtype}"),
+            kernel: &Name::new(format_args!("{kernel}_low_rank_{dtype}")),
             grid: [count(blocks)?, tasks, 1],
             block: [threads, 1, 1],
             shared_bytes: 0,

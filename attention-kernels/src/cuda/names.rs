@@ -1,5 +1,8 @@
 //! Names of the compiled kernels: `<kernel>_<type>[_h<head size>][_kv8]`.
 
+use std::fmt::{self, Write};
+use std::ops::Deref;
+
 use crate::format::{CacheFormat, Dtype};
 
 /// Name of this crate in the file names of its compiled kernels.
@@ -35,10 +38,42 @@ const fn head_sizes<const N: usize>(source: &[u8]) -> [usize; N] {
     sizes
 }
 
+/// The name of a kernel, on the stack: a launch allocates nothing.
+pub(super) struct Name {
+    bytes: [u8; 40],
+    len: usize,
+}
+
+impl Name {
+    /// Returns the formatted name. A longer one than any kernel has is cut.
+    pub fn new(text: fmt::Arguments<'_>) -> Name {
+        let mut name = Name { bytes: [0; 40], len: 0 };
+        let _ = name.write_fmt(text);
+        name
+    }
+}
+
+impl fmt::Write for Name {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let to = self.bytes.get_mut(self.len..self.len + part.len()).ok_or(fmt::Error)?;
+        to.copy_from_slice(part.as_bytes());
+        self.len += part.len();
+        Ok(())
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
 /// Returns the instance of a kernel that is compiled for each head size; `None` if there is none for this cache.
-pub(super) fn instance(kernel: &str, format: CacheFormat, head_dim: usize) -> Option<String> {
+pub(super) fn instance(kernel: &str, format: CacheFormat, head_dim: usize) -> Option<Name> {
     let exists = format.dtype != Dtype::F32 && HEAD_SIZES.contains(&head_dim);
-    exists.then(|| format!("{kernel}_{}_h{head_dim}{}", format.dtype, suffix(format)))
+    exists.then(|| Name::new(format_args!("{kernel}_{}_h{head_dim}{}", format.dtype, suffix(format))))
 }
 
 /// Returns the part of a name that says that elements of the cache have 8 bits.
