@@ -33,7 +33,7 @@ impl AttentionArgs<'_> {
                 }
             }
         }
-        // Of a head of a query row and of an output row together.
+        // Elements of one head in a query row and in an output row.
         let width = shape.head_dim + self.cache.value_dim();
         let of_rows = rows * self.num_heads * width * self.cache.format.dtype.bytes();
         Cost { bytes: (of_rows + read * head_bytes(self.cache)) as u64, operations: (2 * pairs * width) as u64 }

@@ -104,10 +104,9 @@ impl WorkList {
         }
         // Contexts that one block computes take longest, and are few.
         let whole = |context: &&Context| !context.split && context.partitions().len() > 1;
-        let first = items.len();
         items.extend(contexts.iter().filter(whole).map(|context| [context.seq, ALL_PARTITIONS]));
         let tokens = |seq: u32| batch.context_lens[seq as usize];
-        items[first..].sort_by_key(|item| (std::cmp::Reverse(tokens(item[0])), item[0]));
+        items.sort_by_key(|item| (std::cmp::Reverse(tokens(item[0])), item[0]));
         for context in contexts.iter().filter(|context| !whole(context)) {
             for partition in context.partitions() {
                 let item = [context.seq, if context.split { partition } else { ALL_PARTITIONS }];

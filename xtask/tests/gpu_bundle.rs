@@ -60,9 +60,9 @@ fn text(output: &Output) -> String {
 }
 
 const QUIRE: &str =
-    "case $2 in roofline) echo 'peaks: read 1 GB/s' ;; kernels) echo 'decode      cuda.paged 7 us' ;; esac";
+    "case $2 in roofline) echo 'peaks: read 1 GB/s' ;; kernels) echo 'decode      cuda.paged_gqa 7 us' ;; esac";
 const CONFORMANCE: &str =
-    "echo \"cuda decode cuda.paged 9 comparisons in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
+    "echo \"cuda decode cuda.paged_gqa 9 comparisons in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
 
 #[test]
 fn the_script_runs_its_parts_and_ends_with_a_table() {
@@ -88,7 +88,7 @@ fn the_script_runs_its_parts_and_ends_with_a_table() {
     }
     assert!(std::fs::read_to_string(bundle.0.join("kept/results.md")).unwrap().contains("## Parts"));
     let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
-    assert!(log.contains("=== conformance\n") && log.contains("decode      cuda.paged 7 us"), "{log}");
+    assert!(log.contains("=== conformance\n") && log.contains("decode      cuda.paged_gqa 7 us"), "{log}");
     assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "few files to copy back");
 }
 

@@ -185,8 +185,9 @@ impl<'a> Call<'a> {
         let of_heads = |numbers: Option<&'a Buffer>| numbers.map_or(Arg::null(), |numbers| Arg::pointer(numbers, 0));
         let is_split = matches!(grid, Grid::Resident(_) | Grid::Merge);
         let split = |buffer| if is_split { Arg::pointer(buffer, 0) } else { Arg::null() };
-        // Tiles are found by the starts. Rows need none if each sequence has one.
-        let starts = if matches!(grid, Grid::Tiles(_)) || self.query_len > 1 {
+        // Tiles are found by the starts. Rows need none if each sequence has exactly one.
+        let one_each = self.query_len == 1 && self.rows == args.seqs.len();
+        let starts = if matches!(grid, Grid::Tiles(_)) || !one_each {
             Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>())
         } else {
             Arg::null()

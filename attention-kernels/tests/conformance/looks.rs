@@ -22,7 +22,7 @@ fn samples(sizes: Sizes, tries: &[usize]) -> Vec<usize> {
 fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
     match kind {
         0 => vec![(1, 1), (1, 0), (1, 2 * block_size), (1, block_size + 1)],
-        1 => vec![(1, PARTITION + 1), (1, 40)],
+        1 => vec![(1, PARTITION + 1), (0, 9), (1, 40)],
         2 => vec![(1, 3), (1, 2 * PARTITION), (1, PARTITION - 1)],
         3 => vec![(3, block_size + 2), (1, 0), (0, 9), (67, 70), (1, 1), (2, 0), (20, 20)],
         _ => vec![(5, PARTITION + 3), (1, 17)],

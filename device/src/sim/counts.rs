@@ -60,7 +60,7 @@ counts! {
     shared_requests,
     /// Passes over the 32 banks of shared memory that the requests take.
     shared_passes,
-    /// Those of the passes that are beyond what the width of the requests needs.
+    /// Passes beyond the number that the width of the requests needs.
     bank_conflicts,
     /// Barriers that opened: of blocks, named ones, and of warps.
     barriers,
