@@ -90,6 +90,7 @@ impl<'a> Decode<'a> {
                 .collect::<Vec<_>>()]
             .into_iter()
             .collect(),
+            ..AttentionBatch::default()
         };
         Some(Decode {
             device,

@@ -42,6 +42,7 @@ struct TileShape {
     static constexpr int D = D_, WM = WM_, WN = WN_;
     static constexpr int THREADS = 32 * WM * WN;
     static constexpr int ROWS = 16 * WM;
+    static constexpr bool ONE_PATH = WM == 1;  // a tile has only one query row of a tree (decode)
     static constexpr int TOKENS = D <= 128 ? 64 : 32;
     static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
     static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
@@ -53,6 +54,8 @@ struct TileShape {
         T values[TOKENS][D + 8];
         T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
         int64_t places[2][TOKENS];
+        // If there are trees, of the query row that the tile is computed for: the tokens from position `before` on.
+        uint32_t before, path[64];
         float maxima[WN][ROWS];
     };
 };
@@ -63,15 +66,13 @@ struct RowPair {
 
     uint32_t index[2] = {NONE, NONE};  // row * num_heads + head of the output
     uint32_t first[2] = {0, 0};
-    uint32_t end[2] = {0, 0};
-    float slope[2] = {0.0f, 0.0f};
+    uint32_t end[2] = {0, 0};          // of what the row sees; its own position + 1
 
     __device__ __forceinline__ void set(int i, const AttentionArgs& args, uint32_t row, uint32_t head,
                                         const Visible& visible) {
         index[i] = row * args.num_heads + head;
         first[i] = visible.first;
         end[i] = visible.end;
-        slope[i] = slope_of(args, head);
     }
 };
 
@@ -176,25 +177,18 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
     }
 }
 
-// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read.
+// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read. Loads their
+// scales (KV_INT8_ROWS).
 template <class Shape>
-__device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], const TileTask& task, uint32_t tile,
-                                            const Visible& visible) {
-    if (threadIdx.x < Shape::TOKENS) {
-        const uint32_t token = tile + threadIdx.x;
-        const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
-        places[threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
-    }
-}
-
-// Loads the scales of the same tokens (KV_INT8_ROWS).
-template <class Shape>
-__device__ __forceinline__ void find_scales(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
+__device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
                                             uint32_t tile, const Visible& visible) {
+    if (threadIdx.x >= Shape::TOKENS) return;
+    uint32_t token = tile + threadIdx.x;
+    const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
+    if (seen && task.args.tree_mask && token >= shared.before) token = shared.path[token - shared.before];
+    shared.places[which][threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
     if constexpr (Shape::KV8) {
-        if (task.args.kv_format != KV_INT8_ROWS || threadIdx.x >= Shape::TOKENS) return;
-        const uint32_t token = tile + threadIdx.x;
-        const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
+        if (task.args.kv_format != KV_INT8_ROWS) return;
         const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
         shared.key_scales[which][threadIdx.x] = seen ? float_at(task.args.keys, at) : 0.0f;
         shared.value_scales[which][threadIdx.x] = seen ? float_at(task.args.values, at) : 0.0f;
@@ -211,24 +205,28 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
     constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::TOKENS * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
     if constexpr (Shape::KV8) {
-        uint4 raw[EACH];
+        constexpr int AT_ONCE = EACH < 5 ? EACH : 4;
+#pragma unroll 1
+        for (int first = threadIdx.x; first < EACH * Shape::THREADS; first += AT_ONCE * Shape::THREADS) {
+            uint4 raw[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int v = threadIdx.x + i * Shape::THREADS;
-            const int64_t place = v < ALL ? places[v / VECTORS] : -1;
-            const uint8_t* from = static_cast<const uint8_t*>(cache) + place + v % VECTORS * WIDTH;
-            raw[i] = place < 0 ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4*>(from);
-        }
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int v = first + i * Shape::THREADS;
+                const int64_t place = v < ALL ? places[v / VECTORS] : -1;
+                const uint8_t* from = static_cast<const uint8_t*>(cache) + place + v % VECTORS * WIDTH;
+                raw[i] = place < 0 ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4*>(from);
+            }
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int v = threadIdx.x + i * Shape::THREADS;
-            if (v >= ALL) break;
-            uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
-            target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
-            target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
-            if (scales) {
-                target[0] = scaled<T>(target[0], scales[v / VECTORS]);
-                target[1] = scaled<T>(target[1], scales[v / VECTORS]);
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int v = first + i * Shape::THREADS;
+                if (v >= ALL) break;
+                uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
+                target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
+                target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
+                if (scales) {
+                    target[0] = scaled<T>(target[0], scales[v / VECTORS]);
+                    target[1] = scaled<T>(target[1], scales[v / VECTORS]);
+                }
             }
         }
     } else {
@@ -274,12 +272,15 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     if (task.args.alibi_slopes) {
         const float nearest[2] = {static_cast<float>(token) - static_cast<float>(rows.end[0] - 1),
                                   static_cast<float>(token) - static_cast<float>(rows.end[1] - 1)};
-        each([&](float score, int r, int offset) { return Scoring::biased(score, rows.slope[r], nearest[r] + offset); });
+        const float slope[2] = {slope_of(task.args, rows.index[0] % task.args.num_heads),
+                                slope_of(task.args, rows.index[1] % task.args.num_heads)};
+        each([&](float score, int r, int offset) { return Scoring::biased(score, slope[r], nearest[r] + offset); });
     }
+    const Visible seen[2] = {Visible(rows.first[0], rows.end[0]), Visible(rows.first[1], rows.end[1])};
     const uint32_t past = first + Shape::SCORES * 8;
-    if (first < rows.first[0] || first < rows.first[1] || past > rows.end[0] || past > rows.end[1]) {
+    if (first < seen[0].first || first < seen[1].first || past > seen[0].end || past > seen[1].end) {
         each([&](float score, int r, int offset) {
-            return token + offset >= rows.first[r] && token + offset < rows.end[r] ? score : -INFINITY;
+            return token + offset >= seen[r].first && token + offset < seen[r].end ? score : -INFINITY;
         });
     }
     if (task.sparse.heads) {
@@ -300,8 +301,8 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     }
 }
 
-// Adds the tokens of `visible`, all in one partition, to `out`, which must be clear. All threads may reuse shared memory
-// before and after.
+// Adds the tokens at the positions `visible`, all in one partition, to `out`. If there are trees,
+// `shared.path` must be set, and the other threads' reads of it done. All threads may reuse shared memory before and after.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
                                        const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
@@ -331,16 +332,14 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
         __syncthreads();
         return;
     }
-    find_places<Shape>(shared.places[which], task, tile, visible);
-    find_scales<Shape>(shared, task, which, tile, visible);
+    find_places<Shape>(shared, task, which, tile, visible);
     __syncthreads();
     load_tile<Shape>(shared.keys, task, task.args.keys, shared.places[which]);
 
     for (; tile < visible.end; which ^= 1) {
         const uint32_t next = tile_from(tile + TOKENS);
         load_tile<Shape>(shared.values, task, task.args.values, shared.places[which], value_scales(which));
-        find_places<Shape>(shared.places[which ^ 1], task, next, visible);
-        find_scales<Shape>(shared, task, which ^ 1, next, visible);
+        find_places<Shape>(shared, task, which ^ 1, next, visible);
         await_older<Shape>();  // the keys
 
         float scores[Shape::SCORES][4];

@@ -27,32 +27,41 @@ template <class Shape>
 struct TileRows {
     uint32_t seq;
     RowPair rows;
-    uint32_t of_seq[2] = {0, 0};  // which query row of the sequence
     Visible visible;
+    uint32_t first_of_seq = 0, tree_rows = 0;  // query rows of the tile; none: they are not of a tree
+    uint32_t before = 0;                       // tokens before the query rows of a tree
     SparseHeads sparse = {0, 0, 0};
 
     __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
         : seq(seq), visible(0, 0) {
         const uint32_t group = args.num_heads / args.num_kv_heads, context = args.context_lens[seq];
         const Queries queries(args, seq);
-        const uint32_t count = queries.count * group;
+        uint32_t count = queries.count * group;
         if (first_row >= count) return;
+        if (Shape::ONE_PATH && args.tree_mask) count = (first_row / group + 1) * group;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const uint32_t row = first_row + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
             if (row >= count) continue;
-            of_seq[r] = row / group;
-            const Visible own(args, context, queries.count - 1 - of_seq[r]);
-            rows.set(r, args, queries.start + of_seq[r], kv_head * group + row % group, own);
+            const Visible own = queries.visible(args, context, row / group);
+            rows.set(r, args, queries.start + row / group, kv_head * group + row % group, own);
         }
         const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
-        visible.first = Visible(args, context, queries.count - 1 - first_row / group).first;
-        visible.end = Visible(args, context, queries.count - 1 - last_row / group).end;
+        first_of_seq = first_row / group;
+        if (!Shape::ONE_PATH && context && queries.tree_mask(args, first_of_seq)) {
+            // Any row may be as far ahead as the first row of a sequence, or as its last one.
+            tree_rows = last_row / group - first_of_seq + 1;
+            before = context - queries.count;
+            visible = Visible(Visible(args, before + 1, 0).first, context);
+        } else {
+            visible.first = queries.visible(args, context, first_of_seq).first;
+            visible.end = queries.visible(args, context, last_row / group).end;
+        }
         if (args.sparse_block) {
             const bool one_token = first_row / group == last_row / group;
             sparse.first_head = kv_head * group + (one_token ? first_row % group : 0);
             sparse.heads = one_token ? last_row - first_row + 1 : group;
-            const uint32_t end = Visible(args, context, queries.count - 1 - first_row / group).end;
+            const uint32_t end = tree_rows ? before + 1 : queries.visible(args, context, first_of_seq).end;
             sparse.query_block = end ? (end - 1) / args.sparse_block : 0;
         }
     }
@@ -66,7 +75,8 @@ __device__ __forceinline__ void store_partials(const AttentionArgs& args, const 
     for (int r = 0; r < 2; r++) {
         if (tile.rows.index[r] == RowPair::NONE) continue;
         const uint32_t head = tile.rows.index[r] % args.num_heads;
-        const int64_t partial = partial_of(args, tile.seq, partition, tile.of_seq[r], head);
+        const uint32_t of_seq = tile.rows.index[r] / args.num_heads - Queries(args, tile.seq).start;
+        const int64_t partial = partial_of(args, tile.seq, partition, of_seq, head);
         if (threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
             const SoftmaxState state = out.state(r);
             args.partial_states[2 * partial] = state.max;
@@ -111,6 +121,42 @@ __device__ __forceinline__ void store_output(const AttentionArgs& args, const Ti
     }
 }
 
+// Sets the path of the tile. No thread may still read the one before.
+template <class Shape>
+__device__ __forceinline__ void take_path(TileShared<Shape>& shared, const AttentionArgs& args, uint32_t seq, uint32_t of_seq) {
+    const Path path(args, seq, of_seq);
+    if (threadIdx.x == 0) shared.tile.before = path.rows ? path.before : 0xffffffff;
+    if (threadIdx.x < __popcll(path.rows)) shared.tile.path[threadIdx.x] = path.token(path.before + threadIdx.x);
+    __syncthreads();
+}
+
+// Adds the tokens at the positions `visible`, all in one partition. A tree takes several passes: one over the whole tiles
+// before its query rows, for all rows of the block, and one for each query row over the rest, along its path.
+template <class Shape>
+__device__ __forceinline__ void attend_passes(TileSums<Shape>& out, TileShared<Shape>& shared, const TileTask& task,
+                                              const TileRows<Shape>& tile, const uint32_t (&query)[Shape::D / 16][4],
+                                              const Visible& visible) {
+    if constexpr (Shape::ONE_PATH) return attend<Shape>(out, shared.tile, task, tile.rows, query, visible);
+    const AttentionArgs& args = task.args;
+    const uint32_t common = tile.before / Shape::TOKENS * Shape::TOKENS;
+    for (uint32_t pass = 0; pass <= tile.tree_rows; pass++) {
+        const uint32_t row = pass ? tile.first_of_seq + pass - 1 : 0;
+        Visible seen = visible;
+        RowPair rows = tile.rows;
+        if (pass) {
+            seen.first = max(seen.first, common);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                if (rows.index[r] / args.num_heads != Queries(args, tile.seq).start + row) rows.end[r] = 0;
+            }
+        } else if (tile.tree_rows) {
+            seen.end = min(seen.end, common);
+        }
+        if (args.tree_mask) take_path(shared, args, tile.seq, row);
+        if (seen.first < seen.end) attend<Shape>(out, shared.tile, task, rows, query, seen);
+    }
+}
+
 // Computes what the rows see of one partition and stores the partial results, or with ALL_PARTITIONS merges the partitions
 // and stores the output. All threads may reuse shared memory before and after.
 template <class Shape>
@@ -131,7 +177,7 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
     out.clear();
     for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
         out.clear();
-        attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
+        attend_passes(out, shared, task, tile, query, Visible(max(first, start), min(end, start + PARTITION)));
         if (split) {
             store_partials(args, out, tile, partition);
             return;

@@ -10,7 +10,7 @@ use crate::sparse::BlockSparse;
 
 impl AttentionArgs<'_> {
     /// Returns the bytes of queries, outputs, and the keys and values that some row of a sequence sees, in a block-sparse layer
-    /// with some head of the KV head; and the operations of two products, with key and value, for each visible pair of tokens
+    /// with some head of the KV head (a tree there counts as a chain); and the operations of two products, with key and value, for each visible pair of tokens
     /// and each head.
     pub fn cost(&self) -> Cost {
         let (batch, shape) = (self.batch, self.cache.shape);
@@ -29,7 +29,9 @@ impl AttentionArgs<'_> {
                 None => {
                     let seen = |position: usize| self.window.map_or(position + 1, |window| window.min(position + 1));
                     read += if own > 0 { (seen(before) + own - 1) * shape.num_kv_heads } else { 0 };
-                    pairs += (before..before + own).map(seen).sum::<usize>() * self.num_heads;
+                    let chain = |row: usize| before + (row - first);
+                    let position = |row: usize| batch.path(seq, row).map_or(chain(row), |path| path.position());
+                    pairs += (first..first + own).map(|row| seen(position(row))).sum::<usize>() * self.num_heads;
                 }
             }
         }

@@ -50,6 +50,7 @@ mod shape;
 mod sparse;
 mod swap;
 mod tables;
+mod tree;
 pub mod trial;
 mod variant;
 mod work;

@@ -156,7 +156,7 @@ mod tests {
         AttentionBatch {
             query_starts: starts,
             context_lens: lens.iter().map(|(_, context)| *context as u32).collect(),
-            block_tables: BlockTables::default(),
+            ..AttentionBatch::default()
         }
     }
 

@@ -13,15 +13,25 @@ use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::from_raw_parts;
 
-/// Whether the variants support attention sinks, which version 1.0 of the ABI did not have.
-const SINKS: bool = !cfg!(feature = "abi-1-0");
-/// Whether they support block-sparse attention, which version 1.1 did not have.
-const SPARSE: bool = SINKS && !cfg!(feature = "abi-1-1");
+/// Minor version of the ABI that the variants were written for.
+const MINOR: u32 = match (cfg!(feature = "abi-1-0"), cfg!(feature = "abi-1-1"), cfg!(feature = "abi-1-2")) {
+    (true, ..) => 0,
+    (_, true, _) => 1,
+    (.., true) => 2,
+    _ => abi::MINOR,
+};
+/// Whether the variants support attention sinks.
+const SINKS: bool = MINOR >= 1;
+/// Whether they support block-sparse attention.
+const SPARSE: bool = MINOR >= 2;
+/// Whether they support trees of query rows.
+const TREES: bool = MINOR >= 3;
 /// Bytes of the arguments that are read.
-const ATTENTION: usize = match (SINKS, SPARSE) {
-    (_, true) => size_of::<abi::Attention>(),
-    (true, false) => offset_of!(abi::Attention, sparse_block_size),
-    (false, false) => offset_of!(abi::Attention, sinks),
+const ATTENTION: usize = match MINOR {
+    0 => offset_of!(abi::Attention, sinks),
+    1 => offset_of!(abi::Attention, sparse_block_size),
+    2 => offset_of!(abi::Attention, tree_mask),
+    _ => size_of::<abi::Attention>(),
 };
 
 thread_local! {
@@ -92,7 +102,21 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
                 std::slice::from_raw_parts_mut(args.output.cast::<f32>().add((row * heads + head) * dim), dim),
             )
         };
-        let position = (context + row).checked_sub(end);
+        // SAFETY: the array has an element for each row.
+        let mask = if TREES && !args.tree_mask.is_null() { unsafe { *args.tree_mask.add(row) } } else { 0 };
+        let before = context.saturating_sub(end - start);
+        let position = match (context, mask) {
+            (0, _) => None,
+            (_, 0) => Some(context + row - end),
+            _ => Some(before + mask.count_ones() as usize - 1),
+        };
+        // The token at a position that the row sees.
+        let token_at = |at: usize| match at.checked_sub(before) {
+            Some(index) if mask != 0 => {
+                before + (0..64).filter(|bit| mask >> bit & 1 == 1).nth(index).unwrap_or_default()
+            }
+            _ => at,
+        };
         let first = position.map_or(0, |p| if args.window == 0 { 0 } else { (p + 1).saturating_sub(args.window as usize) });
         let token = |cache_start: *mut c_void, at: usize| {
             let place = table[at / block_size] as usize * cache.block_stride as usize
@@ -110,13 +134,13 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
         }
         let visible = position.map_or(0..0, |p| first..p + 1);
         for at in visible.filter(|at| sees(args, (head, kv_head), position.unwrap_or(0), *at)) {
-            let key = token(cache.keys, at);
+            let key = token(cache.keys, token_at(at));
             let product: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
             let score = f64::from(args.scale) * product;
             let next = greatest.max(score);
             let (old, new) = ((greatest - next).exp(), (score - next).exp());
             mass = mass * old + new;
-            let value = token(cache.values, at);
+            let value = token(cache.values, token_at(at));
             sums.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum * old + new * f64::from(*v));
             greatest = next;
         }
@@ -162,10 +186,11 @@ const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) 
         dtypes: 1,
         kv_dtypes: 1,
         layouts: 0b11,
-        features: match (SINKS, SPARSE) {
-            (_, true) => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE,
-            (true, false) => abi::WINDOW | abi::SINKS,
-            (false, false) => abi::WINDOW,
+        features: match MINOR {
+            0 => abi::WINDOW,
+            1 => abi::WINDOW | abi::SINKS,
+            2 => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE,
+            _ => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE | abi::TREES,
         },
         max_head_dim: 1024,
         head_dim_step: 1,
@@ -179,17 +204,18 @@ const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) 
     }
 }
 
-const PLAIN: &CStr = match (cfg!(feature = "name-taken"), SINKS, SPARSE) {
-    (true, ..) => c"cpu.reference",
-    (false, _, true) => c"example.plain",
-    (false, true, false) => c"example.version_1_1",
-    (false, false, _) => c"example.old",
+const PLAIN: &CStr = match (cfg!(feature = "name-taken"), MINOR) {
+    (true, _) => c"cpu.reference",
+    (false, 0) => c"example.version_1_0",
+    (false, 1) => c"example.version_1_1",
+    (false, 2) => c"example.version_1_2",
+    _ => c"example.plain",
 };
 static DECODE: Static<abi::Variant> = Static(variant(abi::DECODE, PLAIN, 1, plain));
 static PREFILL: Static<abi::Variant> = Static(variant(abi::PREFILL, PLAIN, 1, plain));
 static FAILS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.fails", 0, fails));
 static PANICS: Static<abi::Variant> = Static(variant(abi::DECODE, c"example.panics", 0, panics));
-// The first two are all that the libraries for versions 1.0 and 1.1 have.
+// The first two are all that the libraries for older versions have.
 static VARIANTS: Static<[*const abi::Variant; 4]> = Static([&DECODE.0, &PREFILL.0, &FAILS.0, &PANICS.0]);
 
 static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
@@ -197,7 +223,7 @@ static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
     abi: if cfg!(feature = "other-abi") { abi::ABI + 1 } else { abi::ABI },
     size: size_of::<abi::Plugin>() as u32,
     name: c"example".as_ptr(),
-    num_variants: if SPARSE { 4 } else { 2 },
+    num_variants: if MINOR == abi::MINOR { 4 } else { 2 },
     variants: VARIANTS.0.as_ptr(),
     last_error,
 });

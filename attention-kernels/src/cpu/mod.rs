@@ -21,6 +21,7 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
     Capabilities {
         window: true,
         block_sparse: true,
+        trees: true,
         soft_cap: true,
         alibi: true,
         sinks: true,

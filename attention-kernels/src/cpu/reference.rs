@@ -61,15 +61,17 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                 }
                 continue;
             }
-            let position = context - (end - row);
+            let path = batch.path(seq, row);
+            let position = path.map_or(context - (end - row), |path| path.position());
+            let token_at = |position: usize| path.map_or(position, |path| path.token(position));
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
             for head in 0..heads {
                 let q = &query[row * stride + head * dim..][..dim];
                 let slope = slopes.map_or(0.0, |s| s[head]);
                 let kv_head = head * shape.num_kv_heads / heads;
                 let [key_scale, value_scale] = scales.head(kv_head);
-                let score = |token: usize| {
-                    let (k, of_token) = keys.row(table, token, kv_head);
+                let score = |at: usize| {
+                    let (k, of_token) = keys.row(table, token_at(at), kv_head);
                     // In float64: summed in sequence in float32, 256 products would be less exact than the sums of the
                     // vector kernels.
                     let dot = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(b)).sum::<f64>() as f32;
@@ -77,7 +79,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     if let Some(cap) = soft_cap {
                         s = cap * (s / cap).tanh();
                     }
-                    s + slope * (token as f32 - position as f32)
+                    s + slope * (at as f32 - position as f32)
                 };
                 let mut merged = Merged::default();
                 let mut sums = vec![0.0f32; value_dim];
@@ -98,7 +100,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     for (token, s) in tokens.into_iter().zip(scores) {
                         let p = (s - greatest).exp();
                         total += p;
-                        let (v, of_token) = values.row(table, token, kv_head);
+                        let (v, of_token) = values.row(table, token_at(token), kv_head);
                         for (sum, v) in part.iter_mut().zip(v) {
                             *sum += p * of_token * v;
                         }

@@ -10,6 +10,7 @@ use super::merge::Merged;
 use super::stored::{Pages, Slot};
 use crate::shape::{KvShape, PARTITION};
 use crate::sparse::{BlockSparse, Runs};
+use crate::tree::Path;
 
 /// Number of tokens of a tile.
 pub(super) const TILE: usize = 4 * LANES;
@@ -46,6 +47,8 @@ pub(super) struct Task<'a> {
     pub position: usize,
     pub kv_head: usize,
     pub table: &'a [i32],
+    /// Path of the only row, if it is of a tree.
+    pub path: Option<Path>,
     pub partitions: Range<usize>,
     /// Factor of the product of query and stored key.
     pub scale: f32,
@@ -189,7 +192,12 @@ impl Seen<'_> {
         }
         let tokens = read.trailing_zeros() as usize..TILE - read.leading_zeros() as usize;
         let mut slots = [Slot::default(); TILE];
-        Slot::of_tokens(self.task.table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
+        let Task { table, path, .. } = *self.task;
+        Slot::of_tokens(table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
+        if let Some(path) = path {
+            let on_path = |token: usize| Slot::of_token(table, block_size, path.token(first + token));
+            tokens.clone().for_each(|token| slots[token] = on_path(token));
+        }
         if self.sparse.is_some() {
             let mut last = slots[tokens.start];
             for token in tokens.clone() {

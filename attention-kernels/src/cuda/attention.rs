@@ -47,7 +47,12 @@ pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let kernel = call.instance("paged_gqa")?;
     let shape = args.cache.shape;
     let threads = if shape.head_dim <= 128 { 128 } else { 64 };
-    let parts = shape.num_kv_heads * (call.query_len * call.group()).div_ceil(16);
+    // A tile of a tree has one query row.
+    let tiles = match args.batch.tree_mask.is_empty() {
+        true => (call.query_len * call.group()).div_ceil(16),
+        false => call.query_len * call.group().div_ceil(16),
+    };
+    let parts = shape.num_kv_heads * tiles;
     call.by_work_list(device, &kernel, parts, threads)
 }
 
@@ -205,13 +210,14 @@ impl<'a> Call<'a> {
             Arg::pointer(workspace.block_tables.buffer(), first * workspace.limits().max_blocks * size_of::<i32>()),
             Arg::pointer(workspace.context_lens.buffer(), first * size_of::<u32>()),
             starts,
+            if args.batch.tree_mask.is_empty() { Arg::null() } else { Arg::pointer(workspace.tree_mask.buffer(), 0) },
             key_scales,
             value_scales,
             of_heads(args.alibi_slopes),
             of_heads(args.sinks),
             Arg::bytes(&shape),
         ];
-        let mut parameters = [Arg::null(); 19];
+        let mut parameters = [Arg::null(); 20];
         parameters[..common.len()].copy_from_slice(&common);
         parameters[common.len()..][..more.len()].copy_from_slice(more);
         let parameters = &parameters[..common.len() + more.len()];

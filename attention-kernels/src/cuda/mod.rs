@@ -50,6 +50,7 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
         alibi: true,
         sinks: true,
         block_sparse: true,
+        trees: true,
         lse: true,
         row_invariant: Some(family),
         rank,
@@ -94,6 +95,7 @@ const SM90: Capabilities = Capabilities {
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
     block_sparse: false,
+    trees: false,
     ..tiles(0)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));

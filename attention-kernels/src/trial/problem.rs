@@ -75,6 +75,8 @@ pub struct Look {
     pub alibi: bool,
     /// Whether there are sinks: some below the scores, some among them and some above.
     pub sinks: bool,
+    /// Whether the query rows of a sequence are a tree, if it has 2 to 64.
+    pub trees: bool,
     /// Query rows and context length of each sequence.
     pub lens: Vec<(usize, usize)>,
 }
@@ -106,6 +108,7 @@ impl Look {
             soft_cap: false,
             alibi: false,
             sinks: false,
+            trees: false,
             lens,
         }
     }
@@ -169,6 +172,9 @@ impl Problem {
             table.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
             batch.block_tables.push(&table);
         }
+        if look.trees {
+            batch.tree_mask = look.lens.iter().flat_map(|&(rows, _)| tree(&mut random, rows)).collect();
+        }
         if look.latent.is_some() {
             values.clone_from(&keys);
             token_scales[1] = token_scales[0].clone();
@@ -215,6 +221,9 @@ impl Problem {
                     let heads = kv_head * group..(kv_head + 1) * group;
                     let tokens = block * block_size..(block + 1) * block_size;
                     let mut positions = context.saturating_sub(rows)..context;
+                    if !self.batch.tree_mask.is_empty() && tokens.end > positions.start {
+                        continue;
+                    }
                     if positions.any(|at| heads.clone().any(|head| tokens.clone().any(|key| self.sees(head, at, key))))
                     {
                         continue;
@@ -289,7 +298,14 @@ impl Problem {
     /// Adds a head's output and means of |v| to zeros, and returns its log of the sum.
     fn one_head(&self, seq: usize, row: usize, head: usize, [output, magnitude]: [&mut [f64]; 2]) -> f64 {
         let (dim, heads) = (self.shape.head_dim, self.num_heads);
-        let position = self.batch.context_lens[seq] as usize - (self.rows_of(seq).end - row);
+        let before = self.batch.context_lens[seq] as usize - self.rows_of(seq).len();
+        // The tokens that the row sees, in the order of their positions.
+        let mask = self.batch.tree_mask.get(row).copied().unwrap_or(0);
+        let seen: Vec<usize> = match mask {
+            0 => (0..=before + row - self.rows_of(seq).start).collect(),
+            _ => (0..before).chain((0..64).filter(|i| mask >> i & 1 == 1).map(|i| before + i)).collect(),
+        };
+        let position = seen.len() - 1;
         let tokens: Vec<usize> = (0..=position).filter(|key| self.sees(head, position, *key)).collect();
         let table = self.batch.table(seq);
         let kv_head = head / (heads / self.shape.num_kv_heads);
@@ -297,7 +313,8 @@ impl Problem {
             self.scales.as_ref().map_or(1.0, |scales| f64::from(scales[which][kv_head.min(scales[which].len() - 1)]))
         };
         let q = &self.query[(row * heads + head) * dim..][..dim];
-        let slot = |token: usize| {
+        let slot = |position: usize| {
+            let token = seen[position];
             let block = table[token / self.shape.block_size] as usize;
             block * self.shape.block_size + token % self.shape.block_size
         };
@@ -329,4 +346,16 @@ impl Problem {
         }
         greatest + total.ln()
     }
+}
+
+/// Returns the masks of a tree of query rows in which any row before another may be its parent; zeros if there are too many rows,
+/// or only one.
+fn tree(random: &mut Random, rows: usize) -> Vec<u64> {
+    let mut masks = vec![0u64; rows];
+    for row in (0..rows).filter(|_| (2..=64).contains(&rows)) {
+        // The chain on from the previous row is as likely as all others together.
+        let parent = if random.below(2) == 0 { row } else { random.below(row + 1) };
+        masks[row] = 1 << row | parent.checked_sub(1).map_or(0, |parent| masks[parent]);
+    }
+    masks
 }

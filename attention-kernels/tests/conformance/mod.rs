@@ -22,4 +22,5 @@ mod sanitizers;
 mod sinks;
 mod sparse;
 mod transfers;
+mod trees;
 mod yardsticks;
