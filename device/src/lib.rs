@@ -45,6 +45,7 @@
 //! ```
 
 pub mod allocator;
+mod append;
 mod buffer;
 mod cuda;
 mod dtype;

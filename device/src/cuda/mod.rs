@@ -84,7 +84,9 @@ impl Cuda {
     /// As [`Cuda::own`], for work that may be part of a graph, which then keeps the memory.
     fn work_on(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         let address = self.own(buffer, at, bytes)?;
-        if let Memory::Cuda(memory) = &buffer.0 {
+        if self.tape.is_running()
+            && let Memory::Cuda(memory) = &buffer.0
+        {
             self.tape.record(Arc::clone(memory));
         }
         Ok(address)
@@ -297,7 +299,7 @@ impl Device for Cuda {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes, &self.tape)?;
-        let mut arguments = launch.pack(&function.parameter_bytes, tensor::map)?;
+        let arguments = launch.pack(&function.parameter_bytes, tensor::map)?;
         for (index, buffer) in launch.buffers() {
             if self.work_on(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
@@ -309,7 +311,7 @@ impl Device for Cuda {
         let stream = self.context.stream(Queue::Compute);
         // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU, whose drops wait for the
         // stream, and are copied by the call. The caller of `Device::launch` promises that the kernel stays within them.
-        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
+        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers()) }
             .map_err(|error| {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);
                 CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()

@@ -110,6 +110,26 @@ fn a_kernel_gets_the_shared_memory_that_it_says_it_needs() {
 }
 
 #[test]
+fn a_launch_on_cuda_allocates_nothing_once_its_kernel_is_loaded() {
+    for device in launching() {
+        let values = filled(&*device, &[0i32; 64]);
+        let args = [Arg::pointer(&values, 0)];
+        let (grid, block) = ([1; 3], [64, 1, 1]);
+        let launch = Launch { module: MODULE, kernel: "add_one", grid, block, shared_bytes: 100 << 10, args: &args };
+        device.launch(&launch).unwrap();
+        add_one(&*device, &values, 1).unwrap();
+        let before = crate::counter::allocations();
+        for _ in 0..100 {
+            device.launch(&launch).unwrap();
+            add_one(&*device, &values, 1).unwrap();
+        }
+        // The simulator keeps a launch as it keeps those of a graph.
+        assert!(device.name() == "cuda-sim" || crate::counter::allocations() == before, "{}", device.name());
+        assert_eq!(contents(&*device, &values), [202; 64], "{}", device.name());
+    }
+}
+
+#[test]
 fn a_box_of_a_tensor_is_what_the_map_says() {
     // The copy engine of Hopper, and its model in the simulator.
     for device in launching().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0))) {

@@ -112,6 +112,13 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
         assert!(planned.iter().all(Result::is_ok), "{name}: {planned:?}");
         let refused = |outcome: &Result<(), _>| matches!(outcome, Err(DeviceError::Capturing { .. }));
         assert!(name != "cuda" || outcomes[most..].iter().all(refused), "{name}: {:?}", &outcomes[most..]);
+        let before = crate::counter::allocations();
+        for rows in [1, 7, most] {
+            let product = Product { x: &x, rows, weights: &weights, bias: Some(&bias), y: &mut y, y_format: format };
+            device.product(product).unwrap();
+        }
+        assert!(name != "cuda" || crate::counter::allocations() == before, "{name}: a product allocates");
+        device.fill(&mut y, 0, 4 * most * n, 0).unwrap();
         device.replay(&graph).unwrap();
         assert!(contents(device, &y)[..most * n].iter().all(|bits| f32::from_bits(*bits as u32) == 4.5), "{name}");
     }
