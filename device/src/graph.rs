@@ -8,6 +8,7 @@
 //! A graph keeps the memory that it uses: it may outlive the [`Buffer`]s, and a replay never accesses freed memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
@@ -53,35 +54,45 @@ impl Graph {
     }
 }
 
-/// The recorded items of the current capture of a device, if there is one.
-pub(crate) struct Tape<T>(&'static str, Mutex<Option<Vec<T>>>);
+/// The recorded items of the current capture of a device, if there is one. While there is none, no call takes a lock.
+pub(crate) struct Tape<T> {
+    device: &'static str,
+    /// Whether there is a capture. No other thread uses the device during one, so it needs no order with the list.
+    running: AtomicBool,
+    list: Mutex<Vec<T>>,
+}
 
 impl<T> Tape<T> {
     pub fn new(device: &'static str) -> Tape<T> {
-        Tape(device, Mutex::new(None))
+        Tape { device, running: AtomicBool::new(false), list: Mutex::default() }
     }
 
     /// Starts a capture, which ends when the result is dropped.
     pub fn start(&self) -> Result<Running<'_, T>, DeviceError> {
-        self.refuse("a capture")?;
-        *lock(&self.1) = Some(Vec::new());
+        if self.running.swap(true, Ordering::AcqRel) {
+            return Err(DeviceError::Capturing { device: self.device, what: "a capture" });
+        }
+        lock(&self.list).clear();
         Ok(Running(self))
+    }
+
+    /// Whether there is a capture.
+    pub fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
     }
 
     /// Records an item; returns it if there is no capture.
     pub fn record(&self, item: T) -> Option<T> {
-        match &mut *lock(&self.1) {
-            Some(list) => {
-                list.push(item);
-                None
-            }
-            None => Some(item),
+        if !self.is_running() {
+            return Some(item);
         }
+        lock(&self.list).push(item);
+        None
     }
 
     /// Fails during a capture, for calls that cannot be part of a graph.
     pub fn refuse(&self, what: &'static str) -> Result<(), DeviceError> {
-        if lock(&self.1).is_some() { Err(DeviceError::Capturing { device: self.0, what }) } else { Ok(()) }
+        if self.is_running() { Err(DeviceError::Capturing { device: self.device, what }) } else { Ok(()) }
     }
 }
 
@@ -91,12 +102,13 @@ pub(crate) struct Running<'a, T>(&'a Tape<T>);
 impl<T> Running<'_, T> {
     /// Ends the capture and returns the recorded items.
     pub fn stop(self) -> Vec<T> {
-        lock(&self.0.1).take().unwrap_or_default()
+        std::mem::take(&mut *lock(&self.0.list))
     }
 }
 
 impl<T> Drop for Running<'_, T> {
     fn drop(&mut self) {
-        *lock(&self.0.1) = None;
+        self.0.running.store(false, Ordering::Release);
+        lock(&self.0.list).clear();
     }
 }

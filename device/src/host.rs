@@ -328,7 +328,7 @@ impl Device for Host {
             let foreign = |_| LaunchError::wrong_device(launch.kernel, index, buffer.device(), self.name());
             memory.push((index, Arc::clone(own.map_err(foreign)?)));
         }
-        let call = library.prepare(launch).map_err(SimError::from)?;
+        let call = Box::new(library.prepare(launch).map_err(SimError::from)?);
         self.submit(kernels, Work::Launch { library, call, memory })
     }
 

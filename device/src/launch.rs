@@ -86,18 +86,31 @@ macro_rules! numbers {
 }
 numbers!(i32, u32, i64, u64, f32);
 
-/// Arguments laid out in memory as the driver reads them.
+/// Most arguments of a launch.
+const MOST_ARGUMENTS: usize = 32;
+/// Most memory of the values of all arguments, in units of 16 bytes, the largest alignment of a parameter. Each value starts a
+/// new unit.
+const MOST_UNITS: usize = 64;
+
+/// Arguments laid out in memory as the driver reads them. They need no heap.
 pub(crate) struct Packed {
-    /// One for each argument, into `_values`.
-    pub pointers: Vec<*mut c_void>,
-    /// Each value starts at a multiple of 16 bytes, the largest alignment of a parameter.
-    _values: Vec<u128>,
+    len: usize,
+    /// First unit of each value.
+    starts: [u8; MOST_ARGUMENTS],
+    values: [u128; MOST_UNITS],
 }
 
-// SAFETY: the pointers lead into `_values`, which moves with them and is never written.
-unsafe impl Send for Packed {}
-// SAFETY: as above.
-unsafe impl Sync for Packed {}
+impl Packed {
+    /// Returns pointers to the values, valid while the values stay where they are.
+    pub fn pointers(&self) -> [*mut c_void; MOST_ARGUMENTS] {
+        let base = self.values.as_ptr();
+        let mut pointers = [std::ptr::null_mut(); MOST_ARGUMENTS];
+        for (pointer, start) in pointers.iter_mut().zip(&self.starts[..self.len]) {
+            *pointer = base.wrapping_add(usize::from(*start)).cast_mut().cast();
+        }
+        pointers
+    }
+}
 
 impl Launch<'_> {
     /// Compares the arguments with the sizes of the kernel's parameters and lays them out. `map` returns the tensor map for a
@@ -112,8 +125,15 @@ impl Launch<'_> {
             let (found, expected) = (self.args.iter().map(Arg::size).collect(), parameter_bytes.to_vec());
             return Err(LaunchError::Arguments { kernel: kernel(), found, expected }.into());
         }
-        let mut values: Vec<u128> = Vec::with_capacity(2 * self.args.len());
-        let mut starts = Vec::with_capacity(self.args.len());
+        let units = |arg: &Arg<'_>| (arg.size() as usize).div_ceil(size_of::<u128>());
+        let used: usize = self.args.iter().map(units).sum();
+        if self.args.len() > MOST_ARGUMENTS || used > MOST_UNITS {
+            let (arguments, bytes) = (self.args.len(), used * size_of::<u128>());
+            let (most_arguments, most_bytes) = (MOST_ARGUMENTS, MOST_UNITS * size_of::<u128>());
+            return Err(LaunchError::TooLarge { kernel: kernel(), arguments, bytes, most_arguments, most_bytes }.into());
+        }
+        let mut packed = Packed { len: self.args.len(), starts: [0; MOST_ARGUMENTS], values: [0; MOST_UNITS] };
+        let mut next = 0;
         for (index, arg) in self.args.iter().enumerate() {
             let (address, tensor_map);
             let bytes = match &arg.0 {
@@ -133,16 +153,15 @@ impl Launch<'_> {
                     &tensor_map[..]
                 }
             };
-            starts.push(values.len());
-            for chunk in bytes.chunks(size_of::<u128>()) {
+            packed.starts[index] = next as u8;
+            for (unit, chunk) in packed.values[next..].iter_mut().zip(bytes.chunks(size_of::<u128>())) {
                 let mut word = [0; size_of::<u128>()];
                 word[..chunk.len()].copy_from_slice(chunk);
-                values.push(u128::from_ne_bytes(word));
+                *unit = u128::from_ne_bytes(word);
             }
+            next += units(arg);
         }
-        let base = values.as_mut_ptr();
-        let pointers = starts.into_iter().map(|start| base.wrapping_add(start).cast()).collect();
-        Ok(Packed { pointers, _values: values })
+        Ok(packed)
     }
 
     /// Iterates over the buffers of the arguments, each with the index of its argument.
@@ -162,4 +181,38 @@ pub(crate) fn bytes_of(map: &Map) -> [u8; size_of::<Map>()] {
         to.copy_from_slice(&word.to_ne_bytes());
     }
     bytes
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn pack(args: &[Arg<'_>]) -> Result<Packed, LaunchError> {
+        let sizes: Vec<u32> = args.iter().map(Arg::size).collect();
+        let launch = Launch { module: "", kernel: "many", grid: [1; 3], block: [1; 3], shared_bytes: 0, args };
+        launch.pack(&sizes, |_, _| Ok([0; 16]))
+    }
+
+    #[test]
+    fn values_start_at_multiples_of_16_bytes_in_order() {
+        let structure = [1u64, 2, 3];
+        let args = [Arg::from(7u32), Arg::bytes(&structure), Arg::null(), Arg::from(-1i64)];
+        let packed = pack(&args).unwrap();
+        let pointers = packed.pointers();
+        let offsets = pointers[..4].iter().map(|pointer| pointer.addr() - packed.values.as_ptr().addr());
+        assert_eq!(offsets.collect::<Vec<_>>(), [0, 16, 48, 64]);
+        let minus_one = u128::from(u64::MAX);
+        assert_eq!(packed.values[..5], [7, 1 | 2 << 64, 3, 0, minus_one]);
+    }
+
+    #[test]
+    fn more_arguments_than_a_launch_has_space_for_are_refused() {
+        let structure = [[0u64; 16]; 2];
+        assert!(pack(&[Arg::from(1u32); MOST_ARGUMENTS]).is_ok() && pack(&[Arg::bytes(&structure); 4]).is_ok());
+        for args in [vec![Arg::from(1u32); MOST_ARGUMENTS + 1], vec![Arg::bytes(&structure); 5]] {
+            let error = pack(&args).err().unwrap().to_string();
+            assert!(error.starts_with("kernel many: found ") && error.ends_with("at most 32 of 1024 bytes"), "{error}");
+        }
+    }
 }

@@ -25,6 +25,22 @@ pub enum LaunchError {
         /// Sizes of the parameters in bytes.
         expected: Vec<u32>,
     },
+    /// The kernel has more parameters than a launch has space for.
+    #[error(
+        "kernel {kernel}: found {arguments} arguments of {bytes} bytes, expected at most {most_arguments} of {most_bytes} bytes"
+    )]
+    TooLarge {
+        /// Name of the kernel.
+        kernel: String,
+        /// Number of arguments.
+        arguments: usize,
+        /// Bytes of all arguments, each padded to 16 bytes.
+        bytes: usize,
+        /// Most arguments of a launch.
+        most_arguments: usize,
+        /// Most bytes of all arguments.
+        most_bytes: usize,
+    },
     /// A pointer argument lies outside its buffer.
     #[error("kernel {kernel}: argument {index} points at byte {offset} of a buffer of {bytes}")]
     Outside {

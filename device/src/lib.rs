@@ -45,6 +45,7 @@
 //! ```
 
 pub mod allocator;
+mod append;
 mod buffer;
 mod cuda;
 mod dtype;
@@ -198,6 +199,21 @@ pub trait Device: Send + Sync {
     /// Returns the bytes of device memory that [`Device::load_products`] allocates.
     fn product_bytes(&self) -> u64 {
         0
+    }
+    /// Chooses now how products of 1 to `max_rows` rows with these weights are computed, instead of at the first product of
+    /// each size. `bias` and `y_format` are those of the products. The default implementation does nothing: the other backends have
+    /// no choice.
+    ///
+    /// # Errors
+    /// [`CudaError::Blas`] if no algorithm serves the product.
+    fn plan_product(
+        &self,
+        _weights: &Matrix,
+        _max_rows: usize,
+        _bias: bool,
+        _y_format: Dtype,
+    ) -> Result<(), DeviceError> {
+        Ok(())
     }
     /// Enqueues a matrix product on [`Queue::Compute`].
     ///

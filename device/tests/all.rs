@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod backends;
+#[path = "support/allocations.rs"]
+mod counter;
 mod cpu;
 mod mirror;
 mod profile;

@@ -24,6 +24,7 @@ mod pooling;
 mod quantized;
 mod reference_cases;
 mod reference_texts;
+mod step_sim;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
 mod token_bytes;

@@ -55,6 +55,12 @@ pub enum CudaError {
         "--device cuda: found no cuBLASLt (libcublasLt.so.13), which matrix products need; install cuBLAS of CUDA 13, or add its folder to LD_LIBRARY_PATH"
     )]
     NoBlas,
+    /// The library of matrix products is too old.
+    #[error(
+        "--device cuda: found cuBLASLt {}.{}.{}, expected 13.0 or newer; install cuBLAS of CUDA 13, or put its folder first in LD_LIBRARY_PATH",
+        .0 / 10_000, .0 % 10_000 / 100, .0 % 100
+    )]
+    OldBlas(usize),
     /// A call of the library of matrix products failed.
     #[error("cuda: cuBLASLt failed at {what}: {status}; check that it belongs to CUDA 13")]
     Blas {

@@ -8,6 +8,7 @@
 //! which wait for the GPU: allocate before a step, not in it.
 
 mod blas;
+mod buckets;
 mod context;
 mod error;
 mod fatbin;
@@ -23,13 +24,13 @@ use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use crate::buffer::{Buffer, Memory};
-use crate::gemm::Product;
+use crate::gemm::{self, Product};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
-use crate::{Device, DeviceError, Launch, LaunchError, MemoryInfo, Options, Pool, Profile};
+use crate::{Device, DeviceError, Dtype, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
 use context::Context;
 use error::refused;
@@ -40,6 +41,8 @@ pub(crate) use memory::{DeviceMemory, PinnedMemory, Point};
 use modules::Modules;
 
 const NAME: &str = "cuda";
+/// What a capture refuses.
+const CHOICE: &str = "choosing the algorithm of a product";
 
 pub(crate) struct Cuda {
     pool: Pool,
@@ -81,7 +84,9 @@ impl Cuda {
     /// As [`Cuda::own`], for work that may be part of a graph, which then keeps the memory.
     fn work_on(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         let address = self.own(buffer, at, bytes)?;
-        if let Memory::Cuda(memory) = &buffer.0 {
+        if self.tape.is_running()
+            && let Memory::Cuda(memory) = &buffer.0
+        {
             self.tape.record(Arc::clone(memory));
         }
         Ok(address)
@@ -156,9 +161,16 @@ impl Device for Cuda {
         blas::WORKSPACE as u64
     }
 
+    fn plan_product(&self, weights: &Matrix, max_rows: usize, bias: bool, y_format: Dtype) -> Result<(), DeviceError> {
+        self.tape.refuse(CHOICE)?;
+        let dense = weights.stored_dense();
+        let shape = dense.map(|dense| blas::Shape { n: dense.n, k: dense.k, format: dense.format, y_format, bias });
+        shape.map_or(Ok(()), |shape| self.with_blas(|blas| blas.plan(shape, max_rows)))
+    }
+
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        let (dense, shape) = product.check(NAME)?;
-        if product.rows == 0 {
+        let (dense, gemm::Shape { rows, n, k, format }) = product.check(NAME)?;
+        if rows == 0 {
             return Ok(());
         }
         let operands = blas::Operands {
@@ -167,12 +179,12 @@ impl Device for Cuda {
             bias: product.bias.map(|bias| self.work_on(bias, 0, 0)).transpose()?,
             y: self.work_on(product.y, 0, 0)?,
         };
-        let shape = blas::Shape { product: shape, y_format: product.y_format, bias: product.bias.is_some() };
+        let shape = blas::Shape { n, k, format, y_format: product.y_format, bias: product.bias.is_some() };
         self.with_blas(|blas| {
-            if !blas.has_plan(&shape) {
-                self.tape.refuse("choosing the algorithm of a product")?;
+            if !blas.has_plan(&shape, rows) {
+                self.tape.refuse(CHOICE)?;
             }
-            blas.product(shape, operands)
+            blas.product(shape, rows, operands)
         })
     }
 
@@ -287,7 +299,7 @@ impl Device for Cuda {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes, &self.tape)?;
-        let mut arguments = launch.pack(&function.parameter_bytes, tensor::map)?;
+        let arguments = launch.pack(&function.parameter_bytes, tensor::map)?;
         for (index, buffer) in launch.buffers() {
             if self.work_on(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
@@ -299,7 +311,7 @@ impl Device for Cuda {
         let stream = self.context.stream(Queue::Compute);
         // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU, whose drops wait for the
         // stream, and are copied by the call. The caller of `Device::launch` promises that the kernel stays within them.
-        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
+        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers()) }
             .map_err(|error| {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);
                 CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()

@@ -1,8 +1,8 @@
 //! CUDA kernels: found by name and loaded on first use, with what a launch must know about each.
 //!
 //! To the driver the fat binary of a crate is many modules. The index maps each kernel to its module, so only code that is
-//! launched is loaded. Modules stay loaded until the device is dropped. Finding a loaded kernel takes one lock and two map
-//! lookups, and no call to the driver.
+//! launched is loaded. Modules stay loaded until the device is dropped. Finding a loaded kernel takes no lock, no allocation and
+//! no call to the driver.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,6 +10,7 @@ use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
@@ -19,8 +20,10 @@ use super::context::Context;
 use super::error::{CudaError, Refusal, refused};
 use super::fatbin::{self, Place};
 use super::memory::DeviceMemory;
+use crate::append::AppendMap;
 use crate::files::KernelFiles;
 use crate::graph::Tape;
+use crate::lock::lock;
 use crate::{DeviceError, LaunchError, Options};
 
 const COMMAND: &str = "cargo xtask build-kernels";
@@ -30,15 +33,15 @@ const DYNAMIC_SHARED: Attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARE
 const SHARED_BYTES: &str = "_shared_bytes";
 
 /// A kernel that can be launched.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Function {
     pub handle: sys::CUfunction,
     /// Size of each parameter.
-    pub parameter_bytes: Arc<[u32]>,
+    pub parameter_bytes: Box<[u32]>,
     /// Dynamic shared memory that every launch needs at least.
     pub shared_bytes: u32,
     /// Dynamic shared memory that the driver allows a launch so far.
-    allowed_bytes: u32,
+    allowed_bytes: AtomicU32,
 }
 
 /// The fat binary of one crate.
@@ -46,19 +49,20 @@ struct Opened {
     path: PathBuf,
     index: BTreeMap<String, Place>,
     loaded: BTreeMap<Place, sys::CUmodule>,
-    functions: BTreeMap<String, Function>,
 }
 
 /// The kernels of all crates on one GPU.
 pub(super) struct Modules {
     context: Arc<Context>,
     files: KernelFiles,
+    /// By module and name.
+    functions: AppendMap<Function>,
     opened: Mutex<BTreeMap<String, Opened>>,
 }
 
 // SAFETY: the handles may be used by any thread whose current context is that of the GPU.
 unsafe impl Send for Modules {}
-// SAFETY: as above, and the maps are behind a lock.
+// SAFETY: as above; the map of functions may be shared, and the others are behind a lock.
 unsafe impl Sync for Modules {}
 
 impl Modules {
@@ -66,7 +70,7 @@ impl Modules {
     pub fn find(context: &Arc<Context>, options: &Options) -> Result<Modules, DeviceError> {
         let files = KernelFiles::new("cuda", COMMAND, options.kernels.as_deref());
         files.folder_with("", ".fatbin")?;
-        Ok(Modules { context: Arc::clone(context), files, opened: Mutex::default() })
+        Ok(Modules { context: Arc::clone(context), files, functions: AppendMap::new(), opened: Mutex::default() })
     }
 
     /// Opens the kernels of a crate and loads the first module, which shows that they run on this GPU.
@@ -88,36 +92,44 @@ impl Modules {
         kernel: &str,
         shared_bytes: u32,
         tape: &Tape<Arc<DeviceMemory>>,
-    ) -> Result<Function, DeviceError> {
-        self.with(module, |opened| {
-            if !opened.functions.contains_key(kernel) {
+    ) -> Result<&Function, DeviceError> {
+        self.context.enter()?;
+        let function = match self.functions.get([module, kernel]) {
+            Some(known) => known,
+            None => {
                 tape.refuse("opening kernels")?;
+                let found = self.with(module, |opened| opened.function(kernel, self.context.capability))?;
+                self.functions.get_or_add([module, kernel], found)
             }
-            let mut function = opened.function(kernel, self.context.capability)?;
-            let shared_bytes = shared_bytes.max(function.shared_bytes);
-            if shared_bytes > function.allowed_bytes {
-                let most = self.context.shared_bytes;
-                if shared_bytes > most {
-                    return Err(
-                        LaunchError::SharedMemory { kernel: kernel.to_owned(), found: shared_bytes, most }.into()
-                    );
-                }
-                // SAFETY: the function's module stays loaded. The number is at most a GPU's limit, so it fits i32.
-                unsafe {
-                    result::function::set_function_attribute(function.handle, DYNAMIC_SHARED, shared_bytes as i32)
-                }
+        };
+        let shared_bytes = shared_bytes.max(function.shared_bytes);
+        if shared_bytes > function.allowed_bytes.load(Ordering::Acquire) {
+            self.allow(kernel, function, shared_bytes)?;
+        }
+        Ok(function)
+    }
+
+    /// Lets launches of a kernel use so much dynamic shared memory.
+    fn allow(&self, kernel: &str, function: &Function, shared_bytes: u32) -> Result<(), DeviceError> {
+        let most = self.context.shared_bytes;
+        if shared_bytes > most {
+            return Err(LaunchError::SharedMemory { kernel: kernel.to_owned(), found: shared_bytes, most }.into());
+        }
+        // No other thread lowers the limit.
+        let _order = lock(&self.opened);
+        if shared_bytes > function.allowed_bytes.load(Ordering::Acquire) {
+            // SAFETY: the function's module stays loaded. The number is at most a GPU's limit, so it fits i32.
+            unsafe { result::function::set_function_attribute(function.handle, DYNAMIC_SHARED, shared_bytes as i32) }
                 .map_err(refused("allowing a kernel its shared memory"))?;
-                function.allowed_bytes = shared_bytes;
-                opened.functions.insert(kernel.to_owned(), function.clone());
-            }
-            Ok(function)
-        })
+            function.allowed_bytes.store(shared_bytes, Ordering::Release);
+        }
+        Ok(())
     }
 
     fn with<R>(&self, module: &str, f: impl FnOnce(&mut Opened) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         self.context.enter()?;
         // Entries are complete when they are inserted, so a poisoned lock holds valid maps.
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&self.opened);
         match opened.entry(module.to_owned()) {
             Entry::Occupied(known) => f(known.into_mut()),
             Entry::Vacant(new) => f(new.insert(Opened::new(self.files.find(&format!("{module}.fatbin"))?)?)),
@@ -130,13 +142,10 @@ impl Opened {
         let index = path.with_extension("kernels.tsv");
         let text = std::fs::read_to_string(&index).map_err(|error| damaged(&index, error.to_string()))?;
         let index = fatbin::index(&text).map_err(|problem| damaged(&index, problem))?;
-        Ok(Opened { path, index, loaded: BTreeMap::new(), functions: BTreeMap::new() })
+        Ok(Opened { path, index, loaded: BTreeMap::new() })
     }
 
     fn function(&mut self, kernel: &str, capability: (u32, u32)) -> Result<Function, DeviceError> {
-        if let Some(function) = self.functions.get(kernel) {
-            return Ok(function.clone());
-        }
         let Some(place) = self.index.get(kernel).copied() else {
             let (module, kernels) = (self.path.display().to_string(), self.index.len());
             return Err(LaunchError::UnknownKernel { module, kernel: kernel.to_owned(), kernels }.into());
@@ -154,10 +163,8 @@ impl Opened {
             unsafe { shared_bytes(module, kernel) }.map_err(refused("reading a kernel's shared memory"))?;
         // SAFETY: the handle is that of a function.
         let allowed = unsafe { result::function::get_function_attribute(handle, DYNAMIC_SHARED) };
-        let allowed_bytes = allowed.map_err(refused("reading a kernel's shared memory"))?.unsigned_abs();
-        let function = Function { handle, parameter_bytes, shared_bytes, allowed_bytes };
-        self.functions.insert(kernel.to_owned(), function.clone());
-        Ok(function)
+        let allowed_bytes = allowed.map_err(refused("reading a kernel's shared memory"))?.unsigned_abs().into();
+        Ok(Function { handle, parameter_bytes, shared_bytes, allowed_bytes })
     }
 
     /// Returns the module at a place of the file, loaded.
@@ -216,7 +223,7 @@ unsafe fn shared_bytes(module: sys::CUmodule, kernel: &str) -> Result<u32, Drive
 ///
 /// # Safety
 /// The handle is that of a function.
-unsafe fn parameters(function: sys::CUfunction) -> Result<Arc<[u32]>, DriverError> {
+unsafe fn parameters(function: sys::CUfunction) -> Result<Box<[u32]>, DriverError> {
     let mut sizes = Vec::new();
     loop {
         let (mut offset, mut size) = (0, 0);

@@ -100,7 +100,7 @@ impl Api {
                 call.grid.as_ptr(),
                 call.block.as_ptr(),
                 call.shared_bytes,
-                call.arguments.pointers.as_ptr(),
+                call.arguments.pointers().as_ptr(),
                 &options,
             )
         };

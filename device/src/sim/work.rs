@@ -14,7 +14,7 @@ pub(crate) enum Work {
     /// A kernel. `memory` holds the buffers, each with the index of its argument.
     Launch {
         library: Arc<Library>,
-        call: Call,
+        call: Box<Call>,
         memory: Vec<(usize, Arc<SimMemory>)>,
     },
     Product {

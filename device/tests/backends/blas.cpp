@@ -3,9 +3,14 @@
 //
 // A product stays in its stream, which belongs to the driver (driver.cpp). Column-major as the real library: D = op(A) B +
 // bias, with leading dimensions; C is D, the factors are 1 and 0. A destroyed descriptor, a layout that does not fit, a
-// workspace smaller than promised, and anything that still exists when the handle is destroyed are errors.
+// workspace smaller than needed, and anything that still exists when the handle is destroyed are errors. The environment variable
+// FAKE_BLAS_VERSION changes its version.
+//
+// The heuristics name three algorithms. The first serves many rows only, and the second, which may split k, needs more
+// workspace the more rows there are; as in the real library, the caller must ask whether an algorithm serves other rows.
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <set>
@@ -16,7 +21,7 @@ extern "C" int fake_driver_enqueue(void* stream, const unsigned long long* addre
 
 namespace {
 
-enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
 
 struct Layout {
@@ -92,10 +97,29 @@ void write(int type, unsigned long long at, size_t index, float value) {
     std::memcpy(to, &best, 2);
 }
 
+bool fits(const Product* product, const Layout* a, const Layout* b, const Layout* d) {
+    return product->transposed == 1 && a->rows == b->rows && a->columns == d->rows && b->columns == d->columns &&
+           a->type == b->type && a->leading >= static_cast<int64_t>(a->rows) && b->leading >= static_cast<int64_t>(b->rows) &&
+           d->leading >= static_cast<int64_t>(d->rows) &&
+           (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
+}
+
+// The workspace that an algorithm needs for a result: the sums of the parts.
+size_t needed(const Algorithm& algorithm, const Layout* d) {
+    return algorithm.data[3] > 1 ? algorithm.data[3] * d->rows * d->columns * sizeof(float) : 0;
+}
+bool serves(const Algorithm& algorithm, const Layout* d, size_t workspace) {
+    return d->columns >= algorithm.data[5] && needed(algorithm, d) <= workspace;
+}
+
 }  // namespace
 
 #define CALL(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
 
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() {
+    const char* text = std::getenv("FAKE_BLAS_VERSION");
+    return text ? std::atoi(text) : 130000;
+}
 CALL(cublasLtCreate, int** handle) { return make(handle, 0); }
 CALL(cublasLtDestroy, int* handle) {
     const int outcome = destroy(handle);
@@ -103,6 +127,11 @@ CALL(cublasLtDestroy, int* handle) {
 }
 CALL(cublasLtMatrixLayoutCreate, Layout** layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     return make(layout, Layout{type, rows, columns, leading});
+}
+CALL(cublasLtMatrixLayoutSetAttribute, Layout* layout, int attribute, const uint64_t* columns, size_t bytes) {
+    if (!alive.count(layout) || attribute != 3 || bytes != 8) return INVALID_VALUE;
+    layout->columns = *columns;
+    return SUCCESS;
 }
 CALL(cublasLtMatrixLayoutDestroy, Layout* layout) { return destroy(layout); }
 CALL(cublasLtMatmulDescCreate, Product** product, int compute, int scale) {
@@ -131,19 +160,29 @@ CALL(cublasLtMatmulPreferenceSetAttribute, Preference* preference, int attribute
     return SUCCESS;
 }
 CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
-     const Layout* d, const Preference* preference, int wanted, Heuristic* result, int* found) {
-    if (!alive.count(handle) || !alive.count(const_cast<Preference*>(preference)) || wanted != 1) return INVALID_VALUE;
-    const bool fits = product->transposed == 1 && a->rows == b->rows && a->columns == d->rows && b->columns == d->columns &&
-                      c == d && a->type == b->type && a->leading >= static_cast<int64_t>(a->rows) &&
-                      b->leading >= static_cast<int64_t>(b->rows) && d->leading >= static_cast<int64_t>(d->rows) &&
-                      (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
-    if (!fits) return INVALID_VALUE;
+     const Layout* d, const Preference* preference, int wanted, Heuristic* results, int* found) {
+    if (!alive.count(handle) || !alive.count(const_cast<Preference*>(preference)) || wanted < 3) return INVALID_VALUE;
+    if (c != d || !fits(product, a, b, d)) return INVALID_VALUE;
     // Depending on the number of rows, splits k differently and adds up the sums, unless that is forbidden; then only the
     // length of the first part differs.
     const bool splits = preference->reductions && preference->workspace;
     const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
-    *result = {{{MARK, a->columns, a->rows, parts, first, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};
-    *found = 1;
+    const auto algorithm = [&](uint64_t parts, uint64_t first, uint64_t least_rows) {
+        return Heuristic{{{MARK, a->columns, a->rows, parts, first, least_rows, 0, 0}}, 0, SUCCESS, 1.0f, {}};
+    };
+    *found = 0;
+    for (const Heuristic& candidate : {algorithm(1, 3, 100), algorithm(parts, first, 0), algorithm(1, 0, 0)}) {
+        results[*found] = candidate;
+        results[*found].state = serves(candidate.algorithm, d, preference->workspace) ? SUCCESS : NOT_SUPPORTED;
+        ++*found;
+    }
+    return SUCCESS;
+}
+CALL(cublasLtMatmulAlgoCheck, void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
+     const Layout* d, const Algorithm* algorithm, Heuristic* result) {
+    if (!alive.count(handle) || c != d || !fits(product, a, b, d)) return INVALID_VALUE;
+    if (!serves(*algorithm, d, SIZE_MAX)) return NOT_SUPPORTED;
+    *result = {*algorithm, needed(*algorithm, d), SUCCESS, 1.0f, {}};
     return SUCCESS;
 }
 CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, unsigned long long a, const Layout* a_layout,
@@ -155,6 +194,8 @@ CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, u
     if (!alive.count(handle) || *alpha != 1 || *beta != 0 || c != d || std::memcmp(algorithm, expected, sizeof expected)) {
         return INVALID_VALUE;
     }
+    if (!fits(product, a_layout, b_layout, d_layout)) return INVALID_VALUE;
+    if (!serves(*algorithm, d_layout, workspace_bytes)) return NOT_SUPPORTED;
     const Layout al = *a_layout, bl = *b_layout, dl = *d_layout;
     const unsigned long long bias = product->epilogue == 4 ? product->bias : 0;
     const unsigned long long memory[] = {a, b, d, workspace, bias ? bias : d};

@@ -110,6 +110,7 @@ fn what_a_driver_lacks_is_said_in_one_line() {
         (("FAKE_RETAIN", "2"), "host code, 16.0 GiB, is in use and cannot be opened (CUDA_ERROR_OUT_OF_MEMORY, a text"),
         (("FAKE_RETAIN", "46"), "is in use and cannot be opened (CUDA_ERROR_DEVICE_UNAVAILABLE, a text"),
         (("FAKE_RETAIN", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
+        (("FAKE_BLAS_VERSION", "120805"), "found cuBLASLt 12.8.5, expected 13.0 or newer; install cuBLAS of CUDA 13"),
         (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected code for compute capability 10.0"),
     ] {
         let output = fake.run("backends::driver::opening", &["--exact"], &[variables]);
@@ -123,7 +124,12 @@ fn what_a_driver_lacks_is_said_in_one_line() {
 #[test]
 #[ignore = "only as a program of its own, over a fake driver"]
 fn opening() {
-    let outcome = device::open("cuda", Some(1)).and_then(|device| device.load(MODULE));
+    let open = || {
+        let device = device::open("cuda", Some(1))?;
+        device.load(MODULE)?;
+        device.load_products()
+    };
+    let outcome: Result<(), DeviceError> = open();
     println!("{}", outcome.err().map_or("opened".into(), |error| error.to_string()));
 }
 

@@ -7,6 +7,7 @@
 mod driver;
 mod fake;
 mod graphs;
+mod products;
 mod profiles;
 
 use std::sync::Arc;
@@ -105,6 +106,26 @@ fn a_kernel_gets_the_shared_memory_that_it_says_it_needs() {
         }
         device.launch(&Launch { shared_bytes: 100 << 10, ..launch }).unwrap();
         assert!(contents(&*device, &values).into_iter().eq((0..64).rev()), "{}", device.name());
+    }
+}
+
+#[test]
+fn a_launch_on_cuda_allocates_nothing_once_its_kernel_is_loaded() {
+    for device in launching() {
+        let values = filled(&*device, &[0i32; 64]);
+        let args = [Arg::pointer(&values, 0)];
+        let (grid, block) = ([1; 3], [64, 1, 1]);
+        let launch = Launch { module: MODULE, kernel: "add_one", grid, block, shared_bytes: 100 << 10, args: &args };
+        device.launch(&launch).unwrap();
+        add_one(&*device, &values, 1).unwrap();
+        let before = crate::counter::allocations();
+        for _ in 0..100 {
+            device.launch(&launch).unwrap();
+            add_one(&*device, &values, 1).unwrap();
+        }
+        // The simulator keeps a launch as it keeps those of a graph.
+        assert!(device.name() == "cuda-sim" || crate::counter::allocations() == before, "{}", device.name());
+        assert_eq!(contents(&*device, &values), [202; 64], "{}", device.name());
     }
 }
 
@@ -365,88 +386,6 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
             assert!(matches!(outcome, Err(DeviceError::WrongDevice { .. })), "{outcome:?}");
         }
         assert!(matches!(device.packed_matrix(None, 1, &[]), Err(DeviceError::NoMatrices(_))));
-    }
-}
-
-#[test]
-fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
-    use device::Dtype;
-    use device::gemm::Product;
-    let store = |format: Dtype, values: &[f32]| -> Vec<u8> {
-        let half = |x: &f32| match format {
-            Dtype::F16 => half::f16::from_f32(*x).to_bits().to_le_bytes(),
-            _ => half::bf16::from_f32(*x).to_bits().to_le_bytes(),
-        };
-        match format {
-            Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            _ => values.iter().flat_map(half).collect(),
-        }
-    };
-    // Small whole numbers: every sum is exact in every type, so any order gives the same bits.
-    let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
-    for device in launching() {
-        device.load_products().unwrap();
-        for (format, y_format) in
-            [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F16), (Dtype::Bf16, Dtype::Bf16), (Dtype::Bf16, Dtype::F32)]
-        {
-            for (rows, n, k, with_bias) in [(1, 5, 3, false), (3, 4, 17, true), (2, 6, 9, true), (3, 4, 17, true)] {
-                let (x, w, b) = (values(rows * k, 5), values(n * k, 3), values(n, 2));
-                let weights = filled(&*device, &store(format, &w));
-                let weights = device::Matrix::dense(format, n, k, weights).unwrap();
-                let (x_on, b_on) = (filled(&*device, &store(format, &x)), filled(&*device, &store(y_format, &b)));
-                let mut y = filled(&*device, &vec![0x55u8; (rows * n + 1) * y_format.bytes()]);
-                let bias = with_bias.then_some(&b_on);
-                let product = Product { x: &x_on, rows, weights: &weights, bias, y: &mut y, y_format };
-                device.product(product).unwrap();
-                let sum = |at: usize| (0..k).map(|i| x[at / n * k + i] * w[at % n * k + i]).sum::<f32>();
-                let want = (0..rows * n).map(|at| sum(at) + if with_bias { b[at % n] } else { 0.0 });
-                let mut want = store(y_format, &want.collect::<Vec<_>>());
-                want.resize(want.len() + y_format.bytes(), 0x55);
-                let mut got = vec![0; y.len_bytes()];
-                device.download(&y, 0, &mut got).unwrap();
-                assert!(got == want, "{} {format:?} to {y_format:?}, {rows} × {n} × {k}", device.name());
-                let product = Product { x: &x_on, rows: rows + 1, weights: &weights, bias, y: &mut y, y_format };
-                assert!(matches!(device.product(product), Err(DeviceError::Outside { .. })));
-            }
-        }
-    }
-}
-
-#[test]
-fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
-    use device::Dtype;
-    use device::gemm::Product;
-    const MOST: usize = 300;
-    let (n, k) = (8, 64);
-    let values = |len: usize, step: usize| -> Vec<u8> {
-        (0..len).flat_map(|i| (((i * step) % 1009) as f32 / 700.0 - 0.7).to_le_bytes()).collect()
-    };
-    let rows_of = |device: &dyn Device| -> Vec<Vec<u8>> {
-        let weights = device::Matrix::dense(Dtype::F32, n, k, filled(device, &values(n * k, 31))).unwrap();
-        let x = filled(device, &values(MOST * k, 17));
-        let product = |rows: usize| {
-            let mut y = filled(device, &vec![0u8; rows * n * 4]);
-            let y_format = Dtype::F32;
-            device.product(Product { x: &x, rows, weights: &weights, bias: None, y: &mut y, y_format }).unwrap();
-            let mut got = vec![0; y.len_bytes()];
-            device.download(&y, 0, &mut got).unwrap();
-            got
-        };
-        [MOST, 1, 2, 3, 17, 64, 128, 129].map(product).to_vec()
-    };
-    for device in launching() {
-        let deterministic = match device.name() {
-            "cuda" => {
-                let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(Into::into);
-                let options = Options { deterministic: true, kernels, threads: Some(1), ..Options::default() };
-                device::open_with("cuda", &options).unwrap()
-            }
-            _ => Arc::clone(&device),
-        };
-        let same = |products: &[Vec<u8>]| products.iter().all(|rows| products[0].starts_with(rows));
-        assert!(same(&rows_of(&*deterministic)), "{}", device.name());
-        // The cuBLASLt in host code uses another order for another number of rows, as the real one may.
-        assert!(!driver::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
     }
 }
 

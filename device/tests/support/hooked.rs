@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use device::gemm::{Product, Quantization, WeightRows};
 use device::{
-    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue,
+    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
+    Queue,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
@@ -15,6 +16,8 @@ pub trait Hooks: Send + Sync {
     fn product(&self, device: &dyn Device, product: Product<'_>) -> Result<(), DeviceError> {
         device.product(product)
     }
+    /// Before a product is planned, with the arguments of [`Device::plan_product`].
+    fn before_plan(&self, _weights: &Matrix, _max_rows: usize, _bias: bool, _y_format: Dtype) {}
     fn capture(&self, device: &dyn Device, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         device.capture(work)
     }
@@ -123,6 +126,10 @@ impl<H: Hooks> Device for Hooked<H> {
     }
     fn product_bytes(&self) -> u64 {
         self.device.product_bytes()
+    }
+    fn plan_product(&self, weights: &Matrix, max_rows: usize, bias: bool, y: Dtype) -> Result<(), DeviceError> {
+        self.hooks.before_plan(weights, max_rows, bias, y);
+        self.device.plan_product(weights, max_rows, bias, y)
     }
     fn pool(&self) -> &Pool {
         self.device.pool()

@@ -3,6 +3,7 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
@@ -215,15 +216,21 @@ pub(crate) fn start(
     }
     model.reserve(&plan.step_limits)?;
     let mut caches = model.new_cache(plan.num_blocks, plan.block_size)?;
+    let mut warmed = None;
     if device.compute_capability().is_some() {
         // Confirms the plan with the largest step.
+        let start = Instant::now();
         model.warm_up(&mut caches)?;
+        let seconds = start.elapsed().as_secs_f64();
+        warmed = Some(format!(
+            "warm-up: products of up to {max_rows} rows planned and a step of that size run in {seconds:.1} s"
+        ));
     }
     let captured = graphs::capture(&mut model, &mut caches, &**device, plan.max_num_seqs)?;
     if device.compute_capability().is_some() {
         plan.compare(available, device.memory());
     }
-    let lines = kv_scales.into_iter().chain(captured);
+    let lines = kv_scales.into_iter().chain(warmed).chain(captured);
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
     let limits =
         device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));

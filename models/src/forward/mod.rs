@@ -16,7 +16,7 @@
 //! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
-//! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
+//! | [`warm_up`], [`graphs`], [`results`] | what is prepared before the first request; decode steps as CUDA graphs; logits and hidden states |
 //!
 //! **Memory.** All buffers of a step are allocated at start for the largest step ([`step::StepBuffers`]), so a step allocates
 //! nothing and its peak is known before it runs.
@@ -51,6 +51,7 @@ mod routing;
 mod rows;
 mod scales;
 mod step;
+mod warm_up;
 mod writer;
 
 pub use batch::{ForwardBatch, GroupBatch};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attention_kernels::{
-    AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, Needs, Rows,
+    BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, Needs, Rows,
 };
 use device::profile::Phase;
 use device::{Buffer, Device, Features};
@@ -39,6 +39,12 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// Returns the output projection, and the bias of its products.
+    pub fn head(&self, decoder: &Decoder) -> (&Linear, Option<&Buffer>) {
+        let head = &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }];
+        (head, self.mask.as_ref().or(head.bias.as_ref()))
+    }
+
     /// Computes the logits of `rows` rows in float32, before [`Model::finish_logits`].
     pub fn logits(
         &self,
@@ -49,8 +55,8 @@ impl Loaded {
         rows: usize,
         y: &mut Buffer,
     ) -> Result<(), KernelError> {
-        let head = &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }];
-        let (x, weights, bias) = (Rows::Numbers(x), &head.weights, self.mask.as_ref().or(head.bias.as_ref()));
+        let (head, bias) = self.head(decoder);
+        let (x, weights) = (Rows::Numbers(x), &head.weights);
         kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32 })
     }
 }
@@ -453,24 +459,6 @@ impl Model {
         let _phase = self.phase("inputs");
         self.ops.load(batch, fixed)?;
         fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
-    }
-
-    /// Runs a step of the largest size that reads and writes no cache, so that code is loaded and products are chosen before the
-    /// first request.
-    pub fn warm_up(&mut self, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let rows = self.step.max_rows;
-        let attention = AttentionBatch {
-            query_starts: vec![0, rows as u32],
-            context_lens: vec![0],
-            block_tables: [[-1]].into_iter().collect(),
-            ..AttentionBatch::default()
-        };
-        let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
-        let groups = vec![group; self.layout.groups.len()];
-        let (tokens, positions) = (vec![0; rows], vec![0; rows]);
-        let batch = ForwardBatch { tokens, positions, groups, ..ForwardBatch::default() };
-        self.forward(&batch, caches)?;
-        self.logits(&[0]).map(drop)
     }
 
     /// Copies whole blocks within every cache, in this order.
