@@ -369,3 +369,25 @@ pub struct LinearArgs<'a> {
     /// Type of `y`: that of the model, or float32.
     pub output: Dtype,
 }
+
+/// Products of the rows of each expert of a mixture ([`expert_linear`](crate::expert_linear)).
+pub struct ExpertLinearArgs<'a> {
+    /// Input rows `[assignments / top_k, k]`, of the weights' type.
+    pub x: &'a Buffer,
+    /// Number of assignments of rows to experts.
+    pub assignments: usize,
+    /// Assignments per row of `x`; 1: it has a row per assignment.
+    pub top_k: usize,
+    /// Weights `[experts, n, k]`.
+    pub weights: &'a Matrix,
+    /// Biases `[experts, n]`, of the weights' type.
+    pub bias: Option<&'a Buffer>,
+    /// Output `[assignments, n]` of the weights' type, overwritten.
+    pub y: &'a mut Buffer,
+    /// u32 `[assignments]`: the assignments of expert 0, then those of expert 1, and so on.
+    pub order: &'a Buffer,
+    /// u32 `[experts + 1]`, ascending: where those of each expert begin in `order`.
+    pub starts: &'a Buffer,
+    /// Number of experts.
+    pub experts: usize,
+}

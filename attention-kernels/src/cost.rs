@@ -92,8 +92,7 @@ impl LinearArgs<'_> {
     /// Returns the bytes of weights, inputs and outputs, and the operations of one product for each weight and row.
     pub fn cost(&self) -> Cost {
         let (n, k) = (self.weights.n(), self.weights.k());
-        // Packed weights exist only on a CPU, whose inputs are float32. Otherwise inputs have the type of the weights.
-        let number = self.weights.numbers().map_or(size_of::<f32>(), |numbers| numbers.len_bytes() / (n * k).max(1));
+        let number = self.weights.dtype().bytes();
         let input = match self.x {
             Rows::Numbers(_) => k * number,
             Rows::Blocks(_) => k.div_ceil(RowBlock::LEN) * size_of::<RowBlock>(),

@@ -56,9 +56,11 @@ mod variant;
 mod work;
 mod workspace;
 
-pub use args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows, Values};
+pub use args::{
+    AttentionArgs, BlockCopyArgs, CacheWriteArgs, ExpertLinearArgs, KvCache, KvScales, LinearArgs, Rows, Values,
+};
 pub use batch::AttentionBatch;
-pub use cuda::convert_fp8;
+pub use cuda::{convert_fp8, expert_linear};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};

@@ -49,6 +49,8 @@ pub struct Needs {
     pub lse: bool,
     /// Whether a row's bits must depend on the row alone, the same in decode and prefill.
     pub row_invariant: bool,
+    /// Whether weights must be multiplied as codes ([`Tiles`](device::gemm::Tiles)), and must not become numbers instead.
+    pub codes: bool,
 }
 
 impl Default for Needs {
@@ -72,6 +74,7 @@ impl Default for Needs {
             sinks: false,
             lse: false,
             row_invariant: false,
+            codes: false,
         }
     }
 }
@@ -144,6 +147,8 @@ impl Needs {
             Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
+        } else if self.codes && variant.operation == Operation::Linear && !can.takes_codes {
+            Some("it takes no weights in 8 or 4 bits".to_string())
         } else {
             None
         }

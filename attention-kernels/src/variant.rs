@@ -189,6 +189,9 @@ pub struct Capabilities {
     /// For a product with quantised weights: accepts rows that are already quantised to 8 bits
     /// ([`Rows::Blocks`](crate::Rows::Blocks)), so that the previous operation can quantise them.
     pub takes_blocks: bool,
+    /// For a product: accepts weights that are codes ([`Tiles`](device::gemm::Tiles)). For another variant, a model on a device that
+    /// launches kernels is loaded as numbers.
+    pub takes_codes: bool,
     /// Has passed the conformance tests on the hardware that it is for. `auto` takes an unproven variant only if no proven
     /// one can serve.
     pub proven: bool,
@@ -223,6 +226,7 @@ impl Capabilities {
         rounds_weights: false,
         fused: false,
         takes_blocks: false,
+        takes_codes: false,
         proven: true,
         rank: 0,
     };

@@ -124,8 +124,11 @@ pub enum DeviceError {
         "a weight matrix holds numbers that {0} cannot store (not finite, or too large); load it without --quantization"
     )]
     BadWeights(crate::gemm::Quantization),
-    /// The backend does not support quantised weights.
-    #[error("--quantization: device {device} has no {quantization} weights; leave it out, or use --device cpu")]
+    /// The backend does not quantise weights in the type that was chosen, or that have fewer bits already.
+    #[error(
+        "--quantization: device {device} has no {quantization} weights for products in float32; leave it out, or use \
+         --dtype bfloat16 or --device cpu"
+    )]
     NoQuantization {
         /// Backend name.
         device: &'static str,

@@ -108,8 +108,8 @@ pub struct MemoryInfo {
 pub struct Features {
     /// Types that layers can be computed in.
     pub compute: &'static [Dtype],
-    /// Whether weights are packed ([`Device::packed_matrix`]) and can be quantised. Otherwise they are [`Matrix::dense`] in the
-    /// type that layers are computed in, and are multiplied with [`Device::product`].
+    /// Whether weights are packed ([`Device::packed_matrix`]). Otherwise they are codes ([`gemm::Tiles`]) for kernels, or
+    /// [`Matrix::dense`] in the type that layers are computed in, for [`Device::product`].
     pub packs_matrices: bool,
     /// Whether layers and sampling are kernels ([`Device::launch`]), which a graph can replay. Otherwise they are host code.
     pub launches: bool,
@@ -218,7 +218,7 @@ pub trait Device: Send + Sync {
     /// Enqueues a matrix product on [`Queue::Compute`].
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::NoMatrices`] for packed weights, and on `cpu`.
+    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::NoMatrices`] for weights that are not [`Matrix::dense`], and on `cpu`.
     fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }
@@ -337,6 +337,7 @@ pub struct Matrix(pub(crate) Stored);
 pub(crate) enum Stored {
     Packed(gemm::PackedMatrix),
     Dense(gemm::Dense),
+    Tiles(gemm::Tiles),
 }
 
 impl Matrix {
@@ -345,6 +346,7 @@ impl Matrix {
         match &self.0 {
             Stored::Packed(packed) => packed.n(),
             Stored::Dense(dense) => dense.n,
+            Stored::Tiles(tiles) => tiles.n,
         }
     }
 
@@ -353,6 +355,16 @@ impl Matrix {
         match &self.0 {
             Stored::Packed(packed) => packed.k(),
             Stored::Dense(dense) => dense.k,
+            Stored::Tiles(tiles) => tiles.k,
+        }
+    }
+
+    /// Type of the inputs of products.
+    pub fn dtype(&self) -> Dtype {
+        match &self.0 {
+            Stored::Packed(_) => Dtype::F32,
+            Stored::Dense(dense) => dense.format,
+            Stored::Tiles(tiles) => tiles.dtype,
         }
     }
 
@@ -361,17 +373,21 @@ impl Matrix {
         match &self.0 {
             Stored::Packed(packed) => packed.bytes(),
             Stored::Dense(dense) => dense.numbers.len_bytes(),
+            Stored::Tiles(tiles) => tiles.segments.iter().map(|segment| segment.panels.len_bytes()).sum(),
         }
     }
 
     /// Returns the packed weights, for CPU code.
     ///
     /// # Errors
-    /// [`DeviceError::NotOnHost`] for [`Matrix::dense`] weights.
+    /// [`DeviceError::NotOnHost`] for weights of a device that launches kernels.
     pub fn host(&self) -> Result<&gemm::PackedMatrix, DeviceError> {
         match &self.0 {
             Stored::Packed(packed) => Ok(packed),
             Stored::Dense(dense) => Err(DeviceError::NotOnHost(dense.numbers.device())),
+            Stored::Tiles(tiles) => {
+                Err(DeviceError::NotOnHost(tiles.segments.first().map_or("cuda", |segment| segment.panels.device())))
+            }
         }
     }
 
@@ -386,14 +402,22 @@ impl Matrix {
         Ok(Matrix(Stored::Dense(gemm::Dense { numbers, format, n, k })))
     }
 
-    /// Returns the buffer of [`Matrix::dense`] weights, for kernels that read rows of it; `None` for packed weights.
+    /// Returns the codes of the weights, for kernels that multiply them; `None` for weights that are numbers or packed.
+    pub fn tiles(&self) -> Option<&gemm::Tiles> {
+        match &self.0 {
+            Stored::Tiles(tiles) => Some(tiles),
+            Stored::Packed(_) | Stored::Dense(_) => None,
+        }
+    }
+
+    /// Returns the buffer of [`Matrix::dense`] weights, for kernels that read rows of it; `None` for weights in another form.
     pub fn numbers(&self) -> Option<&Buffer> {
         self.stored_dense().map(|dense| &dense.numbers)
     }
 
     pub(crate) fn stored_dense(&self) -> Option<&gemm::Dense> {
         match &self.0 {
-            Stored::Packed(_) => None,
+            Stored::Packed(_) | Stored::Tiles(_) => None,
             Stored::Dense(dense) => Some(dense),
         }
     }

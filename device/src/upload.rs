@@ -2,9 +2,10 @@
 //! that one is filled while the other is copied.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::gemm::{Quantization, WeightRows};
-use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Queue};
+use crate::gemm::{PlannedSegment, Purpose, Quantization, StackedRows, TileSegment, Tiles, WeightRows, plan};
+use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Pool, Queue, Stored};
 
 /// Size of a staging buffer in bytes.
 const STAGE: usize = 16 << 20;
@@ -46,43 +47,74 @@ impl<'a> Uploader<'a> {
         for (from, data) in parts {
             for piece in data.chunks(STAGE / 4 * from.bytes()) {
                 let bytes = piece.len() / from.bytes() * format.bytes();
-                let stage = &mut self.stages[self.next];
-                self.next = 1 - self.next;
-                if let Some(copied) = stage.copied.take() {
-                    copied.synchronize()?;
-                }
-                let staged = &mut stage.memory.host_mut::<u8>()?[..bytes];
-                self.device.pool().chunks_mut(staged, SHARE * format.bytes(), SHARE, |i, to| {
-                    let first = i * SHARE * from.bytes();
-                    let numbers = to.len() / format.bytes() * from.bytes();
-                    format.convert(*from, &piece[first..first + numbers], to);
-                });
-                self.device.upload_async(Queue::Compute, &stage.memory, 0, &mut buffer, at, bytes)?;
-                stage.copied = Some(self.device.record(Queue::Compute)?);
+                self.send(&mut buffer, at, bytes, |pool, staged| {
+                    pool.chunks_mut(staged, SHARE * format.bytes(), SHARE, |i, to| {
+                        let first = i * SHARE * from.bytes();
+                        let numbers = to.len() / format.bytes() * from.bytes();
+                        format.convert(*from, &piece[first..first + numbers], to);
+                    });
+                })?;
                 at += bytes;
             }
         }
         Ok(buffer)
     }
 
-    /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with:
-    /// packed in the form in which the rows are stored, or quantised if `quantization` is given; or dense numbers of type `dtype`.
+    /// Lets `fill` write the next staging buffer, of which `bytes` are copied to offset `at` of a buffer.
+    fn send(
+        &mut self,
+        buffer: &mut Buffer,
+        at: usize,
+        bytes: usize,
+        fill: impl FnOnce(&Pool, &mut [u8]),
+    ) -> Result<(), DeviceError> {
+        let stage = &mut self.stages[self.next];
+        self.next = 1 - self.next;
+        if let Some(copied) = stage.copied.take() {
+            copied.synchronize()?;
+        }
+        fill(self.device.pool(), &mut stage.memory.host_mut::<u8>()?[..bytes]);
+        self.device.upload_async(Queue::Compute, &stage.memory, 0, buffer, at, bytes)?;
+        stage.copied = Some(self.device.record(Queue::Compute)?);
+        Ok(())
+    }
+
+    /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with. A device
+    /// that packs matrices stores the rows as they are, or quantised if `quantization` is given. Another stores their codes if
+    /// all parts have some that it can multiply ([`Tiles`](crate::gemm::Tiles)), otherwise numbers of type `dtype`.
     ///
     /// # Errors
-    /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] if the device packs no
-    /// matrices.
+    /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NotFinite`] or [`DeviceError::BadWeights`] for
+    /// weights that are not finite.
     pub fn matrix(
         &mut self,
         quantization: Option<Quantization>,
         dtype: Dtype,
         [n, k]: [usize; 2],
         parts: &[WeightRows<'_>],
+        purpose: Purpose,
     ) -> Result<Matrix, DeviceError> {
         if self.device.features().packs_matrices {
             return self.device.packed_matrix(quantization, k, parts);
         }
-        if let Some(quantization) = quantization {
-            return Err(DeviceError::NoQuantization { device: self.device.name(), quantization });
+        let forms: Vec<_> =
+            parts.iter().map(|part| Ok((part.rows(k)?, part.form()))).collect::<Result<_, DeviceError>>()?;
+        if let Some(planned) = plan(purpose, dtype, k, quantization, &forms) {
+            let (mut segments, mut first) = (Vec::new(), 0);
+            for segment in planned {
+                let rows = StackedRows::new(&parts[segment.parts.clone()], quantization, k)?;
+                let panels = self.panels(&segment, &rows)?.ok_or(match quantization {
+                    Some(quantization) => DeviceError::BadWeights(quantization),
+                    None => DeviceError::NotFinite,
+                })?;
+                segments.push(TileSegment { first, n: segment.n, form: segment.form, panels });
+                first += segment.n;
+            }
+            return if first == n {
+                Ok(Matrix(Stored::Tiles(Tiles { n, k, dtype, segments })))
+            } else {
+                Err(DeviceError::BadMatrix(k))
+            };
         }
         let mut numbers = Vec::new();
         for part in parts {
@@ -93,5 +125,27 @@ impl<'a> Uploader<'a> {
         }
         let numbers: Vec<_> = numbers.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
         Matrix::dense(dtype, n, k, self.numbers(dtype, &numbers)?)
+    }
+
+    /// Uploads a segment, as many panels at a time as a staging buffer holds; `None` if a weight is not finite.
+    fn panels(&mut self, segment: &PlannedSegment, rows: &StackedRows<'_>) -> Result<Option<Buffer>, DeviceError> {
+        let (size, sound) = (segment.form.panel_bytes(), AtomicBool::new(true));
+        let mut buffer = self.device.alloc(segment.bytes())?;
+        for first in (0..segment.panels()).step_by(STAGE / size) {
+            let count = (STAGE / size).min(segment.panels() - first);
+            self.send(&mut buffer, first * size, count * size, |pool, staged| {
+                // Bytes of a panel stand for their cost.
+                pool.chunks_mut(staged, size, size, |panel, to| {
+                    if !rows.write(&segment.form, first + panel, to) {
+                        sound.store(false, Ordering::Relaxed);
+                    }
+                });
+            })?;
+        }
+        let table = segment.table();
+        if !table.is_empty() {
+            self.send(&mut buffer, segment.panels() * size, table.len(), |_, staged| staged.copy_from_slice(&table))?;
+        }
+        Ok(sound.into_inner().then_some(buffer))
     }
 }

@@ -168,7 +168,8 @@ fn a_device_without_such_products_refuses_the_weights_in_one_line_before_reading
         assert_eq!(
             said,
             format!(
-                "--quantization: device {} has no {form} weights; leave it out, or use --device cpu",
+                "--quantization: device {} has no {form} weights for products in float32; leave it out, or use \
+                 --dtype bfloat16 or --device cpu",
                 config.device
             )
         );

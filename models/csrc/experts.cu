@@ -1,8 +1,8 @@
-// Mixtures of experts: the choice of experts for each row, the products of the rows of each expert, and their weighted sum.
+// Mixtures of experts: the choice of experts for each row, and the weighted sum of their results. Their products are those of
+// linear.cu of attention-kernels.
 //
 // route_experts_<type>     grid (rows), 32 threads: scores, groups and choice of one row
 // group_by_expert          grid (1), 256 threads: the assignments (row, choice) of each expert, by ascending number
-// expert_linear_<type>     grid (ceil(n / 8), experts), 256 threads: a warp per output, eight assignments at a time
 // sum_experts_<type>       grid (rows, ceil(width / 2048)), 256 threads of eight elements each
 //
 // Assignment a is choice a % top_k of row a / top_k. Each result depends on its row alone.
@@ -15,8 +15,6 @@
 namespace quire {
 
 constexpr uint32_t GROUP_THREADS = 256;
-constexpr uint32_t EXPERT_WARPS = 8;
-constexpr uint32_t EXPERT_ROWS = 8;
 constexpr uint32_t SUM_THREADS = 256;
 
 enum Scores : uint32_t { SOFTMAX, SIGMOID, LOGITS };
@@ -151,45 +149,6 @@ __device__ __forceinline__ void group_by_expert(const uint32_t* chosen, uint32_t
     if (threadIdx.x == 0) starts[experts] = assignments;
 }
 
-struct ExpertShape {
-    uint32_t n;       // outputs of an expert
-    uint32_t k;       // inputs
-    uint32_t top_k;   // assignments per row of x; 1: x has a row per assignment
-};
-
-// y[a] = x[a / top_k]·Wᵀ + bias for the assignments of an expert. weights: [experts, n, k]; bias: [experts, n] or null.
-template <class T>
-__device__ __forceinline__ void expert_linear(const T* x, const T* weights, const T* bias, T* y, const uint32_t* order,
-                                              const uint32_t* starts, const ExpertShape& shape) {
-    const uint32_t expert = blockIdx.y, lane = threadIdx.x % 32, k = shape.k;
-    const uint32_t output = blockIdx.x * EXPERT_WARPS + threadIdx.x / 32;
-    const uint32_t begin = starts[expert], end = starts[expert + 1];
-    if (begin == end || output >= shape.n) return;
-    const bool whole = k % 8 == 0;
-    const T* row = weights + (static_cast<int64_t>(expert) * shape.n + output) * k;
-    const float added = bias ? to_float(bias[static_cast<int64_t>(expert) * shape.n + output]) : 0.0f;
-    for (uint32_t first = begin; first < end; first += EXPERT_ROWS) {
-        const uint32_t count = min(EXPERT_ROWS, end - first);
-        float sums[EXPERT_ROWS] = {};
-        for (uint32_t at = lane * 8; at < k; at += 32 * 8) {
-            float w[8], piece[8];
-            load_piece(row, at, k, whole, w);
-#pragma unroll
-            for (uint32_t r = 0; r < EXPERT_ROWS; r++) {
-                if (r >= count) break;
-                load_piece(x + static_cast<int64_t>(order[first + r] / shape.top_k) * k, at, k, whole, piece);
-#pragma unroll
-                for (uint32_t i = 0; i < 8; i++) sums[r] += w[i] * piece[i];
-            }
-        }
-#pragma unroll
-        for (uint32_t r = 0; r < EXPERT_ROWS; r++) {
-            const float sum = sum_over(sums[r], 32);
-            if (lane == 0 && r < count) y[static_cast<int64_t>(order[first + r]) * shape.n + output] = from_float<T>(sum + added);
-        }
-    }
-}
-
 struct SumShape {
     uint32_t width;
     uint32_t top_k;
@@ -233,13 +192,6 @@ __device__ __forceinline__ void sum_experts(const T* outputs, const float* weigh
         quire::route_experts<T>(rows, bias, factors, scores, ranked, chosen, weights, shape);                             \
     }                                                                                                                     \
     QUIRE_EXPORT(route_experts_##type);                                                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * quire::EXPERT_WARPS)                                                \
-        expert_linear_##type(const void* x, const void* weights, const void* bias, void* y, const uint32_t* order,        \
-                             const uint32_t* starts, const quire::ExpertShape shape) {                                    \
-        quire::expert_linear<T>(static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<const T*>(bias),    \
-                                static_cast<T*>(y), order, starts, shape);                                                \
-    }                                                                                                                     \
-    QUIRE_EXPORT(expert_linear_##type);                                                                                   \
     extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                      \
         sum_experts_##type(const void* outputs, const float* weights, const void* logits, void* mixed,                    \
                            const quire::SumShape shape) {                                                                 \

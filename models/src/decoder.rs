@@ -27,6 +27,7 @@ mod recurrent;
 mod rope;
 mod tree;
 
+use device::gemm::Purpose;
 use serde::Serialize;
 
 use crate::lora::AdapterLimits;
@@ -342,6 +343,16 @@ impl Decoder {
         let of_experts = self.experts().flat_map(|experts| &experts.experts);
         let others = self.linears().chain(self.head_linears().flatten());
         others.chain(of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]))
+    }
+
+    /// What the matrix of a layer of [`Decoder::linears`] is for: single rows of tables of tokens and positions are read.
+    pub(crate) fn purpose(&self, linear: &Linear) -> Purpose {
+        let Embedding { tokens, positions, per_layer, .. } = &self.embedding;
+        let tables = [Some(tokens), positions.as_ref().map(|it| &it.table), per_layer.as_ref().map(|it| &it.tokens)];
+        match tables.into_iter().flatten().any(|table| std::ptr::eq(table, linear)) {
+            true => Purpose::Numbers,
+            false => Purpose::Product,
+        }
     }
 
     /// Norms, in order: those of the embedding, those of the layers, the final norm.

@@ -109,7 +109,7 @@ fn activations_are_rounded_as_checkpoints_say() {
             let input = case.numbers(&format!("linear.{module}.input"));
             let (n, k) = (want.len() / 6, input.len() / 6);
             let linear = Linear::new(k, Role::Column, [Part::new(module, n)]);
-            let matrix = load_matrix(&linear, &case.weights, &*device).unwrap();
+            let matrix = load_matrix(&linear, &case.weights, &*device, device::Dtype::F32).unwrap();
             let mut y = vec![f32::NAN; want.len()];
             let weights = matrix.host().unwrap();
             gemm(Isa::best(), device.pool(), Gemm { x: Rows::Numbers(&input), weights, bias: None, y: &mut y });

@@ -3,6 +3,10 @@
 
 use std::collections::HashMap;
 
+use attention_kernels::trial::numbers::{from_bytes, round, to_bytes};
+use attention_kernels::trial::{buffer, bytes};
+use attention_kernels::{LinearArgs, Operation, Rows, variants};
+use device::{Device, Matrix, Options};
 use models::decoder::{Linear, Part, Pick, Role};
 use models::{ModelFiles, Weights, load_matrix};
 use safetensors::Dtype;
@@ -87,16 +91,32 @@ impl Module {
         let linear = Linear::new(k, Role::Column, [part]);
         let want: Vec<f32> = (0..rows).flat_map(|r| self.values[row(r) * k..][..k].to_vec()).collect();
         let host = device::open("cpu", Some(1)).unwrap();
-        let matrix = load_matrix(&linear, &weights, &*host).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let matrix = load_matrix(&linear, &weights, &*host, device::Dtype::F32)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut found = vec![f32::NAN; want.len()];
         found.chunks_mut(k).enumerate().for_each(|(r, out)| matrix.host().unwrap().copy_row(r, out));
         assert!(found == want, "{name}: {:?}", found.iter().zip(&want).position(|(a, b)| a != b));
-        let sim = device::open("cuda-sim", Some(1)).unwrap();
-        let dense = load_matrix(&linear, &weights, &*sim).unwrap();
+        let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
+        let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
+        let sim = device::open_with("cuda-sim", &options).unwrap();
+        let dense = load_matrix(&linear, &weights, &*sim, device::Dtype::F32).unwrap();
         let mut bytes = vec![0; want.len() * 4];
         sim.download(dense.numbers().unwrap(), 0, &mut bytes).unwrap();
         let found: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         assert!(found == want, "{name} on the simulator");
+        for dtype in [device::Dtype::F16, device::Dtype::Bf16] {
+            let matrix = load_matrix(&linear, &weights, &*sim, dtype).unwrap();
+            let rounded = want.iter().map(|weight| round(dtype, *weight));
+            let found = match matrix.numbers() {
+                Some(numbers) => {
+                    let mut bytes = vec![0; want.len() * 2];
+                    sim.download(numbers, 0, &mut bytes).unwrap();
+                    from_bytes(dtype, &bytes)
+                }
+                None => columns(&*sim, &matrix),
+            };
+            assert!(found.into_iter().eq(rounded), "{name} on the simulator in {dtype}");
+        }
     }
 
     fn check_whole(&self, name: &str) {
@@ -108,8 +128,9 @@ impl Module {
         let (_folder, weights) = self.open();
         let host = device::open("cpu", Some(1)).unwrap();
         let linear = Linear::new(self.k, Role::Column, [Part::new("m", self.n)]);
-        let error = weights
-            .and_then(|weights| load_matrix(&linear, &weights, &*host).map(|_| ()).map_err(|error| error.to_string()));
+        let error = weights.and_then(|weights| {
+            load_matrix(&linear, &weights, &*host, device::Dtype::F32).map(|_| ()).map_err(|error| error.to_string())
+        });
         let line = error.err().unwrap_or_default();
         assert!(words.iter().all(|word| line.contains(word)) && !line.contains('\n'), "{line:?}, expected {words:?}");
     }
@@ -118,6 +139,18 @@ impl Module {
         self.tensors.retain(|(name, ..)| *name != format!("m{suffix}"));
         self
     }
+}
+
+/// The weights `[n, k]` of a matrix that has the form of codes: its products with the rows of a unit matrix.
+fn columns(device: &dyn Device, weights: &Matrix) -> Vec<f32> {
+    let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
+    let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
+    let (x, mut y) = (buffer(device, &to_bytes(dtype, &unit)).unwrap(), device.alloc(k * n * 4).unwrap());
+    let args = LinearArgs { x: Rows::Numbers(&x), rows: k, weights, bias: None, y: &mut y, output: device::Dtype::F32 };
+    let variant = variants(Operation::Linear).into_iter().find(|variant| variant.capabilities.takes_codes).unwrap();
+    variant.linear(device, args).unwrap();
+    let y = from_bytes(device::Dtype::F32, &bytes(device, &y).unwrap());
+    (0..n * k).map(|at| y[at % k * n + at / k]).collect()
 }
 
 /// GPTQ with the zero point `zero` for all groups, or random ones.

@@ -7,6 +7,7 @@
 mod attention;
 mod cache;
 mod convert;
+mod linear;
 mod low_rank;
 mod names;
 mod parameters;
@@ -22,6 +23,7 @@ use crate::variant::{Capabilities, Sizes, register};
 use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
+pub use linear::expert_linear;
 pub(crate) use yardsticks::TILE_OPERATIONS;
 pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
 
@@ -118,6 +120,7 @@ register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..A
 const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, step: 8 }, fused: true, rank: 1, ..ANY };
 register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
+register!("cuda.linear", Linear, Capabilities { takes_codes: true, rank: 1, ..ANY }, Linear(linear::linear));
 register!("cuda.low_rank", LowRank, ANY, LowRank(low_rank::low_rank));
 const COPY: Capabilities = Capabilities { latent: true, block_bytes_step: 16, ..ANY };
 register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));

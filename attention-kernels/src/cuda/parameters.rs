@@ -1,5 +1,5 @@
-//! Parameters of the kernels: the structs of `csrc/args.cuh`, `csrc/cache_args.cuh` and `csrc/low_rank_args.cuh`, field for
-//! field, which kernels take by value, and conversions to their fields.
+//! Parameters of the kernels: the structs of `csrc/args.cuh`, `csrc/cache_args.cuh`, `csrc/low_rank_args.cuh` and
+//! `csrc/linear_args.cuh`, field for field, which kernels take by value, and conversions to their fields.
 
 use device::Arg;
 
@@ -66,6 +66,25 @@ device::kernel_structs! {
         pub outputs: u32,
         pub width: u32,
         pub reserved: u32,
+    }
+
+    /// Sizes of a matrix product, and where its weights lie.
+    pub(super) struct LinearShape: 64 bytes {
+        pub panel_bytes: i64,
+        pub rows: u32,
+        pub n: u32,
+        pub k: u32,
+        pub y_stride: u32,
+        pub y_is_float: u32,
+        pub scales: u32,
+        pub offsets: u32,
+        pub groups: u32,
+        pub group_shift: u32,
+        pub scale_type: u32,
+        pub offset_type: u32,
+        pub zero: u32,
+        pub experts: u32,
+        pub top_k: u32,
     }
 
     /// Sizes of a conversion.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use device::Device;
+use device::gemm::Quantization;
 use device::sim::Counts;
 
 use super::time::Time;
@@ -31,6 +32,10 @@ pub struct Shape {
     pub context: usize,
     /// Query rows of each sequence.
     pub query_len: usize,
+    /// Outputs of a matrix product.
+    pub outputs: usize,
+    /// What its weights are quantised to; `None`: they are numbers.
+    pub weights: Option<Quantization>,
 }
 
 impl Shape {
@@ -42,6 +47,7 @@ impl Shape {
             head_dim: self.head_size,
             block_size: self.block_size,
             decode_query_len: self.query_len,
+            codes: self.weights.is_some(),
             ..Needs::on(device)
         }
     }
@@ -50,6 +56,11 @@ impl Shape {
     pub(super) fn format(&self, variant: &Variant) -> CacheFormat {
         let layouts = Layout::ALL.into_iter().find(|layout| variant.capabilities.layouts.contains(layout));
         CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout: layouts.unwrap_or_default() }
+    }
+
+    /// Returns the inputs of a matrix product, as many as an output of attention has elements.
+    pub(super) fn inputs(&self) -> usize {
+        self.heads * self.head_size
     }
 
     /// Returns the number of elements of a row of keys, or of values.

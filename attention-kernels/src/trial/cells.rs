@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use device::gemm::{Purpose, Quantization, WeightBlock, WeightRows, quantize_row};
 use device::sim::{Counts, Tally};
-use device::{Buffer, Device, Uploader};
+use device::{Buffer, Device, Isa, Uploader};
 
 use super::cell::{Cell, Shape};
 use super::low_rank::{LowRankProblem, SlotRanks};
@@ -267,40 +268,59 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     if variants.is_empty() {
         return Ok(());
     }
-    // The weights are square, like the output matrix of attention.
-    let (rows, k) = (shape.batch * shape.query_len, shape.heads * shape.head_size);
+    let (rows, k, n) = (shape.batch * shape.query_len, shape.inputs(), shape.outputs);
+    // A CPU computes in float32.
+    let dtype = if device.features().packs_matrices { Dtype::F32 } else { shape.dtype };
     let mut random = Random::new(4);
-    let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit()).collect() };
-    let (x, w) = (draw(rows * k), draw(k * k));
+    let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| round(dtype, random.unit())).collect() };
+    let (x, mut w) = (draw(rows * k), draw(n * k));
     let raw = to_bytes(Dtype::F32, &w);
-    let input = floats(device, &x)?;
-    let mut output: Buffer = device.alloc(rows * k * size_of::<f32>())?;
-    let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
+    if let Some(quantization) = shape.weights {
+        w.chunks_mut(k).for_each(|row| as_stored(quantization, dtype, row));
+    }
+    let input = buffer(device, &to_bytes(dtype, &x))?;
+    let mut output: Buffer = device.alloc(rows * n * dtype.bytes())?;
     let mut uploader = Uploader::new(device)?;
-    let matrix =
-        |_| uploader.matrix(None, Dtype::F32, [k, k], &[device::gemm::WeightRows::Numbers(Dtype::F32, raw.as_slice())]);
-    let matrices = (0..case.sets(weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
+    let mut matrix = || {
+        let rows = [WeightRows::Numbers(Dtype::F32, raw.as_slice())];
+        uploader.matrix(shape.weights, dtype, [n, k], &rows, Purpose::Product)
+    };
+    let mut matrices = vec![matrix()?];
+    let weights = matrices[0].bytes();
+    while matrices.len() < case.sets(weights) {
+        matrices.push(matrix()?);
+    }
+    let moved = weights + rows * (k + n) * dtype.bytes();
     for variant in variants {
         let mut multiply = |i: usize| {
             let (weights, y) = (&matrices[i % matrices.len()], &mut output);
-            let args = LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: Dtype::F32 };
-            variant.linear(device, args)
+            variant.linear(device, LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: dtype })
         };
         let ((), kernels) = case.first(|| multiply(0))?;
         let time = case.time(&mut multiply)?;
-        let y = from_bytes(Dtype::F32, &bytes(device, &output)?);
-        let places = (0..rows * k).step_by((rows * k).div_ceil(SAMPLE * SAMPLE));
+        let y = from_bytes(dtype, &bytes(device, &output)?);
+        let places = (0..rows * n).step_by((rows * n).div_ceil(SAMPLE * SAMPLE));
         let ulps = places.map(|at| {
             let products =
-                x[at / k * k..][..k].iter().zip(&w[at % k * k..][..k]).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                x[at / n * k..][..k].iter().zip(&w[at % n * k..][..k]).map(|(x, w)| f64::from(*x) * f64::from(*w));
             let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, magnitude), p| (sum + p, magnitude + p.abs()));
-            let ulps = (f64::from(y[at]) - sum).abs() / ulp(Dtype::F32, magnitude);
+            let ulps = (f64::from(y[at]) - sum).abs() / ulp(dtype, magnitude);
             if ulps.is_nan() { f64::INFINITY } else { ulps }
         });
         let ulps = ulps.fold(0.0, f64::max);
-        found(variant, Cell { time, kernels, bytes: moved as u64, operations: 2 * (rows * k * k) as u64, ulps });
+        found(variant, Cell { time, kernels, bytes: moved as u64, operations: 2 * (rows * n * k) as u64, ulps });
     }
     Ok(())
+}
+
+/// Replaces weights with those that they are stored as, in the type of products.
+fn as_stored(quantization: Quantization, dtype: Dtype, row: &mut [f32]) {
+    let mut blocks = vec![WeightBlock::ZERO; row.len().div_ceil(WeightBlock::ZERO.values.len())];
+    quantize_row(Isa::best(), quantization, row, &mut blocks);
+    for (weights, block) in row.chunks_mut(WeightBlock::ZERO.values.len()).zip(&blocks) {
+        let scale = block.scale.to_f32();
+        weights.iter_mut().zip(block.values).for_each(|(w, value)| *w = round(dtype, scale * f32::from(value)));
+    }
 }
 
 /// The layer is square, like the output matrix of attention. Each sequence has an adapter; at most [`ADAPTERS`] are different.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::Device;
+use device::gemm::Quantization;
 use device::sim::Tally;
 
 pub use super::cell::{Cell, Shape};
@@ -44,6 +45,10 @@ pub struct Grid {
     pub contexts: Vec<usize>,
     /// Query rows of each sequence, for prefill, cache writes and matrix products.
     pub query_lens: Vec<usize>,
+    /// Outputs of matrix products, whose inputs are as many as an output of attention has elements; 0: as many.
+    pub outputs: Vec<usize>,
+    /// What weights of matrix products are quantised to; `None`: they are numbers.
+    pub weights: Vec<Option<Quantization>>,
     /// Number of untimed runs.
     pub warmup: usize,
     /// Number of timed runs; fewer if they take more than a second.
@@ -69,6 +74,8 @@ impl Grid {
             batches: pick(&[2], &[1, 8]),
             contexts: pick(&[100, 600], &[512, 4096]),
             query_lens: pick(&[20], &[128]),
+            outputs: vec![0],
+            weights: vec![None],
             warmup: if sim { 0 } else { 2 },
             repeat: if sim { 1 } else { 20 },
             tally: None,
@@ -90,6 +97,10 @@ impl Grid {
             Operation::Linear | Operation::LowRank => (&[KvDtype::Same], &one),
             _ => (&self.kv_dtypes, &self.block_sizes),
         };
+        let (outputs, weights): (&[usize], &[Option<Quantization>]) = match operation {
+            Operation::Linear => (&self.outputs, &self.weights),
+            _ => (&[0], &[None]),
+        };
         let none = Shape {
             dtype: Dtype::F32,
             kv_dtype: KvDtype::Same,
@@ -100,6 +111,8 @@ impl Grid {
             batch: 0,
             context: 0,
             query_len: 0,
+            outputs: 0,
+            weights: None,
         };
         let shapes = vary(vec![none], &self.dtypes, |shape, dtype| shape.dtype = dtype);
         let shapes = vary(shapes, kv_dtypes, |shape, kv_dtype| shape.kv_dtype = kv_dtype);
@@ -107,6 +120,10 @@ impl Grid {
         let shapes = vary(shapes, block_sizes, |shape, size| shape.block_size = size);
         let shapes = vary(shapes, &self.batches, |shape, batch| shape.batch = batch);
         let shapes = vary(shapes, contexts, |shape, context| shape.context = context);
+        let shapes = vary(shapes, weights, |shape, weights| shape.weights = weights);
+        let shapes = vary(shapes, outputs, |shape, outputs| {
+            shape.outputs = if outputs == 0 { shape.inputs() } else { outputs };
+        });
         let mut distinct: Vec<Shape> = Vec::new();
         for mut shape in vary(shapes, query_lens, |shape, len| shape.query_len = len) {
             shape.context = shape.context.max(shape.query_len);
@@ -125,6 +142,7 @@ impl Grid {
     pub fn check(&self, device: &dyn Device) -> Result<Vec<String>, GridError> {
         let sizes = [&self.head_sizes, &self.block_sizes, &self.batches, &self.contexts, &self.query_lens];
         let none = sizes.iter().any(|sizes| sizes.is_empty() || sizes.contains(&0));
+        let none = none || self.outputs.is_empty() || self.weights.is_empty();
         if none || self.heads == 0 || self.kv_heads == 0 {
             return Err(GridError::Empty);
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, variants};
+use device::gemm::{Codes, Offset, Purpose, Scale, StoredFormat};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
 use testkit::kernels::host;
@@ -157,4 +158,38 @@ fn prefill_reads_the_cache_once_for_64_rows() {
     assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 64 rows see");
     assert_eq!(prefill.bank_conflicts, 0);
     assert_eq!((prefill.blocks, prefill.busy_blocks), (18, 16), "one more block for each sequence and KV head");
+}
+
+#[test]
+fn codes_are_read_once_for_up_to_sixteen_rows_and_only_by_experts_that_have_rows() {
+    let Some((device, tally)) = counting() else { return };
+    let (n, k, dtype) = (128, 1024, Dtype::Bf16);
+    let integers = |bits, zero| Codes::Integers { bits, zero };
+    let forms = [
+        StoredFormat { codes: integers(4, 0), group: 128, scale: Scale::F16, offset: Offset::ZeroPoint },
+        StoredFormat { codes: integers(8, 128), group: 32, scale: Scale::F16, offset: Offset::None },
+        StoredFormat { codes: Codes::E4m3, group: 128, scale: Scale::F32, offset: Offset::None },
+    ];
+    for format in forms {
+        let weights = super::linear::random_codes(&*device, dtype, format, [n, k], Purpose::Product);
+        for (rows, outputs) in [(1, 16), (8, 16), (9, 64), (16, 64)] {
+            tally.take();
+            super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype);
+            let (launches, counts) = tally.take().pop_first().unwrap().1;
+            // Each block reads the rows of x and writes its outputs.
+            let others = ((n / outputs * k + n) * rows * 2) as u64;
+            let ratio = (counts.sectors * 32 - others) as f64 / weights.bytes() as f64;
+            assert!((1.0..=1.05).contains(&ratio), "{format:?}, {rows} rows: {ratio} times the stored bytes");
+            assert_eq!(counts.products, (n / 16 * k / 16 * rows.div_ceil(8)) as u64);
+            assert_eq!((counts.bank_conflicts, counts.barriers, launches), (0, counts.blocks, 1));
+        }
+    }
+    // 2 of 9 experts, of 128 outputs each, compute a row.
+    let weights = super::linear::random_codes(&*device, dtype, forms[0], [9 * n, k], Purpose::Stack(n));
+    tally.take();
+    super::linear::of_experts(&*device, &weights, (&vec![0.5; k], &vec![0.5; 9 * n]), (&[7, 2], 9, 2));
+    let counts = tally.take().pop_first().unwrap().1.1;
+    assert_eq!((counts.blocks, counts.busy_blocks), (2 * 8, 2 * 8));
+    let ratio = counts.distinct_read_bytes as f64 / (weights.bytes() * 2 / 9 + k * 2) as f64;
+    assert!((1.0..=1.05).contains(&ratio), "{ratio} times the codes of two experts");
 }

@@ -13,6 +13,7 @@ mod covering;
 mod devices;
 mod graphs;
 mod latent;
+mod linear;
 mod looks;
 mod low_rank;
 mod plugins;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use engine::EngineConfig;
 use engine::kernels::{Device, Dtype, Grid, KvDtype, Measurement, Operation, Peaks, load_plugin};
+use engine::{EngineConfig, Quantization};
 use serde_json::{Value, json};
 
 use super::counted::{self, Counting};
@@ -52,6 +52,12 @@ pub struct KernelArgs {
     /// Query rows per sequence in prefill, cache_write, linear and low_rank [default: 128]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub query_len: Vec<usize>,
+    /// Outputs of the weight matrices in linear [default: heads times elements per head, which their inputs are]
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = values::whole::<usize>)]
+    pub outputs: Vec<usize>,
+    /// Weights of linear: numbers, or quantised to q8 or q4 [default: numbers]
+    #[arg(long, value_name = "FORMS", value_delimiter = ',', value_parser = weights)]
+    pub weights: Vec<Option<Quantization>>,
     /// Number of runs before those that are timed [default: 2]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub warmup: Option<usize>,
@@ -85,6 +91,13 @@ fn dtype(text: &str) -> Result<Option<Dtype>, String> {
         "f16" => Ok(Some(Dtype::F16)),
         "bf16" => Ok(Some(Dtype::Bf16)),
         long => Ok(values::dtype(long)?.0),
+    }
+}
+
+fn weights(text: &str) -> Result<Option<Quantization>, String> {
+    match text {
+        "numbers" => Ok(None),
+        _ => text.parse().map(Some).map_err(|_| "expected some of numbers, q8, q4".to_string()),
     }
 }
 
@@ -122,6 +135,8 @@ impl KernelArgs {
             batches: or(&self.batch, default.batches),
             contexts: or(&self.context, default.contexts),
             query_lens: or(&self.query_len, default.query_lens),
+            outputs: or(&self.outputs, default.outputs),
+            weights: or(&self.weights, default.weights),
             warmup: self.warmup.unwrap_or(default.warmup),
             repeat: self.repeat.unwrap_or(default.repeat),
             tally: None,
@@ -204,7 +219,10 @@ const HEAD: &str = "operation   variant                 types          heads  si
 /// The first columns of a row.
 fn shape(row: &Measurement) -> String {
     let shape = &row.shape;
-    let types = format!("{}/{}", shape.dtype, shape.kv_dtype);
+    let types = match shape.weights {
+        None => format!("{}/{}", shape.dtype, shape.kv_dtype),
+        Some(weights) => format!("{}/{weights}", shape.dtype),
+    };
     let heads = format!("{}/{}", shape.heads, shape.kv_heads);
     format!(
         "{:<11} {:<23} {types:<13} {heads:>6} {:>5} {:>5} {:>5} {:>7} {:>4}",
@@ -246,6 +264,8 @@ fn record(row: &Measurement, counting: Option<&Counting>) -> Value {
         "batch": shape.batch,
         "context": shape.context,
         "query_len": shape.query_len,
+        "outputs": shape.outputs,
+        "weights": shape.weights.map(|weights| weights.to_string()),
         "bytes": cell.bytes,
         "operations": cell.operations,
         // JSON has no infinity: a result without any correct digit is null.

@@ -33,6 +33,7 @@ mod quantize;
 mod rows;
 mod stored;
 mod tile;
+mod tiles;
 
 pub use activations::scratch_bytes;
 pub use dense::Product;
@@ -44,6 +45,8 @@ pub use quantization::Quantization;
 pub use quantize::{WeightBlock, quantize_row};
 pub use rows::{RowBlock, Rows};
 pub use stored::{Codes, Offset, Rounding, Scale, StoredFormat, StoredRow, StoredRows};
+pub use tiles::{PANEL, Purpose, TileCodes, TileForm, TileOffset, TileSegment, Tiles};
+pub(crate) use tiles::{PlannedSegment, StackedRows, plan};
 
 use crate::simd::int8::DotIsa;
 use crate::{Isa, Pool};

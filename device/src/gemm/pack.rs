@@ -68,7 +68,18 @@ impl PartForm<'_> {
 }
 
 impl WeightRows<'_> {
-    fn form(&self) -> PartForm<'_> {
+    /// Number of rows of `k` weights.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadMatrix`] if there are none, or numbers are not whole rows.
+    pub(crate) fn rows(&self, k: usize) -> Result<usize, DeviceError> {
+        match self {
+            WeightRows::Numbers(dtype, data) => rows(k, &[(*dtype, *data)]),
+            WeightRows::Stored(part) => Ok(part.rows),
+        }
+    }
+
+    pub(crate) fn form(&self) -> PartForm<'_> {
         match self {
             WeightRows::Numbers(dtype, _) => PartForm::Numbers(*dtype),
             WeightRows::Stored(part) => PartForm::Stored(*part),

@@ -16,6 +16,8 @@ use device::simd::int8::DotIsa;
 use testkit::capability::Capability;
 use testkit::not_run;
 
+use crate::support::stored::values;
+
 /// Returns the instruction sets of this CPU.
 fn isas() -> impl Iterator<Item = Isa> {
     let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon];
@@ -35,16 +37,6 @@ fn report_unavailable(isa: &impl ToString, is_available: bool) -> bool {
         not_run::report(capability, &format!("this CPU has no {name}"));
     }
     is_available
-}
-
-/// Returns pseudorandom numbers in −1..1.
-fn values(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 24) as f32 * 2.0 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {

@@ -10,6 +10,7 @@
 
 pub mod hooked;
 mod recorder;
+pub mod stored;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use device::gemm::Quantization;
-use device::{Device, DeviceError, MemoryInfo};
+use device::{Device, DeviceError, Dtype, MemoryInfo};
 use models::decoder::Form;
 use models::lora::{adapter_slot_bytes, most_adapter_bytes};
-use models::{LayerGroup, Model, PageLayout, StepLimits};
+use models::{LayerGroup, Model, PageLayout, StepLimits, WeightBytes};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 
@@ -28,6 +28,10 @@ pub struct Plan {
     pub model: String,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
+    /// Those of matrices in fewer bits that stay codes, and of matrices that a device that launches kernels unpacks instead.
+    pub code_bytes: u64,
+    /// See `code_bytes`.
+    pub unpacked_bytes: u64,
     /// Quantisation of the matrices, if any.
     pub quantization: Option<Quantization>,
     /// Whether the checkpoint stores matrices in fewer bits.
@@ -102,7 +106,8 @@ impl Plan {
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
         }
-        if let Some(quantization) = engine.quantization.filter(|_| !features.packs_matrices) {
+        let has_codes = features.packs_matrices || *dtype != Dtype::F32;
+        if let Some(quantization) = engine.quantization.filter(|_| !has_codes) {
             return Err(DeviceError::NoQuantization { device: device.name(), quantization }.into());
         }
         let context = config.max_position_embeddings;
@@ -143,7 +148,8 @@ impl Plan {
             };
             Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0)) + device.product_bytes() + sampling
         };
-        let weight_bytes = models::weight_bytes(decoder, &opened.weights, features, *dtype)?;
+        let WeightBytes { all: weight_bytes, codes: code_bytes, unpacked: unpacked_bytes } =
+            models::weight_bytes(decoder, &opened.weights, features, kernels)?;
         let kv_scale_bytes = match kernels.format.kv_dtype.takes_scales() {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
@@ -223,6 +229,8 @@ impl Plan {
         Ok(Plan {
             model: opened.files.name(),
             weight_bytes,
+            code_bytes,
+            unpacked_bytes,
             adapter_bytes,
             lora: engine.lora,
             kv_scale_bytes,
@@ -268,13 +276,23 @@ impl Plan {
 
     /// One line about the weights.
     pub fn weights_line(&self) -> String {
-        let form = match (self.quantization, self.dtype, self.stored) {
-            (Some(quantization), _, false) => quantization.to_string(),
-            (Some(quantization), _, true) => format!("the checkpoint's quantised form, others in {quantization}"),
-            (None, Some(dtype), false) => dtype.to_string(),
-            (None, Some(dtype), true) => format!("{dtype}, unpacked from the checkpoint's quantised form"),
-            (None, None, false) => "the checkpoint's type".to_string(),
-            (None, None, true) => "the checkpoint's quantised form".to_string(),
+        let quantised = match (self.quantization, self.stored) {
+            (None, false) => None,
+            (None, true) => Some("the checkpoint's quantised form".to_string()),
+            (Some(quantization), false) => Some(quantization.to_string()),
+            (Some(quantization), true) => Some(format!("the checkpoint's quantised form, others in {quantization}")),
+        };
+        let form = match (self.dtype, quantised) {
+            (None, quantised) => quantised.unwrap_or_else(|| "the checkpoint's type".to_string()),
+            (Some(dtype), None) => dtype.to_string(),
+            (Some(dtype), Some(quantised)) => {
+                let [codes, unpacked] = [self.code_bytes, self.unpacked_bytes].map(Bytes);
+                match (self.code_bytes, self.unpacked_bytes) {
+                    (0, _) => format!("{dtype}, unpacked from {quantised}"),
+                    (_, 0) => format!("{dtype} and {codes} in {quantised}"),
+                    _ => format!("{dtype} and {codes} in {quantised}; {unpacked} unpacked from it"),
+                }
+            }
         };
         format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
     }

@@ -174,6 +174,7 @@ pub(crate) fn needs(
         kv_dtype,
         block_size: block_size(engine, &config.decoder, CacheFormat { dtype, kv_dtype, layout: Layout::default() })?,
         row_invariant: engine.deterministic,
+        codes: engine.quantization.is_some() && device.features().launches,
         ..Model::needs(&config.decoder, device)
     })
 }

@@ -64,6 +64,14 @@ pub struct Experts {
     pub shared_gate: bool,
 }
 
+impl Experts {
+    /// The projections of all experts that a device stacks: gate and up, down.
+    pub(crate) fn stacks(&self) -> [Vec<&Linear>; 2] {
+        let of = |linear: fn(&Mlp) -> &Linear| self.experts.iter().map(linear).collect();
+        [of(|mlp| &mlp.gate_up), of(|mlp| &mlp.down)]
+    }
+}
+
 /// How a router chooses experts for a row and weights their outputs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Routing {

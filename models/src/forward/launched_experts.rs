@@ -1,6 +1,6 @@
 //! Mixtures of experts as launches of the kernels in `csrc/experts.cu`.
 
-use attention_kernels::{Dtype, KernelError};
+use attention_kernels::{Dtype, ExpertLinearArgs, KernelError, expert_linear};
 use device::{Arg, Buffer, Device, DeviceError};
 
 use super::kernels::{self, at_least, count, holds, instance, launch, optional};
@@ -20,12 +20,6 @@ device::kernel_structs! {
         by_two: u32,
         renormalise: u32,
         scale: f32,
-    }
-    /// The struct of the same name in `experts.cu`.
-    struct ExpertShape: 12 bytes {
-        n: u32,
-        k: u32,
-        top_k: u32,
     }
     /// The struct of the same name in `experts.cu`.
     struct SumShape: 16 bytes {
@@ -156,12 +150,16 @@ impl ExpertMemory {
             return Err(KernelError::Shape { what, found, expected: 1 });
         };
         let (inner, projected) = (network.width(), network.gate_up.rows());
-        let sorted = (&self.order, &self.starts, experts);
-        linear(device, dtype, (x, top_k), projection, &mut self.projections, sorted, [projected, width])?;
+        let multiply = |x: &Buffer, top_k: usize, linear: &Linear, y: &mut Buffer| {
+            let (order, starts, weights, bias) = (&self.order, &self.starts, &linear.weights, linear.bias.as_ref());
+            let args = ExpertLinearArgs { x, assignments: choices, top_k, weights, bias, y, order, starts, experts };
+            expert_linear(device, args)
+        };
+        multiply(x, top_k, projection, &mut self.projections)?;
         let up = network.gated.then_some((&self.projections, projected, inner));
         let (activation, gate) = (network.activation, (&self.projections, projected));
         kernels::activate(device, dtype, activation, gate, up, &mut self.activated, (choices, inner))?;
-        linear(device, dtype, (&self.activated, 1), down, &mut self.outputs, sorted, [width, inner])?;
+        multiply(&self.activated, 1, down, &mut self.outputs)?;
         let shared = match (&declared.shared, declared.shared_gate) {
             (None, _) => 0,
             (Some(_), false) => 1,
@@ -179,25 +177,4 @@ impl ExpertMemory {
             &[outputs, weights, scores, mixed, Arg::bytes(&shape)],
         )
     }
-}
-
-/// A product of each expert's rows. `top_k`: choices per row of `x`.
-fn linear(
-    device: &dyn Device,
-    dtype: Dtype,
-    (x, top_k): (&Buffer, usize),
-    linear: &Linear,
-    y: &mut Buffer,
-    (order, starts, experts): (&Buffer, &Buffer, usize),
-    [n, k]: [usize; 2],
-) -> Result<(), KernelError> {
-    let weights = linear.weights.numbers().ok_or(DeviceError::NoMatrices(device.name()))?;
-    holds("weights of experts", weights, experts * n * k, dtype.bytes())?;
-    if let Some(bias) = &linear.bias {
-        holds("biases of experts", bias, experts * n, dtype.bytes())?;
-    }
-    let shape = ExpertShape { n: count(n)?, k: count(k)?, top_k: count(top_k)? };
-    let [x, weights, y, order, starts] = [x, weights, y, order, starts].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
-    let args = [x, weights, optional(linear.bias.as_ref()), y, order, starts, Arg::bytes(&shape)];
-    launch(device, instance!("expert_linear", dtype), [count(n.div_ceil(8))?, count(experts)?, 1], 256, &args)
 }

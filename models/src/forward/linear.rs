@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::{PackedMatrix, PartForm, WeightRows};
+use device::gemm::{PackedMatrix, PartForm, Purpose, Tiles, WeightRows};
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use crate::checkpoint::quantized::{self, Module};
@@ -80,6 +80,8 @@ pub(super) struct Loader<'a> {
     uploader: Uploader<'a>,
     /// Type of the computation: that of biases, and of matrices that are not packed.
     dtype: Dtype,
+    /// Whether products take weights that are codes.
+    takes_codes: bool,
     progress: Progress<'a>,
     done: u64,
     /// The last quantised module whose weights were unpacked.
@@ -105,20 +107,20 @@ impl<'a> Loader<'a> {
     pub fn new(
         weights: &'a Weights,
         device: &'a dyn Device,
-        dtype: Dtype,
+        (dtype, takes_codes): (Dtype, bool),
         progress: Progress<'a>,
     ) -> Result<Loader<'a>, LoadError> {
         let uploader = Uploader::new(device)?;
-        Ok(Loader { weights, uploader, dtype, progress, done: 0, unpacked: None })
+        Ok(Loader { weights, uploader, dtype, takes_codes, progress, done: 0, unpacked: None })
     }
 
-    /// A linear layer in its declared form.
-    pub fn linear(&mut self, linear: &decoder::Linear) -> Result<Linear, LoadError> {
-        self.stacked(std::slice::from_ref(&linear))
+    /// All linear layers without those of experts and heads, in the order of [`Decoder::linears`], in their declared forms.
+    pub fn linears(&mut self, decoder: &Decoder) -> Result<Vec<Linear>, LoadError> {
+        decoder.linears().map(|linear| self.stacked(&[linear], decoder.purpose(linear))).collect()
     }
 
     /// Linear layers of the same inputs and form as one, their rows stacked.
-    pub fn stacked(&mut self, linears: &[&decoder::Linear]) -> Result<Linear, LoadError> {
+    fn stacked(&mut self, linears: &[&decoder::Linear], purpose: Purpose) -> Result<Linear, LoadError> {
         let Some(first) = linears.first() else {
             return Err(LoadError::Device("no linear layers to load".to_string()));
         };
@@ -143,7 +145,8 @@ impl<'a> Loader<'a> {
         self.progress(read)?;
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
         let parts: Vec<_> = rows.iter().map(Found::rows).collect();
-        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts)?;
+        let purpose = if self.takes_codes { purpose } else { Purpose::Numbers };
+        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts, purpose)?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         for found in &rows {
             match found {
@@ -185,8 +188,8 @@ impl<'a> Loader<'a> {
             linears.first().map_or(0, |first| first.inputs),
         ];
         let loaded = match stacks {
-            true => vec![self.stacked(&linears.iter().collect::<Vec<_>>())?],
-            false => linears.iter().map(|linear| self.linear(linear)).collect::<Result<_, _>>()?,
+            true => vec![self.stacked(&linears.iter().collect::<Vec<_>>(), Purpose::Numbers)?],
+            false => linears.iter().map(|head| self.stacked(&[head], Purpose::Numbers)).collect::<Result<_, _>>()?,
         };
         Ok((loaded, shape))
     }
@@ -195,12 +198,14 @@ impl<'a> Loader<'a> {
     pub fn experts(&mut self, experts: &decoder::Experts, stacks: bool) -> Result<LoadedExperts, LoadError> {
         let networks = match stacks {
             true => {
-                let stack =
-                    |of: fn(&decoder::Mlp) -> &decoder::Linear| experts.experts.iter().map(of).collect::<Vec<_>>();
-                vec![[self.stacked(&stack(|mlp| &mlp.gate_up))?, self.stacked(&stack(|mlp| &mlp.down))?]]
+                let [gate_up, down] = experts.stacks();
+                vec![[self.stacked(&gate_up, stack_of(&gate_up))?, self.stacked(&down, stack_of(&down))?]]
             }
             false => {
-                let mut load = |mlp: &decoder::Mlp| Ok([self.linear(&mlp.gate_up)?, self.linear(&mlp.down)?]);
+                let mut load = |mlp: &decoder::Mlp| {
+                    let mut one = |linear| self.stacked(&[linear], Purpose::Product);
+                    Ok([one(&mlp.gate_up)?, one(&mlp.down)?])
+                };
                 experts.experts.iter().map(&mut load).collect::<Result<_, LoadError>>()?
             }
         };
@@ -292,6 +297,11 @@ impl<'a> Loader<'a> {
     }
 }
 
+/// What stacked matrices of experts are for.
+fn stack_of(linears: &[&decoder::Linear]) -> Purpose {
+    linears.first().map_or(Purpose::Numbers, |first| Purpose::Stack(first.rows()))
+}
+
 /// Rows `[rows, inputs]` of a tensor: a piece of it, or a copy where they do not lie one behind the other.
 fn picked(pick: Pick, rows: usize, inputs: usize, dtype: Dtype, elements: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     let size = dtype.bytes();
@@ -322,13 +332,19 @@ fn picked(pick: Pick, rows: usize, inputs: usize, dtype: Dtype, elements: Cow<'_
     Cow::Owned(copy)
 }
 
-/// Loads the matrix of a linear layer, without its bias, to a device.
+/// Loads the matrix of a linear layer, without its bias, to a device that computes in `dtype`, for products.
 ///
 /// # Errors
 /// Those of [`Model::load`](super::Model::load).
-pub fn load_matrix(linear: &decoder::Linear, weights: &Weights, device: &dyn Device) -> Result<Matrix, LoadError> {
+pub fn load_matrix(
+    linear: &decoder::Linear,
+    weights: &Weights,
+    device: &dyn Device,
+    dtype: Dtype,
+) -> Result<Matrix, LoadError> {
     let plain = decoder::Linear { bias: false, ..linear.clone() };
-    Ok(Loader::new(weights, device, Dtype::F32, &|_, _| Ok(()))?.linear(&plain)?.weights)
+    let mut loader = Loader::new(weights, device, (dtype, true), &|_, _| Ok(()))?;
+    Ok(loader.stacked(&[&plain], Purpose::Product)?.weights)
 }
 
 /// The same decoder with the form of each linear layer of which the checkpoint stores weights in fewer bits.
@@ -357,11 +373,29 @@ pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<Dtype> {
     weights.get(&part.weight()).map(|view| view.dtype)
 }
 
-/// Bytes of the weights on a device with these features that computes in `dtype`. Reads only the headers of the checkpoint.
+/// Bytes of a model's weights on a device, and how its matrices are stored there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// All weights.
+    pub all: u64,
+    /// Matrices that the checkpoint stores in fewer bits, or that are quantised while loading: those that stay codes, and those that
+    /// become numbers.
+    pub codes: u64,
+    /// See `codes`.
+    pub unpacked: u64,
+}
+
+/// Returns the bytes of the weights on a device with these features, for these kernels. Reads only the headers of the checkpoint.
 ///
 /// # Errors
 /// The first matrix that is missing or has an unexpected shape or type.
-pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dtype: Dtype) -> Result<u64, LoadError> {
+pub fn weight_bytes(
+    decoder: &Decoder,
+    weights: &Weights,
+    features: Features,
+    kernels: &KernelSet,
+) -> Result<WeightBytes, LoadError> {
+    let dtype = kernels.format.dtype;
     let width = |norm: &decoder::Norm| {
         let weights = norm.shape.iter().product::<usize>() * norm.weight.len();
         weights.max(norm.width) * (1 + usize::from(norm.bias.is_some()))
@@ -370,28 +404,49 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
     bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
         * size_of::<f32>();
-    for linear in decoder.all_linears() {
-        let mut modules = Vec::new();
-        for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
-            let module = quantized::find(weights, &part, linear.inputs)?;
-            let dtype = match module {
-                Some(_) => Dtype::F32,
-                None => weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.dtype,
-            };
-            modules.push((part.rows, dtype, module.filter(|module| module.in_rows)));
+    let single = decoder.linears().map(|linear| (vec![linear], decoder.purpose(linear)));
+    let heads = decoder.head_linears().flatten().map(|linear| (vec![linear], Purpose::Numbers));
+    let experts = decoder.experts().flat_map(|experts| {
+        let stacks = experts.stacks();
+        match features.launches {
+            true => stacks.map(|stack| (stack_of(&stack), stack)).map(|(purpose, stack)| (stack, purpose)).to_vec(),
+            false => stacks.into_iter().flatten().map(|linear| (vec![linear], Purpose::Product)).collect(),
         }
+    });
+    let mut found = WeightBytes::default();
+    for (linears, purpose) in single.chain(heads).chain(experts) {
+        let (mut modules, mut biases) = (Vec::new(), 0);
+        for linear in &linears {
+            for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
+                let module = quantized::find(weights, &part, linear.inputs)?;
+                let dtype = match module {
+                    Some(_) => Dtype::F32,
+                    None => weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.dtype,
+                };
+                modules.push((part.rows, dtype, module.filter(|module| module.in_rows)));
+            }
+            biases += if linear.bias { linear.rows() * dtype.bytes() } else { 0 };
+        }
+        let Some(first) = linears.first() else { continue };
         let mut parts = Vec::new();
         for (rows, dtype, module) in &modules {
             let form = module.as_ref().map_or(PartForm::Numbers(*dtype), |module| PartForm::Stored(module.part()));
             parts.push((*rows, form));
         }
-        bytes += match features.packs_matrices {
-            true => PackedMatrix::packed_bytes(linear.inputs, linear.form.quantization(), &parts),
-            false => linear.rows() * linear.inputs * dtype.bytes(),
+        let (k, quantization) = (first.inputs, first.form.quantization());
+        let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
+        let codes = match features.packs_matrices {
+            true => Some(PackedMatrix::packed_bytes(k, quantization, &parts)),
+            false => Tiles::stored_bytes(purpose, dtype, k, quantization, &parts),
         };
-        bytes += if linear.bias { linear.rows() * dtype.bytes() } else { 0 };
+        let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());
+        if first.form != Form::Dense {
+            *(if codes.is_some() { &mut found.codes } else { &mut found.unpacked }) += matrix as u64;
+        }
+        bytes += matrix + biases;
     }
-    Ok(bytes as u64)
+    found.all = bytes as u64;
+    Ok(found)
 }
 
 /// Checks that the checkpoint has every tensor that the model reads, in a usable type and shape, and no other tensor that might

@@ -57,7 +57,7 @@ mod writer;
 pub use batch::{ForwardBatch, GroupBatch};
 pub use graph_sizes::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
-pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix, weight_bytes};
+pub use linear::{Progress, WeightBytes, check_weights, checkpoint_dtype, in_stored_forms, load_matrix, weight_bytes};
 pub use model::{Model, Observer};
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 pub use step::{Fill, LOGIT_ROWS, StepLimits};

@@ -182,8 +182,9 @@ impl Model {
         let dtype = kernels.format.dtype;
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let layout = PageLayout::new(decoder);
-        let mut loader = Loader::new(weights, &*device, dtype, progress)?;
-        let linears = decoder.linears().map(|linear| loader.linear(linear)).collect::<Result<_, _>>()?;
+        let forms = (dtype, kernels.linear.capabilities.takes_codes);
+        let mut loader = Loader::new(weights, &*device, forms, progress)?;
+        let linears = loader.linears(decoder)?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;
         let heads = decoder.head_linears().map(|linears| loader.heads(linears, stacks)).collect::<Result<_, _>>()?;

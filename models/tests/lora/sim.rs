@@ -45,7 +45,7 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
     }
     model.reserve(&STEP).unwrap();
     if limits.is_none() || !graphs {
-        let planned = weight_bytes(&decoder, &weights, device.features(), dtype).unwrap()
+        let planned = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap().all
             + Model::step_bytes(device.features(), &decoder, &kernels, &STEP)
             + limits.map_or(0, |limits| adapter_slot_bytes(&decoder, &limits, dtype));
         assert_eq!(device.allocated(), Some(planned), "{dtype}");

@@ -20,7 +20,12 @@ pub fn read(folder: &Path, bytes: &[u8]) -> bool {
     fs::write(folder.join("model.safetensors"), &rest[length..]).unwrap();
     let load = |[n, k]: [usize; 2]| {
         let weights = Weights::open(&ModelFiles::open(folder)?)?;
-        load_matrix(&Linear::new(k, Role::Column, [Part::new("m", n)]), &weights, &*device::open("cpu", Some(1))?)
+        load_matrix(
+            &Linear::new(k, Role::Column, [Part::new("m", n)]),
+            &weights,
+            &*device::open("cpu", Some(1))?,
+            device::Dtype::F32,
+        )
     };
     let is_accepted = |shape| {
         let result: Result<_, LoadError> = load(shape);

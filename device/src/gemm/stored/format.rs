@@ -97,7 +97,7 @@ impl Codes {
     }
 
     /// The zero point of all groups.
-    pub(super) fn zero(self) -> i32 {
+    pub(in crate::gemm) fn zero(self) -> i32 {
         match self {
             Codes::Integers { zero, .. } => i32::from(zero),
             _ => 0,
@@ -127,7 +127,7 @@ impl Scale {
 
     /// The scale with these bits.
     #[inline(always)]
-    pub(super) fn value(self, bits: u32, outer: u16) -> f32 {
+    pub(in crate::gemm) fn value(self, bits: u32, outer: u16) -> f32 {
         match self {
             Scale::F32 => f32::from_bits(bits),
             Scale::F16 => f16_to_f32(bits as u16),
@@ -152,7 +152,7 @@ impl Offset {
 
     /// What is added to the product, given the bits of the offset.
     #[inline(always)]
-    pub(super) fn minimum(self, bits: u32, outer: u16) -> f32 {
+    pub(in crate::gemm) fn minimum(self, bits: u32, outer: u16) -> f32 {
         match self {
             Offset::None | Offset::ZeroPoint => 0.0,
             Offset::Minimum => f16_to_f32(bits as u16),
@@ -206,6 +206,21 @@ impl StoredRow {
             offsets: vec![0; if format.offset == Offset::None { 0 } else { groups }],
             outer: vec![[0; 2]; if format.scale.has_outer() { k.div_ceil(OUTER) } else { 0 }],
         }
+    }
+
+    /// Bits of the outer scale and the outer minimum of a group.
+    pub(in crate::gemm) fn outer_of(&self, format: &StoredFormat, group: usize) -> [u16; 2] {
+        self.outer.get(group * format.group / OUTER).copied().unwrap_or_default()
+    }
+
+    /// Whether all weights are finite: scales and what they are multiplied with, and codes that are floats.
+    pub(in crate::gemm) fn is_finite(&self, format: &StoredFormat) -> bool {
+        let outer = |group| self.outer_of(format, group);
+        let scales = self.scales.iter().enumerate().all(|(i, bits)| format.scale.value(*bits, outer(i)[0]).is_finite());
+        let minima =
+            self.offsets.iter().enumerate().all(|(i, bits)| format.offset.minimum(*bits, outer(i)[1]).is_finite());
+        let codes = format.codes != Codes::E4m3 || self.codes.iter().all(|code| code & 0x7f != 0x7f);
+        scales && minima && codes
     }
 
     /// Writes the weights of the row, of which it has as many as `out`.

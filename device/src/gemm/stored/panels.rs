@@ -110,7 +110,7 @@ impl StoredPanels {
             let (header, blocks) = lines.split_at_mut(layout.header);
             for output in 0..OUTPUTS.min(n - pair * OUTPUTS) {
                 read(pair * OUTPUTS + output, &mut row);
-                if !is_finite(&format, &row) {
+                if !row.is_finite(&format) {
                     sound.store(false, Ordering::Relaxed);
                 }
                 write_header(&format, &layout, &row, output, as_bytes_mut(header));
@@ -184,15 +184,6 @@ fn as_bytes(lines: &[Line]) -> &[u8] {
 fn as_bytes_mut(lines: &mut [Line]) -> &mut [u8] {
     // SAFETY: as in `as_bytes`; any bytes are a line.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
-}
-
-/// Whether all weights of a row are finite: its scales and what they are multiplied with, and codes that are floats.
-fn is_finite(format: &StoredFormat, row: &StoredRow) -> bool {
-    let outer = |index: usize| row.outer.get(index * format.group / OUTER).copied().unwrap_or_default();
-    let scales = row.scales.iter().enumerate().all(|(i, bits)| format.scale.value(*bits, outer(i)[0]).is_finite());
-    let minima = row.offsets.iter().enumerate().all(|(i, bits)| format.offset.minimum(*bits, outer(i)[1]).is_finite());
-    let codes = format.codes != Codes::E4m3 || row.codes.iter().all(|code| code & 0x7f != 0x7f);
-    scales && minima && codes
 }
 
 fn write_header(format: &StoredFormat, layout: &Layout, row: &StoredRow, output: usize, header: &mut [u8]) {

@@ -1,0 +1,218 @@
+//! Launches of matrix products with weights that are codes, and of products of experts.
+
+use device::gemm::{PANEL, Product, TileCodes, TileForm, TileOffset, TileSegment};
+use device::{Arg, Buffer, Device, DeviceError, Launch};
+
+use super::names::{MODULE, Name};
+use super::parameters::{LinearShape, count};
+use crate::args::{ExpertLinearArgs, LinearArgs};
+use crate::error::{KernelError, at_least, expect};
+use crate::format::Dtype;
+
+const NAME: &str = "cuda.linear";
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Most parts of a launch: the bound of a grid's y axis.
+const MOST_PARTS: usize = 65535;
+/// Outputs of a block of `expert_linear_f32`.
+const F32_OUTPUTS: usize = 8;
+
+/// What a block of `linear_<form>_<type>_<name>` computes at most.
+struct Size {
+    name: &'static str,
+    outputs: usize,
+    rows: usize,
+}
+
+const FEW: Size = Size { name: "few", outputs: PANEL, rows: 8 };
+const MANY: Size = Size { name: "many", outputs: 4 * PANEL, rows: 32 };
+
+impl Size {
+    /// The kernel whose blocks fit `rows` rows.
+    fn of(rows: usize) -> Size {
+        if rows <= FEW.rows { FEW } else { MANY }
+    }
+}
+
+/// Computes a linear layer: with [`Device::product`] if its weights are numbers, otherwise with `linear.cu`.
+pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let LinearArgs { x, rows, weights, bias, y, output } = args;
+    let x = x.numbers(NAME)?;
+    let Some(tiles) = weights.tiles() else {
+        return Ok(device.product(Product { x, rows, weights, bias, y, y_format: output })?);
+    };
+    let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
+    holds("inputs of a product", x, rows * k, dtype)?;
+    holds("outputs of a product", y, rows * n, output)?;
+    if let Some(bias) = bias {
+        holds("biases of a product", bias, n, output)?;
+    }
+    let size = Size::of(rows);
+    for segment in tiles.segments() {
+        for first in (0..rows).step_by(MOST_PARTS * size.rows) {
+            let count_of_rows = (MOST_PARTS * size.rows).min(rows - first);
+            let shape = LinearShape {
+                rows: count(count_of_rows)?,
+                y_stride: count(n)?,
+                y_is_float: (output == Dtype::F32).into(),
+                ..of_weights(Some(segment), [segment.n, k])?
+            };
+            let operands = Operands {
+                x: Arg::pointer(x, first * k * dtype.bytes()),
+                weights: Arg::pointer(&segment.panels, 0),
+                table: table(segment),
+                bias: bias.map_or(Arg::null(), |bias| Arg::pointer(bias, segment.first * output.bytes())),
+                y: Arg::pointer(y, (first * n + segment.first) * output.bytes()),
+                assignments: [Arg::null(); 2],
+            };
+            let form = form_name(Some(&segment.form), dtype);
+            launch(device, (form, dtype), &size, count_of_rows.div_ceil(size.rows), &operands, &shape)?;
+        }
+    }
+    Ok(())
+}
+
+/// Enqueues the products of each expert's rows, `y[a] = x[a / top_k]·Wᵀ + bias` for the assignments a of each expert, whose weights are
+/// W and bias. The result of an assignment does not depend on the others. Experts without assignments cost nothing.
+///
+/// Runs on `cuda` and `cuda-sim`. There is only one kernel for a form of weights, so it is not in the registry.
+///
+/// # Errors
+/// A buffer is too small, the weights are not those of so many experts, or the launch fails.
+pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<(), KernelError> {
+    let ExpertLinearArgs { x, assignments, top_k, weights, bias, y, order, starts, experts } = args;
+    let (k, dtype) = (weights.k(), weights.dtype());
+    let n = weights.n() / experts.max(1);
+    expect("rows of stacked experts", weights.n(), n * experts)?;
+    holds("inputs of experts", x, assignments / top_k.max(1) * k, dtype)?;
+    holds("outputs of experts", y, assignments * n, dtype)?;
+    at_least("order of assignments", order.len_bytes() / size_of::<u32>(), assignments)?;
+    at_least("starts of experts", starts.len_bytes() / size_of::<u32>(), experts + 1)?;
+    if let Some(bias) = bias {
+        holds("biases of experts", bias, experts * n, dtype)?;
+    }
+    let segment = match weights.tiles().map(|tiles| tiles.segments()) {
+        None => None,
+        Some([segment]) if n.is_multiple_of(PANEL) => Some(segment),
+        Some(_) => {
+            return Err(KernelError::Unsupported { variant: NAME, found: "experts of several forms".to_string() });
+        }
+    };
+    let numbers = || weights.numbers().ok_or(DeviceError::NoMatrices(device.name()));
+    let shape = LinearShape {
+        rows: count(assignments)?,
+        y_stride: count(n)?,
+        experts: count(experts)?,
+        top_k: count(top_k)?,
+        y_is_float: (dtype == Dtype::F32).into(),
+        ..of_weights(segment, [n, k])?
+    };
+    let operands = Operands {
+        x: Arg::pointer(x, 0),
+        weights: Arg::pointer(segment.map_or_else(numbers, |segment| Ok(&segment.panels))?, 0),
+        table: segment.map_or(Arg::null(), table),
+        bias: bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0)),
+        y: Arg::pointer(y, 0),
+        assignments: [order, starts].map(|buffer| Arg::pointer(buffer, 0)),
+    };
+    if assignments == 0 {
+        return Ok(()); // a driver refuses an empty grid
+    }
+    if dtype == Dtype::F32 {
+        let Operands { x, weights, bias, y, assignments: [order, starts], .. } = operands;
+        return Ok(device.launch(&Launch {
+            module: MODULE,
+            kernel: "expert_linear_f32",
+            grid: [count(n.div_ceil(F32_OUTPUTS))?, count(experts)?, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args: &[x, weights, bias, y, order, starts, Arg::bytes(&shape)],
+        })?);
+    }
+    let size = Size::of(assignments.div_ceil(experts));
+    // Each expert with assignments has at most one part that is not full.
+    let parts = (assignments / size.rows + experts).min(assignments);
+    at_least("parts of the products of experts", MOST_PARTS, parts)?;
+    launch(device, (form_name(segment.map(|segment| &segment.form), dtype), dtype), &size, parts, &operands, &shape)
+}
+
+/// Pointers of a launch, without its shape.
+struct Operands<'a> {
+    x: Arg<'a>,
+    weights: Arg<'a>,
+    table: Arg<'a>,
+    bias: Arg<'a>,
+    y: Arg<'a>,
+    /// Order and starts; null without experts.
+    assignments: [Arg<'a>; 2],
+}
+
+fn launch(
+    device: &dyn Device,
+    (form, dtype): (&str, Dtype),
+    size: &Size,
+    parts: usize,
+    operands: &Operands<'_>,
+    shape: &LinearShape,
+) -> Result<(), KernelError> {
+    let Operands { x, weights, table, bias, y, assignments: [order, starts] } = *operands;
+    Ok(device.launch(&Launch {
+        module: MODULE,
+        kernel: &Name::new(format_args!("linear_{form}_{dtype}_{}", size.name)),
+        grid: [count((shape.n as usize).div_ceil(size.outputs))?, count(parts)?, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: &[x, weights, table, bias, y, order, starts, Arg::bytes(shape)],
+    })?)
+}
+
+/// The name of a form in those of kernels; `None`: numbers.
+fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
+    let Some(form) = form else { return "numbers" };
+    match form.codes {
+        // Code and scale are exact in the type, and a product is rounded once, as it is from float32.
+        TileCodes::Integers4 if form.scale == dtype && form.offset != TileOffset::Minimum => "narrow4",
+        TileCodes::Integers4 => "codes4",
+        TileCodes::Integers8 => "codes8",
+        TileCodes::E4m3 => "e4m3",
+        TileCodes::Table(_) => "table4",
+    }
+}
+
+/// The part of a shape that weights determine.
+fn of_weights(segment: Option<&TileSegment>, [n, k]: [usize; 2]) -> Result<LinearShape, KernelError> {
+    let shape = LinearShape { n: count(n)?, k: count(k)?, ..LinearShape::default() };
+    let Some(TileSegment { form, .. }) = segment else { return Ok(shape) };
+    Ok(LinearShape {
+        panel_bytes: form.panel_bytes() as i64,
+        scales: count(form.scales())?,
+        offsets: count(form.offsets())?,
+        groups: count(form.groups)?,
+        group_shift: form.group_shift,
+        scale_type: match form.scale {
+            Dtype::F32 => 0,
+            Dtype::F16 => 1,
+            Dtype::Bf16 => 2,
+        },
+        offset_type: match form.offset {
+            TileOffset::None => 0,
+            TileOffset::Zero => 1,
+            TileOffset::Minimum => 2,
+        },
+        zero: form.zero.into(),
+        ..shape
+    })
+}
+
+/// The table of the codes, which follows the panels; null if they have none.
+fn table(segment: &TileSegment) -> Arg<'_> {
+    match segment.form.codes {
+        TileCodes::Table(_) => Arg::pointer(&segment.panels, segment.n.div_ceil(PANEL) * segment.form.panel_bytes()),
+        _ => Arg::null(),
+    }
+}
+
+fn holds(what: &'static str, buffer: &Buffer, elements: usize, dtype: Dtype) -> Result<(), KernelError> {
+    at_least(what, buffer.len_bytes() / dtype.bytes(), elements)
+}
