@@ -11,6 +11,16 @@
 
 namespace quire {
 
+// Returns the heads of the rows `first` to `end` - 1 of a KV head and of a sequence of `tokens` query tokens.
+__device__ __forceinline__ SparseHeads heads_of_rows(const AttentionArgs& args, uint32_t context, uint32_t tokens,
+                                                     uint32_t kv_head, uint32_t first, uint32_t end) {
+    const uint32_t group = args.num_heads / args.num_kv_heads;
+    const bool one_token = first / group == (end - 1) / group;
+    const uint32_t seen = Visible(args, context, tokens - 1 - first / group).end;
+    return SparseHeads(args, kv_head * group + (one_token ? first % group : 0), one_token ? end - first : group,
+                       seen ? seen - 1 : 0);
+}
+
 // The tile's buffers, and the sums of the partitions so far, which do not fit the registers together with those of the
 // current one.
 template <class Shape>
@@ -29,7 +39,7 @@ struct TileRows {
     RowPair rows;
     uint32_t of_seq[2] = {0, 0};  // which query row of the sequence
     Visible visible;
-    SparseHeads sparse = {0, 0, 0};
+    SparseHeads sparse;
 
     __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
         : seq(seq), visible(0, 0) {
@@ -48,13 +58,7 @@ struct TileRows {
         const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
         visible.first = Visible(args, context, queries.count - 1 - first_row / group).first;
         visible.end = Visible(args, context, queries.count - 1 - last_row / group).end;
-        if (args.sparse_block) {
-            const bool one_token = first_row / group == last_row / group;
-            sparse.first_head = kv_head * group + (one_token ? first_row % group : 0);
-            sparse.heads = one_token ? last_row - first_row + 1 : group;
-            const uint32_t end = Visible(args, context, queries.count - 1 - first_row / group).end;
-            sparse.query_block = end ? (end - 1) / args.sparse_block : 0;
-        }
+        sparse = heads_of_rows(args, context, queries.count, kv_head, first_row, last_row + 1);
     }
 };
 

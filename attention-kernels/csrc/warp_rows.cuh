@@ -31,7 +31,7 @@ struct Task {
           kv_head(head / (args.num_heads / args.num_kv_heads)),
           head_offset(kv_head * args.head_stride),
           visible(row.visible),
-          sparse{head, args.sparse_block ? 1u : 0u, args.sparse_block ? (row.visible.end - 1) / args.sparse_block : 0},
+          sparse(args, head, 1, row.visible.end - 1),
           scoring(args, kv_head),
           slope(slope_of(args, head)) {}
 };

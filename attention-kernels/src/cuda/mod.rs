@@ -93,7 +93,6 @@ const SM90: Capabilities = Capabilities {
     block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
-    block_sparse: false,
     ..tiles(0)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
