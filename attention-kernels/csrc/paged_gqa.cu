@@ -39,7 +39,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 #define PAGED_GQA(name, T, KV8, D)                                                         \
     extern "C" __global__ void                                                             \
-        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D > 64 ? 3 : 4)    \
+        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D > 96 ? 3 : 4)    \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
         extern __shared__ __align__(16) unsigned char smem[];                              \
         quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \

@@ -1,17 +1,27 @@
 // cuda.prefill_sm90: the function of paged_prefill.cu for Hopper only. Kernels prefill_sm90_<type>_h<head size>.
 //
 // Three warpgroups with different roles. One warp of the first loads tiles of 128 keys and values, box by box, into stages
-// of shared memory. The other two take 64 rows each and multiply:
+// of shared memory. The other two take 64 rows each and multiply, in turns (ping-pong, as in FlashAttention-3, Shah et al.,
+// 2024): a turn starts the products S = Q K^T of a tile and O += P V of the tile before, and passes on at once. So the tensor
+// cores have the products of one warpgroup while the other computes the weights of its scores.
 //
-//   producer      K0 V0 K1 V1 K2 ...                     each waits until both consumers have freed its stage
-//   consumer      S0 | softmax S0 | S1, O += P0 V0 | softmax S1 (while V0 is summed) | O *= , S2, O += P1 V1 | ...
+//   producer      K0 V0 K1 V1 K2 ...                    each waits until both consumers have freed its stage
+//   consumer 0    S0 | weights 0 |      S1 O0 | weights 1 | ...
+//   consumer 1         S0 | weights 0 |      S1 O0 | weights 1 | ...
 //
 // A stage has two mbarriers, `full` (the producer arrives, and the bytes of its boxes) and `free` (each consumer warp
 // arrives). Scores and sums stay in registers; the weights are the first operand of the second product, from registers.
 //
+// Nothing can deadlock. Both consumers take a turn for each tile of the block, also for tiles that their rows do not see, so
+// turn n of consumer 0 follows turn n - 1 of consumer 1, whose turn n follows turn n of consumer 0. Who has a turn waits for
+// nothing. To take turn n one needs the keys of tile n and the values of tile n - 1, and after turn n, for the last tile of
+// its rows or for one that they do not see, the values of tile n. The producer loads these when both consumers have freed the
+// tile that is STAGES earlier, which they do after their turns up to n - STAGES + 1 without another one. With at least two
+// stages these turns come before turn n, so every wait is for an earlier turn.
+//
 // A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context may contain NaN,
-// and 0 * NaN is NaN. So the values of the block in which the context ends are not loaded by a box: the producer's lanes
-// store them, with zeros past the context. Keys need no such care, because their scores are masked.
+// and 0 * NaN is NaN. So the values of a block that is not seen whole are not loaded by a box: the producer's lanes
+// store them, with zeros for what is not seen. Keys need no such care, because their scores are masked.
 //
 // A row's sums are one online softmax over the tiles from its first on, not merged by partitions of 512, and its tiles
 // start where neighbouring rows start to see. So bits depend on how rows are split into chunks, and the variant is not
@@ -22,7 +32,7 @@
 #include <quire/export.cuh>
 #include <quire/wgmma.cuh>
 
-#include "tile.cuh"
+#include "tile_rows.cuh"
 
 namespace quire {
 
@@ -32,7 +42,9 @@ struct HopperShape {
     static constexpr int D = D_, ROWS = 128, TOKENS = 128, STAGES = 256 / D, THREADS = 384;
     static constexpr int SCORES = TOKENS / 8, SUMS = D / 8, PANELS = D / 64;
     static constexpr uint32_t CONSUMER_WARPS = 8;
+    static constexpr uint32_t TURNS = 3;  // first of the named barriers of the two consumers' turns
     static constexpr bool KV8 = false;
+    static_assert(STAGES >= 2, "with one stage the turns of the consumers could wait for each other");
 
     // Panels of 64 elements: rows of 128 bytes, swizzled. Boxes start at multiples of 1024 bytes.
     struct alignas(1024) Shared {
@@ -51,33 +63,50 @@ struct PipelineState {
     __device__ __forceinline__ explicit PipelineState(uint32_t n) : stage(n % Shape::STAGES), parity(n / Shape::STAGES % 2) {}
 };
 
-// The tokens that a block's rows see, in whole tiles from `first_tile` on; `first` is the first that any row sees.
+// The tiles of a block, which producer and consumers visit in the same order: those with a token that some row may see.
+template <class Shape>
 struct Tiles {
-    uint32_t first_tile, first, end, context;
+    const TileTask& task;
+    Visible seen;            // by the rows of the block
+    uint32_t tile, next;     // first tokens of a tile and of the one after it; from seen.end on: there is none
+    uint32_t n = 0;          // index of the tile
+
+    __device__ __forceinline__ Tiles(const TileTask& task, const Visible& seen)
+        : task(task), seen(seen), tile(from(seen.first)), next(from(tile + Shape::TOKENS)) {}
+    __device__ __forceinline__ uint32_t from(uint32_t token) const { return task.template tile_from<Shape::TOKENS>(token, seen.end); }
+    __device__ __forceinline__ bool exists() const { return tile < seen.end; }
+    __device__ __forceinline__ bool is_last() const { return next >= seen.end; }
+    __device__ __forceinline__ void advance() {
+        tile = next;
+        next = from(next + Shape::TOKENS);
+        n++;
+    }
 };
 
-// Runs in one warp: lane i loads the i-th cache block of each tile.
+// Runs in one warp: lane i loads the i-th cache block of each tile. `context` is the end of what the cache contains.
 template <class Shape>
-__device__ __forceinline__ void produce(typename Shape::Shared& shared, const TileTask& task, const Tiles& tiles,
+__device__ __forceinline__ void produce(typename Shape::Shared& shared, Tiles<Shape> tiles, uint32_t context,
                                         const TensorMap& key_map, const TensorMap& value_map) {
     using T = typename Shape::T;
     constexpr uint32_t TOKENS = Shape::TOKENS, VECTORS = Shape::D / 8;
+    const TileTask& task = tiles.task;
     const uint32_t lane = threadIdx.x % 32, size = task.args.block_size, blocks = TOKENS / size;
     const uint32_t block_bytes = size * Shape::D * sizeof(T);
     const int head = static_cast<int>(task.kv_head);
 
-    uint32_t n = 0;
-    for (uint32_t tile = tiles.first_tile; tile < tiles.end; tile += TOKENS, n++) {
-        const PipelineState<Shape> state(n);
-        const uint32_t begin = tile + lane * size;
-        const bool seen = lane < blocks && begin < tiles.end && begin + size > tiles.first;
-        const bool whole = seen && begin + size <= tiles.context;
+    for (; tiles.exists(); tiles.advance()) {
+        const PipelineState<Shape> state(tiles.n);
+        const uint32_t begin = tiles.tile + lane * size;
+        // A sparse block has whole cache blocks.
+        const bool seen = lane < blocks && begin < tiles.seen.end && begin + size > tiles.seen.first &&
+                          task.sparse.see_token(task.args, begin);
+        const bool whole = seen && begin + size <= context;
         const int block = seen ? task.table[begin / size] : 0;
 
         mbarrier_wait(&shared.keys_free[state.stage], state.parity ^ 1);
         uint64_t* full = &shared.keys_full[state.stage];
-        const uint32_t seen_blocks = __popc(__ballot_sync(0xffffffff, seen));
-        if (lane == 0) mbarrier_arrive_expect(full, seen_blocks * block_bytes);
+        const uint32_t seen_blocks = __ballot_sync(0xffffffff, seen);
+        if (lane == 0) mbarrier_arrive_expect(full, __popc(seen_blocks) * block_bytes);
         for (int p = 0; seen && p < Shape::PANELS; p++) {
             load_box(&shared.keys[state.stage][p][lane * size], key_map, p * 64, 0, head, block, full);
         }
@@ -87,9 +116,9 @@ __device__ __forceinline__ void produce(typename Shape::Shared& shared, const Ti
         const uint32_t whole_blocks = __ballot_sync(0xffffffff, whole);
         if (__popc(whole_blocks) < static_cast<int>(blocks)) {
             for (uint32_t v = lane; v < TOKENS * VECTORS; v += 32) {
-                const uint32_t row = v / VECTORS, chunk = v % VECTORS, token = tile + row;
+                const uint32_t row = v / VECTORS, chunk = v % VECTORS, token = tiles.tile + row;
                 if (whole_blocks >> row / size & 1) continue;
-                const bool exists = token >= tiles.first && token < tiles.end;
+                const bool exists = seen_blocks >> row / size & 1 && token >= tiles.seen.first && token < tiles.seen.end;
                 const T* from = static_cast<const T*>(task.args.values) + chunk * 8;
                 if (exists) from += task.head_offset + place_of(task.args, task.table, token);
                 proxy_store(chunk_in_128(shared.values[state.stage][chunk / 8], row, chunk % 8),
@@ -112,8 +141,9 @@ struct Consumer {
     using Shared = typename Shape::Shared;
 
     Shared& shared;
-    const TileTask& task;
     const RowPair& rows;
+    Tiles<Shape> tiles;
+    uint32_t which;  // 0 or 1
     uint64_t query;
     float max[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0.0f, 0.0f};  // of this lane's columns
@@ -121,15 +151,29 @@ struct Consumer {
     float scores[Shape::SCORES][4] = {};
     uint32_t weights[Shape::TOKENS / 16][4] = {};
 
+    // Waits for the turn of this tile. The first turn is that of consumer 0.
+    __device__ __forceinline__ void take_turn() const {
+        if (which > 0 || tiles.n > 0) named_barrier_sync(Shape::TURNS + which, 256);
+    }
+    // Passes the turn on. Nobody takes the one after the last.
+    __device__ __forceinline__ void pass_turn() const {
+        if (which == 0 || !tiles.is_last()) named_barrier_arrive(Shape::TURNS + (which ^ 1), 256);
+    }
+
     // Frees a stage after all reads of this warp.
     static __device__ __forceinline__ void release(uint64_t* free) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(free);
     }
+    __device__ __forceinline__ void await_keys(const PipelineState<Shape>& state) {
+        mbarrier_wait(&shared.keys_full[state.stage], state.parity);
+    }
+    __device__ __forceinline__ void await_values(const PipelineState<Shape>& state) {
+        mbarrier_wait(&shared.values_full[state.stage], state.parity);
+    }
 
     // Starts the product of queries and keys of a tile.
     __device__ __forceinline__ void multiply_keys(const PipelineState<Shape>& state) {
-        mbarrier_wait(&shared.keys_full[state.stage], state.parity);
         const uint64_t keys = matrix_in_128(shared.keys[state.stage], 16, 1024);
         wgmma_fence();
 #pragma unroll
@@ -143,7 +187,6 @@ struct Consumer {
 
     // Starts the product of weights and values of a tile.
     __device__ __forceinline__ void multiply_values(const PipelineState<Shape>& state) {
-        mbarrier_wait(&shared.values_full[state.stage], state.parity);
         const uint64_t values = matrix_in_128(shared.values[state.stage], Shape::TOKENS * 128, 1024);
         wgmma_fence();
 #pragma unroll
@@ -153,16 +196,19 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Converts scores to weights, still in float. `rescale` receives the factors of the older sums.
-    __device__ __forceinline__ void online_softmax(uint32_t tile, float (&rescale)[2]) {
-        finish_scores<Shape>(scores, task, rows, tile);
+    // Converts the products of the tile to weights, still in float. `rescale` receives the factors of the older sums.
+    __device__ __forceinline__ void online_softmax(float (&rescale)[2]) {
+        const TileTask& task = tiles.task;
+        finish_scores<Shape>(scores, task, rows, tiles.tile);
+        const float scale = task.scoring.left();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float greatest = max[r];
+            float greatest = -INFINITY;
 #pragma unroll
             for (int n = 0; n < Shape::SCORES; n++) greatest = fmaxf(greatest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 1));
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 2));
+            greatest = fmaxf(max[r], __fmul_rn(greatest, scale));
             const float base = base_of(greatest);
             rescale[r] = exp2_approx(__fsub_rn(max[r], base));
             max[r] = greatest;
@@ -171,7 +217,7 @@ struct Consumer {
             for (int n = 0; n < Shape::SCORES; n++) {
 #pragma unroll
                 for (int c = 2 * r; c < 2 * r + 2; c++) {
-                    scores[n][c] = exp2_approx(__fsub_rn(scores[n][c], base));
+                    scores[n][c] = exp2_approx(__fmaf_rn(scores[n][c], scale, -base));
                     sum[r] = __fadd_rn(sum[r], scores[n][c]);
                 }
             }
@@ -190,24 +236,31 @@ struct Consumer {
         }
     }
 
-    // Processes the tiles `low..high` of the block's `all` tiles and frees the others.
-    __device__ __forceinline__ void attend(const Tiles& tiles, uint32_t low, uint32_t high, uint32_t all) {
-        skip(0, low);
-        if (low < high) {
+    // Computes the tiles with tokens of `own`, which the rows of this warpgroup see, and frees the others.
+    __device__ __forceinline__ void attend(const Visible& own) {
+        while (tiles.exists() && tiles.tile + Shape::TOKENS <= own.first) skip();
+        if (tiles.tile < own.end) {
             float rescale[2];
-            PipelineState<Shape> previous(low);
+            PipelineState<Shape> previous(tiles.n);
+            await_keys(previous);
+            take_turn();
             multiply_keys(previous);
+            pass_turn();
             wgmma_wait<0>();
             release(&shared.keys_free[previous.stage]);
-            online_softmax(tiles.first_tile + low * Shape::TOKENS, rescale);
+            online_softmax(rescale);
             narrow_weights();
-            for (uint32_t n = low + 1; n < high; n++) {
-                const PipelineState<Shape> state(n);
+            for (tiles.advance(); tiles.tile < own.end; tiles.advance()) {
+                const PipelineState<Shape> state(tiles.n);
+                await_keys(state);
+                await_values(previous);
+                take_turn();
                 multiply_keys(state);
                 multiply_values(previous);
+                pass_turn();
                 wgmma_wait<1>();  // the keys
                 release(&shared.keys_free[state.stage]);
-                online_softmax(tiles.first_tile + n * Shape::TOKENS, rescale);
+                online_softmax(rescale);
                 wgmma_wait<0>();  // the values
                 release(&shared.values_free[previous.stage]);
 #pragma unroll
@@ -218,26 +271,28 @@ struct Consumer {
                 narrow_weights();
                 previous = state;
             }
+            await_values(previous);
             multiply_values(previous);
             wgmma_wait<0>();
             release(&shared.values_free[previous.stage]);
         }
-        skip(high, all);
+        while (tiles.exists()) skip();
     }
 
-    // Frees tiles that no row of this warpgroup sees. Waits for them first, so that no warp frees a stage twice in one
-    // phase.
-    __device__ __forceinline__ void skip(uint32_t from, uint32_t to) {
-        for (uint32_t n = from; n < to; n++) {
-            const PipelineState<Shape> state(n);
-            mbarrier_wait(&shared.keys_full[state.stage], state.parity);
-            release(&shared.keys_free[state.stage]);
-            mbarrier_wait(&shared.values_full[state.stage], state.parity);
-            release(&shared.values_free[state.stage]);
-        }
+    // Frees a tile that no row of this warpgroup sees. Waits for it first, so that no warp frees a stage twice in one phase.
+    __device__ __forceinline__ void skip() {
+        take_turn();
+        pass_turn();
+        const PipelineState<Shape> state(tiles.n);
+        await_keys(state);
+        release(&shared.keys_free[state.stage]);
+        await_values(state);
+        release(&shared.values_free[state.stage]);
+        tiles.advance();
     }
 
     __device__ __forceinline__ void write() const {
+        const AttentionArgs& args = tiles.task.args;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float total = __fadd_rn(sum[r], __shfl_xor_sync(0xffffffff, sum[r], 1));
@@ -246,14 +301,14 @@ struct Consumer {
             SoftmaxState softmax;
             softmax.max = max[r];
             softmax.sum = total;
-            const Finished finished = finish(task.args, softmax, rows.index[r] % task.args.num_heads);
-            T* to = static_cast<T*>(task.args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D + threadIdx.x % 4 * 2;
+            const Finished finished = finish(args, softmax, rows.index[r] % args.num_heads);
+            T* to = static_cast<T*>(args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D + threadIdx.x % 4 * 2;
 #pragma unroll
             for (int i = 0; i < Shape::SUMS; i++) {
                 *reinterpret_cast<uint32_t*>(to + i * 8) =
                     Pair<T>::narrow(sums[i][2 * r] * finished.factor, sums[i][2 * r + 1] * finished.factor);
             }
-            if (task.args.lse && threadIdx.x % 4 == 0) task.args.lse[rows.index[r]] = finished.lse;
+            if (args.lse && threadIdx.x % 4 == 0) args.lse[rows.index[r]] = finished.lse;
         }
     }
 };
@@ -278,7 +333,7 @@ __device__ __forceinline__ void store_query(typename Shape::T (&to)[Shape::PANEL
 template <class Shape>
 __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const TensorMap& key_map, const TensorMap& value_map,
                                              unsigned char* memory) {
-    constexpr uint32_t ROWS = Shape::ROWS, TOKENS = Shape::TOKENS;
+    constexpr uint32_t ROWS = Shape::ROWS;
     auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
     // Swizzling depends on addresses, so shared memory must start at a multiple of the pattern.
     if (matrix_in_128(memory, 0, 0) & 0x3f) __trap();
@@ -291,14 +346,13 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     const uint32_t tokens = starts[seq + 1] - seq_start, all = tokens * group, context = args.context_lens[seq];
     if (first_row >= all) return;
 
-    // First token that row `from` sees, and end of what the last row before `to` sees.
-    const auto first_of = [&](uint32_t from) { return Visible(args, context, tokens - 1 - from / group).first; };
-    const auto end_of = [&](uint32_t to) { return Visible(args, context, tokens - 1 - (min(to, all) - 1) / group).end; };
-    Tiles tiles;
-    tiles.first = first_of(first_row);
-    tiles.end = end_of(first_row + ROWS);
-    tiles.first_tile = tiles.first / TOKENS * TOKENS;
-    tiles.context = context;
+    // What the rows `from` and `to` - 1, and those between, see.
+    const auto seen_by = [&](uint32_t from, uint32_t to) {
+        const Visible first(args, context, tokens - 1 - from / group), last(args, context, tokens - 1 - (min(to, all) - 1) / group);
+        return Visible(first.first, last.end);
+    };
+    const TileTask task(args, seq, kv_head, heads_of_rows(args, context, tokens, kv_head, first_row, min(first_row + ROWS, all)));
+    const Tiles<Shape> tiles(task, seen_by(first_row, first_row + ROWS));
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Shape::STAGES; stage++) {
@@ -311,10 +365,9 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     }
     __syncthreads();
 
-    const TileTask task(args, seq, kv_head, SparseHeads{0, 0, 0});
     if (threadIdx.x < 128) {
         give_registers<40>();
-        if (threadIdx.x < 32) produce<Shape>(shared, task, tiles, key_map, value_map);
+        if (threadIdx.x < 32) produce<Shape>(shared, tiles, context, key_map, value_map);
     } else {
         take_registers<232>();
         const uint32_t consumer = threadIdx.x / 128 - 1, own_row = first_row + consumer * ROWS / 2;
@@ -329,13 +382,9 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
             const Visible visible(args, context, tokens - 1 - row / group);
             rows.set(r, args, seq_start + row / group, kv_head * group + row % group, visible);
         }
-        const auto tile_of = [&](uint32_t token) { return (token - tiles.first_tile) / TOKENS; };
-        const uint32_t count = tile_of(tiles.end + TOKENS - 1);
-        const bool idle = own_row >= all;
-        const uint32_t low = idle ? 0 : tile_of(first_of(own_row));
-        const uint32_t high = idle ? 0 : tile_of(end_of(own_row + ROWS / 2) + TOKENS - 1);
-        Consumer<Shape> work{shared, task, rows, matrix_in_128(shared.query[consumer], 16, 1024)};
-        work.attend(tiles, low, high, count);
+        const Visible own = own_row < all ? seen_by(own_row, own_row + ROWS / 2) : Visible(0, 0);
+        Consumer<Shape> work{shared, rows, tiles, consumer, matrix_in_128(shared.query[consumer], 16, 1024)};
+        work.attend(own);
         work.write();
     }
 }

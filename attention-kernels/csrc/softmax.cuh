@@ -15,13 +15,19 @@ constexpr float LN_2 = 0.6931471805599453f;
 // Converts products q·k of one KV head to scores.
 struct Scoring {
     float scale, cap, inverse_cap;
+    bool deferred;  // the tile kernels scale a product where they subtract the maximum from it, in one operation
 
     __device__ __forceinline__ Scoring(const AttentionArgs& args, uint32_t kv_head) {
         const float k_scale = args.k_scales ? args.k_scales[kv_head * args.scale_stride] : 1.0f;
         scale = args.scale * k_scale * LOG2_E;
         cap = args.soft_cap * LOG2_E;
         inverse_cap = cap == 0.0f ? 0.0f : 1.0f / cap;
+        // The greatest product has the greatest score only if the scale is positive.
+        deferred = cap == 0.0f && !args.alibi_slopes && scale > 0.0f;
     }
+
+    // Returns the factor that is left to multiply a number by, after finish_scores.
+    __device__ __forceinline__ float left() const { return deferred ? scale : 1.0f; }
 
     __device__ __forceinline__ float scaled(float product) const { return __fmul_rn(product, scale); }
     __device__ __forceinline__ float capped(float score) const {

@@ -14,8 +14,15 @@
 // one more column, of ones, in the second product. Tiles start at multiples of their size. So a row's bits depend neither
 // on other rows nor on the shape, and paged_gqa and paged_prefill agree.
 //
-// Keys and values of a tile pass through shared memory, with one buffer each: values are transferred (cp.async) while
-// scores are computed, the next keys while values are summed. An 8-bit cache is widened on the way.
+// Keys and values of a tile pass through shared memory in PARTS parts each, keys before values, in a ring of slots. The parts
+// of a whole tile are in flight (cp.async) or in use at any time: when one is used up, the same part of the next tile starts.
+// A spare slot lets that happen before the part is used, after the barrier that it waits for anyway:
+//
+//   2 slots (decode)    K0 V0 | use K0 | barrier, start K1 | use V0 | barrier, start V1 | use K1 | ...
+//   5 slots (prefill)   K0a K0b V0a V0b | start K1a, use K0a | start K1b, use K0b | start V1a, use V0a | ...
+//
+// Slots of prefill are halves of a tile, so that two blocks of heads of 128 fit a multiprocessor of sm_80. An 8-bit cache is
+// widened on the way, by ordinary loads, and so has two slots.
 #pragma once
 
 #include <quire/ptx.cuh>
@@ -46,12 +53,16 @@ struct TileShape {
     static constexpr int TOKENS = D <= 128 ? 64 : 32;
     static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
     static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
-    static_assert(SCORES % 2 == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
+    // Only warps that share no rows can do without the second barrier of a part.
+    static constexpr bool SPARE = !KV8 && WN == 1;
+    static constexpr int PARTS = SPARE ? 2 : 1;
+    static constexpr int SLOTS = 2 * PARTS + SPARE;
+    static constexpr int PART = TOKENS / PARTS;               // tokens of a part
+    static_assert(SCORES % (2 * PARTS) == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
 
     // Rows are an odd multiple of 16 bytes, so that the eight rows of an ldmatrix are in different banks.
     struct alignas(16) Shared : RowScales<KV8, TOKENS> {
-        T keys[TOKENS][D + 8];
-        T values[TOKENS][D + 8];
+        T slots[SLOTS][PART][D + 8];
         T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
         int64_t places[2][TOKENS];
         // If there are trees, of the query row that the tile is computed for: the tokens from position `before` on.
@@ -132,6 +143,12 @@ struct TileTask {
           head_offset(kv_head * args.head_stride),
           sparse(sparse),
           scoring(args, kv_head) {}
+
+    // Returns the first token of the tile of the first token from `token` on that some row sees; from `end` on: there is none.
+    template <uint32_t TOKENS>
+    __device__ __forceinline__ uint32_t tile_from(uint32_t token, uint32_t end) const {
+        return sparse.next(args, token, end) / TOKENS * TOKENS;
+    }
 };
 
 // Loads the query rows of a warp as fragments of mma's a; zeros for absent rows. Warps that share rows load a part each, by way
@@ -148,6 +165,7 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
         constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::D / 8;
         const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
         const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
+#pragma unroll (Shape::KV8 && Shape::D == 80 ? 1 : 8)  // more at once would spill there
         for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
             const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
             const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
@@ -156,12 +174,12 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
             if (v >= ROWS * VECTORS) continue;
             uint4 vector = make_uint4(0, 0, 0, 0);
             if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(place(index) + column);
-            *reinterpret_cast<uint4*>(&shared.values[warp_row + row][column]) = vector;
+            *reinterpret_cast<uint4*>(&shared.slots[1][warp_row + row][column]) = vector;
         }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
-            ldmatrix(query[k], &shared.values[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+            ldmatrix(query[k], &shared.slots[1][warp_row + lane % 16][k * 16 + lane / 16 * 8]);
         }
     } else {
 #pragma unroll
@@ -195,14 +213,13 @@ __device__ __forceinline__ void find_places(typename Shape::Shared& shared, cons
     }
 }
 
-// Starts (16-bit cache) or performs (8-bit) the transfer of a tile to shared memory; zeros where a place is -1. With
+// Starts (16-bit cache) or performs (8-bit) the transfer of a part of a tile to shared memory; zeros where a place is -1. With
 // `scales` each row is multiplied by its own.
 template <class Shape>
-__device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS][Shape::D + 8], const TileTask& task,
-                                          const void* cache, const int64_t (&places)[Shape::TOKENS],
-                                          const float* scales = nullptr) {
+__device__ __forceinline__ void load_part(typename Shape::T (&to)[Shape::PART][Shape::D + 8], const TileTask& task,
+                                          const void* cache, const int64_t* places, const float* scales) {
     using T = typename Shape::T;
-    constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::TOKENS * VECTORS;
+    constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::PART * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
     if constexpr (Shape::KV8) {
         constexpr int AT_ONCE = EACH < 5 ? EACH : 4;
@@ -238,18 +255,81 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
             const int64_t at = place < 0 ? 0 : place + v % VECTORS * WIDTH;
             cp_async16(&to[v / VECTORS][v % VECTORS * WIDTH], static_cast<const T*>(cache) + at, place >= 0);
         }
-        cp_async_commit();
     }
 }
 
-// Waits for the older of the two pending transfers and makes it visible to all threads.
+// Transfers the tiles of a partition through the slots. The parts of a tile are numbered: keys, then values.
 template <class Shape>
-__device__ __forceinline__ void await_older() {
-    if constexpr (!Shape::KV8) cp_async_wait<1>();
-    __syncthreads();
-}
+struct Transfer {
+    static constexpr int ALL = 2 * Shape::PARTS;  // parts of a tile
 
-// Converts products to scores: scale, cap, bias, mask. `first` is the token of the warp's first column. `scales`, for keys
+    typename Shape::Shared& shared;
+    const TileTask& task;
+    Visible visible;
+    uint32_t tile;          // whose parts are started next; from visible.end on: there is none
+    uint32_t next = 0;      // the one after it
+    uint32_t which = 0;     // of the two sets of places and scales: that of `tile`
+    uint32_t start = 0, use = 0;  // slots of the parts that are started and used next
+
+    __device__ __forceinline__ Transfer(typename Shape::Shared& shared, const TileTask& task, const Visible& visible)
+        : shared(shared), task(task), visible(visible), tile(from(visible.first)) {}
+
+    __device__ __forceinline__ uint32_t from(uint32_t token) const {
+        return task.template tile_from<Shape::TOKENS>(token, visible.end);
+    }
+
+    // Starts all parts of the first tile. Passes a barrier before.
+    __device__ __forceinline__ void begin() {
+        find_places<Shape>(shared, task, 0, tile, visible);
+        __syncthreads();
+#pragma unroll
+        for (int part = 0; part < ALL; part++) start_part(part);
+    }
+
+    // Starts a part of `tile`, and finds the places of the tile after it.
+    __device__ __forceinline__ void start_part(int part) {
+        const bool of_keys = part < Shape::PARTS;
+        if (tile < visible.end) {
+            const float* scales = nullptr;
+            if constexpr (Shape::KV8) {
+                // A key's scale multiplies its score.
+                if (!of_keys && task.args.kv_format == KV_INT8_ROWS) scales = shared.value_scales[which];
+            }
+            load_part<Shape>(shared.slots[start], task, of_keys ? task.args.keys : task.args.values,
+                             shared.places[which] + part % Shape::PARTS * Shape::PART, scales);
+            if (part == 0) {
+                next = from(tile + Shape::TOKENS);
+                find_places<Shape>(shared, task, which ^ 1, next, visible);
+            }
+        }
+        if constexpr (!Shape::KV8) cp_async_commit();  // also an empty group, so that as many follow the oldest as always
+        start = start + 1 == Shape::SLOTS ? 0 : start + 1;
+        if (part == ALL - 1) {
+            tile = next;
+            which ^= 1;
+        }
+    }
+
+    // Waits until a part, and everything that other threads stored, may be used. Returns its slot.
+    __device__ __forceinline__ typename Shape::T (&await(int part))[Shape::PART][Shape::D + 8] {
+        if constexpr (!Shape::KV8) cp_async_wait<ALL - 1>();
+        __syncthreads();
+        if constexpr (Shape::SPARE) start_part(part);
+        auto& slot = shared.slots[use];
+        use = use + 1 == Shape::SLOTS ? 0 : use + 1;
+        return slot;
+    }
+
+    // Called after the last use of a part.
+    __device__ __forceinline__ void end(int part) {
+        if constexpr (!Shape::SPARE) {
+            __syncthreads();
+            start_part(part);
+        }
+    }
+};
+
+// Converts products to scores: scale (unless it is deferred), cap, bias, mask. `first` is the token of the warp's first column. `scales`, for keys
 // with a scale each, starts at the same token.
 template <class Shape>
 __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
@@ -267,7 +347,7 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
             each([&](float score, int, int offset) { return __fmul_rn(score, scales[threadIdx.x % 4 * 2 + offset]); });
         }
     }
-    each([&](float score, int, int) { return task.scoring.scaled(score); });
+    if (!task.scoring.deferred) each([&](float score, int, int) { return task.scoring.scaled(score); });
     if (task.scoring.cap != 0.0f) each([&](float score, int, int) { return task.scoring.capped(score); });
     if (task.args.alibi_slopes) {
         const float nearest[2] = {static_cast<float>(token) - static_cast<float>(rows.end[0] - 1),
@@ -289,77 +369,68 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
             if (rows.index[r] == RowPair::NONE) continue;
             const uint32_t block = task.args.sparse_block, query_block = (rows.end[r] - 1) / block;
             const uint32_t offset = sparse_offset(task.args, rows.index[r] % task.args.num_heads);
+            uint32_t hidden = 0;  // a bit for each score of the row
+            static_assert(Shape::SCORES <= 16, "two bits for each column of scores");
+#pragma unroll 1  // the divisions of several tokens at once would take registers that the sums need
+            for (uint32_t i = 0; i < Shape::SCORES * 2; i++) {
+                const uint32_t key_block = (token + i / 2 * 8 + i % 2) / block;
+                hidden |= static_cast<uint32_t>(!sees_block(task.args, offset, query_block, key_block)) << i;
+            }
 #pragma unroll
-            for (int n = 0; n < Shape::SCORES; n++) {
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const bool seen = sees_block(task.args, offset, query_block, (token + n * 8 + c) / block);
-                    if (!seen) scores[n][2 * r + c] = -INFINITY;
-                }
+            for (int i = 0; i < Shape::SCORES * 2; i++) {
+                if (hidden >> i & 1) scores[i / 2][2 * r + i % 2] = -INFINITY;
             }
         }
     }
 }
 
-// Adds the tokens at the positions `visible`, all in one partition, to `out`. If there are trees,
-// `shared.path` must be set, and the other threads' reads of it done. All threads may reuse shared memory before and after.
+// Adds the tokens at the positions `visible`, all in one partition, to `out`. If there are trees, `shared.path` must be set. All
+// threads may reuse shared memory before, and if there is no spare slot also after; otherwise `attend` may follow.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
                                        const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
                                        const Visible& visible) {
     using T = typename Shape::T;
-    constexpr int TOKENS = Shape::TOKENS, WN = Shape::WN;
+    constexpr int WN = Shape::WN, PARTS = Shape::PARTS, COLUMNS = Shape::SCORES / PARTS, STEPS = Shape::PART / 16;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
-    // Returns the tile of the first token from `token` on that some row sees.
-    const auto tile_from = [&](uint32_t token) { return task.sparse.next(task.args, token, visible.end) / TOKENS * TOKENS; };
+    const float scale = task.scoring.left();
 
-    // Return the scales of a tile; null if the cache has none.
-    const auto key_scales = [&](uint32_t which, uint32_t column) -> const float* {
-        if constexpr (Shape::KV8) {
-            if (task.args.kv_format == KV_INT8_ROWS) return shared.key_scales[which] + column;
-        }
-        return nullptr;
-    };
-    const auto value_scales = [&](uint32_t which) -> const float* {
-        if constexpr (Shape::KV8) {
-            if (task.args.kv_format == KV_INT8_ROWS) return shared.value_scales[which];
-        }
-        return nullptr;
-    };
-
-    uint32_t tile = tile_from(visible.first), which = 0;
+    Transfer<Shape> transfer(shared, task, visible);
+    uint32_t tile = transfer.tile;
     if (tile >= visible.end) {
         __syncthreads();
         return;
     }
-    find_places<Shape>(shared, task, which, tile, visible);
-    __syncthreads();
-    load_tile<Shape>(shared.keys, task, task.args.keys, shared.places[which]);
-
-    for (; tile < visible.end; which ^= 1) {
-        const uint32_t next = tile_from(tile + TOKENS);
-        load_tile<Shape>(shared.values, task, task.args.values, shared.places[which], value_scales(which));
-        find_places<Shape>(shared, task, which ^ 1, next, visible);
-        await_older<Shape>();  // the keys
+    transfer.begin();
+    while (tile < visible.end) {
+        const uint32_t next = transfer.tile;
+        const float* scales = nullptr;  // of the keys, if each has one
+        if constexpr (Shape::KV8) {
+            const uint32_t column = warp_column * Shape::SCORES * 8;
+            if (task.args.kv_format == KV_INT8_ROWS) scales = shared.key_scales[transfer.which ^ 1] + column;
+        }
 
         float scores[Shape::SCORES][4];
 #pragma unroll
         for (int n = 0; n < Shape::SCORES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
 #pragma unroll
-        for (int k = 0; k < Shape::D / 16; k++) {
+        for (int part = 0; part < PARTS; part++) {
+            auto& keys = transfer.await(part);
 #pragma unroll
-            for (int n = 0; n < Shape::SCORES; n += 2) {
-                uint32_t key[4];
-                const uint32_t token = (warp_column * Shape::SCORES + n) * 8 + lane % 8 + lane / 16 * 8;
-                ldmatrix(key, &shared.keys[token][k * 16 + lane / 8 % 2 * 8]);
-                mma_m16n8k16<T>(scores[n], query[k], {key[0], key[1]});
-                mma_m16n8k16<T>(scores[n + 1], query[k], {key[2], key[3]});
+            for (int k = 0; k < Shape::D / 16; k++) {
+#pragma unroll
+                for (int n = 0; n < COLUMNS; n += 2) {
+                    uint32_t key[4];
+                    const uint32_t token = (warp_column * COLUMNS + n) * 8 + lane % 8 + lane / 16 * 8;
+                    ldmatrix(key, &keys[token][k * 16 + lane / 8 % 2 * 8]);
+                    mma_m16n8k16<T>(scores[part * COLUMNS + n], query[k], {key[0], key[1]});
+                    mma_m16n8k16<T>(scores[part * COLUMNS + n + 1], query[k], {key[2], key[3]});
+                }
             }
         }
 
-        float max[2] = {out.max[0], out.max[1]};
-        const uint32_t column = warp_column * Shape::SCORES * 8;
-        finish_scores<Shape>(scores, task, rows, tile + column, key_scales(which, column));
+        float max[2] = {-INFINITY, -INFINITY};
+        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, scales);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
@@ -368,12 +439,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 2));
             if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
         }
-        __syncthreads();  // keys may be overwritten, maxima read
-        if (next < visible.end) {
-            load_tile<Shape>(shared.keys, task, task.args.keys, shared.places[which ^ 1]);
-        } else if constexpr (!Shape::KV8) {
-            cp_async_commit();  // an empty group, so that the values are the older of two again
-        }
+        transfer.end(PARTS - 1);  // also a barrier before other warps' maxima
 
         uint32_t weights[Shape::SCORES][2];
         float rescale[2];
@@ -383,12 +449,14 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 #pragma unroll
                 for (int w = 0; w < WN; w++) max[r] = fmaxf(max[r], shared.maxima[w][warp_row + lane / 4 + 8 * r]);
             }
+            max[r] = fmaxf(out.max[r], __fmul_rn(max[r], scale));
             const float base = base_of(max[r]);
-            rescale[r] = weight(out.max[r], base);
+            rescale[r] = exp2_approx(__fsub_rn(out.max[r], base));
             out.max[r] = max[r];
+            const auto weight = [=](float score) { return exp2_approx(__fmaf_rn(score, scale, -base)); };
 #pragma unroll
             for (int n = 0; n < Shape::SCORES; n++) {
-                weights[n][r] = Pair<T>::narrow(weight(scores[n][2 * r], base), weight(scores[n][2 * r + 1], base));
+                weights[n][r] = Pair<T>::narrow(weight(scores[n][2 * r]), weight(scores[n][2 * r + 1]));
                 if constexpr (WN > 1) {
                     const uint32_t column = (warp_column * Shape::SCORES + n) * 8 + lane % 4 * 2;
                     *reinterpret_cast<uint32_t*>(&shared.weights[warp_row + lane / 4 + 8 * r][column]) = weights[n][r];
@@ -396,31 +464,35 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             }
         }
         out.rescale(rescale[0], rescale[1]);
-        await_older<Shape>();  // the values, and the weights of other warps
 
 #pragma unroll
-        for (int k = 0; k < TOKENS / 16; k++) {
-            uint32_t row[4];
-            if constexpr (WN > 1) {
-                ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
-            } else {
-                row[0] = weights[2 * k][0];
-                row[1] = weights[2 * k][1];
-                row[2] = weights[2 * k + 1][0];
-                row[3] = weights[2 * k + 1][1];
-            }
-            mma_m16n8k16<T>(out.weights, row, {Pair<T>::ONES, Pair<T>::ONES});
+        for (int part = 0; part < PARTS; part++) {
+            auto& values = transfer.await(PARTS + part);  // and the weights of other warps
 #pragma unroll
-            for (int i = 0; i < Shape::SUMS; i++) {
-                const uint32_t column = warp_column * Shape::SUMS + i;
-                if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
-                uint32_t value[4];
-                ldmatrix_trans(value, &shared.values[k * 16 + lane % 16][column * 16 + lane / 16 * 8]);
-                mma_m16n8k16<T>(out.sums[i][0], row, {value[0], value[1]});
-                mma_m16n8k16<T>(out.sums[i][1], row, {value[2], value[3]});
+            for (int step = 0; step < STEPS; step++) {
+                const int k = part * STEPS + step;
+                uint32_t row[4];
+                if constexpr (WN > 1) {
+                    ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+                } else {
+                    row[0] = weights[2 * k][0];
+                    row[1] = weights[2 * k][1];
+                    row[2] = weights[2 * k + 1][0];
+                    row[3] = weights[2 * k + 1][1];
+                }
+                mma_m16n8k16<T>(out.weights, row, {Pair<T>::ONES, Pair<T>::ONES});
+#pragma unroll
+                for (int i = 0; i < Shape::SUMS; i++) {
+                    const uint32_t column = warp_column * Shape::SUMS + i;
+                    if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
+                    uint32_t value[4];
+                    ldmatrix_trans(value, &values[step * 16 + lane % 16][column * 16 + lane / 16 * 8]);
+                    mma_m16n8k16<T>(out.sums[i][0], row, {value[0], value[1]});
+                    mma_m16n8k16<T>(out.sums[i][1], row, {value[2], value[3]});
+                }
             }
+            transfer.end(PARTS + part);
         }
-        __syncthreads();  // values, weights and maxima may be overwritten
         tile = next;
     }
 }

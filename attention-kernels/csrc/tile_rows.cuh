@@ -11,6 +11,17 @@
 
 namespace quire {
 
+// Returns the heads of the rows `first` to `end` - 1 of a KV head and of a sequence of `tokens` query tokens.
+__device__ __forceinline__ SparseHeads heads_of_rows(const AttentionArgs& args, uint32_t context, uint32_t tokens,
+                                                     uint32_t kv_head, uint32_t first, uint32_t end) {
+    const uint32_t group = args.num_heads / args.num_kv_heads;
+    const bool one_token = first / group == (end - 1) / group;
+    // The path of any row of a tree may end right behind the tokens before the query rows.
+    const uint32_t seen = Visible(args, context, tokens - 1 - (args.tree_mask ? 0 : first / group)).end;
+    return SparseHeads(args, kv_head * group + (one_token ? first % group : 0), one_token ? end - first : group,
+                       seen ? seen - 1 : 0);
+}
+
 // The tile's buffers, and the sums of the partitions so far, which do not fit the registers together with those of the
 // current one.
 template <class Shape>
@@ -30,7 +41,7 @@ struct TileRows {
     Visible visible;
     uint32_t first_of_seq = 0, tree_rows = 0;  // query rows of the tile; none: they are not of a tree
     uint32_t before = 0;                       // tokens before the query rows of a tree
-    SparseHeads sparse = {0, 0, 0};
+    SparseHeads sparse;
 
     __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
         : seq(seq), visible(0, 0) {
@@ -57,13 +68,7 @@ struct TileRows {
             visible.first = queries.visible(args, context, first_of_seq).first;
             visible.end = queries.visible(args, context, last_row / group).end;
         }
-        if (args.sparse_block) {
-            const bool one_token = first_row / group == last_row / group;
-            sparse.first_head = kv_head * group + (one_token ? first_row % group : 0);
-            sparse.heads = one_token ? last_row - first_row + 1 : group;
-            const uint32_t end = tree_rows ? before + 1 : queries.visible(args, context, first_of_seq).end;
-            sparse.query_block = end ? (end - 1) / args.sparse_block : 0;
-        }
+        sparse = heads_of_rows(args, context, queries.count, kv_head, first_row, last_row + 1);
     }
 };
 

@@ -33,7 +33,7 @@ struct Task {
           head_offset(kv_head * args.head_stride),
           visible(row.visible),
           path(args, row.seq, row.of_seq),
-          sparse{head, args.sparse_block ? 1u : 0u, args.sparse_block ? (row.visible.end - 1) / args.sparse_block : 0},
+          sparse(args, head, 1, row.visible.end - 1),
           scoring(args, kv_head),
           slope(slope_of(args, head)) {}
 };

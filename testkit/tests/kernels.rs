@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use testkit::kernels::manifest::{Limits, Manifest};
-use testkit::kernels::resources::{Needs, kernels, lines, table, within_limits};
+use testkit::kernels::resources::{Needs, keeps_pipelines, kernels, lines, table, within_limits};
 
 #[test]
 fn a_mistake_in_a_manifest_is_named_with_its_line() {
@@ -52,6 +52,24 @@ fn needs_are_read_for_each_architecture_and_held_to_the_limits() {
     );
     assert!(problem.contains("scale (a): found 40 registers on sm_80, expected at most 39"), "{problem}");
     assert_eq!(within_limits(&kernels(LOG, "a", Limits { spill_bytes: 20, registers: 40 })), Ok(()));
+}
+
+/// As ptxas 13.0 writes them, before the resources of the kernels.
+const LOST: [&str; 3] = [
+    "(C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.",
+    "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed pipeline stage in the function 'scale'",
+    "(C7517) warpgroup.wait is injected in around line 129 by compiler to allow use of registers defined by GMMA in function 'scale'",
+];
+
+#[test]
+fn a_pipeline_that_ptxas_gives_up_fails_the_build() {
+    assert_eq!(keeps_pipelines(LOG, "a"), Ok(()));
+    for message in LOST {
+        let problem = keeps_pipelines(&format!("ptxas info    : {message}\n{LOG}"), "a").unwrap_err();
+        assert_eq!(problem, format!("a: ptxas gives up a pipeline: {message}; mend the source"));
+    }
+    let all = LOST.map(|message| format!("ptxas info    : {message}\n")).concat() + LOG;
+    assert_eq!(keeps_pipelines(&all, "a").unwrap_err().lines().count(), 3);
 }
 
 #[test]

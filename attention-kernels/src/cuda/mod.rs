@@ -96,7 +96,6 @@ const SM90: Capabilities = Capabilities {
     block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
-    block_sparse: false,
     trees: false,
     ..tiles(0)
 };

@@ -159,6 +159,45 @@ fn every_claim_of_the_hopper_kernel_holds() {
     every_claim_holds(|variant| variant.name == HOPPER);
 }
 
+/// Tiles of the Hopper kernel have 128 tokens, and each of its two warpgroups 64 rows of a block's 128.
+#[test]
+fn warpgroups_that_see_different_tiles_take_their_turns() {
+    let cases = [
+        // The first sees tile 0 only, the second tile 1 only: the rows of one token each see themselves.
+        ((2, 2), Some(1), (128, 192)),
+        // The first starts a tile earlier, ends a tile earlier, or both.
+        ((2, 2), Some(20), (128, 200)),
+        ((16, 1), None, (8, 132)),
+        ((16, 1), Some(4), (8, 134)),
+        ((16, 1), Some(300), (8, 900)),
+        // The second has no rows, or fewer than 64, and tiles wrap around the stages.
+        ((16, 1), None, (4, 1200)),
+        ((16, 1), Some(700), (5, 1413)),
+        ((3, 3), None, (65, 65)),
+        ((7, 1), Some(130), (30, 1025)),
+    ];
+    for seed in [0, 3, 77] {
+        for device in devices::gpus(seed) {
+            let hopper =
+                variants_on(&*device, &[Operation::Prefill]).into_iter().find(|variant| variant.name == HOPPER);
+            let Some(hopper) = hopper else { continue };
+            for (i, (heads, window, lens)) in cases.into_iter().enumerate() {
+                for sparse in [None, Some(SPARSE)] {
+                    let dim = [64, 128][(i + usize::from(sparse.is_some()) + seed as usize) % 2];
+                    let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+                    let block_size = [16, 32, 8][i % 3];
+                    let look =
+                        Look { heads, dim, window, sparse, block_size, ..Look::plain(format, vec![lens, (2, 140)]) };
+                    let problem = Problem::new(i as u64, &look);
+                    let what = format!("seed {seed}, {look:?}");
+                    let got = problem.on(&device).unwrap().run(hopper, 0..2, true).unwrap();
+                    got.check(&what, hopper, &problem, &problem.truth()).unwrap();
+                }
+            }
+        }
+    }
+}
+
 /// A rule by which most partitions are skipped by some head.
 const SPARSE: BlockSparse = BlockSparse {
     block_size: 32,

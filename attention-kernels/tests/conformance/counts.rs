@@ -158,6 +158,38 @@ fn prefill_reads_the_cache_once_for_64_rows() {
     assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 64 rows see");
     assert_eq!(prefill.bank_conflicts, 0);
     assert_eq!((prefill.blocks, prefill.busy_blocks), (18, 16), "one more block for each sequence and KV head");
+    // Of 64 tokens: 3 tiles for four blocks of a KV head, 4 for the other four.
+    let tiles = 2 * (4 * 3 + 4 * 4);
+    // A warp has 16 rows: 8 steps over the head for 8 columns of tokens, 4 steps over the tokens for 16 columns and the weights' sum.
+    assert_eq!(prefill.products, tiles * 4 * (8 * 8 + 4 * 17));
+    // A weight of each row and token, and two factors of each lane.
+    assert_eq!(prefill.exponentials, tiles * (64 * 64 + 2 * 128));
+    // Two for the keys and two for the values of a tile, and one for the first places of a block.
+    assert_eq!(prefill.barriers, 4 * tiles + 16);
+}
+
+#[test]
+fn hopper_prefill_reads_the_cache_once_for_128_rows_and_both_warpgroups_take_a_turn_for_each_tile() {
+    // 128 rows of 4 heads are 4 blocks for each KV head, of which each sees 32 tokens more than the one before. The tokens are
+    // whole cache blocks, so boxes load all of them.
+    let look = look((8, 2), 128, vec![(128, 320)]);
+    let Some(counts) = count(Operation::Prefill, "cuda.prefill_sm90", &look) else { return };
+    let prefill = counts["prefill_sm90"];
+    let seen = [224, 256, 288, 320];
+    let cache = 2 * seen.iter().sum::<u64>() * 2 * 128 * 2;
+    let queries = 128 * 8 * 128 * 2;
+    let ratio = prefill.read_bytes as f64 / (cache + queries) as f64;
+    assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 128 rows see");
+    assert_eq!((prefill.blocks, prefill.busy_blocks), (10, 8));
+    // Of 128 tokens: two for the first two blocks, three for the others.
+    let tiles: [u64; 4] = [2, 2, 3, 3];
+    let of_warpgroups = 2 * 2 * tiles.iter().sum::<u64>();
+    assert_eq!(prefill.warpgroup_products, of_warpgroups * (8 + 8));
+    assert_eq!(prefill.exponentials, of_warpgroups * (64 * 128 + 2 * 128));
+    // The start, the two queries, and a turn of each warpgroup for each tile except the first of all. Each of their 8 warps waits
+    // for two products of a tile and meets before it frees keys and values. The last tile of three blocks has tokens without a box.
+    let barriers: u64 = tiles.iter().map(|tiles| 1 + 2 + 2 * tiles - 1 + 8 * (2 + 2) * tiles).sum();
+    assert_eq!(prefill.barriers, 2 * (barriers + 3));
 }
 
 #[test]

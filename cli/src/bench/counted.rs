@@ -175,6 +175,7 @@ impl Counting {
             "products": counts.products,
             "warpgroup_products": counts.warpgroup_products,
             "multiply_adds": counts.multiply_adds,
+            "exponentials": counts.exponentials,
             "registers": resources.map(|resources| resources.registers),
             "spill_bytes": resources.map(|resources| resources.spill_bytes),
             "predicted_seconds": prediction.seconds(),

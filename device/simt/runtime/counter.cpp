@@ -185,6 +185,9 @@ void count_product(bool warpgroup, unsigned multiply_adds) {
 }
 
 #ifdef SIMT_COUNT
+void count_exponential() {
+    if (Counter* counter = current().block->counter.get()) counter->exponential();
+}
 Uncounted::Uncounted() { current().uncounted++; }
 Uncounted::~Uncounted() { current().uncounted--; }
 #endif

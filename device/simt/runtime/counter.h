@@ -23,6 +23,7 @@ class Counter {
     // A row of a box that the copy engine reads from global memory.
     void box_row(const void* from, unsigned bytes);
     void product(bool warpgroup, unsigned multiply_adds);
+    void exponential() { counts_.exponentials++; }
     // Lanes of a warp are at the same place; all of them, if `whole`.
     void meet(unsigned warp, bool whole, Collective collective);
     void open_barrier();

@@ -35,6 +35,10 @@ pub mod assumption {
     pub const EAGER_LAUNCH: f64 = 3e-6;
 }
 
+/// Exponentials per clock of a multiprocessor of all these cards: the throughput of special functions for compute capability 8.0 to 9.0 in
+/// the CUDA C++ Programming Guide.
+pub(super) const EXPONENTIALS_PER_CLOCK: f64 = 16.0;
+
 /// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Card {

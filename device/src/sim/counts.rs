@@ -70,6 +70,8 @@ counts! {
     warpgroup_products,
     /// Multiplications with an addition in all products.
     multiply_adds,
+    /// Exponentials that lanes compute with `exp2_approx`. Calls of `exp2f` and `expf` are not counted.
+    exponentials,
 }
 
 /// The launches of a device, counted by kernel; see [`Options::counts`](crate::Options::counts).

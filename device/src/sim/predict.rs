@@ -9,6 +9,7 @@
 //! | [`Bound::Load`] | the sectors of the busiest multiprocessor at its share of the way to the L2 cache |
 //! | [`Bound::Shared`] | the passes of the busiest multiprocessor over its shared memory, one of 128 bytes per clock |
 //! | [`Bound::Tensor`] | the products of the busiest multiprocessor at the peak of its instruction |
+//! | [`Bound::Exponential`] | the exponentials of the busiest multiprocessor, 16 per clock |
 //! | [`Bound::Blocks`] | all blocks, busy or not, at the rate at which a card starts blocks |
 //!
 //! Busy blocks count as equally long and evenly spread, so the busiest multiprocessor has `ceil(blocks / multiprocessors)` of them.
@@ -18,12 +19,16 @@
 //! at the same time read the same bytes, as the query heads of a KV head do; then [`Bound::Memory`] is too long, and the part of
 //! [`Bound::L2`] is the better figure.
 //!
-//! What the simulator does not count takes no time: instructions other than products, the latency of memory and of barriers, the
-//! accesses of boxes and of wgmma to shared memory. So a GPU may well take longer. The model compares kernels and shows what limits
+//! The longest time alone counts as if the other resources worked beside it. In attention that is true of products and exponentials only
+//! if some warps compute weights while others multiply, which ping-pong arranges (`prefill_sm90`) and several blocks of a multiprocessor
+//! do by chance. Where nothing overlaps, the two times add up.
+//!
+//! What the simulator does not count takes no time: instructions other than products and `exp2_approx`, the latency of memory and of
+//! barriers, the accesses of boxes and of wgmma to shared memory. So a GPU may well take longer. The model compares kernels and shows what limits
 //! them; only a run on a GPU confirms or refutes it.
 
 use super::Counts;
-use super::card::{Card, assumption};
+use super::card::{Card, EXPONENTIALS_PER_CLOCK, assumption};
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 32;
@@ -48,6 +53,8 @@ pub enum Bound {
     Shared,
     /// Tensor cores.
     Tensor,
+    /// The units that compute exponentials.
+    Exponential,
 }
 
 impl Bound {
@@ -61,6 +68,7 @@ impl Bound {
             Bound::Load => "load",
             Bound::Shared => "shared",
             Bound::Tensor => "tensor",
+            Bound::Exponential => "exponential",
         }
     }
 }
@@ -71,7 +79,7 @@ pub struct Prediction {
     /// Number of launches.
     pub launches: u64,
     /// Seconds that each resource needs for all launches.
-    pub parts: [(Bound, f64); 6],
+    pub parts: [(Bound, f64); 7],
 }
 
 impl Prediction {
@@ -127,6 +135,7 @@ impl Card {
         let of_warpgroups = counts.multiply_adds - of_warps;
         let tensor = 2.0 * of_warps as f64 / self.mma + 2.0 * of_warpgroups as f64 / self.wgmma.unwrap_or(self.mma);
         let shared = counts.shared_passes as f64 / (sms * self.clock);
+        let exponential = counts.exponentials as f64 / (EXPONENTIALS_PER_CLOCK * sms * self.clock);
         Prediction {
             launches,
             parts: [
@@ -136,6 +145,7 @@ impl Card {
                 (Bound::Load, uneven * bytes(counts.sectors) / (assumption::L2_BYTES_PER_SM * sms * self.clock)),
                 (Bound::Shared, uneven * shared),
                 (Bound::Tensor, uneven * tensor),
+                (Bound::Exponential, uneven * exponential),
             ],
         }
     }

@@ -78,6 +78,17 @@ fn products_take_the_time_of_their_instruction() {
 }
 
 #[test]
+fn exponentials_take_the_time_of_their_units_and_none_beside_longer_products() {
+    // A millisecond of all units.
+    let counts = |busy_blocks| Counts { busy_blocks, exponentials: 16 * 132 * 1_830_000, ..Counts::default() };
+    assert_time("H200", 1, &counts(132), Bound::Exponential, 1000.0 + 1.0);
+    assert_time("H200", 1, &counts(133), Bound::Exponential, 2.0 * 132.0 / 133.0 * 1000.0 + 1.0);
+    let multiply_adds = 989_400_000_000 >> 17 << 17;
+    let products = Counts { warpgroup_products: multiply_adds >> 17, multiply_adds, ..counts(132) };
+    assert_time("H200", 1, &products, Bound::Tensor, 2000.0 + 1.0);
+}
+
+#[test]
 fn blocks_without_work_take_the_time_to_start_them_and_empty_launches_their_cost() {
     let counts = Counts { blocks: 524_288, busy_blocks: 16_384, ..Counts::default() };
     assert_time("H200", 1, &counts, Bound::Blocks, 524_288.0 / 1830.0 + 1.0);

@@ -51,7 +51,7 @@ pub struct Built {
 /// Compiles all units of a manifest.
 ///
 /// # Errors
-/// The messages of the compiler, or two kernels with the same name.
+/// The messages of the compiler, a pipeline that ptxas gives up, or two kernels with the same name.
 pub fn build(
     root: &Path,
     manifest: &Manifest,
@@ -87,6 +87,7 @@ pub fn build(
     let compiles: Vec<Compile> = manifest.units.iter().map(compile).collect();
     let logs = run_all(&compiles, jobs)?;
     let units = manifest.units.iter().zip(&logs);
+    units.clone().try_for_each(|(unit, log)| resources::keeps_pipelines(log, &unit.name))?;
     let kernels: Vec<Kernel> = units.flat_map(|(unit, log)| resources::kernels(log, &unit.name, unit.limits)).collect();
     for (index, kernel) in kernels.iter().enumerate() {
         if let Some(other) = kernels[..index].iter().find(|other| other.name == kernel.name) {

@@ -54,6 +54,22 @@ pub fn kernels(log: &str, unit: &str, limits: Limits) -> Vec<Kernel> {
     kernels.into_iter().map(kernel).collect()
 }
 
+/// Checks that ptxas has kept the pipelines of a source: its messages from C7500 to C7599 say that `setmaxnreg` is ignored (C7508), that
+/// `wgmma` products wait for each other (C7510 to C7516), or that a wait was inserted between them (C7517). They are no warnings to ptxas,
+/// and the code is right but slow.
+///
+/// # Errors
+/// The messages, each on a line with the source.
+pub fn keeps_pipelines(log: &str, unit: &str) -> Result<(), String> {
+    let message = |line: &str| line.find("(C75").map(|at| line[at..].to_owned());
+    let lost: Vec<String> = log
+        .lines()
+        .filter_map(message)
+        .map(|message| format!("{unit}: ptxas gives up a pipeline: {message}; mend the source"))
+        .collect();
+    if lost.is_empty() { Ok(()) } else { Err(lost.join("\n")) }
+}
+
 /// Returns the number before a word, or 0 if the line lacks the word.
 fn before(line: &str, word: &str) -> u32 {
     let text = line.split_once(word).map_or("", |(before, _)| before);

@@ -132,18 +132,6 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
 #endif
 }
 
-// Returns 2 to the power `power`; results below the smallest normal number are 0, as from the instruction [ex2: .approx.ftz].
-__device__ __forceinline__ float exp2_approx(float power) {
-    float value;
-#ifdef QUIRE_SIMT
-    value = exp2f(power);
-    if (value < 1.17549435e-38f) value = 0.0f;
-#else
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
-#endif
-    return value;
-}
-
 // Sets the number of registers per thread for the rest of this warpgroup [setmaxnreg]: `give_registers` lowers it,
 // `take_registers` raises it. All warps of the warpgroup must call it. On the host they do nothing.
 template <uint32_t COUNT>

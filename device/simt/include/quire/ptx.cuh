@@ -1,5 +1,5 @@
-// Wrappers of inline PTX for tensor core products, the loads that feed them, and asynchronous copies. Inline PTX is used only
-// in this folder.
+// Wrappers of inline PTX for tensor core products, the loads that feed them, asynchronous copies, and exponentials. Inline PTX is
+// used only in this folder.
 //
 // Each wrapper has two bodies side by side: a model for the host (device/simt), and the instruction for nvcc. Layouts are
 // those of the PTX ISA, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix".
@@ -144,6 +144,19 @@ __device__ __forceinline__ void cp_async_wait() {
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
+}
+
+// Returns 2 to the power `power`; results below the smallest normal number are 0, as from the instruction [ex2: .approx.ftz].
+__device__ __forceinline__ float exp2_approx(float power) {
+    float value;
+#ifdef QUIRE_SIMT
+    simt::count_exponential();
+    value = exp2f(power);
+    if (value < 1.17549435e-38f) value = 0.0f;
+#else
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
+#endif
+    return value;
 }
 
 }  // namespace quire

@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Incremented when anything below changes. */
-#define QUIRE_SIM_ABI 5
+#define QUIRE_SIM_ABI 6
 
 /* Why a launch failed. */
 enum {
@@ -67,6 +67,7 @@ typedef struct {
     uint64_t products;               /* mma of a warp */
     uint64_t warpgroup_products;     /* wgmma of a warpgroup */
     uint64_t multiply_adds;          /* of both */
+    uint64_t exponentials;           /* that lanes compute with exp2_approx */
 } quire_sim_counts;
 
 typedef struct {

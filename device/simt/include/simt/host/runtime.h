@@ -84,6 +84,12 @@ void maybe_yield();
 void count_access(const void* at, unsigned bytes, bool write, const void* site);
 // Counts a product of the tensor cores; called by one thread of a warp or warpgroup.
 void count_product(bool warpgroup, unsigned multiply_adds);
+// Counts an exponential of a lane.
+#ifdef SIMT_COUNT
+void count_exponential();
+#else
+inline void count_exponential() {}
+#endif
 #ifdef SIMT_COUNT
 // While it exists, loads and stores of the thread are not counted: the model of an instruction makes them.
 struct Uncounted {
