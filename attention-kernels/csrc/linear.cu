@@ -122,26 +122,27 @@ struct Panel {
         }
     }
 
-    // The group of an input, for outputs g and g + 8 of the panel.
+    // The group of an input, for outputs g and g + 8 of the panel, which lie side by side.
     __device__ __forceinline__ void load(Group (&groups)[2], uint32_t input, const LinearShape& shape) const {
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t group = min(input >> shape.group_shift, shape.groups - 1);
-            const uint32_t at = group * PANEL + threadIdx.x % 32 / 4 + 8 * i;
-            const unsigned char *scales = start + shape.scales, *offsets = start + shape.offsets;
-            const uint32_t zero = shape.zero + (shape.offset_type == OFFSET_ZERO ? offsets[at] : 0);
-            if constexpr (Form::NARROW) {
-                const uint32_t scale = reinterpret_cast<const uint16_t*>(scales)[at];
-                const float less = to_float(biased_one<T>()) + static_cast<float>(zero);
-                groups[i] = {scale << 16 | scale, Pair<T>::narrow(less, less)};
-            } else {
-                WideGroup& to = groups[i];
-                to.scale = shape.scale_type == SCALE_F32   ? reinterpret_cast<const float*>(scales)[at]
-                           : shape.scale_type == SCALE_F16 ? to_float(reinterpret_cast<const __half*>(scales)[at])
-                                                           : to_float(reinterpret_cast<const __nv_bfloat16*>(scales)[at]);
-                to.less = Form::INTEGERS ? MAGIC + static_cast<float>(zero) : 0.0f;
-                to.minimum = shape.offset_type == OFFSET_MINIMUM ? reinterpret_cast<const float*>(offsets)[at] : 0.0f;
-            }
+        const uint32_t group = min(input >> shape.group_shift, shape.groups - 1);
+        const uint32_t at = group * (PANEL / 2) + threadIdx.x % 32 / 4;
+        const unsigned char *scales = start + shape.scales, *offsets = start + shape.offsets;
+        const uint32_t zeros = shape.offset_type == OFFSET_ZERO ? reinterpret_cast<const uint16_t*>(offsets)[at] : 0;
+        const float less[2] = {static_cast<float>(shape.zero + (zeros & 255)), static_cast<float>(shape.zero + (zeros >> 8))};
+        if constexpr (Form::NARROW) {
+            const uint32_t two = reinterpret_cast<const uint32_t*>(scales)[at];
+            const float one = to_float(biased_one<T>());
+            groups[0] = {(two & 0xffff) * 0x10001u, Pair<T>::narrow(one + less[0], one + less[0])};
+            groups[1] = {(two >> 16) * 0x10001u, Pair<T>::narrow(one + less[1], one + less[1])};
+        } else {
+            const float2 two = shape.scale_type == SCALE_F32 ? reinterpret_cast<const float2*>(scales)[at]
+                               : shape.scale_type == SCALE_F16
+                                   ? Pair<__half>::widen(reinterpret_cast<const uint32_t*>(scales)[at])
+                                   : Pair<__nv_bfloat16>::widen(reinterpret_cast<const uint32_t*>(scales)[at]);
+            const bool added = shape.offset_type == OFFSET_MINIMUM;
+            const float2 minima = added ? reinterpret_cast<const float2*>(offsets)[at] : float2{0.0f, 0.0f};
+            groups[0] = {two.x, Form::INTEGERS ? MAGIC + less[0] : 0.0f, minima.x};
+            groups[1] = {two.y, Form::INTEGERS ? MAGIC + less[1] : 0.0f, minima.y};
         }
     }
 

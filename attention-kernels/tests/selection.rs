@@ -39,6 +39,16 @@ fn an_error_says_why_a_variant_cannot_serve_and_which_can() {
 }
 
 #[test]
+fn a_product_that_takes_only_numbers_is_refused_for_weights_in_fewer_bits() {
+    let needs = Needs { codes: true, ..cuda(Dtype::Bf16, KvDtype::Same) };
+    assert_eq!(select(&KernelChoice::default(), &needs).unwrap().linear.name, "cuda.linear");
+    let choice = KernelChoice { linear: "cuda.product".into(), ..Default::default() };
+    let message = select(&choice, &needs).err().unwrap().to_string();
+    assert!(message.ends_with("it takes no weights in 8 or 4 bits; use one of: cuda.linear"), "{message}");
+    assert_eq!(select(&choice, &Needs { codes: false, ..needs }).unwrap().linear.name, "cuda.product");
+}
+
+#[test]
 fn auto_selects_the_highest_rank_that_can_serve() {
     let auto = KernelChoice::default();
     let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();

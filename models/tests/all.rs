@@ -12,6 +12,7 @@ mod covering;
 mod documentation;
 mod formats;
 mod forward;
+mod forward_codes;
 mod forward_sim;
 mod gguf;
 mod graphs_sim;

@@ -7,7 +7,6 @@
 //! panel    codes    [ceil(k / 64)][V][32 lanes][16 bytes]     V = 1 for codes of 4 bits, 2 for 8 bits
 //!          scales   [groups][16]   float32, or the half-precision type of the format
 //!          offsets  [groups][16]   bytes (zero points) or float32 (minima), if the form has them
-//!          padding to 16 bytes
 //! ```
 //!
 //! **Codes.** A tile has 64 inputs, which are four steps of `mma.m16n8k16`. With i = 32 h + 8 c + e for an input of the tile and
@@ -18,6 +17,8 @@
 //! 4 bits   word s of the lane's vector, bits 4 p (lower half) or 16 + 4 p
 //! 8 bits   vector h, word 2 (s % 2) + p / 2, byte 2 (p % 2) + e % 2
 //! ```
+//!
+//! Scales and offsets of a group are in the order of g, for each u = 0 and u = 1, so that a lane loads both of its outputs at once.
 //!
 //! So a lane loads 16 bytes, each code once, and activations need no other order than that of their row, 16 bytes per lane.
 //! Inputs past the last have the last one's code, so that they are finite; kernels multiply them with zeros.
@@ -174,7 +175,7 @@ impl TileForm {
             }
         }
         let mut put = |start: usize, group: usize, bytes: &[u8]| {
-            panel[start + (group * PANEL + output) * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+            panel[start + (group * PANEL + 2 * g + u) * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
         };
         for group in 0..self.groups {
             let [outer, outer_minimum] = row.outer_of(format, group);

@@ -1,7 +1,7 @@
 //! Products with weights in the form in which checkpoints store them.
 
 use device::gemm::{
-    Codes, Gemm, Offset, PackedMatrix, PartForm, Rounding, Rows, Scale, StoredFormat, WeightRows, gemm, gemm_with,
+    Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm, gemm_with,
 };
 use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use device::{Dtype, Isa, Pool};
