@@ -8,7 +8,7 @@ mod attention;
 mod cache;
 mod convert;
 mod low_rank;
-mod names;
+pub(crate) mod names;
 mod parameters;
 mod yardsticks;
 

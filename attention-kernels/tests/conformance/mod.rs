@@ -15,6 +15,7 @@ mod graphs;
 mod latent;
 mod looks;
 mod low_rank;
+mod mirror;
 mod plugins;
 mod reference;
 mod refusals;
