@@ -55,8 +55,10 @@ fn contents(device: &dyn Device, mirror: &Mirror) -> Vec<u32> {
     found.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect()
 }
 
-/// Steps of a history: for some of the arrays, the words of their prefix that change.
-fn histories() -> impl Strategy<Value = Vec<Vec<(usize, Vec<(usize, u32)>)>>> {
+/// For some of the arrays, the words of their prefix that a step changes, with their places.
+type Step = Vec<(usize, Vec<(usize, u32)>)>;
+
+fn histories() -> impl Strategy<Value = Vec<Step>> {
     let change = (0usize..300, 1u32..5);
     // Up to 50 of 40: also more than one launch writes to.
     let array = (0usize..ARRAYS, proptest::collection::vec(change, 0..12));
