@@ -10,9 +10,10 @@
 //! when it is replayed. Factors have the type of the device's activations. A slot's memory is allocated for the greatest rank.
 
 use device::gemm::{AdapterRows, LowRank};
-use device::{Buffer, Device, DeviceError, Dtype, Mirror, Pinned, Queue};
+use device::{Buffer, Device, DeviceError, Dtype, Pinned, Queue};
 
 use crate::error::{KernelError, at_least, expect};
+use crate::mirror::Mirror;
 
 /// Bytes of a `LowRankHeader` and of a `LowRankPart`.
 const HEADER: usize = 16;
@@ -168,16 +169,12 @@ impl LowRankRows {
         (1 + 3 * AdapterRows::most_tasks(max_rows, slots) + max_rows) * size_of::<u32>()
     }
 
-    /// Sets the slot of each row of the step, in the order of the rows. The copy to the device is enqueued before the launches that
-    /// follow.
+    /// Sets the slot of each row of the step, in the order of the rows. Nothing has reached the device yet: send
+    /// [`LowRankRows::array`].
     ///
     /// # Errors
-    /// A slot does not exist, or there are more rows than there is memory for; the error of the copy.
-    pub fn set(
-        &mut self,
-        device: &dyn Device,
-        of_rows: impl IntoIterator<Item = Option<u32>>,
-    ) -> Result<(), KernelError> {
+    /// A slot does not exist, or there are more rows than there is memory for.
+    pub fn set(&mut self, of_rows: impl IntoIterator<Item = Option<u32>>) -> Result<(), KernelError> {
         let LowRankRows { rows, slots, end, table, words } = self;
         rows.set(of_rows);
         words.clear();
@@ -193,10 +190,25 @@ impl LowRankRows {
             last = last.max(Some(*row));
         }
         *end = last.map_or(0, |last| last as usize + 1);
-        match table {
-            Some(table) => Ok(table.set(device, words.iter().map(|word| word.to_ne_bytes()))?),
-            None => Ok(()),
-        }
+        table.as_mut().map_or(Ok(()), |table| table.set(words.iter().map(|word| word.to_ne_bytes())))
+    }
+
+    /// Returns the array of the rows on a device that launches kernels.
+    pub fn array(&mut self) -> Option<&mut Mirror> {
+        self.table.as_mut()
+    }
+
+    /// As [`LowRankRows::set`], and sends the array and waits until it has arrived.
+    ///
+    /// # Errors
+    /// As for [`LowRankRows::set`]; the error of the copy.
+    pub fn load(
+        &mut self,
+        device: &dyn Device,
+        of_rows: impl IntoIterator<Item = Option<u32>>,
+    ) -> Result<(), KernelError> {
+        self.set(of_rows)?;
+        Ok(self.array().map_or(Ok(()), |array| array.send(device))?)
     }
 
     pub(crate) fn by_slot(&self) -> &AdapterRows {

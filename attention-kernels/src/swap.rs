@@ -1,7 +1,8 @@
 //! Blocks of caches in page-locked host memory, for sequences that are swapped out.
 //!
 //! No kernel is involved: the device copies blocks on [`Queue::Copy`], as vLLM's `swap_blocks` does. Blocks that are
-//! contiguous on both sides are copied together. The host waits for nothing, and the copies overlap with launches: the
+//! contiguous on both sides are one copy, and all copies of a swap, of all layers, are one call of the driver
+//! (`cuMemcpyBatchAsync`). The host waits for nothing, and the copies overlap with launches: the
 //! caller makes them wait for earlier work, and later work wait for the returned event.
 //!
 //! ```text
@@ -10,7 +11,10 @@
 //! Copy     ---------------------------- wait for e -- copy, copy, event
 //! ```
 
+use std::collections::HashSet;
+
 use device::profile::{self, Cost};
+use device::transfer::{CopyRange, Download, Upload};
 use device::{Device, DeviceError, Event, Pinned, Queue};
 
 use crate::args::KvCache;
@@ -78,13 +82,13 @@ impl SwapSpace {
         self.check(caches, blocks.iter().map(|pair| pair.0), blocks.iter().map(|pair| pair.1))?;
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_out", "", move || cost);
-        for (cache, layer) in caches.iter().zip(&mut self.layers) {
-            each_run(blocks, layer.block_bytes, |from, to, bytes| {
-                let mut pages = cache.buffers().zip(&mut layer.pages);
-                pages.try_for_each(|(device_side, host_side)| {
-                    device.download_async(Queue::Copy, device_side, from, host_side, to, bytes)
-                })
-            })?;
+        for blocks in distinct_targets(blocks) {
+            let ranges: Vec<Vec<CopyRange>> = self.layers.iter().map(|layer| layer.ranges(blocks)).collect();
+            let layers = caches.iter().zip(&mut self.layers).zip(&ranges);
+            let copies = layers.flat_map(|((cache, layer), ranges)| {
+                cache.buffers().zip(&mut layer.pages).map(|(from, to)| Download { from, to, ranges })
+            });
+            device.download_ranges(Queue::Copy, &mut copies.collect::<Vec<_>>())?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
@@ -105,13 +109,13 @@ impl SwapSpace {
         self.check(caches, blocks.iter().map(|pair| pair.1), blocks.iter().map(|pair| pair.0))?;
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_in", "", move || cost);
-        for (cache, layer) in caches.iter_mut().zip(&self.layers) {
-            each_run(blocks, layer.block_bytes, |from, to, bytes| {
-                let mut pages = cache.buffers_mut().zip(&layer.pages);
-                pages.try_for_each(|(device_side, host_side)| {
-                    device.upload_async(Queue::Copy, host_side, from, device_side, to, bytes)
-                })
-            })?;
+        for blocks in distinct_targets(blocks) {
+            let ranges: Vec<Vec<CopyRange>> = self.layers.iter().map(|layer| layer.ranges(blocks)).collect();
+            let layers = caches.iter_mut().zip(&self.layers).zip(&ranges);
+            let copies = layers.flat_map(|((cache, layer), ranges)| {
+                cache.buffers_mut().zip(&layer.pages).map(|(to, from)| Upload { from, to, ranges })
+            });
+            device.upload_ranges(Queue::Copy, &mut copies.collect::<Vec<_>>())?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
@@ -142,14 +146,28 @@ impl SwapSpace {
     }
 }
 
-/// Calls `copy` for each run of blocks that are contiguous on both sides, with the first byte on either side and the length.
-fn each_run(
-    blocks: &[(u32, u32)],
-    block_bytes: usize,
-    mut copy: impl FnMut(usize, usize, usize) -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
-    for run in blocks.chunk_by(|a, b| b.0 == a.0 + 1 && b.1 == a.1 + 1) {
-        copy(run[0].0 as usize * block_bytes, run[0].1 as usize * block_bytes, run.len() * block_bytes)?;
+impl Layer {
+    /// The copies of blocks: one for each run that is contiguous on both sides.
+    fn ranges(&self, blocks: &[(u32, u32)]) -> Vec<CopyRange> {
+        let runs = blocks.chunk_by(|a, b| b.0 == a.0 + 1 && b.1 == a.1 + 1);
+        let start = |block: u32| block as usize * self.block_bytes;
+        let range = |run: &[(u32, u32)]| {
+            let bytes = run.len() * self.block_bytes;
+            CopyRange { from: start(run[0].0), to: start(run[0].1), bytes }
+        };
+        runs.map(range).collect()
     }
-    Ok(())
+}
+
+/// Splits a list of copies so that no part writes a block twice: copies of one call have no order.
+fn distinct_targets(blocks: &[(u32, u32)]) -> impl Iterator<Item = &[(u32, u32)]> {
+    let mut written = HashSet::new();
+    let mut rest = blocks;
+    std::iter::from_fn(move || {
+        written.clear();
+        let end = rest.iter().position(|(_, to)| !written.insert(*to)).unwrap_or(rest.len());
+        let (part, others) = rest.split_at(end);
+        rest = others;
+        (!part.is_empty()).then_some(part)
+    })
 }

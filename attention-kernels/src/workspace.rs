@@ -1,17 +1,18 @@
 //! Arrays of a step on the device, and space for partial results, as the CUDA kernels need them.
 //!
-//! A workspace is allocated once for the largest step and loaded once per step, whatever the number of layers; neither a
-//! load nor a launch allocates device memory. A load sends only what has changed since the previous one and waits for
-//! nothing; it costs time proportional to the blocks in use, not to the longest table. Kernels check nothing, so a load
+//! A workspace is allocated once for the largest step and set once per step, whatever the number of layers; neither that
+//! nor a launch allocates device memory. [`Workspace::set`] notes what has changed since the previous step, for an
+//! [`Upload`](crate::Upload); [`Workspace::load`] also sends it, and waits. It costs time proportional to the blocks in use, not to the longest table. Kernels check nothing, so a load
 //! checks that lengths, block ids and slots stay inside the cache, and a launch compares its arguments with what was
 //! loaded.
 
 use std::collections::HashSet;
 
-use device::{Buffer, Device, DeviceError, Mirror};
+use device::{Buffer, Device, DeviceError};
 
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
+use crate::mirror::Mirror;
 use crate::shape::{KvShape, PARTITION};
 use crate::work::{NO_PARTIALS, WorkList};
 
@@ -137,17 +138,22 @@ impl Workspace {
         &self.limits
     }
 
-    /// Loads a step. `slot_mapping` has one slot per row, or is empty if nothing is written. `window` is the widest window
-    /// of the layers that read these tables, `None` if one of them has none; table entries behind it are not read.
+    /// Sets a step, of which nothing has reached the device yet: send [`Workspace::arrays`]. `slot_mapping` has one slot per
+    /// row, or is empty if nothing is written. `window` is the widest window of the layers that read these tables, `None` if one
+    /// of them has none; table entries behind it are not read.
+    ///
+    /// `fixed`: for launches that are captured into a [`device::Graph`] or for its replay, so grids do not depend on the current
+    /// lengths. A replay must have as many rows and sequences as the capture; padding has a context of 0, one row, and the slot
+    /// −1.
     ///
     /// # Errors
     /// Sizes exceed the limits, lengths contradict each other, or block ids or slots lie outside the pool.
-    pub fn load(
+    pub fn set(
         &mut self,
-        device: &dyn Device,
         batch: &AttentionBatch,
         slot_mapping: &[i64],
         window: Option<usize>,
+        fixed: bool,
     ) -> Result<(), KernelError> {
         let limits = self.limits;
         batch.check_sizes()?;
@@ -157,31 +163,75 @@ impl Workspace {
         at_least("width of block tables that the workspace holds", limits.max_blocks, longest)?;
         batch.check_seqs(0..batch.num_seqs(), (limits.num_blocks, limits.block_size), window)?;
         check_slots(slot_mapping, limits.num_blocks * limits.block_size)?;
-        // If a copy below fails, the step counts as not loaded.
+        // If an array below has no space, the step counts as not set.
         self.loaded.context_lens.clear();
         self.loaded.query_starts.clear();
         self.loaded.slot_mapping.clear();
-        self.loaded.compared = self.block_tables.set_rows(device, limits.max_blocks, -1, batch.block_tables.iter())?;
-        self.context_lens.set(device, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
-        self.query_starts.set(device, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
-        self.tree_mask.set(device, batch.tree_mask.iter().map(|x| x.to_ne_bytes()))?;
-        self.slot_mapping.set(device, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
+        self.loaded.compared = self.block_tables.set_rows(limits.max_blocks, -1, batch.block_tables.iter())?;
+        self.context_lens.set(batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
+        self.query_starts.set(batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
+        self.tree_mask.set(batch.tree_mask.iter().map(|x| x.to_ne_bytes()))?;
+        self.slot_mapping.set(slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
         let work = &mut self.loaded.work;
         work.plan(batch, window, self.partial_states.len_bytes() / (2 * size_of::<f32>() * limits.num_heads.max(1)));
-        self.work.set(device, work.words())?;
-        self.first_partials.set(device, work.first_partials.iter().map(|x| x.to_ne_bytes()))?;
+        self.work.set(work.words())?;
+        self.first_partials.set(work.first_partials.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.tree_mask.clone_from(&batch.tree_mask);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
-        self.loaded.fixed = false;
+        self.loaded.fixed = fixed;
         self.loaded.window = window;
         Ok(())
     }
 
-    /// Loads a step as [`Workspace::load`] does, for launches that are captured into a [`device::Graph`] or for its replay:
-    /// grids do not depend on the current lengths. A replay must have as many rows and sequences as the capture, and trees if
-    /// that had trees; padding has a context of 0, one row, and the slot −1.
+    /// Sets the block copies of a step, which are made in this order; send [`Workspace::arrays`].
+    ///
+    /// # Errors
+    /// There are more copies than the limit, or a block lies outside the pool.
+    pub fn set_copies(&mut self, copies: &[(u32, u32)]) -> Result<(), KernelError> {
+        at_least("copies that the workspace holds", self.limits.max_copies, copies.len())?;
+        check_copies(copies, self.limits.num_blocks)?;
+        self.loaded.copies.clear();
+        let pair = |&(from, to): &(u32, u32)| (u64::from(to) << 32 | u64::from(from)).to_le_bytes();
+        self.pairs.set(copies.iter().map(pair))?;
+        self.loaded.copies.extend_from_slice(copies);
+        self.loaded.runs = runs(copies);
+        Ok(())
+    }
+
+    /// Returns the arrays that the host sets.
+    pub fn arrays(&mut self) -> [&mut Mirror; 8] {
+        let Workspace {
+            work,
+            first_partials,
+            block_tables,
+            context_lens,
+            query_starts,
+            tree_mask,
+            slot_mapping,
+            pairs,
+            ..
+        } = self;
+        [work, first_partials, block_tables, context_lens, query_starts, tree_mask, slot_mapping, pairs]
+    }
+
+    /// Sets a step, sends it, and waits until it has arrived.
+    ///
+    /// # Errors
+    /// As for [`Workspace::set`]; the error of a copy.
+    pub fn load(
+        &mut self,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        self.set(batch, slot_mapping, window, false)?;
+        self.send(device)
+    }
+
+    /// As [`Workspace::load`], with grids that do not depend on lengths.
     ///
     /// # Errors
     /// As for [`Workspace::load`].
@@ -192,24 +242,21 @@ impl Workspace {
         slot_mapping: &[i64],
         window: Option<usize>,
     ) -> Result<(), KernelError> {
-        self.load(device, batch, slot_mapping, window)?;
-        self.loaded.fixed = true;
-        Ok(())
+        self.set(batch, slot_mapping, window, true)?;
+        self.send(device)
     }
 
-    /// Loads the block copies of a step, which are made in this order.
+    /// Sets block copies, sends them, and waits until they have arrived.
     ///
     /// # Errors
-    /// There are more copies than the limit, or a block lies outside the pool.
+    /// As for [`Workspace::set_copies`]; the error of a copy.
     pub fn load_copies(&mut self, device: &dyn Device, copies: &[(u32, u32)]) -> Result<(), KernelError> {
-        at_least("copies that the workspace holds", self.limits.max_copies, copies.len())?;
-        check_copies(copies, self.limits.num_blocks)?;
-        self.loaded.copies.clear();
-        let pair = |&(from, to): &(u32, u32)| (u64::from(to) << 32 | u64::from(from)).to_le_bytes();
-        self.pairs.set(device, copies.iter().map(pair))?;
-        self.loaded.copies.extend_from_slice(copies);
-        self.loaded.runs = runs(copies);
-        Ok(())
+        self.set_copies(copies)?;
+        self.send(device)
+    }
+
+    fn send(&mut self, device: &dyn Device) -> Result<(), KernelError> {
+        Ok(self.arrays().into_iter().try_for_each(|array| array.send(device))?)
     }
 
     /// Returns the query rows that each partial result has space for.

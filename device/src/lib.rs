@@ -58,7 +58,6 @@ mod launch;
 mod launch_error;
 mod lock;
 mod memory;
-mod mirror;
 mod pinned;
 mod pool;
 pub mod profile;
@@ -69,6 +68,7 @@ pub mod sim;
 pub mod simd;
 mod stream;
 mod tensor;
+pub mod transfer;
 mod upload;
 
 use std::path::PathBuf;
@@ -83,7 +83,6 @@ pub use host::host_memory;
 pub use launch::{Arg, Launch};
 pub use launch_error::LaunchError;
 pub use memory::Element;
-pub use mirror::Mirror;
 pub use pinned::Pinned;
 pub use pool::Pool;
 pub use profile::Profile;
@@ -136,7 +135,7 @@ impl Features {
 /// | [`alloc`](Device::alloc), [`pinned`](Device::pinned) | – | the memory is allocated and zeroed; either queue may use it |
 /// | [`upload`](Device::upload), [`download`](Device::download) | Compute | the copy is done, and with it all earlier work on the queue |
 /// | [`copy`](Device::copy), [`fill`](Device::fill), [`product`](Device::product), [`launch`](Device::launch), [`replay`](Device::replay) | Compute | the work is enqueued |
-/// | [`upload_async`](Device::upload_async), [`download_async`](Device::download_async) | as named | the copy is enqueued |
+/// | [`upload_async`](Device::upload_async), [`download_async`](Device::download_async), [`upload_ranges`](Device::upload_ranges), [`download_ranges`](Device::download_ranges) | as named | the copies are enqueued |
 /// | [`record`](Device::record), [`wait`](Device::wait) | as named | the event or the wait is enqueued |
 /// | [`synchronize`](Device::synchronize) | both | both queues are empty |
 ///
@@ -268,6 +267,27 @@ pub trait Device: Send + Sync {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError>;
+    /// Enqueues many copies as [`Device::download_async`] does each, on `cuda` with one call of the driver. Their order is not
+    /// defined, so no two may write the same byte.
+    fn download_ranges(&self, queue: Queue, copies: &mut [transfer::Download<'_>]) -> Result<(), DeviceError> {
+        for copy in copies.iter() {
+            transfer::check(copy.ranges, copy.from.len_bytes(), copy.to.len_bytes())?;
+        }
+        copies.iter_mut().try_for_each(|copy| {
+            let (from, to, mut ranges) = (copy.from, &mut *copy.to, copy.ranges.iter());
+            ranges.try_for_each(|range| self.download_async(queue, from, range.from, to, range.to, range.bytes))
+        })
+    }
+    /// As [`Device::download_ranges`], to the device.
+    fn upload_ranges(&self, queue: Queue, copies: &mut [transfer::Upload<'_>]) -> Result<(), DeviceError> {
+        for copy in copies.iter() {
+            transfer::check(copy.ranges, copy.from.len_bytes(), copy.to.len_bytes())?;
+        }
+        copies.iter_mut().try_for_each(|copy| {
+            let (from, to, mut ranges) = (copy.from, &mut *copy.to, copy.ranges.iter());
+            ranges.try_for_each(|range| self.upload_async(queue, from, range.from, to, range.to, range.bytes))
+        })
+    }
     /// Records an event behind all work that has been enqueued on `queue` so far.
     fn record(&self, queue: Queue) -> Result<Event, DeviceError>;
     /// Makes all work that is enqueued on `queue` from now on wait for `event`. The host does not wait.

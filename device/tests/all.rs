@@ -5,7 +5,6 @@ mod backends;
 #[path = "support/allocations.rs"]
 mod counter;
 mod cpu;
-mod mirror;
 mod profile;
 mod resources;
 mod simt;

@@ -1,13 +1,13 @@
-//! What the host does for a step on `cuda-sim`: the products that it plans.
+//! What the host does for a step on `cuda-sim`: the products that it plans, and its uploads.
 
 use std::sync::{Arc, Mutex};
 
 use crate::common::{files, last_logits, needs};
-use crate::support::hooked::{Hooked, Hooks};
+use crate::support::hooked::{Hooked, Hooks, Transfer};
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
 use device::gemm::Product;
 use device::{Device, DeviceError, Matrix, Options};
-use models::{Model, ModelConfig, StepLimits, Weights};
+use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights};
 
 const LIMITS: StepLimits = StepLimits { max_rows: 64, max_seqs: 4, max_model_len: 256, block_size: 16, num_blocks: 64 };
 
@@ -16,6 +16,8 @@ const LIMITS: StepLimits = StepLimits { max_rows: 64, max_seqs: 4, max_model_len
 struct Calls {
     planned: Vec<(Kind, usize)>,
     products: Vec<(Kind, usize)>,
+    /// Sizes of uploads.
+    uploads: Vec<usize>,
 }
 
 /// Outputs, inputs, bias and result type of a product.
@@ -33,6 +35,12 @@ impl Hooks for Log {
         let kind = (weights.n(), weights.k(), bias.is_some(), y_format);
         self.0.lock().unwrap().products.push((kind, rows));
         device.product(product)
+    }
+    fn before_transfer(&self, _: &dyn Device, transfer: &Transfer) -> Result<(), DeviceError> {
+        if transfer.upload {
+            self.0.lock().unwrap().uploads.push(transfer.bytes);
+        }
+        Ok(())
     }
 }
 
@@ -69,5 +77,35 @@ fn every_product_of_a_step_was_planned_for_its_number_of_rows() {
         }
         let rows = |wanted| calls.products.iter().any(|(_, rows)| *rows == wanted);
         assert!(rows(1) && rows(33) && rows(64), "{case}: nothing to show");
+    }
+}
+
+#[test]
+fn a_decode_step_uploads_once_whatever_changes_and_however_many_groups_it_has() {
+    // One group of layers, and several with windows.
+    for case in ["llama", "gemma3-text"] {
+        let Some((mut model, mut caches, log)) = load(case, Dtype::F32) else { return };
+        let (groups, size) = (model.layout().groups.len(), LIMITS.block_size);
+        let mut batch = ForwardBatch::default();
+        // The first steps also capture a graph. A new sequence, and the first token of a block.
+        for (step, seqs) in [3, 3, 3, 4, 2].into_iter().enumerate() {
+            batch.clear(groups);
+            for seq in 0..seqs {
+                let start = size - 3 + step;
+                let table = |group: usize| [seq, 4 + seq].map(|block| (block * groups + group) as i32);
+                let tables: Vec<[i32; 2]> = (0..groups).map(table).collect();
+                let slot = |table: &[i32; 2]| i64::from(table[start / size]) * size as i64 + (start % size) as i64;
+                let slots: Vec<[i64; 1]> = tables.iter().map(|table| [slot(table)]).collect();
+                batch.push(start, &[7 + step as u32], slots.iter().zip(&tables).map(|(s, t)| (&s[..], &t[..])));
+            }
+            log.0.lock().unwrap().uploads.clear();
+            model.forward(&batch, &mut caches).unwrap();
+            let uploads = std::mem::take(&mut log.0.lock().unwrap().uploads);
+            assert_eq!(uploads.len(), 1, "{case}: step {step}");
+            // Tables of four sequences are sent at their first step.
+            assert!(step == 0 || uploads[0] <= 200 * groups + 400, "{case}: step {step} uploads {uploads:?} bytes");
+        }
+        model.copy_blocks(&[(0, 9), (1, 10)], &mut caches).unwrap();
+        assert_eq!(log.0.lock().unwrap().uploads.len(), 1, "{case}: copies of blocks");
     }
 }

@@ -9,7 +9,7 @@ mod cache;
 mod convert;
 mod linear;
 mod low_rank;
-mod names;
+pub(crate) mod names;
 mod parameters;
 mod yardsticks;
 

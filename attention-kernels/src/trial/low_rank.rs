@@ -119,7 +119,7 @@ impl LowRankProblem {
             slots = Some(filled);
         }
         let mut of_rows = LowRankRows::new(&**device, rows, additions.len())?;
-        of_rows.set(&**device, self.of_rows.iter().copied())?;
+        of_rows.load(&**device, self.of_rows.iter().copied())?;
         Ok(LowRankOnDevice {
             problem: self,
             device: Arc::clone(device),

@@ -140,7 +140,7 @@ fn launches_depend_on_the_number_of_rows_alone_and_slots_can_be_replaced_and_emp
     let mut t = buffer(&device, &[0; 3 * 16 * 4]);
     let mut run = |slots: &LowRankSlots, of_rows: [Option<u32>; 3]| {
         let mut y = buffer(&device, &to_bytes(Dtype::F32, &[1.0; 3 * 8]));
-        rows.set(&device, of_rows).unwrap();
+        rows.load(&device, of_rows).unwrap();
         let factors = LowRankFactors::Device(slots);
         let args = LowRankArgs { x: &x, y: &mut y, num_rows: 3, rows: &rows, factors, t: &mut t };
         variant.low_rank(&device, args).unwrap();
@@ -175,8 +175,8 @@ fn adapters_and_rows_that_do_not_fit_are_refused_before_anything_runs() {
         assert_eq!(set(0, &small(24, 6, 4)), "outputs of a layer: found 8, expected 9");
         assert_eq!(set(0, &small(24, 5, 17)), "ranks of a layer: found 16, expected 32");
         let mut rows = LowRankRows::new(device, 3, 2).unwrap();
-        assert_eq!(said(rows.set(device, [Some(2)])), "slots of adapters: found 2, expected 3");
-        rows.set(device, [None, None, Some(1)]).unwrap();
+        assert_eq!(said(rows.load(device, [Some(2)])), "slots of adapters: found 2, expected 3");
+        rows.load(device, [None, None, Some(1)]).unwrap();
         for variant in variants_on(device, &[Operation::LowRank]) {
             let run = |x: usize, y: usize, t: usize, num_rows: usize| {
                 let [x, mut y, mut t] = [2 * x, 2 * y, 4 * t].map(|bytes| device.alloc(bytes).unwrap());

@@ -16,6 +16,7 @@ mod latent;
 mod linear;
 mod looks;
 mod low_rank;
+mod mirror;
 mod plugins;
 mod reference;
 mod refusals;

@@ -1,7 +1,7 @@
 //! Swaps to page-locked memory and back, and conversions of whole caches to 8 bits and back. What they write is exact, and
 //! everything else stays unchanged, bit for bit.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use attention_kernels::trial::floats;
 use attention_kernels::trial::numbers::{Random, from_byte, from_bytes, round, to_byte, to_bytes};
@@ -12,6 +12,7 @@ use device::{Device, Queue};
 
 use super::covering;
 use super::devices::{self, buffer, bytes};
+use crate::support::hooked::{Hooked, Hooks};
 
 #[test]
 fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
@@ -55,6 +56,35 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
             }
         }
     }
+}
+
+/// Counts the calls that enqueue copies, and their ranges.
+#[derive(Default)]
+struct Calls(Mutex<Vec<usize>>);
+
+impl Hooks for Calls {
+    fn before_batch(&self, ranges: usize) {
+        self.0.lock().unwrap().push(ranges);
+    }
+}
+
+#[test]
+fn a_swap_of_scattered_blocks_is_one_call_for_all_layers() {
+    let device = Hooked { device: device::open("cpu", Some(1)).unwrap(), hooks: Calls::default() };
+    let shape = KvShape { num_blocks: 9, num_kv_heads: 1, block_size: 8, head_dim: 8 };
+    let layer = |_| filled(&device, shape, CacheFormat::default(), |at| at as u8).0;
+    let mut caches: Vec<KvCache> = (0..3).map(layer).collect();
+    let mut space = SwapSpace::new(&device, &caches, 6).unwrap();
+    let calls = || std::mem::take(&mut *device.hooks.0.lock().unwrap());
+    space.swap_out(&device, &caches, &[(8, 0), (6, 1), (4, 2), (2, 3), (3, 4)]).unwrap();
+    assert_eq!(calls(), [3 * 2 * 4], "keys and values of 3 layers, in 4 runs");
+    space.swap_in(&device, &mut caches, &[(0, 1), (1, 3), (2, 5)]).unwrap();
+    assert_eq!(calls(), [3 * 2 * 3]);
+    // The second copy to a block comes after the first.
+    space.swap_out(&device, &caches, &[(0, 0), (1, 1), (2, 0)]).unwrap();
+    assert_eq!(calls(), [3 * 2, 3 * 2]);
+    space.swap_out(&device, &caches, &[]).unwrap();
+    assert!(calls().is_empty());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Memory of a GPU, page-locked memory of the host, and events; each is released when it is dropped.
+//! Memory of a GPU, page-locked memory of the host, and events; each is released when it is dropped. Batches of copies.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags, CUresult};
+use cudarc::driver::sys::{
+    self, CUevent_flags, CUevent_wait_flags, CUmemLocation, CUmemLocationType, CUmemcpyAttributes, CUmemcpyFlags,
+    CUmemcpySrcAccessOrder, CUresult,
+};
 
 use super::context::Context;
 use super::error::{CudaError, refused};
@@ -102,6 +105,48 @@ impl Drop for PinnedMemory {
             // SAFETY: allocated in `zeroed`, and no copy uses it any more.
             let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
         }
+    }
+}
+
+/// Copies that the driver makes in one call, in any order.
+#[derive(Default)]
+pub(crate) struct Batch {
+    sources: Vec<sys::CUdeviceptr>,
+    targets: Vec<sys::CUdeviceptr>,
+    sizes: Vec<usize>,
+}
+
+impl Batch {
+    pub fn add(&mut self, from: u64, to: u64, bytes: usize) {
+        // The driver refuses copies of nothing.
+        if bytes > 0 {
+            self.sources.push(from);
+            self.targets.push(to);
+            self.sizes.push(bytes);
+        }
+    }
+
+    /// Number of bytes of all copies.
+    pub fn bytes(&self) -> usize {
+        self.sizes.iter().sum()
+    }
+
+    /// # Safety
+    /// There is a copy; all addresses are those of a GPU's or page-locked memory, which stays allocated until the stream has
+    /// copied it, and no two targets overlap.
+    pub unsafe fn enqueue(&mut self, stream: sys::CUstream) -> CUresult {
+        let anywhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = CUmemcpyAttributes {
+            srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: anywhere,
+            dstLocHint: anywhere,
+            flags: CUmemcpyFlags::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE as u32,
+        };
+        let Batch { sources, targets, sizes } = self;
+        let (to, from, bytes, count) = (targets.as_mut_ptr(), sources.as_mut_ptr(), sizes.as_mut_ptr(), sizes.len());
+        // SAFETY: the lists are equally long, and the one set of attributes counts from copy 0 on. The call copies all of them;
+        // the rest is the caller's promise.
+        unsafe { sys::cuMemcpyBatchAsync_v2(to, from, bytes, count, &mut attributes, &mut 0, 1, stream) }
     }
 }
 

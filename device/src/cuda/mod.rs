@@ -30,6 +30,7 @@ use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
+use crate::transfer::{self, CopyRange};
 use crate::{Device, DeviceError, Dtype, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
 use context::Context;
@@ -37,6 +38,7 @@ use error::refused;
 pub use error::{CudaError, Refusal};
 use graph::Capture;
 pub(crate) use graph::CudaGraph;
+use memory::Batch;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, Point};
 use modules::Modules;
 
@@ -272,6 +274,37 @@ impl Device for Cuda {
         let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, stream) };
         self.enqueue(queue, bytes, "copying from the GPU", copy)?;
         to.note_copy(self.progress.count_copy(queue));
+        Ok(())
+    }
+
+    fn download_ranges(&self, queue: Queue, copies: &mut [transfer::Download<'_>]) -> Result<(), DeviceError> {
+        self.tape.refuse("a download")?;
+        let mut batch = Batch::default();
+        for transfer::Download { from, to, ranges } in copies.iter() {
+            for CopyRange { from: at, to: to_at, bytes } in ranges.iter().copied() {
+                batch.add(self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?.addr() as u64, bytes);
+            }
+        }
+        // SAFETY: each copy is inside of both, whose drops wait for the stream; `note_copy` denies access to the targets until
+        // then.
+        self.enqueue(queue, batch.bytes(), "copying from the GPU", |stream| unsafe { batch.enqueue(stream) })?;
+        let clock = self.progress.count_copy(queue);
+        copies.iter().for_each(|copy| copy.to.note_copy(clock));
+        Ok(())
+    }
+
+    fn upload_ranges(&self, queue: Queue, copies: &mut [transfer::Upload<'_>]) -> Result<(), DeviceError> {
+        self.tape.refuse("an upload")?;
+        let mut batch = Batch::default();
+        for transfer::Upload { from, to, ranges } in copies.iter() {
+            for CopyRange { from: at, to: to_at, bytes } in ranges.iter().copied() {
+                batch.add(self.locked(from, at, bytes)?.addr() as u64, self.own(to, to_at, bytes)?, bytes);
+            }
+        }
+        // SAFETY: as in `download_ranges`, with the sources.
+        self.enqueue(queue, batch.bytes(), "copying to the GPU", |stream| unsafe { batch.enqueue(stream) })?;
+        let clock = self.progress.count_copy(queue);
+        copies.iter().for_each(|copy| copy.from.note_copy(clock));
         Ok(())
     }
 

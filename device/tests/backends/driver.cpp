@@ -424,6 +424,30 @@ CALL(cuMemcpyDtoDAsync_v2, Address to, Address from, size_t bytes, Stream* strea
     return SUCCESS;
 }
 
+struct CopyAttributes {
+    int order, source_type, source_id, target_type, target_id;
+    unsigned flags;
+};
+
+// Copies in reverse order, because a caller must not rely on any.
+CALL(cuMemcpyBatchAsync_v2, const Address* targets, const Address* sources, const size_t* sizes, size_t count,
+     const CopyAttributes* attributes, const size_t* first, size_t attribute_count, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NOT_CAPTURED(stream);
+    NEEDS(count && attribute_count == 1 && *first == 0 && attributes->order == 1 && attributes->flags <= 1, INVALID_VALUE);
+    const auto known = [](Address at, size_t bytes) { return within(device_memory, at, bytes) || within(host_memory, at, bytes); };
+    std::vector<std::function<void()>> copies;
+    for (size_t i = count; i-- > 0;) {
+        const Address from = sources[i], to = targets[i];
+        const size_t bytes = sizes[i];
+        NEEDS(bytes && known(from, bytes) && known(to, bytes), ILLEGAL_ADDRESS);
+        copies.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    }
+    stream->work.push_back([copies] { for (const auto& copy : copies) copy(); });
+    return SUCCESS;
+}
+
 // For blas.cpp: checks the memory that the work reads and writes, then enqueues it.
 CALL(fake_driver_enqueue, Stream* stream, const Address* addresses, const size_t* bytes, int count,
      std::function<void()>* work) {

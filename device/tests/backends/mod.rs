@@ -12,6 +12,7 @@ mod profiles;
 
 use std::sync::Arc;
 
+use device::transfer::{CopyRange, Download, Upload};
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor};
 use testkit::capability::Capability;
 use testkit::kernels::manifest::Manifest;
@@ -247,6 +248,34 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
         assert!(back.host::<i32>().is_ok(), "{name}");
         // Dropped while a copy may be running.
         device.download_async(Queue::Copy, &buffer, 0, &mut back, 0, 16).unwrap();
+    }
+}
+
+#[test]
+fn copies_of_one_call_reach_their_ranges_and_are_refused_whole() {
+    for device in devices() {
+        let (name, device) = (device.name(), &*device);
+        let (a, mut b) = (filled(device, &[1i32, 2, 3, 4]), filled(device, &[5i32, 6, 7, 8]));
+        let (mut c, mut d) = (device.pinned(16).unwrap(), device.pinned(16).unwrap());
+        let range = |from: usize, to: usize, words: usize| CopyRange { from: 4 * from, to: 4 * to, bytes: 4 * words };
+        let (from_a, from_b) = ([range(0, 3, 1), range(1, 0, 2), range(0, 0, 0)], [range(3, 1, 1)]);
+        let download = |from, to, ranges| Download { from, to, ranges };
+        let mut copies = [download(&a, &mut c, &from_a), download(&b, &mut d, &from_b)];
+        device.download_ranges(Queue::Copy, &mut copies).unwrap();
+        assert!(c.host::<i32>().is_err() && d.host::<i32>().is_err(), "{name}: in flight");
+        device.record(Queue::Copy).unwrap().synchronize().unwrap();
+        assert_eq!((c.host::<i32>().unwrap(), d.host::<i32>().unwrap()), (&[2, 3, 0, 1][..], &[0, 8, 0, 0][..]));
+        let mut upload =
+            |ranges: &[CopyRange]| device.upload_ranges(Queue::Copy, &mut [Upload { from: &c, to: &mut b, ranges }]);
+        // The other way: nothing is copied if one range is outside.
+        let error = upload(&[range(0, 0, 4), range(1, 3, 2)]).unwrap_err();
+        assert!(matches!(error, DeviceError::Outside { .. }), "{name}: {error}");
+        upload(&[range(3, 0, 1), range(0, 2, 2)]).unwrap();
+        upload(&[]).unwrap();
+        device.wait(Queue::Compute, &device.record(Queue::Copy).unwrap()).unwrap();
+        assert_eq!(contents(device, &b), [1, 6, 2, 3], "{name}");
+        device.synchronize().unwrap();
+        assert!(c.host::<i32>().is_ok(), "{name}");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use device::gemm::{Product, Quantization, WeightRows};
+use device::transfer::{Download, Upload};
 use device::{
     Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
     Queue,
@@ -24,6 +25,8 @@ pub trait Hooks: Send + Sync {
     fn replay(&self, device: &dyn Device, graph: &Graph) -> Result<(), DeviceError> {
         device.replay(graph)
     }
+    /// Before copies that one call enqueues; the number of ranges. After [`Hooks::before_transfer`] for each of them.
+    fn before_batch(&self, _ranges: usize) {}
     /// Before an asynchronous copy.
     fn before_transfer(&self, _: &dyn Device, _: &Transfer) -> Result<(), DeviceError> {
         Ok(())
@@ -87,6 +90,22 @@ impl<H: Hooks> Device for Hooked<H> {
     ) -> Result<(), DeviceError> {
         self.hooks.before_transfer(&*self.device, &Transfer { queue, upload: false, at, bytes })?;
         self.device.download_async(queue, from, at, to, to_at, bytes)
+    }
+    fn download_ranges(&self, queue: Queue, copies: &mut [Download<'_>]) -> Result<(), DeviceError> {
+        for range in copies.iter().flat_map(|copy| copy.ranges) {
+            let transfer = Transfer { queue, upload: false, at: range.from, bytes: range.bytes };
+            self.hooks.before_transfer(&*self.device, &transfer)?;
+        }
+        self.hooks.before_batch(copies.iter().map(|copy| copy.ranges.len()).sum());
+        self.device.download_ranges(queue, copies)
+    }
+    fn upload_ranges(&self, queue: Queue, copies: &mut [Upload<'_>]) -> Result<(), DeviceError> {
+        for range in copies.iter().flat_map(|copy| copy.ranges) {
+            let transfer = Transfer { queue, upload: true, at: range.to, bytes: range.bytes };
+            self.hooks.before_transfer(&*self.device, &transfer)?;
+        }
+        self.hooks.before_batch(copies.iter().map(|copy| copy.ranges.len()).sum());
+        self.device.upload_ranges(queue, copies)
     }
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.hooks.record(&*self.device, queue)

@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSlots};
+use attention_kernels::{
+    Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSlots, Mirror,
+};
 use device::gemm::LowRank;
 use device::{Buffer, Device, DeviceError, Features, Pinned};
 
@@ -123,8 +125,8 @@ impl Adapters {
         Ok(())
     }
 
-    /// Checks the slots of a batch and groups its rows.
-    pub fn load(&mut self, device: &dyn Device, batch: &ForwardBatch) -> Result<(), KernelError> {
+    /// Checks the slots of a batch and groups its rows; [`Adapters::arrays`] must then be sent to a device that launches kernels.
+    pub fn load(&mut self, batch: &ForwardBatch) -> Result<(), KernelError> {
         let Adapters { factors, all, kept, of_rows, active, .. } = self;
         of_rows.clear();
         let starts = batch.groups.first().map_or(&[][..], |group| &group.attention.query_starts);
@@ -136,12 +138,17 @@ impl Adapters {
             }
             of_rows.extend((bounds[0]..bounds[1]).map(|_| slot));
         }
-        all.set(device, of_rows.iter().copied())?;
+        all.set(of_rows.iter().copied())?;
         if let Some(needed) = &batch.needed {
-            kept.set(device, needed.iter().map(|row| of_rows.get(*row as usize).copied().flatten()))?;
+            kept.set(needed.iter().map(|row| of_rows.get(*row as usize).copied().flatten()))?;
         }
         *active = !all.is_empty();
         Ok(())
+    }
+
+    /// The arrays of the rows on a device that launches kernels.
+    pub fn arrays(&mut self) -> impl Iterator<Item = &mut Mirror> {
+        [&mut self.all, &mut self.kept].into_iter().flat_map(LowRankRows::array)
     }
 
     /// Adds the adapters' products of the rows of `x` to `y`, the output of a linear layer. `dropped`: the rows are those that

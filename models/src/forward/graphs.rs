@@ -80,7 +80,7 @@ impl Model {
         let mut nothing = ForwardBatch::default();
         nothing.clear(self.layout.views.len());
         if let Some(adapters) = &mut self.adapters {
-            adapters.load(&*self.device, &nothing)?;
+            adapters.load(&nothing)?;
             adapters.active = kind == 1;
         }
         for _ in 0..2 {

@@ -1,14 +1,15 @@
 //! Layer operations as launches of the kernels in `csrc/`, for `cuda` and `cuda-sim`.
 //!
 //! The inputs of a step (tokens, positions, slots, block tables, needed and requested rows) lie in persistent device arrays
-//! ([`Mirror`]): a step uploads only the differences from the one before. Only [`LayerOps::to_host`] waits for the device, and no
+//! ([`Mirror`]): a step uploads only the differences from the one before, all in one copy ([`Upload`]). Only [`LayerOps::to_host`] waits for the device, and no
 //! step allocates device memory.
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, Workspace};
-use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
+use attention_kernels::{Dtype, KernelError, Mirror, Upload, Workspace};
+use device::{Buffer, Device, DeviceError, Matrix, Pinned, Queue, Uploader};
 
+use super::adapters::Adapters;
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
@@ -23,6 +24,7 @@ pub(super) struct Launched {
     /// Angular frequencies of each rotary embedding, float32 `[dims / 2]`, and its attention factor.
     ropes: Vec<(Buffer, f32)>,
     experts: Option<ExpertMemory>,
+    upload: Upload,
     tokens: Mirror,
     positions: Mirror,
     needed: Mirror,
@@ -69,6 +71,7 @@ impl Launched {
             heads: decoder.heads(),
             ropes: ropes.iter().map(&mut upload).collect::<Result<_, _>>()?,
             experts: ExpertMemory::new(&**device, decoder, max_rows, dtype)?,
+            upload: Upload::new(&**device)?,
             tokens: indices(max_rows)?,
             positions: indices(max_rows)?,
             needed: indices(max_rows)?,
@@ -84,7 +87,7 @@ impl Launched {
     pub fn bytes(decoder: &Decoder, ropes: &[Rope], dtype: Dtype, limits: &StepLimits) -> usize {
         let frequencies = ropes.iter().map(|rope| rope.dims / 2).sum::<usize>() * size_of::<f32>();
         let experts = ExpertMemory::bytes(decoder, limits.max_rows, dtype);
-        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + frequencies + experts
+        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + Upload::bytes() + frequencies + experts
     }
 }
 
@@ -100,25 +103,29 @@ impl LayerOps for Launched {
         Ok(())
     }
 
-    fn load(&mut self, batch: &ForwardBatch, fixed: bool) -> Result<(), KernelError> {
-        let device = &*self.device;
-        self.tokens.set(device, batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
-        self.positions.set(device, batch.positions.iter().map(|position| position.to_ne_bytes()))?;
-        if let Some(needed) = &batch.needed {
-            self.needed.set(device, needed.iter().map(|row| row.to_ne_bytes()))?;
+    fn load(&mut self, batch: &ForwardBatch, fixed: bool, adapters: Option<&mut Adapters>) -> Result<(), KernelError> {
+        let Launched { tokens, positions, needed, workspaces, views, .. } = self;
+        tokens.set(batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
+        positions.set(batch.positions.iter().map(|position| position.to_ne_bytes()))?;
+        if let Some(rows) = &batch.needed {
+            needed.set(rows.iter().map(|row| row.to_ne_bytes()))?;
         }
-        if self.workspaces.len() != batch.groups.len() {
+        if workspaces.len() != batch.groups.len() {
             return Err(NO_WORKSPACE);
         }
-        for ((workspace, (window, _)), group) in self.workspaces.iter_mut().zip(&self.views).zip(&batch.groups) {
-            let load = if fixed { Workspace::load_fixed } else { Workspace::load };
-            load(workspace, device, &group.attention, &group.slot_mapping, *window)?;
+        for ((workspace, (window, _)), group) in workspaces.iter_mut().zip(views).zip(&batch.groups) {
+            workspace.set(&group.attention, &group.slot_mapping, *window, fixed)?;
         }
-        Ok(())
+        let arrays = [tokens, positions, needed].into_iter();
+        let arrays = arrays.chain(workspaces.iter_mut().flat_map(Workspace::arrays));
+        let arrays = arrays.chain(adapters.into_iter().flat_map(Adapters::arrays));
+        self.upload.send(&*self.device, arrays)
     }
 
     fn load_copies(&mut self, copies: &[(u32, u32)]) -> Result<(), KernelError> {
-        self.workspaces.first_mut().ok_or(NO_WORKSPACE)?.load_copies(&*self.device, copies)
+        let workspace = self.workspaces.first_mut().ok_or(NO_WORKSPACE)?;
+        workspace.set_copies(copies)?;
+        self.upload.send(&*self.device, workspace.arrays())
     }
 
     fn most_copies(&self) -> usize {
@@ -308,7 +315,8 @@ impl LayerOps for Launched {
     }
 
     fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
-        self.requested.set(&*self.device, rows.iter().map(|row| row.to_ne_bytes()))?;
+        self.requested.set(rows.iter().map(|row| row.to_ne_bytes()))?;
+        self.upload.send(&*self.device, [&mut self.requested])?;
         launch::gather_rows(&*self.device, self.dtype, x, self.requested.buffer(), 1.0, out, (rows.len(), width))
     }
 

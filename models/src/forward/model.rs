@@ -393,7 +393,7 @@ impl Model {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
         match &mut self.adapters {
-            Some(adapters) => adapters.load(&*self.device, batch)?,
+            Some(adapters) => adapters.load(batch)?,
             None => {
                 let named = batch.adapters.iter().find(|slot| **slot != ForwardBatch::NO_ADAPTER);
                 if let Some(&slot) = named {
@@ -458,7 +458,7 @@ impl Model {
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
-        self.ops.load(batch, fixed)?;
+        self.ops.load(batch, fixed, self.adapters.as_mut())?;
         fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 

@@ -7,6 +7,7 @@
 use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device, Matrix};
 
+use super::adapters::Adapters;
 use super::linear::{Linear, LoadedExperts, Norm, RecurrentLayer};
 use super::op::HeadRows;
 use super::{ForwardBatch, StepLimits};
@@ -107,9 +108,9 @@ pub(super) trait LayerOps: Send {
     fn reserve(&mut self, _limits: &StepLimits) -> Result<(), KernelError> {
         Ok(())
     }
-    /// Copies a batch to where the other operations and the kernels read it. `fixed`: choose grids that fit contexts of any
-    /// length, as a graph needs them.
-    fn load(&mut self, _batch: &ForwardBatch, _fixed: bool) -> Result<(), KernelError> {
+    /// Copies a batch, and the rows of adapters that were set, to where the other operations and the kernels read them. `fixed`:
+    /// choose grids that fit contexts of any length, as a graph needs them.
+    fn load(&mut self, _: &ForwardBatch, _fixed: bool, _: Option<&mut Adapters>) -> Result<(), KernelError> {
         Ok(())
     }
     /// Copies a list of block copies to where the kernel reads it; at most [`LayerOps::most_copies`].
