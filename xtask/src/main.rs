@@ -83,6 +83,15 @@ enum Task {
         #[command(flatten)]
         build: BuildArgs,
     },
+    /// Compile the decode attention of vLLM and FlashInfer from their packages, for the next gpu-bundle to measure beside ours
+    GpuPeers {
+        /// Architectures to compile for, as nvcc names them without sm_ [default: 90a]
+        #[arg(long, value_delimiter = ',')]
+        arch: Vec<String>,
+        /// If no nvcc is found, download the pinned one with pip into target/cuda-toolkit/
+        #[arg(long)]
+        fetch: bool,
+    },
     /// Write a model of a known shape with random weights: a checkpoint folder, and GGUF files with the same weights
     BenchModel {
         /// m135 (SmolLM2-135M), q05 (Qwen2.5-0.5B), 1b (Llama 3.2 1B), 8b (Llama 3 8B) or tiny
@@ -159,6 +168,10 @@ fn run(task: Task) -> Result<(), String> {
         Task::GpuBundle { arch, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(drop)
+        }
+        Task::GpuPeers { arch, fetch } => {
+            let options = bundle::peers::Options { architectures: arch, fetch };
+            bundle::peers::run(&root, &options).map(drop)
         }
         Task::BenchModel { shape, folder, seed } => model::write(&model::Shape::named(&shape)?, &folder, seed),
         Task::BenchCpu { models, folder, python, rounds, threads } => {

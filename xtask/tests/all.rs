@@ -4,5 +4,6 @@
 mod chores;
 mod dependencies;
 mod gpu_bundle;
+mod gpu_peers;
 mod reports;
 mod tidy;

@@ -192,6 +192,25 @@ fn parts_that_are_not_requested_are_listed_and_none_starts_without_time_left() {
 }
 
 #[test]
+fn a_bundle_without_peers_says_how_to_make_them_and_a_peer_that_fails_stops_nothing() {
+    let bundle = Folder::pretend("bundle-peers", Version(2, 17), QUIRE, CONFORMANCE);
+    let said = text(&run(&bundle.0, &[]));
+    let none = format!("{:<26} not run        the bundle has no peers; run cargo xtask gpu-peers", "peers");
+    assert!(said.contains(&none), "{said}");
+    // A Python with torch, whose peers fail.
+    bundle.program("python3", "case $1 in *peers.py) ls \"$2\"; exit 1 ;; esac");
+    bundle.program("peers/libvllm.so", "");
+    let packed = Command::new("gzip").arg(bundle.0.join("peers/libvllm.so")).status().unwrap();
+    assert!(packed.success());
+    let said = text(&run(&bundle.0, &[]));
+    for (part, how) in [("peers", "failed (1)"), ("prefill", "ok"), ("engine-bits", "ok")] {
+        assert!(said.contains(&format!("{part:<26} {how}")), "{part} in {said}");
+    }
+    let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
+    assert!(log.contains("=== peers\nlibvllm.so\nlibvllm.so.gz\n"), "unpacked: {log}");
+}
+
+#[test]
 fn the_table_names_the_shapes_that_a_sweep_did_not_measure() {
     let bundle = Folder::new("bundle-table");
     let work = |name: &str, text: &str| std::fs::write(bundle.0.join(name), text).unwrap();
@@ -258,6 +277,10 @@ fn a_whole_bundle_tests_the_kernels_without_a_gpu_and_reports_a_missing_driver()
         Err(problem) => panic!("{problem}"),
     };
     assert!(bundle::check_size(&made, bundle::MOST_BYTES).unwrap() > 1 << 20);
+    for card in ["H200", "H100"] {
+        let decode = std::fs::read_to_string(made.join(format!("predicted/{card}-decode-64.json"))).unwrap();
+        assert!(decode.contains(&format!("\"card\": \"{card}\"")) && decode.contains("cuda.paged_gqa"), "{decode}");
+    }
     // Nothing in it may refer to the folder where it was made.
     let elsewhere = Folder::new("bundle-whole");
     let copied = Command::new("cp").arg("-r").arg(&made).arg(elsewhere.0.join("b")).status().unwrap();

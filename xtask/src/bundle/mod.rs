@@ -5,6 +5,8 @@
 //!                     bin/*.gz       quire, and the tests of kernels, forward pass, sampling and engine: release, stripped
 //!                     kernels/       fat binaries, and the host libraries for `run.sh --device cuda-sim`
 //!                     shapes/        checkpoints of 1 and 8 billion weights without the weights
+//!                     predicted/     times that `quire bench kernels --counts` predicts for the shapes that run.sh measures
+//!                     peers/*.gz     kernels of other engines, if `cargo xtask gpu-peers` made them
 //!                     *.py           makes the weights; measures PyTorch; prints the figures
 //!                     */tests/reference/  reference cases, at the paths that they have in the tree
 //!                     bundle.txt     commit, architectures, versions
@@ -16,6 +18,8 @@
 //! speed needs weights, which a Python with torch makes there. Without it those parts do not run, and the table says so.
 
 mod glibc;
+pub mod peers;
+mod predicted;
 mod programs;
 
 use std::io;
@@ -30,9 +34,10 @@ pub use glibc::{Version, newest};
 /// Greatest size of a bundle in bytes: it is copied to a machine that is rented by the minute, with the tree in 64 MiB.
 pub const MOST_BYTES: u64 = 46 << 20;
 const SCRIPT: &str = include_str!("run.sh");
-const PYTHON: [(&str, &str); 3] = [
+const PYTHON: [(&str, &str); 4] = [
     ("weights.py", include_str!("weights.py")),
     ("peer.py", include_str!("peer.py")),
+    ("peers.py", include_str!("peers/peers.py")),
     ("table.py", include_str!("table.py")),
 ];
 /// Folders of the tree that the tests read.
@@ -76,6 +81,8 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     }
 
     let needed = programs::build(root, &into("bin"))?;
+    predicted::write(root, &compiler, options.jobs, &into("predicted"))?;
+    peers::pack(root, &into("peers"))?;
     for (name, text) in PYTHON {
         std::fs::write(into(name), text).map_err(at(&into(name)))?;
     }

@@ -22,8 +22,8 @@ pub(super) fn build(root: &Path, folder: &Path) -> Result<Version, String> {
     Ok(needed)
 }
 
-/// Writes `to.gz`, the program without symbols, and returns the C library that it needs.
-fn pack(program: &Path, to: &Path) -> Result<Version, String> {
+/// Writes `to.gz`, the program or library without symbols, and returns the C library that it needs.
+pub(super) fn pack(program: &Path, to: &Path) -> Result<Version, String> {
     call(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program), "binutils")?;
     let needed = newest(&std::fs::read(to).map_err(at(to))?);
     compress(to)?;
@@ -35,7 +35,8 @@ pub(super) fn compress(file: &Path) -> Result<(), String> {
     call(Command::new("gzip").args(["-9", "--no-name"]).arg(file), "gzip")
 }
 
-fn call(command: &mut Command, package: &str) -> Result<(), String> {
+/// Runs a program; if it does not start, the error names the package to install.
+pub(super) fn call(command: &mut Command, package: &str) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     match command.status() {
         Ok(status) if status.success() => Ok(()),

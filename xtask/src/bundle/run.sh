@@ -53,7 +53,7 @@ if [ "$device" = cuda-sim ] && command -v ldd >/dev/null; then
     fi
 fi
 bin=$here/bin
-for packed in "$bin"/*.gz; do
+for packed in "$bin"/*.gz "$here"/peers/*.gz; do
     program=${packed%.gz}
     if [ -f "$packed" ] && [ ! -x "$program" ] && ! { gzip -dc "$packed" >"$program" && chmod +x "$program"; }; then
         rm -f "$program"
@@ -161,9 +161,9 @@ if [ $opens ]; then
         if [ $short ] && [ "$filter" = none ]; then
             without "$name" "not part of a short run"
         elif [ $short ]; then
-            begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$filter" --skip every_setting
+            begin "$name" 140 "$bin/$program" --nocapture --test-threads=1 "$filter" --skip every_setting
         else
-            begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$@"
+            begin "$name" 140 "$bin/$program" --nocapture --test-threads=1 "$@"
         fi
     }
     tests conformance attention-kernels conformance::reference:: conformance::attention:: --skip sanitizer
@@ -179,7 +179,7 @@ if [ $opens ]; then
     tests engine-bits engine deterministic::one_family
 fi
 if [ $python ] && [ $opens ]; then
-    begin weights 160 $python "$here/weights.py" "$here/shapes" "$work" $(printf '%s\n' $small $large | sort -u)
+    begin weights 140 $python "$here/weights.py" "$here/shapes" "$work" $(printf '%s\n' $small $large | sort -u)
 else
     without weights "$([ $opens ] && echo 'no python3 with torch and transformers' || echo 'the device does not open')"
 fi
@@ -194,6 +194,16 @@ if [ $opens ]; then
             --dtype bfloat16 --kv-dtype same,fp8_e4m3,int8 --batch 1,64 --context 512,4096
         part kernels 30 "$bin/quire" bench kernels --device cuda --op prefill,cache_write,block_copy,linear \
             --json "$out/kernels.json" --dtype bfloat16 --batch 1 --context 4096 --query-len 2048
+        # A shape that the simulator can count, for the predicted times.
+        part prefill 10 "$bin/quire" bench kernels --device cuda --op prefill --json "$out/prefill.json" --dtype bfloat16 \
+            --batch 16 --context 4096 --query-len 128
+        if [ ! -d "$here/peers" ]; then
+            without peers "the bundle has no peers; run cargo xtask gpu-peers before gpu-bundle"
+        elif [ $python ]; then
+            part peers 35 $python "$here/peers.py" "$here/peers" "$work/peers.jsonl"
+        else
+            without peers "no python3 with torch and transformers"
+        fi
     fi
     sweep sweep-$small 45 $small "${shapes[@]}"
     sweep sweep-$small-eager 15 $small "${few[@]}" --enforce-eager
@@ -213,7 +223,7 @@ if [ $opens ]; then
         lengths mixed-some 25 $some
         lengths mixed-many 15 $many
         # The last measurement.
-        part pytorch 75 $python "$here/peer.py" "$work" "$large" "$work/pytorch.jsonl"
+        part pytorch 50 $python "$here/peer.py" "$work" "$large" "$work/pytorch.jsonl"
     else
         for name in start mixed-some mixed-many pytorch; do without $name "found no weights"; done
     fi
@@ -227,7 +237,7 @@ if [ $opens ]; then
         without sanitizers "needs a GPU, and compute-sanitizer on PATH"
     fi
 else
-    for name in conformance models sampling engine kernels sweeps start mixed pytorch sanitizers; do
+    for name in conformance models sampling engine kernels peers sweeps start mixed pytorch sanitizers; do
         without $name "the device does not open"
     done
 fi

@@ -2,10 +2,13 @@
 
     table.py WORK OUT DEVICE CARD BUNDLE.TXT
 
-WORK has the files of the parts of run.sh, OUT those of the programs. All figures also go to OUT/figures.json. It needs only Python.
+WORK has the files of the parts of run.sh, OUT those of the programs, and predicted/ beside BUNDLE.TXT the predicted times of kernels.
+All figures also go to OUT/figures.json. It needs only Python.
 
 The lower bound of a time is the longer of two times: bytes over the bandwidth of memory, and operations over the rate of matrix
 products. Both rates are measured on the GPU in the same run; the better one of Quire and PyTorch counts.
+
+Predicted times are those of the card that was measured, from counts of the simulator (docs/benchmarks/gpu-predicted.md).
 """
 
 import datetime
@@ -60,15 +63,74 @@ def sweep(planned):
     return [found.get(shape) or missing(*shape) for shape in wanted]
 
 
+class Predicted:
+    """Predicted times of attention kernels on the card that was measured: files of `quire bench kernels --counts`."""
+
+    # Launches of a dense decoder besides attention, whose predicted time has its own. Of a layer: four products, the rotation with the
+    # cache write, the activation and two norms; of a step: embeddings, the rotary table, the first norm, the last product, its logits.
+    OF_LAYER, OF_STEP = 8, 5
+    # What `auto` chooses for the decode of models with groups of query heads.
+    DECODE = "cuda.paged_gqa"
+
+    def __init__(self, folder, card):
+        found = [file for file in map(whole, sorted(folder.glob("*.json"))) if file and file.get("counting")]
+        self.cards = sorted({file["counting"]["card"] for file in found})
+        self.card = max((name for name in self.cards if name in card), key=len, default=None)
+        self.rows, self.memory, self.products, self.launch = {}, None, None, None
+        for file in found:
+            counting = file["counting"]
+            if counting["card"] != self.card:
+                continue
+            self.launch = counting["graph_launch_seconds"]
+            for row in file["rows"]:
+                scale, least = counting["scale"], row["least_seconds"]
+                self.rows[self.key(row, row["batch"] * scale)] = row["predicted_seconds"]
+                # The least time is the longer of bytes / memory and operations / products: some row is bound by each.
+                self.memory = max(self.memory or 0, row["bytes"] * scale / least)
+                self.products = max(self.products or 0, row["operations"] * scale / least)
+
+    @staticmethod
+    def key(row, batch):
+        rows = row["query_len"] if row["operation"] == "prefill" else 1
+        return (row["operation"], row["variant"], row["kv_dtype"], row["heads"], row["kv_heads"], row["head_size"], batch,
+                row["context"], rows)
+
+    def attention(self, row):
+        """Returns the seconds of a measured row, or None."""
+        return self.rows.get(self.key(row, row["batch"]))
+
+    def step(self, line, config):
+        """Returns the seconds of a decode step of a sweep's line, or None: products + attention + launches.
+
+        products:  the longer of the weights' bytes over 90 % of the bandwidth, and the operations over the tensor peak
+        attention: layers * the predicted time of grouped decode for this batch and context
+        launches:  (8 * layers + 5) * the cost of a launch in a graph
+        Sampling, and what cuBLAS falls short of its peak, are left out.
+        """
+        if not config or not self.memory or "roofline" not in line:
+            return None
+        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        shape = {"operation": "decode", "variant": self.DECODE, "kv_dtype": "same", "heads": heads, "batch": line["batch"],
+                 "kv_heads": config["num_key_value_heads"], "head_size": size, "context": line["tokens"]}
+        attention = self.attention(shape)
+        if attention is None:
+            return None
+        products = max(line["roofline"]["weight_bytes"] / self.memory, line["operations"] / line["steps"] / self.products)
+        return products + layers * attention + (self.OF_LAYER * layers + self.OF_STEP) * self.launch
+
+
 class Run:
-    def __init__(self, work, out):
+    def __init__(self, work, out, predicted):
+        self.predicted = predicted
+        self.peers = lines(work / "peers.jsonl")
         self.sweeps = {file.stem: sweep(file) for file in sorted(work.glob("*.planned"))}
         self.pytorch = lines(work / "pytorch.jsonl")
         self.start = [line["seconds"] for line in lines(work / "start.jsonl")]
         self.mixed = {file.stem: whole(file) for file in sorted(work.glob("mixed-*.json"))}
         self.configs = {file.parent.name: whole(file) for file in sorted(work.glob("*/config.json"))}
         self.roofline = whole(out / "roofline.json") or {}
-        self.attention = [row for name in ("attention", "kernels") for row in (whole(out / f"{name}.json") or {}).get("rows", [])]
+        self.attention = [row for name in ("attention", "kernels", "prefill") for row in (whole(out / f"{name}.json") or {}).get("rows", [])]
         peaks = self.roofline.get("peaks", {})
         best = lambda *rates: max((rate for rate in rates if rate), default=None)
         self.bandwidth = best(peaks.get("read_bytes_per_second"), peaks.get("copy_bytes_per_second"),
@@ -77,6 +139,10 @@ class Run:
 
     def rate(self, kind, field):
         return next((line[field] for line in self.pytorch if line["kind"] == kind), None)
+
+    def step(self, sweep, line):
+        """Returns the predicted seconds of a decode step; None for settings that run otherwise, such as without graphs."""
+        return self.predicted.step(line, self.configs.get(sweep.removeprefix("sweep-")))
 
     def floor(self, line, model):
         """Returns the lower bound in seconds, and the operations including those of attention, which Quire's own lower bound leaves out."""
@@ -96,13 +162,17 @@ def decode(run):
         for line in (line for line in measured if line["kind"] == "decode"):
             shape = [name.removeprefix("sweep-"), line["batch"], line["tokens"]]
             if "error" in line:
-                rows.append(shape + [f"not run: {line['error']}", "", "", ""])
+                rows.append(shape + [f"not run: {line['error']}", "", "", "", "", ""])
                 continue
             took, (floor, _) = line["seconds"], run.floor(line, name.removeprefix("sweep-"))
             ms = 1e3 / line["steps"]
+            predicted = run.step(name, line)
             rows.append(shape + [number(line["tokens_per_second"]), number(took * ms, 3), number(over(floor, 1, ms), 3),
-                                 number(over(took, floor), 2, " ×")])
-    table("Decode", ["model or setting", "batch", "context", "tokens/s", "ms per step", "lower bound ms", "of the lower bound"], rows)
+                                 number(over(took, floor), 2, " ×"), number(over(predicted, 1, 1e3), 3),
+                                 number(over(took / line["steps"], predicted), 2, " ×")])
+    head = ["model or setting", "batch", "context", "tokens/s", "ms per step", "lower bound ms", "of the lower bound", "predicted ms",
+            "measured / predicted"]
+    table("Decode", head, rows)
 
 
 def prefill(run):
@@ -126,13 +196,34 @@ def attention(run):
     for row in run.attention:
         if row["operation"] in ("decode", "prefill"):
             beside = peer.get((row["operation"], row["batch"], row["context"])) if row["kv_dtype"] == "same" else None
+            seconds, predicted = row["median_seconds"], run.predicted.attention(row)
             rows.append([row["operation"], row["variant"], row["kv_dtype"], row["batch"], row["context"],
-                         number(row["median_seconds"] * 1e6), number(over(row["bytes_per_second"], 1e9)),
+                         row["query_len"] if row["operation"] == "prefill" else 1,
+                         number(seconds * 1e6), number(over(predicted, 1, 1e6)), number(over(seconds, predicted), 2, " ×"),
+                         number(over(row["bytes_per_second"], 1e9)),
                          number(over(row["bytes_per_second"], run.bandwidth, 100), 0, " %"),
-                         number(over(row["operations"], row["median_seconds"] * 1e12)),
+                         number(over(row["operations"], seconds * 1e12)),
                          number(over(beside and beside["bytes_per_second"], 1e9))])
-    head = ["operation", "variant", "cache", "batch", "context", "µs", "GB/s", "of the bandwidth", "TFLOP/s", "PyTorch SDPA GB/s"]
+    head = ["operation", "variant", "cache", "batch", "context", "rows", "µs", "predicted µs", "measured / predicted", "GB/s",
+            "of the bandwidth", "TFLOP/s", "PyTorch SDPA GB/s"]
     table("Attention", head, rows)
+    ours = {}
+    for row in run.attention:
+        if row["operation"] == "decode" and row["kv_dtype"] == "same":
+            shape, found = (row["batch"], row["context"]), (row["median_seconds"], row["variant"])
+            ours[shape] = min(found, ours.get(shape, found))
+    rows = []
+    for line in run.peers:
+        shape = (line.get("batch"), line.get("tokens"))
+        mine, variant = ours.get(shape, (None, "–"))
+        start = [line["kernel"], *("–" if n is None else n for n in shape)]
+        if "error" in line:
+            rows.append(start + [f"not measured: {line['error']}", "", "", "", ""])
+        else:
+            rows.append(start + [number(line["seconds"] * 1e6), number(line["bytes_per_second"] / 1e9), variant,
+                                 number(over(mine, 1, 1e6)), number(over(line["seconds"], mine), 2, " ×")])
+    head = ["kernel", "batch", "context", "µs", "GB/s", "Quire's fastest", "its µs", "theirs / ours"]
+    table("Decode attention of other engines, on the same shapes", head, rows)
     rows = [[line["tokens"], number(line["seconds"] * 1e6), number(line["operations_per_second"] / 1e12)]
             for line in run.pytorch if line["kind"] == "sdpa prefill"]
     table("PyTorch's prefill attention, 32 / 8 heads of 128, bf16", ["tokens", "µs", "TFLOP/s"], rows)
@@ -155,9 +246,29 @@ def mixed(run):
     table("Mixed lengths", head, rows)
 
 
+def glance(run):
+    """The figures that decide, of the largest model."""
+    rows = []
+    for line in run.sweeps.get("sweep-8b", []):
+        if line["kind"] != "decode" or line["batch"] not in (1, 64, 256):
+            continue
+        goal = "≤ 15 ms" if (line["batch"], line["tokens"]) == (64, 4096) else ""
+        what = f"step, batch {line['batch']} × {line['tokens']}"
+        if "error" in line:
+            rows.append([what, f"not run: {line['error']}", "", "", goal])
+            continue
+        seconds, predicted = line["seconds"] / line["steps"], run.step("sweep-8b", line)
+        rows.append([what, number(seconds * 1e3, 2, " ms"), number(over(predicted, 1, 1e3), 2, " ms"),
+                     number(over(seconds, predicted), 2, " ×"), goal])
+    if rows and run.start:
+        rows.append(["start to the first token", number(statistics.median(run.start), 2, " s"), "–", "–", "≤ 3 s"])
+    table("8B at a glance", ["", "measured", "predicted", "measured / predicted", "goal"], rows)
+
+
 def main(work, out, device, card, bundle):
     work, out = pathlib.Path(work), pathlib.Path(out)
-    run = Run(work, out)
+    predicted = Predicted(pathlib.Path(bundle).parent / "predicted", card)
+    run = Run(work, out, predicted)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     print(f"# GPU figures, {date}\n")
     print(f"- device: {device}; {run.roofline.get('description', 'not opened')}; card and driver: {card}")
@@ -165,6 +276,10 @@ def main(work, out, device, card, bundle):
     for line in run.pytorch:
         if line["kind"] == "versions":
             print(f"- PyTorch {line['torch']} on {line['device']}")
+    if predicted.card:
+        print(f"- predicted times: of an {predicted.card}")
+    else:
+        print(f"- no predicted times: they were made for {', '.join(predicted.cards) or 'no card'}, and the card is another one")
     if device == "cuda-sim":
         print("- **the kernels ran as host code: times mean nothing, this shows only that every part runs**")
     peaks = run.roofline.get("peaks", {})
@@ -176,9 +291,9 @@ def main(work, out, device, card, bundle):
     if run.start:
         print(f"- from the start of the process to its first token, with the checkpoint in memory: "
               f"{', '.join(number(seconds, 2) for seconds in run.start)} s, median {statistics.median(run.start):.2f}")
-    for part in (decode, prefill, attention, mixed):
+    for part in (decode, prefill, attention, mixed, glance):
         part(run)
-    everything = {"sweeps": run.sweeps, "pytorch": run.pytorch, "start": run.start, "mixed": run.mixed}
+    everything = {"sweeps": run.sweeps, "pytorch": run.pytorch, "peers": run.peers, "start": run.start, "mixed": run.mixed}
     (out / "figures.json").write_text(json.dumps(everything, indent=1) + "\n")
 
 
