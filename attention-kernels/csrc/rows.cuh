@@ -61,6 +61,7 @@ struct Path {
     __device__ __forceinline__ Path(const AttentionArgs& args, uint32_t seq, uint32_t of_seq) : before(0), rows(0) {
         if (!args.tree_mask) return;
         const Queries queries(args, seq);
+        if (of_seq >= queries.count) return;
         before = args.context_lens[seq] - queries.count;
         rows = queries.tree_mask(args, of_seq);
     }

@@ -150,6 +150,7 @@ __device__ __forceinline__ void attend_passes(TileSums<Shape>& out, TileShared<S
         RowPair rows = tile.rows;
         if (pass) {
             seen.first = max(seen.first, common);
+            seen.end = min(seen.end, Queries(args, tile.seq).visible(args, args.context_lens[tile.seq], row).end);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 if (rows.index[r] / args.num_heads != Queries(args, tile.seq).start + row) rows.end[r] = 0;

@@ -40,7 +40,10 @@ pub(super) fn write(root: &Path, compiler: &host::Compiler, jobs: usize, to: &Pa
             let mut command = Command::new(&quire);
             command.args(["bench", "kernels", "--device", "cuda-sim", "--counts", "--card", card, "--scale", scale]);
             command.args(what.split(' ')).args(SHAPE.split(' ')).arg("--kernels-dir").arg(&libraries);
-            command.arg("--json").arg(to.join(format!("{card}-{name}-{scale}.json"))).stdout(std::process::Stdio::null());
+            command
+                .arg("--json")
+                .arg(to.join(format!("{card}-{name}-{scale}.json")))
+                .stdout(std::process::Stdio::null());
             programs::call(&mut command, "quire")?;
         }
     }
