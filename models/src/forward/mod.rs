@@ -13,7 +13,7 @@
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
 //! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`]; [`launched`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
-//! | [`model`], [`linear`], [`scales`] | loading |
+//! | [`model`], [`linear`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
 //! | [`warm_up`], [`graphs`], [`results`] | what is prepared before the first request; decode steps as CUDA graphs; logits and hidden states |
@@ -52,12 +52,14 @@ mod rows;
 mod scales;
 mod step;
 mod warm_up;
+mod weight_bytes;
 mod writer;
 
 pub use batch::{ForwardBatch, GroupBatch};
 pub use graph_sizes::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
-pub use linear::{Progress, WeightBytes, check_weights, checkpoint_dtype, in_stored_forms, load_matrix, weight_bytes};
+pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix};
 pub use model::{Model, Observer};
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 pub use step::{Fill, LOGIT_ROWS, StepLimits};
+pub use weight_bytes::{WeightBytes, weight_bytes};

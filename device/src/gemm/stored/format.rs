@@ -97,7 +97,7 @@ impl Codes {
     }
 
     /// The zero point of all groups.
-    pub(in crate::gemm) fn zero(self) -> i32 {
+    pub(crate) fn zero(self) -> i32 {
         match self {
             Codes::Integers { zero, .. } => i32::from(zero),
             _ => 0,
@@ -127,7 +127,7 @@ impl Scale {
 
     /// The scale with these bits.
     #[inline(always)]
-    pub(in crate::gemm) fn value(self, bits: u32, outer: u16) -> f32 {
+    pub(crate) fn value(self, bits: u32, outer: u16) -> f32 {
         match self {
             Scale::F32 => f32::from_bits(bits),
             Scale::F16 => f16_to_f32(bits as u16),
@@ -152,7 +152,7 @@ impl Offset {
 
     /// What is added to the product, given the bits of the offset.
     #[inline(always)]
-    pub(in crate::gemm) fn minimum(self, bits: u32, outer: u16) -> f32 {
+    pub(crate) fn minimum(self, bits: u32, outer: u16) -> f32 {
         match self {
             Offset::None | Offset::ZeroPoint => 0.0,
             Offset::Minimum => f16_to_f32(bits as u16),
@@ -209,12 +209,12 @@ impl StoredRow {
     }
 
     /// Bits of the outer scale and the outer minimum of a group.
-    pub(in crate::gemm) fn outer_of(&self, format: &StoredFormat, group: usize) -> [u16; 2] {
+    pub(crate) fn outer_of(&self, format: &StoredFormat, group: usize) -> [u16; 2] {
         self.outer.get(group * format.group / OUTER).copied().unwrap_or_default()
     }
 
     /// Whether all weights are finite: scales and what they are multiplied with, and codes that are floats.
-    pub(in crate::gemm) fn is_finite(&self, format: &StoredFormat) -> bool {
+    pub(crate) fn is_finite(&self, format: &StoredFormat) -> bool {
         let outer = |group| self.outer_of(format, group);
         let scales = self.scales.iter().enumerate().all(|(i, bits)| format.scale.value(*bits, outer(i)[0]).is_finite());
         let minima =

@@ -1,0 +1,86 @@
+//! The bytes of a model's weights on a device, known before they are loaded.
+
+use attention_kernels::{Dtype, KernelSet};
+use device::Features;
+use device::gemm::{PackedMatrix, PartForm, Purpose, Tiles};
+
+use super::linear::stack_of;
+use crate::checkpoint::quantized;
+use crate::decoder::{self, Decoder, Form};
+use crate::{LoadError, Weights};
+
+/// Bytes of a model's weights on a device, and how its matrices are stored there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// All weights.
+    pub all: u64,
+    /// Matrices that the checkpoint stores in fewer bits, or that are quantised while loading: those that stay codes, and those that
+    /// become numbers.
+    pub codes: u64,
+    /// See `codes`.
+    pub unpacked: u64,
+}
+
+/// Returns the bytes of the weights on a device with these features, for these kernels. Reads only the headers of the checkpoint.
+///
+/// # Errors
+/// The first matrix that is missing or has an unexpected shape or type.
+pub fn weight_bytes(
+    decoder: &Decoder,
+    weights: &Weights,
+    features: Features,
+    kernels: &KernelSet,
+) -> Result<WeightBytes, LoadError> {
+    let dtype = kernels.format.dtype;
+    let width = |norm: &decoder::Norm| {
+        let weights = norm.shape.iter().product::<usize>() * norm.weight.len();
+        weights.max(norm.width) * (1 + usize::from(norm.bias.is_some()))
+    };
+    let mut bytes = decoder.norms().map(width).sum::<usize>() * size_of::<f32>();
+    let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
+    bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
+        * size_of::<f32>();
+    let single = decoder.linears().map(|linear| (vec![linear], decoder.purpose(linear)));
+    let heads = decoder.head_linears().flatten().map(|linear| (vec![linear], Purpose::Numbers));
+    let experts = decoder.experts().flat_map(|experts| {
+        let stacks = experts.stacks();
+        match features.launches {
+            true => stacks.map(|stack| (stack_of(&stack), stack)).map(|(purpose, stack)| (stack, purpose)).to_vec(),
+            false => stacks.into_iter().flatten().map(|linear| (vec![linear], Purpose::Product)).collect(),
+        }
+    });
+    let mut found = WeightBytes::default();
+    for (linears, purpose) in single.chain(heads).chain(experts) {
+        let (mut modules, mut biases) = (Vec::new(), 0);
+        for linear in &linears {
+            for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
+                let module = quantized::find(weights, &part, linear.inputs)?;
+                let dtype = match module {
+                    Some(_) => Dtype::F32,
+                    None => weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.dtype,
+                };
+                modules.push((part.rows, dtype, module.filter(|module| module.in_rows)));
+            }
+            biases += if linear.bias { linear.rows() * dtype.bytes() } else { 0 };
+        }
+        let Some(first) = linears.first() else { continue };
+        let mut parts = Vec::new();
+        for (rows, dtype, module) in &modules {
+            let form = module.as_ref().map_or(PartForm::Numbers(*dtype), |module| PartForm::Stored(module.part()));
+            parts.push((*rows, form));
+        }
+        let (k, quantization) = (first.inputs, first.form.quantization());
+        let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
+        let codes = match features.packs_matrices {
+            true => Some(PackedMatrix::packed_bytes(k, quantization, &parts)),
+            false => Tiles::stored_bytes(purpose, dtype, k, quantization, &parts),
+        };
+        let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());
+        if first.form != Form::Dense {
+            *(if codes.is_some() { &mut found.codes } else { &mut found.unpacked }) += matrix as u64;
+        }
+        bytes += matrix + biases;
+    }
+    found.all = bytes as u64;
+    Ok(found)
+}
