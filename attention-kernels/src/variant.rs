@@ -168,7 +168,7 @@ pub struct Capabilities {
     pub window: bool,
     /// Supports block-sparse attention ([`BlockSparse`](crate::BlockSparse)).
     pub block_sparse: bool,
-    /// Supports trees of query rows ([`AttentionBatch::tree_mask`]).
+    /// Supports trees of query rows ([`AttentionBatch::tree_mask`](crate::AttentionBatch::tree_mask)).
     pub trees: bool,
     /// Supports soft-capped scores.
     pub soft_cap: bool,
