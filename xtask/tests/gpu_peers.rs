@@ -94,7 +94,10 @@ fn predicted_times_of_the_measured_card_stand_beside_the_measured_ones() {
     ] {
         assert!(said.contains(row), "{row:?} is not in {said}");
     }
-    assert!(said.find("## 8B at a glance") > said.find("## Decode attention of other engines"), "the last table: {said}");
+    assert!(
+        said.find("## 8B at a glance") > said.find("## Decode attention of other engines"),
+        "the last table: {said}"
+    );
     let other = table("NVIDIA H100 80GB HBM3, 580.1").unwrap();
     assert!(other.contains("| 64 | 4096 | 1 | 300.0 | 400.0 | 0.75 × |"), "{other}");
 }
@@ -102,7 +105,10 @@ fn predicted_times_of_the_measured_card_stand_beside_the_measured_ones() {
 #[test]
 fn a_card_without_predicted_times_is_named() {
     let Some(said) = table("NVIDIA L4") else { return };
-    assert!(said.contains("- no predicted times: they were made for H100, H200, and the card is another one"), "{said}");
+    assert!(
+        said.contains("- no predicted times: they were made for H100, H200, and the card is another one"),
+        "{said}"
+    );
     assert!(said.contains("| 64 | 4096 | 1 | 300.0 | – | – |"), "{said}");
 }
 

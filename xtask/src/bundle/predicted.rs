@@ -11,7 +11,7 @@ use crate::cargo;
 /// Cards that a machine for the bundle may have. The counts are the same; the times are not.
 const CARDS: [&str; 2] = ["H200", "H100"];
 /// Name, `--scale` and what is counted: one sequence, for the batches of `run.sh`. Sweeps need only the decode that `auto` chooses;
-/// the simulator needs minutes for prefill with the variants that are not for prefill.
+/// prefill has a short context, because 4096 tokens with every variant take the simulator minutes.
 const RUNS: [(&str, &str, &str); 5] = [
     ("decode", "1", "--op decode --context 512,4096"),
     ("decode", "64", "--op decode --context 512,4096"),
@@ -42,7 +42,10 @@ pub(super) fn write(root: &Path, compiler: &host::Compiler, jobs: usize, to: &Pa
             let mut command = Command::new(&quire);
             command.args(["bench", "kernels", "--device", "cuda-sim", "--counts", "--card", card, "--scale", scale]);
             command.args(what.split(' ')).args(SHAPE.split(' ')).arg("--kernels-dir").arg(&libraries);
-            command.arg("--json").arg(to.join(format!("{card}-{name}-{scale}.json"))).stdout(std::process::Stdio::null());
+            command
+                .arg("--json")
+                .arg(to.join(format!("{card}-{name}-{scale}.json")))
+                .stdout(std::process::Stdio::null());
             programs::call(&mut command, "quire")?;
         }
     }

@@ -108,7 +108,10 @@ fn unpack(work: &Path, name: &str) -> Result<PathBuf, String> {
     let pin = REQUIREMENTS.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     let pin = pin.split_whitespace().next().unwrap_or_default();
     let package = pin.replace('-', "_").replace("==", "-");
-    programs::call(Command::new("tar").arg("-xzf").arg(work.join(format!("{package}.tar.gz"))).arg("-C").arg(work), "tar and gzip")?;
+    programs::call(
+        Command::new("tar").arg("-xzf").arg(work.join(format!("{package}.tar.gz"))).arg("-C").arg(work),
+        "tar and gzip",
+    )?;
     Ok(work.join(package))
 }
 
