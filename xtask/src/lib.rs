@@ -3,7 +3,8 @@
 //! - [`ci`]: all checks that a change must pass; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
 //! - [`tidy`]: rules that no compiler checks;
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
-//! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them;
+//! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
+//!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp;
 //! - [`conformance`]: an external test suite of the API against our server.
 //!

@@ -10,14 +10,16 @@ use crate::cargo;
 
 /// Cards that a machine for the bundle may have. The counts are the same; the times are not.
 const CARDS: [&str; 2] = ["H200", "H100"];
-/// Name, `--scale` and what is counted: one sequence, for the batches of `run.sh`. Sweeps need only the decode that `auto` chooses.
+/// Name, `--scale` and what is counted: one sequence, for the batches of `run.sh`. Sweeps need only the decode that `auto` chooses;
+/// prefill has a short context, because 4096 tokens with every variant take the simulator minutes.
 const RUNS: [(&str, &str, &str); 5] = [
     ("decode", "1", "--op decode --context 512,4096"),
     ("decode", "64", "--op decode --context 512,4096"),
     ("decode", "8", "--op decode --context 512,4096 --variant cuda.paged_gqa"),
     ("decode", "256", "--op decode --context 512,4096 --variant cuda.paged_gqa"),
-    ("prefill", "16", "--op prefill --context 4096 --query-len 128"),
+    ("prefill", "16", PREFILL),
 ];
+const PREFILL: &str = "--op prefill --context 1024 --query-len 128 --variant cuda.paged_prefill,cuda.prefill_sm90";
 const SHAPE: &str = "--dtype bfloat16 --heads 32 --kv-heads 8 --head-size 128 --block-size 16 --batch 1";
 
 /// Writes a file for each card and run. Without g++, which the counting libraries need, it writes none and says so.

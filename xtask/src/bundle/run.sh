@@ -196,7 +196,7 @@ if [ $opens ]; then
             --json "$out/kernels.json" --dtype bfloat16 --batch 1 --context 4096 --query-len 2048
         # A shape that the simulator can count, for the predicted times.
         part prefill 10 "$bin/quire" bench kernels --device cuda --op prefill --json "$out/prefill.json" --dtype bfloat16 \
-            --batch 16 --context 4096 --query-len 128
+            --batch 16 --context 1024 --query-len 128
         if [ ! -d "$here/peers" ]; then
             without peers "the bundle has no peers; run cargo xtask gpu-peers before gpu-bundle"
         elif [ $python ]; then
