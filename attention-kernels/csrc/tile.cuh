@@ -329,8 +329,8 @@ struct Transfer {
     }
 };
 
-// Converts products to scores: scale (unless it is deferred), cap, bias, mask. `first` is the token of the warp's first column. `scales`, for keys
-// with a scale each, starts at the same token.
+// Converts products to scores: scale (unless it is deferred), cap, bias, mask. `first` is the token of the warp's first
+// column. `scales`, for keys with a scale each, starts at the same token.
 template <class Shape>
 __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
                                               const RowPair& rows, uint32_t first, const float* scales = nullptr) {
