@@ -40,7 +40,7 @@ impl AttentionBatch {
         self.block_tables.table(seq)
     }
 
-    /// Returns the tokens that a row of a sequence sees; `None` if that are all up to its own.
+    /// Returns the tokens that a row of a tree sees; `None` for a row that sees all tokens up to its own.
     pub(crate) fn path(&self, seq: usize, row: usize) -> Option<Path> {
         let mask = self.tree_mask.get(row).copied().filter(|mask| *mask != 0)?;
         let rows = self.query_starts[seq + 1] - self.query_starts[seq];

@@ -10,8 +10,8 @@ use crate::sparse::BlockSparse;
 
 impl AttentionArgs<'_> {
     /// Returns the bytes of queries, outputs, and the keys and values that some row of a sequence sees, in a block-sparse layer
-    /// with some head of the KV head (a tree there counts as a chain); and the operations of two products, with key and value, for each visible pair of tokens
-    /// and each head.
+    /// with some head of the KV head (a tree there counts as a chain); and the operations of two products, with key and value, for
+    /// each visible pair of tokens and each head.
     pub fn cost(&self) -> Cost {
         let (batch, shape) = (self.batch, self.cache.shape);
         let (mut rows, mut read, mut pairs) = (0, 0, 0);
