@@ -68,7 +68,7 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
 
 #[test]
 fn kernels_counts_what_a_kernel_moves_and_predicts_its_time() {
-    let sources = |unit: &Unit| ["copy_blocks", "read_memory"].contains(&unit.name.as_str());
+    let sources = |unit: &mut Unit| ["copy_blocks", "read_memory"].contains(&unit.name.as_str());
     let Some(built) = host::counts_for_tests("attention_kernels", "cli", sources) else { return };
     let (folder, name) = (tempfile::tempdir().unwrap(), "libquire_sim_attention_kernels.so");
     std::fs::copy(built.join(name), folder.path().join(name)).unwrap();

@@ -10,14 +10,16 @@ use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, variants};
 use device::gemm::{Codes, Offset, Purpose, Scale, StoredFormat};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
-use testkit::kernels::host;
+use testkit::kernels::host::{self, SOME_HEAD_SIZES};
 
 /// A device that counts, with kernels for bf16.
 fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
         host::counts_for_tests("attention_kernels", "conformance", |unit| {
-            unit.macros.iter().all(|name| name.ends_with("_BF16")) && !unit.name.contains("generic")
+            let wanted = unit.macros.iter().all(|name| name.ends_with("_BF16")) && !unit.name.contains("generic");
+            unit.macros.push(SOME_HEAD_SIZES.to_owned());
+            wanted
         })
     };
     let kernels = FOLDER.get_or_init(build).clone()?;

@@ -32,6 +32,9 @@ const FLAGS: &[&str] = &[
 /// `extern __shared__` becomes a thread_local that needs no initialisation. clang does not need the flag.
 const GCC_FLAG: &str = "-fno-extern-tls-init";
 
+/// Macro with which the attention kernels are compiled for heads of 64, 80, 128 and 256 elements only.
+pub const SOME_HEAD_SIZES: &str = "QUIRE_SOME_HEAD_SIZES";
+
 /// A C++ compiler.
 #[derive(Clone, Debug)]
 pub struct Compiler {
@@ -227,12 +230,12 @@ fn library_in(
     Ok(output)
 }
 
-/// Builds a library that counts, with some of the sources of a crate, and returns its folder, which has the name of the tests that
+/// Builds a library that counts, with those sources of a crate for which `keep` is true, and returns its folder, which has the name of the tests that
 /// use it. Reports a test that did not run and returns `None` if the compiler cannot do it.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
-pub fn counts_for_tests(name: &str, tests: &str, keep: impl Fn(&Unit) -> bool) -> Option<PathBuf> {
+pub fn counts_for_tests(name: &str, tests: &str, keep: impl FnMut(&mut Unit) -> bool) -> Option<PathBuf> {
     let found = compiler().map_err(|missing| not_run::report(Capability::Cxx, &missing)).ok()?;
     if found.is_clang() {
         not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
@@ -244,7 +247,7 @@ pub fn counts_for_tests(name: &str, tests: &str, keep: impl Fn(&Unit) -> bool) -
         let mut manifests = super::manifests(&root)?;
         manifests.retain(|manifest| manifest.name == name);
         let mut manifest = manifests.pop().ok_or_else(|| format!("found no manifest of {name}"))?;
-        manifest.units.retain(keep);
+        manifest.units.retain_mut(keep);
         library_in(folder.clone(), &root, &manifest, &found, Instrument::Counts, super::cores())
     };
     match build() {
