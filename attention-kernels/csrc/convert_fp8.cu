@@ -37,9 +37,10 @@ __device__ __forceinline__ void convert_fp8(const ConvertArgs& args) {
 #define CONVERT_FP8(name, T, QUANTISE)                                                                 \
     extern "C" __global__ void __launch_bounds__(quire::CONVERT_THREADS)                               \
         name(const void* source, void* target, const float* scales, const quire::ConvertShape shape) { \
+        quire::wait_for_launches();                                                                    \
         quire::convert_fp8<T, QUANTISE>({shape, source, target, scales});                              \
     }                                                                                                  \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 CONVERT_FP8(convert_fp8_from_f16, __half, true)
 CONVERT_FP8(convert_fp8_from_bf16, __nv_bfloat16, true)

@@ -26,6 +26,7 @@ __device__ __forceinline__ void copy_block(const BlockCopyArgs& args) {
 extern "C" __global__ void __launch_bounds__(quire::COPY_THREADS)
     copy_blocks(const void* source_keys, const void* source_values, void* target_keys, void* target_values,
                 const uint32_t* pairs, const quire::BlockCopyShape shape) {
+    quire::wait_for_launches();
     quire::copy_block({shape, source_keys, source_values, target_keys, target_values, pairs});
 }
-QUIRE_EXPORT(copy_blocks);
+QUIRE_EXPORT_OVERLAPPED(copy_blocks, 0);

@@ -375,11 +375,12 @@ __device__ __forceinline__ void expert_linear(const float* x, const float* weigh
     extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)                                                     \
         linear_##form##_##type##_##size(const void* x, const void* weights, const float* table, const void* bias, void* y,  \
                                         const uint32_t* order, const uint32_t* starts, const quire::LinearShape shape) {    \
+        quire::wait_for_launches();                                                                                         \
         extern __shared__ __align__(16) unsigned char smem[];                                                               \
         quire::linear<T, quire::Form, PANELS, COLUMNS>(static_cast<const T*>(x), weights, table, bias, y, order, starts,    \
                                                        shape, reinterpret_cast<float*>(smem));                              \
     }                                                                                                                       \
-    QUIRE_EXPORT_SHARED(linear_##form##_##type##_##size, (quire::linear_shared_bytes<PANELS, COLUMNS>()));
+    QUIRE_EXPORT_OVERLAPPED(linear_##form##_##type##_##size, (quire::linear_shared_bytes<PANELS, COLUMNS>()));
 #define LINEAR_SIZES(form, Form, type, T)                  \
     LINEAR_INSTANCE(form, Form, type, T, few, 1, 1)        \
     LINEAR_INSTANCE(form, Form, type, T, many, 4, 4)
@@ -401,7 +402,8 @@ LINEAR_FORMS(bf16, __nv_bfloat16)
 extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)
     expert_linear_f32(const float* x, const float* weights, const float* bias, float* y, const uint32_t* order,
                       const uint32_t* starts, const quire::LinearShape shape) {
+    quire::wait_for_launches();
     quire::expert_linear(x, weights, bias, y, order, starts, shape);
 }
-QUIRE_EXPORT(expert_linear_f32);
+QUIRE_EXPORT_OVERLAPPED(expert_linear_f32, 0);
 #endif

@@ -9,8 +9,9 @@
 #define PAGED_DECODE(name, T, KV8, D)                                                                             \
     extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, quire::VectorRows<T, KV8, D>::MIN_BLOCKS) \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                                        \
+        quire::wait_for_launches();                                                                               \
         quire::paged_decode<quire::VectorRows<T, KV8, D>>(QUIRE_ATTENTION_ARGS);                                  \
     }                                                                                                             \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)

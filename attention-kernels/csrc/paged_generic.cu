@@ -8,9 +8,10 @@
 // One block per multiprocessor suffices: wide heads may take all registers that they need.
 #define PAGED_GENERIC(name, T, MAX_HEAD)                                                                      \
     extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 1) name(QUIRE_ATTENTION_PARAMETERS) { \
+        quire::wait_for_launches();                                                                           \
         quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_ATTENTION_ARGS);                           \
     }                                                                                                         \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 PAGED_GENERIC(paged_generic_f32, float, 256)
 PAGED_GENERIC(paged_generic_f32_wide, float, quire::WIDEST_HEAD)

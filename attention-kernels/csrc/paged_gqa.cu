@@ -41,9 +41,10 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
     extern "C" __global__ void                                                             \
         __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D > 96 ? 3 : 4)    \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
+        quire::wait_for_launches();                                                        \
         extern __shared__ __align__(16) unsigned char smem[];                              \
         quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \
     }                                                                                      \
-    QUIRE_EXPORT_SHARED(name, sizeof(quire::TileShared<quire::GqaShape<T, KV8, D>>));
+    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::TileShared<quire::GqaShape<T, KV8, D>>));
 
 QUIRE_EACH_INSTANCE(PAGED_GQA, paged_gqa)

@@ -35,9 +35,10 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 #define PAGED_PREFILL(name, T, KV8, D)                                                         \
     extern "C" __global__ void __launch_bounds__((quire::PrefillShape<T, KV8, D>::THREADS), 2) \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                     \
+        quire::wait_for_launches();                                                            \
         extern __shared__ __align__(16) unsigned char smem[];                                  \
         quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);      \
     }                                                                                          \
-    QUIRE_EXPORT_SHARED(name, sizeof(quire::TileShared<quire::PrefillShape<T, KV8, D>>));
+    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::TileShared<quire::PrefillShape<T, KV8, D>>));
 
 QUIRE_EACH_INSTANCE(PAGED_PREFILL, paged_prefill)

@@ -53,9 +53,10 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
 #define PAGED_REDUCE(name, T)                                           \
     extern "C" __global__ void __launch_bounds__(quire::REDUCE_THREADS) \
         name(QUIRE_ATTENTION_PARAMETERS) {                              \
+        quire::wait_for_launches();                                     \
         quire::paged_reduce<T>(QUIRE_ATTENTION_ARGS);                   \
     }                                                                   \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 PAGED_REDUCE(paged_reduce_f16, __half)
 PAGED_REDUCE(paged_reduce_bf16, __nv_bfloat16)

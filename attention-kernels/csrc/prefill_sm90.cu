@@ -395,10 +395,11 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     extern "C" __global__ void __launch_bounds__((quire::HopperShape<T, D>::THREADS), 1)                                  \
         name(QUIRE_ATTENTION_PARAMETERS, const __grid_constant__ quire::TensorMap key_map,                                \
              const __grid_constant__ quire::TensorMap value_map) {                                                        \
+        quire::wait_for_launches();                                                                                       \
         extern __shared__ __align__(1024) unsigned char smem[];                                                           \
         quire::prefill_sm90<quire::HopperShape<T, D>>(QUIRE_ATTENTION_ARGS, key_map, value_map, smem);                    \
     }                                                                                                                     \
-    QUIRE_EXPORT_SHARED(name, sizeof(quire::HopperShape<T, D>::Shared));
+    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::HopperShape<T, D>::Shared));
 
 PREFILL_SM90(prefill_sm90_f16_h64, __half, 64)
 PREFILL_SM90(prefill_sm90_f16_h128, __half, 128)

@@ -81,9 +81,10 @@ __device__ __forceinline__ void reshape_and_cache(const CacheWriteArgs& args) {
     extern "C" __global__ void __launch_bounds__(quire::WRITE_THREADS)                                                   \
         name(const void* new_keys, const void* new_values, void* keys, void* values, const int64_t* slot_mapping,        \
              const float* k_scales, const float* v_scales, const quire::CacheWriteShape shape) {                         \
+        quire::wait_for_launches();                                                                                      \
         quire::reshape_and_cache<T, KV8>({shape, new_keys, new_values, keys, values, slot_mapping, k_scales, v_scales}); \
     }                                                                                                                    \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 RESHAPE_AND_CACHE(reshape_and_cache_f16, __half, false)
 RESHAPE_AND_CACHE(reshape_and_cache_f16_kv8, __half, true)

@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(quire::SCATTER_THREADS)
                   a10, uint32_t* a11, uint32_t* a12, uint32_t* a13, uint32_t* a14, uint32_t* a15, uint32_t* a16, uint32_t*
                   a17, uint32_t* a18, uint32_t* a19, uint32_t* a20, uint32_t* a21, uint32_t* a22, uint32_t* a23, uint32_t*
                   a24, uint32_t* a25, uint32_t* a26, uint32_t* a27) {
+    quire::wait_for_launches();
     const uint32_t index = blockIdx.x * (quire::SCATTER_THREADS / 32) + threadIdx.x / 32;
     if (index >= pieces) return;
     const quire::Piece piece = reinterpret_cast<const quire::Piece*>(packed + words)[index];
@@ -63,4 +64,4 @@ extern "C" __global__ void __launch_bounds__(quire::SCATTER_THREADS)
     }
     for (uint32_t i = threadIdx.x % 32; i < piece.words; i += 32) array[piece.at + i] = packed[piece.from + i];
 }
-QUIRE_EXPORT(scatter_words);
+QUIRE_EXPORT_OVERLAPPED(scatter_words, 0);

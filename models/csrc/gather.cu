@@ -44,9 +44,10 @@ __device__ __forceinline__ void gather_rows(const T* source, const uint32_t* ind
 #define GATHER_ROWS(name, T, ADD)                                                                                \
     extern "C" __global__ void __launch_bounds__(quire::GATHER_THREADS)                                          \
         name(const void* source, const uint32_t* indices, void* target, const quire::GatherShape shape) {        \
+        quire::wait_for_launches();                                                                              \
         quire::gather_rows<T, ADD>(static_cast<const T*>(source), indices, static_cast<T*>(target), shape);      \
     }                                                                                                            \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 GATHER_ROWS(gather_rows_f16, __half, false)
 GATHER_ROWS(gather_rows_bf16, __nv_bfloat16, false)

@@ -111,16 +111,18 @@ __device__ __forceinline__ void add(T* x, const T* y, uint32_t width, float scal
 #define NORM(name, T, ADD, LAYER)                                                                                   \
     extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                               \
         name(void* x, void* target, const float* weight, const float* bias, const quire::NormShape shape) {         \
+        quire::wait_for_launches();                                                                                 \
         quire::norm<T, ADD, LAYER>(static_cast<T*>(x), static_cast<T*>(target), weight, bias, shape);               \
     }                                                                                                               \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 #define ADD_ROWS(name, T)                                                          \
     extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)              \
         name(void* x, const void* y, const uint32_t width, const float scale) {    \
+        quire::wait_for_launches();                                                \
         quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), width, scale); \
     }                                                                              \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 #define NORMS(type, T)                                     \
     NORM(rms_norm_##type, T, false, false)                 \

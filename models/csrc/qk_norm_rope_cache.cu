@@ -150,10 +150,11 @@ __device__ __forceinline__ void qk_norm_rope_cache(const QkNormRopeCacheArgs& ar
         name(void* qkv, const float* query_norm, const float* key_norm, const float* rope, void* keys, void* values, \
              const int64_t* slot_mapping, const float* k_scales, const float* v_scales,                              \
              const quire::QkNormRopeCacheShape shape) {                                                              \
+        quire::wait_for_launches();                                                                                  \
         quire::qk_norm_rope_cache<T, KV8>(                                                                           \
             {shape, qkv, query_norm, key_norm, rope, keys, values, slot_mapping, k_scales, v_scales});               \
     }                                                                                                                \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f16, __half, false)
 QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f16_kv8, __half, true)

@@ -158,11 +158,12 @@ __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, c
                                const float* dt_bias, const float* norm, void* keys, void* values, const int32_t* tables,  \
                                const uint32_t* context_lens, const uint32_t* query_starts,                                \
                                const quire::DeltaShape shape) {                                                           \
+        quire::wait_for_launches();                                                                                       \
         quire::gated_delta_net<T>(static_cast<const T*>(projected), static_cast<T*>(output), conv, decays, dt_bias, norm, \
                                   static_cast<float*>(keys), static_cast<float*>(values), tables, context_lens,           \
                                   query_starts, shape);                                                                   \
     }                                                                                                                     \
-    QUIRE_EXPORT(gated_delta_net_##type);
+    QUIRE_EXPORT_OVERLAPPED(gated_delta_net_##type, 0);
 
 DELTA_NET(f16, __half)
 DELTA_NET(bf16, __nv_bfloat16)

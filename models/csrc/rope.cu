@@ -63,16 +63,18 @@ __device__ __forceinline__ void rotate_heads(T* heads, const float* table, const
 extern "C" __global__ void __launch_bounds__(quire::ROPE_THREADS)
     rope_table(const uint32_t* positions, const float* frequencies, float* table, const uint32_t half,
                const float factor) {
+    quire::wait_for_launches();
     quire::rope_table(positions, frequencies, table, half, factor);
 }
-QUIRE_EXPORT(rope_table);
+QUIRE_EXPORT_OVERLAPPED(rope_table, 0);
 
 #define ROTATE_HEADS(name, T)                                                                              \
     extern "C" __global__ void __launch_bounds__(quire::ROPE_THREADS)                                      \
         name(void* heads, const float* table, const uint32_t* positions, const quire::RotateShape shape) { \
+        quire::wait_for_launches();                                                                        \
         quire::rotate_heads<T>(static_cast<T*>(heads), table, positions, shape);                           \
     }                                                                                                      \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 
 ROTATE_HEADS(rotate_heads_f16, __half)
 ROTATE_HEADS(rotate_heads_bf16, __nv_bfloat16)

@@ -285,9 +285,10 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 // Defines one kernel per type of logits.
 #define QUIRE_SAMPLE_ENTRY(name, threads, call)                                               \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(QUIRE_SAMPLE_PARAMETERS) {  \
+        quire::wait_for_launches();                                                           \
         call(QUIRE_SAMPLE_ARGS);                                                              \
     }                                                                                         \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_OVERLAPPED(name, 0);
 #define QUIRE_SAMPLE_ENTRIES(name, threads, call)                     \
     QUIRE_SAMPLE_ENTRY(name##_f32, threads, call<float>)              \
     QUIRE_SAMPLE_ENTRY(name##_f16, threads, call<__half>)             \

@@ -46,13 +46,15 @@ __device__ __forceinline__ void copy_token(const TokenCopy* copies, const uint32
 
 extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
     sample_history(const uint32_t* tokens, uint32_t* counts, uint32_t* state, const quire::HistoryShape shape) {
+    quire::wait_for_launches();
     quire::history(tokens, counts, state, shape);
 }
-QUIRE_EXPORT(sample_history);
+QUIRE_EXPORT_OVERLAPPED(sample_history, 0);
 
 extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
     sample_fork(quire::RowParams* params, uint32_t* lists, uint32_t* constraints, uint32_t* allowed, uint32_t* counts,
                 uint32_t* state, const quire::ForkShape shape) {
+    quire::wait_for_launches();
     const uint32_t flags = params[shape.from].flags, mask_words = (shape.vocab + 31) / 32;
     quire::copy(lists, shape.list_words, shape.from, shape.to);
     quire::copy(state, 1 + shape.tail_tokens, shape.from, shape.to);
@@ -64,10 +66,11 @@ extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
         params[shape.to].sequence = shape.sequence;
     }
 }
-QUIRE_EXPORT(sample_fork);
+QUIRE_EXPORT_OVERLAPPED(sample_fork, 0);
 
 extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
     sample_copy_tokens(const quire::TokenCopy* copies, const uint32_t* state, uint32_t* tokens, const quire::CopyShape shape) {
+    quire::wait_for_launches();
     quire::copy_token(copies, state, tokens, shape);
 }
-QUIRE_EXPORT(sample_copy_tokens);
+QUIRE_EXPORT_OVERLAPPED(sample_copy_tokens, 0);

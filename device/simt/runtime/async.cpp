@@ -158,6 +158,7 @@ void named_barrier(unsigned id, unsigned threads, bool wait, Place at) {
 
 void bulk_begin(const BulkCopy& copy, Place at) {
     Block& block = *current().block;
+    if (current().waits) fail(Fault::too_early, "this copy reads global memory before wait_for_launches", at);
     Mbarrier mbarrier(copy.barrier, at);
     if (*mbarrier.word & UNFENCED) {
         fail(Fault::bad_async, "the mbarrier of this copy is not visible to it: a fence after mbarrier_init is missing", at);

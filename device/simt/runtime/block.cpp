@@ -44,6 +44,7 @@ void thread_main() {
     after_first_switch(*block.previous);
     acquire_order(&block.start_order);
     block.call(block.args);
+    if (worker.waits) fail(Fault::too_early, "this thread exits without wait_for_launches", {block.grid.source, 0});
     if (!worker.products.items.empty()) {
         fail(Fault::bad_async, "this thread exits without a wait for this wgmma", worker.products.items.back().second.at);
     }
@@ -57,6 +58,8 @@ void thread_main() {
 bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
 }  // namespace
+
+void wait_for_launches() { current().waits = false; }
 
 void suspend(Worker& worker) {
     release_order(&worker.block->end_order);
@@ -128,6 +131,7 @@ void Block::begin(uint64_t index) {
         worker.open_products = worker.products_begun = 0;
         worker.pending_sums.clear();
         worker.fenced = false;
+        worker.waits = grid.overlapped;
         worker.uncounted = 0;
         worker.fiber.stack = arena.stack(i);
         // If every stack began at the same offset of a page, frames of equal depth would compete for one set of the cache.

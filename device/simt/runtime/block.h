@@ -60,6 +60,7 @@ struct Worker : Thread {
     };
     std::vector<PendingSums> pending_sums;
     bool fenced;
+    bool waits;  // for the launches before: it has not called wait_for_launches
     unsigned uncounted;  // number of models that are running
 };
 

@@ -42,8 +42,12 @@ Counter::Counter(unsigned threads, Span shared, std::vector<Span> private_memory
     private_.push_back(image());
 }
 
+bool Counter::is_private(const void* at) const {
+    return std::any_of(private_.begin(), private_.end(), [=](const Span& span) { return span.contains(at); });
+}
+
 void Counter::access(unsigned warp, unsigned lane, const void* at, unsigned bytes, bool write, const void* site) {
-    if (std::any_of(private_.begin(), private_.end(), [=](const Span& span) { return span.contains(at); })) return;
+    if (is_private(at)) return;
     // A store and a load of one model have one place.
     const uintptr_t key = reinterpret_cast<uintptr_t>(site) * 2 + write;
     Site& found = warps_[warp].try_emplace(key, bytes, write, shared_.contains(at)).first->second;
@@ -176,8 +180,12 @@ quire_sim_counts Counter::counts() const {
 void count_access(const void* at, unsigned bytes, bool write, const void* site) {
     if (!self) return;  // an initialiser of the library
     Worker& worker = current();
-    if (worker.uncounted || !worker.block->counter) return;
-    worker.block->counter->access(worker.warp, worker.lane, at, bytes, write, site);
+    Block& block = *worker.block;
+    if (worker.uncounted || !block.counter) return;
+    if (worker.waits && block.counter->is_global(at)) {
+        fail(Fault::too_early, "this thread accesses global memory before wait_for_launches", {block.grid.source, 0});
+    }
+    block.counter->access(worker.warp, worker.lane, at, bytes, write, site);
 }
 
 void count_product(bool warpgroup, unsigned multiply_adds) {

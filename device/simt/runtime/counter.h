@@ -20,6 +20,7 @@ class Counter {
     Counter(unsigned threads, Span shared, std::vector<Span> private_memory);
 
     void access(unsigned warp, unsigned lane, const void* at, unsigned bytes, bool write, const void* site);
+    bool is_global(const void* at) const { return !shared_.contains(at) && !is_private(at); }
     // A row of a box that the copy engine reads from global memory.
     void box_row(const void* from, unsigned bytes);
     void product(bool warpgroup, unsigned multiply_adds);
@@ -50,6 +51,7 @@ class Counter {
         uint64_t read = 0, written = 0;  // a bit for each byte of 64
     };
 
+    bool is_private(const void* at) const;
     void end_requests(unsigned warp);
     void end_request(const Site& site, const Request& request);
     void end_shared(const Site& site, const Request& request);

@@ -11,6 +11,8 @@ namespace simt {
 struct Grid {
     dim3 grid, block;
     unsigned shared_bytes;
+    bool overlapped;     // its threads must call wait_for_launches
+    const char* source;  // file of the kernel
     uint64_t seed;
     quire_sim_counts* counts;  // null: nothing is counted
 };

@@ -66,7 +66,9 @@ int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_
                          void* const* args, const quire_sim_options* options) {
     const simt::Kernel* kernel = simt::find(name);
     const uint32_t needed = kernel ? std::max(kernel->shared_bytes, shared_bytes) : shared_bytes;
-    const simt::Grid shape{simt::size(grid), simt::size(block), needed, options->seed, options->counts};
+    const bool overlapped = kernel && kernel->overlapped;
+    const char* source = kernel ? kernel->file : "";
+    const simt::Grid shape{simt::size(grid), simt::size(block), needed, overlapped, source, options->seed, options->counts};
     int code;
     if (!kernel) {
         code = simt::report_fault(simt::Fault::unknown_kernel, name, nullptr, {},

@@ -103,6 +103,27 @@ extern "C" __global__ void no_wait(float* out, const float* in) {
 }
 QUIRE_EXPORT(no_wait);
 
+extern "C" __global__ void waits_first(int* out, const int* in) {
+    quire::wait_for_launches();
+    out[threadIdx.x] = in[threadIdx.x];
+}
+QUIRE_EXPORT_OVERLAPPED(waits_first, 0);
+
+extern "C" __global__ void waits_after_a_read(int* out, const int* in) {
+    const int value = in[threadIdx.x];
+    quire::wait_for_launches();
+    out[threadIdx.x] = value;
+}
+QUIRE_EXPORT_OVERLAPPED(waits_after_a_read, 0);
+
+// A thread without work leaves.
+extern "C" __global__ void one_never_waits(int* out, const int* in) {
+    if (threadIdx.x == 5) return;
+    quire::wait_for_launches();
+    out[threadIdx.x] = in[threadIdx.x];
+}
+QUIRE_EXPORT_OVERLAPPED(one_never_waits, 0);
+
 extern "C" __global__ void beyond_global(int* out, int offset) {
     out[threadIdx.x + static_cast<unsigned>(offset)] = 1;  // here: beyond_global
 }

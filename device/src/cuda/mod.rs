@@ -338,17 +338,15 @@ impl Device for Cuda {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
             }
         }
-        let Launch { grid: [x, y, z], block: [threads_x, threads_y, threads_z], shared_bytes, .. } = *launch;
-        let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
+        let Launch { grid, block, shared_bytes, .. } = *launch;
         let shared_bytes = shared_bytes.max(function.shared_bytes);
         let stream = self.context.stream(Queue::Compute);
         // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU, whose drops wait for the
         // stream, and are copied by the call. The caller of `Device::launch` promises that the kernel stays within them.
-        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers()) }
-            .map_err(|error| {
-                let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);
-                CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()
-            })
+        unsafe { function.launch(grid, block, shared_bytes, stream, &mut arguments.pointers()) }.map_err(|error| {
+            let kernel = launch.kernel.to_owned();
+            CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()
+        })
     }
 
     fn resident_blocks(&self, launch: &Launch<'_>) -> Result<u32, DeviceError> {

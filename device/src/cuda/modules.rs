@@ -29,8 +29,10 @@ use crate::{DeviceError, LaunchError, Options};
 const COMMAND: &str = "cargo xtask build-kernels";
 /// A kernel may use more than 48 KiB of shared memory, static and dynamic together, only after this attribute was raised.
 const DYNAMIC_SHARED: Attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-/// `<kernel>_shared_bytes` is the constant of a module that `QUIRE_EXPORT_SHARED` defines.
+/// `<kernel>_shared_bytes` is the constant of a module that `QUIRE_EXPORT_SHARED` and `QUIRE_EXPORT_OVERLAPPED` define.
 const SHARED_BYTES: &str = "_shared_bytes";
+/// `<kernel>_overlaps` is the constant that `QUIRE_EXPORT_OVERLAPPED` defines.
+const OVERLAPS: &str = "_overlaps";
 
 /// A kernel that can be launched.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(super) struct Function {
     pub parameter_bytes: Box<[u32]>,
     /// Dynamic shared memory that every launch needs at least.
     pub shared_bytes: u32,
+    /// Whether its blocks may start before the launches ahead of it are complete: its threads wait for them.
+    pub overlaps: bool,
     /// Dynamic shared memory that the driver allows a launch so far.
     allowed_bytes: AtomicU32,
 }
@@ -159,12 +163,15 @@ impl Opened {
         // SAFETY: the handle is that of a function.
         let parameter_bytes = unsafe { parameters(handle) }.map_err(refused("reading a kernel's parameters"))?;
         // SAFETY: the handle is that of a module.
-        let shared_bytes =
-            unsafe { shared_bytes(module, kernel) }.map_err(refused("reading a kernel's shared memory"))?;
+        let shared_bytes = unsafe { constant(module, kernel, SHARED_BYTES) };
+        let shared_bytes = shared_bytes.map_err(refused("reading a kernel's shared memory"))?;
+        // SAFETY: as above.
+        let overlaps = unsafe { constant(module, kernel, OVERLAPS) };
+        let overlaps = overlaps.map_err(refused("reading whether a kernel waits"))? != 0;
         // SAFETY: the handle is that of a function.
         let allowed = unsafe { result::function::get_function_attribute(handle, DYNAMIC_SHARED) };
         let allowed_bytes = allowed.map_err(refused("reading a kernel's shared memory"))?.unsigned_abs().into();
-        Ok(Function { handle, parameter_bytes, shared_bytes, allowed_bytes })
+        Ok(Function { handle, parameter_bytes, shared_bytes, overlaps, allowed_bytes })
     }
 
     /// Returns the module at a place of the file, loaded.
@@ -189,6 +196,41 @@ impl Opened {
     }
 }
 
+impl Function {
+    /// Enqueues a launch.
+    ///
+    /// # Safety
+    /// The arguments have the sizes of the parameters, and the kernel may access what they point to until the stream is done.
+    pub unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        stream: sys::CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared_bytes,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: self.overlaps.into(),
+        };
+        // SAFETY: the caller's promise; the call copies the configuration and the arguments.
+        unsafe { sys::cuLaunchKernelEx(&config, self.handle, arguments.as_mut_ptr(), std::ptr::null_mut()) }.result()
+    }
+}
+
 impl Drop for Modules {
     fn drop(&mut self) {
         let opened = self.opened.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -201,22 +243,22 @@ impl Drop for Modules {
     }
 }
 
-/// Returns the dynamic shared memory that a kernel says it needs, in bytes; 0 if its module has no such constant.
+/// Returns what a kernel says of itself in a constant; 0 if its module has no such constant.
 ///
 /// # Safety
 /// The handle is that of a loaded module of the current context.
-unsafe fn shared_bytes(module: sys::CUmodule, kernel: &str) -> Result<u32, DriverError> {
-    let name = CString::new(format!("{kernel}{SHARED_BYTES}")).unwrap_or_default();
+unsafe fn constant(module: sys::CUmodule, kernel: &str, which: &str) -> Result<u32, DriverError> {
+    let name = CString::new(format!("{kernel}{which}")).unwrap_or_default();
     // SAFETY: the caller's promise.
     let address = match unsafe { result::module::get_global(module, name) } {
         Ok((address, _)) => address,
         Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(0),
         Err(error) => return Err(error),
     };
-    let mut bytes = [0u32];
+    let mut value = [0u32];
     // SAFETY: the constant is an `unsigned int`, and the call returns when it is copied.
-    unsafe { result::memcpy_dtoh_sync(&mut bytes, address) }?;
-    Ok(bytes[0])
+    unsafe { result::memcpy_dtoh_sync(&mut value, address) }?;
+    Ok(value[0])
 }
 
 /// Returns the size of each parameter in bytes.

@@ -8,7 +8,7 @@ use super::counts::Counts;
 use super::error::{Fault, FaultKind, SimError};
 
 /// `QUIRE_SIM_ABI` of the header.
-const INTERFACE: u32 = 6;
+const INTERFACE: u32 = 7;
 
 /// `quire_sim_kernel`.
 #[repr(C)]

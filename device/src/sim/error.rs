@@ -57,6 +57,8 @@ pub enum FaultKind {
     Trap,
     /// An mbarrier, a bulk copy or a wgmma was used incorrectly.
     BadAsync,
+    /// A thread of a kernel that overlaps with the launch before it accesses global memory, or exits, before it has waited.
+    TooEarly,
 }
 
 impl FaultKind {
@@ -73,6 +75,7 @@ impl FaultKind {
             9 => FaultKind::Misaligned,
             10 => FaultKind::Trap,
             11 => FaultKind::BadAsync,
+            12 => FaultKind::TooEarly,
             _ => FaultKind::BadLaunch,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use device::sim::{Counts, Library, Tally};
+use device::sim::{Counts, FaultKind, Library, SimError, Tally};
 use device::{Arg, Buffer, Launch, Options, Tensor};
 use proptest::prelude::*;
 use testkit::capability::Capability;
@@ -33,6 +33,18 @@ fn count(library: &Library, launch: &Launch<'_>) -> Counts {
     let [first, others @ ..] = SEEDS.map(|seed| unsafe { library.count(launch, seed) }.unwrap());
     others.iter().for_each(|other| assert_eq!(*other, first, "{}", launch.kernel));
     first
+}
+
+#[test]
+fn an_access_to_global_memory_before_the_wait_for_earlier_launches_is_reported() {
+    let Some(library) = library() else { return };
+    let (out, input) = (zeros::<i32>(32), buffer(&[1i32; 32]));
+    let args = [Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
+    // SAFETY: the kernels read and write 32 numbers.
+    let run = |kernel| unsafe { library.count(&launch(kernel, 1, 32, &args), 0) };
+    assert_eq!(run("waits_first").unwrap().requests, 2);
+    let error = run("waits_after_a_read").unwrap_err();
+    assert!(matches!(&error, SimError::Fault(fault) if fault.kind == FaultKind::TooEarly), "{error}");
 }
 
 fn address(buffer: &Buffer) -> usize {

@@ -69,6 +69,16 @@ fn a_missing_barrier_before_a_read_shows_as_nan() {
 }
 
 #[test]
+fn a_thread_of_an_overlapped_kernel_that_does_not_wait_is_reported() {
+    let Some(library) = library() else { return };
+    let (out, input) = (zeros::<i32>(32), buffer(&[1i32; 32]));
+    let args = [Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
+    run(library, &launch("waits_first", 1, 32, &args)).unwrap();
+    let SimError::Fault(fault) = run(library, &launch("one_never_waits", 1, 32, &args)).unwrap_err() else { panic!() };
+    assert_eq!((fault.kind, fault.thread[0]), (FaultKind::TooEarly, 5), "{fault}");
+}
+
+#[test]
 fn a_missing_wait_for_a_copy_shows_as_nan() {
     let Some(library) = library() else { return };
     let (out, input) = (zeros::<f32>(32), buffer(&[1.0f32; 128]));

@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Incremented when anything below changes. */
-#define QUIRE_SIM_ABI 6
+#define QUIRE_SIM_ABI 7
 
 /* Why a launch failed. */
 enum {
@@ -27,7 +27,8 @@ enum {
     QUIRE_SIM_BAD_LANE = 8,             /* a shuffle reads from a lane outside of its mask */
     QUIRE_SIM_MISALIGNED = 9,           /* ldmatrix or cp.async at an address that is not a multiple of 16 */
     QUIRE_SIM_TRAP = 10,                /* the kernel called __trap() */
-    QUIRE_SIM_BAD_ASYNC = 11            /* wrong use of an mbarrier, a bulk copy or a wgmma */
+    QUIRE_SIM_BAD_ASYNC = 11,           /* wrong use of an mbarrier, a bulk copy or a wgmma */
+    QUIRE_SIM_TOO_EARLY = 12            /* a thread of an overlapped kernel accesses global memory, or exits, without a wait */
 };
 
 typedef struct {

@@ -51,6 +51,7 @@ enum class Fault : int {
     misaligned = 9,
     trap = 10,
     bad_async = 11,
+    too_early = 12,
 };
 
 // Fails the launch with a fault of the calling thread.
@@ -75,6 +76,9 @@ enum class Collective : int { sync, shuffle, shuffle_xor, shuffle_down, shuffle_
 Rows gather(unsigned mask, const void* value, unsigned bytes, Collective collective, Place at);
 // Returns the lanes of this warp that have not exited.
 unsigned live_lanes();
+
+// Must precede the accesses of a thread to global memory, if its kernel says that it waits.
+void wait_for_launches();
 
 // Sometimes lets other threads run, depending on the seed of the launch, so that every order around an atomic can occur.
 void maybe_yield();
