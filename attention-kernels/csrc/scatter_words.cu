@@ -23,11 +23,11 @@ constexpr uint32_t SCATTER_THREADS = 128;
 
 // `packed`: `words` words, then `pieces` pieces.
 extern "C" __global__ void __launch_bounds__(quire::SCATTER_THREADS)
-    scatter_words(const uint32_t* packed, uint32_t words, uint32_t pieces, uint32_t* a0, uint32_t* a1, uint32_t* a2,
-                  uint32_t* a3, uint32_t* a4, uint32_t* a5, uint32_t* a6, uint32_t* a7, uint32_t* a8, uint32_t* a9, uint32_t*
-                  a10, uint32_t* a11, uint32_t* a12, uint32_t* a13, uint32_t* a14, uint32_t* a15, uint32_t* a16, uint32_t*
-                  a17, uint32_t* a18, uint32_t* a19, uint32_t* a20, uint32_t* a21, uint32_t* a22, uint32_t* a23, uint32_t*
-                  a24, uint32_t* a25, uint32_t* a26, uint32_t* a27) {
+    scatter_words(const uint32_t* packed, uint32_t words, uint32_t pieces,
+                  uint32_t* a0, uint32_t* a1, uint32_t* a2, uint32_t* a3, uint32_t* a4, uint32_t* a5, uint32_t* a6,
+                  uint32_t* a7, uint32_t* a8, uint32_t* a9, uint32_t* a10, uint32_t* a11, uint32_t* a12, uint32_t* a13,
+                  uint32_t* a14, uint32_t* a15, uint32_t* a16, uint32_t* a17, uint32_t* a18, uint32_t* a19, uint32_t* a20,
+                  uint32_t* a21, uint32_t* a22, uint32_t* a23, uint32_t* a24, uint32_t* a25, uint32_t* a26, uint32_t* a27) {
     quire::wait_for_launches();
     const uint32_t index = blockIdx.x * (quire::SCATTER_THREADS / 32) + threadIdx.x / 32;
     if (index >= pieces) return;

@@ -231,21 +231,6 @@ impl Workspace {
         self.send(device)
     }
 
-    /// As [`Workspace::load`], with grids that do not depend on lengths.
-    ///
-    /// # Errors
-    /// As for [`Workspace::load`].
-    pub fn load_fixed(
-        &mut self,
-        device: &dyn Device,
-        batch: &AttentionBatch,
-        slot_mapping: &[i64],
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
-        self.set(batch, slot_mapping, window, true)?;
-        self.send(device)
-    }
-
     /// Sets block copies, sends them, and waits until they have arrived.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ fn run(
         let mut in_chunks =
             |chunk| last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), prompt, chunk);
         let whole = in_chunks(prompt.len());
-        // Of one row, as in decode, of fewer and of more rows than a block of the smaller kernel has.
+        // One row, as in decode, then fewer and more rows than a block of the smaller kernel has.
         for chunk in [1, 7, 9] {
             assert!(in_chunks(chunk) == whole, "{linear} in {dtype}: chunks of {chunk} change a bit");
         }

@@ -160,7 +160,7 @@ fn prefill_reads_the_cache_once_for_64_rows() {
     assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 64 rows see");
     assert_eq!(prefill.bank_conflicts, 0);
     assert_eq!((prefill.blocks, prefill.busy_blocks), (18, 16), "one more block for each sequence and KV head");
-    // Of 64 tokens: 3 tiles for four blocks of a KV head, 4 for the other four.
+    // A tile has 64 tokens. Of the blocks of a KV head, four need 3 tiles and four need 4.
     let tiles = 2 * (4 * 3 + 4 * 4);
     // A warp has 16 rows: 8 steps over the head for 8 columns of tokens, 4 steps over the tokens for 16 columns and the weights' sum.
     assert_eq!(prefill.products, tiles * 4 * (8 * 8 + 4 * 17));
@@ -183,7 +183,7 @@ fn hopper_prefill_reads_the_cache_once_for_128_rows_and_both_warpgroups_take_a_t
     let ratio = prefill.read_bytes as f64 / (cache + queries) as f64;
     assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 128 rows see");
     assert_eq!((prefill.blocks, prefill.busy_blocks), (10, 8));
-    // Of 128 tokens: two for the first two blocks, three for the others.
+    // A tile has 128 tokens: the first two blocks need two, the others three.
     let tiles: [u64; 4] = [2, 2, 3, 3];
     let of_warpgroups = 2 * 2 * tiles.iter().sum::<u64>();
     assert_eq!(prefill.warpgroup_products, of_warpgroups * (8 + 8));

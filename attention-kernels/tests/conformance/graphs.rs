@@ -62,7 +62,8 @@ fn one_graph_serves_contexts_of_any_length_with_one_row_and_with_several() {
             for lens in [[0, 17, 0, 30], [1700, 1700, 1700, 1700], [600, 0, 1025, 512], [513, 1024, 16, 1699]] {
                 let mut problem = longest.clone();
                 problem.batch.context_lens = lens.map(|len| if len == 0 { 0 } else { len.max(rows as u32) }).to_vec();
-                workspace.load_fixed(&*device, &problem.batch, &[], None).unwrap();
+                workspace.set(&problem.batch, &[], None, true).unwrap();
+                workspace.arrays().into_iter().try_for_each(|array| array.send(&*device)).unwrap();
                 match &graph {
                     Some(graph) => device.replay(graph).unwrap(),
                     None => {

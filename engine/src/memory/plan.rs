@@ -28,9 +28,9 @@ pub struct Plan {
     pub model: String,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
-    /// Those of matrices in fewer bits that stay codes, and of matrices that a device that launches kernels unpacks instead.
+    /// Bytes of matrices in fewer than 16 bits that the device multiplies as codes.
     pub code_bytes: u64,
-    /// See `code_bytes`.
+    /// Bytes of matrices that the checkpoint stores in fewer bits and that the device unpacks to numbers.
     pub unpacked_bytes: u64,
     /// Quantisation of the matrices, if any.
     pub quantization: Option<Quantization>,

@@ -14,10 +14,9 @@ use crate::{LoadError, Weights};
 pub struct WeightBytes {
     /// All weights.
     pub all: u64,
-    /// Matrices that the checkpoint stores in fewer bits, or that are quantised while loading: those that stay codes, and those that
-    /// become numbers.
+    /// Matrices that are codes on the device: stored in fewer bits by the checkpoint, or quantised while loading.
     pub codes: u64,
-    /// See `codes`.
+    /// Matrices that the checkpoint stores in fewer bits and that become numbers on the device.
     pub unpacked: u64,
 }
 

@@ -26,7 +26,7 @@ const EMPTY: [&str; 3] = ["torch/all.h", "ATen/cuda/CUDAContext.h", "c10/cuda/CU
 
 /// A library of a peer.
 struct Library {
-    /// Of the package, of our source, and in `lib<name>.so`.
+    /// Name of the package and of our source; the library is `lib<name>.so`.
     name: &'static str,
     /// Folder of the headers in the package.
     include: &'static str,
