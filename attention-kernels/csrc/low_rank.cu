@@ -144,7 +144,7 @@ __device__ __forceinline__ void expand_low_rank(const float* t, const void* slot
         quire::shrink_low_rank<T>(static_cast<const T*>(x), slots, table, t, shape);                              \
     }                                                                                                             \
     QUIRE_EXPORT_OVERLAPPED(shrink_low_rank_##type, 0);                                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::EXPAND_THREADS)                                           \
+    extern "C" __global__ void __launch_bounds__(quire::EXPAND_THREADS, 4)                                        \
         expand_low_rank_##type(const float* t, const void* slots, const uint32_t* table, void* y,                 \
                                const quire::LowRankShape shape) {                                                 \
         quire::wait_for_launches();                                                                               \
