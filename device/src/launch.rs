@@ -17,8 +17,8 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Number of threads of a block in x, y and z.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block in bytes. A kernel that states its own need (`QUIRE_EXPORT_SHARED` or `QUIRE_EXPORT_OVERLAPPED` in its source)
-    /// gets at least that.
+    /// Dynamic shared memory of a block in bytes. A kernel that states its own need (`QUIRE_EXPORT_SHARED` or
+    /// `QUIRE_EXPORT_OVERLAPPED` in its source) gets at least that.
     pub shared_bytes: u32,
     /// One argument for each parameter of the kernel.
     pub args: &'a [Arg<'a>],

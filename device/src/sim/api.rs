@@ -18,6 +18,7 @@ pub(super) struct RawKernel {
     pub parameter_bytes: *const u32,
     pub parameters: u32,
     pub shared_bytes: u32,
+    pub overlapped: u32,
 }
 
 /// `quire_sim_fault`.

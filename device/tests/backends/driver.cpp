@@ -488,15 +488,21 @@ CALL(cuModuleGetFunction, Kernel** function, void* module, const char* name) {
     return *function ? SUCCESS : NOT_FOUND;
 }
 
-// The only constants are the <kernel>_shared_bytes.
+// The only constants are those of the QUIRE_EXPORT macros.
 CALL(cuModuleGetGlobal_v2, Address* address, size_t* bytes, void* module, const char* name) {
     const Lock guard(lock);
     ENTER();
     NEEDS(modules.count(module), INVALID_HANDLE);
     for (const auto& [kernel, found] : kernels) {
-        if (!found || !found->kernel.shared_bytes || kernel + "_shared_bytes" != name) continue;
-        *address = reinterpret_cast<Address>(&found->kernel.shared_bytes);
-        *bytes = sizeof found->kernel.shared_bytes;
+        if (!found) continue;
+        // QUIRE_EXPORT_OVERLAPPED defines both constants, QUIRE_EXPORT_SHARED the first one, QUIRE_EXPORT none.
+        const bool shared = found->kernel.shared_bytes || found->kernel.overlapped;
+        const uint32_t* constant = shared && kernel + "_shared_bytes" == name              ? &found->kernel.shared_bytes
+                                   : found->kernel.overlapped && kernel + "_overlaps" == name ? &found->kernel.overlapped
+                                                                                              : nullptr;
+        if (!constant) continue;
+        *address = reinterpret_cast<Address>(constant);
+        *bytes = sizeof *constant;
         constants[*address] = *bytes;
         return SUCCESS;
     }
@@ -557,12 +563,38 @@ CALL(cuTensorMapEncodeTiled, uint64_t* map, int type, uint32_t rank, Address add
     return SUCCESS;
 }
 
-CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-     unsigned shared_bytes, Stream* stream, void** args, void** extra) {
+// CUlaunchAttribute and CUlaunchConfig.
+struct Attribute {
+    int id;
+    char pad[4];
+    union {
+        int serialization_allowed;
+        char bytes[64];
+    };
+};
+struct Config {
+    uint32_t grid[3], block[3], shared_bytes;
+    Stream* stream;
+    const Attribute* attributes;
+    unsigned count;
+};
+
+// Launches may overlap exactly if their kernel waits.
+CALL(cuLaunchKernelEx, const Config* config, Kernel* function, void** args, void** extra) {
     const Lock guard(lock);
+    const auto [x, y, z] = config->block;
+    const uint32_t shared_bytes = config->shared_bytes;
+    Stream* const stream = config->stream;
     ENTER(stream);
-    NEEDS(uint64_t{gx} * gy * gz && uint64_t{bx} * by * bz && uint64_t{bx} * by * bz <= 1024 && !extra, INVALID_VALUE);
+    NEEDS(config->grid[0] && config->grid[1] && config->grid[2] && !extra, INVALID_VALUE);
+    NEEDS(uint64_t{x} * y * z && uint64_t{x} * y * z <= 1024, INVALID_VALUE);
     NEEDS(shared_bytes >= function->kernel.shared_bytes && shared_bytes <= static_cast<unsigned>(function->allowed), INVALID_VALUE);
+    NEEDS(config->count == function->kernel.overlapped, INVALID_VALUE);
+    for (unsigned i = 0; i < config->count; i++) {
+        constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+        const Attribute& attribute = config->attributes[i];
+        NEEDS(attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION && attribute.serialization_allowed == 1, INVALID_VALUE);
+    }
     // The call copies the arguments.
     std::vector<std::vector<char>> values;
     for (uint32_t i = 0; i < function->kernel.parameters; i++) {
@@ -572,12 +604,11 @@ CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, un
             stream->capture->words.push_back(*reinterpret_cast<const Address*>(value));
         }
     }
-    stream->give([=]() mutable {
+    stream->give([=, launch = *config]() mutable {
         std::vector<void*> pointers;
         for (auto& value : values) pointers.push_back(value.data());
-        const uint32_t grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
         const quire_sim_options options{0};
-        if (quire_sim_launch(function->kernel.name, grid, block, shared_bytes, pointers.data(), &options)) broken = LAUNCH_FAILED;
+        if (quire_sim_launch(function->kernel.name, launch.grid, launch.block, launch.shared_bytes, pointers.data(), &options)) broken = LAUNCH_FAILED;
     });
     return SUCCESS;
 }

@@ -111,6 +111,20 @@ fn a_kernel_gets_the_shared_memory_that_it_says_it_needs() {
 }
 
 #[test]
+fn a_kernel_that_waits_for_the_launches_before_it_reads_what_they_wrote() {
+    for device in launching() {
+        let [input, output] = [(); 2].map(|()| filled(&*device, &[0i32; 64]));
+        add_one(&*device, &input, 1).unwrap();
+        let args = [Arg::pointer(&output, 0), Arg::pointer(&input, 0)];
+        let (grid, block) = ([1; 3], [64, 1, 1]);
+        device
+            .launch(&Launch { module: MODULE, kernel: "waits_first", grid, block, shared_bytes: 0, args: &args })
+            .unwrap();
+        assert_eq!(contents(&*device, &output), [1; 64], "{}", device.name());
+    }
+}
+
+#[test]
 fn a_launch_on_cuda_allocates_nothing_once_its_kernel_is_loaded() {
     for device in launching() {
         let values = filled(&*device, &[0i32; 64]);

@@ -37,6 +37,7 @@ typedef struct {
     const uint32_t* parameter_bytes; /* size of each parameter */
     uint32_t parameters;
     uint32_t shared_bytes;           /* dynamic shared memory that its blocks need; every launch gets at least that */
+    uint32_t overlapped;             /* 1 if its threads wait for the launches before it (QUIRE_EXPORT_OVERLAPPED), otherwise 0 */
 } quire_sim_kernel;
 
 typedef struct {
