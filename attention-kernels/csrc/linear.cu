@@ -3,6 +3,7 @@
 // linear_<form>_<type>_few    grid (ceil(n / 16), parts), 256 threads: 16 outputs of up to 8 rows
 // linear_<form>_<type>_many   grid (ceil(n / 64), parts), 256 threads: 64 outputs of up to 32 rows
 // expert_linear_f32           grid (ceil(n / 8), experts), 256 threads: a warp per output, eight assignments at a time
+// unpack_<form>_<type>        grid (ceil(n / 16), any), 256 threads: weights become numbers, a warp for 16 outputs x 64 inputs
 //
 // A part is consecutive rows, or, with experts, consecutive assignments of one expert: those of expert e are
 // order[starts[e]..starts[e + 1]]. A block finds its part from `starts`, so the grid depends on shapes alone. Assignment a is row
@@ -340,6 +341,36 @@ __device__ __forceinline__ void linear(const T* x, const void* weights, const fl
     }
 }
 
+// Writes the weights of a panel as rows of numbers [n, k], for a product with many rows. k is a multiple of 8. Each number is the factor
+// that `linear` multiplies.
+template <class T, class Form>
+__device__ __forceinline__ void unpack(const void* weights, const float* table, T* numbers, const LinearShape& shape) {
+    using Weights = Panel<T, Form>;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = (shape.k + TILE_INPUTS - 1) / TILE_INPUTS;
+    const Weights panel(weights, 0, blockIdx.x, shape);
+    for (uint32_t tile = blockIdx.y * LINEAR_WARPS + warp; tile < tiles; tile += gridDim.y * LINEAR_WARPS) {
+        typename Weights::Vectors codes;
+        typename Weights::Group groups[2];
+        panel.load(codes, tile, tiles, shape);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t input = tile * TILE_INPUTS + half * 32 + lane % 4 * 8;
+            if (input >= shape.k) break;
+            panel.load(groups, input, shape);
+            uint32_t a[2][4];
+#pragma unroll
+            for (int s = 0; s < 2; s++) Weights::fragment(a[s], codes, groups, 2 * half + s, table);
+#pragma unroll
+            for (uint32_t u = 0; u < 2; u++) {
+                const uint32_t output = blockIdx.x * PANEL + 8 * u + lane / 4;
+                if (output >= shape.n) break;
+                uint4* to = reinterpret_cast<uint4*>(numbers + static_cast<int64_t>(output) * shape.k + input);
+                *to = {a[0][u], a[0][u + 2], a[1][u], a[1][u + 2]};
+            }
+        }
+    }
+}
+
 // The same for float32, of experts whose weights are numbers, without tensor cores: eight assignments at a time.
 __device__ __forceinline__ void expert_linear(const float* x, const float* weights, const float* bias, float* y,
                                               const uint32_t* order, const uint32_t* starts, const LinearShape& shape) {
@@ -384,13 +415,21 @@ __device__ __forceinline__ void expert_linear(const float* x, const float* weigh
 #define LINEAR_SIZES(form, Form, type, T)                  \
     LINEAR_INSTANCE(form, Form, type, T, few, 1, 1)        \
     LINEAR_INSTANCE(form, Form, type, T, many, 4, 4)
+#define LINEAR_CODES(form, Form, type, T)                                                                                   \
+    LINEAR_SIZES(form, Form, type, T)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)                                                     \
+        unpack_##form##_##type(const void* weights, const float* table, void* numbers, const quire::LinearShape shape) {    \
+        quire::wait_for_launches();                                                                                         \
+        quire::unpack<T, quire::Form>(weights, table, static_cast<T*>(numbers), shape);                                     \
+    }                                                                                                                       \
+    QUIRE_EXPORT_OVERLAPPED(unpack_##form##_##type, 0);
 #define LINEAR_FORMS(type, T)                  \
     LINEAR_SIZES(numbers, Numbers, type, T)    \
-    LINEAR_SIZES(narrow4, Narrow4, type, T)    \
-    LINEAR_SIZES(codes4, Codes4, type, T)      \
-    LINEAR_SIZES(table4, Table4, type, T)      \
-    LINEAR_SIZES(codes8, Codes8, type, T)      \
-    LINEAR_SIZES(e4m3, E4m3, type, T)
+    LINEAR_CODES(narrow4, Narrow4, type, T)    \
+    LINEAR_CODES(codes4, Codes4, type, T)      \
+    LINEAR_CODES(table4, Table4, type, T)      \
+    LINEAR_CODES(codes8, Codes8, type, T)      \
+    LINEAR_CODES(e4m3, E4m3, type, T)
 
 #ifdef QUIRE_F16
 LINEAR_FORMS(f16, __half)

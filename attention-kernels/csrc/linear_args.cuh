@@ -37,4 +37,22 @@ struct LinearShape {
 };
 static_assert(sizeof(LinearShape) == 64, "no hidden padding");
 
+// Rows that become bytes.
+struct RoundShape {
+    uint32_t k;       // elements of a row, a multiple of 16
+    uint32_t format;  // KV_E4M3 or KV_INT8
+    float scale;      // of all rows; 0: each row has its own
+    uint32_t reserved;
+};
+static_assert(sizeof(RoundShape) == 16, "no hidden padding");
+
+// Sums of products of bytes that become numbers.
+struct ScaleShape {
+    uint32_t rows;
+    uint32_t n;           // outputs, a multiple of 16
+    uint32_t format;      // KV_E4M3: sums are float; KV_INT8: they are int32
+    uint32_t y_is_float;  // whether y and bias are float instead of T
+};
+static_assert(sizeof(ScaleShape) == 16, "no hidden padding");
+
 }  // namespace quire

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use device::{Buffer, Device, DeviceError, Matrix};
 
 use crate::batch::AttentionBatch;
+use crate::cuda::LinearScratch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::shape::KvShape;
@@ -368,6 +369,8 @@ pub struct LinearArgs<'a> {
     pub y: &'a mut Buffer,
     /// Type of `y`: that of the model, or float32.
     pub output: Dtype,
+    /// Memory that some weights need on a device that launches kernels ([`LinearScratch`]).
+    pub scratch: Option<&'a mut LinearScratch>,
 }
 
 /// Products of the rows of each expert of a mixture ([`expert_linear`](crate::expert_linear)).

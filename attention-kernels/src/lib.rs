@@ -62,7 +62,7 @@ pub use args::{
     AttentionArgs, BlockCopyArgs, CacheWriteArgs, ExpertLinearArgs, KvCache, KvScales, LinearArgs, Rows, Values,
 };
 pub use batch::AttentionBatch;
-pub use cuda::{convert_fp8, expert_linear};
+pub use cuda::{LinearScratch, Rewritten, ScratchSizes, convert_fp8, expert_linear, linear_products};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};

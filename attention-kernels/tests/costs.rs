@@ -69,6 +69,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
         bias: None,
         y: &mut output,
         output: Dtype::F32,
+        scratch: None,
     };
     assert_eq!(args.cost().operations, 2 * 3 * 16 * 4);
     assert_eq!(args.cost().bytes, weights.bytes() as u64 + 3 * (4 + 16) * 4);

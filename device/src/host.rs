@@ -49,6 +49,7 @@ pub(crate) struct Host {
     kernels: Option<Libraries>,
     /// `cuda-sim`: the current capture.
     tape: Tape<Work>,
+    deterministic: bool,
     profile: Option<Arc<Profile>>,
 }
 
@@ -64,8 +65,8 @@ impl Host {
     fn new(name: &'static str, options: &Options, kernels: Option<Libraries>) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
         let (order, progress, allocated) = (Arc::default(), Arc::new(Progress::new(name)), Arc::default());
-        let (tape, profile) = (Tape::new(name), options.profile.clone());
-        Ok(Host { pool, order, progress, allocated, kernels, tape, profile })
+        let (tape, deterministic, profile) = (Tape::new(name), options.deterministic, options.profile.clone());
+        Ok(Host { pool, order, progress, allocated, kernels, tape, deterministic, profile })
     }
 
     /// Checks a range of a buffer of this device and returns its memory.
@@ -185,17 +186,21 @@ impl Device for Host {
     }
 
     fn features(&self) -> Features {
-        if self.kernels.is_none() { Features::HOST } else { Features::LAUNCHING }
+        match self.kernels {
+            None => Features::HOST,
+            Some(_) => Features { deterministic: self.deterministic, ..Features::LAUNCHING },
+        }
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
         let Some(kernels) = &self.kernels else { return Err(DeviceError::NoMatrices(self.name())) };
-        let (dense, shape) = product.check(self.name())?;
-        let y_format = product.y_format;
-        let part = |buffer: &Buffer| self.own_sim(buffer, 0, 0).map(|memory| Part::new(memory, 0, buffer.len_bytes()));
-        let (x, weights, y) = (part(product.x)?, part(&dense.numbers)?, part(product.y)?);
-        let bias = product.bias.map(part).transpose()?;
-        self.submit(kernels, Work::Product { shape, y_format, x, weights, bias, y })
+        let (shape, first) = product.check()?;
+        let part = |buffer: &Buffer, at| {
+            self.own_sim(buffer, at, 0).map(|memory| Part::new(memory, at, buffer.len_bytes() - at))
+        };
+        let (x, weights, y) = (part(product.x, 0)?, part(product.weights.elements, 0)?, part(product.y, first)?);
+        let bias = product.bias.map(|bias| part(bias, first)).transpose()?;
+        self.submit(kernels, Work::Product { shape, rows: product.rows, x, weights, bias, y })
     }
 
     fn pool(&self) -> &Pool {

@@ -112,13 +112,29 @@ pub struct Features {
     pub packs_matrices: bool,
     /// Whether layers and sampling are kernels ([`Device::launch`]), which a graph can replay. Otherwise they are host code.
     pub launches: bool,
+    /// Whether [`Device::product`] multiplies factors of e4m3: GPUs from compute capability 8.9 on.
+    pub multiplies_e4m3: bool,
+    /// Whether results must not depend on the number of rows ([`Options::deterministic`]).
+    pub deterministic: bool,
 }
 
 impl Features {
     /// Capabilities of `cpu`.
-    pub const HOST: Features = Features { compute: &[Dtype::F32], packs_matrices: true, launches: false };
-    /// Capabilities of `cuda` and `cuda-sim`.
-    pub const LAUNCHING: Features = Features { compute: &Dtype::ALL, packs_matrices: false, launches: true };
+    pub const HOST: Features = Features {
+        compute: &[Dtype::F32],
+        packs_matrices: true,
+        launches: false,
+        multiplies_e4m3: false,
+        deterministic: true,
+    };
+    /// Capabilities of `cuda` and `cuda-sim` without [`Options::deterministic`], on a GPU that has all of them.
+    pub const LAUNCHING: Features = Features {
+        compute: &Dtype::ALL,
+        packs_matrices: false,
+        launches: true,
+        multiplies_e4m3: true,
+        deterministic: false,
+    };
 }
 
 /// A backend: something that holds memory and computes.
@@ -199,25 +215,19 @@ pub trait Device: Send + Sync {
     fn product_bytes(&self) -> u64 {
         0
     }
-    /// Chooses now how products of 1 to `max_rows` rows with these weights are computed, instead of at the first product of
-    /// each size. `bias` and `y_format` are those of the products. The default implementation does nothing: the other backends have
-    /// no choice.
+    /// Chooses now how products of 1 to `max_rows` rows of this shape are computed, instead of at the first product of each
+    /// size. The default implementation does nothing: the other backends have no choice.
     ///
     /// # Errors
     /// [`CudaError::Blas`] if no algorithm serves the product.
-    fn plan_product(
-        &self,
-        _weights: &Matrix,
-        _max_rows: usize,
-        _bias: bool,
-        _y_format: Dtype,
-    ) -> Result<(), DeviceError> {
+    fn plan_product(&self, _shape: gemm::ProductShape, _max_rows: usize) -> Result<(), DeviceError> {
         Ok(())
     }
     /// Enqueues a matrix product on [`Queue::Compute`].
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::NoMatrices`] for weights that are not [`Matrix::dense`], and on `cpu`.
+    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::BadMatrix`] for columns outside of `y`, and for a bias or
+    /// a result that factors of 8 bits do not have; [`DeviceError::NoMatrices`] on `cpu`.
     fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }
@@ -358,6 +368,7 @@ pub(crate) enum Stored {
     Packed(gemm::PackedMatrix),
     Dense(gemm::Dense),
     Tiles(gemm::Tiles),
+    Bytes(gemm::ByteMatrix),
 }
 
 impl Matrix {
@@ -367,6 +378,7 @@ impl Matrix {
             Stored::Packed(packed) => packed.n(),
             Stored::Dense(dense) => dense.n,
             Stored::Tiles(tiles) => tiles.n,
+            Stored::Bytes(matrix) => matrix.n,
         }
     }
 
@@ -376,6 +388,7 @@ impl Matrix {
             Stored::Packed(packed) => packed.k(),
             Stored::Dense(dense) => dense.k,
             Stored::Tiles(tiles) => tiles.k,
+            Stored::Bytes(matrix) => matrix.k,
         }
     }
 
@@ -385,6 +398,7 @@ impl Matrix {
             Stored::Packed(_) => Dtype::F32,
             Stored::Dense(dense) => dense.format,
             Stored::Tiles(tiles) => tiles.dtype,
+            Stored::Bytes(matrix) => matrix.dtype,
         }
     }
 
@@ -394,6 +408,7 @@ impl Matrix {
             Stored::Packed(packed) => packed.bytes(),
             Stored::Dense(dense) => dense.numbers.len_bytes(),
             Stored::Tiles(tiles) => tiles.segments.iter().map(|segment| segment.panels.len_bytes()).sum(),
+            Stored::Bytes(matrix) => matrix.codes.len_bytes() + matrix.scales.len_bytes(),
         }
     }
 
@@ -402,12 +417,16 @@ impl Matrix {
     /// # Errors
     /// [`DeviceError::NotOnHost`] for weights of a device that launches kernels.
     pub fn host(&self) -> Result<&gemm::PackedMatrix, DeviceError> {
+        if let Stored::Packed(packed) = &self.0 { Ok(packed) } else { Err(DeviceError::NotOnHost(self.device())) }
+    }
+
+    /// Name of the device that has the weights.
+    fn device(&self) -> &'static str {
         match &self.0 {
-            Stored::Packed(packed) => Ok(packed),
-            Stored::Dense(dense) => Err(DeviceError::NotOnHost(dense.numbers.device())),
-            Stored::Tiles(tiles) => {
-                Err(DeviceError::NotOnHost(tiles.segments.first().map_or("cuda", |segment| segment.panels.device())))
-            }
+            Stored::Packed(_) => "cpu",
+            Stored::Dense(dense) => dense.numbers.device(),
+            Stored::Tiles(tiles) => tiles.segments.first().map_or("cuda", |segment| segment.panels.device()),
+            Stored::Bytes(matrix) => matrix.codes.device(),
         }
     }
 
@@ -422,23 +441,31 @@ impl Matrix {
         Ok(Matrix(Stored::Dense(gemm::Dense { numbers, format, n, k })))
     }
 
-    /// Returns the codes of the weights, for kernels that multiply them; `None` for weights that are numbers or packed.
+    /// Returns the codes of the weights, for kernels that multiply them; `None` for weights in another form.
     pub fn tiles(&self) -> Option<&gemm::Tiles> {
-        match &self.0 {
-            Stored::Tiles(tiles) => Some(tiles),
-            Stored::Packed(_) | Stored::Dense(_) => None,
-        }
+        if let Stored::Tiles(tiles) = &self.0 { Some(tiles) } else { None }
+    }
+
+    /// Returns weights of 8 bits whose products round their inputs; `None` for weights in another form.
+    pub fn bytes_and_scales(&self) -> Option<&gemm::ByteMatrix> {
+        if let Stored::Bytes(matrix) = &self.0 { Some(matrix) } else { None }
     }
 
     /// Returns the buffer of [`Matrix::dense`] weights, for kernels that read rows of it; `None` for weights in another form.
     pub fn numbers(&self) -> Option<&Buffer> {
-        self.stored_dense().map(|dense| &dense.numbers)
+        if let Stored::Dense(dense) = &self.0 { Some(&dense.numbers) } else { None }
     }
 
-    pub(crate) fn stored_dense(&self) -> Option<&gemm::Dense> {
+    /// Returns [`Matrix::dense`] weights as a factor of a product.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoMatrices`] for weights in another form.
+    pub fn factor(&self) -> Result<gemm::Factor<'_>, DeviceError> {
         match &self.0 {
-            Stored::Packed(_) | Stored::Tiles(_) => None,
-            Stored::Dense(dense) => Some(dense),
+            Stored::Dense(gemm::Dense { numbers, format, n, k }) => {
+                Ok(gemm::Factor { elements: numbers, format: gemm::FactorType::Numbers(*format), n: *n, k: *k })
+            }
+            Stored::Packed(_) | Stored::Tiles(_) | Stored::Bytes(_) => Err(DeviceError::NoMatrices(self.device())),
         }
     }
 }

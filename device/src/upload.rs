@@ -2,9 +2,12 @@
 //! that one is filled while the other is copied.
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::gemm::{PlannedSegment, Purpose, Quantization, StackedRows, TileSegment, Tiles, WeightRows, plan};
+use crate::gemm::{
+    ByteMatrix, ByteRows, PlannedSegment, Purpose, Quantization, RowRounding, StackedRows, TileSegment, Tiles,
+    WeightRows, plan,
+};
 use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Pool, Queue, Stored};
 
 /// Size of a staging buffer in bytes.
@@ -81,7 +84,7 @@ impl<'a> Uploader<'a> {
 
     /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with. A device
     /// that packs matrices stores the rows as they are, or quantised if `quantization` is given. Another stores their codes if
-    /// all parts have some that it can multiply ([`Tiles`](crate::gemm::Tiles)), otherwise numbers of type `dtype`.
+    /// all parts have some that it can multiply ([`ByteMatrix`], [`Tiles`]), otherwise numbers of type `dtype`.
     ///
     /// # Errors
     /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NotFinite`] or [`DeviceError::BadWeights`] for
@@ -99,6 +102,9 @@ impl<'a> Uploader<'a> {
         }
         let forms: Vec<_> =
             parts.iter().map(|part| Ok((part.rows(k)?, part.form()))).collect::<Result<_, DeviceError>>()?;
+        if let Some(rounding) = ByteMatrix::rounding_of(self.device.features(), purpose, k, &forms) {
+            return self.bytes((rounding, dtype), [n, k], &ByteRows::new(parts, k));
+        }
         if let Some(planned) = plan(purpose, dtype, k, quantization, &forms) {
             let (mut segments, mut first) = (Vec::new(), 0);
             for segment in planned {
@@ -125,6 +131,33 @@ impl<'a> Uploader<'a> {
         }
         let numbers: Vec<_> = numbers.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
         Matrix::dense(dtype, n, k, self.numbers(dtype, &numbers)?)
+    }
+
+    /// Uploads codes, as many rows at a time as a staging buffer holds, and their scales.
+    fn bytes(
+        &mut self,
+        (rounding, dtype): (RowRounding, Dtype),
+        [n, k]: [usize; 2],
+        rows: &ByteRows<'_>,
+    ) -> Result<Matrix, DeviceError> {
+        let (scales, sound) = ((0..n).map(|_| AtomicU32::new(0)).collect::<Vec<_>>(), AtomicBool::new(true));
+        let mut codes = self.device.alloc(n * k)?;
+        let step = (STAGE / k).max(1);
+        for first in (0..n).step_by(step) {
+            let count = step.min(n - first);
+            self.send(&mut codes, first * k, count * k, |pool, staged| {
+                pool.chunks_mut(staged, k, k, |row, to| match rows.read(first + row, to) {
+                    Some(scale) => scales[first + row].store(scale.to_bits(), Ordering::Relaxed),
+                    None => sound.store(false, Ordering::Relaxed),
+                });
+            })?;
+        }
+        if !sound.into_inner() {
+            return Err(DeviceError::NotFinite);
+        }
+        let scales: Vec<u8> = scales.iter().flat_map(|bits| bits.load(Ordering::Relaxed).to_le_bytes()).collect();
+        let scales = self.numbers(Dtype::F32, &[(Dtype::F32, &scales)])?;
+        Ok(Matrix(Stored::Bytes(ByteMatrix { codes, scales, rounding, dtype, n, k })))
     }
 
     /// Uploads a segment, as many panels at a time as a staging buffer holds; `None` if a weight is not finite.

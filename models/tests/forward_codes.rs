@@ -6,18 +6,21 @@ use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, Needs, select};
 use device::gemm::Quantization;
+use device::simd::small_float::f32_to_e4m3;
 use device::{Device, Options};
 use models::decoder::{Decoder, Form};
 use models::{Model, ModelConfig, ModelFiles, StepLimits, Weights, in_stored_forms, weight_bytes};
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::json;
 
-use crate::common::{self, ids, last_logits, list, needs, text};
+use crate::common::{self, Copy, ids, last_logits, list, needs, text};
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };
 
-fn device() -> Option<Arc<dyn Device>> {
+fn device(deterministic: bool) -> Option<Arc<dyn Device>> {
     let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, seed: 3, deterministic: true, ..Options::default() };
+    let options = Options { threads: Some(1), kernels, seed: 3, deterministic, ..Options::default() };
     Some(device::open_with("cuda-sim", &options).unwrap())
 }
 
@@ -29,7 +32,7 @@ fn run(
     linear: &str,
     prompts: &[Vec<u32>],
 ) -> Option<(Vec<Vec<f32>>, u64)> {
-    let device = device()?;
+    let device = device(true)?;
     let choice = KernelChoice { linear: linear.into(), ..Default::default() };
     let needs = Needs { dtype, row_invariant: true, ..needs(&*device, decoder) };
     let kernels = select(&choice, &needs).unwrap();
@@ -112,4 +115,96 @@ fn weights_quantised_while_loading_give_nearly_the_same_logits_also_those_of_exp
         let most = if form == Quantization::Q8 { 0.05 } else { 0.3 };
         assert!(share < most, "{case} in {form}: {share} of the mean logit");
     }
+}
+
+/// A copy of a checkpoint whose linear layers, without the head, are quantised to 8 bits with a scale for each output; activations are
+/// rounded too. `code`: the byte of a weight over its scale, and the greatest number that a byte stands for.
+pub fn quantised_copy(case: &str, kind: &str, greatest: f32, code: fn(f32) -> u8) -> Copy {
+    let copy = Copy::of(case);
+    let file = std::fs::read(copy.path("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let mut all: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, tensor) in tensors.tensors() {
+        let (shape, data) = (tensor.shape().to_vec(), tensor.data());
+        if !name.ends_with("_proj.weight") {
+            all.push((name, tensor.dtype(), shape, data.to_vec()));
+            continue;
+        }
+        let weights: Vec<f32> = data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for row in weights.chunks(shape[1]) {
+            let scale = row.iter().fold(0.0f32, |most, x| most.max(x.abs())) / greatest;
+            codes.extend(row.iter().map(|x| code(x / scale)));
+            scales.extend(scale.to_le_bytes());
+        }
+        let dtype = if kind == "int" { safetensors::Dtype::I8 } else { safetensors::Dtype::F8_E4M3 };
+        all.push((format!("{name}_scale"), safetensors::Dtype::F32, vec![shape[0], 1], scales));
+        all.push((name, dtype, shape, codes));
+    }
+    let views = all
+        .iter()
+        .map(|(name, dtype, shape, data)| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let file = safetensors::serialize(views, None).unwrap();
+    let scheme = |strategy: &str, dynamic: bool| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy, "dynamic": dynamic});
+    let group =
+        json!({"targets": ["Linear"], "weights": scheme("channel", false), "input_activations": scheme("token", true)});
+    let format = if kind == "int" { "int-quantized" } else { "float-quantized" };
+    let config = json!({"quantization_config": {
+        "quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"], "config_groups": {"group_0": group}
+    }});
+    copy.write("model.safetensors", file).set("config.json", config)
+}
+
+#[test]
+fn checkpoints_that_round_activations_give_nearly_the_logits_of_plain_ones_and_chunks_change_no_bit() {
+    let to_int8 = |x: f32| x.round_ties_even() as i8 as u8;
+    let kinds: [(_, _, fn(f32) -> u8); 2] = [("int", 127.0, to_int8), ("float", 448.0, f32_to_e4m3)];
+    for (i, (kind, greatest, code)) in kinds.into_iter().enumerate() {
+        let dtype = [Dtype::F16, Dtype::Bf16][i];
+        let copy = quantised_copy("llama", kind, greatest, code);
+        let of = |files: &ModelFiles| {
+            let weights = Weights::open(files).unwrap();
+            let decoder = ModelConfig::load(files).unwrap().decoder.for_context(LIMITS.max_model_len);
+            (in_stored_forms(decoder, &weights).unwrap(), weights)
+        };
+        let (decoder, weights) = of(&copy.files());
+        let rounds = |linear: &&models::decoder::Linear| matches!(linear.form, Form::Stored { rounds: true, .. });
+        assert_eq!(decoder.linears().filter(rounds).count(), 3 * 4);
+        let prompts = [ids(&list(&common::expected("llama")["prompts"])[0]["ids"])];
+        let Some((found, small)) = run(&decoder, &weights, dtype, "cuda.linear", &prompts) else { return };
+        let (plain, weights) = of(&common::files("llama"));
+        let (want, large) = run(&plain, &weights, dtype, "cuda.product", &prompts).unwrap();
+        assert!(small < large, "{small} and {large} bytes");
+        let zeros: Vec<_> = want.iter().map(|row| vec![0.0; row.len()]).collect();
+        let share = mean_error(&found, &want) / mean_error(&want, &zeros);
+        println!("{kind}: {share} of the mean logit");
+        assert!(share < 0.1, "{kind}: {share} of the mean logit");
+    }
+}
+
+#[test]
+fn long_chunks_are_multiplied_with_unpacked_weights_in_planned_memory() {
+    let limits = StepLimits { max_rows: 270, max_model_len: 512, ..LIMITS };
+    let Some(device) = device(false) else { return };
+    let files = common::files("llama");
+    let weights = Weights::open(&files).unwrap();
+    let decoder = ModelConfig::load(&files).unwrap().decoder.for_context(limits.max_model_len);
+    let decoder = decoder.in_form(Form::Quantized(Quantization::Q4));
+    let kernels = select(&KernelChoice::default(), &Needs { dtype: Dtype::F16, ..needs(&*device, &decoder) }).unwrap();
+    assert_eq!(kernels.linear.name, "cuda.linear");
+    let nothing = |_, _| Ok(());
+    let mut model = Model::load(&decoder, &weights, device.clone(), kernels, limits.max_rows, &nothing).unwrap();
+    model.reserve(&limits).unwrap();
+    let bytes = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap();
+    let step = |limits: &StepLimits| Model::step_bytes(device.features(), &decoder, &kernels, limits);
+    assert_eq!(device.allocated(), Some(bytes.all + step(&limits)));
+    let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
+    let prompt: Vec<u32> = (0..265).map(|i| i * 7 % 500 + 3).collect();
+    let mut in_chunks =
+        |chunk| last_logits(&mut model, &mut caches, (limits.block_size, limits.num_blocks), &prompt, chunk);
+    let [whole, parts] = [265, 200].map(|chunk| vec![in_chunks(chunk)]);
+    // Other sums, rounded to halves in each layer.
+    let zeros = vec![vec![0.0; whole[0].len()]];
+    let share = mean_error(&whole, &parts) / mean_error(&parts, &zeros);
+    assert!(whole != parts && share < 0.01, "{share} of the mean logit");
 }

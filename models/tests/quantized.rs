@@ -5,8 +5,9 @@ use std::collections::HashMap;
 
 use attention_kernels::trial::numbers::{from_bytes, round, to_bytes};
 use attention_kernels::trial::{buffer, bytes};
-use attention_kernels::{LinearArgs, Operation, Rows, variants};
-use device::{Device, Matrix, Options};
+use attention_kernels::{LinearArgs, LinearScratch, Operation, Rewritten, Rows, ScratchSizes, variants};
+use device::gemm::{Gemm, gemm};
+use device::{Device, Isa, Matrix, Options};
 use models::decoder::{Linear, Part, Pick, Role};
 use models::{ModelFiles, Weights, load_matrix};
 use safetensors::Dtype;
@@ -141,15 +142,21 @@ impl Module {
     }
 }
 
+/// The products in float32 of rows of `x` with the kernel of codes.
+fn multiply(device: &dyn Device, weights: &Matrix, x: &[f32], scratch: Option<&mut LinearScratch>) -> Vec<f32> {
+    let (n, dtype, rows, output) = (weights.n(), weights.dtype(), x.len() / weights.k(), device::Dtype::F32);
+    let (x, mut y) = (buffer(device, &to_bytes(dtype, x)).unwrap(), device.alloc(rows * n * 4).unwrap());
+    let variant = variants(Operation::Linear).into_iter().find(|variant| variant.capabilities.takes_codes).unwrap();
+    let args = LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: None, y: &mut y, output, scratch };
+    variant.linear(device, args).unwrap();
+    from_bytes(output, &bytes(device, &y).unwrap())
+}
+
 /// The weights `[n, k]` of a matrix that has the form of codes: its products with the rows of a unit matrix.
 fn columns(device: &dyn Device, weights: &Matrix) -> Vec<f32> {
-    let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
+    let (n, k) = (weights.n(), weights.k());
     let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
-    let (x, mut y) = (buffer(device, &to_bytes(dtype, &unit)).unwrap(), device.alloc(k * n * 4).unwrap());
-    let args = LinearArgs { x: Rows::Numbers(&x), rows: k, weights, bias: None, y: &mut y, output: device::Dtype::F32 };
-    let variant = variants(Operation::Linear).into_iter().find(|variant| variant.capabilities.takes_codes).unwrap();
-    variant.linear(device, args).unwrap();
-    let y = from_bytes(device::Dtype::F32, &bytes(device, &y).unwrap());
+    let y = multiply(device, weights, &unit, None);
     (0..n * k).map(|at| y[at % k * n + at / k]).collect()
 }
 
@@ -277,13 +284,14 @@ fn packed(bits: u32, group: Option<usize>, symmetric: bool, act_order: bool) -> 
     })
 }
 
-fn int8(symmetric: bool) -> Module {
-    let (n, k, mut random) = (24, 64, Random(3));
+/// Integers of 8 bits with a scale for each of `n` outputs.
+fn int8(n: usize, symmetric: bool, inputs: Value) -> Module {
+    let (k, mut random) = (64, Random(3));
     let codes: Vec<i8> = (0..n * k).map(|_| random.below(256) as u8 as i8).collect();
     let zeros: Vec<i8> = (0..n).map(|_| if symmetric { 0 } else { random.below(256) as u8 as i8 }).collect();
     let scales: Vec<_> = (0..n).map(|_| random.half()).collect();
     let scheme = json!({"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": "channel"});
-    let mut module = Module::new(compressed("int-quantized", scheme, Value::Null), n, k)
+    let mut module = Module::new(compressed("int-quantized", scheme, inputs), n, k)
         .tensor(".weight", Dtype::I8, &[n, k], codes.iter().map(|it| *it as u8).collect())
         .tensor(".weight_scale", Dtype::F16, &[n, 1], halves(&scales.iter().map(|it| it.0).collect::<Vec<_>>()));
     if !symmetric {
@@ -300,7 +308,12 @@ fn e4m3(count: usize) -> Vec<u8> {
 
 /// FP8 with scales `[rows, columns]` under a name, which `scale` chooses for each weight.
 fn fp8(config: Value, suffix: &str, shape: &[usize], scale: impl Fn(usize, usize) -> usize) -> Module {
-    let (n, k, mut random) = (150, 160, Random(5));
+    fp8_of(150, config, suffix, shape, scale)
+}
+
+/// The same with `n` outputs.
+fn fp8_of(n: usize, config: Value, suffix: &str, shape: &[usize], scale: impl Fn(usize, usize) -> usize) -> Module {
+    let (k, mut random) = (160, Random(5));
     let codes = e4m3(n * k);
     let scales: Vec<f32> = (0..shape.iter().product()).map(|_| (random.below(1000) + 1) as f32 / 512.0).collect();
     let config = Module::new(config, n, k);
@@ -390,14 +403,55 @@ fn every_weight_of_compressed_tensors_has_the_value_of_its_definition() {
     {
         packed(bits, group, symmetric, act_order).check_whole(&format!("packed {bits} {group:?} {symmetric}"));
     }
-    int8(true).check_whole("int8");
-    int8(false).check_whole("int8 with zero points");
+    int8(24, true, Value::Null).check_whole("int8");
+    int8(24, false, Value::Null).check_whole("int8 with zero points");
     let weights =
         |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "block_structure": [128, 64]});
     let config = |strategy| compressed("float-quantized", weights(strategy), Value::Null);
     fp8(config("channel"), ".weight_scale", &[150, 1], |o, _| o).check_whole("fp8 by rows");
     fp8(config("tensor"), ".weight_scale", &[1], |_, _| 0).check_whole("fp8 by tensor");
     fp8(config("block"), ".weight_scale", &[2, 3], |o, i| o / 128 * 3 + i / 64).check_whole("fp8 by blocks");
+}
+
+#[test]
+fn rows_are_rounded_on_the_simulator_as_on_the_cpu() {
+    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
+    let host = device::open("cpu", Some(1)).unwrap();
+    let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
+    let sim = device::open_with("cuda-sim", &options).unwrap();
+    let inputs = |kind: &str| json!({"num_bits": 8, "type": kind, "dynamic": true, "strategy": "token"});
+    let weights = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+    let by_rows = compressed("float-quantized", weights, inputs("float"));
+    let config = json!({"quant_method": "fp8", "activation_scheme": "static"});
+    let by_tensor = fp8_of(64, config, ".weight_scale", &[], |_, _| 0);
+    let scale = 0.01f32.to_le_bytes().to_vec();
+    for (name, module) in [
+        ("int8", int8(32, true, inputs("int"))),
+        ("fp8 by rows", fp8_of(64, by_rows, ".weight_scale", &[64, 1], |o, _| o)),
+        ("fp8 by tensor", by_tensor.tensor(".input_scale", Dtype::F32, &[], scale)),
+    ] {
+        let (_folder, weights) = module.open();
+        let (weights, (n, k)) = (weights.unwrap(), (module.n, module.k));
+        let linear = Linear::new(k, Role::Column, [Part::new("m", n)]);
+        let mut random = Random(8);
+        let x: Vec<f32> = (0..5 * k).map(|_| random.half().1 * 1000.0 - 5.0).collect();
+        for dtype in [device::Dtype::F16, device::Dtype::Bf16] {
+            let x: Vec<f32> = x.iter().map(|x| round(dtype, *x)).collect();
+            let on_host = load_matrix(&linear, &weights, &*host, device::Dtype::F32).unwrap();
+            let (packed, mut want) = (on_host.host().unwrap(), vec![f32::NAN; 5 * n]);
+            let args = Gemm { x: device::gemm::Rows::Numbers(&x), weights: packed, bias: None, y: &mut want };
+            gemm(Isa::best(), host.pool(), args);
+            let matrix = load_matrix(&linear, &weights, &*sim, dtype).unwrap();
+            let mut sizes = ScratchSizes::default();
+            sizes.add(Rewritten::Rows, [n, k], 2);
+            let mut scratch = LinearScratch::new(&*sim, sizes).unwrap();
+            let found = multiply(&*sim, &matrix, &x, Some(&mut scratch));
+            let greatest = want.iter().fold(0.0f32, |greatest, x| greatest.max(x.abs()));
+            for (found, want) in found.iter().zip(&want) {
+                assert!((found - want).abs() <= 2e-6 * greatest, "{name} in {dtype}: {found}, not {want}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -467,7 +521,7 @@ fn what_contradicts_its_configuration_is_refused_in_one_line() {
     let weights = json!({"num_bits": 8, "type": "int", "strategy": "channel"});
     Module {
         config: json!({"quantization_config": compressed("int-quantized", weights, static_inputs)}),
-        ..int8(true)
+        ..int8(24, true, Value::Null)
     }
     .refused(&["input_activations"]);
     let state = br#"{"blocksize": 48, "shape": [12, 128]}"#.to_vec();
@@ -502,8 +556,13 @@ fn schemes_are_those_of_the_modules_that_their_targets_name() {
 
 #[test]
 fn any_change_of_the_bytes_of_a_module_is_accepted_or_refused_in_one_line() {
-    let modules =
-        [gptq(4, Some(32), "gptq", true, None), awq(), packed(4, Some(32), false, true), int8(false), nf4(true)];
+    let modules = [
+        gptq(4, Some(32), "gptq", true, None),
+        awq(),
+        packed(4, Some(32), false, true),
+        int8(24, false, Value::Null),
+        nf4(true),
+    ];
     let mut random = Random(5);
     let folder = TempDir::new().unwrap();
     for module in modules {

@@ -5,35 +5,36 @@ use std::sync::{Arc, Mutex};
 use crate::common::{files, last_logits, needs};
 use crate::support::hooked::{Hooked, Hooks, Transfer};
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
-use device::gemm::Product;
-use device::{Device, DeviceError, Matrix, Options};
-use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights};
+use device::gemm::{Factor, FactorType, Product, ProductShape, Quantization};
+use device::{Device, DeviceError, Options};
+use models::decoder::Form;
+use models::{ForwardBatch, Model, ModelConfig, ModelFiles, StepLimits, Weights, in_stored_forms};
+
+use crate::forward_codes::quantised_copy;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 64, max_seqs: 4, max_model_len: 256, block_size: 16, num_blocks: 64 };
 
 /// What a device was asked for.
 #[derive(Default)]
 struct Calls {
-    planned: Vec<(Kind, usize)>,
-    products: Vec<(Kind, usize)>,
+    planned: Vec<(ProductShape, usize)>,
+    products: Vec<(ProductShape, usize)>,
     /// Sizes of uploads.
     uploads: Vec<usize>,
 }
-
-/// Outputs, inputs, bias and result type of a product.
-type Kind = (usize, usize, bool, Dtype);
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Calls>>);
 
 impl Hooks for Log {
-    fn before_plan(&self, weights: &Matrix, max_rows: usize, bias: bool, y_format: Dtype) {
-        self.0.lock().unwrap().planned.push(((weights.n(), weights.k(), bias, y_format), max_rows));
+    fn before_plan(&self, shape: &ProductShape, max_rows: usize) {
+        self.0.lock().unwrap().planned.push((*shape, max_rows));
     }
     fn product(&self, device: &dyn Device, product: Product<'_>) -> Result<(), DeviceError> {
-        let Product { weights, rows, bias, y_format, .. } = product;
-        let kind = (weights.n(), weights.k(), bias.is_some(), y_format);
-        self.0.lock().unwrap().products.push((kind, rows));
+        let Product { weights: Factor { format, n, k, .. }, rows, y_format, columns, .. } = product;
+        let stride = columns.map_or(n, |columns| columns.stride);
+        let shape = ProductShape { n, k, format, y_format, bias: product.bias.is_some(), stride };
+        self.0.lock().unwrap().products.push((shape, rows));
         device.product(product)
     }
     fn before_transfer(&self, _: &dyn Device, transfer: &Transfer) -> Result<(), DeviceError> {
@@ -44,39 +45,53 @@ impl Hooks for Log {
     }
 }
 
-fn load(case: &str, dtype: Dtype) -> Option<(Model, Vec<KvCache>, Log)> {
+fn load(files: &ModelFiles, form: Form, dtype: Dtype, max_rows: usize) -> Option<(Model, Vec<KvCache>, Log)> {
     let kernels = Some(testkit::kernels::host::folder_for_tests()?);
     let options = Options { threads: Some(1), kernels, ..Options::default() };
     let log = Log::default();
     let device = Hooked { device: device::open_with("cuda-sim", &options).unwrap(), hooks: log.clone() };
     let device: Arc<dyn Device> = Arc::new(device);
-    let files = files(case);
-    let decoder = ModelConfig::load(&files).unwrap().decoder;
+    let weights = Weights::open(files).unwrap();
+    let decoder = in_stored_forms(ModelConfig::load(files).unwrap().decoder, &weights).unwrap();
+    let decoder = if form == Form::Dense { decoder } else { decoder.in_form(form) };
     let needs = Needs { dtype, ..needs(&*device, &decoder) };
-    let (set, weights) = (select(&KernelChoice::default(), &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&decoder, &weights, device, set, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
+    let set = select(&KernelChoice::default(), &needs).unwrap();
+    let mut model = Model::load(&decoder, &weights, device, set, max_rows, &|_, _| Ok(())).unwrap();
     model.use_graphs(LIMITS.max_seqs);
-    model.reserve(&LIMITS).unwrap();
+    model.reserve(&StepLimits { max_rows, ..LIMITS }).unwrap();
     let caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
     Some((model, caches, log))
 }
 
 #[test]
 fn every_product_of_a_step_was_planned_for_its_number_of_rows() {
-    for (case, dtype) in [("qwen2", Dtype::F32), ("qwen3-moe", Dtype::F16), ("deepseek-v2-lite", Dtype::Bf16)] {
-        let Some((mut model, mut caches, log)) = load(case, dtype) else { return };
+    let numbers = |dtype| (Form::Dense, dtype, FactorType::Numbers(dtype), 64);
+    let to_int8 = |x: f32| x.round_ties_even() as i8 as u8;
+    let int8 = quantised_copy("llama", "int", 127.0, to_int8);
+    // Weights that are unpacked for 270 rows.
+    let unpacked = (Form::Quantized(Quantization::Q4), Dtype::F16, FactorType::Numbers(Dtype::F16), 270);
+    for (name, files, (form, dtype, factors, max_rows)) in [
+        ("qwen2", files("qwen2"), numbers(Dtype::F32)),
+        ("qwen3-moe", files("qwen3-moe"), numbers(Dtype::F16)),
+        ("deepseek-v2-lite", files("deepseek-v2-lite"), numbers(Dtype::Bf16)),
+        ("llama in q4", files("llama"), unpacked),
+        ("llama in int8", int8.files(), (Form::Dense, Dtype::Bf16, FactorType::Int8, 64)),
+    ] {
+        let Some((mut model, mut caches, log)) = load(&files, form, dtype, max_rows) else { return };
         model.warm_up(&mut caches).unwrap();
         let planned = std::mem::take(&mut log.0.lock().unwrap().planned);
         last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &[5; 60], 33);
         last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &[6], 1);
         let calls = log.0.lock().unwrap();
-        assert!(calls.planned.is_empty(), "{case}: planned in a step");
+        assert!(calls.planned.is_empty(), "{name}: planned in a step");
         for (kind, rows) in &calls.products {
             let found = planned.iter().any(|(of, max_rows)| of == kind && max_rows >= rows);
-            assert!(found, "{case}: {kind:?} with {rows} rows");
+            assert!(found, "{name}: {kind:?} with {rows} rows");
         }
-        let rows = |wanted| calls.products.iter().any(|(_, rows)| *rows == wanted);
-        assert!(rows(1) && rows(33) && rows(64), "{case}: nothing to show");
+        let of_factors = || calls.products.iter().filter(|(shape, _)| shape.format == factors);
+        let rows = |wanted| of_factors().any(|(_, rows)| *rows == wanted);
+        // Fewer rows are multiplied with codes.
+        assert!(rows(max_rows) && (max_rows > 256 || rows(1) && rows(33)), "{name}: nothing to show");
     }
 }
 
@@ -84,7 +99,7 @@ fn every_product_of_a_step_was_planned_for_its_number_of_rows() {
 fn a_decode_step_uploads_once_whatever_changes_and_however_many_groups_it_has() {
     // One group of layers, and several with windows.
     for case in ["llama", "gemma3-text"] {
-        let Some((mut model, mut caches, log)) = load(case, Dtype::F32) else { return };
+        let Some((mut model, mut caches, log)) = load(&files(case), Form::Dense, Dtype::F32, 64) else { return };
         let (groups, size) = (model.layout().groups.len(), LIMITS.block_size);
         let mut batch = ForwardBatch::default();
         // The first steps also capture a graph. A new sequence, and the first token of a block.

@@ -5,6 +5,7 @@ use device::{Arg, Buffer, Device, DeviceError, Launch};
 
 use super::names::{MODULE, Name};
 use super::parameters::{LinearShape, count};
+use super::{rounded, unpacked};
 use crate::args::{ExpertLinearArgs, LinearArgs};
 use crate::error::{KernelError, at_least, expect};
 use crate::format::Dtype;
@@ -35,18 +36,27 @@ impl Size {
     }
 }
 
-/// Computes a linear layer: with [`Device::product`] if its weights are numbers, otherwise with `linear.cu`.
+/// Computes a linear layer: with [`Device::product`] if its weights are numbers, if they and the rounded inputs have 8 bits
+/// ([`rounded`]), or if there are so many rows that unpacking the weights takes little time ([`unpacked`]); otherwise with `linear.cu`.
 pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-    let LinearArgs { x, rows, weights, bias, y, output } = args;
+    let LinearArgs { x, rows, weights, bias, y, output, scratch } = args;
     let x = x.numbers(NAME)?;
-    let Some(tiles) = weights.tiles() else {
-        return Ok(device.product(Product { x, rows, weights, bias, y, y_format: output })?);
-    };
     let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
     holds("inputs of a product", x, rows * k, dtype)?;
     holds("outputs of a product", y, rows * n, output)?;
     if let Some(bias) = bias {
         holds("biases of a product", bias, n, output)?;
+    }
+    if let Some(matrix) = weights.bytes_and_scales() {
+        let scratch = scratch.ok_or(KernelError::NotLoaded { variant: NAME, what: "memory for rounded rows" })?;
+        return rounded::linear(device, matrix, (x, rows, dtype), bias, (y, output), scratch);
+    }
+    let Some(tiles) = weights.tiles() else {
+        let weights = weights.factor()?;
+        return Ok(device.product(Product { x, rows, weights, bias, y, y_format: output, columns: None })?);
+    };
+    if let Some(scratch) = scratch.filter(|scratch| rows >= unpacked::LEAST_ROWS && scratch.unpacks(weights, output)) {
+        return unpacked::linear(device, (tiles, dtype), (x, rows), bias, (y, output), [n, k], scratch);
     }
     let size = Size::of(rows);
     for segment in tiles.segments() {
@@ -168,7 +178,7 @@ fn launch(
 }
 
 /// The name of a form in those of kernels; `None`: numbers.
-fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
+pub(super) fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
     let Some(form) = form else { return "numbers" };
     match form.codes {
         // Code and scale are exact in the type, and a product is rounded once, as it is from float32.
@@ -181,7 +191,7 @@ fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
 }
 
 /// The part of a shape that weights determine.
-fn of_weights(segment: Option<&TileSegment>, [n, k]: [usize; 2]) -> Result<LinearShape, KernelError> {
+pub(super) fn of_weights(segment: Option<&TileSegment>, [n, k]: [usize; 2]) -> Result<LinearShape, KernelError> {
     let shape = LinearShape { n: count(n)?, k: count(k)?, ..LinearShape::default() };
     let Some(TileSegment { form, .. }) = segment else { return Ok(shape) };
     Ok(LinearShape {
@@ -206,7 +216,7 @@ fn of_weights(segment: Option<&TileSegment>, [n, k]: [usize; 2]) -> Result<Linea
 }
 
 /// The table of the codes, which follows the panels; null if they have none.
-fn table(segment: &TileSegment) -> Arg<'_> {
+pub(super) fn table(segment: &TileSegment) -> Arg<'_> {
     match segment.form.codes {
         TileCodes::Table(_) => Arg::pointer(&segment.panels, segment.n.div_ceil(PANEL) * segment.form.panel_bytes()),
         _ => Arg::null(),

@@ -11,6 +11,9 @@ mod linear;
 mod low_rank;
 pub(crate) mod names;
 mod parameters;
+mod rounded;
+mod scratch;
+mod unpacked;
 mod yardsticks;
 
 use device::Device;
@@ -24,6 +27,7 @@ use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
 pub use linear::expert_linear;
+pub use scratch::{LinearScratch, Rewritten, ScratchSizes, linear_products};
 pub(crate) use yardsticks::TILE_OPERATIONS;
 pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
 
@@ -126,6 +130,7 @@ register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 
 /// Computes a linear layer with the matrix product of the device.
 fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-    let LinearArgs { x, rows, weights, bias, y, output: y_format } = args;
-    Ok(device.product(Product { x: x.numbers("cuda.product")?, rows, weights, bias, y, y_format })?)
+    let LinearArgs { x, rows, weights, bias, y, output: y_format, .. } = args;
+    let (x, weights) = (x.numbers("cuda.product")?, weights.factor()?);
+    Ok(device.product(Product { x, rows, weights, bias, y, y_format, columns: None })?)
 }

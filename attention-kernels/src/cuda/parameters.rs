@@ -87,6 +87,22 @@ device::kernel_structs! {
         pub top_k: u32,
     }
 
+    /// Rows that become bytes.
+    pub(super) struct RoundShape: 16 bytes {
+        pub k: u32,
+        pub format: u32,
+        pub scale: f32,
+        pub reserved: u32,
+    }
+
+    /// Sums of products of bytes that become numbers.
+    pub(super) struct ScaleShape: 16 bytes {
+        pub rows: u32,
+        pub n: u32,
+        pub format: u32,
+        pub y_is_float: u32,
+    }
+
     /// Sizes of a conversion.
     pub(super) struct ConvertShape: 24 bytes {
         pub elements: i64,

@@ -294,7 +294,10 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     for variant in variants {
         let mut multiply = |i: usize| {
             let (weights, y) = (&matrices[i % matrices.len()], &mut output);
-            variant.linear(device, LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: dtype })
+            variant.linear(
+                device,
+                LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: dtype, scratch: None },
+            )
         };
         let ((), kernels) = case.first(|| multiply(0))?;
         let time = case.time(&mut multiply)?;

@@ -208,7 +208,7 @@ fn codes_are_read_once_for_up_to_sixteen_rows_and_only_by_experts_that_have_rows
         let weights = super::linear::random_codes(&*device, dtype, format, [n, k], Purpose::Product);
         for (rows, outputs) in [(1, 16), (8, 16), (9, 64), (16, 64)] {
             tally.take();
-            super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype);
+            super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype, None);
             let (launches, counts) = tally.take().pop_first().unwrap().1;
             // Each block reads the rows of x and writes its outputs.
             let others = ((n / outputs * k + n) * rows * 2) as u64;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use attention_kernels::trial::numbers::{Random, from_bytes, round, to_bytes, ulp};
-use attention_kernels::{Dtype, ExpertLinearArgs, LinearArgs, Operation, Rows, Variant, expert_linear, variants};
+use attention_kernels::{
+    Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, variants,
+};
 use device::gemm::{Codes, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, WeightRows};
 use device::{Device, Matrix, Uploader};
 use testkit::everything;
@@ -11,14 +13,14 @@ use testkit::everything;
 use super::devices::{self, buffer, bytes};
 use crate::support::stored::{self, formats};
 
-const HALVES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+pub const HALVES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 
-fn variant(name: &str) -> &'static Variant {
+pub fn variant(name: &str) -> &'static Variant {
     variants(Operation::Linear).into_iter().find(|variant| variant.name == name).unwrap()
 }
 
 /// Small numbers of the type.
-fn numbers(random: &mut Random, dtype: Dtype, count: usize) -> Vec<f32> {
+pub fn numbers(random: &mut Random, dtype: Dtype, count: usize) -> Vec<f32> {
     (0..count).map(|_| round(dtype, random.unit())).collect()
 }
 
@@ -41,23 +43,30 @@ pub fn random_codes(
 }
 
 /// The product of rows of `x` with `cuda.linear`, as float32 or as numbers of the weights' type.
-pub fn multiply(device: &dyn Device, weights: &Matrix, x: &[f32], bias: Option<&[f32]>, output: Dtype) -> Vec<f32> {
+pub fn multiply(
+    device: &dyn Device,
+    weights: &Matrix,
+    x: &[f32],
+    bias: Option<&[f32]>,
+    output: Dtype,
+    scratch: Option<&mut LinearScratch>,
+) -> Vec<f32> {
     let (rows, dtype) = (x.len() / weights.k(), weights.dtype());
     let x = buffer(device, &to_bytes(dtype, x));
     let bias = bias.map(|bias| buffer(device, &to_bytes(output, bias)));
     let mut y = buffer(device, &vec![0xff; rows * weights.n() * output.bytes()]);
-    let args = LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: bias.as_ref(), y: &mut y, output };
+    let args = LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: bias.as_ref(), y: &mut y, output, scratch };
     variant("cuda.linear").linear(device, args).unwrap();
     from_bytes(output, &bytes(device, &y))
 }
 
 /// The weights of stored parts, rounded to the type.
-fn rounded(parts: &[stored::Random], k: usize, dtype: Dtype) -> Vec<f32> {
+pub fn rounded(parts: &[stored::Random], k: usize, dtype: Dtype) -> Vec<f32> {
     parts.iter().flat_map(|part| part.values(None, k)).map(|weight| round(dtype, weight)).collect()
 }
 
 /// Checks outputs against sums in float64, within `ulps` units of the type at the sum of magnitudes.
-fn check(y: &[f32], x: &[f32], w: &[f32], bias: &[f32], k: usize, output: Dtype, what: &str) {
+pub fn check(y: &[f32], x: &[f32], w: &[f32], bias: &[f32], k: usize, output: Dtype, what: &str) {
     let n = w.len() / k;
     for (at, y) in y.iter().enumerate() {
         let (row, column) = (at / n, at % n);
@@ -83,7 +92,7 @@ fn a_code_counts_as_the_number_that_unpacking_gives() {
             assert!(weights.tiles().is_some(), "{format:?} is unpacked");
             // A row for each input: ones of a unit matrix pick weights one by one.
             let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
-            let (y, w) = (multiply(&*device, &weights, &unit, None, Dtype::F32), rounded(&parts, k, dtype));
+            let (y, w) = (multiply(&*device, &weights, &unit, None, Dtype::F32, None), rounded(&parts, k, dtype));
             for (at, y) in y.iter().enumerate() {
                 let weight = w[at % n * k + at / n];
                 assert!(*y == weight, "{format:?} in {dtype}: output {}, input {}: {y}, not {weight}", at % n, at / n);
@@ -103,11 +112,11 @@ fn products_of_codes_are_what_float64_says_and_a_row_does_not_depend_on_the_othe
             let weights = coded(&*device, dtype, &parts, k, Purpose::Product);
             let mut random = Random::new(i as u64);
             let (x, bias) = (numbers(&mut random, dtype, 37 * k), numbers(&mut random, output, n));
-            let y = multiply(&*device, &weights, &x, Some(&bias), output);
+            let y = multiply(&*device, &weights, &x, Some(&bias), output, None);
             let what = format!("{format:?} in {dtype} to {output} on {}", device.name());
             check(&y, &x, &rounded(&parts, k, dtype), &bias, k, output, &what);
             for rows in [0..1, 36..37, 3..10, 5..14, 0..33] {
-                let alone = multiply(&*device, &weights, &x[rows.start * k..rows.end * k], Some(&bias), output);
+                let alone = multiply(&*device, &weights, &x[rows.start * k..rows.end * k], Some(&bias), output, None);
                 assert!(alone == y[rows.start * n..rows.end * n], "{what}: rows {rows:?} alone");
             }
         }
@@ -126,7 +135,7 @@ fn parts_of_different_forms_and_quantised_numbers_are_multiplied_side_by_side() 
         let x = numbers(&mut random, Dtype::Bf16, 11 * k);
         let weights = coded(&*device, Dtype::Bf16, &parts, k, Purpose::Product);
         let bias = numbers(&mut random, Dtype::Bf16, 111);
-        let y = multiply(&*device, &weights, &x, Some(&bias), Dtype::Bf16);
+        let y = multiply(&*device, &weights, &x, Some(&bias), Dtype::Bf16, None);
         check(&y, &x, &rounded(&parts, k, Dtype::Bf16), &bias, k, Dtype::Bf16, "three forms");
         for (quantization, bits) in [(Quantization::Q8, 7), (Quantization::Q4, 3)] {
             let plain = numbers(&mut random, Dtype::F32, 24 * k);
@@ -135,7 +144,7 @@ fn parts_of_different_forms_and_quantised_numbers_are_multiplied_side_by_side() 
             let mut uploader = Uploader::new(&*device).unwrap();
             let weights = uploader.matrix(Some(quantization), Dtype::F16, [24, k], &rows, Purpose::Product).unwrap();
             let one: Vec<f32> = (0..k).map(|i| if i == 100 { 1.0 } else { 0.0 }).collect();
-            for (output, y) in multiply(&*device, &weights, &one, None, Dtype::F32).iter().enumerate() {
+            for (output, y) in multiply(&*device, &weights, &one, None, Dtype::F32, None).iter().enumerate() {
                 // Weights are at most 1, so a step is at most 1 over the greatest code.
                 let error = (y - plain[output * k + 100]).abs();
                 assert!(error <= 0.6 / (1 << bits) as f32, "{quantization}, output {output}: {error}");
@@ -218,7 +227,7 @@ pub fn multiply_all(device: &Arc<dyn Device>) {
         let dtype = if everything() { HALVES[i / 2 % 2] } else { Dtype::F16 };
         let parts = [stored::Random::new(format, 80, 192, 1)];
         let weights = coded(&**device, dtype, &parts, 192, [Purpose::Product, Purpose::Stack(16)][i % 2]);
-        multiply(&**device, &weights, &vec![0.5; [3, 35][i / 2 % 2] * 192], None, dtype);
+        multiply(&**device, &weights, &vec![0.5; [3, 35][i / 2 % 2] * 192], None, dtype, None);
         let chosen: Vec<u32> = (0..[4, 90][i / 2 % 2]).map(|a| a * 7 % 5).collect();
         if i % 2 == 1 {
             of_experts(&**device, &weights, (&vec![0.5; chosen.len() * 192], &[0.5; 80]), (&chosen, 5, 1));

@@ -20,6 +20,7 @@ mod mirror;
 mod plugins;
 mod reference;
 mod refusals;
+mod rewritten;
 mod sanitizers;
 mod sinks;
 mod sparse;

@@ -13,8 +13,9 @@
 //! rows. There is no other choice for some of the rows, because that would change their bits: a shape without such an algorithm
 //! is an error, and so is a product with more rows that the library refuses.
 //!
-//! [`Blas::plan`] chooses all of this at start. Sums are in f32; for f32 operands too, without the shorter formats of the tensor cores. All products share one workspace,
-//! because they run one after the other on one stream.
+//! [`Blas::plan`] chooses all of this at start. Sums are in f32; for f32 operands too, without the shorter formats of the
+//! tensor cores, and for floats of 8 bits without the faster sums of fewer bits. Integers of 8 bits are summed exactly, in 32 bits. All
+//! products share one workspace, because they run one after the other on one stream.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -34,6 +35,7 @@ use super::buckets::{bucket, buckets};
 use super::context::Context;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
+use crate::gemm::{FactorType, ProductShape};
 use crate::{DeviceError, Dtype, Queue};
 
 /// Minimum version, of CUDA 13.0, as `cublasLtGetVersion` reports it. Its binary interface is the one that cudarc declares.
@@ -49,6 +51,9 @@ const ROWS_OF_ALL: usize = 128;
 /// Such an algorithm must serve these many rows, and 1, 2, 4 and so on.
 const MOST_CHECKED_ROWS: usize = 1 << 16;
 
+/// Columns of a wider matrix begin at multiples of this, in bytes. The library assumes 256 if it is not told.
+const ALIGNMENT: u32 = 16;
+
 /// Number of algorithms that the heuristics are asked for. The first that can serve all rows of a bucket is taken.
 const CANDIDATES: usize = 16;
 
@@ -63,24 +68,6 @@ const NO_CANDIDATE: Candidate = Candidate {
 /// `CUBLAS_OP_T` of `cublas_api.h`.
 const TRANSPOSED: i32 = 1;
 
-/// What plans are kept for: products of any number of rows.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
-    pub n: usize,
-    pub k: usize,
-    /// Type of the weights and of `x`.
-    pub format: Dtype,
-    pub y_format: Dtype,
-    pub bias: bool,
-}
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { n, k, format, y_format, bias } = self;
-        write!(f, "n = {n}, k = {k}, {format} to {y_format} {} bias", if *bias { "with" } else { "without" })
-    }
-}
-
 /// Addresses of the operands on the GPU.
 pub(super) struct Operands {
     pub weights: CUdeviceptr,
@@ -92,7 +79,7 @@ pub(super) struct Operands {
 /// The library, loaded for one GPU.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    plans: HashMap<Shape, Plan>,
+    plans: HashMap<ProductShape, Plan>,
     workspace: DeviceMemory,
     deterministic: bool,
     context: Arc<Context>,
@@ -108,8 +95,28 @@ struct Plan {
     /// The numbers of rows of this layout and of `y` are those of the last call.
     x: sys::cublasLtMatrixLayout_t,
     y: sys::cublasLtMatrixLayout_t,
+    sums: Sums,
+    /// Whether `y` and the bias may begin at any multiple of [`ALIGNMENT`].
+    is_part: bool,
     /// By [`chosen_for`].
     algorithms: BTreeMap<usize, sys::cublasLtMatmulAlgo_t>,
+}
+
+/// What elements are summed as.
+#[derive(Clone, Copy)]
+enum Sums {
+    Floats,
+    Integers,
+}
+
+impl Sums {
+    /// The factors 1 of the product and 0 of what was in `y`.
+    fn factors(self) -> [*const c_void; 2] {
+        match self {
+            Sums::Floats => [address(&1.0f32), address(&0.0f32)],
+            Sums::Integers => [address(&1i32), address(&0i32)],
+        }
+    }
 }
 
 /// Returns the number of rows whose best algorithm computes products with `rows` rows.
@@ -136,20 +143,20 @@ impl Blas {
     }
 
     /// Returns whether the algorithm of a product is chosen.
-    pub fn has_plan(&self, shape: &Shape, rows: usize) -> bool {
+    pub fn has_plan(&self, shape: &ProductShape, rows: usize) -> bool {
         let chosen = chosen_for(rows, self.deterministic);
         self.plans.get(shape).is_some_and(|plan| plan.algorithms.contains_key(&chosen))
     }
 
     /// Chooses the algorithms of products with 1 to `max_rows` rows.
-    pub fn plan(&mut self, shape: Shape, max_rows: usize) -> Result<(), DeviceError> {
+    pub fn plan(&mut self, shape: ProductShape, max_rows: usize) -> Result<(), DeviceError> {
         self.context.enter()?;
         let mut rows = buckets(max_rows).map(|bucket| *bucket.end());
         Ok(rows.try_for_each(|rows| self.planned(shape, rows).map(drop))?)
     }
 
     /// Returns the plan, with an algorithm for so many rows.
-    fn planned(&mut self, shape: Shape, rows: usize) -> Result<(&Plan, &sys::cublasLtMatmulAlgo_t), CudaError> {
+    fn planned(&mut self, shape: ProductShape, rows: usize) -> Result<(&Plan, &sys::cublasLtMatmulAlgo_t), CudaError> {
         let chosen = chosen_for(rows, self.deterministic);
         let failed = |error| refused(format_args!("the choice of an algorithm for {chosen} rows, {shape}"))(error);
         let plan = match self.plans.entry(shape) {
@@ -174,7 +181,7 @@ impl Blas {
     }
 
     /// Enqueues a product on the compute stream.
-    pub fn product(&mut self, shape: Shape, rows: usize, operands: Operands) -> Result<(), DeviceError> {
+    pub fn product(&mut self, shape: ProductShape, rows: usize, operands: Operands) -> Result<(), DeviceError> {
         self.context.enter()?;
         let (handle, workspace, stream) =
             (self.handle, self.workspace.address, self.context.stream(Queue::Compute).cast());
@@ -185,7 +192,7 @@ impl Blas {
                 // SAFETY: the descriptor exists; the attribute is an address, which the call copies.
                 unsafe { set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias) }?;
             }
-            let (one, zero) = (1.0f32, 0.0f32);
+            let [one, zero] = plan.sums.factors();
             // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say
             // (`Product::check`), and their drops wait for the stream. With a factor of 0 the library does not read C, which is
             // D. The call copies the scalars and the layouts.
@@ -193,8 +200,8 @@ impl Blas {
                 result::matmul(
                     handle,
                     plan.product,
-                    address(&one),
-                    address(&zero),
+                    one,
+                    zero,
                     operands.weights as *const c_void,
                     plan.weights,
                     operands.x as *const c_void,
@@ -226,18 +233,33 @@ impl Drop for Blas {
 
 impl Plan {
     /// Makes a plan without algorithms.
-    fn new(shape: Shape) -> Result<Plan, CublasError> {
-        let Shape { n, k, format, y_format, bias } = shape;
+    fn new(shape: ProductShape) -> Result<Plan, CublasError> {
+        let ProductShape { n, k, format, y_format, bias, stride } = shape;
+        let (is_part, stride) = (stride != n, stride as i64);
         let (n, k, rows) = (n as u64, k as u64, 1);
-        let (operand, result_type) = (data_type(format), data_type(y_format));
+        let (operand, result_type, sums) = match format {
+            FactorType::Numbers(dtype) => (data_type(dtype), data_type(y_format), Sums::Floats),
+            FactorType::E4m3 => (DataType::CUDA_R_8F_E4M3, data_type(y_format), Sums::Floats),
+            FactorType::Int8 => (DataType::CUDA_R_8I, DataType::CUDA_R_32I, Sums::Integers),
+        };
         let (null, no_layout) = (std::ptr::null_mut(), std::ptr::null_mut());
         // Each descriptor is stored in the plan at once, so that it is destroyed if a later call fails.
-        let mut plan =
-            Plan { product: null, weights: no_layout, x: no_layout, y: no_layout, algorithms: BTreeMap::new() };
-        plan.product = result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F)?;
+        let mut plan = Plan {
+            product: null,
+            weights: no_layout,
+            x: no_layout,
+            y: no_layout,
+            sums,
+            is_part,
+            algorithms: BTreeMap::new(),
+        };
+        plan.product = match sums {
+            Sums::Floats => result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F)?,
+            Sums::Integers => result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32I, DataType::CUDA_R_32I)?,
+        };
         plan.weights = result::create_matrix_layout(operand, k, n, k as i64)?;
         plan.x = result::create_matrix_layout(operand, k, rows, k as i64)?;
-        plan.y = result::create_matrix_layout(result_type, n, rows, n as i64)?;
+        plan.y = result::create_matrix_layout(result_type, n, rows, stride)?;
         let epilogue = if bias { Epilogue::CUBLASLT_EPILOGUE_BIAS } else { Epilogue::CUBLASLT_EPILOGUE_DEFAULT };
         // SAFETY: the descriptor exists, and the attributes have the types of the library's header.
         unsafe {
@@ -290,6 +312,10 @@ impl Plan {
         let preference = result::create_matmul_pref()?;
         let bytes = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        let alignments = [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
         let (mut candidates, mut count) = (vec![NO_CANDIDATE; CANDIDATES], 0);
         let mut query = || {
             // SAFETY: the preference and the descriptors exist; the attributes have the types of the library's header, and the
@@ -298,6 +324,13 @@ impl Plan {
                 result::set_matmul_pref_attribute(preference, bytes, address(&workspace), size_of::<usize>())?;
                 if let Some(mask) = &reductions {
                     result::set_matmul_pref_attribute(preference, schemes, address(mask), size_of::<u32>())?;
+                }
+                if self.is_part {
+                    // C is D. The bias begins where D does.
+                    for alignment in alignments {
+                        let (value, size) = (address(&ALIGNMENT), size_of::<u32>());
+                        result::set_matmul_pref_attribute(preference, alignment, value, size)?;
+                    }
                 }
                 let (product, weights, x, y) = (self.product, self.weights, self.x, self.y);
                 let (most, list) = (CANDIDATES as i32, candidates.as_mut_ptr());

@@ -24,14 +24,14 @@ use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use crate::buffer::{Buffer, Memory};
-use crate::gemm::{self, Product};
+use crate::gemm::{Product, ProductShape};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
 use crate::transfer::{self, CopyRange};
-use crate::{Device, DeviceError, Dtype, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
+use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
 use context::Context;
 use error::refused;
@@ -45,6 +45,8 @@ use modules::Modules;
 const NAME: &str = "cuda";
 /// What a capture refuses.
 const CHOICE: &str = "choosing the algorithm of a product";
+/// The first compute capability whose tensor cores take e4m3 (Ada).
+const E4M3_CAPABILITY: (u32, u32) = (8, 9);
 
 pub(crate) struct Cuda {
     pool: Pool,
@@ -155,6 +157,11 @@ impl Device for Cuda {
         DeviceMemory::zeroed(&self.context, bytes).map(|memory| Buffer(Memory::Cuda(Arc::new(memory))))
     }
 
+    fn features(&self) -> Features {
+        let multiplies_e4m3 = self.context.capability >= E4M3_CAPABILITY;
+        Features { multiplies_e4m3, deterministic: self.deterministic, ..Features::LAUNCHING }
+    }
+
     fn load_products(&self) -> Result<(), DeviceError> {
         self.with_blas(|_| Ok(()))
     }
@@ -163,25 +170,22 @@ impl Device for Cuda {
         blas::WORKSPACE as u64
     }
 
-    fn plan_product(&self, weights: &Matrix, max_rows: usize, bias: bool, y_format: Dtype) -> Result<(), DeviceError> {
+    fn plan_product(&self, shape: ProductShape, max_rows: usize) -> Result<(), DeviceError> {
         self.tape.refuse(CHOICE)?;
-        let dense = weights.stored_dense();
-        let shape = dense.map(|dense| blas::Shape { n: dense.n, k: dense.k, format: dense.format, y_format, bias });
-        shape.map_or(Ok(()), |shape| self.with_blas(|blas| blas.plan(shape, max_rows)))
+        self.with_blas(|blas| blas.plan(shape, max_rows))
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        let (dense, gemm::Shape { rows, n, k, format }) = product.check(NAME)?;
+        let ((shape, first), rows) = (product.check()?, product.rows);
         if rows == 0 {
             return Ok(());
         }
         let operands = blas::Operands {
-            weights: self.work_on(&dense.numbers, 0, 0)?,
+            weights: self.work_on(product.weights.elements, 0, 0)?,
             x: self.work_on(product.x, 0, 0)?,
-            bias: product.bias.map(|bias| self.work_on(bias, 0, 0)).transpose()?,
-            y: self.work_on(product.y, 0, 0)?,
+            bias: product.bias.map(|bias| self.work_on(bias, first, 0)).transpose()?,
+            y: self.work_on(product.y, first, 0)?,
         };
-        let shape = blas::Shape { n, k, format, y_format: product.y_format, bias: product.bias.is_some() };
         self.with_blas(|blas| {
             if !blas.has_plan(&shape, rows) {
                 self.tape.refuse(CHOICE)?;

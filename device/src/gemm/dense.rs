@@ -1,40 +1,129 @@
 //! Products with row-major weights, for devices that launch kernels: the operands, their checks, and the host
 //! implementation that `cuda-sim` runs.
 //!
-//! `x` is `[rows, k]`, `W` is `[n, k]`, `y` is `[rows, n]`, all row-major. On `cuda`, cuBLASLt computes the product with an
-//! order of summation that it chooses for each shape. On `cuda-sim` the order of every sum depends on `k` only, so the bits
-//! of a row do not depend on the other rows.
+//! `x` is `[rows, k]`, `W` is `[n, k]`, `y` is `[rows, n]` or some columns of a wider matrix, all row-major. On `cuda`, cuBLASLt
+//! computes the product with an order of summation that it chooses for each shape. On `cuda-sim` the order of every sum depends on
+//! `k` only, so the bits of a row do not depend on the other rows.
+
+use std::fmt;
 
 use crate::memory::inside;
-use crate::{Buffer, DeviceError, Dtype, Matrix};
+use crate::simd::small_float::e4m3_to_f32;
+use crate::{Buffer, DeviceError, Dtype};
 
-/// Operands of one product `y = x·Wᵀ + bias`, summed in f32 and rounded once.
+/// Type of both factors of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FactorType {
+    /// Numbers, summed in f32.
+    Numbers(Dtype),
+    /// Integers of 8 bits, summed exactly: `y` is i32, and what overflows wraps around.
+    Int8,
+    /// Floats of 8 bits (e4m3), summed in f32.
+    E4m3,
+}
+
+impl FactorType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            FactorType::Numbers(dtype) => dtype.bytes(),
+            FactorType::Int8 | FactorType::E4m3 => 1,
+        }
+    }
+}
+
+impl fmt::Display for FactorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FactorType::Numbers(dtype) => dtype.fmt(f),
+            FactorType::Int8 => f.write_str("int8"),
+            FactorType::E4m3 => f.write_str("e4m3"),
+        }
+    }
+}
+
+/// Row-major weights `[n, k]`, from the start of a buffer.
+#[derive(Clone, Copy)]
+pub struct Factor<'a> {
+    /// At least `n * k` elements.
+    pub elements: &'a Buffer,
+    /// Their type.
+    pub format: FactorType,
+    /// Number of outputs.
+    pub n: usize,
+    /// Number of inputs.
+    pub k: usize,
+}
+
+/// Columns of a wider matrix `[rows, stride]`, from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    /// The first of the columns.
+    pub first: usize,
+    /// Columns of the whole matrix.
+    pub stride: usize,
+}
+
+/// Operands of one product `y = x·Wᵀ + bias`, rounded once.
 pub struct Product<'a> {
     /// Activations `[rows, k]` in the type of the weights.
     pub x: &'a Buffer,
     /// Number of rows to compute.
     pub rows: usize,
-    /// Weights `[n, k]`, made by [`Matrix::dense`].
-    pub weights: &'a Matrix,
-    /// Bias `[n]` in the type of `y`.
+    /// Weights `[n, k]`.
+    pub weights: Factor<'a>,
+    /// Bias `[n]` in the type of `y`, or as wide as `columns.stride`. Factors of 8 bits have none.
     pub bias: Option<&'a Buffer>,
-    /// Output `[rows, n]`; overwritten.
+    /// Output `[rows, n]`, overwritten, or with `columns` a wider matrix of which only those are written.
     pub y: &'a mut Buffer,
-    /// Type of `y`: the type of the weights, or f32.
+    /// Type of `y`: the type of the weights, or f32. Factors of 8 bits: f32, whose bytes are integers for [`FactorType::Int8`].
     pub y_format: Dtype,
+    /// Where `y` and `bias` begin in wider ones; `None`: they have `n` columns.
+    pub columns: Option<Columns>,
 }
 
-impl<'a> Product<'a> {
-    /// Checks the size of every operand and returns the weights with the shape.
-    pub(crate) fn check(&self, device: &'static str) -> Result<(&'a Dense, Shape), DeviceError> {
-        let dense = self.weights.stored_dense().ok_or(DeviceError::NoMatrices(device))?;
-        let Dense { format, n, k, .. } = *dense;
-        inside(0, self.rows * k * format.bytes(), self.x.len_bytes())?;
-        inside(0, self.rows * n * self.y_format.bytes(), self.y.len_bytes())?;
-        if let Some(bias) = self.bias {
-            inside(0, n * self.y_format.bytes(), bias.len_bytes())?;
+/// Sizes and types of products with any number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductShape {
+    /// Number of outputs.
+    pub n: usize,
+    /// Number of inputs.
+    pub k: usize,
+    /// Type of the weights and of `x`.
+    pub format: FactorType,
+    /// Type of `y`.
+    pub y_format: Dtype,
+    /// Whether a bias is added.
+    pub bias: bool,
+    /// Columns of the matrix that `y` is a part of; `n` if it is whole.
+    pub stride: usize,
+}
+
+impl fmt::Display for ProductShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ProductShape { n, k, format, y_format, bias, stride } = self;
+        write!(f, "n = {n}, k = {k}, {format} to {y_format} {} bias", if *bias { "with" } else { "without" })?;
+        if stride == n { Ok(()) } else { write!(f, ", of {stride} columns") }
+    }
+}
+
+impl Product<'_> {
+    /// Checks the size of every operand; returns the shape, and the first byte of `y` and of the bias.
+    pub(crate) fn check(&self) -> Result<(ProductShape, usize), DeviceError> {
+        let (Factor { format, n, k, .. }, y_bytes) = (self.weights, self.y_format.bytes());
+        let Columns { first, stride } = self.columns.unwrap_or(Columns { first: 0, stride: n });
+        let numbers = matches!(format, FactorType::Numbers(_));
+        if first + n > stride || !numbers && (self.bias.is_some() || self.y_format != Dtype::F32) {
+            return Err(DeviceError::BadMatrix(k));
         }
-        Ok((dense, Shape { rows: self.rows, n, k, format }))
+        inside(0, n * k * format.bytes(), self.weights.elements.len_bytes())?;
+        inside(0, self.rows * k * format.bytes(), self.x.len_bytes())?;
+        inside(0, self.rows * stride * y_bytes, self.y.len_bytes())?;
+        if let Some(bias) = self.bias {
+            inside(0, stride * y_bytes, bias.len_bytes())?;
+        }
+        let shape = ProductShape { n, k, format, y_format: self.y_format, bias: self.bias.is_some(), stride };
+        Ok((shape, first * y_bytes))
     }
 }
 
@@ -46,39 +135,36 @@ pub(crate) struct Dense {
     pub k: usize,
 }
 
-/// Sizes of a product and the type of its weights.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
-    pub rows: usize,
-    pub n: usize,
-    pub k: usize,
-    pub format: Dtype,
-}
-
 /// Number of partial sums of one output element; they are added in order at the end.
 const LANES: usize = 16;
 
-/// Computes the product over bytes, widening one row of weights at a time.
-pub(crate) fn on_host(
-    Shape { rows, n, k, format }: Shape,
-    weights: &[u8],
-    x: &[u8],
-    bias: Option<&[u8]>,
-    (y, y_format): (&mut [u8], Dtype),
-) {
-    let (mut wide, mut row) = (vec![0.0; rows * k], vec![0.0; k]);
-    let (mut biases, mut out) = (vec![0.0; n], vec![0.0; rows * n]);
-    format.read_row(x, &mut wide);
+/// Computes `rows` rows over bytes, one row of weights at a time. `bias` and `y` begin at the first column.
+pub(crate) fn on_host(shape: &ProductShape, rows: usize, weights: &[u8], x: &[u8], bias: Option<&[u8]>, y: &mut [u8]) {
+    let ProductShape { n, k, format, y_format, stride, .. } = *shape;
+    let mut biases = vec![0.0; n];
     if let Some(bias) = bias {
-        y_format.read_row(bias, &mut biases);
+        y_format.read_row(&bias[..n * y_format.bytes()], &mut biases);
     }
+    let (mut wide, mut row) = (vec![0.0; rows * k], vec![0.0; k]);
+    let read = |bytes: &[u8], out: &mut [f32]| match format {
+        FactorType::Numbers(dtype) => dtype.read_row(bytes, out),
+        FactorType::Int8 => out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = f32::from(*byte as i8)),
+        FactorType::E4m3 => out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = e4m3_to_f32(*byte)),
+    };
+    read(x, &mut wide);
     for column in 0..n {
-        format.read_row(&weights[column * k * format.bytes()..], &mut row);
+        read(&weights[column * k * format.bytes()..][..k * format.bytes()], &mut row);
         for (i, x) in wide.chunks(k).enumerate() {
-            out[i * n + column] = dot(x, &row) + biases[column];
+            let to = &mut y[(i * stride + column) * y_format.bytes()..][..y_format.bytes()];
+            match format {
+                FactorType::Int8 => {
+                    let products = x.iter().zip(&row).map(|(x, weight)| *x as i32 * *weight as i32);
+                    to.copy_from_slice(&products.fold(0, i32::wrapping_add).to_ne_bytes());
+                }
+                FactorType::Numbers(_) | FactorType::E4m3 => y_format.write_row(&[dot(x, &row) + biases[column]], to),
+            }
         }
     }
-    y_format.write_row(&out, y);
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {

@@ -18,6 +18,7 @@
 
 mod activations;
 mod blocks;
+mod byte_matrix;
 mod dense;
 mod form;
 mod format;
@@ -36,8 +37,10 @@ mod tile;
 mod tiles;
 
 pub use activations::scratch_bytes;
-pub use dense::Product;
-pub(crate) use dense::{Dense, Shape, on_host};
+pub(crate) use byte_matrix::ByteRows;
+pub use byte_matrix::{ByteMatrix, RowRounding};
+pub use dense::{Columns, Factor, FactorType, Product, ProductShape};
+pub(crate) use dense::{Dense, on_host};
 pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
 pub use operands::Gemm;
 pub use pack::{PackedMatrix, PartForm, StoredPart, WeightRows};

@@ -24,11 +24,12 @@
 //! Inputs past the last have the last one's code, so that they are finite; kernels multiply them with zeros.
 
 use super::Quantization;
+use super::byte_matrix::ByteMatrix;
 use super::format::rows;
 use super::pack::{PartForm, StoredPart, WeightRows};
 use super::quantize::{BLOCK, WeightBlock, quantize_row};
 use super::stored::{Codes, Offset, Scale, StoredFormat, StoredRow, StoredRows};
-use crate::{Buffer, DeviceError, Dtype, Isa};
+use crate::{Buffer, DeviceError, Dtype, Features, Isa};
 
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
@@ -226,12 +227,16 @@ impl Tiles {
     /// Returns the bytes of a matrix with rows of `k` weights on a device that launches kernels, given the number of rows and the
     /// form of each part; `None` if it becomes numbers of type `dtype`.
     pub fn stored_bytes(
+        features: Features,
         purpose: Purpose,
         dtype: Dtype,
         k: usize,
         quantization: Option<Quantization>,
         parts: &[(usize, PartForm<'_>)],
     ) -> Option<usize> {
+        if ByteMatrix::rounding_of(features, purpose, k, parts).is_some() {
+            return Some(ByteMatrix::stored_bytes(k, parts));
+        }
         let planned = plan(purpose, dtype, k, quantization, parts)?;
         Some(planned.iter().map(PlannedSegment::bytes).sum())
     }

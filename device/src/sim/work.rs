@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use super::{Call, Counts, Library, Tally};
 use crate::DeviceError;
-use crate::Dtype;
 use crate::buffer::SimMemory;
-use crate::gemm::{Shape, on_host};
+use crate::gemm::{ProductShape, on_host};
 
 /// One work item. It keeps the memory that it reads and writes allocated.
 pub(crate) enum Work {
@@ -18,8 +17,8 @@ pub(crate) enum Work {
         memory: Vec<(usize, Arc<SimMemory>)>,
     },
     Product {
-        shape: Shape,
-        y_format: Dtype,
+        shape: ProductShape,
+        rows: usize,
         x: Part,
         weights: Part,
         bias: Option<Part>,
@@ -83,12 +82,13 @@ impl Work {
                     None => Ok(()),
                 }
             }
-            Work::Product { shape, y_format, x, weights, bias, y } => {
+            Work::Product { shape, rows, x, weights, bias, y } => {
                 // SAFETY: the item keeps the memory allocated, nothing else accesses it, and `y` was borrowed mutably when
                 // the product was enqueued, so it overlaps none of the others.
                 unsafe {
                     let y = std::slice::from_raw_parts_mut(y.start(), y.bytes);
-                    on_host(*shape, weights.view(), x.view(), bias.as_ref().map(|bias| bias.view()), (y, *y_format));
+                    let bias = bias.as_ref().map(|bias| bias.view());
+                    on_host(shape, *rows, weights.view(), x.view(), bias, y);
                 }
                 Ok(())
             }

@@ -8,6 +8,7 @@
 //
 // The heuristics name three algorithms. The first serves many rows only, and the second, which may split k, needs more
 // workspace the more rows there are; as in the real library, the caller must ask whether an algorithm serves other rows.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -22,7 +23,8 @@ extern "C" int fake_driver_enqueue(void* stream, const unsigned long long* addre
 namespace {
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
+enum Type { R_32F = 0, R_16F = 2, R_8I = 3, R_32I = 10, R_16BF = 14, R_8F_E4M3 = 28 };
+enum Compute { COMPUTE_32F = 68, COMPUTE_32I = 72 };
 
 struct Layout {
     int type;
@@ -30,12 +32,12 @@ struct Layout {
     int64_t leading;
 };
 struct Product {
-    int transposed = 0, epilogue = 1, bias_type = -1;
+    int compute, transposed = 0, epilogue = 1, bias_type = -1;
     unsigned long long bias = 0;
 };
 struct Preference {
     size_t workspace = 0;
-    uint32_t reductions = 7;
+    uint32_t reductions = 7, alignment_c = 256, alignment_d = 256;
 };
 struct Algorithm {
     uint64_t data[8];
@@ -63,7 +65,7 @@ int destroy(T* what) {
     return SUCCESS;
 }
 
-size_t size_of(int type) { return type == R_32F ? 4 : 2; }
+size_t size_of(int type) { return type == R_32F || type == R_32I ? 4 : type == R_8I || type == R_8F_E4M3 ? 1 : 2; }
 
 float half_to_float(uint16_t code) {
     const int exponent = code >> 10 & 31, fraction = code & 1023;
@@ -74,6 +76,8 @@ float read(int type, unsigned long long at, size_t index) {
     const char* from = reinterpret_cast<const char*>(at) + index * size_of(type);
     uint32_t bits = 0;
     std::memcpy(&bits, from, size_of(type));
+    if (type == R_8I) return static_cast<int8_t>(bits);
+    if (type == R_8F_E4M3) return (bits & 0x7f) == 0x7f ? NAN : half_to_float(static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7)) * 256;
     if (type == R_16F) return half_to_float(static_cast<uint16_t>(bits));
     if (type == R_16BF) bits <<= 16;
     float value;
@@ -83,6 +87,11 @@ float read(int type, unsigned long long at, size_t index) {
 // Rounds to the nearest number of the type by trying its neighbours, so that it shares no code with what is tested.
 void write(int type, unsigned long long at, size_t index, float value) {
     char* to = reinterpret_cast<char*>(at) + index * size_of(type);
+    if (type == R_32I) {
+        const int32_t whole = static_cast<int32_t>(value);
+        std::memcpy(to, &whole, 4);
+        return;
+    }
     if (type == R_32F) {
         std::memcpy(to, &value, 4);
         return;
@@ -100,7 +109,10 @@ void write(int type, unsigned long long at, size_t index, float value) {
 bool fits(const Product* product, const Layout* a, const Layout* b, const Layout* d) {
     return product->transposed == 1 && a->rows == b->rows && a->columns == d->rows && b->columns == d->columns &&
            a->type == b->type && a->leading >= static_cast<int64_t>(a->rows) && b->leading >= static_cast<int64_t>(b->rows) &&
-           d->leading >= static_cast<int64_t>(d->rows) &&
+           d->leading >= static_cast<int64_t>(d->rows) && (a->type == R_8I) == (product->compute == COMPUTE_32I) &&
+           (a->type == R_8I) == (d->type == R_32I) &&
+           // Tensor cores of 8 bits.
+           (size_of(a->type) > 1 || (a->rows % 16 == 0 && a->columns % 16 == 0 && product->epilogue == 1)) &&
            (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
 }
 
@@ -135,7 +147,8 @@ CALL(cublasLtMatrixLayoutSetAttribute, Layout* layout, int attribute, const uint
 }
 CALL(cublasLtMatrixLayoutDestroy, Layout* layout) { return destroy(layout); }
 CALL(cublasLtMatmulDescCreate, Product** product, int compute, int scale) {
-    return compute == 68 && scale == R_32F ? make(product, Product()) : INVALID_VALUE;
+    const bool known = (compute == COMPUTE_32F && scale == R_32F) || (compute == COMPUTE_32I && scale == R_32I);
+    return known ? make(product, Product{compute}) : INVALID_VALUE;
 }
 CALL(cublasLtMatmulDescDestroy, Product* product) { return destroy(product); }
 CALL(cublasLtMatmulDescSetAttribute, Product* product, int attribute, const void* value, size_t bytes) {
@@ -154,6 +167,8 @@ CALL(cublasLtMatmulPreferenceDestroy, Preference* preference) { return destroy(p
 CALL(cublasLtMatmulPreferenceSetAttribute, Preference* preference, int attribute, const void* value, size_t bytes) {
     void* const to = attribute == 1   ? static_cast<void*>(&preference->workspace)
                      : attribute == 3 ? static_cast<void*>(&preference->reductions)
+                     : attribute == 7 ? static_cast<void*>(&preference->alignment_c)
+                     : attribute == 8 ? static_cast<void*>(&preference->alignment_d)
                                       : nullptr;
     if (!alive.count(preference) || !to || bytes != (attribute == 1 ? 8u : 4u)) return INVALID_VALUE;
     std::memcpy(to, value, bytes);
@@ -168,7 +183,8 @@ CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const
     const bool splits = preference->reductions && preference->workspace;
     const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
     const auto algorithm = [&](uint64_t parts, uint64_t first, uint64_t least_rows) {
-        return Heuristic{{{MARK, a->columns, a->rows, parts, first, least_rows, 0, 0}}, 0, SUCCESS, 1.0f, {}};
+        const uint64_t alignment = std::min(preference->alignment_c, preference->alignment_d);
+        return Heuristic{{{MARK, a->columns, a->rows, parts, first, least_rows, alignment, 0}}, 0, SUCCESS, 1.0f, {}};
     };
     *found = 0;
     for (const Heuristic& candidate : {algorithm(1, 3, 100), algorithm(parts, first, 0), algorithm(1, 0, 0)}) {
@@ -185,28 +201,32 @@ CALL(cublasLtMatmulAlgoCheck, void* handle, const Product* product, const Layout
     *result = {*algorithm, needed(*algorithm, d), SUCCESS, 1.0f, {}};
     return SUCCESS;
 }
-CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, unsigned long long a, const Layout* a_layout,
-     unsigned long long b, const Layout* b_layout, const float* beta, unsigned long long c, const Layout*,
+CALL(cublasLtMatmul, void* handle, const Product* product, const void* alpha, unsigned long long a, const Layout* a_layout,
+     unsigned long long b, const Layout* b_layout, const void* beta, unsigned long long c, const Layout*,
      unsigned long long d, const Layout* d_layout, const Algorithm* algorithm, unsigned long long workspace,
      size_t workspace_bytes, void* stream) {
     const uint64_t n = d_layout->rows, k = a_layout->rows, rows = d_layout->columns;
     const uint64_t expected[] = {MARK, n, k}, parts = algorithm->data[3], first = algorithm->data[4];
-    if (!alive.count(handle) || *alpha != 1 || *beta != 0 || c != d || std::memcmp(algorithm, expected, sizeof expected)) {
-        return INVALID_VALUE;
-    }
+    const int32_t whole[] = {1, 0};
+    const float floats[] = {1, 0};
+    const char* factors = reinterpret_cast<const char*>(product->compute == COMPUTE_32I ? static_cast<const void*>(whole) : floats);
+    if (!alive.count(handle) || c != d || std::memcmp(algorithm, expected, sizeof expected)) return INVALID_VALUE;
+    if (std::memcmp(alpha, factors, 4) || std::memcmp(beta, factors + 4, 4)) return INVALID_VALUE;
+    if (d % algorithm->data[6] || (product->epilogue == 4 && product->bias % algorithm->data[6])) return INVALID_VALUE;
     if (!fits(product, a_layout, b_layout, d_layout)) return INVALID_VALUE;
     if (!serves(*algorithm, d_layout, workspace_bytes)) return NOT_SUPPORTED;
     const Layout al = *a_layout, bl = *b_layout, dl = *d_layout;
     const unsigned long long bias = product->epilogue == 4 ? product->bias : 0;
     const unsigned long long memory[] = {a, b, d, workspace, bias ? bias : d};
     const size_t bytes[] = {al.leading * n * size_of(al.type), bl.leading * rows * size_of(bl.type),
-                            dl.leading * rows * size_of(dl.type), workspace_bytes, n * size_of(dl.type)};
+                            (dl.leading * (rows - 1) + n) * size_of(dl.type), workspace_bytes, n * size_of(dl.type)};
     std::function<void()> work = [=] {
         for (uint64_t row = 0; row < rows; row++) {
             for (uint64_t column = 0; column < n; column++) {
                 const auto product = [&](uint64_t i) {
                     return read(al.type, a, column * al.leading + i) * read(bl.type, b, row * bl.leading + i);
                 };
+                // Sums of integers are exact in the numbers of a test.
                 float sum = 0;
                 for (uint64_t part = 0; part < parts; part++) {
                     float of_part = 0;

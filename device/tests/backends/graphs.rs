@@ -11,7 +11,8 @@ fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     add_one(device, &on.values, 1)?;
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
     let (format, bias) = (Dtype::F32, Some(&on.bias));
-    device.product(Product { x: &on.x, rows: 2, weights: &on.weights, bias, y: &mut on.y, y_format: format })?;
+    let (weights, columns) = (on.weights.factor()?, None);
+    device.product(Product { x: &on.x, rows: 2, weights, bias, y: &mut on.y, y_format: format, columns })?;
     device.fill(&mut on.values, 8, 4, 0xff)
 }
 
@@ -150,7 +151,16 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
                 refused.push(add_one(device, &on.values, 1));
                 refused.push(work(device, &mut on));
                 let (x, weights, y) = (&on.x, &on.weights, &mut on.y);
-                refused.push(device.product(Product { x, rows: 2, weights, bias: None, y, y_format: Dtype::F32 }));
+                let weights = weights.factor().unwrap();
+                refused.push(device.product(Product {
+                    x,
+                    rows: 2,
+                    weights,
+                    bias: None,
+                    y,
+                    y_format: Dtype::F32,
+                    columns: None,
+                }));
             })
             .unwrap();
         assert!(refused.iter().all(|outcome| matches!(outcome, Err(DeviceError::Capturing { .. }))), "{refused:?}");

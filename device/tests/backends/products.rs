@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::gemm::Product;
+use device::gemm::{Columns, Factor, FactorType, Product, ProductShape};
 use device::{Device, DeviceError, Dtype, Options};
 
 use super::{contents, filled, launching};
@@ -33,7 +33,8 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
                 let (x_on, b_on) = (filled(&*device, &store(format, &x)), filled(&*device, &store(y_format, &b)));
                 let mut y = filled(&*device, &vec![0x55u8; (rows * n + 1) * y_format.bytes()]);
                 let bias = with_bias.then_some(&b_on);
-                let product = Product { x: &x_on, rows, weights: &weights, bias, y: &mut y, y_format };
+                let factor = weights.factor().unwrap();
+                let product = Product { x: &x_on, rows, weights: factor, bias, y: &mut y, y_format, columns: None };
                 device.product(product).unwrap();
                 let sum = |at: usize| (0..k).map(|i| x[at / n * k + i] * w[at % n * k + i]).sum::<f32>();
                 let want = (0..rows * n).map(|at| sum(at) + if with_bias { b[at % n] } else { 0.0 });
@@ -42,9 +43,83 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
                 let mut got = vec![0; y.len_bytes()];
                 device.download(&y, 0, &mut got).unwrap();
                 assert!(got == want, "{} {format:?} to {y_format:?}, {rows} × {n} × {k}", device.name());
-                let product = Product { x: &x_on, rows: rows + 1, weights: &weights, bias, y: &mut y, y_format };
+                let product =
+                    Product { x: &x_on, rows: rows + 1, weights: factor, bias, y: &mut y, y_format, columns: None };
                 assert!(matches!(device.product(product), Err(DeviceError::Outside { .. })));
             }
+        }
+    }
+}
+
+#[test]
+fn factors_of_8_bits_are_summed_exactly_and_integers_beyond_24_bits_too() {
+    for device in launching() {
+        // Of the greatest codes, so that sums exceed the whole numbers of f32.
+        let (rows, n, k) = (3, 16, 1200);
+        let codes = |len: usize, step: usize| -> Vec<i8> { (0..len).map(|i| 127 - (i * step % 5) as i8).collect() };
+        let (x, w) = (codes(rows * k, 3), codes(n * k, 7));
+        let sum = |at: usize, value: fn(i8) -> i64| -> i64 {
+            (0..k).map(|i| value(x[at / n * k + i]) * value(w[at % n * k + i])).sum()
+        };
+        let [x_on, w_on] = [&x, &w].map(|codes| filled(&*device, &codes.iter().map(|c| *c as u8).collect::<Vec<_>>()));
+        let mut y = filled(&*device, &vec![0x55u8; rows * n * 4]);
+        let mut multiply = |format, bias, y_format| {
+            let weights = Factor { elements: &w_on, format, n, k };
+            device.product(Product { x: &x_on, rows, weights, bias, y: &mut y, y_format, columns: None })?;
+            Ok::<_, DeviceError>(contents(&*device, &y))
+        };
+        let found = multiply(FactorType::Int8, None, Dtype::F32).unwrap();
+        let want: Vec<i64> = (0..rows * n).map(|at| sum(at, i64::from)).collect();
+        assert!(want.iter().any(|sum| *sum > 1 << 24));
+        // The fake sums in f32.
+        let off = if super::driver::is_fake() && device.name() == "cuda" { 2 } else { 0 };
+        assert!(found.iter().zip(&want).all(|(a, b)| (i64::from(*a) - b).abs() <= off), "{}", device.name());
+        if !device.features().multiplies_e4m3 {
+            continue;
+        }
+        // As e4m3, 127 is NaN and 123 to 126 are 352 to 448.
+        let found = multiply(FactorType::E4m3, None, Dtype::F32).unwrap();
+        for (at, found) in found.iter().enumerate() {
+            let has_nan = (0..k).any(|i| x[at / n * k + i] == 127 || w[at % n * k + i] == 127);
+            assert!(has_nan && f32::from_bits(*found as u32).is_nan(), "{}", device.name());
+        }
+        let bias = filled(&*device, &[0.0f32; 16]);
+        for (bias, y_format) in [(Some(&bias), Dtype::F32), (None, Dtype::F16)] {
+            let refused = multiply(FactorType::Int8, bias, y_format);
+            assert!(matches!(refused, Err(DeviceError::BadMatrix(_))), "{}", device.name());
+        }
+    }
+}
+
+#[test]
+fn a_product_writes_only_its_columns_of_a_wider_matrix_and_adds_their_biases() {
+    for device in launching() {
+        let (rows, n, k, stride) = (5, 8, 16, 32);
+        let (ones, twos) = (filled(&*device, &vec![1.0f32; rows * k]), filled(&*device, &vec![2.0f32; n * k]));
+        let bias = filled(&*device, &(0..stride).map(|i| i as f32).collect::<Vec<_>>());
+        let mut y = filled(&*device, &vec![-1.0f32; rows * stride]);
+        let format = FactorType::Numbers(Dtype::F32);
+        let mut at = |first| {
+            let weights = Factor { elements: &twos, format, n, k };
+            let columns = Some(Columns { first, stride });
+            device.product(Product {
+                x: &ones,
+                rows,
+                weights,
+                bias: Some(&bias),
+                y: &mut y,
+                y_format: Dtype::F32,
+                columns,
+            })
+        };
+        at(4).unwrap();
+        at(20).unwrap();
+        assert!(matches!(at(stride - n + 4), Err(DeviceError::BadMatrix(_))), "{}", device.name());
+        for (i, found) in contents(&*device, &y).into_iter().map(|bits| f32::from_bits(bits as u32)).enumerate() {
+            let column = i % stride;
+            let written = (4..12).contains(&column) || (20..28).contains(&column);
+            let want = if written { 2.0 * k as f32 + column as f32 } else { -1.0 };
+            assert!(found == want, "{}: column {column}: {found}, not {want}", device.name());
         }
     }
 }
@@ -62,7 +137,8 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
         let product = |rows: usize| {
             let mut y = filled(device, &vec![0u8; rows * n * 4]);
             let y_format = Dtype::F32;
-            device.product(Product { x: &x, rows, weights: &weights, bias: None, y: &mut y, y_format }).unwrap();
+            let weights = weights.factor().unwrap();
+            device.product(Product { x: &x, rows, weights, bias: None, y: &mut y, y_format, columns: None }).unwrap();
             let mut got = vec![0; y.len_bytes()];
             device.download(&y, 0, &mut got).unwrap();
             got
@@ -94,7 +170,9 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
         let weights = device::Matrix::dense(format, n, k, filled(device, &vec![1.0f32; n * k])).unwrap();
         let (x, bias) = (filled(device, &vec![2.0f32; (most + 100) * k]), filled(device, &vec![0.5f32; n]));
         let mut y = device.alloc((most + 100) * n * 4).unwrap();
-        device.plan_product(&weights, most, true, format).unwrap();
+        let shape = ProductShape { n, k, format: FactorType::Numbers(format), y_format: format, bias: true, stride: n };
+        device.plan_product(shape, most).unwrap();
+        let weights = weights.factor().unwrap();
         let mut outcomes = Vec::new();
         // A capture refuses to choose one.
         let graph = device
@@ -102,10 +180,10 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
                 for (rows, bias) in
                     (1..=most).map(|rows| (rows, Some(&bias))).chain([(1, None), (most + 100, Some(&bias))])
                 {
-                    let product = Product { x: &x, rows, weights: &weights, bias, y: &mut y, y_format: format };
+                    let product = Product { x: &x, rows, weights, bias, y: &mut y, y_format: format, columns: None };
                     outcomes.push(device.product(product));
                 }
-                outcomes.push(device.plan_product(&weights, 1, false, format));
+                outcomes.push(device.plan_product(ProductShape { bias: false, ..shape }, 1));
             })
             .unwrap();
         let planned = &outcomes[..most];
@@ -114,7 +192,8 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
         assert!(name != "cuda" || outcomes[most..].iter().all(refused), "{name}: {:?}", &outcomes[most..]);
         let before = crate::counter::allocations();
         for rows in [1, 7, most] {
-            let product = Product { x: &x, rows, weights: &weights, bias: Some(&bias), y: &mut y, y_format: format };
+            let bias = Some(&bias);
+            let product = Product { x: &x, rows, weights, bias, y: &mut y, y_format: format, columns: None };
             device.product(product).unwrap();
         }
         assert!(name != "cuda" || crate::counter::allocations() == before, "{name}: a product allocates");

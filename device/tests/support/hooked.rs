@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Product, Quantization, WeightRows};
+use device::gemm::{Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
-    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
-    Queue,
+    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
@@ -18,7 +17,7 @@ pub trait Hooks: Send + Sync {
         device.product(product)
     }
     /// Before a product is planned, with the arguments of [`Device::plan_product`].
-    fn before_plan(&self, _weights: &Matrix, _max_rows: usize, _bias: bool, _y_format: Dtype) {}
+    fn before_plan(&self, _shape: &ProductShape, _max_rows: usize) {}
     fn capture(&self, device: &dyn Device, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         device.capture(work)
     }
@@ -146,9 +145,9 @@ impl<H: Hooks> Device for Hooked<H> {
     fn product_bytes(&self) -> u64 {
         self.device.product_bytes()
     }
-    fn plan_product(&self, weights: &Matrix, max_rows: usize, bias: bool, y: Dtype) -> Result<(), DeviceError> {
-        self.hooks.before_plan(weights, max_rows, bias, y);
-        self.device.plan_product(weights, max_rows, bias, y)
+    fn plan_product(&self, shape: ProductShape, max_rows: usize) -> Result<(), DeviceError> {
+        self.hooks.before_plan(&shape, max_rows);
+        self.device.plan_product(shape, max_rows)
     }
     fn pool(&self) -> &Pool {
         self.device.pool()

@@ -134,6 +134,8 @@ pub enum Form {
     Stored {
         /// Whether products take activations that are quantised in blocks.
         takes_blocks: bool,
+        /// Whether devices that launch kernels may round activations to 8 bits ([`ByteMatrix`](device::gemm::ByteMatrix)).
+        rounds: bool,
     },
 }
 
@@ -148,7 +150,7 @@ impl Form {
 
     /// Whether products take activations that are quantised in blocks.
     pub fn takes_blocks(self) -> bool {
-        matches!(self, Form::Quantized(_) | Form::Stored { takes_blocks: true })
+        matches!(self, Form::Quantized(_) | Form::Stored { takes_blocks: true, .. })
     }
 }
 

@@ -166,9 +166,9 @@ impl Model {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
-            let step = &mut self.step;
+            let (step, on) = (&mut self.step, (&self.kernels, &*self.device));
             let from = &step.registers[step.buffer_of(Register::Branch)];
-            self.loaded.logits(&self.decoder, &self.kernels, &*self.device, from, rows, &mut step.logits)?;
+            self.loaded.logits(&self.decoder, on, from, rows, &mut step.logits, &mut self.scratch)?;
             self.finish_logits(rows)?;
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::{Purpose, WeightRows};
-use device::{Buffer, Device, Matrix, Uploader};
+use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes};
+use device::gemm::{ByteMatrix, PartForm, Purpose, WeightRows};
+use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use crate::checkpoint::quantized::{self, Module};
 use crate::decoder::{self, Decoder, Form, Mixer, NormKind, Part, Pick};
@@ -27,11 +27,39 @@ impl Linear {
         rows: usize,
         y: &mut Buffer,
         output: Dtype,
+        scratch: Option<&mut LinearScratch>,
     ) -> Result<(), KernelError> {
-        kernels
-            .linear
-            .linear(device, LinearArgs { x, rows, weights: &self.weights, bias: self.bias.as_ref(), y, output })
+        let (weights, bias) = (&self.weights, self.bias.as_ref());
+        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output, scratch })
     }
+}
+
+/// The memory that products of a device that launches kernels need for operands that are rewritten, in steps of this size.
+pub(super) fn scratch_sizes(
+    features: Features,
+    decoder: &Decoder,
+    kernels: &KernelSet,
+    max_rows: usize,
+) -> ScratchSizes {
+    let mut sizes = ScratchSizes::default();
+    if !features.launches || !kernels.linear.capabilities.takes_codes || kernels.format.dtype == Dtype::F32 {
+        return sizes;
+    }
+    for linear in decoder.linears() {
+        let (rounds, may_be_codes) = match linear.form {
+            Form::Dense => continue,
+            Form::Quantized(_) => (false, true),
+            Form::Stored { rounds, .. } => (rounds, !rounds || !features.multiplies_e4m3),
+        };
+        let shape = [linear.rows(), linear.inputs];
+        if rounds {
+            sizes.add(Rewritten::Rows, shape, max_rows);
+        }
+        if may_be_codes && !features.deterministic {
+            sizes.add(Rewritten::Weights, shape, max_rows);
+        }
+    }
+    sizes
 }
 
 /// A norm of groups of `width` elements of a row.
@@ -353,14 +381,16 @@ pub fn load_matrix(
 /// A quantised module whose tensors are missing or contradict its scheme.
 pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decoder, LoadError> {
     for linear in decoder.linears_mut() {
-        let (mut some, mut takes_blocks) = (false, true);
+        let mut modules = Vec::new();
         for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
-            let module = quantized::find(weights, &part, linear.inputs)?.filter(|module| module.in_rows);
-            some |= module.is_some();
-            takes_blocks &= module.is_some_and(|module| module.takes_blocks());
+            modules.push(quantized::find(weights, &part, linear.inputs)?.filter(|module| module.in_rows));
         }
-        if some {
-            linear.form = Form::Stored { takes_blocks };
+        if modules.iter().any(Option::is_some) {
+            let takes_blocks = modules.iter().all(|module| module.as_ref().is_some_and(|module| module.takes_blocks()));
+            let parts: Option<Vec<_>> = modules.iter().map(|module| module.as_ref().map(Module::part)).collect();
+            let parts: Vec<_> = parts.into_iter().flatten().map(|part| (part.rows, PartForm::Stored(part))).collect();
+            let rounding = ByteMatrix::rounding_of(Features::LAUNCHING, Purpose::Product, linear.inputs, &parts);
+            linear.form = Form::Stored { takes_blocks, rounds: rounding.is_some() };
         }
     }
     Ok(decoder)

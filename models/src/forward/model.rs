@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attention_kernels::{
-    BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, Needs, Rows,
+    BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, LinearScratch, Needs, Rows,
 };
 use device::profile::Phase;
 use device::{Buffer, Device, Features};
@@ -13,7 +13,7 @@ use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::launched_recurrent;
-use super::linear::{Linear, LoadedExperts, Loader, Norm, Progress, RecurrentLayer};
+use super::linear::{Linear, LoadedExperts, Loader, Norm, Progress, RecurrentLayer, scratch_sizes};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::scales;
@@ -49,15 +49,15 @@ impl Loaded {
     pub fn logits(
         &self,
         decoder: &Decoder,
-        kernels: &KernelSet,
-        device: &dyn Device,
+        (kernels, device): (&KernelSet, &dyn Device),
         x: &Buffer,
         rows: usize,
         y: &mut Buffer,
+        scratch: &mut LinearScratch,
     ) -> Result<(), KernelError> {
         let (head, bias) = self.head(decoder);
-        let (x, weights) = (Rows::Numbers(x), &head.weights);
-        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32 })
+        let (x, weights, scratch) = (Rows::Numbers(x), &head.weights, Some(scratch));
+        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32, scratch })
     }
 }
 
@@ -100,6 +100,8 @@ pub struct Model {
     pub(super) loaded: Loaded,
     pub(super) layout: PageLayout,
     pub(super) step: StepBuffers,
+    /// Memory of products whose operands are rewritten.
+    pub(super) scratch: LinearScratch,
     /// Rows of the last step that were computed to the end, ascending; `None`: all.
     pub(super) kept_rows: Option<Vec<u32>>,
     /// Number of leading rows of the last step whose logits are in `step.logits` already.
@@ -133,6 +135,7 @@ impl Model {
             let views = PageLayout::new(decoder).views.len();
             let workspaces = views * limits.workspace(decoder.heads()).bytes();
             let launched = Launched::bytes(decoder, &program.ropes, kernels.format.dtype, limits) + workspaces;
+            let launched = launched + scratch_sizes(features, decoder, kernels, limits.max_rows).bytes();
             return sizes(limits.result_rows()) + (launched + adapters) as u64;
         }
         let scratch = match program.widest_self_quantised(decoder) {
@@ -226,6 +229,7 @@ impl Model {
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
         let step = StepBuffers::new(&*device, sizes, max_rows)?;
+        let scratch = LinearScratch::new(&*device, scratch_sizes(device.features(), decoder, &kernels, max_rows))?;
         let adapters = decoder.adapters.map(|limits| Adapters::new(&*device, decoder, &limits, dtype, max_rows));
         let ops: Box<dyn LayerOps> = if device.features().launches {
             Box::new(Launched::new(&device, decoder, &layout, &program.ropes, dtype, max_rows)?)
@@ -241,6 +245,7 @@ impl Model {
             loaded: Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask },
             layout,
             step,
+            scratch,
             kept_rows: None,
             logit_rows: 0,
             graphs: None,

@@ -52,7 +52,7 @@ impl Model {
     }
 
     fn run(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let Model { decoder, program, device, kernels, ops, loaded, step, observer, adapters, .. } = self;
+        let Model { decoder, program, device, kernels, ops, loaded, step, scratch, observer, adapters, .. } = self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
@@ -96,7 +96,15 @@ impl Model {
                     {
                         observer(linear, &numbers[..rows * loaded.linears[linear].weights.k()]);
                     }
-                    loaded.linears[linear].run(kernels, device, rows_of(x, from), rows, y, dtype)?;
+                    loaded.linears[linear].run(
+                        kernels,
+                        device,
+                        rows_of(x, from),
+                        rows,
+                        y,
+                        dtype,
+                        Some(&mut *scratch),
+                    )?;
                     if let Some(adapters) = adapters {
                         adapters.apply(kernels, device, linear, x, y, (rows, rows < batch.tokens.len()))?;
                     }

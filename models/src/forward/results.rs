@@ -41,8 +41,8 @@ impl Model {
 
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.logit_rows = 0;
-        let step = &mut self.step;
-        self.loaded.logits(&self.decoder, &self.kernels, &*self.device, &step.results, rows, &mut step.logits)?;
+        let (step, on) = (&mut self.step, (&self.kernels, &*self.device));
+        self.loaded.logits(&self.decoder, on, &step.results, rows, &mut step.logits, &mut self.scratch)?;
         self.finish_logits(rows)
     }
 

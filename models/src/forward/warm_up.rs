@@ -1,6 +1,6 @@
 //! What a device can prepare before the first request, so that no request waits for it.
 
-use attention_kernels::{AttentionBatch, Dtype, KernelError, KvCache};
+use attention_kernels::{AttentionBatch, Dtype, KernelError, KvCache, linear_products};
 
 use super::op::Op;
 use super::{ForwardBatch, GroupBatch, Model};
@@ -30,13 +30,17 @@ impl Model {
 
     fn plan_products(&self) -> Result<(), KernelError> {
         let (loaded, dtype) = (&self.loaded, self.kernels.format.dtype);
+        let plan = |weights, bias, output, max_rows| {
+            let products = linear_products(weights, bias, output, Some(&self.scratch), max_rows);
+            products.into_iter().try_for_each(|(shape, max_rows)| self.device.plan_product(shape, max_rows))
+        };
         for op in &self.program.ops {
             if let Op::Linear { linear, .. } = *op {
                 let linear = &loaded.linears[linear];
-                self.device.plan_product(&linear.weights, self.step.max_rows, linear.bias.is_some(), dtype)?;
+                plan(&linear.weights, linear.bias.is_some(), dtype, self.step.max_rows)?;
             }
         }
         let (head, bias) = loaded.head(&self.decoder);
-        Ok(self.device.plan_product(&head.weights, self.result_rows, bias.is_some(), Dtype::F32)?)
+        Ok(plan(&head.weights, bias.is_some(), Dtype::F32, self.result_rows)?)
     }
 }

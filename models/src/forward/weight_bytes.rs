@@ -72,7 +72,7 @@ pub fn weight_bytes(
         let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
         let codes = match features.packs_matrices {
             true => Some(PackedMatrix::packed_bytes(k, quantization, &parts)),
-            false => Tiles::stored_bytes(purpose, dtype, k, quantization, &parts),
+            false => Tiles::stored_bytes(features, purpose, dtype, k, quantization, &parts),
         };
         let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());
         if first.form != Form::Dense {
