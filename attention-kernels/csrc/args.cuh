@@ -46,7 +46,7 @@ struct AttentionShape {
     uint32_t first_seq;       // of the launch, in the batch
     uint32_t first_row;       // of first_seq, in the query and the output
     uint32_t query_len;       // most query rows of a sequence of the launch
-    uint32_t partial_rows;    // query rows that each partial result has space for
+    uint32_t reserved;
     uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
@@ -65,7 +65,7 @@ struct AttentionArgs : AttentionShape {
     const void* values;            // as keys; in a latent cache the keys
     void* output;                  // [rows, num_heads, value_dim], type of the query
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
-    float* partial_sums;           // [partials, partial_rows, num_heads, value_dim]
+    float* partial_sums;           // [partials, num_heads, value_dim]: a partial is a partition of a row
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
     const uint2* work;             // null: a block for each row and head. Else [0].x items, then the items: a sequence of the
                                    // batch, and a partition or ALL_PARTITIONS

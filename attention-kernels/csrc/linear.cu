@@ -255,15 +255,13 @@ __device__ __forceinline__ void linear(const T* x, const void* weights, const fl
     const bool whole = shape.k % 8 == 0;
     const uint32_t tiles = (shape.k + TILE_INPUTS - 1) / TILE_INPUTS, panels = (shape.n + PANEL - 1) / PANEL;
 
-    const T* rows[COLUMNS];
+    // Numbers of rows take half of the registers of their addresses.
+    constexpr uint32_t NONE = ~0u;
+    uint32_t rows[COLUMNS];
 #pragma unroll
     for (uint32_t j = 0; j < COLUMNS; j++) {
         const uint32_t row = j * 8 + lane / 4;
-        rows[j] = nullptr;
-        if (row < part.count) {
-            const uint32_t of_x = shape.experts ? order[part.first + row] / shape.top_k : part.first + row;
-            rows[j] = x + static_cast<int64_t>(of_x) * shape.k;
-        }
+        rows[j] = row >= part.count ? NONE : shape.experts ? order[part.first + row] / shape.top_k : part.first + row;
     }
     float sums[PANELS][COLUMNS][4] = {};
     for (uint32_t tile = 2 * warp; tile < tiles; tile += 2 * LINEAR_WARPS) {
@@ -287,7 +285,8 @@ __device__ __forceinline__ void linear(const T* x, const void* weights, const fl
                     uint4 pieces[COLUMNS];
 #pragma unroll
                     for (uint32_t j = 0; j < COLUMNS; j++) {
-                        pieces[j] = rows[j] ? load_eight(rows[j], input, shape.k, whole) : uint4{};
+                        const int64_t first = static_cast<int64_t>(rows[j]) * shape.k;
+                        pieces[j] = rows[j] != NONE ? load_eight(x + first, input, shape.k, whole) : uint4{};
                     }
 #pragma unroll
                     for (uint32_t m = 0; m < PANELS; m++) {
@@ -403,7 +402,7 @@ __device__ __forceinline__ void expert_linear(const float* x, const float* weigh
 }  // namespace quire
 
 #define LINEAR_INSTANCE(form, Form, type, T, size, PANELS, COLUMNS)                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)                                                     \
+    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, (PANELS) == 1 ? 2 : 1)                              \
         linear_##form##_##type##_##size(const void* x, const void* weights, const float* table, const void* bias, void* y,  \
                                         const uint32_t* order, const uint32_t* starts, const quire::LinearShape shape) {    \
         quire::wait_for_launches();                                                                                         \
@@ -417,7 +416,7 @@ __device__ __forceinline__ void expert_linear(const float* x, const float* weigh
     LINEAR_INSTANCE(form, Form, type, T, many, 4, 4)
 #define LINEAR_CODES(form, Form, type, T)                                                                                   \
     LINEAR_SIZES(form, Form, type, T)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)                                                     \
+    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, 1)                                                  \
         unpack_##form##_##type(const void* weights, const float* table, void* numbers, const quire::LinearShape shape) {    \
         quire::wait_for_launches();                                                                                         \
         quire::unpack<T, quire::Form>(weights, table, static_cast<T*>(numbers), shape);                                     \
@@ -438,7 +437,7 @@ LINEAR_FORMS(f16, __half)
 LINEAR_FORMS(bf16, __nv_bfloat16)
 #endif
 #ifdef QUIRE_F32
-extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS)
+extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, 1)
     expert_linear_f32(const float* x, const float* weights, const float* bias, float* y, const uint32_t* order,
                       const uint32_t* starts, const quire::LinearShape shape) {
     quire::wait_for_launches();

@@ -121,8 +121,8 @@ struct Unit {
 // Returns the index of the first number of a row and head in `partial_states`, in pairs.
 __device__ __forceinline__ int64_t partial_of(const AttentionArgs& args, uint32_t seq, uint32_t partition, uint32_t of_seq,
                                               uint32_t head) {
-    const int64_t partial = args.first_partials[args.first_seq + seq] + static_cast<int64_t>(partition);
-    return (partial * args.partial_rows + of_seq) * args.num_heads + head;
+    const int64_t rows = Queries(args, seq).count;
+    return (args.first_partials[args.first_seq + seq] + partition * rows + of_seq) * args.num_heads + head;
 }
 
 // Returns the offset of a token, in elements from the start of a KV head, in the sequence whose block table is `table`.

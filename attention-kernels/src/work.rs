@@ -25,11 +25,9 @@ pub(crate) const MOST_ROWS: usize = 16;
 pub(crate) struct WorkList {
     /// Sequence, and partition or [`ALL_PARTITIONS`].
     pub items: Vec<[u32; 2]>,
-    /// For each sequence, the index of the partial result of partition 0, which is negative if a window hides partitions; or
-    /// [`NO_PARTIALS`].
+    /// For each sequence, the index of the partial result of its first row and partition 0, which is negative if a window hides
+    /// partitions; or [`NO_PARTIALS`]. The results of a partition are those of its rows, one behind the other.
     pub first_partials: Vec<i32>,
-    /// Query rows that each partial result has space for.
-    pub partial_rows: usize,
     /// Kept for its memory, as is `short`.
     contexts: Vec<Context>,
     /// Items of less than a partition, with their tokens.
@@ -40,6 +38,7 @@ pub(crate) struct WorkList {
 #[derive(Debug)]
 struct Context {
     seq: u32,
+    rows: usize,
     first: u32,
     end: u32,
     split: bool,
@@ -49,6 +48,11 @@ impl Context {
     fn partitions(&self) -> std::ops::Range<u32> {
         let size = PARTITION as u32;
         self.first / size..self.end.div_ceil(size)
+    }
+
+    /// Partial results if the context is split.
+    fn partials(&self) -> usize {
+        self.partitions().len() * self.rows
     }
 
     /// Tokens of a partition that some row sees.
@@ -62,16 +66,13 @@ impl WorkList {
     /// Makes the list for a batch whose sizes and lengths are checked. Contexts of several partitions are split while there is
     /// space for `space` partial results, each of one partition and query row; the longest first.
     pub fn plan(&mut self, batch: &AttentionBatch, window: Option<usize>, space: usize) {
-        let WorkList { items, first_partials, partial_rows, contexts, short } = self;
+        let WorkList { items, first_partials, contexts, short } = self;
         items.clear();
         contexts.clear();
         short.clear();
         first_partials.clear();
         first_partials.resize(batch.num_seqs(), NO_PARTIALS);
         let rows_of = |seq: usize| (batch.query_starts[seq + 1] - batch.query_starts[seq]) as usize;
-        // All split sequences have space for as many rows as the one with most.
-        let most_rows = (0..batch.num_seqs()).map(rows_of).filter(|rows| *rows <= MOST_ROWS).fold(1, usize::max);
-        *partial_rows = most_rows;
         let mut wanted = 0;
         for seq in 0..batch.num_seqs() {
             let (rows, end) = (rows_of(seq), batch.context_lens[seq]);
@@ -81,16 +82,16 @@ impl WorkList {
             // What the first row sees; padding has a context of 0.
             let first_end = (end as usize + 1).saturating_sub(rows);
             let first = window.map_or(0, |window| first_end.saturating_sub(window)) as u32;
-            let mut context = Context { seq: seq as u32, first, end, split: false };
+            let mut context = Context { seq: seq as u32, rows, first, end, split: false };
             context.split = rows <= MOST_ROWS && context.partitions().len() > 1;
-            wanted += if context.split { context.partitions().len() * most_rows } else { 0 };
+            wanted += if context.split { context.partials() } else { 0 };
             contexts.push(context);
         }
         if wanted > space {
             contexts.sort_by_key(|context| std::cmp::Reverse((context.split, context.partitions().len())));
             let mut left = space;
             for context in contexts.iter_mut().filter(|context| context.split) {
-                let needed = context.partitions().len() * most_rows;
+                let needed = context.partials();
                 context.split = needed <= left;
                 left -= if context.split { needed } else { 0 };
             }
@@ -99,8 +100,8 @@ impl WorkList {
         let mut partials = 0;
         for context in contexts.iter().filter(|context| context.split) {
             let partitions = context.partitions();
-            first_partials[context.seq as usize] = partials - partitions.start as i32;
-            partials += partitions.len() as i32;
+            first_partials[context.seq as usize] = partials - partitions.start as i32 * context.rows as i32;
+            partials += context.partials() as i32;
         }
         // Contexts that one block computes take longest, and are few.
         let whole = |context: &&Context| !context.split && context.partitions().len() > 1;
@@ -191,7 +192,7 @@ mod tests {
             let unique: BTreeSet<_> = list.items.iter().collect();
             prop_assert_eq!(unique.len(), list.items.len());
             let mut partials = BTreeSet::new();
-            let mut unsplit = 0;
+            let mut unsplit = Vec::new();
             for (seq, (rows, context)) in lens.iter().enumerate() {
                 let items: BTreeSet<u32> =
                     list.items.iter().filter(|item| item[0] == seq as u32).map(|item| item[1]).collect();
@@ -200,24 +201,33 @@ mod tests {
                     _ if *rows == 0 => prop_assert!(items.is_empty()),
                     NO_PARTIALS => {
                         prop_assert_eq!(items, BTreeSet::from([ALL_PARTITIONS]));
-                        let splits = *rows <= MOST_ROWS && seen.len() > 1;
-                        unsplit += if splits { seen.len() } else { 0 };
+                        if *rows <= MOST_ROWS && seen.len() > 1 {
+                            unsplit.push(seen.len() * rows);
+                        }
                     }
                     first => {
-                        prop_assert!(*rows <= list.partial_rows && seen.len() > 1);
+                        prop_assert!(*rows <= MOST_ROWS && seen.len() > 1);
                         prop_assert_eq!(&items, &seen);
-                        for partition in seen {
-                            let partial = first + partition as i32;
+                        for (partition, row) in seen.iter().flat_map(|partition| (0..*rows).map(move |row| (*partition, row))) {
+                            let partial = first + partition as i32 * *rows as i32 + row as i32;
                             prop_assert!(partial >= 0 && partials.insert(partial), "{} twice", partial);
                         }
                     }
                 }
             }
-            let used = partials.len() * list.partial_rows;
-            prop_assert!(used <= space);
+            prop_assert!(partials.len() <= space);
             prop_assert!(partials.last().is_none_or(|last| *last as usize == partials.len() - 1));
-            prop_assert!(unsplit == 0 || used + unsplit * list.partial_rows > space, "space is left");
+            prop_assert!(unsplit.iter().all(|wanted| partials.len() + wanted > space), "space is left");
         }
+    }
+
+    #[test]
+    fn a_chunk_of_several_rows_leaves_space_for_long_contexts_of_one_row() {
+        let mut list = WorkList::default();
+        // 256 partitions of a row twice, and 5 partitions of 16 rows.
+        list.plan(&batch(&[(1, 256 * 512), (16, 2500), (1, 256 * 512)]), None, 2 * 256 + 5 * 16);
+        assert!(list.first_partials.iter().all(|first| *first != NO_PARTIALS), "{:?}", list.first_partials);
+        assert_eq!(list.items.len(), 2 * 256 + 5);
     }
 
     #[test]

@@ -102,7 +102,7 @@ struct Loaded {
     /// Number of block-table entries that were compared.
     compared: usize,
     /// Grids do not depend on lengths.
-    fixed: bool,
+    fixed: Option<usize>,
     window: Option<usize>,
     slot_mapping: Vec<i64>,
     copies: Vec<(u32, u32)>,
@@ -143,20 +143,24 @@ impl Workspace {
     /// of them has none; table entries behind it are not read.
     ///
     /// `fixed`: for launches that are captured into a [`device::Graph`] or for its replay, so grids do not depend on the current
-    /// lengths. A replay must have as many rows and sequences as the capture; padding has a context of 0, one row, and the slot
-    /// −1.
+    /// lengths; the number of query rows that a sequence may have. A replay must have this number, and as many rows and sequences
+    /// as the capture; padding has a context of 0, one row, and the slot −1.
     ///
     /// # Errors
-    /// Sizes exceed the limits, lengths contradict each other, or block ids or slots lie outside the pool.
+    /// Sizes exceed the limits, a sequence has more rows than `fixed`, lengths contradict each other, or block ids or slots lie outside the pool.
     pub fn set(
         &mut self,
         batch: &AttentionBatch,
         slot_mapping: &[i64],
         window: Option<usize>,
-        fixed: bool,
+        fixed: Option<usize>,
     ) -> Result<(), KernelError> {
         let limits = self.limits;
         batch.check_sizes()?;
+        if let Some(most) = fixed {
+            let rows = batch.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+            at_least("query rows of a sequence that a captured launch serves", most, rows.max().unwrap_or(0))?;
+        }
         at_least("sequences that the workspace holds", limits.max_seqs, batch.num_seqs())?;
         at_least("rows that the workspace holds", limits.max_rows, batch.num_rows().max(slot_mapping.len()))?;
         let longest = batch.block_tables.longest();
@@ -227,7 +231,7 @@ impl Workspace {
         slot_mapping: &[i64],
         window: Option<usize>,
     ) -> Result<(), KernelError> {
-        self.set(batch, slot_mapping, window, false)?;
+        self.set(batch, slot_mapping, window, None)?;
         self.send(device)
     }
 
@@ -244,19 +248,20 @@ impl Workspace {
         Ok(self.arrays().into_iter().try_for_each(|array| array.send(device))?)
     }
 
-    /// Returns the query rows that each partial result has space for.
-    pub(crate) fn partial_rows(&self) -> usize {
-        self.loaded.work.partial_rows
+    /// Returns the most query rows of a sequence that a launch for some sequences must serve.
+    pub(crate) fn query_len(&self, starts: &[u32]) -> usize {
+        let longest = || starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
+        self.loaded.fixed.unwrap_or_else(longest)
     }
 
     /// Whether a launch may have partial results.
     pub(crate) fn may_split(&self) -> bool {
-        self.loaded.fixed || self.loaded.work.first_partials.iter().any(|first| *first != NO_PARTIALS)
+        self.loaded.fixed.is_some() || self.loaded.work.first_partials.iter().any(|first| *first != NO_PARTIALS)
     }
 
     /// Returns the number of items of work; `None` if a launch must serve any number.
     pub(crate) fn items(&self) -> Option<usize> {
-        (!self.loaded.fixed).then_some(self.loaded.work.items.len())
+        self.loaded.fixed.is_none().then_some(self.loaded.work.items.len())
     }
 
     /// Returns the slots that were loaded last, `[rows]` i64.

@@ -127,7 +127,7 @@ impl<'a> Call<'a> {
         workspace.check_cache(&args.cache.shape)?;
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
-        let query_len = starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
+        let query_len = workspace.query_len(starts);
         Ok(Call { variant, args, workspace, rows: args.rows().len(), query_len })
     }
 
@@ -252,7 +252,7 @@ impl<'a> Call<'a> {
             first_seq: count(args.seqs.start)?,
             first_row: count(args.rows().start)?,
             query_len: count(self.query_len)?,
-            partial_rows: count(self.workspace.partial_rows())?,
+            reserved: 0,
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),

@@ -26,7 +26,7 @@ device::kernel_structs! {
         pub first_seq: u32,
         pub first_row: u32,
         pub query_len: u32,
-        pub partial_rows: u32,
+        pub reserved: u32,
         pub window: u32,
         pub kv_format: u32,
         pub scale_stride: u32,

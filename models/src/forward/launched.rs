@@ -114,7 +114,8 @@ impl LayerOps for Launched {
             return Err(NO_WORKSPACE);
         }
         for ((workspace, (window, _)), group) in workspaces.iter_mut().zip(views).zip(&batch.groups) {
-            workspace.set(&group.attention, &group.slot_mapping, *window, fixed)?;
+            // Graphs are of steps with one row for each sequence.
+            workspace.set(&group.attention, &group.slot_mapping, *window, fixed.then_some(1))?;
         }
         let arrays = [tokens, positions, needed].into_iter();
         let arrays = arrays.chain(workspaces.iter_mut().flat_map(Workspace::arrays));
