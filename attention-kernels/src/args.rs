@@ -6,9 +6,9 @@ use std::sync::Arc;
 use device::{Buffer, Device, DeviceError, Matrix};
 
 use crate::batch::AttentionBatch;
-use crate::cuda::LinearScratch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::scratch::LinearScratch;
 use crate::shape::KvShape;
 use crate::sparse::BlockSparse;
 use crate::workspace::Workspace;
@@ -193,8 +193,8 @@ impl KvCache {
     }
 }
 
-/// Attention of the query rows of some sequences of a batch over their paged context; in decode each has one row. Types and
-/// layout are those of the cache.
+/// Attention of the query rows of some sequences of a batch over their paged context; in decode each has few rows
+/// ([`Capabilities::decode_rows`](crate::Capabilities::decode_rows)). Types and layout are those of the cache.
 pub struct AttentionArgs<'a> {
     /// Query rows, after the rotary embedding. Head h of row t starts at `t * query_stride + h * head_dim`.
     pub query: &'a Buffer,

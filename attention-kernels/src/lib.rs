@@ -46,6 +46,7 @@ mod mirror;
 mod needs;
 mod plugin;
 mod registry;
+mod scratch;
 mod select;
 mod shape;
 mod sparse;
@@ -62,7 +63,7 @@ pub use args::{
     AttentionArgs, BlockCopyArgs, CacheWriteArgs, ExpertLinearArgs, KvCache, KvScales, LinearArgs, Rows, Values,
 };
 pub use batch::AttentionBatch;
-pub use cuda::{LinearScratch, Rewritten, ScratchSizes, convert_fp8, expert_linear, linear_products};
+pub use cuda::{convert_fp8, expert_linear};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
@@ -73,6 +74,7 @@ pub use needs::Needs;
 pub use plugin::abi as plugin_abi;
 pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
 pub use registry::{serves_cache, variants};
+pub use scratch::{LinearScratch, Rewritten, ScratchSizes, linear_products};
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
 pub use shape::{KvShape, PARTITION};
 pub use sparse::{BlockSparse, Pattern, Runs};

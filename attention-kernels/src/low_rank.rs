@@ -154,7 +154,7 @@ pub struct LowRankRows {
 }
 
 impl LowRankRows {
-    /// No rows, with memory for steps of so many.
+    /// No rows, with memory for steps of `max_rows` rows.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].

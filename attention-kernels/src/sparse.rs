@@ -8,7 +8,8 @@
 //!
 //! The rule is that of the paged kernels of vLLM 0.4 to 0.9 and of Phi-3-small (Microsoft, 2024). Keys and values of all blocks
 //! are stored, and only reading is sparse: another head, or a later query, reads what one head skips. So a layer with this rule
-//! keeps all its blocks. This file is the only definition of the rule; [`Pattern::sees_block`] is its core.
+//! keeps all its blocks. This file defines the rule, with [`Pattern::sees_block`] as its core; `csrc/sparse.cuh`
+//! and the example plug-in compute the same.
 
 use std::ops::Range;
 

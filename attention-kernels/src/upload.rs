@@ -23,12 +23,12 @@ use crate::mirror::{Mirror, WORD};
 
 /// Size of a stage: the inputs of 8192 tokens with room to spare.
 const STAGE: usize = 256 << 10;
-/// Number of stages: two steps with two uploads each.
-const STAGES: usize = 4;
+/// Number of stages: two steps with up to four uploads each (inputs, needed rows, block copies, what the sampler reads).
+const STAGES: usize = 8;
 /// Arrays that a launch writes to, the parameters of `scatter_words`: those of four groups of layers. If more change, there is
 /// another copy.
 const ARRAYS: usize = 28;
-/// Ranges are cut into pieces of at most so many words; a warp copies one.
+/// Most words of a piece of a range; a warp copies one piece.
 const PIECE: usize = 256;
 /// Pieces that a thread block copies.
 const PIECES_OF_BLOCK: usize = 4;
@@ -48,7 +48,7 @@ pub struct Upload(Option<Path>);
 
 /// Memory on a device that launches kernels.
 struct Path {
-    stages: [Pinned; STAGES],
+    stages: Vec<Pinned>,
     next: usize,
     packed: device::Buffer,
     /// Pieces whose words are in the current stage; kept for its memory.
@@ -64,7 +64,7 @@ impl Upload {
         if !device.features().launches {
             return Ok(Upload(None));
         }
-        let stages = [device.pinned(STAGE)?, device.pinned(STAGE)?, device.pinned(STAGE)?, device.pinned(STAGE)?];
+        let stages = (0..STAGES).map(|_| device.pinned(STAGE)).collect::<Result<Vec<_>, _>>()?;
         Ok(Upload(Some(Path { stages, next: 0, packed: device.alloc(STAGE)?, pieces: Vec::new() })))
     }
 
@@ -133,13 +133,13 @@ impl Path {
     fn stage(&mut self, device: &dyn Device) -> Result<&mut [u8], DeviceError> {
         let stage = &mut self.stages[self.next];
         if matches!(stage.host::<u8>(), Err(DeviceError::InFlight)) {
-            // Only if more is sent than all stages hold without a wait for a step.
+            // Only if two steps send more than all stages hold.
             device.synchronize()?;
         }
         stage.host_mut()
     }
 
-    /// Enqueues the copy of the current stage, of so many words and the pieces, and the launch.
+    /// Enqueues the copy of the current stage, which has `words` words and then the pieces, and the launch.
     fn flush(&mut self, device: &dyn Device, group: &Group<'_>, words: usize) -> Result<(), KernelError> {
         let pieces = std::mem::take(&mut self.pieces);
         let (list, count) = (bytes_of(&pieces), pieces.len() as u32);

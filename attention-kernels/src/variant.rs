@@ -14,7 +14,7 @@ use crate::plugin::LoadedKernel;
 /// Operation that a kernel performs. `Display` prints its key in the `[kernels]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Attention of one query token per sequence.
+    /// Attention of one query token per sequence, or a few ([`Capabilities::decode_rows`]).
     Decode,
     /// Attention of many query tokens per sequence.
     Prefill,

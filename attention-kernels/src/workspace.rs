@@ -2,9 +2,9 @@
 //!
 //! A workspace is allocated once for the largest step and set once per step, whatever the number of layers; neither that
 //! nor a launch allocates device memory. [`Workspace::set`] notes what has changed since the previous step, for an
-//! [`Upload`](crate::Upload); [`Workspace::load`] also sends it, and waits. It costs time proportional to the blocks in use, not to the longest table. Kernels check nothing, so a load
-//! checks that lengths, block ids and slots stay inside the cache, and a launch compares its arguments with what was
-//! loaded.
+//! [`Upload`](crate::Upload); [`Workspace::load`] also sends it, and waits. It costs time proportional to the blocks in use, not to
+//! the longest table. Kernels check nothing, so a load checks that lengths, block ids and slots stay inside the cache, and a launch
+//! compares its arguments with what was loaded.
 
 use std::collections::HashSet;
 

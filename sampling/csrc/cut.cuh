@@ -66,7 +66,8 @@ __device__ __forceinline__ void typical_p(RowShared& shared, const Values<float>
 }
 
 // Completes `cut`, at first a copy of `bounds`, that of sample_filter.
-__device__ __forceinline__ void place(RowShared& shared, const RowParams& params, const Values<float>& scaled, const Mass* list, const Cut& bounds, Cut& cut) {
+__device__ __forceinline__ void place(RowShared& shared, const RowParams& params, const Values<float>& scaled, const Mass* list,
+                                      const Cut& bounds, Cut& cut) {
     const bool has_top_p = params.top_p < 1.0f && bounds.first_bin != NONE;
     Mass mass = bounds.mass_before_k;  // that top_p takes its share of
     if (bounds.needed) {

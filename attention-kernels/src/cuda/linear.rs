@@ -1,14 +1,16 @@
 //! Launches of matrix products with weights that are codes, and of products of experts.
 
-use device::gemm::{PANEL, Product, TileCodes, TileForm, TileOffset, TileSegment};
+use device::gemm::{PANEL, Product};
 use device::{Arg, Buffer, Device, DeviceError, Launch};
 
 use super::names::{MODULE, Name};
 use super::parameters::{LinearShape, count};
+use super::tiles::{form_name, of_weights, table};
 use super::{rounded, unpacked};
 use crate::args::{ExpertLinearArgs, LinearArgs};
 use crate::error::{KernelError, at_least, expect};
 use crate::format::Dtype;
+use crate::scratch::LEAST_ROWS;
 
 const NAME: &str = "cuda.linear";
 
@@ -37,7 +39,7 @@ impl Size {
 }
 
 /// Computes a linear layer: with [`Device::product`] if its weights are numbers, if they and the rounded inputs have 8 bits
-/// ([`rounded`]), or if there are so many rows that unpacking the weights takes little time ([`unpacked`]); otherwise with `linear.cu`.
+/// ([`rounded`]), or if unpacking the weights takes little time beside the product of many rows ([`unpacked`]); otherwise with `linear.cu`.
 pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     let LinearArgs { x, rows, weights, bias, y, output, scratch } = args;
     let x = x.numbers(NAME)?;
@@ -55,7 +57,7 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
         let weights = weights.factor()?;
         return Ok(device.product(Product { x, rows, weights, bias, y, y_format: output, columns: None })?);
     };
-    if let Some(scratch) = scratch.filter(|scratch| rows >= unpacked::LEAST_ROWS && scratch.unpacks(weights, output)) {
+    if let Some(scratch) = scratch.filter(|scratch| rows >= LEAST_ROWS && scratch.unpacks(weights, output)) {
         return unpacked::linear(device, (tiles, dtype), (x, rows), bias, (y, output), [n, k], scratch);
     }
     let size = Size::of(rows);
@@ -89,7 +91,7 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
 /// Runs on `cuda` and `cuda-sim`. There is only one kernel for a form of weights, so it is not in the registry.
 ///
 /// # Errors
-/// A buffer is too small, the weights are not those of so many experts, or the launch fails.
+/// A buffer is too small, the weights are not those of `experts` experts, or the launch fails.
 pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<(), KernelError> {
     let ExpertLinearArgs { x, assignments, top_k, weights, bias, y, order, starts, experts } = args;
     let (k, dtype) = (weights.k(), weights.dtype());
@@ -175,52 +177,6 @@ fn launch(
         shared_bytes: 0,
         args: &[x, weights, table, bias, y, order, starts, Arg::bytes(shape)],
     })?)
-}
-
-/// The name of a form in those of kernels; `None`: numbers.
-pub(super) fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
-    let Some(form) = form else { return "numbers" };
-    match form.codes {
-        // Code and scale are exact in the type, and a product is rounded once, as it is from float32.
-        TileCodes::Integers4 if form.scale == dtype && form.offset != TileOffset::Minimum => "narrow4",
-        TileCodes::Integers4 => "codes4",
-        TileCodes::Integers8 => "codes8",
-        TileCodes::E4m3 => "e4m3",
-        TileCodes::Table(_) => "table4",
-    }
-}
-
-/// The part of a shape that weights determine.
-pub(super) fn of_weights(segment: Option<&TileSegment>, [n, k]: [usize; 2]) -> Result<LinearShape, KernelError> {
-    let shape = LinearShape { n: count(n)?, k: count(k)?, ..LinearShape::default() };
-    let Some(TileSegment { form, .. }) = segment else { return Ok(shape) };
-    Ok(LinearShape {
-        panel_bytes: form.panel_bytes() as i64,
-        scales: count(form.scales())?,
-        offsets: count(form.offsets())?,
-        groups: count(form.groups)?,
-        group_shift: form.group_shift,
-        scale_type: match form.scale {
-            Dtype::F32 => 0,
-            Dtype::F16 => 1,
-            Dtype::Bf16 => 2,
-        },
-        offset_type: match form.offset {
-            TileOffset::None => 0,
-            TileOffset::Zero => 1,
-            TileOffset::Minimum => 2,
-        },
-        zero: form.zero.into(),
-        ..shape
-    })
-}
-
-/// The table of the codes, which follows the panels; null if they have none.
-pub(super) fn table(segment: &TileSegment) -> Arg<'_> {
-    match segment.form.codes {
-        TileCodes::Table(_) => Arg::pointer(&segment.panels, segment.n.div_ceil(PANEL) * segment.form.panel_bytes()),
-        _ => Arg::null(),
-    }
 }
 
 fn holds(what: &'static str, buffer: &Buffer, elements: usize, dtype: Dtype) -> Result<(), KernelError> {

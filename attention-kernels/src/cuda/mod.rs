@@ -12,7 +12,7 @@ mod low_rank;
 pub(crate) mod names;
 mod parameters;
 mod rounded;
-mod scratch;
+mod tiles;
 mod unpacked;
 mod yardsticks;
 
@@ -27,7 +27,6 @@ use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
 pub use linear::expert_linear;
-pub use scratch::{LinearScratch, Rewritten, ScratchSizes, linear_products};
 pub(crate) use yardsticks::TILE_OPERATIONS;
 pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
 

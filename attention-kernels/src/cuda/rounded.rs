@@ -5,9 +5,9 @@ use device::{Arg, Buffer, Device, Launch};
 
 use super::names::{MODULE, Name};
 use super::parameters::{RoundShape, ScaleShape, count, kv_format};
-use super::scratch::LinearScratch;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::scratch::LinearScratch;
 
 const NAME: &str = "cuda.linear";
 /// Threads of a block.

@@ -4,22 +4,19 @@
 //! W (2 R / 180 TFLOP/s), since each block there unpacks the codes for 32 rows. The times are equal at some 130 rows; neither was
 //! measured. Steps of decode have at most 256.
 
-use device::gemm::{Columns, Factor, FactorType, Product, TileSegment, Tiles};
+use device::gemm::{Columns, Factor, FactorType, PANEL, Product, Tiles};
 use device::{Arg, Buffer, Device, Launch};
 
-use super::linear::{form_name, of_weights, table};
 use super::names::{MODULE, Name};
 use super::parameters::count;
-use super::scratch::LinearScratch;
+use super::tiles::{form_name, of_weights, table};
 use crate::error::KernelError;
 use crate::format::Dtype;
+use crate::scratch::{LinearScratch, strips};
 
 /// Threads of a block, each of whose warps unpacks [`TILE`] inputs.
 const THREADS: u32 = 256;
 const TILE: usize = 64;
-
-/// Fewest rows.
-pub(super) const LEAST_ROWS: usize = 257;
 
 /// As many outputs at a time as the scratch memory holds.
 pub(super) fn linear(
@@ -34,17 +31,13 @@ pub(super) fn linear(
     for segment in tiles.segments() {
         let most = scratch.unpacked_outputs(k, dtype);
         for (first, n) in strips(segment, most) {
-            let shape = super::parameters::LinearShape { rows: 0, ..of_weights(Some(segment), [n, k])? };
-            let panel = first / device::gemm::PANEL;
+            let shape = of_weights(Some(segment), [n, k])?;
+            let panel = first / PANEL;
             let weights = Arg::pointer(&segment.panels, panel * segment.form.panel_bytes());
             device.launch(&Launch {
                 module: MODULE,
                 kernel: &Name::new(format_args!("unpack_{}_{dtype}", form_name(Some(&segment.form), dtype))),
-                grid: [
-                    count(n.div_ceil(device::gemm::PANEL))?,
-                    count(k.div_ceil(TILE).div_ceil(THREADS as usize / 32))?,
-                    1,
-                ],
+                grid: [count(n.div_ceil(PANEL))?, count(k.div_ceil(TILE).div_ceil(THREADS as usize / 32))?, 1],
                 block: [THREADS, 1, 1],
                 shared_bytes: 0,
                 args: &[weights, table(segment), Arg::pointer(&scratch.wide, 0), Arg::bytes(&shape)],
@@ -55,10 +48,4 @@ pub(super) fn linear(
         }
     }
     Ok(())
-}
-
-/// The first output of each strip of a segment, within it, and their number.
-pub(super) fn strips(segment: &TileSegment, most: usize) -> impl Iterator<Item = (usize, usize)> {
-    let n = segment.n;
-    (0..n).step_by(most.max(1)).map(move |first| (first, most.min(n - first)))
 }

@@ -76,7 +76,8 @@ impl Counting {
     }
 
     fn least_seconds(&self, row: &Measurement) -> f64 {
-        let (bytes, operations) = (row.cell.bytes * self.scale, row.cell.operations * self.scale);
+        let (bytes, operations) =
+            (row.cell.bytes.saturating_mul(self.scale), row.cell.operations.saturating_mul(self.scale));
         self.card.least_seconds(bytes, operations, row.shape.dtype != Dtype::F32)
     }
 

@@ -54,7 +54,8 @@ const MOST_CHECKED_ROWS: usize = 1 << 16;
 /// Columns of a wider matrix begin at multiples of this, in bytes. The library assumes 256 if it is not told.
 const ALIGNMENT: u32 = 16;
 
-/// Number of algorithms that the heuristics are asked for. The first that can serve all rows of a bucket is taken.
+/// Number of algorithms that the heuristics are asked for. The first that can serve the smallest and the largest number of rows of a
+/// bucket is taken.
 const CANDIDATES: usize = 16;
 
 const NO_CANDIDATE: Candidate = Candidate {
@@ -155,7 +156,7 @@ impl Blas {
         Ok(rows.try_for_each(|rows| self.planned(shape, rows).map(drop))?)
     }
 
-    /// Returns the plan, with an algorithm for so many rows.
+    /// Returns the plan and its algorithm for `rows` rows.
     fn planned(&mut self, shape: ProductShape, rows: usize) -> Result<(&Plan, &sys::cublasLtMatmulAlgo_t), CudaError> {
         let chosen = chosen_for(rows, self.deterministic);
         let failed = |error| refused(format_args!("the choice of an algorithm for {chosen} rows, {shape}"))(error);
@@ -349,7 +350,7 @@ impl Plan {
         Ok(candidates)
     }
 
-    /// Whether an algorithm can serve the current number of rows with so much workspace.
+    /// Whether an algorithm can serve the current number of rows with `workspace` bytes.
     fn accepts(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t, workspace: usize) -> bool {
         let (product, weights, x, y) = (self.product, self.weights, self.x, self.y);
         let mut found = NO_CANDIDATE;

@@ -113,7 +113,7 @@ impl Modules {
         Ok(function)
     }
 
-    /// Lets launches of a kernel use so much dynamic shared memory.
+    /// Lets launches of a kernel use `shared_bytes` bytes of dynamic shared memory.
     fn allow(&self, kernel: &str, function: &Function, shared_bytes: u32) -> Result<(), DeviceError> {
         let most = self.context.shared_bytes;
         if shared_bytes > most {

@@ -8,9 +8,9 @@
 //! `y[r][o] = (Σ codes of x[r] · codes of W[o]) · scale of W[o] · scale of x[r] + bias[o]`. The scale of a row of x is its own, or one that
 //! the checkpoint states. Sums of integers are exact, so their order does not matter.
 
-use super::pack::{PartForm, StoredPart, WeightRows};
+use super::dense::{Factor, FactorType};
+use super::pack::{PartForm, Purpose, StoredPart, WeightRows};
 use super::stored::{Codes, Offset, Rounding, StoredRow};
-use super::{Factor, FactorType, Purpose};
 use crate::{Buffer, Dtype, Features};
 
 /// Most inputs, so that a row fits a staging buffer and its sum of integers 32 bits: 2^31 / 127^2 is 133,144.

@@ -43,12 +43,12 @@ pub use dense::{Columns, Factor, FactorType, Product, ProductShape};
 pub(crate) use dense::{Dense, on_host};
 pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
 pub use operands::Gemm;
-pub use pack::{PackedMatrix, PartForm, StoredPart, WeightRows};
+pub use pack::{PackedMatrix, PartForm, Purpose, StoredPart, WeightRows};
 pub use quantization::Quantization;
 pub use quantize::{WeightBlock, quantize_row};
 pub use rows::{RowBlock, Rows};
 pub use stored::{Codes, Offset, Rounding, Scale, StoredFormat, StoredRow, StoredRows};
-pub use tiles::{PANEL, Purpose, TileCodes, TileForm, TileOffset, TileSegment, Tiles};
+pub use tiles::{PANEL, TileCodes, TileForm, TileOffset, TileSegment, Tiles};
 pub(crate) use tiles::{PlannedSegment, StackedRows, plan};
 
 use crate::simd::int8::DotIsa;

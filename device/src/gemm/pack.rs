@@ -21,6 +21,17 @@ pub(super) enum Panels {
     Stored(Stored),
 }
 
+/// What a matrix is for, which decides how a device that launches kernels stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Single rows are read, or its kernels take no codes: it becomes numbers.
+    Numbers,
+    /// Products with the whole matrix.
+    Product,
+    /// Products with each of several stacked matrices, each with this number of rows.
+    Stack(usize),
+}
+
 /// Rows of a weight matrix, as a checkpoint stores them.
 #[derive(Clone, Copy)]
 pub enum WeightRows<'a> {

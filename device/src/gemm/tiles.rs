@@ -26,7 +26,7 @@
 use super::Quantization;
 use super::byte_matrix::ByteMatrix;
 use super::format::rows;
-use super::pack::{PartForm, StoredPart, WeightRows};
+use super::pack::{PartForm, Purpose, StoredPart, WeightRows};
 use super::quantize::{BLOCK, WeightBlock, quantize_row};
 use super::stored::{Codes, Offset, Scale, StoredFormat, StoredRow, StoredRows};
 use crate::{Buffer, DeviceError, Dtype, Features, Isa};
@@ -39,17 +39,6 @@ const TILE: usize = 64;
 const RUN: usize = 8;
 /// Most bytes of a panel. A matrix with longer ones is unpacked.
 const MOST: usize = 4 << 20;
-
-/// What a matrix is for, which decides how a device that launches kernels stores it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Single rows are read, or its kernels take no codes: it becomes numbers.
-    Numbers,
-    /// Products with the whole matrix.
-    Product,
-    /// Products with each of several matrices of so many rows, which are stacked.
-    Stack(usize),
-}
 
 /// What the codes of a segment are.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@
 //! | H100 | H100 Tensor Core GPU data sheet, SXM; the H100 whitepaper (132 SMs, 50 MB of L2 cache, 1.83 GHz for tensor cores) |
 //! | A100 | A100 80GB data sheet, SXM; the A100 whitepaper (108 SMs, 40 MB of L2 cache of 5120 bytes per clock, 1.41 GHz) |
 //! | L40S | L40S data sheet; the Ada whitepaper (142 SMs, 96 MB of L2 cache, 2.52 GHz) |
-//! | RTX 4090 | the Ada whitepaper, appendix A: peaks of bf16 and fp8 are those of sums in f32 |
+//! | RTX 4090 | the Ada whitepaper, appendix A: the peak of bf16 is that of sums in f32 |
 //!
 //! Not published, and so assumptions: the bandwidth of L2 caches other than the A100's, the rate of `mma.sync` on Hopper, and
 //! everything in [`assumption`].
@@ -62,10 +62,6 @@ pub struct Card {
     pub mma: f64,
     /// Operations per second of `wgmma` in bf16 and f16; `None` if it has no such instruction.
     pub wgmma: Option<f64>,
-    /// Operations per second of tensor cores in fp8; `None` if they lack it.
-    pub fp8: Option<f64>,
-    /// Operations per second of tensor cores in 8-bit integers.
-    pub int8: f64,
 }
 
 const H100: Card = Card {
@@ -79,8 +75,6 @@ const H100: Card = Card {
     f32: 67e12,
     mma: assumption::HOPPER_MMA_SHARE * 989.4e12,
     wgmma: Some(989.4e12),
-    fp8: Some(1978.9e12),
-    int8: 1978.9e12,
 };
 
 impl Card {
@@ -99,8 +93,6 @@ impl Card {
             f32: 19.5e12,
             mma: 312e12,
             wgmma: None,
-            fp8: None,
-            int8: 624e12,
         },
         Card {
             name: "L40S",
@@ -113,8 +105,6 @@ impl Card {
             f32: 91.6e12,
             mma: 362.05e12,
             wgmma: None,
-            fp8: Some(733e12),
-            int8: 733e12,
         },
         Card {
             name: "RTX 4090",
@@ -127,8 +117,6 @@ impl Card {
             f32: 82.6e12,
             mma: 165.2e12,
             wgmma: None,
-            fp8: Some(330.3e12),
-            int8: 660.6e12,
         },
     ];
 

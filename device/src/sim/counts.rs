@@ -20,10 +20,10 @@ macro_rules! counts {
         }
 
         impl Counts {
-            /// Returns the counts of `factor` times the work.
+            /// Returns the counts of `factor` times the work, at most the greatest number.
             #[must_use]
             pub fn scaled(self, factor: u64) -> Counts {
-                Counts { $($field: self.$field * factor,)* }
+                Counts { $($field: self.$field.saturating_mul(factor),)* }
             }
         }
 

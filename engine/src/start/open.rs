@@ -7,7 +7,7 @@ use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, se
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
 use models::lora::AdapterLimits;
-use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights};
+use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, Weights};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{EngineConfig, ModelSource};
@@ -49,6 +49,13 @@ pub(crate) fn open_on(
     engine: &EngineConfig,
     (device, no_gpu): (Arc<dyn Device>, Option<String>),
 ) -> Result<Opened, EngineError> {
+    if device.features().launches && engine.activations == RoundActivations::Int8 {
+        return Err(EngineError::Config {
+            flag: "--activations",
+            found: format!("int8 on {}", device.name()),
+            expected: "auto or float: only a CPU rounds activations in blocks".to_string(),
+        });
+    }
     let (files, mut config) = declared(engine)?;
     let mut weights = Weights::open(&files)?;
     weights.round_activations(engine.activations);

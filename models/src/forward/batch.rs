@@ -48,6 +48,7 @@ impl ForwardBatch {
             attention.query_starts.push(0);
             attention.context_lens.clear();
             attention.block_tables.clear();
+            attention.tree_mask.clear();
         }
         self.adapters.clear();
         self.needed.iter_mut().for_each(Vec::clear);
@@ -97,6 +98,7 @@ impl ForwardBatch {
             attention.query_starts.extend(0..=seqs as u32);
             attention.context_lens.clone_from(&from.attention.context_lens);
             attention.context_lens.resize(seqs, 0);
+            attention.tree_mask.clear();
             attention.block_tables.clear();
             from.attention.block_tables.iter().for_each(|table| attention.block_tables.push(table));
             (from.attention.num_seqs()..seqs).for_each(|_| attention.block_tables.push(&[]));

@@ -221,7 +221,7 @@ impl LayerOps for Cpu {
             for (row, part) in inputs.host_mut::<f32>()?[..rows * k].chunks_exact_mut(k).enumerate() {
                 part.copy_from_slice(&source[row * from.stride + head * from.head_stride..][..k]);
             }
-            linear.run(kernels, device, attention_kernels::Rows::Numbers(inputs), rows, outputs, Dtype::F32, None)?;
+            linear.run((kernels, device), attention_kernels::Rows::Numbers(inputs), rows, outputs, Dtype::F32, None)?;
             let target = y.host_mut::<f32>()?;
             for (row, part) in outputs.host::<f32>()?[..rows * n].chunks_exact(n).enumerate() {
                 target[row * to.stride + head * to.head_stride..][..n].copy_from_slice(part);
@@ -336,10 +336,10 @@ impl LayerOps for Cpu {
             }
             let (count, inner) = (chosen.len(), network.width());
             let numbers = attention_kernels::Rows::Numbers;
-            projections.run(kernels, device, numbers(gathered), count, gate_up, Dtype::F32, None)?;
+            projections.run((kernels, device), numbers(gathered), count, gate_up, Dtype::F32, None)?;
             let out = Out::Numbers(activated);
             self.activate(network.activation, network.gated, gate_up, inner, count, out)?;
-            down.run(kernels, device, numbers(activated), count, output, Dtype::F32, None)?;
+            down.run((kernels, device), numbers(activated), count, output, Dtype::F32, None)?;
             let sum = &mut mixed.host_mut::<f32>()?[..rows * width];
             for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(width)) {
                 let to = &mut sum[choice.row as usize * width..][..width];

@@ -1,8 +1,8 @@
 //! Layer operations as launches of the kernels in `csrc/`, for `cuda` and `cuda-sim`.
 //!
 //! The inputs of a step (tokens, positions, slots, block tables, needed and requested rows) lie in persistent device arrays
-//! ([`Mirror`]): a step uploads only the differences from the one before, all in one copy ([`Upload`]). Only [`LayerOps::to_host`] waits for the device, and no
-//! step allocates device memory.
+//! ([`Mirror`]): a step uploads only the differences from the one before, all in one copy ([`Upload`]). Only [`LayerOps::to_host`]
+//! waits for the device, and an upload if two steps in flight use all of its stages. No step allocates device memory.
 
 use std::sync::Arc;
 

@@ -21,8 +21,7 @@ impl Linear {
     /// Applies the layer to the first `rows` rows of `x`. `output` is the type of `y`.
     pub fn run(
         &self,
-        kernels: &KernelSet,
-        device: &dyn Device,
+        (kernels, device): (&KernelSet, &dyn Device),
         x: Rows<'_>,
         rows: usize,
         y: &mut Buffer,

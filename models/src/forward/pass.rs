@@ -97,8 +97,7 @@ impl Model {
                         observer(linear, &numbers[..rows * loaded.linears[linear].weights.k()]);
                     }
                     loaded.linears[linear].run(
-                        kernels,
-                        device,
+                        (kernels, device),
                         rows_of(x, from),
                         rows,
                         y,

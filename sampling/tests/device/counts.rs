@@ -8,10 +8,9 @@ use device::sim::{Counts, Tally};
 use device::{Device, Dtype, Options};
 use sampling::SamplingParams;
 use testkit::capability::Capability;
-use testkit::kernels::host::{self, Instrument};
-use testkit::{kernels, not_run, workspace};
+use testkit::kernels::host::counts_for_tests;
+use testkit::not_run;
 
-use super::KERNELS;
 use super::problem::{OnDevice, Sequence, generated, limits, rows_of, sampler, step};
 
 const VOCAB: usize = 128_256;
@@ -20,21 +19,13 @@ const SPLITS: u64 = 16;
 
 /// Opens a device that counts.
 fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     if crate::support::bundle().is_some() {
         not_run::report(Capability::Checkout, "a bundle has no sources to compile");
         return None;
     }
-    let compiler = host::compiler().map_err(|missing| not_run::report(Capability::Cxx, &missing)).ok()?;
-    if compiler.is_clang() {
-        not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
-        return None;
-    }
-    let library = LIBRARY.get_or_init(|| {
-        host::library(&workspace::root(), &KERNELS.manifest(), &compiler, Instrument::Counts, kernels::cores()).unwrap()
-    });
+    let kernels = FOLDER.get_or_init(|| counts_for_tests("sampling", "device", |_| true)).clone()?;
     let tally = Arc::<Tally>::default();
-    let kernels = library.parent().unwrap().to_owned();
     let options =
         Options { threads: Some(1), kernels: Some(kernels), counts: Some(tally.clone()), ..Options::default() };
     Some((device::open_with("cuda-sim", &options).unwrap(), tally))

@@ -4,7 +4,6 @@
 use device::gemm::{FactorType, PANEL, ProductShape, TileSegment};
 use device::{Buffer, Device, DeviceError, Matrix};
 
-use super::unpacked::{LEAST_ROWS, strips};
 use crate::format::Dtype;
 
 /// Most bytes of either buffer, unless a single row or a panel of outputs needs more. Matrices and steps that do not fit are multiplied
@@ -12,6 +11,9 @@ use crate::format::Dtype;
 const MOST: usize = 64 << 20;
 /// Numbers of rows and of outputs of a part are multiples of this.
 const STEP: usize = 64;
+
+/// Fewest rows for which weights are unpacked (`src/cuda/unpacked.rs` says why).
+pub(crate) const LEAST_ROWS: usize = 257;
 
 /// How operands of a linear layer are rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +63,9 @@ fn row_bytes(k: usize) -> usize {
 /// Memory that the linear layers of a model share; they run one after the other.
 pub struct LinearScratch {
     /// Codes of rows, then a scale for each.
-    pub(super) rows: Buffer,
+    pub(crate) rows: Buffer,
     /// Sums of products of rounded rows, or weights as numbers.
-    pub(super) wide: Buffer,
+    pub(crate) wide: Buffer,
     /// Whether weights may be unpacked: the bits of a row then depend on the number of rows.
     unpacks: bool,
 }
@@ -79,18 +81,18 @@ impl LinearScratch {
     }
 
     /// Rows that are rounded at a time.
-    pub(super) fn rounded_rows(&self, [n, k]: [usize; 2]) -> usize {
+    pub(crate) fn rounded_rows(&self, [n, k]: [usize; 2]) -> usize {
         (self.rows.len_bytes() / row_bytes(k)).min(self.wide.len_bytes() / (n * size_of::<f32>()))
     }
 
     /// Outputs whose weights are unpacked at a time.
-    pub(super) fn unpacked_outputs(&self, k: usize, dtype: Dtype) -> usize {
+    pub(crate) fn unpacked_outputs(&self, k: usize, dtype: Dtype) -> usize {
         self.wide.len_bytes() / (k * dtype.bytes()) / PANEL * PANEL
     }
 
     /// Whether weights that are codes are unpacked for many rows: the memory suffices, and parts of rows, of `y` and of the bias begin
     /// where vectors may.
-    pub(super) fn unpacks(&self, weights: &Matrix, output: Dtype) -> bool {
+    pub(crate) fn unpacks(&self, weights: &Matrix, output: Dtype) -> bool {
         const VECTOR: usize = 16;
         let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
         let segments = weights.tiles().map_or(&[][..], |tiles| tiles.segments());
@@ -129,4 +131,10 @@ pub fn linear_products(
     let mut shapes: Vec<_> = strips.map(|(_, n)| (ProductShape { n, ..shape }, max_rows)).collect();
     shapes.dedup();
     shapes
+}
+
+/// The first output of each strip of at most `most` outputs of a segment, within it, and their number.
+pub(crate) fn strips(segment: &TileSegment, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let n = segment.n;
+    (0..n).step_by(most.max(1)).map(move |first| (first, most.min(n - first)))
 }
