@@ -363,8 +363,8 @@ __device__ __forceinline__ void unpack(const void* weights, const float* table, 
             for (uint32_t u = 0; u < 2; u++) {
                 const uint32_t output = blockIdx.x * PANEL + 8 * u + lane / 4;
                 if (output >= shape.n) break;
-                uint4* to = reinterpret_cast<uint4*>(numbers + static_cast<int64_t>(output) * shape.k + input);
-                *to = {a[0][u], a[0][u + 2], a[1][u], a[1][u + 2]};
+                const uint4 eight = make_uint4(a[0][u], a[0][u + 2], a[1][u], a[1][u + 2]);
+                *reinterpret_cast<uint4*>(numbers + static_cast<int64_t>(output) * shape.k + input) = eight;
             }
         }
     }

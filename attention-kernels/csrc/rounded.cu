@@ -68,12 +68,14 @@ __device__ __forceinline__ void scale_rows(const void* sums, const float* row_sc
                sum.w * of_outputs.w * row_scale};
         if (shape.y_is_float) {
             const float4 add = bias ? static_cast<const float4*>(bias)[output] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-            static_cast<float4*>(y)[i] = {sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w};
+            const float4 four = make_float4(sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w);
+            static_cast<float4*>(y)[i] = four;
         } else {
             const uint2 words = bias ? static_cast<const uint2*>(bias)[output] : uint2{0, 0};
             const float2 low = Pair<T>::widen(words.x), high = Pair<T>::widen(words.y);
-            static_cast<uint2*>(y)[i] = {Pair<T>::narrow(sum.x + low.x, sum.y + low.y),
-                                         Pair<T>::narrow(sum.z + high.x, sum.w + high.y)};
+            const uint2 four = make_uint2(Pair<T>::narrow(sum.x + low.x, sum.y + low.y),
+                                          Pair<T>::narrow(sum.z + high.x, sum.w + high.y));
+            static_cast<uint2*>(y)[i] = four;
         }
     }
 }

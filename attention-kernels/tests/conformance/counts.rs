@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use attention_kernels::trial::{Look, Problem};
-use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, variants};
-use device::gemm::{Codes, Offset, Purpose, Scale, StoredFormat};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, Rewritten, variants};
+use device::gemm::{Codes, Offset, Purpose, Rounding, Scale, StoredFormat};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
 use testkit::kernels::host::{self, SOME_HEAD_SIZES};
@@ -229,4 +229,48 @@ fn codes_are_read_once_for_up_to_sixteen_rows_and_only_by_experts_that_have_rows
     assert_eq!((counts.blocks, counts.busy_blocks), (2 * 8, 2 * 8));
     let ratio = counts.distinct_read_bytes as f64 / (weights.bytes() * 2 / 9 + k * 2) as f64;
     assert!((1.0..=1.05).contains(&ratio), "{ratio} times the codes of two experts");
+}
+
+#[test]
+fn unpacking_reads_codes_once_and_rounding_reads_rows_twice() {
+    let Some((device, tally)) = counting() else { return };
+    let (n, k, dtype) = (128, 1024, Dtype::Bf16);
+    let (codes, group) = (Codes::Integers { bits: 4, zero: 8 }, 128);
+    let format = StoredFormat { codes, group, scale: Scale::Bf16, offset: Offset::None };
+    let weights = super::linear::random_codes(&*device, dtype, format, [n, k], Purpose::Product);
+    let rows = 257;
+    let mut space = super::rewritten::scratch(&*device, Rewritten::Weights, [n, k], rows);
+    tally.take();
+    super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype, Some(&mut space));
+    let mut counted = tally.take();
+    let (launches, counts) = counted.remove("unpack_narrow4_bf16").unwrap();
+    assert!(counted.is_empty() && launches == 1, "{counted:?}");
+    // The scales of a group are loaded for each 32 inputs.
+    let ratio = (counts.sectors * 32 - counts.written_bytes) as f64 / weights.bytes() as f64;
+    assert!((1.0..=1.12).contains(&ratio), "{ratio} times the stored bytes");
+    assert_eq!(counts.distinct_read_bytes, weights.bytes() as u64);
+    assert_eq!((counts.written_bytes, counts.distinct_written_bytes), (2 * (n * k) as u64, 2 * (n * k) as u64));
+    assert_eq!((counts.busy_blocks, counts.bank_conflicts, counts.barriers), (counts.blocks, 0, 0));
+
+    let rows = 3;
+    let rounding = Rounding::Row;
+    let format = StoredFormat { codes: Codes::Integers { bits: 8, zero: 128 }, group: k, scale: Scale::F32, ..format };
+    let part = crate::support::stored::Random::new(format, n, k, 1);
+    let weights = super::rewritten::matrix(&*device, dtype, &[(&part, rounding)], k);
+    let mut space = super::rewritten::scratch(&*device, Rewritten::Rows, [n, k], rows);
+    tally.take();
+    super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype, Some(&mut space));
+    let mut counted = tally.take();
+    let (_, counts) = counted.remove("round_rows_bf16").unwrap();
+    let x = (rows * k * 2) as u64;
+    assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (2 * x, x));
+    assert_eq!((counts.written_bytes, counts.barriers), ((rows * (k + 4)) as u64, rows as u64));
+    let (_, counts) = counted.remove("scale_rows_bf16").unwrap();
+    // Of four outputs a lane reads the sums, the scales, and that of the row.
+    assert_eq!(counts.read_bytes, (rows * n / 4 * (16 + 16 + 4)) as u64);
+    assert_eq!((counts.written_bytes, counts.barriers), ((rows * n * 2) as u64, 0));
+    // A warp has the numbers of one row, and each request is whole sectors.
+    let sectors = rows * n / 128 * (16 + 16 + 1 + 8);
+    assert_eq!((counts.requests, counts.sectors), ((rows * n / 128 * 4) as u64, sectors as u64));
+    assert!(counted.is_empty(), "{counted:?}");
 }

@@ -16,13 +16,14 @@ use super::linear::{HALVES, check, multiply, numbers, rounded, variant};
 use crate::support::stored::{self, formats};
 
 /// Memory for layers of this shape and number of rows.
-fn scratch(device: &dyn Device, rewritten: Rewritten, shape: [usize; 2], max_rows: usize) -> LinearScratch {
+pub fn scratch(device: &dyn Device, rewritten: Rewritten, shape: [usize; 2], max_rows: usize) -> LinearScratch {
     let mut sizes = ScratchSizes::default();
     sizes.add(rewritten, shape, max_rows);
     LinearScratch::new(device, sizes).unwrap()
 }
 
-fn matrix(device: &dyn Device, dtype: Dtype, parts: &[(&stored::Random, Rounding)], k: usize) -> Matrix {
+/// A matrix of stored parts, one below the other, each with its rounding.
+pub fn matrix(device: &dyn Device, dtype: Dtype, parts: &[(&stored::Random, Rounding)], k: usize) -> Matrix {
     let rows: Vec<_> = parts.iter().map(|(part, rounding)| WeightRows::Stored(part.part(None, *rounding))).collect();
     let n = parts.iter().map(|(part, _)| part.rows.len()).sum();
     Uploader::new(device).unwrap().matrix(None, dtype, [n, k], &rows, Purpose::Product).unwrap()
