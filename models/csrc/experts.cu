@@ -2,7 +2,7 @@
 // linear.cu of attention-kernels.
 //
 // route_experts_<type>     grid (rows), 32 threads: scores, groups and choice of one row
-// group_by_expert          grid (1), 256 threads: the assignments (row, choice) of each expert, by ascending number
+// group_by_expert          grid (experts), 256 threads: the assignments (row, choice) of an expert, by ascending number
 // sum_experts_<type>       grid (rows, ceil(width / 2048)), 256 threads of eight elements each
 //
 // Assignment a is choice a % top_k of row a / top_k. Each result depends on its row alone.
@@ -135,18 +135,45 @@ __device__ __forceinline__ void route_experts(const T* logits, const float* bias
     }
 }
 
-// chosen: [assignments]; order: [assignments], the assignments of expert 0, then of expert 1, …; starts: [experts + 1].
+// chosen: [assignments]; order: [assignments], the assignments of expert 0, then of expert 1, …; starts: [experts + 1]. A block
+// orders those of one expert: it counts the assignments of the experts before, then gives each of its own its place. Each block
+// reads all assignments twice, 256 at a time, mostly from L2.
 __device__ __forceinline__ void group_by_expert(const uint32_t* chosen, uint32_t* order, uint32_t* starts, uint32_t assignments,
                                                 uint32_t experts) {
-    for (uint32_t e = threadIdx.x; e < experts; e += GROUP_THREADS) {
-        uint32_t before = 0;
-        for (uint32_t a = 0; a < assignments; a++) before += chosen[a] < e;
-        starts[e] = before;
-        for (uint32_t a = 0; a < assignments; a++) {
-            if (chosen[a] == e) order[before++] = a;
-        }
+    constexpr uint32_t WARPS = GROUP_THREADS / 32;
+    // Of the last two rounds, so that a round needs one barrier.
+    __shared__ uint32_t of_warps[2][WARPS];
+    const uint32_t expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t before = 0;
+    for (uint32_t a = threadIdx.x; a < assignments; a += GROUP_THREADS) before += chosen[a] < expert;
+#pragma unroll
+    for (uint32_t step = 16; step > 0; step /= 2) before += __shfl_xor_sync(~0u, before, step);
+    if (lane == 0) of_warps[1][warp] = before;
+    __syncthreads();
+    uint32_t place = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) place += of_warps[1][w];
+    if (threadIdx.x == 0) {
+        starts[expert] = place;
+        if (expert + 1 == experts) starts[experts] = assignments;
     }
-    if (threadIdx.x == 0) starts[experts] = assignments;
+    uint32_t round = 0;
+    for (uint32_t first = 0; first < assignments; first += GROUP_THREADS) {
+        const uint32_t a = first + threadIdx.x;
+        const bool is_own = a < assignments && chosen[a] == expert;
+        const uint32_t own = __ballot_sync(~0u, is_own);
+        if (lane == 0) of_warps[round][warp] = __popc(own);
+        __syncthreads();
+        uint32_t in_front = 0, all = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++) {
+            in_front += w < warp ? of_warps[round][w] : 0;
+            all += of_warps[round][w];
+        }
+        if (is_own) order[place + in_front + __popc(own & ((1u << lane) - 1))] = a;
+        place += all;
+        round ^= 1;
+    }
 }
 
 struct SumShape {

@@ -143,7 +143,7 @@ impl ExpertMemory {
         let choices = rows * top_k;
         let [chosen, order, starts] = [&self.chosen, &self.order, &self.starts].map(|buffer| Arg::pointer(buffer, 0));
         let args = [chosen, order, starts, Arg::from(count(choices)?), Arg::from(count(experts)?)];
-        launch(device, "group_by_expert", [1, 1, 1], 256, &args)?;
+        launch(device, "group_by_expert", [count(experts)?, 1, 1], 256, &args)?;
 
         let ([[projection, down]], Some(network)) = (&loaded.networks[..], declared.experts.first()) else {
             let (what, found) = ("stacked networks of experts", loaded.networks.len());

@@ -4,6 +4,7 @@
 //! `QUIRE_TEST_ALL=1` combines the settings by threes instead of pairwise and replays under more seeds. Numbers and covering
 //! arrays are those of `attention-kernels`' conformance table.
 
+mod experts;
 mod heads;
 mod rows;
 mod sanitizers;

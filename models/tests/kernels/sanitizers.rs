@@ -28,6 +28,7 @@ fn record(device: &dyn Device, step: usize) {
             kernels::scale(device, dtype, &mut a, 0.5, (2, width)).unwrap();
         }
     }
+    super::experts::orders(device, 600, 4);
     let (positions, frequencies) = (buffer(device, &[7, 0, 0, 0]), floats(device, &[1.0, 0.5]));
     let mut table = device.alloc(16).unwrap();
     kernels::rope_table(device, &positions, &frequencies, 1.0, &mut table, (1, 2)).unwrap();
