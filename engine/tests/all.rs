@@ -34,6 +34,7 @@ mod recurrent;
 mod reference;
 mod replay;
 mod row_invariance;
+mod speculate;
 mod steady;
 mod stop_scanner;
 mod stops;
