@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::vec::Drain;
 
 use sched::{SeqId, StepPlan};
@@ -34,9 +34,14 @@ pub(crate) struct Speculator {
     batch: usize,
     last_collected: Option<Instant>,
     proposals: Vec<Proposal>,
+    /// Verifications, drafts, and right drafts since the last line of the log, and when that was.
+    recent: ([usize; 3], Instant),
     /// The proposer has failed.
     is_off: bool,
 }
+
+/// Time between two lines of the log.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Speculator {
     pub fn new(speculation: Speculation, size_of_vocabulary: usize) -> Speculator {
@@ -48,6 +53,7 @@ impl Speculator {
             batch: 0,
             last_collected: None,
             proposals: Vec::new(),
+            recent: ([0; 3], Instant::now()),
             is_off: false,
         }
     }
@@ -119,6 +125,7 @@ impl Speculator {
         if let Some(acceptance) = self.sequences.get_mut(&seq) {
             acceptance.verified(drafts, right);
         }
+        self.recent.0 = [self.recent.0[0] + 1, self.recent.0[1] + drafts, self.recent.0[2] + right];
     }
 
     /// A step that was submitted at this time has just been collected.
@@ -127,10 +134,23 @@ impl Speculator {
         // A step behind another begins when that one ends.
         let begun = self.last_collected.replace(now).map_or(submitted, |last| last.max(submitted));
         self.batch = plan.spans.len();
+        self.log(now);
         // The rows of a prompt cost something else.
         if plan.spans.iter().all(|span| span.tokens.len() == 1 + span.drafts) {
             self.cost.add(plan.num_tokens(), (now - begun).as_secs_f64());
         }
+    }
+
+    fn log(&mut self, now: Instant) {
+        let ([verified, drafts, right], since) = self.recent;
+        if verified == 0 || now - since < LOG_EVERY {
+            return;
+        }
+        let (share, length) = (100.0 * right as f64 / drafts as f64, 1.0 + right as f64 / verified as f64);
+        tracing::info!(
+            "speculative decoding: {right} of {drafts} drafts accepted ({share:.0} %), {length:.2} tokens per verification"
+        );
+        self.recent = ([0; 3], now);
     }
 
     /// Calls the proposer. If it fails or panics, speculation is off from then on.
