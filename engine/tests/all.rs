@@ -28,6 +28,7 @@ mod overlap;
 mod perplexity;
 mod plan;
 mod profile;
+mod proposers;
 mod quantized;
 mod reasoning;
 mod recurrent;
