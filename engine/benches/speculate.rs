@@ -72,7 +72,7 @@ fn json() -> (Vec<u32>, Vec<u32>) {
         format!(
             "  {{\"id\": {i}, \"name\": \"user{}\", \"active\": {}, \"roles\": [\"reader\"]}},\n",
             i * 7,
-            i % 3 == 0
+            i.is_multiple_of(3)
         )
     };
     (tokens("List the users as JSON."), tokens(&(0..16).map(record).collect::<String>()))

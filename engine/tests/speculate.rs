@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use sched::SeqId;
 use testkit::reference;
 
-use crate::common::{VOCABULARY, config, on_sim, request};
+use crate::common::workers::counted_parts;
+use crate::common::{VOCABULARY, config, on_sim, overlapping, request};
 use crate::overlap::{Load, answers, option_requests};
 
 /// Proposes what a run without speculation has drawn, with a wrong token at one of `wrong` positions.
@@ -54,10 +55,9 @@ impl Proposer for Oracle {
 
     fn propose(&mut self, wanted: &mut [Proposal]) -> Result<(), ProposeError> {
         for Proposal { seq, most, drafts } in wanted {
-            let known = &self.truth[seq];
-            for at in self.drawn[seq]..(self.drawn[seq] + *most).min(known.len()) {
-                let is_wrong = (at * 7 + seq.request.0 as usize) % self.wrong == 0;
-                drafts.push((known[at] + u32::from(is_wrong)) % VOCABULARY as u32);
+            for (at, token) in self.truth[seq].iter().enumerate().skip(self.drawn[seq]).take(*most) {
+                let is_wrong = (at * 7 + seq.request.0 as usize).is_multiple_of(self.wrong);
+                drafts.push((token + u32::from(is_wrong)) % VOCABULARY as u32);
             }
         }
         Ok(())
@@ -324,9 +324,12 @@ fn a_source_of_drafts_that_fails_ends_no_request() {
     }
 }
 
+/// Request, source and prompt of a sequence that begins; no prompt when it ends.
+type Told = (u64, Source, Vec<u32>);
+
 /// Notes the sources of requests, and proposes nothing.
 #[derive(Clone, Default)]
-struct Spy(Arc<Mutex<Vec<(u64, Source, Vec<u32>)>>>);
+struct Spy(Arc<Mutex<Vec<Told>>>);
 
 impl Proposer for Spy {
     fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]) {
@@ -361,6 +364,25 @@ fn a_source_of_drafts_is_told_the_salt_of_each_request_that_allows_drafts_and_it
     let tenant = Source { cache_salt: Some("tenant".into()), adapter: None };
     let end = |id| (id, Source::default(), vec![]);
     assert_eq!(told, [(0, tenant, salted.prompt), end(0), (1, Source::default(), request(0, 9, 4, 1).prompt), end(1)]);
+}
+
+#[test]
+fn steps_overlap_again_if_nothing_is_found_or_nothing_is_right() {
+    let Some(config) = overlapping(60) else { return };
+    let requests: Vec<Load> = vec![(request(0, 9, 50, 1), None)];
+    let want = answers(&mut load(&config), &requests);
+    for proposer in [Box::new(Spy::default()) as Box<dyn Proposer>, Oracle::new(&want, 1)] {
+        let parts = EngineParts::load(&config, &|_, _| {}).unwrap();
+        let speculation = Some(Speculation { proposer, num_speculative_tokens: 3, is_adaptive: true });
+        let (mut engine, steps) = counted_parts(EngineParts { speculation, ..parts });
+        engine.submit(requests[0].0.clone()).unwrap();
+        let mut overlapped = 0;
+        while engine.has_work() {
+            engine.step(|_, _| {});
+            overlapped += steps.now().0;
+        }
+        assert!(overlapped > 12, "{overlapped} of 50 steps overlapped");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //! speculation at every temperature and with every filter, penalty and grammar. Rows behind the first draft that was wrong are
 //! ignored, and the scheduler cuts their slots off the block table before anything is hashed.
 //!
-//! [`Speculator`] decides how many drafts a sequence gets (`control`) and asks the proposer for them. A proposer cannot affect an
+//! A `Speculator` decides how many drafts a sequence gets (`control`) and asks the proposer for them. A proposer cannot affect an
 //! answer, only its speed, so its failure is no failure of a request: it is reported once, and speculation is off from then on.
 //!
 //! This module knows token ids only: no model, no grammar, no block.

@@ -12,7 +12,7 @@ use sched::SeqId;
 
 use super::proposer::{Proposal, ProposeError, Proposer, Source};
 
-/// Proposes what followed the same tokens before. See the [module](self).
+/// Prompt lookup: proposes what followed the last tokens where they first occurred in the same request.
 pub struct Ngram {
     min: usize,
     max: usize,

@@ -85,18 +85,14 @@ impl Speculator {
 
     /// Returns drafts for some sequences, at least one for each. `limit` returns how many drafts a sequence can use.
     pub fn propose(&mut self, limit: impl Fn(SeqId) -> usize) -> Drain<'_, Proposal> {
-        let Speculator { speculation, sequences, cost, batch, proposals, .. } = self;
-        let threshold = cost.threshold(*batch);
+        let mut proposals = std::mem::take(&mut self.proposals);
         proposals.clear();
-        for (seq, acceptance) in &*sequences {
-            let greatest = speculation.num_speculative_tokens;
-            let wanted = if speculation.is_adaptive { acceptance.num_drafts(threshold, greatest) } else { greatest };
-            let most = wanted.min(limit(*seq));
+        for (seq, acceptance) in &self.sequences {
+            let most = self.num_wanted(acceptance).min(limit(*seq));
             if most > 0 {
                 proposals.push(Proposal { seq: *seq, most, drafts: Vec::new() });
             }
         }
-        let mut proposals = std::mem::take(proposals);
         if !proposals.is_empty() {
             self.call(|proposer| proposer.propose(&mut proposals));
         }
@@ -117,7 +113,18 @@ impl Speculator {
     /// Whether the host should see the token that a step draws for this sequence before it plans the next step.
     pub fn waits_for(&self, seq: SeqId) -> bool {
         // A sequence without a token yet has not been looked at.
-        !self.is_off && self.sequences.get(&seq).is_none_or(Acceptance::is_worth_waiting)
+        let is_worth = |acceptance: &Acceptance| acceptance.is_worth_waiting() && self.num_wanted(acceptance) > 0;
+        !self.is_off && self.sequences.get(&seq).is_none_or(is_worth)
+    }
+
+    /// Greatest number of drafts for a sequence.
+    fn num_wanted(&self, acceptance: &Acceptance) -> usize {
+        let greatest = self.speculation.num_speculative_tokens;
+        if self.speculation.is_adaptive {
+            acceptance.num_drafts(self.cost.threshold(self.batch), greatest)
+        } else {
+            greatest
+        }
     }
 
     /// Of `drafts` drafts of a sequence the first `right` were right.

@@ -162,7 +162,7 @@ struct Text {
     prompt: usize,
 }
 
-/// Proposes what followed similar text before. See the [module](self).
+/// Suffix decoding: proposes what most often followed the last tokens in the same request and in earlier outputs.
 pub struct Suffix {
     limits: SuffixLimits,
     live: HashMap<SeqId, Text>,

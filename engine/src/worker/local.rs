@@ -314,19 +314,23 @@ impl LocalWorker {
         if let (Results::Drawn(pending), Some(slots)) = (&step.results, &self.slots) {
             output.drawn.extend(step.drawn.iter().copied().zip(slots.collect(pending)?));
         }
-        let drafted = || step.input.plan.spans.iter().filter(|span| span.drafts > 0);
         // Each row of drafts is drawn behind the drafts before it.
-        for span in drafted() {
-            self.requests.get_mut(&span.seq.request).map(|state| state.append_drafts(span));
-        }
+        self.each_with_drafts(step, RequestState::append_drafts);
         let drawn = self.draw_on_host(step, output);
-        for span in drafted() {
-            self.requests.get_mut(&span.seq.request).map(|state| state.remove_drafts(span));
-        }
+        self.each_with_drafts(step, RequestState::remove_drafts);
         for (seq, sampled) in &output.drawn {
             append(&mut self.requests, *seq, sampled.token);
         }
         drawn
+    }
+
+    /// Calls `work` for each span with drafts.
+    fn each_with_drafts(&mut self, step: &SubmittedStep, work: fn(&mut RequestState, &Span)) {
+        for span in step.input.plan.spans.iter().filter(|span| span.drafts > 0) {
+            if let Some(state) = self.requests.get_mut(&span.seq.request) {
+                work(state, span);
+            }
+        }
     }
 
     /// Draws from the rows of logits that the device does not draw from.
