@@ -1,6 +1,6 @@
 //! Asks the proposer for drafts, with as many for each sequence as its recent drafts and the batch justify.
 //!
-//! Costs a lookup for each sequence and step. Without speculation the engine has no speculator.
+//! Costs a lookup for each sequence and step. Without speculation the engine has no speculator, so a step costs nothing more.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ pub struct Speculation {
 /// See the [module](self).
 pub(crate) struct Speculator {
     speculation: Speculation,
-    size_of_vocabulary: usize,
+    vocab_size: usize,
     /// In this order, so that equal histories give equal plans.
     sequences: BTreeMap<SeqId, Acceptance>,
     cost: StepCost,
@@ -44,10 +44,10 @@ pub(crate) struct Speculator {
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Speculator {
-    pub fn new(speculation: Speculation, size_of_vocabulary: usize) -> Speculator {
+    pub fn new(speculation: Speculation, vocab_size: usize) -> Speculator {
         Speculator {
             speculation,
-            size_of_vocabulary,
+            vocab_size,
             sequences: BTreeMap::new(),
             cost: StepCost::new(),
             batch: 0,
@@ -60,6 +60,9 @@ impl Speculator {
 
     /// A sequence of a request with this source and prompt has drawn a token.
     pub fn token(&mut self, seq: SeqId, (source, prompt): &(Source, Vec<u32>), token: u32) {
+        if self.is_off {
+            return;
+        }
         let is_new = !self.sequences.contains_key(&seq);
         self.sequences.entry(seq).or_default().token();
         self.call(|proposer| {
@@ -98,8 +101,7 @@ impl Speculator {
         }
         for Proposal { seq, most, drafts } in &mut proposals {
             // The model has no row for other ids.
-            let valid =
-                drafts.iter().take(*most).take_while(|token| (**token as usize) < self.size_of_vocabulary).count();
+            let valid = drafts.iter().take(*most).take_while(|token| (**token as usize) < self.vocab_size).count();
             drafts.truncate(if self.is_off { 0 } else { valid });
             if let Some(acceptance) = self.sequences.get_mut(seq) {
                 acceptance.asked(valid > 0);
