@@ -10,6 +10,7 @@ use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
     EngineConfig, KvCacheDtype, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization, RoundActivations,
+    SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -135,6 +136,10 @@ pub struct EngineArgs {
     /// Number of adapters in host memory, at least --max-loras; others are read again when used [default: --max-loras]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_CPU_LORAS")]
     pub max_cpu_loras: Option<usize>,
+    /// Speculative decoding as a JSON object with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}; methods:
+    /// ngram and suffix [default: off]
+    #[arg(long, value_name = "JSON", env = "QUIRE_SPECULATIVE_CONFIG")]
+    pub speculative_config: Option<SpeculativeConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -215,6 +220,7 @@ impl EngineArgs {
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             deterministic: self.deterministic,
             lora: self.lora(),
+            speculative: self.speculative_config.clone(),
             ..default
         }
     }

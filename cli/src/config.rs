@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
 use engine::EngineConfig;
+use serde_json::json;
 use toml::{Table, Value};
 
 use super::error::CliError;
@@ -100,6 +101,8 @@ impl ConfigFile {
                 (Value::Integer(number), _) => number.to_string(),
                 (Value::Float(number), _) => number.to_string(),
                 (Value::Boolean(flag), _) => flag.to_string(),
+                // A table is the JSON object of the flag.
+                (Value::Table(table), _) if long == "speculative-config" => json!(table).to_string(),
                 _ => {
                     return Err(self.problem(format!("{key}: found {}, expected a plain value", item.type_str())));
                 }

@@ -81,3 +81,27 @@ fn adapters_are_planned_for_and_their_flags_are_checked() {
         assert!(!output.status.success() && error.contains(said), "{flags:?}: {error}");
     }
 }
+
+#[test]
+fn speculation_is_json_or_a_table_of_the_settings_file() {
+    let refused = |flag: &str, expected: &str| {
+        let line = refusal(&format!("--speculative-config={flag}"));
+        assert!(line.contains("--speculative-config") && line.contains(expected), "{line}");
+    };
+    refused("ngram", "expected a JSON object such as");
+    refused(r#"{"method": "mtp"}"#, "not built yet");
+    refused(r#"{"method": "ngram", "num_speculative_tokens": 99}"#, "expected a whole number from 1 to 32");
+    planned(r#"--speculative-config={"method": "ngram", "num_speculative_tokens": 4}"#, "num_blocks");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let with = |text: &str| {
+        std::fs::write(file.path(), text).unwrap();
+        plan(&format!("--config={}", file.path().display()))
+    };
+    assert!(
+        with("[speculative_config]\nmethod = \"suffix\"\nsuffix_decoding_max_spec_factor = 2.5\n").status.success()
+    );
+    assert!(with("speculative_config = '{\"method\": \"suffix\"}'\n").status.success());
+    let output = with("[speculative_config]\nmethod = \"suffix\"\ndepth = 3\n");
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert!(line.contains("unknown key \"depth\"") && line.lines().count() == 1, "{line}");
+}

@@ -166,7 +166,8 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
     });
     let info = WorkerInfo { vocab_size: table.vocab as usize, max_in_flight: 1, sampler: None, profile: None };
     let sched = SchedConfig { max_num_seqs: 80, ..SchedConfig::new(BLOCKS, BLOCK_SIZE) };
-    let parts = EngineParts { worker, info, sched, eos_token_ids: vec![END], seed: 1, adapters: None };
+    let parts =
+        EngineParts { worker, info, sched, eos_token_ids: vec![END], seed: 1, adapters: None, speculation: None };
     let mut engine = Engine::new(parts).unwrap();
     let params = GenerationParams {
         n: search.width,
@@ -179,7 +180,7 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
     let mut results = vec![(Vec::new(), None); search.width];
     while engine.has_work() {
         engine.step(|_, event| {
-            if let TokenEvent::Token { index, token, finish } = event {
+            if let TokenEvent::Token { index, token, finish, .. } = event {
                 let (tokens, reason) = &mut results[index as usize];
                 tokens.extend(token.map(|sampled| sampled.token));
                 *reason = finish;

@@ -69,7 +69,7 @@ fn drive(engine: &mut Engine, requests: Vec<GenerationRequest>) -> Answers {
     }
     while engine.has_work() {
         engine.step(|id, event| {
-            if let TokenEvent::Token { index, token, finish } = event {
+            if let TokenEvent::Token { index, token, finish, .. } = event {
                 let answer = &mut answers[places[&id]];
                 match (finish, answer.as_mut()) {
                     (Some(FinishReason::Error(_)), _) => *answer = None,

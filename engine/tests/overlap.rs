@@ -19,7 +19,7 @@ fn load(config: &EngineConfig) -> Engine {
 
 /// Restricts every token to a class of ids that depends on the previous tokens, for `left` tokens.
 #[derive(Clone)]
-struct Classes {
+pub struct Classes {
     sum: u32,
     left: usize,
 }
@@ -47,7 +47,7 @@ impl Constraint for Classes {
 }
 
 /// A request, with or without a constraint.
-type Load = (GenerationRequest, Option<Classes>);
+pub type Load = (GenerationRequest, Option<Classes>);
 
 fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: SamplingParams) -> GenerationRequest {
     GenerationRequest {
@@ -64,7 +64,7 @@ fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: Sampli
 }
 
 /// Requests with every sampling option, drawn on the device and on the host.
-fn option_requests() -> Vec<Load> {
+pub fn option_requests() -> Vec<Load> {
     let plain = SamplingParams::default;
     let penalties = SamplingParams {
         repetition_penalty: 1.3,
@@ -105,7 +105,7 @@ fn option_requests() -> Vec<Load> {
 }
 
 /// The events of each request, ordered by sequence, without the number of cached tokens. Audits the engine at the end.
-fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
+pub fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
     let mut places = HashMap::new();
     for (place, (request, constraint)) in loads.iter().enumerate() {
         let id = match constraint.clone() {

@@ -91,13 +91,20 @@ fn a_recorded_run_is_computed_again_by_a_worker_alone_bit_for_bit() {
     for (device, mode) in
         [("cpu", PreemptionMode::Swap), ("cpu", PreemptionMode::Recompute), ("sim", PreemptionMode::Swap)]
     {
+        let speculative = r#"{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1}"#.parse().ok();
+        let config = |blocks| EngineConfig { speculative: speculative.clone(), ..config(blocks) };
         let Some(config) = (if device == "sim" { on_sim(config(22)) } else { Some(config(22)) }) else { continue };
         let path = folder.path().join(format!("{device} {mode:?}"));
         let (_, steps) = recorded(config, &path, mode);
         let mut with_work = 0;
         // Neither the engine's threads nor the order of a machine's cores are part of a result.
         let threads = |config: &mut EngineConfig| config.threads = Some(2);
-        let replayed = replay(&path, threads, |input| with_work += u64::from(!input.plan.spans.is_empty()));
+        let mut drafts = 0;
+        let replayed = replay(&path, threads, |input| {
+            with_work += u64::from(!input.plan.spans.is_empty());
+            drafts += input.plan.spans.iter().map(|span| span.drafts).sum::<usize>();
+        });
+        assert!(drafts > 0, "nothing was proposed");
         assert_eq!(replayed.difference, None);
         assert_eq!(with_work, steps);
         assert!(replayed.steps == steps && replayed.tokens > 60 && replayed.unrecorded.is_empty(), "{replayed:?}");

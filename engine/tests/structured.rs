@@ -243,7 +243,7 @@ fn any_constraint_restricts_the_token_ids_of_an_engine() {
     let (mut tokens, mut ends) = ([Vec::new(), Vec::new()], Vec::new());
     while engine.has_work() {
         engine.step(|_, event| {
-            if let TokenEvent::Token { index, token, finish } = event {
+            if let TokenEvent::Token { index, token, finish, .. } = event {
                 tokens[index as usize].extend(token.map(|token| token.token));
                 ends.extend(finish);
             }

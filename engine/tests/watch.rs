@@ -47,7 +47,19 @@ fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
         max_model_len: 1 << 20,
         ..SchedConfig::new(blocks, 16)
     };
-    (Engine::new(EngineParts { worker, info, sched, eos_token_ids: vec![EOS], seed: 1, adapters: None }).unwrap(), ends)
+    (
+        Engine::new(EngineParts {
+            worker,
+            info,
+            sched,
+            eos_token_ids: vec![EOS],
+            seed: 1,
+            adapters: None,
+            speculation: None,
+        })
+        .unwrap(),
+        ends,
+    )
 }
 
 fn submit(engine: &mut Engine, prompt: Vec<u32>, max_tokens: usize) -> u64 {

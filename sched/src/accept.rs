@@ -150,11 +150,13 @@ impl Scheduler {
         }
         for span in step.spans.iter_mut().filter(|s| !s.drafts.is_empty()) {
             let outcome = expected_seqs.get(&span.seq).filter(|w| w.is_live).and_then(|w| w.outcome);
-            let tokens = outcome.map_or(0, |o| o.tokens.len());
+            let tokens = outcome.map_or(&[][..], |o| &o.tokens);
             // Without a token the sequence has ended, and only its known token is kept.
-            span.end = span.start + tokens.max(1);
-            if tokens > 0 {
-                self.spec.count(span.drafts.len(), tokens - 1);
+            span.end = span.start + tokens.len().max(1);
+            if !tokens.is_empty() {
+                // A sequence may end with a draft that was right.
+                let right = tokens.iter().zip(&span.drafts).take_while(|(token, draft)| token == draft);
+                self.spec.count(span.drafts.len(), right.count());
             }
         }
         // Spans of one request can be in different parts of the plan.

@@ -118,6 +118,11 @@ impl Options {
                 prompt_logprobs,
                 pooling: None,
                 structured_outputs: structured::read(fields, limits)?.map(Arc::new),
+                speculative: flag(
+                    "speculative",
+                    true,
+                    "Allow speculative decoding, if the server does it. It changes no token.",
+                )?,
             },
             max_tokens: limit,
             stream,

@@ -1,6 +1,6 @@
 //! Parts that all responses and chunks of completions share: the envelope, choices and usage.
 
-use engine::{Delta, FinishReason, StopCause};
+use engine::{Delta, DraftCounts, FinishReason, StopCause};
 use serde_json::{Value, json};
 
 use super::app::{App, unix_seconds};
@@ -47,6 +47,8 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
+    /// Drafts of speculative decoding.
+    pub drafts: DraftCounts,
 }
 
 impl Usage {
@@ -54,16 +56,23 @@ impl Usage {
     pub fn add(&mut self, answer: &Answer) {
         self.completion_tokens += answer.completion_tokens;
         self.cached_tokens += answer.cached_tokens;
+        self.drafts += answer.drafts;
     }
 
     /// The JSON object.
     pub fn to_json(self) -> Value {
-        json!({
+        let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        })
+        });
+        let DraftCounts { accepted, rejected } = self.drafts;
+        if accepted + rejected > 0 {
+            usage["completion_tokens_details"] =
+                json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected});
+        }
+        usage
     }
 }
 

@@ -99,6 +99,7 @@ impl<C: Chunks> Driver<C> {
                 Some((_, Event::Started { cached_tokens })) => self.usage.cached_tokens += cached_tokens,
                 Some((prompt, Event::Delta(delta))) => {
                     self.usage.completion_tokens += delta.tokens.len();
+                    self.usage.drafts += delta.drafts;
                     match run::failed(&delta) {
                         Ok(()) => {
                             if let Some(chunk) = block_if_large(&delta, || chunks.chunk(prompt, &delta)) {

@@ -21,5 +21,6 @@ mod reasoning;
 mod responses;
 mod scripted;
 mod searches;
+mod speculation;
 mod structured;
 mod tools;

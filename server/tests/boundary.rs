@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 /// Known fields, and an unknown one.
-const FIELDS: [&str; 60] = [
+const FIELDS: [&str; 61] = [
     "model",
     "prompt",
     "messages",
@@ -49,6 +49,7 @@ const FIELDS: [&str; 60] = [
     "add_generation_prompt",
     "priority",
     "cache_salt",
+    "speculative",
     "truncate_prompt_tokens",
     "tokens",
     "allowed_token_ids",

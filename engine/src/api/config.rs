@@ -9,6 +9,7 @@ use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
 use super::KvCacheDtype;
+use crate::speculate::SpeculativeConfig;
 
 /// Where weights, tokenizer and chat template come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +92,10 @@ pub struct EngineConfig {
     pub kernels: attention_kernels::KernelChoice,
     /// Sizes of the memory for LoRA adapters; `None`: requests cannot use any.
     pub lora: Option<LoraConfig>,
+    /// Proposes tokens before they are drawn, without changing any; `None`: no speculation. A recording does not contain it, because
+    /// drafts are part of the recorded steps.
+    #[serde(skip)]
+    pub speculative: Option<SpeculativeConfig>,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
@@ -195,6 +200,7 @@ impl Default for EngineConfig {
             dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
             lora: None,
+            speculative: None,
             deterministic: false,
         }
     }

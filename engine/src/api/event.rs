@@ -37,6 +37,22 @@ pub struct TokenOutput {
     pub text_offset: usize,
 }
 
+/// Numbers of drafts that were verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Drafts that became output.
+    pub accepted: usize,
+    /// All other drafts.
+    pub rejected: usize,
+}
+
+impl std::ops::AddAssign for DraftCounts {
+    fn add_assign(&mut self, other: DraftCounts) {
+        self.accepted += other.accepted;
+        self.rejected += other.rejected;
+    }
+}
+
 /// What one or several steps added to a sequence of a request.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Delta {
@@ -48,6 +64,8 @@ pub struct Delta {
     pub tokens: Vec<TokenOutput>,
     /// Set on the last delta of the sequence.
     pub finish: Option<FinishReason>,
+    /// Drafts that the steps verified.
+    pub drafts: DraftCounts,
 }
 
 impl Delta {
@@ -56,6 +74,7 @@ impl Delta {
         self.text.push_str(&later.text);
         self.tokens.extend(later.tokens);
         self.finish = later.finish.or(self.finish.take());
+        self.drafts += later.drafts;
     }
 }
 
@@ -95,5 +114,7 @@ pub enum TokenEvent {
         token: Option<Sampled>,
         /// Set with the last event of the sequence.
         finish: Option<FinishReason>,
+        /// Drafts whose verification ends with this token.
+        drafts: DraftCounts,
     },
 }

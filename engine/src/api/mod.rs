@@ -7,7 +7,7 @@ mod request;
 mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
-pub use event::{Delta, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
+pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
 pub use kv_cache::KvCacheDtype;
 pub use request::{BeamSearch, GenerationParams, GenerationRequest};
-pub use stats::{EngineStats, StepTokens};
+pub use stats::{EngineStats, SpecDecodeStats, StepTokens};

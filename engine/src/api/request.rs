@@ -39,6 +39,8 @@ pub struct GenerationParams {
     /// Grammar that each whole text must match. A text may end only where it matches, and ends where nothing can follow, even
     /// before `min_tokens`. Cannot be combined with a beam search.
     pub structured_outputs: Option<Arc<StructuredOutput>>,
+    /// Allows drafts for the request, if the engine [speculates](crate::EngineConfig::speculative). They change no token.
+    pub speculative: bool,
 }
 
 impl Default for GenerationParams {
@@ -57,6 +59,7 @@ impl Default for GenerationParams {
             prompt_logprobs: None,
             pooling: None,
             structured_outputs: None,
+            speculative: true,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Statistics of an engine.
 
+use crate::speculate::MAX_SPECULATIVE_TOKENS;
+
 /// Statistics for `/metrics`: gauges, and counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
@@ -54,6 +56,34 @@ pub struct EngineStats {
     pub requests_drawn_on_host: u64,
     /// Number of tokens computed per step.
     pub step_tokens: StepTokens,
+    /// Verification of drafts.
+    pub spec_decode: SpecDecodeStats,
+}
+
+/// Numbers of drafts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpecDecodeStats {
+    /// Verifications: spans with drafts.
+    pub num_drafts: u64,
+    /// Draft tokens in them.
+    pub num_draft_tokens: u64,
+    /// Draft tokens that became output.
+    pub num_accepted_tokens: u64,
+    /// The same by position among the drafts of a span.
+    pub accepted_per_pos: [u64; MAX_SPECULATIVE_TOKENS],
+}
+
+impl From<&sched::SpecStats> for SpecDecodeStats {
+    fn from(stats: &sched::SpecStats) -> SpecDecodeStats {
+        let mut accepted_per_pos = [0; MAX_SPECULATIVE_TOKENS];
+        accepted_per_pos.iter_mut().zip(&stats.accepted_per_position).for_each(|(to, from)| *to = *from);
+        SpecDecodeStats {
+            num_drafts: stats.num_drafts,
+            num_draft_tokens: stats.num_draft_tokens,
+            num_accepted_tokens: stats.num_accepted_tokens,
+            accepted_per_pos,
+        }
+    }
 }
 
 /// A histogram of the number of tokens per step.

@@ -7,6 +7,7 @@
 //! A constraint may be the caller's own code. Every call is guarded: a panic ends the sequences of its request with an error and
 //! has no other effect.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -76,6 +77,8 @@ struct Guide {
     pending: Option<Receiver<Masked>>,
     constraint: Caught,
     allowed: Allowed,
+    /// Drafts that the grammar allows one after the other, and the tokens that it allows behind each.
+    ahead: VecDeque<(u32, Arc<TokenSet>)>,
 }
 
 impl Guide {
@@ -86,7 +89,8 @@ impl Guide {
             // The sequence may have ended in the meantime.
             let _ = done.send((constraint, mask));
         });
-        Guide { pending: Some(result), constraint: Caught(None), allowed: allowed(Err(not_computed()), &[]) }
+        let allowed = allowed(Err(not_computed()), &[]);
+        Guide { pending: Some(result), constraint: Caught(None), allowed, ahead: VecDeque::new() }
     }
 
     /// Waits for the mask. If the text may end, the tokens of `ends` are allowed too.
@@ -136,6 +140,41 @@ impl Guides {
         own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait(ends)
     }
 
+    /// Cuts drafts of a sequence before the first that the grammar forbids or that may end the text, and computes what is allowed
+    /// behind each of the others. A copy of the constraint accepts them, so the constraint itself stays at the last drawn token.
+    /// The masks are computed on this thread: the step cannot be planned before its drafts are cut.
+    pub fn look_ahead(&mut self, index: u32, drafts: &mut Vec<u32>) {
+        let Guides { own, ends, .. } = self;
+        let guide = own.get_mut(index as usize).and_then(Option::as_mut);
+        // Drafts follow a token, so there is one.
+        let Some(guide) = guide else { return drafts.clear() };
+        guide.ahead.clear();
+        let Ok(mut next) = guide.wait(ends).clone() else { return drafts.clear() };
+        let fork = guide.constraint.call("fork", |constraint| Ok(Caught(Some(constraint.fork()))));
+        let Ok(mut fork) = fork else { return drafts.clear() };
+        for &draft in &*drafts {
+            if !next.contains(draft) || ends.contains(&draft) {
+                break;
+            }
+            let mask = fork.call("accept", |constraint| {
+                constraint.accept(draft)?;
+                if constraint.is_complete() { Err(not_computed()) } else { constraint.mask() }
+            });
+            let Ok(mask) = allowed(mask, ends) else { break };
+            guide.ahead.push_back((draft, mask.clone()));
+            next = mask;
+        }
+        drafts.truncate(guide.ahead.len());
+    }
+
+    /// Waits for and returns the tokens that a sequence may continue with, and those behind each of its next `drafts` drafts.
+    pub fn allowed_ahead(&mut self, index: u32, drafts: usize) -> Result<Vec<Arc<TokenSet>>, FinishReason> {
+        let first = self.allowed(index).clone()?;
+        let ahead = self.own.get(index as usize).and_then(Option::as_ref).map(|guide| &guide.ahead);
+        let behind = ahead.into_iter().flatten().take(drafts).map(|(_, allowed)| allowed.clone());
+        Ok(std::iter::once(first).chain(behind).collect())
+    }
+
     /// Accepts the token that a sequence has drawn, and starts its next mask. Returns `true` if nothing can follow.
     pub fn accept(&mut self, index: u32, token: u32, threads: &mut MaskThreads) -> Result<bool, ConstraintError> {
         if self.allowed(index).is_err() {
@@ -143,16 +182,20 @@ impl Guides {
         }
         let Guides { root, own, .. } = self;
         let Some(slot) = own.get_mut(index as usize) else { return Ok(false) };
-        let mut constraint = match slot.take() {
-            Some(guide) => guide.constraint,
-            None => root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?,
+        let (mut constraint, mut ahead) = match slot.take() {
+            Some(guide) => (guide.constraint, guide.ahead),
+            None => (root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?, VecDeque::new()),
         };
         let complete = constraint.call("accept", |constraint| {
             constraint.accept(token)?;
             Ok(constraint.is_complete())
         })?;
         if !complete {
-            *slot = Some(Guide::start(constraint, threads));
+            // If the token was a draft, the next mask is known.
+            *slot = Some(match ahead.pop_front().filter(|(draft, _)| *draft == token) {
+                Some((_, allowed)) => Guide { pending: None, constraint, allowed: Ok(allowed), ahead },
+                None => Guide::start(constraint, threads),
+            });
         }
         Ok(complete)
     }

@@ -76,7 +76,7 @@ mod tests {
     fn candidate(index: u32, logprob: f32, finish: FinishReason) -> Delta {
         let logprobs = Some(TokenLogprobs { logprob, rank: 1, top: Vec::new() });
         let tokens = vec![TokenOutput { id: index, logprobs, text_offset: 0 }];
-        Delta { index, text: String::new(), tokens, finish: Some(finish) }
+        Delta { index, tokens, finish: Some(finish), ..Delta::default() }
     }
 
     #[test]

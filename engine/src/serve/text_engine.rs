@@ -129,10 +129,11 @@ impl TextEngine {
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
                 TokenEvent::Embedding(vector) => return emit(id, Event::Embedding(vector), false),
                 TokenEvent::Started { cached_tokens } => return emit(id, Event::Started { cached_tokens }, false),
-                TokenEvent::Token { index, token, finish } => {
+                TokenEvent::Token { index, token, finish, drafts } => {
                     let Some(text) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
                     let is_live = finish.is_none();
-                    let delta = text.add_token(index, token, finish);
+                    let mut delta = text.add_token(index, token, finish);
+                    delta.drafts = drafts;
                     if delta.finish.is_some() {
                         sequences[index as usize] = None;
                         if is_live {

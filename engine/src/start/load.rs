@@ -16,6 +16,7 @@ use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
 use crate::error::EngineError;
 use crate::memory::Plan;
+use crate::speculate::SpeculativeConfig;
 use crate::step::{Engine, EngineParts};
 use crate::worker::record::Recorder;
 use crate::worker::{LocalWorker, Worker, WorkerInfo};
@@ -157,6 +158,7 @@ pub(crate) fn load_on(
         eos_token_ids: info.eos_token_ids.clone(),
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
+        speculation: engine.speculative.as_ref().map(SpeculativeConfig::speculation),
     };
     Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
@@ -230,7 +232,8 @@ pub(crate) fn start(
     if device.compute_capability().is_some() {
         plan.compare(available, device.memory());
     }
-    let lines = kv_scales.into_iter().chain(warmed).chain(captured);
+    let drafts = engine.speculative.as_ref().map(SpeculativeConfig::line);
+    let lines = kv_scales.into_iter().chain(warmed).chain(captured).chain(drafts);
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
     let limits =
         device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));

@@ -251,6 +251,7 @@ impl Bounds {
                     span.groups.len()
                 ));
             }
+            at_most("drafts of a span", span.drafts, tokens - 1)?;
             for group in &span.groups {
                 at_most("entries of a block table", group.table.holes.max(group.table.append.len()), self.table)?;
             }

@@ -1,6 +1,7 @@
 //! A step between its submission and its commit, and where other threads can see it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use sched::StepPlan;
 
@@ -13,6 +14,8 @@ pub(super) struct StepInFlight {
     /// Indices of spans whose sequences end without a token, and why: the request asks for no token, or its grammar allows
     /// none.
     pub ends: Vec<(usize, FinishReason)>,
+    /// When it was submitted, if the engine speculates.
+    pub submitted: Option<Instant>,
     /// The next step must not be planned before this one is committed.
     pub blocks_planning: bool,
 }

@@ -3,6 +3,7 @@
 mod adapters;
 mod beam;
 mod check;
+mod drafts;
 mod in_flight;
 mod publish;
 mod request;
@@ -23,6 +24,7 @@ use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 use crate::api::{AdapterInfo, EngineStats, GenerationParams, GenerationRequest, StepTokens};
 use crate::error::{AdapterError, AuditError, EngineError, SubmitError};
 use crate::grammar::{Guides, MaskThreads};
+use crate::speculate::{Source, Speculation, Speculator};
 use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
 use adapters::AdapterNames;
@@ -64,6 +66,8 @@ pub struct Engine {
     /// Requests whose first span was planned during the last [`Engine::step`].
     scheduled: Vec<RequestId>,
     recent: Recent,
+    /// `None` without speculation.
+    speculator: Option<Speculator>,
     // Reused by every step.
     output: StepOutput,
     outcomes: Outcomes,
@@ -84,6 +88,8 @@ pub struct EngineParts {
     pub seed: u64,
     /// Where the worker finds adapters; `None` if it takes none.
     pub adapters: Option<Arc<AdapterStore>>,
+    /// Where drafts come from; `None`: no speculation.
+    pub speculation: Option<Speculation>,
 }
 
 impl Engine {
@@ -93,12 +99,13 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters } = parts;
+        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation } = parts;
         let max_model_len = sched.max_model_len;
         let scheduler = Scheduler::new(SchedConfig { max_in_flight: info.max_in_flight, ..sched })?;
         Ok(Engine {
             scheduler,
             worker,
+            speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size)),
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
@@ -177,7 +184,7 @@ impl Engine {
             .submit(Request {
                 n: beam.map_or(samples, |beam| beam.width),
                 priority,
-                cache_salt,
+                cache_salt: cache_salt.clone(),
                 // Its contents, so that cached prefixes are shared under every name that they have.
                 adapter: adapter.as_ref().map(|adapter| adapter.digest.clone()),
                 read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
@@ -195,6 +202,10 @@ impl Engine {
             let ends = stop_ids.iter().copied().filter(is_end).collect();
             Guides::new(constraint, samples, ends, &mut self.mask_threads)
         });
+        // The beams of a search are chosen anew with every token, so no draft follows one of them.
+        let speculates = self.speculator.is_some() && params.speculative && is_draw;
+        let digest = adapter.as_ref().map(|adapter| adapter.digest.clone());
+        let speculation = speculates.then(|| (Source { cache_salt, adapter: digest }, prompt.clone()));
         let request = LiveRequest {
             id,
             arrived: Instant::now(),
@@ -208,6 +219,7 @@ impl Engine {
             started: false,
             prompt_logprobs: Vec::new(),
             embedding: None,
+            speculation,
             _adapter: adapter.clone(),
             unsent: Some(Arc::new(NewRequest {
                 id,
@@ -371,6 +383,7 @@ impl Engine {
             failed_steps: self.failed_steps,
             requests_drawn_on_host: self.requests_drawn_on_host,
             step_tokens: self.step_tokens,
+            spec_decode: self.scheduler.spec_stats().into(),
         }
     }
 

@@ -5,8 +5,9 @@ use sched::{Outcome, RequestId, SeqId, Span};
 
 use super::beam::Fork;
 use super::request::{LiveRequest, end_reason};
-use crate::api::{FinishReason, StopCause, TokenEvent};
+use crate::api::{DraftCounts, FinishReason, StopCause, TokenEvent};
 use crate::grammar::MaskThreads;
+use crate::speculate::Speculator;
 
 /// Outcomes of the sequences of a step. The next step reuses the lists.
 #[derive(Default)]
@@ -32,6 +33,12 @@ impl Outcomes {
 
     /// As [`Outcome::token`], without an allocation.
     fn push_token(&mut self, seq: SeqId, token: u32, finished: bool) {
+        // Further tokens of a step follow drafts that were right.
+        if let Some(last) = self.list.last_mut().filter(|last| last.seq == seq) {
+            last.tokens.push(token);
+            last.finished = finished;
+            return;
+        }
         let mut outcome = self.recycled.pop().unwrap_or_else(|| Outcome::token(seq, token, finished));
         outcome.tokens.clear();
         outcome.tokens.push(token);
@@ -47,13 +54,14 @@ pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
     /// Sequences that have ended, for the worker.
     pub ended: &'a mut Vec<SeqId>,
     pub generation_tokens: &'a mut u64,
+    pub speculator: Option<&'a mut Speculator>,
     pub emit: &'a mut E,
 }
 
 impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
     /// Publishes a token drawn for a sequence, and ends the sequence if this is its last token. Does nothing if the sequence
-    /// has ended in the meantime.
-    pub fn token(&mut self, request: &mut LiveRequest, seq: SeqId, sampled: Sampled) {
+    /// has ended in the meantime. `drafts` are those that the token and the following ones of the step were compared with.
+    pub fn token(&mut self, request: &mut LiveRequest, seq: SeqId, sampled: Sampled, drafts: &[u32]) {
         let Some(count) = request.num_tokens.get_mut(seq.index as usize).and_then(Option::as_mut) else { return };
         *count += 1;
         let at_limit = (*count >= request.max_tokens).then_some(FinishReason::Length);
@@ -68,8 +76,15 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         if finish.is_some() {
             request.end(seq.index, self.ended);
         }
+        if let (Some(speculator), Some(told)) = (&mut self.speculator, &request.speculation) {
+            speculator.token(seq, told, sampled.token);
+        }
         self.outcomes.push_token(seq, sampled.token, finish.is_some());
-        (self.emit)(seq.request, TokenEvent::Token { index: seq.index, token: Some(sampled), finish });
+        let is_right = drafts.first() == Some(&sampled.token);
+        let is_last = !is_right || finish.is_some();
+        let accepted = usize::from(is_right);
+        let drafts = DraftCounts { accepted, rejected: if is_last { drafts.len() - accepted } else { 0 } };
+        (self.emit)(seq.request, TokenEvent::Token { index: seq.index, token: Some(sampled), finish, drafts });
     }
 
     /// Ends the sequences that draw from a span, without a token.
@@ -78,7 +93,15 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         let id = span.seq.request;
         for index in span.sample.clone() {
             if request.end(index, self.ended) {
-                (self.emit)(id, TokenEvent::Token { index, token: None, finish: Some(reason.clone()) });
+                (self.emit)(
+                    id,
+                    TokenEvent::Token {
+                        index,
+                        token: None,
+                        finish: Some(reason.clone()),
+                        drafts: DraftCounts::default(),
+                    },
+                );
                 let seq = SeqId { request: id, index };
                 self.outcomes.push(Outcome { seq, parent: index, tokens: Vec::new(), finished: true });
             }
@@ -108,13 +131,14 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         }
         let mut results: Vec<_> = beams.results().collect();
         results.resize_with(request.num_tokens.len(), || (Vec::new(), FinishReason::Length));
+        let drafts = DraftCounts::default();
         for ((mut tokens, reason), index) in results.into_iter().zip(0..) {
             request.end(index, self.ended);
             let last = tokens.pop();
             for token in tokens {
-                (self.emit)(seq.request, TokenEvent::Token { index, token: Some(token), finish: None });
+                (self.emit)(seq.request, TokenEvent::Token { index, token: Some(token), finish: None, drafts });
             }
-            (self.emit)(seq.request, TokenEvent::Token { index, token: last, finish: Some(reason) });
+            (self.emit)(seq.request, TokenEvent::Token { index, token: last, finish: Some(reason), drafts });
         }
     }
 

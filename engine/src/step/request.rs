@@ -10,6 +10,7 @@ use sched::{RequestId, SeqId, Span};
 use super::beam::BeamSearchState;
 use crate::api::{FinishReason, GenerationParams, StopCause};
 use crate::grammar::Guides;
+use crate::speculate::Source;
 use crate::worker::{Draw, NewRequest};
 
 /// See the [module](self).
@@ -35,6 +36,8 @@ pub(super) struct LiveRequest {
     /// Collected while the prompt is computed, if they were asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
     pub embedding: Option<Vec<f32>>,
+    /// What the source of drafts is told of the request; `None` without speculation.
+    pub speculation: Option<(Source, Vec<u32>)>,
     /// Held so that the adapter is not removed before the request has ended.
     pub _adapter: Option<Arc<AdapterRef>>,
 }
@@ -67,7 +70,13 @@ impl LiveRequest {
         true
     }
 
-    /// Returns what is drawn from the last row of a span, or why the span's sequences end without a token.
+    /// Greatest number of drafts that a sequence can use: one more token than these is drawn.
+    pub fn num_usable_drafts(&self, index: u32) -> usize {
+        let drawn = self.num_tokens.get(index as usize).copied().flatten();
+        drawn.map_or(0, |drawn| self.max_tokens.saturating_sub(drawn + 1))
+    }
+
+    /// Returns what is drawn from a span, or why the span's sequences end without a token.
     pub fn draw(&mut self, span: &Span) -> Result<Draw, FinishReason> {
         if span.sample.is_empty() {
             return Ok(Draw::Nothing);
@@ -82,6 +91,10 @@ impl LiveRequest {
         let live = span.sample.clone().find(|&index| self.num_tokens.get(index as usize).is_some_and(Option::is_some));
         Ok(match (live, &mut self.guides) {
             (None, _) => Draw::Nothing,
+            (Some(_), None) if span.drafts > 0 => Draw::Drafts { allowed: Vec::new() },
+            (Some(live), Some(guides)) if span.drafts > 0 => {
+                Draw::Drafts { allowed: guides.allowed_ahead(live, span.drafts)? }
+            }
             (Some(_), None) => Draw::Tokens { allowed: None },
             (Some(live), Some(guides)) => Draw::Tokens { allowed: Some(guides.allowed(live).clone()?) },
         })
@@ -92,7 +105,7 @@ impl LiveRequest {
         match draw {
             Ok(Draw::Nothing) => false,
             Ok(Draw::Tokens { allowed }) => self.on_host || allowed.is_some(),
-            Ok(Draw::Likeliest { .. }) => true,
+            Ok(Draw::Likeliest { .. } | Draw::Drafts { .. }) => true,
             // The scheduler learns of the end only when the step is committed.
             Err(_) => self.guides.is_some(),
         }

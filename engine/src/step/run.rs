@@ -13,20 +13,26 @@
 //! next mask of a grammar depends on the last token, the surviving beams depend on the rows of all beams, and rows that the host
 //! draws from must be read before they are overwritten. A CPU plans no step ahead, because it computes within the submission.
 //!
+//! **Drafts** follow the last token that is known, so they are proposed only while no step is in flight. A step that verifies drafts
+//! blocks planning, because its tokens decide where the next one begins; so does a step whose next tokens are worth drafts.
+//!
 //! **Failures.** A step that fails ends its requests. A step submitted behind it has read data that the failed step should have
 //! written: the worker drops that step, and its other requests are computed again.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sched::{RequestId, SeqId, StepPlan};
 
 use super::Engine;
+use super::drafts::Drafts;
 use super::in_flight::{StepInFlight, lock};
 use super::publish::Publisher;
 use super::request::LiveRequest;
-use crate::api::{FinishReason, TokenEvent};
+use crate::api::{DraftCounts, FinishReason, TokenEvent};
+use crate::speculate::Proposal;
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
@@ -63,7 +69,7 @@ impl Engine {
             return;
         }
         let mut input = StepInput { plan: self.scheduler.plan(), ..StepInput::default() };
-        input.ended.append(&mut self.ended);
+        self.take_ended(&mut input);
         self.worker.submit(Arc::new(input));
         if let Err(error) = self.worker.collect(&mut self.output) {
             tracing::error!("after the last step: {error}");
@@ -78,9 +84,10 @@ impl Engine {
     /// Plans a step, and decides what is drawn from each of its spans.
     fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
+        self.propose_drafts();
         let plan = self.scheduler.plan();
         let mut input = StepInput { plan, ..std::mem::take(&mut self.recycled) };
-        input.ended.append(&mut self.ended);
+        self.take_ended(&mut input);
         let (mut ends, mut blocks_planning) = (Vec::new(), input.plan.spans.is_empty());
         for (index, span) in input.plan.spans.iter().enumerate() {
             let Some(request) = self.requests.get_mut(&span.seq.request) else {
@@ -95,16 +102,43 @@ impl Engine {
             }
             let draw = request.draw(span);
             blocks_planning |= request.needs_prompt_rows() || request.host_decides_after(&draw);
+            if let (Some(speculator), Some(_)) = (&self.speculator, &request.speculation) {
+                blocks_planning |= span.sample.clone().any(|index| speculator.waits_for(SeqId { index, ..span.seq }));
+            }
             input.draws.push(draw.unwrap_or_else(|reason| {
                 ends.push((index, reason));
                 Draw::Nothing
             }));
         }
-        StepInFlight { input: Arc::new(input), ends, blocks_planning }
+        StepInFlight { input: Arc::new(input), ends, submitted: None, blocks_planning }
+    }
+
+    /// Gives the scheduler drafts for the next step, if every token of the steps before it is known.
+    fn propose_drafts(&mut self) {
+        let Engine { speculator: Some(speculator), requests, scheduler, in_flight, .. } = self else { return };
+        if !in_flight.is_empty() {
+            return;
+        }
+        let limits = |seq: SeqId| requests.get(&seq.request).map_or(0, |request| request.num_usable_drafts(seq.index));
+        for Proposal { seq, mut drafts, .. } in speculator.propose(limits) {
+            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request) {
+                guides.look_ahead(seq.index, &mut drafts);
+            }
+            scheduler.propose(seq, drafts);
+        }
+    }
+
+    /// Tells the worker and the source of drafts which sequences have ended.
+    fn take_ended(&mut self, input: &mut StepInput) {
+        let before = input.ended.len();
+        input.ended.append(&mut self.ended);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.end(&input.ended[before..]);
+        }
     }
 
     /// Submits a step to the worker. Returns `false` if it computes nothing.
-    fn submit_step(&mut self, step: StepInFlight) -> bool {
+    fn submit_step(&mut self, mut step: StepInFlight) -> bool {
         let (has_work, num_tokens) = (step.has_work(), step.plan().num_tokens());
         if step.input.is_empty() {
             self.recycle(step);
@@ -113,6 +147,7 @@ impl Engine {
         tracing::debug!("{}", step.plan());
         // Published before anything that could hang: a CPU computes the whole step within `submit`.
         lock(&self.current_step).get_or_insert_with(|| step.input.clone());
+        step.submitted = self.speculator.as_ref().map(|_| Instant::now());
         self.worker.submit(step.input.clone());
         if has_work {
             self.step_tokens.count(num_tokens);
@@ -127,7 +162,11 @@ impl Engine {
     /// Waits for the oldest step in flight. Its results are in `self.output`.
     fn collect(&mut self) -> Option<(StepInFlight, Result<(), StepError>)> {
         let step = self.in_flight.pop_front()?;
-        Some((step, self.worker.collect(&mut self.output)))
+        let collected = self.worker.collect(&mut self.output);
+        if let (Some(speculator), Some(submitted), Ok(())) = (&mut self.speculator, step.submitted, &collected) {
+            speculator.collected(step.plan(), submitted);
+        }
+        Some((step, collected))
     }
 
     /// Turns the results of a step into events for callers and outcomes for the scheduler.
@@ -151,10 +190,14 @@ impl Engine {
                 request.embedding = Some(embedding);
             }
         }
-        let Engine { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, .. } = self;
-        let mut publisher = Publisher { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, emit };
+        let Engine { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, speculator, .. } = self;
+        let mut drafts = Drafts::new(spans, &output.drawn, speculator.as_mut());
+        let speculator = speculator.as_mut();
+        let mut publisher =
+            Publisher { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, speculator, emit };
         for (seq, sampled) in output.drawn.drain(..) {
-            update(requests, seq.request, |request| publisher.token(request, seq, sampled));
+            let drafts = drafts.next(seq);
+            update(requests, seq.request, |request| publisher.token(request, seq, sampled, drafts));
         }
         for (span, reason) in &step.ends {
             let span = &spans[*span];
@@ -218,7 +261,7 @@ impl Engine {
             if let Some(request) = self.remove(id) {
                 for index in request.live() {
                     let finish = Some(FinishReason::Error(error.to_string()));
-                    emit(id, TokenEvent::Token { index, token: None, finish });
+                    emit(id, TokenEvent::Token { index, token: None, finish, drafts: DraftCounts::default() });
                 }
             }
             self.scheduler.abort(id);

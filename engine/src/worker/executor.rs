@@ -17,8 +17,8 @@ use super::transfers::{Direction, TouchedBlocks, Transfer, Transfers};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needed {
     None,
-    /// Only that of the last token.
-    Last,
+    /// Only those of this number of last tokens.
+    Last(usize),
     All,
 }
 
@@ -114,7 +114,7 @@ impl Executor {
             slot.into_iter().for_each(|slot| self.batch.set_adapter(slot));
             let first = match needed {
                 Needed::All => last + 1 - span.tokens.len() as u32,
-                Needed::Last => last,
+                Needed::Last(count) => last + 1 - count.min(span.tokens.len()) as u32,
                 Needed::None => last + 1,
             };
             self.batch.needed.get_or_insert_default().extend(first..=last);

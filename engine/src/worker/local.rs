@@ -21,7 +21,7 @@ use sched::{RequestId, SeqId, Span, StepPlan};
 use super::adapters::{AdapterSlots, SlotError};
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
-use super::rows::{Drawn, Row, draw_rows, row_work};
+use super::rows::{Drawn, HostRow, Row, draw_rows, row_work};
 use super::slots::Slots;
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 
@@ -57,8 +57,8 @@ struct SubmittedStep {
     input: Arc<StepInput>,
     /// Sequences whose tokens the device draws, in the order of its results.
     drawn: Vec<SeqId>,
-    /// Indices of spans whose last row the host draws from.
-    on_host: Vec<usize>,
+    /// Rows that the host draws from; those of a span are consecutive.
+    on_host: Vec<HostRow>,
     /// The host reads log-probabilities or hidden states of a prompt.
     reads_prompt: bool,
     /// Why the step was not launched completely.
@@ -67,7 +67,7 @@ struct SubmittedStep {
 }
 
 impl SubmittedStep {
-    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<usize>)) -> SubmittedStep {
+    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<HostRow>)) -> SubmittedStep {
         SubmittedStep { input, drawn, on_host, reads_prompt: false, failure: None, results: Results::Host }
     }
 }
@@ -95,7 +95,7 @@ pub(crate) struct LocalWorker {
     in_flight: VecDeque<SubmittedStep>,
     // Reused by every step.
     rows: Vec<u32>,
-    lists: (Vec<SeqId>, Vec<usize>),
+    lists: (Vec<SeqId>, Vec<HostRow>),
 }
 
 impl Worker for LocalWorker {
@@ -233,7 +233,8 @@ impl LocalWorker {
             }
             let needed = match input.draws.get(index) {
                 None | Some(Draw::Nothing) => Needed::None,
-                Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last,
+                Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last(1),
+                Some(Draw::Drafts { .. }) => Needed::Last(1 + span.drafts),
             };
             (needed, slot)
         })?;
@@ -281,7 +282,19 @@ impl LocalWorker {
                         rows.push(executor.last_row(index));
                     }
                 }
-                (Draw::Tokens { .. }, None) | (Draw::Likeliest { .. }, _) => step.on_host.push(index),
+                (Draw::Tokens { .. }, None) | (Draw::Likeliest { .. }, _) => {
+                    step.on_host.push(HostRow { span: index, drafts: 0 });
+                }
+                (Draw::Drafts { allowed }, slots) => {
+                    // The device's sampler draws one token of a slot in a step. The slot is set again when the sequence goes on
+                    // without drafts.
+                    if let (Some(slots), Some(slot)) = (slots, state.slots.get_mut(span.seq.index as usize)) {
+                        slots.release(slot);
+                    }
+                    let rows = if allowed.is_empty() { usize::MAX } else { allowed.len() };
+                    let rows = (0..(1 + span.drafts).min(rows)).map(|drafts| HostRow { span: index, drafts });
+                    step.on_host.extend(rows);
+                }
             }
         }
         Ok(())
@@ -299,36 +312,57 @@ impl LocalWorker {
             self.pool_prompt(span, last, output)?;
         }
         if let (Results::Drawn(pending), Some(slots)) = (&step.results, &self.slots) {
-            let before = output.drawn.len();
             output.drawn.extend(step.drawn.iter().copied().zip(slots.collect(pending)?));
-            for (seq, sampled) in &output.drawn[before..] {
-                append(&mut self.requests, *seq, sampled.token);
+        }
+        // Each row of drafts is drawn behind the drafts before it.
+        self.each_with_drafts(step, RequestState::append_drafts);
+        let drawn = self.draw_on_host(step, output);
+        self.each_with_drafts(step, RequestState::remove_drafts);
+        for (seq, sampled) in &output.drawn {
+            append(&mut self.requests, *seq, sampled.token);
+        }
+        drawn
+    }
+
+    /// Calls `work` for each span with drafts.
+    fn each_with_drafts(&mut self, step: &SubmittedStep, work: fn(&mut RequestState, &Span)) {
+        for span in step.input.plan.spans.iter().filter(|span| span.drafts > 0) {
+            if let Some(state) = self.requests.get_mut(&span.seq.request) {
+                work(state, span);
             }
         }
-        self.draw_on_host(step, output)
     }
 
     /// Draws from the rows of logits that the device does not draw from.
     fn draw_on_host(&mut self, step: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
         let LocalWorker { device, executor, requests, rows, .. } = self;
         let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*step.input;
+        // The span whose draft was wrong last. Its further rows follow tokens that were not drawn.
+        let mut wrong = None;
         for chunk in step.on_host.chunks(LOGIT_ROWS) {
             rows.clear();
-            rows.extend(chunk.iter().map(|&span| executor.last_row(span)));
+            rows.extend(chunk.iter().map(|at| executor.last_row(at.span) - (spans[at.span].drafts - at.drafts) as u32));
             let logits = executor.logits(rows)?;
             let _phase = phase(&**device, "sample");
-            let row = |(&index, logits): (&usize, _)| {
-                let span = &spans[index];
+            let row = |(&at, logits): (&HostRow, _)| {
+                let (index, span) = (at.span, &spans[at.span]);
                 let state = requests.get(&span.seq.request)?;
                 let is_beam = matches!(draws[index], Draw::Likeliest { .. });
                 let live = if is_beam { vec![span.seq] } else { state.live(span).collect() };
-                Some(Row::new(state, live, &draws[index], logits))
+                Some(Row::new(state, (at, span), live, &draws[index], logits))
             };
             let with_logits = chunk.iter().zip(logits.chunks(logits.len() / chunk.len()));
-            for drawn in draw_rows(device.pool(), with_logits.filter_map(row).collect()) {
+            for (at, drawn) in draw_rows(device.pool(), with_logits.filter_map(row).collect()) {
                 match drawn {
                     Drawn::Tokens(tokens) => {
-                        tokens.iter().for_each(|(seq, sampled)| append(requests, *seq, sampled.token));
+                        if wrong == Some(at.span) {
+                            continue;
+                        }
+                        let Span { tokens: known, drafts, .. } = &spans[at.span];
+                        let draft = known[known.len() - drafts..].get(at.drafts);
+                        if draft.is_some_and(|draft| tokens.iter().any(|(_, sampled)| sampled.token != *draft)) {
+                            wrong = Some(at.span);
+                        }
                         output.drawn.extend(tokens);
                     }
                     Drawn::Likeliest(seq, likeliest) => output.likeliest.push((seq, likeliest)),

@@ -78,7 +78,7 @@ pub struct StepInput {
     pub requests: Vec<Arc<NewRequest>>,
     /// Sequences that have ended since the previous input. The worker drops a request with its last sequence.
     pub ended: Vec<SeqId>,
-    /// What is drawn from the last row of each span of the plan, in the order of the spans.
+    /// What is drawn from each span of the plan, in the order of the spans.
     pub draws: Vec<Draw>,
 }
 
@@ -107,7 +107,7 @@ pub struct NewRequest {
     pub adapter: Option<Arc<AdapterRef>>,
 }
 
-/// What is drawn from the last row of a span.
+/// What is drawn from the last rows of a span.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Draw {
     /// No draw.
@@ -125,12 +125,18 @@ pub enum Draw {
         /// Number of tokens.
         count: usize,
     },
+    /// A token from the row before each [draft](sched::Span::drafts) of a span and one from its last row, up to the first that
+    /// differs from its draft.
+    Drafts {
+        /// The tokens that the grammar allows in each row; rows without a set are not drawn from. Empty without a grammar.
+        allowed: Vec<Arc<TokenSet>>,
+    },
 }
 
 /// Results of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
-    /// Tokens drawn. Some may belong to sequences that have ended since the step was submitted.
+    /// Tokens drawn, those of a sequence in order. Some may belong to sequences that have ended since the step was submitted.
     pub drawn: Vec<(SeqId, Sampled)>,
     /// The likeliest tokens after each beam of the step, in the order of its spans.
     pub likeliest: Vec<(SeqId, Vec<Likely>)>,

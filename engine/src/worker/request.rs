@@ -41,6 +41,20 @@ impl RequestState {
         indices.filter(|index| self.outputs[*index as usize].is_some()).map(move |index| SeqId { index, ..seq })
     }
 
+    /// Appends the drafts of a span to the output of its sequence.
+    pub fn append_drafts(&mut self, span: &Span) {
+        if let Some(Some(output)) = self.outputs.get_mut(span.seq.index as usize) {
+            output.extend_from_slice(&span.tokens[span.tokens.len() - span.drafts..]);
+        }
+    }
+
+    /// Removes them again.
+    pub fn remove_drafts(&mut self, span: &Span) {
+        if let Some(Some(output)) = self.outputs.get_mut(span.seq.index as usize) {
+            output.truncate(output.len() - span.drafts);
+        }
+    }
+
     /// Positions of the span whose logits give the log-probability of a prompt token that has none yet: position p predicts
     /// token p + 1.
     pub fn to_score(&self, span: &Span) -> Range<usize> {

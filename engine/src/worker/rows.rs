@@ -7,10 +7,19 @@ use std::cell::Cell;
 
 use device::Pool as Threads;
 use sampling::{Context, Likely, Sampled, Sampler, SamplingParams};
-use sched::SeqId;
+use sched::{SeqId, Span};
 
 use super::request::RequestState;
 use super::{Draw, NewRequest};
+
+/// A row of logits that the host draws from.
+#[derive(Clone, Copy)]
+pub(super) struct HostRow {
+    /// Index of the span.
+    pub span: usize,
+    /// Number of the span's drafts in front of the token to draw.
+    pub drafts: usize,
+}
 
 /// The result of a draw from one row of logits.
 pub(super) enum Drawn {
@@ -22,6 +31,7 @@ pub(super) enum Drawn {
 
 /// A row of logits and everything that determines what is drawn from it.
 pub(super) struct Row<'a> {
+    at: HostRow,
     logits: &'a [f32],
     sampling: &'a SamplingParams,
     context: Context<'a>,
@@ -38,19 +48,29 @@ thread_local! {
 }
 
 impl<'a> Row<'a> {
-    /// The last row of a span, from which the sequences `live` draw.
-    pub fn new(state: &'a RequestState, live: Vec<SeqId>, draw: &'a Draw, logits: &'a [f32]) -> Row<'a> {
+    /// A row of `span`, from which the sequences `live` draw. Their outputs end with the drafts of the span, if it has any.
+    pub fn new(
+        state: &'a RequestState,
+        (at, span): (HostRow, &Span),
+        live: Vec<SeqId>,
+        draw: &'a Draw,
+        logits: &'a [f32],
+    ) -> Row<'a> {
         let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
         // Sequences that share a row have no output yet, and they share the mask.
         let own = live.first().and_then(|first| state.outputs.get(first.index as usize)?.as_deref());
         let (output, allowed, likeliest) = match draw {
             Draw::Likeliest { output, count } => (Some(&output[..]), None, Some(*count)),
             Draw::Tokens { allowed } => (own, allowed.as_deref(), None),
+            Draw::Drafts { allowed } => {
+                let before = |output: &'a [u32]| &output[..output.len().saturating_sub(span.drafts - at.drafts)];
+                (own.map(before), allowed.get(at.drafts).map(|set| &**set), None)
+            }
             Draw::Nothing => (None, None, None),
         };
         let output = output.unwrap_or_default();
         let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
-        Row { logits, sampling, context, likeliest, live, drawn: None }
+        Row { at, logits, sampling, context, likeliest, live, drawn: None }
     }
 
     fn draw(&mut self, sampler: &mut Sampler) {
@@ -69,14 +89,14 @@ impl<'a> Row<'a> {
 }
 
 /// Draws from all rows, on all threads.
-pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<Drawn> {
+pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<(HostRow, Drawn)> {
     let work = rows.first().map_or(0, |row| row_work(row.logits.len()));
     threads.chunks_mut(&mut rows, 1, work, |_, rows| {
         let mut sampler = SAMPLER.take();
         rows.iter_mut().for_each(|row| row.draw(&mut sampler));
         SAMPLER.set(sampler);
     });
-    rows.into_iter().filter_map(|row| row.drawn).collect()
+    rows.into_iter().filter_map(|row| Some((row.at, row.drawn?))).collect()
 }
 
 /// Cost of a pass over a row of logits in multiply-adds: a few exponentials per token.

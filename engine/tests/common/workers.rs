@@ -74,8 +74,12 @@ impl Worker for Counted {
 
 /// An engine, and the steps that its worker is given.
 pub fn counted(config: &EngineConfig) -> (Engine, Arc<Steps>) {
+    counted_parts(EngineParts::load(config, &|_, _| {}).unwrap())
+}
+
+/// The same of these parts.
+pub fn counted_parts(parts: EngineParts) -> (Engine, Arc<Steps>) {
     let steps = Arc::new(Steps::default());
-    let parts = EngineParts::load(config, &|_, _| {}).unwrap();
     let worker = Box::new(Counted(parts.worker, steps.clone()));
     (Engine::new(EngineParts { worker, ..parts }).unwrap(), steps)
 }

@@ -52,6 +52,17 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("quire:preemption_tokens_lost_total", "Computed tokens discarded by preemptions.", engine.tokens_lost),
         ("quire:kv_blocks_copied_total", "Number of blocks copied on write.", engine.blocks_copied),
         ("quire:engine_steps_total", "Number of engine steps.", engine.steps),
+        (
+            "vllm:spec_decode_num_drafts_total",
+            "Number of times that drafts of a sequence were verified.",
+            engine.spec_decode.num_drafts,
+        ),
+        ("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", engine.spec_decode.num_draft_tokens),
+        (
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "Number of draft tokens that became output.",
+            engine.spec_decode.num_accepted_tokens,
+        ),
         ("quire:engine_failed_steps_total", "Number of failed engine steps.", engine.failed_steps),
     ] {
         register(registry, IntCounter::new(name, help)).inc_by(value);
@@ -67,6 +78,14 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("collision", lookups.collisions),
     ] {
         misses.with_label_values(&[reason]).inc_by(count);
+    }
+    let accepted =
+        Opts::new("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens by their position.");
+    let accepted = register(registry, IntCounterVec::new(accepted, &["position"]));
+    // Behind the first position without any there are none. The first is always listed.
+    let counts = engine.spec_decode.accepted_per_pos;
+    for (position, count) in counts.into_iter().enumerate().take_while(|(i, count)| *i == 0 || *count > 0) {
+        accepted.with_label_values(&[position.to_string()]).inc_by(count);
     }
     let config = Opts::new("vllm:cache_config_info", "Cache settings as labels.");
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));

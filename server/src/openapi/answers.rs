@@ -21,6 +21,11 @@ const SCHEMAS: &[(&str, &str, &str)] = &[
     ("Usage.completion_tokens", "integer?", "Tokens of all generated sequences."),
     ("Usage.total_tokens", "integer", "Sum of the two."),
     ("Usage.prompt_tokens_details", "object?", "cached_tokens: prompt tokens found in the prefix cache."),
+    (
+        "Usage.completion_tokens_details",
+        "object?",
+        "accepted_prediction_tokens and rejected_prediction_tokens: drafts of speculative decoding, if there were any.",
+    ),
     ("Completion", "object", "Generated completions."),
     ("Completion.id", "string", "Unique id of the completion."),
     ("Completion.object", "string", "Always \"text_completion\"."),

@@ -1,0 +1,135 @@
+//! How many drafts a sequence gets, so that speculation is not slower than none.
+//!
+//! **Costs.** A step that reads all weights for a few rows takes a time of about `a + b · rows`: `a` for the weights, `b` for the
+//! arithmetic, the attention and the draw of a row. While `b` is small against `a`, more rows are nearly free; with many sequences
+//! in the step they are not. [`StepCost`] fits both numbers to the times of recent steps without prompts.
+//!
+//! **Gain.** If a sequence's drafts are right with probability `p` each, its draft number `i` adds `pⁱ` tokens. A step of `n`
+//! sequences without drafts takes `(a + b n) / n` per token. So the draft is worth its row if `pⁱ (a + b n) / n > b`, or
+//!
+//! ```text
+//! pⁱ > t   with   t = b n / (a + b n)
+//! ```
+//!
+//! which gives the greatest `i` at once. `t` grows with the batch towards 1, and the number of drafts falls to 0. [`Acceptance`]
+//! estimates `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
+//!
+//! Everything here steers the speed alone; the tokens are the same with any number of drafts.
+
+/// Share of a measurement that is left after the next one.
+const MEMORY: f64 = 0.95;
+/// `b / a` before it is measured.
+const ASSUMED_ROW_COST: f64 = 0.1;
+/// Steps of more rows are not measured: they are not bound by reading weights.
+const MOST_ROWS: usize = 256;
+
+/// Times of steps as a line over their rows: weighted sums for a regression.
+pub struct StepCost {
+    weight: f64,
+    rows: f64,
+    time: f64,
+    rows_rows: f64,
+    rows_time: f64,
+    /// Cost of a row relative to that of a step without rows.
+    ratio: f64,
+}
+
+impl StepCost {
+    pub fn new() -> StepCost {
+        let ratio = ASSUMED_ROW_COST;
+        StepCost { weight: 0.0, rows: 0.0, time: 0.0, rows_rows: 0.0, rows_time: 0.0, ratio }
+    }
+
+    /// Adds a step of `rows` rows that took `seconds`.
+    pub fn add(&mut self, rows: usize, seconds: f64) {
+        if rows == 0 || rows > MOST_ROWS {
+            return;
+        }
+        // A step that was interrupted says nothing about its rows.
+        let usual = self.time / self.weight;
+        let (x, y) = (rows as f64, if self.weight > 4.0 { seconds.min(4.0 * usual) } else { seconds });
+        for (sum, value) in [
+            (&mut self.weight, 1.0),
+            (&mut self.rows, x),
+            (&mut self.time, y),
+            (&mut self.rows_rows, x * x),
+            (&mut self.rows_time, x * y),
+        ] {
+            *sum = *sum * MEMORY + value;
+        }
+        let variance = self.rows_rows * self.weight - self.rows * self.rows;
+        // Steps of equal sizes leave the last estimate as it is.
+        if self.weight > 4.0 && variance > 0.25 * self.weight * self.weight {
+            let slope = (self.rows_time * self.weight - self.rows * self.time) / variance;
+            let base = (self.time - slope * self.rows) / self.weight;
+            // Noise can make either number negative.
+            let ratio = if base > 0.0 { (slope / base).max(0.0) } else { 1.0 };
+            self.ratio = ratio.clamp(0.01, 1.0);
+        }
+    }
+
+    /// Probability above which a draft is worth its row, in a step of `sequences` sequences.
+    pub fn threshold(&self, sequences: usize) -> f64 {
+        let rows = self.ratio * sequences.max(1) as f64;
+        rows / (1.0 + rows)
+    }
+}
+
+/// Share of a draft's evidence that is left after the next verification.
+const RECENT: f64 = 0.9;
+/// Number of right drafts, and of all drafts, that are assumed before the first.
+const ASSUMED: (f64, f64) = (1.4, 2.0);
+/// A sequence without drafts tries one after this number of tokens.
+const PROBE_AFTER: u32 = 32;
+/// Number of lookups in a row that find nothing after which a sequence is looked at less often, and how often it is then.
+const PATIENCE: (u32, u32) = (4, 16);
+
+/// What is known of a sequence's drafts.
+pub struct Acceptance {
+    right: f64,
+    tried: f64,
+    /// Tokens since drafts were last asked for.
+    idle: u32,
+    /// Times in a row that the proposer had nothing.
+    misses: u32,
+}
+
+impl Default for Acceptance {
+    fn default() -> Acceptance {
+        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0 }
+    }
+}
+
+impl Acceptance {
+    /// Greatest number of drafts that are worth their rows, at most `most`.
+    pub fn num_drafts(&self, threshold: f64, most: usize) -> usize {
+        let probability = (self.right / self.tried).min(0.999);
+        let worth = (threshold.ln() / probability.ln()).floor() as usize;
+        let probe = usize::from(self.idle >= PROBE_AFTER);
+        worth.max(probe).min(most)
+    }
+
+    /// A sequence has drawn a token.
+    pub fn token(&mut self) {
+        self.idle = self.idle.saturating_add(1);
+    }
+
+    /// Whether it is worth waiting for the sequence's next token in order to propose drafts behind it.
+    pub fn is_worth_waiting(&self) -> bool {
+        self.misses < PATIENCE.0 || self.idle >= PATIENCE.1
+    }
+
+    /// The proposer was asked.
+    pub fn asked(&mut self, found: bool) {
+        self.idle = 0;
+        self.misses = if found { 0 } else { self.misses.saturating_add(1) };
+    }
+
+    /// Of `drafts` drafts the first `right` were right.
+    pub fn verified(&mut self, drafts: usize, right: usize) {
+        // Drafts behind the first wrong one say nothing.
+        let tried = if right < drafts { right + 1 } else { right };
+        self.tried = self.tried * RECENT + tried as f64;
+        self.right = self.right * RECENT + right as f64;
+    }
+}

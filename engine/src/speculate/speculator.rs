@@ -1,0 +1,181 @@
+//! Asks the proposer for drafts, with as many for each sequence as its recent drafts and the batch justify.
+//!
+//! Costs a lookup for each sequence and step. Without speculation the engine has no speculator, so a step costs nothing more.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use std::vec::Drain;
+
+use sched::{SeqId, StepPlan};
+
+use super::control::{Acceptance, StepCost};
+use super::proposer::{Proposal, ProposeError, Proposer, Source};
+
+/// A source of drafts, and how many it may propose.
+pub struct Speculation {
+    /// The source.
+    pub proposer: Box<dyn Proposer>,
+    /// Greatest number of drafts of a sequence in a step.
+    pub num_speculative_tokens: usize,
+    /// The number of drafts follows their success and the size of the batch. Otherwise it is always the greatest, for tests and
+    /// measurements.
+    pub is_adaptive: bool,
+}
+
+/// See the [module](self).
+pub(crate) struct Speculator {
+    speculation: Speculation,
+    vocab_size: usize,
+    /// In this order, so that equal histories give equal plans.
+    sequences: BTreeMap<SeqId, Acceptance>,
+    cost: StepCost,
+    /// Number of sequences in the last step.
+    batch: usize,
+    last_collected: Option<Instant>,
+    proposals: Vec<Proposal>,
+    /// Verifications, drafts, and right drafts since the last line of the log, and when that was.
+    recent: ([usize; 3], Instant),
+    /// The proposer has failed.
+    is_off: bool,
+}
+
+/// Time between two lines of the log.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+impl Speculator {
+    pub fn new(speculation: Speculation, vocab_size: usize) -> Speculator {
+        Speculator {
+            speculation,
+            vocab_size,
+            sequences: BTreeMap::new(),
+            cost: StepCost::new(),
+            batch: 0,
+            last_collected: None,
+            proposals: Vec::new(),
+            recent: ([0; 3], Instant::now()),
+            is_off: false,
+        }
+    }
+
+    /// A sequence of a request with this source and prompt has drawn a token.
+    pub fn token(&mut self, seq: SeqId, (source, prompt): &(Source, Vec<u32>), token: u32) {
+        if self.is_off {
+            return;
+        }
+        let is_new = !self.sequences.contains_key(&seq);
+        self.sequences.entry(seq).or_default().token();
+        self.call(|proposer| {
+            if is_new {
+                proposer.begin(seq, source, prompt);
+            }
+            proposer.extend(seq, token);
+            Ok(())
+        });
+    }
+
+    /// These sequences have ended.
+    pub fn end(&mut self, ended: &[SeqId]) {
+        for seq in ended {
+            if self.sequences.remove(seq).is_some() {
+                self.call(|proposer| {
+                    proposer.end(*seq);
+                    Ok(())
+                });
+            }
+        }
+    }
+
+    /// Returns drafts for some sequences, at least one for each. `limit` returns how many drafts a sequence can use.
+    pub fn propose(&mut self, limit: impl Fn(SeqId) -> usize) -> Drain<'_, Proposal> {
+        let mut proposals = std::mem::take(&mut self.proposals);
+        proposals.clear();
+        for (seq, acceptance) in &self.sequences {
+            let most = self.num_wanted(acceptance).min(limit(*seq));
+            if most > 0 {
+                proposals.push(Proposal { seq: *seq, most, drafts: Vec::new() });
+            }
+        }
+        if !proposals.is_empty() {
+            self.call(|proposer| proposer.propose(&mut proposals));
+        }
+        for Proposal { seq, most, drafts } in &mut proposals {
+            // The model has no row for other ids.
+            let valid = drafts.iter().take(*most).take_while(|token| (**token as usize) < self.vocab_size).count();
+            drafts.truncate(if self.is_off { 0 } else { valid });
+            if let Some(acceptance) = self.sequences.get_mut(seq) {
+                acceptance.asked(valid > 0);
+            }
+        }
+        proposals.retain(|proposal| !proposal.drafts.is_empty());
+        self.proposals = proposals;
+        self.proposals.drain(..)
+    }
+
+    /// Whether the host should see the token that a step draws for this sequence before it plans the next step.
+    pub fn waits_for(&self, seq: SeqId) -> bool {
+        // A sequence without a token yet has not been looked at.
+        let is_worth = |acceptance: &Acceptance| acceptance.is_worth_waiting() && self.num_wanted(acceptance) > 0;
+        !self.is_off && self.sequences.get(&seq).is_none_or(is_worth)
+    }
+
+    /// Greatest number of drafts for a sequence.
+    fn num_wanted(&self, acceptance: &Acceptance) -> usize {
+        let greatest = self.speculation.num_speculative_tokens;
+        if self.speculation.is_adaptive {
+            acceptance.num_drafts(self.cost.threshold(self.batch), greatest)
+        } else {
+            greatest
+        }
+    }
+
+    /// Of `drafts` drafts of a sequence the first `right` were right.
+    pub fn verified(&mut self, seq: SeqId, drafts: usize, right: usize) {
+        if let Some(acceptance) = self.sequences.get_mut(&seq) {
+            acceptance.verified(drafts, right);
+        }
+        self.recent.0 = [self.recent.0[0] + 1, self.recent.0[1] + drafts, self.recent.0[2] + right];
+    }
+
+    /// A step that was submitted at this time has just been collected.
+    pub fn collected(&mut self, plan: &StepPlan, submitted: Instant) {
+        let now = Instant::now();
+        // A step behind another begins when that one ends.
+        let begun = self.last_collected.replace(now).map_or(submitted, |last| last.max(submitted));
+        self.batch = plan.spans.len();
+        self.log(now);
+        // The rows of a prompt cost something else.
+        if plan.spans.iter().all(|span| span.tokens.len() == 1 + span.drafts) {
+            self.cost.add(plan.num_tokens(), (now - begun).as_secs_f64());
+        }
+    }
+
+    fn log(&mut self, now: Instant) {
+        let ([verified, drafts, right], since) = self.recent;
+        if verified == 0 || now - since < LOG_EVERY {
+            return;
+        }
+        let (share, length) = (100.0 * right as f64 / drafts as f64, 1.0 + right as f64 / verified as f64);
+        tracing::info!(
+            "speculative decoding: {right} of {drafts} drafts accepted ({share:.0} %), {length:.2} tokens per verification"
+        );
+        self.recent = ([0; 3], now);
+    }
+
+    /// Calls the proposer. If it fails or panics, speculation is off from then on.
+    fn call(&mut self, work: impl FnOnce(&mut dyn Proposer) -> Result<(), ProposeError>) {
+        if self.is_off {
+            return;
+        }
+        let proposer = &mut *self.speculation.proposer;
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(proposer)));
+        let problem = match outcome {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it panicked".to_string(),
+        };
+        tracing::warn!("the source of drafts failed: {problem}; requests go on without speculation");
+        self.is_off = true;
+        self.sequences.clear();
+    }
+}
