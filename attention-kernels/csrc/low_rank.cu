@@ -136,20 +136,20 @@ __device__ __forceinline__ void expand_low_rank(const float* t, const void* slot
 
 }  // namespace quire
 
-#define LOW_RANK(type, T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::SHRINK_THREADS)                                           \
-        shrink_low_rank_##type(const void* x, const void* slots, const uint32_t* table, float* t,                 \
-                               const quire::LowRankShape shape) {                                                 \
-        quire::wait_for_launches();                                                                               \
-        quire::shrink_low_rank<T>(static_cast<const T*>(x), slots, table, t, shape);                              \
-    }                                                                                                             \
-    QUIRE_EXPORT_OVERLAPPED(shrink_low_rank_##type, 0);                                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::EXPAND_THREADS, 4)                                        \
-        expand_low_rank_##type(const float* t, const void* slots, const uint32_t* table, void* y,                 \
-                               const quire::LowRankShape shape) {                                                 \
-        quire::wait_for_launches();                                                                               \
-        quire::expand_low_rank<T>(t, slots, table, static_cast<T*>(y), shape);                                    \
-    }                                                                                                             \
+#define LOW_RANK(type, T)                                                                         \
+    extern "C" __global__ void __launch_bounds__(quire::SHRINK_THREADS)                           \
+        shrink_low_rank_##type(const void* x, const void* slots, const uint32_t* table, float* t, \
+                               const quire::LowRankShape shape) {                                 \
+        quire::wait_for_launches();                                                               \
+        quire::shrink_low_rank<T>(static_cast<const T*>(x), slots, table, t, shape);              \
+    }                                                                                             \
+    QUIRE_EXPORT_OVERLAPPED(shrink_low_rank_##type, 0);                                           \
+    extern "C" __global__ void __launch_bounds__(quire::EXPAND_THREADS, 4)                        \
+        expand_low_rank_##type(const float* t, const void* slots, const uint32_t* table, void* y, \
+                               const quire::LowRankShape shape) {                                 \
+        quire::wait_for_launches();                                                               \
+        quire::expand_low_rank<T>(t, slots, table, static_cast<T*>(y), shape);                    \
+    }                                                                                             \
     QUIRE_EXPORT_OVERLAPPED(expand_low_rank_##type, 0);
 
 LOW_RANK(f16, __half)

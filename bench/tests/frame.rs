@@ -38,6 +38,20 @@ fn a_frame_has_the_speed_the_pool_and_every_request_that_fits() {
 }
 
 #[test]
+fn drafts_have_a_line_with_the_share_of_each_position_if_there_were_any() {
+    let mut state = state();
+    let with =
+        |state: &Value| draw(state, Sort::Queue, (100, 40), false).lines().nth(3).unwrap_or_default().to_string();
+    assert_eq!(with(&state), "");
+    let drafts =
+        json!({"num_drafts": 10, "num_draft_tokens": 30, "num_accepted_tokens": 12, "accepted_per_pos": [8, 4]});
+    state["stats"]["spec_decode"] = drafts;
+    assert_eq!(with(&state), "drafts 30  accepted 40 %  by position 80 40 %");
+    state["stats"]["spec_decode"] = json!({"num_drafts": 1, "num_draft_tokens": 2, "accepted_per_pos": []});
+    assert_eq!(with(&state), "drafts 2  accepted 0 %  by position %");
+}
+
+#[test]
 fn orders_put_the_greatest_first_and_a_frame_fits_a_small_terminal() {
     let first = |sort| {
         let text = draw(&state(), sort, (100, 40), false);

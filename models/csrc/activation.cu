@@ -114,31 +114,31 @@ __device__ __forceinline__ void clamp_rows(T* x, uint32_t width, uint32_t stride
 
 }  // namespace quire
 
-#define ACTIVATIONS(type, T)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
-        activate_##type(const void* gates, const void* ups, void* target, const quire::ActivationShape shape) {         \
-        quire::wait_for_launches();                                                                                     \
-        const T *gate = static_cast<const T*>(gates), *up = static_cast<const T*>(ups);                                 \
-        quire::activate_rows<T>(gate, up, static_cast<T*>(target), shape);                                              \
-    }                                                                                                                   \
-    QUIRE_EXPORT_OVERLAPPED(activate_##type, 0);                                                                                      \
-    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
-        gate_##type(void* x, const void* gates, const uint32_t width, const uint32_t stride) {                          \
-        quire::wait_for_launches();                                                                                     \
-        quire::gate_rows<T>(static_cast<T*>(x), static_cast<const T*>(gates), width, stride);                           \
-    }                                                                                                                   \
-    QUIRE_EXPORT_OVERLAPPED(gate_##type, 0);                                                                                          \
-    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
-        clamp_##type(void* x, const uint32_t width, const uint32_t stride, const float limit) {                         \
-        quire::wait_for_launches();                                                                                     \
-        quire::clamp_rows<T>(static_cast<T*>(x), width, stride, limit);                                                 \
-    }                                                                                                                   \
-    QUIRE_EXPORT_OVERLAPPED(clamp_##type, 0);                                                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                             \
-        scale_##type(void* x, const uint32_t width, const float factor) {                                               \
-        quire::wait_for_launches();                                                                                     \
-        quire::scale_rows<T>(static_cast<T*>(x), width, factor);                                                        \
-    }                                                                                                                   \
+#define ACTIVATIONS(type, T)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                     \
+        activate_##type(const void* gates, const void* ups, void* target, const quire::ActivationShape shape) { \
+        quire::wait_for_launches();                                                                             \
+        const T *gate = static_cast<const T*>(gates), *up = static_cast<const T*>(ups);                         \
+        quire::activate_rows<T>(gate, up, static_cast<T*>(target), shape);                                      \
+    }                                                                                                           \
+    QUIRE_EXPORT_OVERLAPPED(activate_##type, 0);                                                                \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                     \
+        gate_##type(void* x, const void* gates, const uint32_t width, const uint32_t stride) {                  \
+        quire::wait_for_launches();                                                                             \
+        quire::gate_rows<T>(static_cast<T*>(x), static_cast<const T*>(gates), width, stride);                   \
+    }                                                                                                           \
+    QUIRE_EXPORT_OVERLAPPED(gate_##type, 0);                                                                    \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                     \
+        clamp_##type(void* x, const uint32_t width, const uint32_t stride, const float limit) {                 \
+        quire::wait_for_launches();                                                                             \
+        quire::clamp_rows<T>(static_cast<T*>(x), width, stride, limit);                                         \
+    }                                                                                                           \
+    QUIRE_EXPORT_OVERLAPPED(clamp_##type, 0);                                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::ACTIVATION_THREADS)                                     \
+        scale_##type(void* x, const uint32_t width, const float factor) {                                       \
+        quire::wait_for_launches();                                                                             \
+        quire::scale_rows<T>(static_cast<T*>(x), width, factor);                                                \
+    }                                                                                                           \
     QUIRE_EXPORT_OVERLAPPED(scale_##type, 0);
 
 ACTIVATIONS(f16, __half)

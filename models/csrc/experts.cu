@@ -211,22 +211,22 @@ __device__ __forceinline__ void sum_experts(const T* outputs, const float* weigh
 
 }  // namespace quire
 
-#define EXPERTS(type, T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(32)                                                                      \
-        route_experts_##type(const void* logits, const float* bias, const float* factors, float* scores, float* ranked,   \
-                             uint32_t* chosen, float* weights, const quire::RouteShape shape) {                           \
-        quire::wait_for_launches();                                                                                       \
-        const T* rows = static_cast<const T*>(logits);                                                                    \
-        quire::route_experts<T>(rows, bias, factors, scores, ranked, chosen, weights, shape);                             \
-    }                                                                                                                     \
-    QUIRE_EXPORT_OVERLAPPED(route_experts_##type, 0);                                                                                   \
-    extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                      \
-        sum_experts_##type(const void* outputs, const float* weights, const void* logits, void* mixed,                    \
-                           const quire::SumShape shape) {                                                                 \
-        quire::wait_for_launches();                                                                                       \
-        quire::sum_experts<T>(static_cast<const T*>(outputs), weights, static_cast<const T*>(logits),                     \
-                              static_cast<T*>(mixed), shape);                                                             \
-    }                                                                                                                     \
+#define EXPERTS(type, T)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(32)                                                                    \
+        route_experts_##type(const void* logits, const float* bias, const float* factors, float* scores, float* ranked, \
+                             uint32_t* chosen, float* weights, const quire::RouteShape shape) {                         \
+        quire::wait_for_launches();                                                                                     \
+        const T* rows = static_cast<const T*>(logits);                                                                  \
+        quire::route_experts<T>(rows, bias, factors, scores, ranked, chosen, weights, shape);                           \
+    }                                                                                                                   \
+    QUIRE_EXPORT_OVERLAPPED(route_experts_##type, 0);                                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                    \
+        sum_experts_##type(const void* outputs, const float* weights, const void* logits, void* mixed,                  \
+                           const quire::SumShape shape) {                                                               \
+        quire::wait_for_launches();                                                                                     \
+        quire::sum_experts<T>(static_cast<const T*>(outputs), weights, static_cast<const T*>(logits),                   \
+                              static_cast<T*>(mixed), shape);                                                           \
+    }                                                                                                                   \
     QUIRE_EXPORT_OVERLAPPED(sum_experts_##type, 0);
 
 EXPERTS(f16, __half)

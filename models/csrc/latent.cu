@@ -74,18 +74,18 @@ __device__ __forceinline__ void copy_heads(const T* from, T* to, const CopyHeads
 
 }  // namespace quire
 
-#define HEADS(type, T)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(32 * quire::HEAD_WARPS)                                         \
-        head_linear_##type(const void* x, const void* weights, void* y, const quire::HeadLinearShape shape) {    \
-        quire::wait_for_launches();                                                                              \
+#define HEADS(type, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * quire::HEAD_WARPS)                                            \
+        head_linear_##type(const void* x, const void* weights, void* y, const quire::HeadLinearShape shape) {       \
+        quire::wait_for_launches();                                                                                 \
         quire::head_linear<T>(static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<T*>(y), shape); \
-    }                                                                                                            \
-    QUIRE_EXPORT_OVERLAPPED(head_linear_##type, 0);                                                                            \
-    extern "C" __global__ void __launch_bounds__(quire::COPY_THREADS)                                            \
-        copy_heads_##type(const void* from, void* to, const quire::CopyHeadsShape shape) {                       \
-        quire::wait_for_launches();                                                                              \
-        quire::copy_heads<T>(static_cast<const T*>(from), static_cast<T*>(to), shape);                           \
-    }                                                                                                            \
+    }                                                                                                               \
+    QUIRE_EXPORT_OVERLAPPED(head_linear_##type, 0);                                                                 \
+    extern "C" __global__ void __launch_bounds__(quire::COPY_THREADS)                                               \
+        copy_heads_##type(const void* from, void* to, const quire::CopyHeadsShape shape) {                          \
+        quire::wait_for_launches();                                                                                 \
+        quire::copy_heads<T>(static_cast<const T*>(from), static_cast<T*>(to), shape);                              \
+    }                                                                                                               \
     QUIRE_EXPORT_OVERLAPPED(copy_heads_##type, 0);
 
 HEADS(f16, __half)

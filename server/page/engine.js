@@ -73,6 +73,7 @@ export class Engine {
     put('prefill', whole(rates.prefill));
     put('hits', stats.prefix_cache_queries ? whole((100 * stats.prefix_cache_hits) / stats.prefix_cache_queries) : '–');
     put('preempted', whole(stats.preemptions));
+    this.drafts(stats.spec_decode);
     chart($('batch-chart'), history.batch, 120, '--o4', 'Batch size');
     // The newest bucket is incomplete: its sum would always drop.
     const speeds = history.decode.slice(0, -1).map((tokens) => Math.round(tokens / history.seconds));
@@ -82,6 +83,14 @@ export class Engine {
     $('zoom').hidden = this.blocks.complete;
     this.legend(state);
     this.list(state);
+  }
+
+  drafts({ num_drafts: verified, num_draft_tokens: drafts, num_accepted_tokens: accepted, accepted_per_pos: counts }) {
+    $('drafts-tile').hidden = !drafts;
+    if (!drafts) return;
+    put('drafts', whole((100 * accepted) / drafts));
+    const shares = counts.slice(0, 8).map((count) => whole((100 * count) / verified));
+    put('drafts-by-position', shares.length ? `by position ${shares.join(' ')}` : '');
   }
 
   legend({ blocks, map }) {

@@ -67,6 +67,14 @@ fn answers_are_equal_and_usage_adds_up_to_the_metrics() {
         // Tokens behind a stop string are drafts that were accepted, but no output of the request.
         assert!(metric("accepted_tokens") >= accepted && metric("draft_tokens") >= accepted + rejected);
         assert!(metric("drafts") > 0 && metric("draft_tokens") >= metric("accepted_tokens"));
+        let state: Value = serde_json::from_str(&server.get("/quire/state").body).unwrap();
+        let shown = &state["stats"]["spec_decode"];
+        for name in ["drafts", "draft_tokens", "accepted_tokens"] {
+            assert_eq!(shown[format!("num_{name}")], metric(name), "{shown}");
+        }
+        let by_position = shown["accepted_per_pos"].as_array().unwrap();
+        assert_eq!(by_position.iter().filter_map(Value::as_u64).sum::<u64>(), metric("accepted_tokens"), "{shown}");
+        assert!(by_position.last().is_some_and(|last| *last != 0), "{shown}");
         let before = metric("drafts");
         for mut body in bodies() {
             body["speculative"] = false.into();

@@ -4,7 +4,10 @@
 //! quire-demo  context 1024  up 12 s  2 running  1 waiting  0 swapped
 //! decode 812.0 tok/s  prefill 96.0 tok/s  batch 2.0  steps 400.0/s  cache hits 63 %  preempted 0
 //! blocks [####++++........]  in use 24  cached 80  free 510  of 614
+//! drafts 412  accepted 63 %  by position 80 65 44 %
 //! ```
+//!
+//! The line of drafts is missing if none was verified.
 //!
 //! The numbers of a large server fit in 100 columns; a long model name is shortened to make room for them.
 
@@ -27,9 +30,9 @@ pub fn draw(state: &Value, sort: Sort, (width, height): (usize, usize), colour: 
         paint(BOLD, &cut(&title(state, width), width)),
         cut(&speed(state), width),
         pool(state, width, &|code, text| paint(code, text)),
-        String::new(),
-        paint(SOFT, &cut(HEAD, width)),
     ];
+    lines.extend(drafts(state).map(|line| cut(&line, width)));
+    lines.extend([String::new(), paint(SOFT, &cut(HEAD, width))]);
     let requests = sorted(state, sort);
     let rows = height.saturating_sub(lines.len() + 1);
     let unlisted = state["requests_left_out"].as_u64().unwrap_or(0) as usize;
@@ -76,7 +79,7 @@ fn speed(state: &Value) -> String {
     let count = |name: &str| stats[name].as_u64().unwrap_or(0);
     let hits = match count("prefix_cache_queries") {
         0 => "-".to_string(),
-        queries => format!("{} %", 100 * count("prefix_cache_hits") / queries),
+        queries => format!("{} %", share(count("prefix_cache_hits"), queries)),
     };
     format!(
         "decode {} tok/s  prefill {} tok/s  batch {}  steps {}/s  cache hits {hits}  preempted {}",
@@ -86,6 +89,25 @@ fn speed(state: &Value) -> String {
         rate("steps"),
         count("preemptions")
     )
+}
+
+/// How many drafts were accepted, in all and by position; `None` if there were none.
+fn drafts(state: &Value) -> Option<String> {
+    let stats = &state["stats"]["spec_decode"];
+    let count = |name: &str| stats[name].as_u64().filter(|count| *count > 0);
+    let (verified, drafts) = (count("num_drafts")?, count("num_draft_tokens")?);
+    let accepted = count("num_accepted_tokens").unwrap_or(0);
+    let mut line = format!("drafts {drafts}  accepted {} %  by position", share(accepted, drafts));
+    for accepted in stats["accepted_per_pos"].as_array().into_iter().flatten() {
+        // Writing to a String cannot fail.
+        let _ = write!(line, " {}", share(accepted.as_u64().unwrap_or(0), verified));
+    }
+    Some(line + " %")
+}
+
+/// A part in percent, rounded down.
+fn share(part: u64, all: u64) -> u64 {
+    (u128::from(part) * 100 / u128::from(all.max(1))) as u64
 }
 
 /// The pool as a bar: `#` in use, `+` cached, `.` free. A count above 0 has at least one character.

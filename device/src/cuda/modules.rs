@@ -1,8 +1,8 @@
 //! CUDA kernels: found by name and loaded on first use, with what a launch must know about each.
 //!
 //! To the driver the fat binary of a crate is many modules. The index maps each kernel to its module, so only code that is
-//! launched is loaded. Modules stay loaded until the device is dropped. Finding a loaded kernel takes no lock, no allocation and
-//! no call to the driver.
+//! launched is loaded. Modules stay loaded until the device is dropped. Finding a loaded kernel takes no lock and no allocation;
+//! the only call to the driver makes the GPU's context current.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -1,5 +1,7 @@
 //! Statistics of an engine.
 
+use serde::{Serialize, Serializer};
+
 use crate::speculate::MAX_SPECULATIVE_TOKENS;
 
 /// Statistics for `/metrics`: gauges, and counters since the start.
@@ -61,7 +63,7 @@ pub struct EngineStats {
 }
 
 /// Numbers of drafts since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SpecDecodeStats {
     /// Verifications: spans with drafts.
     pub num_drafts: u64,
@@ -69,8 +71,14 @@ pub struct SpecDecodeStats {
     pub num_draft_tokens: u64,
     /// Draft tokens that became output.
     pub num_accepted_tokens: u64,
-    /// The same by position among the drafts of a span.
+    /// The same by position among the drafts of a span. Zeros at the end are not serialised.
+    #[serde(serialize_with = "without_last_zeros")]
     pub accepted_per_pos: [u64; MAX_SPECULATIVE_TOKENS],
+}
+
+fn without_last_zeros<S: Serializer>(counts: &[u64], to: S) -> Result<S::Ok, S::Error> {
+    let used = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+    counts[..used].serialize(to)
 }
 
 impl From<&sched::SpecStats> for SpecDecodeStats {

@@ -10,7 +10,7 @@ mod recent;
 use sched::{RequestState, RequestView, Scheduler};
 use serde::Serialize;
 
-use crate::api::EngineStats;
+use crate::api::{EngineStats, SpecDecodeStats};
 pub use map::{BlockMap, Owner};
 pub(crate) use recent::{Counters, Recent};
 pub use recent::{History, Rates};
@@ -83,6 +83,8 @@ pub struct Stats {
     pub preemptions: u64,
     /// Preemptions by swapping to host memory.
     pub swap_preemptions: u64,
+    /// Verification of drafts.
+    pub spec_decode: SpecDecodeStats,
 }
 
 /// A live request.
@@ -148,6 +150,7 @@ pub(crate) fn snapshot(
             prefix_cache_hits: stats.prefix_cache_hits,
             preemptions: stats.num_preemptions,
             swap_preemptions: stats.num_swap_preemptions,
+            spec_decode: stats.spec_decode,
         },
         rates: recent.rates(),
         history: recent.history(),
