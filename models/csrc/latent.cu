@@ -75,7 +75,7 @@ __device__ __forceinline__ void copy_heads(const T* from, T* to, const CopyHeads
 }  // namespace quire
 
 #define HEADS(type, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * quire::HEAD_WARPS)                                            \
+    extern "C" __global__ void __launch_bounds__(32 * quire::HEAD_WARPS, 1)                                         \
         head_linear_##type(const void* x, const void* weights, void* y, const quire::HeadLinearShape shape) {       \
         quire::wait_for_launches();                                                                                 \
         quire::head_linear<T>(static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<T*>(y), shape); \

@@ -153,7 +153,7 @@ __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, c
 }  // namespace quire
 
 #define DELTA_NET(type, T)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS)                                                    \
+    extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS, 1)                                                 \
         gated_delta_net_##type(const void* projected, void* output, const float* conv, const float* decays,               \
                                const float* dt_bias, const float* norm, void* keys, void* values, const int32_t* tables,  \
                                const uint32_t* context_lens, const uint32_t* query_starts,                                \
