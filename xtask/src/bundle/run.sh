@@ -53,9 +53,20 @@ if [ "$device" = cuda-sim ] && command -v ldd >/dev/null; then
     fi
 fi
 bin=$here/bin
-for packed in "$bin"/*.gz "$here"/peers/*.gz; do
-    program=${packed%.gz}
-    if [ -f "$packed" ] && [ ! -x "$program" ] && ! { gzip -dc "$packed" >"$program" && chmod +x "$program"; }; then
+unpacked() {
+    if command -v xz >/dev/null; then
+        xz -dc "$1"
+    else
+        python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$1"
+    fi
+}
+if [ -f "$here/cases.tar.xz" ] && [ ! -d "$here/models" ] && ! unpacked "$here/cases.tar.xz" | tar -C "$here" -xf -; then
+    echo "run.sh: $here/cases.tar.xz cannot be unpacked; install xz, and copy the bundle to a writable folder" >&2
+    exit 1
+fi
+for packed in "$bin"/*.xz "$here"/peers/*.xz; do
+    program=${packed%.xz}
+    if [ -f "$packed" ] && [ ! -x "$program" ] && ! { unpacked "$packed" >"$program" && chmod +x "$program"; }; then
         rm -f "$program"
         echo "run.sh: $packed cannot be unpacked; copy the bundle to a writable folder" >&2
         exit 1

@@ -6,8 +6,8 @@ SHAPES/NAME has a checkpoint without tensors, and head.safetensors, the bytes be
 checkpoint, with a file `ready` when it is complete. The same seed gives the same bytes on the same kind of device.
 """
 
-import gzip
 import json
+import lzma
 import pathlib
 import random
 import shutil
@@ -31,8 +31,8 @@ def tensors(head):
 def write(shape, folder):
     folder.mkdir(parents=True, exist_ok=True)
     for file in shape.iterdir():
-        if file.suffix == ".gz":
-            (folder / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+        if file.suffix == ".xz":
+            (folder / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
         elif file.name != "head.safetensors":
             shutil.copy(file, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
