@@ -141,7 +141,7 @@ __device__ __forceinline__ void route_experts(const T* logits, const float* bias
 __device__ __forceinline__ void group_by_expert(const uint32_t* chosen, uint32_t* order, uint32_t* starts, uint32_t assignments,
                                                 uint32_t experts) {
     constexpr uint32_t WARPS = GROUP_THREADS / 32;
-    // Of the last two rounds, so that a round needs one barrier.
+    // Two rounds alternate, so that a round needs one barrier.
     __shared__ uint32_t of_warps[2][WARPS];
     const uint32_t expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t before = 0;

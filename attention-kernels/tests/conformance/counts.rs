@@ -266,7 +266,7 @@ fn unpacking_reads_codes_once_and_rounding_reads_rows_twice() {
     assert_eq!((counts.read_bytes, counts.distinct_read_bytes), (2 * x, x));
     assert_eq!((counts.written_bytes, counts.barriers), ((rows * (k + 4)) as u64, rows as u64));
     let (_, counts) = counted.remove("scale_rows_bf16").unwrap();
-    // Of four outputs a lane reads the sums, the scales, and that of the row.
+    // For four outputs a lane reads their sums, their scales and the scale of the row.
     assert_eq!(counts.read_bytes, (rows * n / 4 * (16 + 16 + 4)) as u64);
     assert_eq!((counts.written_bytes, counts.barriers), ((rows * n * 2) as u64, 0));
     // A warp has the numbers of one row, and each request is whole sectors.

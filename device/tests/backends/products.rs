@@ -54,7 +54,7 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
 #[test]
 fn factors_of_8_bits_are_summed_exactly_and_integers_beyond_24_bits_too() {
     for device in launching() {
-        // Of the greatest codes, so that sums exceed the whole numbers of f32.
+        // Large codes, so that sums exceed 2^24.
         let (rows, n, k) = (3, 16, 1200);
         let codes = |len: usize, step: usize| -> Vec<i8> { (0..len).map(|i| 127 - (i * step % 5) as i8).collect() };
         let (x, w) = (codes(rows * k, 3), codes(n * k, 7));

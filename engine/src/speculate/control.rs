@@ -125,7 +125,7 @@ impl Acceptance {
         self.misses = if found { 0 } else { self.misses.saturating_add(1) };
     }
 
-    /// Of `drafts` drafts the first `right` were right.
+    /// Records a verification: the first `right` of `drafts` drafts were right.
     pub fn verified(&mut self, drafts: usize, right: usize) {
         // Drafts behind the first wrong one say nothing.
         let tried = if right < drafts { right + 1 } else { right };

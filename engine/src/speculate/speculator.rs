@@ -129,7 +129,7 @@ impl Speculator {
         }
     }
 
-    /// Of `drafts` drafts of a sequence the first `right` were right.
+    /// Records a verification of a sequence: the first `right` of its `drafts` drafts were right.
     pub fn verified(&mut self, seq: SeqId, drafts: usize, right: usize) {
         if let Some(acceptance) = self.sequences.get_mut(&seq) {
             acceptance.verified(drafts, right);
