@@ -1,6 +1,6 @@
 //! Products of factors of 8 bits: rows are rounded by a kernel, multiplied by [`Device::product`], and scaled by a kernel.
 
-use device::gemm::{ByteMatrix, FactorType, Product, RowRounding};
+use device::gemm::{ByteMatrix, Product, RowRounding};
 use device::{Arg, Buffer, Device, Launch};
 
 use super::names::{MODULE, Name};
@@ -34,7 +34,6 @@ pub(super) fn linear(
         RowRounding::E4m3 => (KvDtype::Fp8E4m3, 0.0),
         RowRounding::Static(scale) => (KvDtype::Fp8E4m3, scale),
     };
-    debug_assert_eq!(weights.format == FactorType::Int8, kv_dtype == KvDtype::Int8);
     let format = kv_format(NAME, CacheFormat { kv_dtype, ..CacheFormat::default() })?;
     let launch = |kernel: &str, blocks: usize, args: &[Arg<'_>]| {
         let kernel = &Name::new(format_args!("{kernel}_rows_{dtype}"));
