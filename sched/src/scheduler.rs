@@ -12,7 +12,7 @@ use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
 use crate::ids::IdMap;
 use crate::live_request::{LiveRequest, Phase, QueueKey, Sequence, Stage};
 use crate::step_state::{Recycled, StepInFlight};
-use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId};
+use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId, StepPlan};
 
 /// A table to release after the commit of the step `until`, which still writes to it.
 pub(crate) struct PendingRelease {
@@ -130,6 +130,24 @@ impl Scheduler {
     pub fn propose(&mut self, seq: SeqId, drafts: Vec<u32>) -> bool {
         let sequence = self.sequence_mut(seq).filter(|s| s.live && s.num_output_placeholders == 0);
         sequence.map(|s| s.drafts = drafts).is_some()
+    }
+
+    /// Replaces the drafts of the newest plan, in the order of its spans, before it is submitted: whoever proposed them gave only
+    /// their number. `tokens` may be shorter; the rest stays as it was proposed.
+    pub fn replace_drafts(&mut self, plan: &mut StepPlan, tokens: &[u32]) {
+        let Scheduler { in_flight, requests, pool, .. } = self;
+        let Some(step) = in_flight.back_mut().filter(|step| step.step == plan.step) else { return };
+        let mut tokens = tokens.iter().copied();
+        for (span, in_flight) in plan.spans.iter_mut().zip(&mut step.spans) {
+            let table = requests.get_mut(&span.seq.request).and_then(|live| {
+                live.seqs.get_mut(span.seq.index as usize).and_then(|sequence| sequence.table.as_mut())
+            });
+            let (Some(table), first) = (table, span.tokens.len() - span.drafts) else { continue };
+            for ((at, draft), token) in (first..).zip(&mut in_flight.drafts).zip(&mut tokens) {
+                (span.tokens[at], *draft) = (token, token);
+                pool.replace(table, span.start + at, token);
+            }
+        }
     }
 
     /// Returns whether any request is live.
