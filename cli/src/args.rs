@@ -137,7 +137,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_CPU_LORAS")]
     pub max_cpu_loras: Option<usize>,
     /// Speculative decoding as a JSON object with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}; methods:
-    /// ngram and suffix [default: off]
+    /// ngram, suffix and draft_model [default: off]
     #[arg(long, value_name = "JSON", env = "QUIRE_SPECULATIVE_CONFIG")]
     pub speculative_config: Option<SpeculativeConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
@@ -179,6 +179,12 @@ impl EngineArgs {
                     "--revision: found {revision:?} without a model, expected a hub id too"
                 )));
             }
+        }
+        if let Some(draft) = config.speculative.as_mut().and_then(|speculative| speculative.checkpoint_mut()) {
+            let HubArgs { hf_token, download_dir, .. } = &self.hub;
+            let revision = draft.revision.take();
+            let hub = HubArgs { revision, hf_token: hf_token.clone(), download_dir: download_dir.clone() };
+            draft.model = model::locate(&draft.model, &hub)?;
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ pub use models::{
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
-pub use speculate::{SpeculativeConfig, SpeculativeMethod};
+pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
 pub use start::{Progress, Roofline, Work, declare, describe_kernels, plan};
 pub use start::{Recording, RecordingError, Replayed};
 pub use step::{Engine, EngineParts};

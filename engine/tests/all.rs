@@ -11,6 +11,7 @@ mod convert;
 mod counter;
 mod dequantised;
 mod deterministic;
+mod draft_model;
 mod embeddings;
 #[path = "../../device/tests/backends/fake.rs"]
 mod fake;

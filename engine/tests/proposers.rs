@@ -138,11 +138,19 @@ fn a_setting_of_speculation_that_cannot_be_used_is_one_line_that_says_what_is_al
     for (text, message) in [
         ("ngram", "not valid JSON"),
         ("[]", "expected a JSON object such as"),
-        ("{}", r#"method: missing, expected "ngram" or "suffix""#),
-        (r#"{"method": "medusa"}"#, r#"method: found "medusa", expected "ngram" or "suffix""#),
-        (r#"{"method": "eagle3"}"#, r#"method: found "eagle3", which is not built yet, expected "ngram" or "suffix""#),
-        (r#"{"method": "draft_model", "model": "x"}"#, r#""draft_model", which is not built yet"#),
+        ("{}", r#"method: missing, expected "ngram", "suffix" or "draft_model""#),
+        (r#"{"method": "medusa"}"#, r#"method: found "medusa", expected "ngram", "suffix" or "draft_model""#),
+        (r#"{"method": "eagle3"}"#, r#"method: found "eagle3", which is not built yet, expected "ngram", "suffix""#),
         (r#"{"method": "mtp"}"#, r#""mtp", which is not built yet"#),
+        (
+            r#"{"method": "draft_model", "num_speculative_tokens": 2}"#,
+            "model: missing, expected a folder, a .gguf file, or a hub id",
+        ),
+        (r#"{"method": "draft_model", "model": "x"}"#, "num_speculative_tokens: missing, expected a whole number"),
+        (
+            r#"{"method": "draft_model", "model": "x", "num_speculative_tokens": 2, "prompt_lookup_max": 3}"#,
+            r#"unknown key "prompt_lookup_max", expected one of method, num_speculative_tokens, model, revision"#,
+        ),
         (r#"{"method": "ngram"}"#, "num_speculative_tokens: missing, expected a whole number from 1 to 32"),
         (
             r#"{"method": "ngram", "num_speculative_tokens": 33}"#,

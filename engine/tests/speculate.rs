@@ -75,7 +75,7 @@ fn load(config: &EngineConfig) -> Engine {
 }
 
 /// Takes the numbers of drafts out of the events, and compares them with the engine's.
-fn plain(engine: &Engine, mut events: Vec<Vec<TokenEvent>>) -> Vec<Vec<TokenEvent>> {
+pub fn plain(engine: &Engine, mut events: Vec<Vec<TokenEvent>>) -> Vec<Vec<TokenEvent>> {
     let mut sum = DraftCounts::default();
     for event in events.iter_mut().flatten() {
         if let TokenEvent::Token { drafts, .. } = event {
@@ -92,7 +92,7 @@ fn plain(engine: &Engine, mut events: Vec<Vec<TokenEvent>>) -> Vec<Vec<TokenEven
 }
 
 /// Requests with all sampling options, and a second round of some with the same prompts, so that cached blocks are read.
-fn loads(seed: u64, first: usize, count: usize) -> Vec<Load> {
+pub fn loads(seed: u64, first: usize, count: usize) -> Vec<Load> {
     let mut all = option_requests();
     for (request, _) in &mut all {
         let params = &mut request.params;
@@ -111,20 +111,20 @@ fn loads(seed: u64, first: usize, count: usize) -> Vec<Load> {
 
 /// What a test varies.
 #[derive(Clone, Debug)]
-struct Case {
-    seed: u64,
-    first: usize,
-    count: usize,
-    method: usize,
-    most: usize,
-    wrong: usize,
-    blocks: u64,
-    budget: usize,
-    swaps: bool,
-    caches: bool,
+pub struct Case {
+    pub seed: u64,
+    pub first: usize,
+    pub count: usize,
+    pub method: usize,
+    pub most: usize,
+    pub wrong: usize,
+    pub blocks: u64,
+    pub budget: usize,
+    pub swaps: bool,
+    pub caches: bool,
 }
 
-fn case() -> impl Strategy<Value = Case> {
+pub fn case() -> impl Strategy<Value = Case> {
     let load = (0u64..1000, 0usize..10, 1usize..6);
     let drafts = (0usize..5, 1usize..7, 2usize..9);
     (load, drafts, 10u64..24, 13usize..40, any::<(bool, bool)>()).prop_map(
@@ -143,16 +143,29 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Runs a case with and without speculation; returns the number of accepted drafts and of preemptions.
+/// Runs a case with and without speculation by lookups or an oracle; returns the number of accepted drafts and of preemptions.
 fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
+    let (engine, preemptions) = check_with(case, on, |config, want| {
+        let proposer: Box<dyn Proposer> = match case.method {
+            0 => Box::new(Ngram::new(1, 3)),
+            1 => Box::new(Suffix::new(SuffixLimits::default())),
+            _ => Oracle::new(want, case.wrong),
+        };
+        speculating(config, proposer, case.most)
+    })?;
+    Ok((engine.stats().spec_decode.num_accepted_tokens, preemptions))
+}
+
+/// Compares the events of a case with those of the engine that `speculating` loads, given the former. Returns that engine and its
+/// number of preemptions.
+pub fn check_with(
+    case: &Case,
+    on: impl Fn(EngineConfig) -> EngineConfig,
+    speculating: impl Fn(&EngineConfig, &[Vec<TokenEvent>]) -> Engine,
+) -> Result<(Engine, u64), TestCaseError> {
     let loads = loads(case.seed, case.first, case.count);
     let mut without = load(&on(EngineConfig { max_model_len: Some(64), ..config(200) }));
     let want = answers(&mut without, &loads);
-    let proposer: Box<dyn Proposer> = match case.method {
-        0 => Box::new(Ngram::new(1, 3)),
-        1 => Box::new(Suffix::new(SuffixLimits::default())),
-        _ => Oracle::new(&want, case.wrong),
-    };
     let config = config(case.blocks);
     let config = on(EngineConfig {
         max_model_len: Some(64),
@@ -163,14 +176,14 @@ fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64,
         enable_prefix_caching: case.caches,
         ..config
     });
-    let mut engine = speculating(&config, proposer, case.most);
+    let mut engine = speculating(&config, &want);
     let got = answers(&mut engine, &loads);
     let got = plain(&engine, got);
     for (place, (got, want)) in got.iter().zip(&want).enumerate() {
         prop_assert_eq!(got, want, "request {}", place);
     }
-    let stats = engine.stats();
-    Ok((stats.spec_decode.num_accepted_tokens, stats.num_preemptions))
+    let preemptions = engine.stats().num_preemptions;
+    Ok((engine, preemptions))
 }
 
 #[test]

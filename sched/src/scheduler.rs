@@ -12,7 +12,9 @@ use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
 use crate::ids::IdMap;
 use crate::live_request::{LiveRequest, Phase, QueueKey, Sequence, Stage};
 use crate::step_state::{Recycled, StepInFlight};
-use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId, StepPlan};
+use crate::{
+    ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId, StepPlan,
+};
 
 /// A table to release after the commit of the step `until`, which still writes to it.
 pub(crate) struct PendingRelease {

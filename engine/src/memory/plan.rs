@@ -14,6 +14,7 @@ use super::budget::Budget;
 use super::bytes::Bytes;
 use crate::api::{EngineConfig, KvCacheDtype, LoraConfig, ModelSource};
 use crate::error::{EngineError, bad};
+use crate::start::draft::OpenedDraft;
 use crate::start::open::Opened;
 
 /// Greatest `--max-loras`, `--max-lora-rank` and `--max-cpu-loras`.
@@ -28,6 +29,8 @@ pub struct Plan {
     pub model: String,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
+    /// Bytes of the weights of the model for drafts, and of a token's keys and values of it in a page, if there is one.
+    pub draft: Option<(u64, u64)>,
     /// Bytes of matrices in fewer than 16 bits that the device multiplies as codes.
     pub code_bytes: u64,
     /// Bytes of matrices that the checkpoint stores in fewer bits and that the device unpacks to numbers.
@@ -49,7 +52,7 @@ pub struct Plan {
     pub step_bytes: u64,
     /// Bytes of all CUDA graphs of decode steps, estimated from one; 0 before that was measured.
     pub graph_bytes: u64,
-    /// Bytes of the keys and values of a token in all layers.
+    /// Bytes of the keys and values of a token in all layers, with those of the model for drafts.
     pub kv_bytes_per_token: u64,
     /// What they would be if each head had keys and values of its own, for a model whose cache holds latents.
     pub expanded_kv_bytes_per_token: Option<u64>,
@@ -118,7 +121,10 @@ impl Plan {
         }
         let layout = PageLayout::new(decoder);
         let groups = layout.groups.len();
-        let page_bytes_per_token = layout.page_bytes_per_token(decoder, &kernels.format);
+        // The model for drafts has its keys and values in the same pages.
+        let draft = opened.draft.as_ref();
+        let draft_bytes_per_token = draft.map_or(0, OpenedDraft::page_bytes_per_token);
+        let page_bytes_per_token = layout.page_bytes_per_token(decoder, &kernels.format) + draft_bytes_per_token;
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let wanted_len = engine.max_model_len.unwrap_or(context);
@@ -146,10 +152,16 @@ impl Plan {
                 true => Limits::new(engine.max_num_seqs, decoder.vocab_size(), len).device_bytes() as u64,
                 false => 0,
             };
-            Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0)) + device.product_bytes() + sampling
+            let step = |decoder, kernels| Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0));
+            let of_draft = draft.map_or(0, |draft| step(&draft.decoder, &draft.kernels));
+            step(decoder, kernels) + of_draft + device.product_bytes() + sampling
         };
         let WeightBytes { all: weight_bytes, codes: code_bytes, unpacked: unpacked_bytes } =
             models::weight_bytes(decoder, &opened.weights, features, kernels)?;
+        let draft_weight_bytes = match draft {
+            Some(draft) => models::weight_bytes(&draft.decoder, &draft.weights, features, &draft.kernels)?.all,
+            None => 0,
+        };
         let kv_scale_bytes = match kernels.format.kv_dtype.takes_scales() {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
@@ -170,7 +182,7 @@ impl Plan {
             memory,
             gpu,
             share: engine.gpu_memory_utilization,
-            weights: weight_bytes + kv_scale_bytes + adapter_bytes,
+            weights: weight_bytes + draft_weight_bytes + kv_scale_bytes + adapter_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
             graphs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -229,6 +241,7 @@ impl Plan {
         Ok(Plan {
             model: opened.files.name(),
             weight_bytes,
+            draft: draft.map(|_| (draft_weight_bytes, draft_bytes_per_token)),
             code_bytes,
             unpacked_bytes,
             adapter_bytes,
@@ -259,7 +272,8 @@ impl Plan {
     /// Logs how much GPU memory a start used, compared with the plan.
     pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
         let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
-        let planned = self.weight_bytes + self.kv_scale_bytes + self.adapter_bytes + self.step_bytes + cache;
+        let draft = self.draft.map_or(0, |(weights, _)| weights);
+        let planned = self.weight_bytes + draft + self.kv_scale_bytes + self.adapter_bytes + self.step_bytes + cache;
         let taken = available_before.saturating_sub(after.available);
         // The driver allocates memory in large pieces, and needs some for code.
         if taken > planned + planned / 50 + (256 << 20) {
@@ -307,6 +321,12 @@ impl Plan {
             lora.num_cpu_loras(),
             lora.max_lora_rank
         ))
+    }
+
+    /// One line about the model for drafts, if there is one.
+    pub fn draft_line(&self) -> Option<String> {
+        let (weights, cache) = self.draft?;
+        Some(format!("draft model: {} of weights, {} of cache per token of a page", Bytes(weights), Bytes(cache)))
     }
 
     /// One line about the buffers of a step.
@@ -384,6 +404,9 @@ impl fmt::Display for Plan {
         writeln!(f, "model              {}", self.model)?;
         writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
         writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
+        if let Some(draft) = self.draft_line() {
+            writeln!(f, "{}", draft.replacen("draft model: ", "draft model        ", 1))?;
+        }
         if let Some(adapters) = self.adapters_line() {
             writeln!(f, "{}", adapters.replacen("adapters: ", "adapters           ", 1))?;
         }

@@ -1,9 +1,11 @@
 //! Settings of speculative decoding, with the keys of vLLM.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
+use super::by_worker::ByWorker;
 use super::ngram::Ngram;
 use super::proposer::Proposer;
 use super::speculator::Speculation;
@@ -15,8 +17,8 @@ pub const MAX_SPECULATIVE_TOKENS: usize = 32;
 /// Greatest length of an n-gram, and of a match of suffix decoding.
 const MAX_MATCH: usize = 64;
 
-/// Methods of vLLM that need a model for the drafts.
-const NOT_BUILT: [&str; 3] = ["draft_model", "eagle3", "mtp"];
+/// Methods of vLLM that are not built.
+const NOT_BUILT: [&str; 2] = ["eagle3", "mtp"];
 
 /// What is proposed, and how many drafts at once. Parsed from the JSON object of `--speculative-config`.
 ///
@@ -45,21 +47,42 @@ pub enum SpeculativeMethod {
     },
     /// What most often followed the last tokens in the same request and in earlier outputs.
     Suffix(SuffixLimits),
+    /// A smaller model with the same vocabulary.
+    DraftModel(DraftCheckpoint),
+}
+
+/// Where a model for drafts is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftCheckpoint {
+    /// Folder, GGUF file, or id on the hub.
+    pub model: PathBuf,
+    /// Branch, tag or commit on the hub.
+    pub revision: Option<String>,
 }
 
 impl SpeculativeConfig {
-    /// Creates the source of drafts.
-    pub fn speculation(&self) -> Speculation {
+    /// Creates the source of drafts. `max_len` is the greatest number of tokens of a text for which the worker computes drafts.
+    pub fn speculation(&self, max_len: usize) -> Speculation {
         let proposer: Box<dyn Proposer> = match self.method {
             SpeculativeMethod::Ngram { min, max } => Box::new(Ngram::new(min, max)),
             SpeculativeMethod::Suffix(limits) => Box::new(Suffix::new(limits)),
+            SpeculativeMethod::DraftModel(_) => Box::new(ByWorker::new(max_len)),
         };
         Speculation { proposer, num_speculative_tokens: self.num_speculative_tokens, is_adaptive: true }
     }
 
+    /// The checkpoint that the drafts come from, if it is another than the model's.
+    pub fn checkpoint_mut(&mut self) -> Option<&mut DraftCheckpoint> {
+        match &mut self.method {
+            SpeculativeMethod::DraftModel(checkpoint) => Some(checkpoint),
+            SpeculativeMethod::Ngram { .. } | SpeculativeMethod::Suffix(_) => None,
+        }
+    }
+
     /// One line for the log of a start.
     pub(crate) fn line(&self) -> String {
-        let source = match self.method {
+        let source = match &self.method {
+            SpeculativeMethod::DraftModel(DraftCheckpoint { model, .. }) => format!("the model {}", model.display()),
             SpeculativeMethod::Ngram { min, max } if min == max => format!("n-grams of {min} tokens"),
             SpeculativeMethod::Ngram { min, max } => format!("n-grams of {min} to {max} tokens"),
             SpeculativeMethod::Suffix(limits) => format!(
@@ -99,6 +122,15 @@ impl Keys {
         self.read(key, || format!("a number from 0 to {most}"), parse)
     }
 
+    fn checkpoint(&mut self) -> Result<DraftCheckpoint, String> {
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_string);
+        let expected = "a folder, a .gguf file, or a hub id";
+        let model = self.read("model", || expected.to_string(), text)?;
+        let model = model.ok_or_else(|| format!("model: missing, expected {expected}"))?;
+        let revision = self.read("revision", || "a branch, tag or commit".to_string(), text)?;
+        Ok(DraftCheckpoint { model: model.into(), revision })
+    }
+
     fn end(self, method: &str) -> Result<(), String> {
         match self.values.keys().next() {
             None => Ok(()),
@@ -113,7 +145,7 @@ impl FromStr for SpeculativeConfig {
     /// # Errors
     /// One line that says what was found and what is allowed.
     fn from_str(text: &str) -> Result<SpeculativeConfig, String> {
-        let methods = r#""ngram" or "suffix""#;
+        let methods = r#""ngram", "suffix" or "draft_model""#;
         let expected =
             format!(r#"expected a JSON object such as {{"method": {methods}, "num_speculative_tokens": 4}}"#);
         let values = match serde_json::from_str(text) {
@@ -125,10 +157,17 @@ impl FromStr for SpeculativeConfig {
         let method = keys.read("method", || methods.to_string(), |value| value.as_str().map(str::to_string))?;
         let method = method.ok_or_else(|| format!("method: missing, expected {methods}"))?;
         let given = keys.count("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)?;
+        let needed = || {
+            let missing = "num_speculative_tokens: missing, expected a whole number from 1 to";
+            given.ok_or_else(|| format!("{missing} {MAX_SPECULATIVE_TOKENS}"))
+        };
         let config = match method.as_str() {
+            "draft_model" => {
+                let method = SpeculativeMethod::DraftModel(keys.checkpoint()?);
+                SpeculativeConfig { method, num_speculative_tokens: needed()? }
+            }
             "ngram" => {
-                let range = |key| format!("{key}: missing, expected a whole number from 1 to {MAX_SPECULATIVE_TOKENS}");
-                let num_speculative_tokens = given.ok_or_else(|| range("num_speculative_tokens"))?;
+                let num_speculative_tokens = needed()?;
                 let min = keys.count("prompt_lookup_min", 1, MAX_MATCH)?;
                 let max = keys.count("prompt_lookup_max", 1, MAX_MATCH)?;
                 let (min, max) = (min.or(max).unwrap_or(5), max.or(min).unwrap_or(5));

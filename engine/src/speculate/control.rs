@@ -11,13 +11,16 @@
 //! pⁱ > t   with   t = b n / (a + b n)
 //! ```
 //!
-//! which gives the greatest `i` at once. `t` grows with the batch towards 1, and the number of drafts falls to 0. [`Acceptance`]
+//! which gives the greatest `i` at once. If a model computes the drafts, a pass of it over the sequences of the step takes a time `d`,
+//! and the draft must be worth its share of that too: `t = (b n + d) / (a + b n)`. `t` grows with the batch towards 1, and the number of drafts falls to 0. [`Acceptance`]
 //! estimates `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
 //!
 //! Everything here steers the speed alone; the tokens are the same with any number of drafts.
 
 /// Share of a measurement that is left after the next one.
 const MEMORY: f64 = 0.95;
+/// Share of the time of a draft model's passes that is left after the next one.
+const PASS_MEMORY: f64 = 0.8;
 /// `b / a` before it is measured.
 const ASSUMED_ROW_COST: f64 = 0.1;
 /// Steps of more rows are not measured: they are not bound by reading weights.
@@ -32,12 +35,14 @@ pub struct StepCost {
     rows_time: f64,
     /// Cost of a row relative to that of a step without rows.
     ratio: f64,
+    /// Time of a pass that computes a draft for each sequence.
+    pass: f64,
 }
 
 impl StepCost {
     pub fn new() -> StepCost {
         let ratio = ASSUMED_ROW_COST;
-        StepCost { weight: 0.0, rows: 0.0, time: 0.0, rows_rows: 0.0, rows_time: 0.0, ratio }
+        StepCost { weight: 0.0, rows: 0.0, time: 0.0, rows_rows: 0.0, rows_time: 0.0, ratio, pass: 0.0 }
     }
 
     /// Adds a step of `rows` rows that took `seconds`.
@@ -68,10 +73,21 @@ impl StepCost {
         }
     }
 
+    /// Adds `passes` passes of a model for drafts that took `seconds`.
+    pub fn add_passes(&mut self, passes: usize, seconds: f64) {
+        let pass = seconds / passes.max(1) as f64;
+        // The first of all also computes prompts, and the first after a pause what was drawn meanwhile.
+        let usual = if self.pass > 0.0 { self.pass } else { pass };
+        self.pass = usual * PASS_MEMORY + pass.min(4.0 * usual) * (1.0 - PASS_MEMORY);
+    }
+
     /// Probability above which a draft is worth its row, in a step of `sequences` sequences.
     pub fn threshold(&self, sequences: usize) -> f64 {
         let rows = self.ratio * sequences.max(1) as f64;
-        rows / (1.0 + rows)
+        // Time of a step without rows.
+        let base = self.time / (self.weight + self.ratio * self.rows);
+        let pass = if base > 0.0 { self.pass / base } else { 0.0 };
+        (rows + pass) / (1.0 + rows)
     }
 }
 

@@ -16,8 +16,11 @@
 //! A `Speculator` decides how many drafts a sequence gets (`control`) and asks the proposer for them. A proposer cannot affect an
 //! answer, only its speed, so its failure is no failure of a request: it is reported once, and speculation is off from then on.
 //!
-//! This module knows token ids only: no model, no grammar, no block.
+//! This module knows token ids only: no model, no grammar, no block. Drafts of a second model are computed by the
+//! [worker](crate::worker::Worker::draft), in the blocks of the step that verifies them. Its proposer gives only their number, as
+//! placeholders, and they are replaced when the step is planned.
 
+mod by_worker;
 mod config;
 mod control;
 mod ngram;
@@ -25,7 +28,7 @@ mod proposer;
 mod speculator;
 mod suffix;
 
-pub use config::{MAX_SPECULATIVE_TOKENS, SpeculativeConfig, SpeculativeMethod};
+pub use config::{DraftCheckpoint, MAX_SPECULATIVE_TOKENS, SpeculativeConfig, SpeculativeMethod};
 pub use ngram::Ngram;
 pub use proposer::{Proposal, ProposeError, Proposer, Source};
 pub use speculator::Speculation;

@@ -31,6 +31,12 @@ pub struct ProposeError(pub String);
 ///
 /// A step asks once for all of its sequences, so that a proposer with a model of its own can compute them together.
 pub trait Proposer: Send {
+    /// Whether its drafts are placeholders, which the worker replaces when their step is planned
+    /// ([`Worker::draft`](crate::worker::Worker::draft)).
+    fn by_worker(&self) -> bool {
+        false
+    }
+
     /// A sequence has drawn its first token: `prompt` is followed by the tokens of [`Proposer::extend`].
     fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]);
 

@@ -112,6 +112,16 @@ impl Speculator {
         self.proposals.drain(..)
     }
 
+    /// Whether the drafts are placeholders, which the worker replaces.
+    pub fn is_by_worker(&self) -> bool {
+        !self.is_off && self.speculation.proposer.by_worker()
+    }
+
+    /// The worker has computed drafts, in so many passes over the sequences.
+    pub fn computed(&mut self, passes: usize, time: Duration) {
+        self.cost.add_passes(passes, time.as_secs_f64());
+    }
+
     /// Whether the host should see the token that a step draws for this sequence before it plans the next step.
     pub fn waits_for(&self, seq: SeqId) -> bool {
         // A sequence without a token yet has not been looked at.
@@ -169,11 +179,15 @@ impl Speculator {
         }
         let proposer = &mut *self.speculation.proposer;
         let outcome = catch_unwind(AssertUnwindSafe(|| work(proposer)));
-        let problem = match outcome {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "it panicked".to_string(),
-        };
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.fail(&error),
+            Err(_) => self.fail(&ProposeError("it panicked".to_string())),
+        }
+    }
+
+    /// Turns speculation off.
+    pub fn fail(&mut self, problem: &ProposeError) {
         tracing::warn!("the source of drafts failed: {problem}; requests go on without speculation");
         self.is_off = true;
         self.sequences.clear();

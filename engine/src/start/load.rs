@@ -133,7 +133,8 @@ pub(crate) fn load_on(
         })
     })?;
     let Started { worker, info: worker_info, plan, adapters, notes } = started;
-    let Opened { files, config, device, .. } = &opened;
+    let Opened { files, config, device, draft, .. } = &opened;
+    let draft_len = draft.as_ref().map_or(usize::MAX, |draft| draft.max_len);
     let info = ModelInfo {
         name: files.name(),
         architecture: config.architecture.to_string(),
@@ -158,7 +159,7 @@ pub(crate) fn load_on(
         eos_token_ids: info.eos_token_ids.clone(),
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
-        speculation: engine.speculative.as_ref().map(SpeculativeConfig::speculation),
+        speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
     };
     Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
@@ -218,6 +219,9 @@ pub(crate) fn start(
     }
     model.reserve(&plan.step_limits)?;
     let mut caches = model.new_cache(plan.num_blocks, plan.block_size)?;
+    let vocab_size = decoder.vocab_size();
+    let draft =
+        opened.draft.as_ref().map(|draft| draft.load(&plan.step_limits, device, vocab_size, progress)).transpose()?;
     let mut warmed = None;
     if device.compute_capability().is_some() {
         // Confirms the plan with the largest step.
@@ -237,11 +241,14 @@ pub(crate) fn start(
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
     let limits =
         device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
+    let (drafter, of_drafts) = draft.map_or((None, Vec::new()), |(drafter, caches)| (Some(drafter), caches));
+    caches.extend(of_drafts);
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let adapters = decoder.adapters.zip(engine.lora);
     let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));
     let adapters = adapters.map(Arc::new);
-    let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits, adapters.clone())?;
+    let (worker, info) =
+        LocalWorker::new(device.clone(), model, caches, swap_space, limits, (adapters.clone(), drafter))?;
     Ok(Started { worker, info, plan, adapters, notes })
 }
 
@@ -264,6 +271,7 @@ fn notes(
     }));
     notes.extend([plan.weights_line(), plan.step_line(), plan.cache_line()]);
     notes.extend(plan.adapters_line());
+    notes.extend(plan.draft_line());
     notes.extend(more);
     // Includes the table of sequence lengths and concurrency.
     tracing::info!("\n{plan}");

@@ -1,5 +1,6 @@
 //! From a configuration to a running engine (open, plan, load, start), and to a worker alone, for a replay.
 
+pub(crate) mod draft;
 mod graphs;
 pub(crate) mod load;
 pub(crate) mod open;

@@ -10,6 +10,7 @@ use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, Weights};
 use siphasher::sip::SipHasher13;
 
+use super::draft::{OpenedDraft, Target};
 use crate::api::{EngineConfig, ModelSource};
 use crate::error::{EngineError, bad};
 
@@ -23,6 +24,8 @@ pub(crate) struct Opened {
     pub kernels: KernelSet,
     /// Tokens per block.
     pub block_size: usize,
+    /// The model for drafts, if there is one.
+    pub draft: Option<OpenedDraft>,
     /// The device's memory before anything was loaded.
     pub memory: MemoryInfo,
     /// Why `auto` chose no GPU.
@@ -68,8 +71,10 @@ pub(crate) fn open_on(
     let dtype = dtype(engine, &*device, &config, &weights)?;
     let needs = needs(engine, &config, &*device, dtype)?;
     let kernels = select(&engine.kernels, &needs)?;
-    let memory = device.memory();
-    Ok(Opened { files, config, weights, device, dtype, kernels, block_size: needs.block_size, memory, no_gpu })
+    let target = Target { files: &files, decoder: &config.decoder, device: &*device, needs: &needs };
+    let draft = OpenedDraft::open(engine, &target)?;
+    let (block_size, memory) = (needs.block_size, device.memory());
+    Ok(Opened { files, config, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
 }
 
 /// Opens the checkpoint's files and reads its declaration, with the weights in the configured form.

@@ -1,11 +1,59 @@
-//! The drafts of a step while its tokens are published.
+//! The drafts of a step: before it is planned, while it is, and while its tokens are published.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use sampling::Sampled;
 use sched::{SeqId, Span};
 
-use crate::speculate::Speculator;
+use super::Engine;
+use super::request::LiveRequest;
+use crate::speculate::{Proposal, Speculator};
+use crate::worker::StepInput;
+
+impl Engine {
+    /// Gives the scheduler drafts for the next step, if every token of the steps before it is known.
+    pub(super) fn propose_drafts(&mut self) {
+        let Engine { speculator: Some(speculator), requests, scheduler, in_flight, .. } = self else { return };
+        if !in_flight.is_empty() {
+            return;
+        }
+        let are_known = !speculator.is_by_worker();
+        let limits = |seq: SeqId| requests.get(&seq.request).map_or(0, |request| request.num_usable_drafts(seq.index));
+        for Proposal { seq, mut drafts, .. } in speculator.propose(limits) {
+            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request)
+                && are_known
+            {
+                guides.look_ahead(seq.index, &mut drafts);
+            }
+            scheduler.propose(seq, drafts);
+        }
+    }
+
+    /// Replaces the placeholders in a plan with the drafts that the worker computes. Where a grammar forbids a draft, nothing is drawn
+    /// from the rows behind it.
+    pub(super) fn compute_drafts(&mut self, input: &mut StepInput) {
+        let Engine { speculator: Some(speculator), worker, scheduler, requests, .. } = self else { return };
+        let most = input.plan.spans.iter().map(|span| span.drafts).max().unwrap_or(0);
+        if most == 0 || !speculator.is_by_worker() {
+            return;
+        }
+        let start = Instant::now();
+        match worker.draft(input) {
+            Ok(drafts) => {
+                scheduler.replace_drafts(&mut input.plan, &drafts);
+                speculator.computed(most, start.elapsed());
+            }
+            // The placeholders are verified, and found wrong.
+            Err(problem) => speculator.fail(&problem),
+        }
+        for span in input.plan.spans.iter().filter(|span| span.drafts > 0) {
+            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&span.seq.request) {
+                guides.look_ahead(span.seq.index, &mut span.tokens[span.tokens.len() - span.drafts..].to_vec());
+            }
+        }
+    }
+}
 
 /// For each sequence with drafts those that its next tokens are compared with.
 pub(super) struct Drafts<'a>(HashMap<SeqId, &'a [u32]>);

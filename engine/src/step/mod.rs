@@ -232,6 +232,7 @@ impl Engine {
                 prompt_logprobs: params.prompt_logprobs,
                 pooling: params.pooling,
                 adapter,
+                speculative: speculates,
             })),
             params,
         };

@@ -32,7 +32,6 @@ use super::in_flight::{StepInFlight, lock};
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
-use crate::speculate::Proposal;
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
@@ -88,18 +87,22 @@ impl Engine {
         let plan = self.scheduler.plan();
         let mut input = StepInput { plan, ..std::mem::take(&mut self.recycled) };
         self.take_ended(&mut input);
-        let (mut ends, mut blocks_planning) = (Vec::new(), input.plan.spans.is_empty());
-        for (index, span) in input.plan.spans.iter().enumerate() {
-            let Some(request) = self.requests.get_mut(&span.seq.request) else {
-                input.draws.push(Draw::Nothing);
-                continue;
-            };
+        for span in &input.plan.spans {
+            let Some(request) = self.requests.get_mut(&span.seq.request) else { continue };
             if let Some(new) = request.unsent.take() {
                 self.scheduled.push(request.id);
                 let ended = (0..new.sequences).filter(|&index| request.num_tokens[index as usize].is_none());
                 input.ended.extend(ended.map(|index| SeqId { index, ..span.seq }));
                 input.requests.push(new);
             }
+        }
+        self.compute_drafts(&mut input);
+        let (mut ends, mut blocks_planning) = (Vec::new(), input.plan.spans.is_empty());
+        for (index, span) in input.plan.spans.iter().enumerate() {
+            let Some(request) = self.requests.get_mut(&span.seq.request) else {
+                input.draws.push(Draw::Nothing);
+                continue;
+            };
             let draw = request.draw(span);
             blocks_planning |= request.needs_prompt_rows() || request.host_decides_after(&draw);
             if let (Some(speculator), Some(_)) = (&self.speculator, &request.speculation) {
@@ -111,21 +114,6 @@ impl Engine {
             }));
         }
         StepInFlight { input: Arc::new(input), ends, submitted: None, blocks_planning }
-    }
-
-    /// Gives the scheduler drafts for the next step, if every token of the steps before it is known.
-    fn propose_drafts(&mut self) {
-        let Engine { speculator: Some(speculator), requests, scheduler, in_flight, .. } = self else { return };
-        if !in_flight.is_empty() {
-            return;
-        }
-        let limits = |seq: SeqId| requests.get(&seq.request).map_or(0, |request| request.num_usable_drafts(seq.index));
-        for Proposal { seq, mut drafts, .. } in speculator.propose(limits) {
-            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request) {
-                guides.look_ahead(seq.index, &mut drafts);
-            }
-            scheduler.propose(seq, drafts);
-        }
     }
 
     /// Tells the worker and the source of drafts which sequences have ended.

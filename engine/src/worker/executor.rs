@@ -26,8 +26,10 @@ pub(crate) enum Needed {
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
     model: Model,
-    /// One cache for each layer of a group.
+    /// One cache for each place in a page of the model, then those of the model for drafts.
     caches: Vec<KvCache>,
+    /// Number of places of the model.
+    places: usize,
     swap_space: SwapSpace,
     /// Swaps that the compute queue has not waited for.
     transfers: Transfers,
@@ -52,6 +54,7 @@ impl Executor {
     pub fn new(device: Arc<dyn Device>, model: Model, caches: Vec<KvCache>, swap_space: SwapSpace) -> Executor {
         Executor {
             device,
+            places: model.layout().places,
             model,
             caches,
             swap_space,
@@ -79,13 +82,9 @@ impl Executor {
         }
     }
 
-    /// Does everything that precedes the forward pass: memory operations, block tables, and the batch. `needed` returns which
-    /// hidden states of a span [`Executor::logits`] and [`Executor::hidden`] will read, and the slot of its adapter.
-    pub fn prepare(
-        &mut self,
-        plan: &StepPlan,
-        mut needed: impl FnMut(usize, &Span) -> (Needed, Option<u32>),
-    ) -> Result<(), KernelError> {
+    /// Begins a step: memory operations and block tables. Work that is ordered afterwards may read and write the blocks of the
+    /// tables.
+    pub fn begin(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
         let _phase = phase(&*self.device, "inputs");
         self.claim(plan);
         self.apply_memory_ops(plan)?;
@@ -96,6 +95,17 @@ impl Executor {
                 group.table.apply(table, -1, |block| block.0 as i32);
             }
         }
+        self.wait_for_swaps(plan)
+    }
+
+    /// Prepares the batch of a step that has begun. `needed` returns which hidden states of a span [`Executor::logits`] and
+    /// [`Executor::hidden`] will read, and the slot of its adapter.
+    pub fn prepare(
+        &mut self,
+        plan: &StepPlan,
+        mut needed: impl FnMut(usize, &Span) -> (Needed, Option<u32>),
+    ) -> Result<(), KernelError> {
+        let _phase = phase(&*self.device, "inputs");
         self.batch.clear(self.model.layout().groups.len());
         // Few tokens come first: one call of the decode kernel covers all of them.
         let most = self.model.decode_rows();
@@ -122,7 +132,6 @@ impl Executor {
                 self.batch.tokens[last as usize] = ForwardBatch::AWAITED;
             }
         }
-        self.wait_for_swaps(plan)?;
         // Not those of this step: they have only just been ordered.
         Ok(self.transfers.forget_done(plan.step)?)
     }
@@ -258,11 +267,16 @@ impl Executor {
 
     /// Runs the forward pass. `fill` copies tokens that are known only on the device into the batch.
     pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
-        let Executor { device, model, batch, caches, .. } = self;
+        let Executor { device, model, batch, caches, places, .. } = self;
         let _phase = phase(&**device, "launch");
-        let mut forward = || model.forward_with(batch, caches, fill);
+        let mut forward = || model.forward_with(batch, &mut caches[..*places], fill);
         // The threads of the pool compute only on a CPU.
         if device.features().launches { forward() } else { device.pool().enter(forward) }
+    }
+
+    /// The block tables, one for each group of layers, and the caches of the model for drafts.
+    pub fn for_drafts(&mut self) -> (&HashMap<SeqId, Vec<Vec<i32>>>, &mut [KvCache]) {
+        (&self.tables, &mut self.caches[self.places..])
     }
 
     /// Row of the last token of span `span` in the plan that was prepared last.

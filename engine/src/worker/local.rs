@@ -19,11 +19,13 @@ use sampling::token_logprobs;
 use sched::{RequestId, SeqId, Span, StepPlan};
 
 use super::adapters::{AdapterSlots, SlotError};
+use super::drafter::Drafter;
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
 use super::rows::{Drawn, HostRow, Row, draw_rows, row_work};
 use super::slots::Slots;
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
+use crate::speculate::ProposeError;
 
 /// Why a step could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +92,10 @@ pub(crate) struct LocalWorker {
     slots: Option<Slots>,
     /// `None` if the model takes no adapters.
     adapters: Option<AdapterSlots>,
+    /// `None` if the worker computes no drafts.
+    drafter: Option<Drafter>,
+    /// What became of the beginning of the next step, if its drafts have been computed.
+    begun: Option<Result<(), KernelError>>,
     requests: HashMap<RequestId, RequestState>,
     /// Steps that were not collected, oldest first.
     in_flight: VecDeque<SubmittedStep>,
@@ -99,13 +105,31 @@ pub(crate) struct LocalWorker {
 }
 
 impl Worker for LocalWorker {
+    fn draft(&mut self, input: &StepInput) -> Result<Vec<u32>, ProposeError> {
+        let begun = self.begin(input);
+        let failed = begun.as_ref().err().map(|error| ProposeError(error.to_string()));
+        self.begun = Some(begun);
+        let LocalWorker { drafter, executor, requests, .. } = self;
+        match (drafter, failed) {
+            (Some(drafter), None) => drafter.propose(&input.plan, requests, executor.for_drafts()),
+            // The step will fail too, and report it.
+            (_, Some(failed)) => Err(failed),
+            (None, None) => Err(ProposeError("the worker has no model for drafts".to_string())),
+        }
+    }
+
     fn submit(&mut self, input: Arc<StepInput>) {
-        self.update_requests(&input);
-        let mut step = SubmittedStep::new(input, std::mem::take(&mut self.lists));
-        let launched = match self.in_flight.back() {
-            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::AfterFailed),
-            _ => self.launch(&mut step),
+        let is_behind_failure = self.in_flight.back().is_some_and(|step| step.failure.is_some());
+        let begun = match self.begun.take() {
+            Some(begun) => begun.map_err(Failure::from),
+            None if is_behind_failure => {
+                self.update_requests(&input);
+                Err(Failure::AfterFailed)
+            }
+            None => self.begin(&input).map_err(Failure::from),
         };
+        let mut step = SubmittedStep::new(input, std::mem::take(&mut self.lists));
+        let launched = begun.and_then(|()| self.launch(&mut step));
         step.failure = launched.err();
         self.in_flight.push_back(step);
     }
@@ -150,7 +174,7 @@ impl LocalWorker {
         caches: Vec<KvCache>,
         swap_space: SwapSpace,
         limits: Option<Limits>,
-        adapters: Option<Arc<AdapterStore>>,
+        (adapters, drafter): (Option<Arc<AdapterStore>>, Option<Drafter>),
     ) -> Result<(LocalWorker, WorkerInfo), SampleError> {
         let slots = limits.map(|limits| Slots::new(device.clone(), limits)).transpose()?;
         let num_slots = model.decoder().adapters.map_or(0, |limits| limits.slots);
@@ -167,6 +191,8 @@ impl LocalWorker {
             device,
             slots,
             adapters: adapters.map(|store| AdapterSlots::new(store, num_slots)),
+            drafter,
+            begun: None,
             requests: HashMap::new(),
             in_flight: VecDeque::new(),
             rows: Vec::new(),
@@ -175,10 +201,24 @@ impl LocalWorker {
         Ok((worker, info))
     }
 
+    /// Does what precedes the forward pass and the drafts.
+    fn begin(&mut self, input: &StepInput) -> Result<(), KernelError> {
+        self.update_requests(input);
+        self.executor.begin(&input.plan)?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.begin(&input.plan);
+        }
+        Ok(())
+    }
+
     /// Applies the changes to requests and sequences. They hold even if the step fails.
     fn update_requests(&mut self, input: &StepInput) {
-        let LocalWorker { executor, slots, requests, .. } = self;
+        let LocalWorker { executor, slots, requests, drafter, .. } = self;
         executor.release(&input.plan.released);
+        if let Some(drafter) = drafter {
+            drafter.forget(&input.plan.released);
+            drafter.forget(&input.ended);
+        }
         for request in &input.requests {
             requests.insert(request.id, RequestState::new(request.clone()));
         }
@@ -209,7 +249,7 @@ impl LocalWorker {
         }
     }
 
-    /// Orders a step on the device: block copies, forward pass, draws.
+    /// Orders a step that has begun on the device: forward pass, draws.
     fn launch(&mut self, step: &mut SubmittedStep) -> Result<(), Failure> {
         let input = step.input.clone();
         let LocalWorker { executor, adapters, requests, .. } = self;
@@ -243,7 +283,10 @@ impl LocalWorker {
             return Ok(());
         }
         self.assign_draws(step)?;
-        let LocalWorker { device, executor, slots, rows, .. } = self;
+        let LocalWorker { device, executor, slots, rows, drafter, requests, .. } = self;
+        if let Some(drafter) = drafter {
+            drafter.follow(&input.plan, requests, executor.for_drafts());
+        }
         let Some(slots) = slots else { return Ok(executor.forward(None)?) };
         slots.stage()?;
         executor.forward(Some(&|tokens| slots.fill(tokens)))?;

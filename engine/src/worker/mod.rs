@@ -12,6 +12,7 @@
 //! fails, the steps that were submitted behind it are dropped too, because they read what it should have written.
 
 mod adapters;
+mod drafter;
 mod executor;
 mod local;
 mod pooling;
@@ -32,10 +33,23 @@ use sampling::{Likely, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 use sched::{RequestId, SeqId, StepPlan};
 use serde::{Deserialize, Serialize};
 
+use crate::speculate::ProposeError;
+pub(crate) use drafter::Drafter;
 pub(crate) use local::LocalWorker;
 
 /// Computes steps, in the order in which they are submitted.
 pub trait Worker: Send {
+    /// Computes the drafts of a step, whose spans have as many placeholders. No step may be in flight, and this one must be
+    /// submitted next, with these drafts or others. Returns the drafts of all spans in order; what it writes to `input`'s blocks
+    /// affects no other result.
+    ///
+    /// # Errors
+    /// The worker computes no drafts, or it cannot go on.
+    fn draft(&mut self, input: &StepInput) -> Result<Vec<u32>, ProposeError> {
+        let _ = input;
+        Err(ProposeError("the worker has no model for drafts".to_string()))
+    }
+
     /// Submits a step. Its errors are returned by [`Worker::collect`].
     fn submit(&mut self, input: Arc<StepInput>);
 
@@ -105,6 +119,8 @@ pub struct NewRequest {
     pub pooling: Option<Pooling>,
     /// The adapter that computes it.
     pub adapter: Option<Arc<AdapterRef>>,
+    /// Its sequences may get drafts that the worker computes.
+    pub speculative: bool,
 }
 
 /// What is drawn from the last rows of a span.

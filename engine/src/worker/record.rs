@@ -6,7 +6,7 @@
 //! inputs must give equal outputs, to the bit.
 //!
 //! ```text
-//! "quire recording 1\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
+//! "quire recording 2\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
 //! ```
 //!
 //! A length is 4 bytes, little-endian; an entry is in [postcard](https://postcard.jamesmunns.com)'s format.
@@ -23,8 +23,9 @@ use serde::{Deserialize, Serialize};
 use super::{StepError, StepInput, StepOutput, Worker};
 use crate::api::EngineConfig;
 use crate::error::EngineError;
+use crate::speculate::ProposeError;
 
-pub(crate) const MAGIC: &[u8] = b"quire recording 1\n";
+pub(crate) const MAGIC: &[u8] = b"quire recording 2\n";
 /// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 
@@ -114,6 +115,11 @@ impl Recorder {
 }
 
 impl Worker for Recorder {
+    /// Not recorded: the input has the drafts.
+    fn draft(&mut self, input: &StepInput) -> Result<Vec<u32>, ProposeError> {
+        self.worker.draft(input)
+    }
+
     fn submit(&mut self, input: Arc<StepInput>) {
         self.write(&EntryRef::Input(&input));
         self.worker.submit(input);

@@ -73,6 +73,14 @@ impl<'a> Row<'a> {
         Row { at, logits, sampling, context, likeliest, live, drawn: None }
     }
 
+    /// A row of the logits of a draft model. The token is drawn as the sequence's next one would be, without a grammar.
+    pub fn of_draft(state: &'a RequestState, at: HostRow, seq: SeqId, logits: &'a [f32]) -> Row<'a> {
+        let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
+        let output = state.outputs.get(seq.index as usize).and_then(Option::as_deref).unwrap_or_default();
+        let context = Context { prompt, output, stop_ids, allowed: None, seed: *seed, sequence: 0 };
+        Row { at, logits, sampling, context, likeliest: None, live: vec![seq], drawn: None }
+    }
+
     fn draw(&mut self, sampler: &mut Sampler) {
         let Row { logits, sampling, context, likeliest, ref live, .. } = *self;
         self.drawn = match (likeliest, live.first()) {
