@@ -3,18 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use engine::speculate::{ProposeError, Speculation};
+use engine::speculate::{Proposal, ProposeError, Proposer, Source, Speculation};
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
 use engine::{
-    DraftCheckpoint, Engine, EngineConfig, EngineParts, ModelSource, PreemptionMode, SpeculativeConfig,
-    SpeculativeMethod,
+    Constraint, ConstraintError, DraftCheckpoint, Engine, EngineConfig, EngineParts, Mask, ModelSource, PreemptionMode,
+    SpeculativeConfig, SpeculativeMethod, TokenSet,
 };
 use proptest::prelude::*;
+use sched::SeqId;
 use serde_json::json;
 use tempfile::TempDir;
 use testkit::reference;
 
-use crate::common::{config, on_sim, request};
+use crate::common::{VOCABULARY, config, on_sim, request};
 use crate::overlap::{Load, answers};
 use crate::speculate::{Case, case, check_with, loads, plain};
 
@@ -115,6 +116,72 @@ fn a_model_is_always_right_about_itself_with_every_sampling_option() {
             assert!(right == all && all > 100, "{blocks} blocks, swaps {swaps}: {right} of {all}");
         }
     }
+}
+
+/// Allows one token at each of the first positions, and every token later.
+#[derive(Clone)]
+struct Forced(usize);
+
+impl Constraint for Forced {
+    fn mask(&mut self) -> Result<Mask, ConstraintError> {
+        let mut tokens = TokenSet::new(VOCABULARY);
+        let forced = 100 + self.0 as u32 * 31;
+        let allowed = if self.0 < 8 { forced..forced + 1 } else { 0..VOCABULARY as u32 };
+        allowed.for_each(|token| tokens.insert(token));
+        Ok(Mask { tokens, may_end: false })
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// Asks the worker for drafts in each third step.
+struct Sometimes(usize);
+
+impl Proposer for Sometimes {
+    fn by_worker(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, _: SeqId, _: &Source, _: &[u32]) {}
+
+    fn extend(&mut self, _: SeqId, _: u32) {}
+
+    fn end(&mut self, _: SeqId) {}
+
+    fn propose(&mut self, wanted: &mut [Proposal]) -> Result<(), ProposeError> {
+        self.0 += 1;
+        let asks = self.0.is_multiple_of(3);
+        wanted.iter_mut().for_each(|proposal| proposal.drafts.resize(if asks { proposal.most } else { 0 }, 0));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_draft_model_computes_what_was_drawn_instead_of_its_wrong_drafts() {
+    let config = EngineConfig { speculative: drafts_of(&llama(), 4), ..twice(config(60)) };
+    let parts = EngineParts::load(&config, &|_, _| {}).unwrap();
+    let speculation =
+        Some(Speculation { proposer: Box::new(Sometimes(0)), num_speculative_tokens: 4, is_adaptive: false });
+    let mut engine = Engine::new(EngineParts { speculation, ..parts }).unwrap();
+    engine.submit_constrained(request(2, 12, 70, 1), Box::new(Forced(0))).unwrap();
+    while engine.has_work() {
+        engine.step(|_, _| {});
+    }
+    let spec = engine.stats().spec_decode;
+    let wrong = spec.num_draft_tokens - spec.num_accepted_tokens;
+    // Drafts are wrong only while the constraint forces other tokens.
+    assert!((4..=3 * 4).contains(&wrong) && spec.num_accepted_tokens > 28, "{spec:?}");
 }
 
 #[test]
