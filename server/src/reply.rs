@@ -1,7 +1,7 @@
 //! Parts that all responses and chunks of completions share: the envelope, choices and usage.
 
 use engine::{Delta, DraftCounts, FinishReason, StopCause};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::app::{App, unix_seconds};
 use super::json::Json;
@@ -67,12 +67,19 @@ impl Usage {
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         });
-        let DraftCounts { accepted, rejected } = self.drafts;
-        if accepted + rejected > 0 {
-            usage["completion_tokens_details"] =
-                json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected});
+        let details = self.draft_details();
+        if !details.is_empty() {
+            usage["completion_tokens_details"] = details.into();
         }
         usage
+    }
+
+    /// The numbers of drafts among the details of the output, if there were any.
+    pub fn draft_details(&self) -> Map<String, Value> {
+        let DraftCounts { accepted, rejected } = self.drafts;
+        let numbers = [("accepted_prediction_tokens", accepted), ("rejected_prediction_tokens", rejected)];
+        let numbers = numbers.into_iter().filter(|_| accepted + rejected > 0);
+        numbers.map(|(name, count)| (name.to_string(), count.into())).collect()
     }
 }
 

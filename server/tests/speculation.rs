@@ -100,4 +100,10 @@ fn a_stream_has_the_same_text_and_the_usage_of_drafts() {
         usage["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64().unwrap() > 10,
         "{usage}"
     );
+    let schema = json!({"type": "array", "minItems": 8, "maxItems": 8, "items": {"const": {"name": "a", "size": 1}}});
+    let format = json!({"type": "json_schema", "name": "records", "schema": schema});
+    let body = json!({"input": JSON, "temperature": 0, "max_output_tokens": 120, "text": {"format": format}});
+    let answer = server.ok("/v1/responses", body);
+    let details = &answer["usage"]["output_tokens_details"];
+    assert!(details["accepted_prediction_tokens"].as_u64().unwrap() > 10, "{answer}");
 }

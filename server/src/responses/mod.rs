@@ -95,6 +95,7 @@ impl Reply {
                 let scores = block_if_large(&delta, || {
                     self.logprobs.map_or(Vec::new(), |k| logprobs::tokens(self.app.tokenizer(), &delta.tokens, k))
                 });
+                self.writer.usage.drafts += delta.drafts;
                 self.writer.write(piece, delta.tokens.len(), scores);
                 if let Some(reason) = &delta.finish {
                     let is_cut = *reason == FinishReason::Length;

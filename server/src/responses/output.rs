@@ -96,11 +96,13 @@ impl Writer {
         let status = self.ended.map_or("in_progress", Status::name);
         let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
         let usage = self.ended.map(|_| {
+            let mut details = self.usage.draft_details();
+            details.insert("reasoning_tokens".into(), self.reasoning_tokens.into());
             json!({
                 "input_tokens": self.usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": self.usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+                "output_tokens_details": details,
                 "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
             })
         });
