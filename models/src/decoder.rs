@@ -20,6 +20,7 @@
 //! FOLDER` prints the result, one line per part.
 
 mod attention;
+mod beside;
 mod linear;
 mod mlp;
 mod norm;
@@ -33,6 +34,7 @@ use serde::Serialize;
 use crate::lora::AdapterLimits;
 
 pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
+pub use beside::Beside;
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
@@ -51,6 +53,9 @@ pub struct Decoder {
     pub final_norm: Option<Norm>,
     /// From hidden states to logits.
     pub head: Head,
+    /// Layers in front of which the stream is kept for a [predictor](Beside).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub taps: Vec<usize>,
     /// Sizes of the memory for LoRA adapters; `None`: the decoder takes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapters: Option<AdapterLimits>,
@@ -71,6 +76,9 @@ pub struct Embedding {
     pub norm: Option<Norm>,
     /// Inputs of [`PerLayer`] networks.
     pub per_layer: Option<PerLayerInputs>,
+    /// Hidden states of another decoder, which a predictor reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
 }
 
 /// Inputs that every layer has of its own for a token with the first row x of the residual stream:
@@ -111,6 +119,9 @@ pub struct Head {
     pub scale: f32,
     /// `Some(c)`: a logit x becomes `c * tanh(x / c)`.
     pub soft_cap: Option<f32>,
+    /// Name of a tensor of integers, if the head has rows for some tokens alone: row i is that of token `i + tensor[i]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<String>,
     /// Rows that are no token: their logits are −∞. Only a head without a bias and a soft cap has them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked: Vec<u32>,
@@ -249,6 +260,11 @@ impl Decoder {
         self.embedding.tokens.rows()
     }
 
+    /// Number of logits of a row.
+    pub fn num_logits(&self) -> usize {
+        self.head.linear.as_ref().map_or(self.vocab_size(), Linear::rows)
+    }
+
     /// Width of the residual stream.
     pub fn hidden_size(&self) -> usize {
         self.embedding.projection.as_ref().map_or(self.embedding.tokens.inputs, Linear::rows)
@@ -323,11 +339,12 @@ impl Decoder {
     }
 
     /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, projection, inputs of layers),
-    /// of the layers, of the head (projection, logits).
+    /// hidden states of another decoder), of the layers, of the head (projection, logits).
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let Embedding { tokens, positions, projection, per_layer, .. } = &self.embedding;
+        let Embedding { tokens, positions, projection, per_layer, beside, .. } = &self.embedding;
         let of_embedding = std::iter::once(tokens).chain(positions.iter().map(|it| &it.table)).chain(projection);
         let of_embedding = of_embedding.chain(per_layer.iter().flat_map(|it| [&it.projection, &it.tokens]));
+        let of_embedding = of_embedding.chain(beside.iter().flat_map(Beside::linears));
         let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
         of_embedding.chain(of_layers).chain(&self.head.projection).chain(&self.head.linear)
     }
@@ -357,7 +374,8 @@ impl Decoder {
 
     /// Norms, in order: those of the embedding, those of the layers, the final norm.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let of_embedding = self.embedding.norm.iter().chain(self.embedding.per_layer.iter().map(|it| &it.norm));
+        let beside = self.embedding.beside.iter().flat_map(Beside::norms);
+        let of_embedding = beside.chain(&self.embedding.norm).chain(self.embedding.per_layer.iter().map(|it| &it.norm));
         of_embedding.chain(self.branches().flat_map(Branch::norms)).chain(&self.final_norm)
     }
 
@@ -392,9 +410,10 @@ impl Decoder {
         let Decoder { embedding, layers, head, .. } = self;
         let mixers = layers.iter_mut().flat_map(|layer| &mut layer.branches);
         let of_layers = mixers.flat_map(|branch| branch.mixer.linears_mut());
-        let Embedding { tokens, projection, per_layer, .. } = embedding;
+        let Embedding { tokens, projection, per_layer, beside, .. } = embedding;
         let per_layer = per_layer.iter_mut().flat_map(|it| [&mut it.projection, &mut it.tokens]);
-        let others = std::iter::once(tokens).chain(projection).chain(per_layer);
+        let beside = beside.iter_mut().flat_map(Beside::linears_mut);
+        let others = std::iter::once(tokens).chain(projection).chain(per_layer).chain(beside);
         others.chain(of_layers).chain(&mut head.projection).chain(&mut head.linear)
     }
 

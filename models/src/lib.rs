@@ -77,10 +77,10 @@ pub use checkpoint::{
     FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, RoundActivations, WeightView, Weights, demo, gguf,
 };
 pub use decoder::Decoder;
-pub use families::{ModelConfig, Supported, supported};
+pub use families::{Eagle3, ModelConfig, Supported, supported};
 pub use forward::{
-    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, Progress,
-    StepLimits, WeightBytes, check_weights, checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes,
-    layers_with_kv_scales, load_matrix, weight_bytes,
+    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, Progress, States,
+    StepLimits, WeightBytes, check_weights, checkpoint_dtype, graph_sizes, head_tokens, in_stored_forms, kernels,
+    kv_scale_bytes, layers_with_kv_scales, load_matrix, weight_bytes, weight_bytes_beside,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

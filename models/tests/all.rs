@@ -22,6 +22,7 @@ mod layout;
 mod lora;
 mod naive;
 mod pooling;
+mod predictors;
 mod quantized;
 mod reference_cases;
 mod reference_texts;

@@ -15,6 +15,9 @@ pub struct Attention {
     /// Projections to queries, keys and values, `[(num_heads + 2 * own_kv_heads) * head_dim, inputs]`, and behind them to the
     /// output gate, `[num_heads * head_dim, inputs]`, if there is one.
     pub qkv: Linear,
+    /// A second product for queries, keys and values, of the normed embedding of a [predictor](super::Beside); the two are added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Linear>,
     /// Number and size of the heads.
     pub heads: Heads,
     /// `Some(c)`: queries, keys and values are clamped to -c..=c after the projection and the norms before the rotary embedding.
@@ -117,12 +120,13 @@ impl Attention {
         let latent = self.latent.as_ref();
         let down = latent.and_then(|latent| latent.query_down.as_ref()).map(|(down, _)| down);
         let query = latent.map(|latent| &latent.query);
-        down.into_iter().chain(query).chain([&self.qkv, &self.output]).collect()
+        down.into_iter().chain(query).chain([&self.qkv]).chain(&self.beside).chain([&self.output]).collect()
     }
 
     /// All linear layers.
     pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear> {
         let mut all = vec![&mut self.qkv, &mut self.output];
+        all.extend(&mut self.beside);
         if let Some(latent) = &mut self.latent {
             all.extend(latent.query_down.as_mut().map(|(down, _)| down));
             all.push(&mut latent.query);

@@ -9,6 +9,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     declare,
     reference: &["bloom"],
     largest: "bigscience/bloom (176B)",
+    ..Family::BASE
 }];
 
 const SPEC: Spec = Spec {

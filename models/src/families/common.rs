@@ -10,8 +10,8 @@ use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{
-    Activation, Attention, Branch, Decoder, Embedding, Head, Heads, Layer, Linear, Mixer, Mlp, Norm, NormKind, Part,
-    Positions, Role, Rope,
+    Activation, Attention, Beside, Branch, Decoder, Embedding, Head, Heads, Layer, Linear, Mixer, Mlp, Norm, NormKind,
+    Part, Pick, Positions, Role, Rope,
 };
 
 /// Defaults of transformers for absent keys.
@@ -227,6 +227,7 @@ impl Common {
                 projection: None,
                 norm: None,
                 per_layer: None,
+                beside: None,
             },
             layers,
             final_norm: Some(self.norm(format!("{root}.{final_norm}"))),
@@ -235,10 +236,37 @@ impl Common {
                 linear: (!self.tied).then_some(head),
                 scale: 1.0,
                 soft_cap: None,
+                tokens: None,
                 masked: Vec::new(),
             },
+            taps: Vec::new(),
             adapters: None,
         }
+    }
+
+    /// The predictor of one layer that reads a token and the hidden state before it ("DeepSeek-V3 Technical Report", 2024, section
+    /// 2.2), with the table of tokens and the head of the decoder. `modules` are the norm of the embedding, that of the state, the
+    /// projection of both, and the norm of the result.
+    pub fn predictor(&self, layer: Layer, modules: [String; 4]) -> Decoder {
+        let [token_norm, state_norm, projection, final_norm] = modules;
+        let hidden = self.hidden_size;
+        let half = |first: usize| {
+            let pick = Pick { inputs: Some((first, 2 * hidden)), ..Pick::all(hidden) };
+            let part = Part::picked(projection.clone(), hidden, pick);
+            Linear { adapters: false, ..Linear::new(hidden, Role::Column, [part]) }
+        };
+        let decoder = self.decoder_of(vec![layer]);
+        let beside = Beside {
+            zero_first: true,
+            token_norm: self.norm(token_norm),
+            state_norm: Some(self.norm(state_norm)),
+            states: vec![half(hidden)],
+            projects_own: true,
+            token: Some(half(0)),
+            continues_normed: false,
+        };
+        let embedding = Embedding { beside: Some(beside), ..decoder.embedding };
+        Decoder { embedding, final_norm: Some(self.norm(final_norm)), ..decoder }
     }
 
     /// A table with a row per token, or the head.
@@ -291,6 +319,7 @@ impl Common {
         let output = Part::new(format!("{name}.{output}"), self.hidden_size);
         Attention {
             qkv: packing.linear(&name, heads, self.hidden_size),
+            beside: None,
             heads,
             clip: None,
             query_norm: None,

@@ -26,6 +26,10 @@ pub struct ModelConfig {
     pub architecture: &'static str,
     /// Declaration of its layers.
     pub decoder: Decoder,
+    /// Declaration of the layer behind the last one that predicts a further token, if `config.json` says that there is one. Of several
+    /// it is the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predictor: Option<Decoder>,
     /// Greatest number of tokens in a context, according to the checkpoint.
     pub max_position_embeddings: usize,
     /// End-of-sequence token ids (a number or a list in the file).
@@ -62,6 +66,7 @@ impl ModelConfig {
         Ok(ModelConfig {
             architecture: family.architectures.first().copied().unwrap_or_default(),
             decoder: (family.declare)(&fields, max_position_embeddings)?,
+            predictor: (family.predict)(&fields, max_position_embeddings)?,
             max_position_embeddings,
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })

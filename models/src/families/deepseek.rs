@@ -1,12 +1,14 @@
 //! DeepSeek V2 and V3 (and R1, Kimi K2): latent attention and experts, of which some are shared.
 //!
 //! The first layers are dense. V2 scores experts by softmax; V3 by sigmoid, with a bias for the choice alone. Both may restrict
-//! the choice to the best groups of experts. Layers behind the last one predict further tokens and are not read.
+//! the choice to the best groups of experts. A layer behind the last one predicts a further token.
 
 use super::experts::{self, Shared};
 use super::rope::{self, yarn_mscale};
 use super::sizes::{self, MAX_EXPERTS, MAX_GROUPS, MAX_HEAD_DIM, MAX_LAYERS, MAX_MODULES, MAX_WIDTH, positive};
-use super::{Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Norm, Packing, Part, Pick, RopeDefaults};
+use super::{
+    Attention, Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Norm, Packing, Part, Pick, RopeDefaults,
+};
 use super::{Role, Routing, Scores, Spec};
 use crate::decoder::{Experts, Groups, Heads, Latent, Linear, RopeScaling};
 
@@ -23,6 +25,10 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["DeepseekV3ForCausalLM"],
         model_types: &["deepseek_v3", "kimi_k2"],
         declare: |fields, max_positions| declare(fields, max_positions, routing_v3),
+        predict: |fields, max_positions| {
+            let (common, layer) = layers(fields, max_positions, routing_v3)?;
+            predictor(fields, &common, layer)
+        },
         largest: "moonshotai/Kimi-K2-Instruct (1T, in bfloat16)",
         ..Family::BASE
     },
@@ -86,6 +92,28 @@ fn declare(
     max_positions: usize,
     routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
 ) -> Result<Decoder, LoadError> {
+    let (common, layer) = layers(fields, max_positions, routing)?;
+    Ok(common.decoder(layer))
+}
+
+/// The predictor in the layer behind the last one, if there is one.
+pub(super) fn predictor(
+    fields: &Fields<'_>,
+    common: &Common,
+    layer: impl Fn(usize) -> Layer,
+) -> Result<Option<Decoder>, LoadError> {
+    let count = fields.integer("num_nextn_predict_layers", 0..=MAX_LAYERS)?.unwrap_or(0);
+    let number = common.num_layers;
+    let modules = ["enorm", "hnorm", "eh_proj", "shared_head.norm"].map(|name| common.at(number, name));
+    Ok((count > 0).then(|| common.predictor(layer(number), modules)))
+}
+
+/// What builds a layer, given its number.
+fn layers(
+    fields: &Fields<'_>,
+    max_positions: usize,
+    routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
+) -> Result<(Common, impl Fn(usize) -> Layer), LoadError> {
     let mut common = Common::read(fields, max_positions, Spec { rope: None, ..Spec::LLAMA })?;
     let sizes = LatentSizes::read(fields, &mut common, max_positions, true, None)?;
     let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(0) as usize;
@@ -93,14 +121,16 @@ fn declare(
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
     let (count, routing) = routing(fields)?;
-    Ok(common.decoder(|layer| {
-        let attention = latent(&common, layer, &sizes);
+    let parts = common.clone();
+    let layer = move |layer| {
+        let attention = latent(&parts, layer, &sizes);
         let mlp = match layer >= first_sparse && layer.is_multiple_of(step) {
-            false => Mixer::Mlp(common.mlp(layer)),
-            true => Mixer::Experts(self::mixture(&common, layer, &routing, count, width, shared)),
+            false => Mixer::Mlp(parts.mlp(layer)),
+            true => Mixer::Experts(self::mixture(&parts, layer, &routing, count, width, shared)),
         };
-        common.layer(layer, attention, mlp)
-    }))
+        parts.layer(layer, attention, mlp)
+    };
+    Ok((common, layer))
 }
 
 /// Latent attention with the tensors of DeepSeek. `kv_b_proj` holds for each head the rows of its keys, then of its values.

@@ -32,6 +32,7 @@ pub(super) const FAMILIES: &[Family] = &[
         declare: |fields, max_positions| declare(fields, max_positions, GEMMA3),
         reference: &["gemma3-text"],
         largest: "google/gemma-3-27b-it",
+        ..Family::BASE
     },
 ];
 

@@ -1,10 +1,10 @@
 //! GLM-4 and GLM-4.5.
 //!
 //! Half of each head is rotated, in GLM-4 in pairs of neighbours. GLM-4-0414 also norms the output of each branch; its
-//! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router of DeepSeek V3.
+//! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router and the predictor of DeepSeek V3.
 
 use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};
-use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Packing, RopeDefaults, Spec, deepseek};
+use super::{Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, RopeDefaults, Spec, deepseek};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -25,7 +25,14 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["Glm4MoeForCausalLM"],
         model_types: &["glm4_moe"],
-        declare: declare_moe,
+        declare: |fields, max_positions| {
+            let (common, layer) = layers_moe(fields, max_positions)?;
+            Ok(common.decoder(layer))
+        },
+        predict: |fields, max_positions| {
+            let (common, layer) = layers_moe(fields, max_positions)?;
+            deepseek::predictor(fields, &common, layer)
+        },
         largest: "zai-org/GLM-4.5 (355B)",
         ..Family::BASE
     },
@@ -57,7 +64,8 @@ fn declare(fields: &Fields<'_>, max_positions: usize, norms_after: bool) -> Resu
     }))
 }
 
-fn declare_moe(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+/// What builds a layer of GLM-4.5, given its number.
+fn layers_moe(fields: &Fields<'_>, max_positions: usize) -> Result<(Common, impl Fn(usize) -> Layer), LoadError> {
     let spec = Spec { eps: ("rms_norm_eps", 1e-5), rope: Some(HALF), ..Spec::LLAMA };
     let common = Common::read(fields, max_positions, spec)?;
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
@@ -66,16 +74,18 @@ fn declare_moe(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, Loa
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let (count, routing) = deepseek::routing_v3(fields)?;
     let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(1) as usize;
-    Ok(common.decoder(|layer| {
-        let mut attention = common.attention(layer).biased(bias, false);
+    let parts = common.clone();
+    let layer = move |layer| {
+        let mut attention = parts.attention(layer).biased(bias, false);
         if head_norms {
-            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+            attention.query_norm = Some(parts.head_norm(layer, "self_attn.q_norm"));
+            attention.key_norm = Some(parts.head_norm(layer, "self_attn.k_norm"));
         }
         let mlp = match layer < first_sparse {
-            true => Mixer::Mlp(common.mlp(layer)),
-            false => Mixer::Experts(deepseek::mixture(&common, layer, &routing, count, width, shared)),
+            true => Mixer::Mlp(parts.mlp(layer)),
+            false => Mixer::Experts(deepseek::mixture(&parts, layer, &routing, count, width, shared)),
         };
-        common.layer(layer, attention, mlp)
-    }))
+        parts.layer(layer, attention, mlp)
+    };
+    Ok((common, layer))
 }

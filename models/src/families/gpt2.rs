@@ -13,6 +13,7 @@ pub(super) const FAMILIES: &[Family] = &[
         declare: |fields, max_positions| declare(fields, max_positions, true),
         reference: &["gpt2"],
         largest: "openai-community/gpt2-xl",
+        ..Family::BASE
     },
     Family {
         architectures: &["GPTBigCodeForCausalLM"],

@@ -12,6 +12,7 @@ mod common;
 mod config;
 mod deepseek;
 mod dots1;
+mod eagle3;
 mod ernie;
 mod exaone4;
 mod experts;
@@ -53,6 +54,7 @@ mod unknown;
 use serde_json::Value;
 
 pub use config::ModelConfig;
+pub use eagle3::Eagle3;
 
 // What a family file imports.
 use crate::checkpoint::error::LoadError;
@@ -77,6 +79,8 @@ pub(crate) struct Family {
     pub positions: (&'static [&'static str], Option<usize>),
     /// Declares the decoder, given the keys of `config.json` and that number.
     pub declare: fn(&Fields<'_>, usize) -> Result<Decoder, LoadError>,
+    /// Declares the predictor that the checkpoint carries, given the same; `None` if it carries none.
+    pub predict: fn(&Fields<'_>, usize) -> Result<Option<Decoder>, LoadError>,
     /// Reference cases whose results the tests compare.
     pub reference: &'static [&'static str],
     /// Largest checkpoint that is known to the authors.
@@ -90,6 +94,7 @@ impl Family {
         model_types: &[],
         positions: (&["max_position_embeddings"], None),
         declare: |fields, _| Err(fields.wrong("model_type", "the name of a family")),
+        predict: |_, _| Ok(None),
         reference: &[],
         largest: "",
     };

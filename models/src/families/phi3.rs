@@ -11,6 +11,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     declare,
     reference: &["phi3-longrope"],
     largest: "microsoft/phi-4 (14B)",
+    ..Family::BASE
 }];
 
 fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {

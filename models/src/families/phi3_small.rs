@@ -15,6 +15,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     declare,
     reference: &[],
     largest: "microsoft/Phi-3-small-128k-instruct (7B)",
+    ..Family::BASE
 }];
 
 const SPEC: Spec = Spec {

@@ -1,7 +1,7 @@
 //! Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in each fourth layer.
 //!
 //! Attention has norms of query and key heads and a rotary embedding on a quarter of each head. All norms but those within
-//! recurrent layers store their weights less 1. Qwen3-Next packs the projections of recurrent layers by key head; Qwen3.5 has a
+//! recurrent layers store their weights less 1. A layer of attention predicts a further token. Qwen3-Next packs the projections of recurrent layers by key head; Qwen3.5 has a
 //! tensor for each, and its mixtures have one tensor for all experts.
 
 use super::experts;
@@ -17,6 +17,7 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Qwen3NextForCausalLM"],
         model_types: &["qwen3_next"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Next),
+        predict: |fields, max_positions| predict(fields, max_positions, Generation::Next),
         reference: &["qwen3-next"],
         largest: "Qwen/Qwen3-Next-80B-A3B-Instruct",
         ..Family::BASE
@@ -25,6 +26,7 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
         model_types: &["qwen3_5_text", "qwen3_5"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Dense),
+        predict: |fields, max_positions| predict(fields, max_positions, Generation::Dense),
         largest: "Qwen/Qwen3.5-27B",
         ..Family::BASE
     },
@@ -32,6 +34,7 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
         model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Mixture),
+        predict: |fields, max_positions| predict(fields, max_positions, Generation::Mixture),
         largest: "Qwen/Qwen3.5-397B-A17B",
         ..Family::BASE
     },
@@ -48,7 +51,7 @@ enum Generation {
     Mixture,
 }
 
-fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Decoder, LoadError> {
+fn common(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Common, LoadError> {
     let sizes = match generation {
         Generation::Dense => &[("head_dim", 256), ("num_key_value_heads", 4)][..],
         // All layers of a mixture may be sparse, so `intermediate_size` may be absent.
@@ -56,7 +59,11 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     };
     let rope = RopeDefaults { partial: ("partial_rotary_factor", 0.25), ..RopeDefaults::LLAMA };
     let spec = Spec { sizes, norm_plus_one: true, rope: Some(rope), ..Spec::LLAMA };
-    let common = Common::read(fields, max_positions, spec)?;
+    Common::read(fields, max_positions, spec)
+}
+
+fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Decoder, LoadError> {
+    let common = common(fields, max_positions, generation)?;
     if common.activation != Activation::Silu {
         return Err(fields.wrong("hidden_act", "\"silu\", which the convolutions of recurrent layers compute"));
     }
@@ -70,9 +77,45 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
         Generation::Next => qwen::sparse_layers(fields, &common)?,
         _ => vec![generation == Generation::Mixture; common.num_layers],
     };
-    common.try_decoder(|layer| {
-        let mixer = if is_recurrent[layer] {
-            Mixer::Recurrent(recurrent.layer(&common, layer, generation))
+    let build = Build { fields, common: &common, recurrent: &recurrent, bias, generation };
+    common.try_decoder(|layer| build.layer(layer, is_recurrent[layer], sparse[layer]))
+}
+
+/// The predictor: an attention layer, under names of its own.
+fn predict(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Option<Decoder>, LoadError> {
+    for key in ["num_nextn_predict_layers", "mtp_num_hidden_layers"] {
+        if fields.integer(key, 0..=MAX_LAYERS)? == Some(0) {
+            return Ok(None);
+        }
+    }
+    let common = common(fields, max_positions, generation)?;
+    let recurrent = Sizes::read(fields)?;
+    let bias = fields.boolean("attention_bias")?.unwrap_or(false);
+    let own = Common { spec: Spec { root: "mtp", ..common.spec }, ..common.clone() };
+    let build = Build { fields, common: &own, recurrent: &recurrent, bias, generation };
+    let layer = build.layer(0, false, generation != Generation::Dense)?;
+    let modules = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"].map(|name| format!("mtp.{name}"));
+    let mut decoder = common.predictor(layer, modules);
+    if let Some(beside) = &mut decoder.embedding.beside {
+        (beside.zero_first, beside.continues_normed) = (false, true);
+    }
+    Ok(Some(decoder))
+}
+
+/// What a layer is built from.
+struct Build<'a> {
+    fields: &'a Fields<'a>,
+    common: &'a Common,
+    recurrent: &'a Sizes,
+    bias: bool,
+    generation: Generation,
+}
+
+impl Build<'_> {
+    fn layer(&self, layer: usize, is_recurrent: bool, is_sparse: bool) -> Result<Layer, LoadError> {
+        let &Build { fields, common, recurrent, bias, generation } = self;
+        let mixer = if is_recurrent {
+            Mixer::Recurrent(recurrent.layer(common, layer, generation))
         } else {
             let packing = Packing::Gated(["q_proj", "k_proj", "v_proj"]);
             let module = common.at(layer, "self_attn");
@@ -82,8 +125,8 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
             attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
             Mixer::Attention(attention)
         };
-        let mlp = if sparse[layer] {
-            let mut mixture = qwen::mixture(fields, &common, layer, Some(512))?;
+        let mlp = if is_sparse {
+            let mut mixture = qwen::mixture(fields, common, layer, Some(512))?;
             mixture.routing.renormalise = true;
             if generation == Generation::Mixture {
                 let names = ["gate_up_proj", "down_proj"].map(|name| common.at(layer, &format!("mlp.experts.{name}")));
@@ -98,7 +141,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
         let branch = |name: &str, mixer: Mixer| Branch::new(common.norm(common.at(layer, name)), mixer);
         let branches = vec![branch("input_layernorm", mixer), branch("post_attention_layernorm", mlp)];
         Ok(Layer { branches, parallel: false, scalar: None })
-    })
+    }
 }
 
 /// Whether each layer is recurrent: according to `layer_types`, or all but each `full_attention_interval`-th.

@@ -163,7 +163,7 @@ impl Model {
 
     /// The work that a graph records: all layers, and the logits of all rows if their buffer is large enough.
     fn decode_work(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        self.pass(padded, caches)?;
+        self.pass(padded, caches, None)?;
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
             let (step, on) = (&mut self.step, (&self.kernels, &*self.device));

@@ -87,13 +87,16 @@ impl Launched {
     pub fn bytes(decoder: &Decoder, ropes: &[Rope], dtype: Dtype, limits: &StepLimits) -> usize {
         let frequencies = ropes.iter().map(|rope| rope.dims / 2).sum::<usize>() * size_of::<f32>();
         let experts = ExpertMemory::bytes(decoder, limits.max_rows, dtype);
-        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + Upload::bytes() + frequencies + experts
+        (3 * limits.max_rows + limits.max_rows.max(limits.result_rows())) * size_of::<u32>()
+            + Upload::bytes()
+            + frequencies
+            + experts
     }
 }
 
 impl LayerOps for Launched {
     fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
-        self.requested = Mirror::new(&*self.device, limits.result_rows() * size_of::<u32>())?;
+        self.requested = Mirror::new(&*self.device, limits.max_rows.max(limits.result_rows()) * size_of::<u32>())?;
         // Free the old ones first: the plan has no memory for both.
         self.workspaces.clear();
         for (_, parts) in &self.views {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes};
 use device::gemm::{ByteMatrix, PartForm, Purpose, WeightRows};
@@ -141,9 +142,21 @@ impl<'a> Loader<'a> {
         Ok(Loader { weights, uploader, dtype, takes_codes, progress, done: 0, unpacked: None })
     }
 
-    /// All linear layers without those of experts and heads, in the order of [`Decoder::linears`], in their declared forms.
-    pub fn linears(&mut self, decoder: &Decoder) -> Result<Vec<Linear>, LoadError> {
-        decoder.linears().map(|linear| self.stacked(&[linear], decoder.purpose(linear))).collect()
+    /// All linear layers without those of experts and heads, in the order of [`Decoder::linears`], in their declared forms. Those that
+    /// `target` declares equally are its.
+    pub fn linears(
+        &mut self,
+        decoder: &Decoder,
+        target: Option<(&Decoder, &[Arc<Linear>])>,
+    ) -> Result<Vec<Arc<Linear>>, LoadError> {
+        let load = |linear| {
+            let place = target.and_then(|(target, loaded)| Some(&loaded[shared(decoder, linear, target)?]));
+            match place {
+                Some(loaded) => Ok(Arc::clone(loaded)),
+                None => Ok(Arc::new(self.stacked(&[linear], decoder.purpose(linear))?)),
+            }
+        };
+        decoder.linears().map(load).collect()
     }
 
     /// Linear layers of the same inputs and form as one, their rows stacked.
@@ -322,6 +335,15 @@ impl<'a> Loader<'a> {
         self.done += read;
         (self.progress)(self.done, self.weights.total_bytes())
     }
+}
+
+/// The place of a linear layer of a predictor among those of its target, if that declares it too, for the same purpose.
+pub(super) fn shared(decoder: &Decoder, linear: &decoder::Linear, target: &Decoder) -> Option<usize> {
+    let is_same = |other: &decoder::Linear| {
+        let is_head_too = target.is_tied() && std::ptr::eq(other, &target.embedding.tokens);
+        linear == other && (is_head_too || decoder.purpose(linear) == target.purpose(other))
+    };
+    target.linears().position(is_same)
 }
 
 /// What stacked matrices of experts are for.

@@ -13,9 +13,10 @@
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
 //! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`]; [`launched`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
-//! | [`model`], [`linear`], [`scales`], [`weight_bytes`] | loading |
+//! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
+//! | [`predictor`] | predictors of further tokens, which read hidden states of another model |
 //! | [`warm_up`], [`graphs`], [`results`] | what is prepared before the first request; decode steps as CUDA graphs; logits and hidden states |
 //!
 //! **Memory.** All buffers of a step are allocated at start for the largest step ([`step::StepBuffers`]), so a step allocates
@@ -40,10 +41,12 @@ mod launched_experts;
 mod launched_latent;
 mod launched_recurrent;
 mod linear;
+mod loaded;
 mod model;
 mod op;
 mod ops;
 mod pass;
+mod predictor;
 mod program;
 mod recurrent;
 mod results;
@@ -60,6 +63,7 @@ pub use graph_sizes::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
 pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix};
 pub use model::{Model, Observer};
+pub use predictor::head_tokens;
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
-pub use step::{Fill, LOGIT_ROWS, StepLimits};
-pub use weight_bytes::{WeightBytes, weight_bytes};
+pub use step::{Fill, LOGIT_ROWS, States, StepLimits};
+pub use weight_bytes::{WeightBytes, weight_bytes, weight_bytes_beside};

@@ -2,93 +2,25 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{
-    BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, LinearArgs, LinearScratch, Needs, Rows,
-};
+use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use device::profile::Phase;
-use device::{Buffer, Device, Features};
+use device::{Device, Features};
 
 use super::adapters::Adapters;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::launched_recurrent;
-use super::linear::{Linear, LoadedExperts, Loader, Norm, Progress, RecurrentLayer, scratch_sizes};
+use super::linear::{Loader, Progress, scratch_sizes};
+use super::loaded::{AttentionLayer, Loaded};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::scales;
-use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
+use super::step::{Extra, Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use crate::decoder::{Attention, Decoder, Experts, Heads, Mixer, Positions};
+use crate::decoder::{Attention, Decoder, Mixer, Positions};
 use crate::lora::Adapter;
 use crate::{LoadError, Weights};
-
-/// Weights of a decoder on a device, in the order of the decoder's iterators.
-pub(super) struct Loaded {
-    pub linears: Vec<Linear>,
-    pub norms: Vec<Norm>,
-    pub attention: Vec<AttentionLayer>,
-    pub recurrent: Vec<RecurrentLayer>,
-    pub experts: Vec<(Experts, LoadedExperts)>,
-    /// Factors of the stream.
-    pub scalars: Vec<f32>,
-    /// Products of heads, with heads, outputs and inputs.
-    pub heads: Vec<(Vec<Linear>, [usize; 3])>,
-    /// Bias of the output projection if some rows are no token: −∞ for these, 0 for the others.
-    pub mask: Option<Buffer>,
-}
-
-impl Loaded {
-    /// Returns the output projection, and the bias of its products.
-    pub fn head(&self, decoder: &Decoder) -> (&Linear, Option<&Buffer>) {
-        let head = &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }];
-        (head, self.mask.as_ref().or(head.bias.as_ref()))
-    }
-
-    /// Computes the logits of `rows` rows in float32, before [`Model::finish_logits`].
-    pub fn logits(
-        &self,
-        decoder: &Decoder,
-        (kernels, device): (&KernelSet, &dyn Device),
-        x: &Buffer,
-        rows: usize,
-        y: &mut Buffer,
-        scratch: &mut LinearScratch,
-    ) -> Result<(), KernelError> {
-        let (head, bias) = self.head(decoder);
-        let (x, weights, scratch) = (Rows::Numbers(x), &head.weights, Some(scratch));
-        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32, scratch })
-    }
-}
-
-/// State of an attention layer in addition to its linear layers and norms.
-pub(super) struct AttentionLayer {
-    pub declared: Attention,
-    /// Float32 `[num_heads]`.
-    pub alibi_slopes: Option<Buffer>,
-    /// Float32 `[num_heads]`.
-    pub sinks: Option<Buffer>,
-    /// Index of its [`View`](super::groups::View).
-    pub view: usize,
-    /// Its place in a page.
-    pub place: usize,
-    /// Index of the attention layer whose keys and values it reads: itself, or one before it that has their scales.
-    pub donor: usize,
-    /// Scales of 8-bit keys and values, if the cache takes scales.
-    pub kv_scales: Option<Arc<KvScales>>,
-    /// The next step that computes tokens sets these scales.
-    pub uncalibrated: bool,
-}
-
-impl AttentionLayer {
-    /// The shape in which the layer sees the cache of its place, which has as many elements.
-    pub fn shape(&self, cache: KvShape) -> KvShape {
-        let Heads { num_kv_heads, head_dim, .. } = self.declared.heads;
-        let elements = cache.num_blocks * cache.block_elements();
-        let num_blocks = elements / (num_kv_heads * cache.block_size * head_dim).max(1);
-        KvShape { num_blocks, num_kv_heads, head_dim, ..cache }
-    }
-}
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
 pub struct Model {
@@ -178,6 +110,18 @@ impl Model {
         max_rows: usize,
         progress: Progress<'_>,
     ) -> Result<Model, LoadError> {
+        Model::load_beside(decoder, weights, device, kernels, max_rows, (progress, None))
+    }
+
+    /// [`Model::load`] for a model that uses the matrices of another that it declares as that model does.
+    pub(super) fn load_beside(
+        decoder: &Decoder,
+        weights: &Weights,
+        device: Arc<dyn Device>,
+        kernels: KernelSet,
+        max_rows: usize,
+        (progress, target): (Progress<'_>, Option<&Model>),
+    ) -> Result<Model, LoadError> {
         if device.features().launches {
             launched::open(&*device)?;
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
@@ -187,7 +131,7 @@ impl Model {
         let layout = PageLayout::new(decoder);
         let forms = (dtype, kernels.linear.capabilities.takes_codes);
         let mut loader = Loader::new(weights, &*device, forms, progress)?;
-        let linears = loader.linears(decoder)?;
+        let linears = loader.linears(decoder, target.map(|target| (&target.decoder, &target.loaded.linears[..])))?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;
         let heads = decoder.head_linears().map(|linears| loader.heads(linears, stacks)).collect::<Result<_, _>>()?;
@@ -368,6 +312,15 @@ impl Model {
         caches: &mut [KvCache],
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
+        self.forward_extra(batch, caches, Extra { fill, states: None })
+    }
+
+    pub(super) fn forward_extra(
+        &mut self,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+        extra: Extra<'_>,
+    ) -> Result<(), KernelError> {
         let rows = batch.tokens.len();
         if rows > self.step.max_rows {
             return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
@@ -380,7 +333,7 @@ impl Model {
                 return Err(KernelError::Shape { what, found, expected });
             }
         }
-        let filled = fill.is_some() && self.ops.tokens().is_some();
+        let filled = extra.fill.is_some() && self.ops.tokens().is_some();
         let vocab_size = self.decoder.vocab_size();
         let is_known = |token: u32| (token as usize) < vocab_size || filled && token == ForwardBatch::AWAITED;
         if let Some(&token) = batch.tokens.iter().find(|token| !is_known(**token)) {
@@ -413,11 +366,11 @@ impl Model {
             return Ok(());
         }
         if !self.layout.has_parts() {
-            return self.run_step(batch, caches, fill);
+            return self.run_step(batch, caches, extra);
         }
         let mut viewed = std::mem::take(&mut self.viewed);
         self.view(batch, caches, &mut viewed);
-        let outcome = self.run_step(&viewed, caches, fill);
+        let outcome = self.run_step(&viewed, caches, extra);
         self.viewed = viewed;
         outcome
     }
@@ -427,13 +380,13 @@ impl Model {
         &mut self,
         batch: &ForwardBatch,
         caches: &mut [KvCache],
-        fill: Option<Fill<'_>>,
+        Extra { fill, states }: Extra<'_>,
     ) -> Result<(), KernelError> {
         if let Some(at) = self.graph_for(batch) {
             return self.decode(at, batch, caches, fill);
         }
         self.load_batch(batch, false, fill)?;
-        self.pass(batch, caches)
+        self.pass(batch, caches, states)
     }
 
     /// Fills `to` with a batch that has the group of each view instead of those of `batch`.

@@ -58,6 +58,13 @@ pub(super) enum Op {
     Embed { table: usize, scale: f32, to: Register },
     /// `Stream` += learned embeddings of the positions; `table` is a linear layer.
     AddPositions { table: usize, offset: usize },
+    /// Sets the rows of `Stream` at position 0 to zero.
+    ZeroFirst,
+    /// `Stream` = the sum of the products of the states that the batch of a predictor comes with, after a norm if there is one; or the
+    /// predictor's own output. The products are linear layers from `linear` on. Overwrites `Branch` and `Mixed`.
+    States { linear: usize, norm: Option<usize> },
+    /// Keeps `Stream` for a predictor as its state number `state`.
+    Tap { state: usize },
     /// Fills a rotary table with the cosines and sines of the positions.
     RopeTable { table: usize },
     /// `to` = the norm of each of `groups` parts of the rows of `from`.
@@ -90,6 +97,8 @@ pub(super) enum Op {
     /// `Mixed` = the weighted outputs of the experts that the rows of `Scores` choose, and, if there is a shared network, what
     /// `Mixed` holds. Overwrites `Qkv`, `Attended`, `GateUp` and `Activated`.
     Experts { experts: usize, from: Register },
+    /// `to += from` for rows of `width` elements.
+    AddRows { to: Register, from: Register, width: usize },
     /// `to += scale * from`.
     Add { to: Register, from: Register, scale: f32 },
     /// `register *= factor`.
@@ -104,8 +113,8 @@ impl Op {
     /// Whether the operation reads a register.
     pub fn reads(&self, register: Register) -> bool {
         match *self {
-            Op::Embed { .. } | Op::RopeTable { .. } => false,
-            Op::AddPositions { .. } => register == Register::Stream,
+            Op::Embed { .. } | Op::RopeTable { .. } | Op::States { .. } => false,
+            Op::AddPositions { .. } | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
             Op::Scale { register: scaled, .. } => register == scaled,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
             Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
@@ -118,7 +127,7 @@ impl Op {
             Op::KeepNeeded { ref moves } => moves.iter().any(|(from, ..)| register == *from),
             Op::Activate { .. } => register == Register::GateUp,
             Op::Experts { from, .. } => [from, Register::Scores, Register::Mixed].contains(&register),
-            Op::Add { to, from, .. } => [from, to].contains(&register),
+            Op::Add { to, from, .. } | Op::AddRows { to, from, .. } => [from, to].contains(&register),
             Op::AddNorm { .. } => matches!(register, Register::Stream | Register::Branch),
             // Both may be read later, under other names.
             Op::Swap { a, b } => [a, b].contains(&register),
@@ -131,6 +140,7 @@ impl Op {
             Op::Embed { to, .. } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
             Op::AddNorm { to, .. } => vec![to],
             Op::ActivatePerLayer { .. } => vec![Register::Activated],
+            Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { ref moves } => moves.iter().map(|(_, to, _)| *to).collect(),

@@ -6,10 +6,11 @@ use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, K
 use device::{Buffer, Device};
 
 use super::clock::clock;
-use super::model::AttentionLayer;
+use super::loaded::AttentionLayer;
 use super::op::{Factor, Op, Register};
 use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows, RecurrentRows};
-use super::step::disjoint;
+use super::predictor::{self, NO_STATES};
+use super::step::{States, disjoint};
 use super::{ForwardBatch, Model, scales};
 
 /// A register as the input of a product.
@@ -43,15 +44,25 @@ fn write_cache(
 impl Model {
     /// Runs all layers on a loaded batch. The sequence of launches depends only on the batch's sizes; if the batch was loaded
     /// with fixed grids, the grids depend only on them too.
-    pub(super) fn pass(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+    pub(super) fn pass(
+        &mut self,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+        states: Option<States<'_>>,
+    ) -> Result<(), KernelError> {
         let Some(shape) = caches.first().map(|cache| cache.shape) else { return Ok(()) };
-        let outcome = self.run(batch, caches);
+        let outcome = self.run(batch, caches, states);
         // Layers may see pages in other shapes than those who copy and swap them.
         caches.iter_mut().for_each(|cache| cache.shape = shape);
         outcome
     }
 
-    fn run(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+    fn run(
+        &mut self,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+        states: Option<States<'_>>,
+    ) -> Result<(), KernelError> {
         let Model { decoder, program, device, kernels, ops, loaded, step, scratch, observer, adapters, .. } = self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
@@ -77,6 +88,23 @@ impl Model {
                         offset,
                         step.register_mut(Register::Stream),
                     )?;
+                }
+                Op::ZeroFirst => {
+                    let row = hidden * dtype.bytes();
+                    let stream = step.register_mut(Register::Stream);
+                    for (at, _) in batch.positions.iter().enumerate().filter(|(_, position)| **position == 0) {
+                        device.fill(stream, at * row, row, 0)?;
+                    }
+                }
+                Op::States { linear, norm } => {
+                    let (loaded, beside) = (&*loaded, decoder.embedding.beside.as_ref());
+                    let Some((states, beside)) = states.zip(beside) else { return Err(NO_STATES) };
+                    predictor::stream(&mut **ops, (kernels, device), (loaded, step), (linear, norm), beside, states)?;
+                }
+                Op::Tap { state } => {
+                    let stream = &step.registers[step.buffer_of(Register::Stream)];
+                    let all: Vec<u32> = (0..rows as u32).collect();
+                    ops.gather_rows(stream, &all, hidden, &mut step.taps[state])?;
                 }
                 Op::RopeTable { table } => {
                     let _time = time("rope_table", 0);
@@ -253,6 +281,11 @@ impl Model {
                     let scratch = [gathered, gate_up, activated, output];
                     let (declared, loaded) = &loaded.experts[experts];
                     ops.experts(ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch })?;
+                }
+                Op::AddRows { to, from, width } => {
+                    let [x, y] = step.several([to, from])?;
+                    let _time = time("add", 3 * rows * width);
+                    ops.add(x, y, 1.0, rows, width)?;
                 }
                 Op::Add { to, from, scale } => {
                     let [x, y] = step.several([to, from])?;

@@ -129,6 +129,9 @@ impl Program {
                     holds(Register::Mixed, heads.iter().map(Linear::rows).max().unwrap_or(0));
                 }
                 Op::Recurrent { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
+                Op::States { .. } => {
+                    [Register::Stream, Register::Branch, Register::Mixed].map(|it| holds(it, hidden))[0]
+                }
                 Op::Activate { width, to, .. } => holds(to, width),
                 Op::ActivatePerLayer { width, .. } => holds(Register::Activated, width),
                 Op::Experts { experts: number, .. } => {
@@ -143,6 +146,9 @@ impl Program {
                 }
                 Op::RopeTable { .. }
                 | Op::AddPositions { .. }
+                | Op::ZeroFirst
+                | Op::Tap { .. }
+                | Op::AddRows { .. }
                 | Op::QkNormRopeCache { .. }
                 | Op::WriteCache { .. }
                 | Op::GateAttended { .. }

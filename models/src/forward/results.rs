@@ -18,7 +18,7 @@ impl Model {
             self.compute_logits(rows.len())?;
         }
         let _phase = self.phase("wait");
-        self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.decoder.vocab_size())
+        self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.decoder.num_logits())
     }
 
     /// Logits of up to [`StepLimits::max_seqs`](super::StepLimits::max_seqs) rows, `[rows, vocab_size]` in float32, left on the
@@ -48,7 +48,7 @@ impl Model {
 
     /// Scales and caps the logits of the first rows, where the model does.
     pub(super) fn finish_logits(&mut self, rows: usize) -> Result<(), KernelError> {
-        let (head, count) = (&self.decoder.head, rows * self.decoder.vocab_size());
+        let (head, count) = (&self.decoder.head, rows * self.decoder.num_logits());
         if head.scale == 1.0 && head.soft_cap.is_none() {
             return Ok(());
         }
@@ -73,6 +73,15 @@ impl Model {
         if rows.len() > most {
             return Err(KernelError::Shape { what: "result rows of a step", found: rows.len(), expected: most });
         }
+        self.find_kept(rows)?;
+        let (step, width, dtype) = (&mut self.step, self.decoder.output_width(), self.kernels.format.dtype);
+        let _time = clock(&*self.device, "gather", None, 2 * rows.len() * width, dtype);
+        let hidden = &step.registers[step.buffer_of(Register::Branch)];
+        self.ops.gather_rows(hidden, &self.gathered, width, &mut step.results)
+    }
+
+    /// Fills `gathered` with the places of rows of the last step among those that were kept.
+    pub(super) fn find_kept(&mut self, rows: &[u32]) -> Result<(), KernelError> {
         self.gathered.clear();
         for row in rows {
             self.gathered.push(match &self.kept_rows {
@@ -88,9 +97,6 @@ impl Model {
                 })?,
             });
         }
-        let (step, width, dtype) = (&mut self.step, self.decoder.output_width(), self.kernels.format.dtype);
-        let _time = clock(&*self.device, "gather", None, 2 * rows.len() * width, dtype);
-        let hidden = &step.registers[step.buffer_of(Register::Branch)];
-        self.ops.gather_rows(hidden, &self.gathered, width, &mut step.results)
+        Ok(())
     }
 }

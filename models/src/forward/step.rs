@@ -26,6 +26,25 @@ pub const LOGIT_ROWS: usize = 64;
 /// ([`Model::forward_with`](super::Model::forward_with)).
 pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
+/// Hidden states that the batch of a predictor reads.
+#[derive(Clone, Copy)]
+pub struct States<'a> {
+    /// `[any, width]` each, in the type of the computation: [`Model::states`](super::Model::states) of the target, copies of them, or one buffer of
+    /// [`Model::copy_own`](super::Model::copy_own).
+    pub buffers: &'a [Buffer],
+    /// For each row of the batch the row of these buffers.
+    pub rows: &'a [u32],
+    /// They are outputs of the predictor itself.
+    pub are_own: bool,
+}
+
+/// What a step reads in addition to its batch.
+#[derive(Clone, Copy)]
+pub(super) struct Extra<'a> {
+    pub fill: Option<Fill<'a>>,
+    pub states: Option<States<'a>>,
+}
+
 const MAX_COPIES: usize = 256;
 
 /// Partial results of split contexts: with 8 KV heads some thirty for each thread block that an H200 runs at once, so that blocks
@@ -72,6 +91,8 @@ impl StepLimits {
 pub(super) struct StepSizes {
     registers: [usize; Register::COUNT],
     ropes: Vec<usize>,
+    /// Of each state that is kept for a predictor.
+    taps: Vec<usize>,
     results: usize,
     logits: usize,
 }
@@ -86,13 +107,14 @@ impl StepSizes {
         StepSizes {
             registers,
             ropes: tables.collect(),
+            taps: vec![max_rows * decoder.hidden_size() * dtype.bytes(); decoder.taps.len()],
             results: result_rows * decoder.output_width() * dtype.bytes(),
-            logits: result_rows * decoder.vocab_size() * size_of::<f32>(),
+            logits: result_rows * decoder.num_logits() * size_of::<f32>(),
         }
     }
 
     pub fn bytes(&self) -> usize {
-        self.registers.iter().chain(&self.ropes).sum::<usize>() + self.results + self.logits
+        self.registers.iter().chain(&self.ropes).chain(&self.taps).sum::<usize>() + self.results + self.logits
     }
 }
 
@@ -105,6 +127,8 @@ pub(super) struct StepBuffers {
     names: [usize; Register::COUNT],
     /// Rotary tables, float32: cosines, then sines, of each row's position.
     pub ropes: Vec<Buffer>,
+    /// States that are kept for a predictor.
+    pub taps: Vec<Buffer>,
     /// Hidden states of the requested rows.
     pub results: Buffer,
     pub logits: Buffer,
@@ -118,6 +142,7 @@ impl StepBuffers {
             registers: sizes.registers.into_iter().map(alloc).collect::<Result<_, _>>()?,
             names: std::array::from_fn(|register| register),
             ropes: sizes.ropes.into_iter().map(alloc).collect::<Result<_, _>>()?,
+            taps: sizes.taps.into_iter().map(alloc).collect::<Result<_, _>>()?,
             results: alloc(sizes.results)?,
             logits: alloc(sizes.logits)?,
         })

@@ -4,7 +4,7 @@ use attention_kernels::{Dtype, KernelSet};
 use device::Features;
 use device::gemm::{PackedMatrix, PartForm, Purpose, Tiles};
 
-use super::linear::stack_of;
+use super::linear::{shared, stack_of};
 use crate::checkpoint::quantized;
 use crate::decoder::{self, Decoder, Form};
 use crate::{LoadError, Weights};
@@ -30,6 +30,21 @@ pub fn weight_bytes(
     features: Features,
     kernels: &KernelSet,
 ) -> Result<WeightBytes, LoadError> {
+    weight_bytes_beside(decoder, weights, features, kernels, None)
+}
+
+/// [`weight_bytes`] of a predictor, without the matrices that it shares with its target.
+///
+/// # Errors
+/// Those of [`weight_bytes`].
+pub fn weight_bytes_beside(
+    decoder: &Decoder,
+    weights: &Weights,
+    features: Features,
+    kernels: &KernelSet,
+    target: Option<&Decoder>,
+) -> Result<WeightBytes, LoadError> {
+    let is_own = |linear: &&decoder::Linear| target.is_none_or(|target| shared(decoder, linear, target).is_none());
     let dtype = kernels.format.dtype;
     let width = |norm: &decoder::Norm| {
         let weights = norm.shape.iter().product::<usize>() * norm.weight.len();
@@ -39,7 +54,7 @@ pub fn weight_bytes(
     let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
     bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
         * size_of::<f32>();
-    let single = decoder.linears().map(|linear| (vec![linear], decoder.purpose(linear)));
+    let single = decoder.linears().filter(is_own).map(|linear| (vec![linear], decoder.purpose(linear)));
     let heads = decoder.head_linears().flatten().map(|linear| (vec![linear], Purpose::Numbers));
     let experts = decoder.experts().flat_map(|experts| {
         let stacks = experts.stacks();

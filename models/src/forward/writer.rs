@@ -1,7 +1,7 @@
 //! A decoder written out as a sequence of operations, nothing merged.
 
 use super::op::{Factor, HeadRows, Op, Register};
-use crate::decoder::{Attention, Branch, Decoder, Experts, Latent, Layer, Mixer, Mlp, PerLayer, Rope};
+use crate::decoder::{Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Mixer, Mlp, PerLayer, Rope};
 
 /// The operations of all layers, without those that drop rows.
 pub(super) struct Written {
@@ -58,6 +58,11 @@ impl Writer<'_> {
 
     fn embedding(&mut self) {
         let embedding = &self.decoder.embedding;
+        if let Some(beside) = &embedding.beside {
+            self.beside(beside);
+            self.after_embedding();
+            return;
+        }
         let to = if embedding.projection.is_some() { Register::Branch } else { Register::Stream };
         self.ops.push(Op::Embed { table: 0, scale: embedding.scale, to });
         // Linear layer 0 is the table of tokens.
@@ -70,6 +75,28 @@ impl Writer<'_> {
             self.linear(Register::Branch, Register::Stream);
         }
         self.ops.extend(positions);
+        self.after_embedding();
+    }
+
+    /// The normed embedding of a predictor in `Held`, and its stream.
+    fn beside(&mut self, beside: &Beside) {
+        use Register::{Branch, Held, Stream};
+        self.ops.push(Op::Embed { table: 0, scale: self.decoder.embedding.scale, to: Stream });
+        self.linears = 1;
+        self.ops.extend(beside.zero_first.then_some(Op::ZeroFirst));
+        self.norm(Stream, Held);
+        let norm = beside.state_norm.as_ref().map(|_| self.norms);
+        self.ops.push(Op::States { linear: self.linears, norm });
+        self.norms += usize::from(norm.is_some());
+        self.linears += beside.states.len();
+        if beside.token.is_some() {
+            self.linear(Held, Branch);
+            self.add(Branch, 1.0);
+        }
+    }
+
+    fn after_embedding(&mut self) {
+        let embedding = &self.decoder.embedding;
         if embedding.norm.is_some() {
             self.stream_norm();
         }
@@ -201,6 +228,10 @@ impl Writer<'_> {
             return;
         }
         self.linear(input, Register::Qkv);
+        if let Some(beside) = &layer.beside {
+            self.linear(Register::Held, Register::GateUp);
+            self.ops.push(Op::AddRows { to: Register::Qkv, from: Register::GateUp, width: beside.rows() });
+        }
         self.ops.extend([Op::QkNormRopeCache { attention }, Op::Attend { attention }]);
         if layer.gate {
             self.ops.push(Op::GateAttended { attention });
@@ -292,7 +323,11 @@ impl Written {
             decoder,
         };
         writer.embedding();
-        decoder.layers.iter().for_each(|layer| writer.layer(layer));
+        for (number, layer) in decoder.layers.iter().enumerate() {
+            let states = decoder.taps.iter().enumerate().filter(|(_, tap)| **tap == number);
+            writer.ops.extend(states.map(|(state, _)| Op::Tap { state }));
+            writer.layer(layer);
+        }
         match &decoder.final_norm {
             Some(_) => writer.norm(Register::Stream, Register::Branch),
             None => writer.ops.push(Op::Swap { a: Register::Stream, b: Register::Branch }),
