@@ -11,8 +11,8 @@
 //! pⁱ > t   with   t = b n / (a + b n)
 //! ```
 //!
-//! which gives the greatest `i` at once. `t` grows with the batch towards 1, and the number of drafts falls to 0. [`Acceptance`]
-//! estimates `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
+//! which gives the greatest `i` at once. `t` grows with the batch towards 1, and the number of drafts falls to 0. If accepted drafts
+//! are computed again, a draft takes `1 + pⁱ` rows, so that `t = b n / a`. [`Acceptance`] estimates `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
 //!
 //! Everything here steers the speed alone; the tokens are the same with any number of drafts.
 
@@ -68,10 +68,10 @@ impl StepCost {
         }
     }
 
-    /// Probability above which a draft is worth its row, in a step of `sequences` sequences.
-    pub fn threshold(&self, sequences: usize) -> f64 {
+    /// Probability above which a draft is worth its row, in a step of `sequences` sequences, or its rows if it is computed again.
+    pub fn threshold(&self, sequences: usize, recomputes: bool) -> f64 {
         let rows = self.ratio * sequences.max(1) as f64;
-        rows / (1.0 + rows)
+        if recomputes { rows } else { rows / (1.0 + rows) }
     }
 }
 
@@ -92,11 +92,13 @@ pub struct Acceptance {
     idle: u32,
     /// Times in a row that the proposer had nothing.
     misses: u32,
+    /// Number of right drafts in the last verification.
+    accepted: usize,
 }
 
 impl Default for Acceptance {
     fn default() -> Acceptance {
-        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0 }
+        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0, accepted: 0 }
     }
 }
 
@@ -107,6 +109,11 @@ impl Acceptance {
         let worth = (threshold.ln() / probability.ln()).floor() as usize;
         let probe = usize::from(self.idle >= PROBE_AFTER);
         worth.max(probe).min(most)
+    }
+
+    /// Number of right drafts in the last verification.
+    pub fn num_accepted(&self) -> usize {
+        self.accepted
     }
 
     /// A sequence has drawn a token.
@@ -127,6 +134,7 @@ impl Acceptance {
 
     /// Records a verification: the first `right` of `drafts` drafts were right.
     pub fn verified(&mut self, drafts: usize, right: usize) {
+        self.accepted = right;
         // Drafts behind the first wrong one say nothing.
         let tried = if right < drafts { right + 1 } else { right };
         self.tried = self.tried * RECENT + tried as f64;
