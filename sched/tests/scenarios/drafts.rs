@@ -248,25 +248,36 @@ fn a_request_that_is_computed_again_keeps_its_accepted_drafts_as_outputs() {
 }
 
 #[test]
+fn drafts_behind_accepted_ones_fill_the_last_block() {
+    let groups = vec![CacheGroup::Full];
+    let mut s = decoding(SchedConfig { recompute_drafts: true, groups, ..config(5, 4) }, 11);
+    s.propose(seq(0, 0), vec![1; 3]);
+    let plan = s.plan();
+    commit(&mut s, &plan, &[1; 4]);
+    s.propose(seq(0, 0), vec![2; 9]);
+    assert_eq!(only_span(&s.plan()), (11, &[1, 1, 1, 1, 2, 2, 2, 2, 2][..], 5), "20 tokens are in five blocks");
+}
+
+#[test]
 fn accepted_drafts_share_the_budget_and_leave_a_token_for_prompts() {
-    let groups = vec![CacheGroup::Full, CacheGroup::Sliding { window: 2 }];
-    let small =
-        SchedConfig { max_num_seqs: 3, max_num_batched_tokens: 9, recompute_drafts: true, groups, ..config(60, 4) };
+    let small = SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 9, recompute_drafts: true, ..config(60, 4) };
     let mut s = scheduler(small);
     (0..2).for_each(|id| s.submit(request(id, 3, 20)).unwrap());
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
-    (0..2).for_each(|id| assert!(s.propose(seq(id, 0), vec![1; 3])));
+    let propose = |s: &mut Scheduler| (0..2).for_each(|id| assert!(s.propose(seq(id, 0), vec![1; 3])));
+    propose(&mut s);
+    s.submit(request(2, 1, 20)).unwrap();
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 4), (1, 4)]);
-    let tokens = |id| Outcome { seq: seq(id, 0), parent: 0, tokens: vec![1; 4], finished: false };
-    s.commit(plan.step, &[tokens(0), tokens(1)]).unwrap();
-    s.submit(request(2, 30, 2)).unwrap();
-    (0..2).for_each(|id| assert!(s.propose(seq(id, 0), vec![1; 3])));
+    assert_eq!(spans(&plan), [(0, 4), (1, 4), (2, 1)]);
+    let outcome = |id: u64, count| Outcome { seq: seq(id, 0), parent: 0, tokens: vec![1; count], finished: false };
+    s.commit(plan.step, &[outcome(0, 4), outcome(1, 4), outcome(2, 1)]).unwrap();
+    s.submit(request(3, 30, 2)).unwrap();
+    propose(&mut s);
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 4), (1, 4), (2, 1)], "no draft fits the budget");
+    assert_eq!(spans(&plan), [(0, 4), (1, 3), (2, 1), (3, 1)], "no draft fits the budget");
+    assert_eq!(plan.spans.iter().map(|span| span.sample.len()).collect::<Vec<_>>(), [1, 0, 1, 0]);
     commit_all(&mut s, &plan, 7);
-    (0..2).for_each(|id| assert!(s.propose(seq(id, 0), vec![1; 3])));
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 1), (1, 1), (2, 7)], "prompts in progress come before drafts");
+    assert_eq!(spans(&plan), [(0, 1), (1, 1), (2, 1), (3, 6)], "the rest of a span is a decode too");
 }
