@@ -37,6 +37,7 @@ mod reference;
 mod replay;
 mod row_invariance;
 mod speculate;
+mod speculate_recurrent;
 mod steady;
 mod stop_scanner;
 mod stops;

@@ -20,14 +20,16 @@ fn load(config: &EngineConfig) -> Engine {
 /// Restricts every token to a class of ids that depends on the previous tokens, for `left` tokens.
 #[derive(Clone)]
 pub struct Classes {
-    sum: u32,
-    left: usize,
+    pub sum: u32,
+    pub left: usize,
+    /// Number of tokens of the model.
+    pub vocabulary: usize,
 }
 
 impl Constraint for Classes {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
-        let mut tokens = TokenSet::new(VOCABULARY);
-        (0..VOCABULARY as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
+        let mut tokens = TokenSet::new(self.vocabulary);
+        (0..self.vocabulary as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
         Ok(Mask { tokens, may_end: false })
     }
 
@@ -89,7 +91,7 @@ pub fn option_requests() -> Vec<Load> {
         (request(1, 9, 14, 1, filters.clone()), None),
         (request(2, 13, 12, 1, lists), None),
         (request(3, 30, 10, 1, greedy.clone()), None),
-        (request(4, 12, 9, 2, penalties.clone()), Some(Classes { sum: 3, left: 7 })),
+        (request(4, 12, 9, 2, penalties.clone()), Some(Classes { sum: 3, left: 7, vocabulary: VOCABULARY })),
         (request(5, 6, 8, 1, too_many), None),
         (request(6, 17, 6, 3, filters), None),
     ];
@@ -161,7 +163,7 @@ fn the_next_step_is_in_flight_during_publishing_unless_the_host_takes_part_in_it
         steps.now()
     };
     let plain = request(1, 9, 14, 1, SamplingParams::default());
-    let held = (plain.clone(), Some(Classes { sum: 0, left: 20 }));
+    let held = (plain.clone(), Some(Classes { sum: 0, left: 20, vocabulary: VOCABULARY }));
     let host = request(1, 9, 14, 1, SamplingParams { logprobs: Some(21), ..Default::default() });
     assert_eq!(in_flight(&[(plain.clone(), None)]), (1, 4));
     assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask depends on the token before it");

@@ -10,9 +10,9 @@ use crate::common::{alone_on, on_sim, tokens};
 /// Least number of tokens per block that holds a state of the model, which `auto` chooses.
 const BLOCK_SIZE: usize = 64;
 /// Keys and values of one head of 64, float32; a page has a place for one layer.
-const BLOCK_BYTES: u64 = BLOCK_SIZE as u64 * 2 * 64 * 4;
+pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64 * 2 * 64 * 4;
 
-fn config(blocks: u64) -> EngineConfig {
+pub fn config(blocks: u64) -> EngineConfig {
     EngineConfig {
         model: ModelSource::Folder(folder("qwen3-next")),
         kv_cache_memory_bytes: Some(blocks * BLOCK_BYTES),
@@ -26,7 +26,7 @@ fn config(blocks: u64) -> EngineConfig {
 }
 
 /// Sequences with the same `which` begin with the same tokens.
-fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> GenerationRequest {
+pub fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> GenerationRequest {
     let sampling = SamplingParams { seed: Some(u64::from(which)), ..Default::default() };
     let params = GenerationParams { sampling, max_tokens: Some(max_tokens), ignore_eos: true, n, ..Default::default() };
     let prompt = (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 400).collect();

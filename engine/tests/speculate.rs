@@ -17,14 +17,14 @@ use crate::common::{VOCABULARY, config, on_sim, overlapping, request};
 use crate::overlap::{Load, answers, option_requests};
 
 /// Proposes what a run without speculation has drawn, with a wrong token at one of `wrong` positions.
-struct Oracle {
+pub struct Oracle {
     truth: HashMap<SeqId, Vec<u32>>,
     drawn: HashMap<SeqId, usize>,
     wrong: usize,
 }
 
 impl Oracle {
-    fn new(want: &[Vec<TokenEvent>], wrong: usize) -> Box<Oracle> {
+    pub fn new(want: &[Vec<TokenEvent>], wrong: usize) -> Box<Oracle> {
         let mut truth: HashMap<SeqId, Vec<u32>> = HashMap::new();
         for (events, id) in want.iter().zip(0..) {
             for event in events {
@@ -64,7 +64,7 @@ impl Proposer for Oracle {
     }
 }
 
-fn speculating(config: &EngineConfig, proposer: Box<dyn Proposer>, most: usize) -> Engine {
+pub fn speculating(config: &EngineConfig, proposer: Box<dyn Proposer>, most: usize) -> Engine {
     let parts = EngineParts::load(config, &|_, _| {}).unwrap();
     let speculation = Some(Speculation { proposer, num_speculative_tokens: most, is_adaptive: false });
     Engine::new(EngineParts { speculation, ..parts }).unwrap()
@@ -143,16 +143,19 @@ pub fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Runs a case with and without speculation by lookups or an oracle; returns the number of accepted drafts and of preemptions.
+/// An engine that speculates by lookups or an oracle.
+fn proposing(case: &Case, config: &EngineConfig, want: &[Vec<TokenEvent>]) -> Engine {
+    let proposer: Box<dyn Proposer> = match case.method {
+        0 => Box::new(Ngram::new(1, 3)),
+        1 => Box::new(Suffix::new(SuffixLimits::default())),
+        _ => Oracle::new(want, case.wrong),
+    };
+    speculating(config, proposer, case.most)
+}
+
+/// Runs a case with and without speculation; returns the number of accepted drafts and of preemptions.
 fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
-    let (engine, preemptions) = check_with(case, on, |config, want| {
-        let proposer: Box<dyn Proposer> = match case.method {
-            0 => Box::new(Ngram::new(1, 3)),
-            1 => Box::new(Suffix::new(SuffixLimits::default())),
-            _ => Oracle::new(want, case.wrong),
-        };
-        speculating(config, proposer, case.most)
-    })?;
+    let (engine, preemptions) = check_with(case, on, |config, want| proposing(case, config, want))?;
     Ok((engine.stats().spec_decode.num_accepted_tokens, preemptions))
 }
 
@@ -164,20 +167,44 @@ pub fn check_with(
     speculating: impl Fn(&EngineConfig, &[Vec<TokenEvent>]) -> Engine,
 ) -> Result<(Engine, u64), TestCaseError> {
     let loads = loads(case.seed, case.first, case.count);
-    let mut without = load(&on(EngineConfig { max_model_len: Some(64), ..config(200) }));
-    let want = answers(&mut without, &loads);
-    let config = config(case.blocks);
+    let [large, small] = [200, case.blocks].map(|blocks| EngineConfig { max_model_len: Some(64), ..config(blocks) });
+    compare_with(case, &loads, &on(large), small, on, speculating)
+}
+
+/// [`compare_with`] speculation by lookups or an oracle.
+pub fn compare(
+    case: &Case,
+    loads: &[Load],
+    large: &EngineConfig,
+    small: EngineConfig,
+    on: impl Fn(EngineConfig) -> EngineConfig,
+) -> Result<(u64, u64), TestCaseError> {
+    let (engine, preemptions) =
+        compare_with(case, loads, large, small, on, |config, want| proposing(case, config, want))?;
+    Ok((engine.stats().spec_decode.num_accepted_tokens, preemptions))
+}
+
+/// Compares the answers to `loads` without speculation in a large pool with those of the engine that `speculating` loads with a small
+/// one, which `on` makes a configuration of the device.
+pub fn compare_with(
+    case: &Case,
+    loads: &[Load],
+    large: &EngineConfig,
+    small: EngineConfig,
+    on: impl Fn(EngineConfig) -> EngineConfig,
+    speculating: impl Fn(&EngineConfig, &[Vec<TokenEvent>]) -> Engine,
+) -> Result<(Engine, u64), TestCaseError> {
+    let want = answers(&mut load(large), loads);
     let config = on(EngineConfig {
-        max_model_len: Some(64),
         max_num_seqs: 12,
         max_num_batched_tokens: case.budget,
-        swap_space_bytes: if case.swaps { config.kv_cache_memory_bytes.unwrap() } else { 0 },
+        swap_space_bytes: if case.swaps { small.kv_cache_memory_bytes.unwrap() } else { 0 },
         preemption_mode: if case.swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute },
         enable_prefix_caching: case.caches,
-        ..config
+        ..small
     });
     let mut engine = speculating(&config, &want);
-    let got = answers(&mut engine, &loads);
+    let got = answers(&mut engine, loads);
     let got = plain(&engine, got);
     for (place, (got, want)) in got.iter().zip(&want).enumerate() {
         prop_assert_eq!(got, want, "request {}", place);
@@ -255,15 +282,6 @@ fn windows_and_quantised_caches_keep_their_bits_too() {
         let (accepted, _) = check(&base, on).unwrap();
         assert!(accepted > 20, "{case}: {accepted} accepted");
     }
-}
-
-#[test]
-fn a_model_with_recurrent_layers_refuses_speculation_in_one_line() {
-    let speculative = r#"{"method": "suffix"}"#.parse().ok();
-    let model = ModelSource::Folder(reference::folder("qwen3-next"));
-    let refused = Engine::load(&EngineConfig { model, speculative, ..config(64) }, &|_, _| {}).err().unwrap();
-    let line = refused.to_string();
-    assert!(line.starts_with("--speculative-config: found a model with recurrent layers"), "{line}");
 }
 
 #[test]

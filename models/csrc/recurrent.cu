@@ -5,6 +5,8 @@
 //
 // Thread t holds rows 32 p to 32 p + 31 of column j of the head's matrix S, with j = t % value_dim and p = t / value_dim. The state
 // of a head in a page is float32: the last kernel - 1 inputs of the convolution, the oldest first, then S by rows.
+//
+// The last rows of a sequence can be drafts. They go on from the state in shared memory and registers, and no page is written.
 
 #include <quire/export.cuh>
 #include <math.h>
@@ -39,7 +41,8 @@ template <class T>
 __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, const float* conv, const float* decays,
                                                 const float* dt_bias, const float* norm, float* keys, float* values,
                                                 const int32_t* tables, const uint32_t* context_lens,
-                                                const uint32_t* query_starts, const DeltaShape& shape) {
+                                                const uint32_t* query_starts, const uint32_t* drafts,
+                                                const DeltaShape& shape) {
     __shared__ float tail[MAX_TAIL * MAX_CHANNELS];
     __shared__ float qkv[MAX_CHANNELS];
     __shared__ float sums[STATE_THREADS], outs[STATE_THREADS];
@@ -54,6 +57,8 @@ __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, c
         }
         return;
     }
+    // Rows up to this position are no drafts.
+    const uint32_t certain = context - drafts[seq];
     const uint32_t start = context - rows, tail_rows = shape.kernel - 1, channels = 2 * key_dim + value_dim;
     const uint32_t all_keys = shape.key_heads * key_dim, width = 2 * all_keys + all_values;
     const uint32_t key_head = head / (shape.value_heads / shape.key_heads);
@@ -138,7 +143,8 @@ __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, c
             output[row * all_values + head * value_dim + column] = from_float<T>(normed * z / (1.0f + expf(-z)));
         }
         const uint32_t block = position / shape.block_size;
-        if (((position + 1) % shape.block_size == 0 || position + 1 == context) && table[block] >= 0) {
+        const bool is_last = (position + 1) % shape.block_size == 0 || position + 1 == certain;
+        if (is_last && position < certain && table[block] >= 0) {
             float* to = states + static_cast<int64_t>(table[block]) * shape.page;
             for (uint32_t i = threadIdx.x; i < tail_rows * channels; i += blockDim.x) to[i] = tail[i];
             to += tail_rows * channels + (part * STATE_ROWS) * value_dim + column;
@@ -156,12 +162,12 @@ __device__ __forceinline__ void gated_delta_net(const T* projected, T* output, c
     extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS, 1)                                                 \
         gated_delta_net_##type(const void* projected, void* output, const float* conv, const float* decays,               \
                                const float* dt_bias, const float* norm, void* keys, void* values, const int32_t* tables,  \
-                               const uint32_t* context_lens, const uint32_t* query_starts,                                \
+                               const uint32_t* context_lens, const uint32_t* query_starts, const uint32_t* drafts,        \
                                const quire::DeltaShape shape) {                                                           \
         quire::wait_for_launches();                                                                                       \
         quire::gated_delta_net<T>(static_cast<const T*>(projected), static_cast<T*>(output), conv, decays, dt_bias, norm, \
                                   static_cast<float*>(keys), static_cast<float*>(values), tables, context_lens,           \
-                                  query_starts, shape);                                                                   \
+                                  query_starts, drafts, shape);                                                           \
     }                                                                                                                     \
     QUIRE_EXPORT_OVERLAPPED(gated_delta_net_##type, 0);
 

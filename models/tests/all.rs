@@ -10,6 +10,7 @@ mod counter;
 #[path = "../../attention-kernels/tests/conformance/covering.rs"]
 mod covering;
 mod documentation;
+mod drafts;
 mod formats;
 mod forward;
 mod forward_codes;

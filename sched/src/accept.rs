@@ -151,8 +151,10 @@ impl Scheduler {
         for span in step.spans.iter_mut().filter(|s| !s.drafts.is_empty()) {
             let outcome = expected_seqs.get(&span.seq).filter(|w| w.is_live).and_then(|w| w.outcome);
             let tokens = outcome.map_or(&[][..], |o| &o.tokens);
-            // Without a token the sequence has ended, and only its known token is kept.
-            span.end = span.start + tokens.len().max(1);
+            // Drafts that are computed again leave nothing behind. Without a token the sequence has ended, and only its
+            // known tokens are kept.
+            let kept = if self.config.recompute_drafts { 0 } else { tokens.len().saturating_sub(1) };
+            span.end = span.end - span.drafts.len() + kept;
             if !tokens.is_empty() {
                 // A sequence may end with a draft that was right.
                 let right = tokens.iter().zip(&span.drafts).take_while(|(token, draft)| token == draft);

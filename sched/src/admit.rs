@@ -162,6 +162,7 @@ impl Scheduler {
         let live = self.requests.get(&id)?;
         let (mut spans, mut prefills, mut budget) = (Vec::new(), Vec::new(), limits.budget);
         Self::choose_decodes(live, &mut budget, &mut spans, &mut prefills);
+        Self::limit_decodes(&mut spans, &mut budget);
         self.choose_prefills(prefills, &mut budget, &mut spans);
         if is_alone && self.blocks_for(&spans) > self.pool.available() {
             self.end_at_block(&mut spans, &mut budget);

@@ -3,7 +3,8 @@
 //! Steps are committed in the order of their plans. All outcomes are checked (`accept`) before the first is applied.
 //! Outcomes of requests that have ended since the plan are ignored. A token that the next step was planned with as a
 //! placeholder replaces it in the table; only then can its block enter the prefix cache. Rejected drafts are cut off
-//! the table.
+//! the table, and with [`SchedConfig::recompute_drafts`](crate::SchedConfig::recompute_drafts) accepted ones too: they
+//! become known tokens that the next span computes.
 
 use kvblock::BlockTable;
 
@@ -82,6 +83,9 @@ impl Scheduler {
             let sequence = &mut live.seqs[outcome.seq.index as usize];
             sequence.output.extend_from_slice(&outcome.tokens);
             sequence.drafts.clear();
+            if self.config.recompute_drafts {
+                sequence.num_accepted = outcome.tokens.len().saturating_sub(1);
+            }
             sequence.live = !outcome.finished && sequence.output.len() < max_tokens;
             ended |= !sequence.live;
             let position = (prompt + sequence.output.len()).wrapping_sub(1);

@@ -60,6 +60,10 @@ pub struct SchedConfig {
     pub host_blocks: usize,
     /// Treatment of preempted requests: recompute, swap, or whichever is cheaper.
     pub preemption_mode: PreemptionMode,
+    /// Whether accepted drafts are computed again as known tokens, before drafts that follow them. For models with
+    /// recurrent states: the executor computes drafts on a copy of the state, so their rows leave no trace in the cache.
+    #[serde(default)]
+    pub recompute_drafts: bool,
     /// Cost of moving a block to the host and back, as the number of prefill tokens that take as long. About 2 for
     /// blocks of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.
     pub swap_cost: usize,
@@ -144,6 +148,7 @@ impl SchedConfig {
             groups: vec![CacheGroup::Full],
             host_blocks: 0,
             preemption_mode: PreemptionMode::Auto,
+            recompute_drafts: false,
             swap_cost: 2,
             max_in_flight: 1,
         }

@@ -33,8 +33,8 @@
 //! ```
 //!
 //! # A step
-//! Decodes come first, one token each; then prefills in progress; then admissions from the head of the waiting queue,
-//! in order. Because `max_num_batched_tokens > max_num_seqs` is required, prefills always get part of the budget;
+//! Decodes come first, one token each and accepted drafts that are computed again; then prefills in progress; then
+//! admissions from the head of the waiting queue, in order. Because `max_num_batched_tokens > max_num_seqs` is required, prefills always get part of the budget;
 //! `long_prefill_token_threshold` keeps one long prompt from taking all of it. If blocks run out, the running request
 //! of worst rank (lowest priority, then least work to lose, then latest arrival) is preempted: it loses all of its
 //! blocks and waits again at its position by arrival. Its outputs are kept. Its keys and values are computed again, or
@@ -47,7 +47,8 @@
 //! A request with `n` sequences computes its prompt once, forks copy-on-write, and is preempted as a whole. The beams
 //! of a search also fork between output tokens: each [`Outcome`] names the beam that it continues. If draft tokens are
 //! [proposed](Scheduler::propose) for a sequence, its span computes them together with the last known token, and the
-//! outcome reports how many were right.
+//! outcome reports how many were right. For models with recurrent states, whose pages the rows of drafts must not
+//! change, accepted drafts are then [computed again](SchedConfig::recompute_drafts) at the start of the next span.
 //!
 //! Layers that read the same positions form a [`CacheGroup`]. A sequence has one block table per group, and blocks
 //! behind a window are freed as the sequence advances. A step allocates blocks only for the tokens that it computes, so

@@ -43,6 +43,9 @@ pub(crate) struct Sequence {
     pub num_sent_entries: usize,
     /// Draft tokens proposed to follow the last known token.
     pub drafts: Vec<u32>,
+    /// Number of drafts accepted by the last verification that have to be computed again
+    /// ([`SchedConfig::recompute_drafts`](crate::SchedConfig::recompute_drafts)).
+    pub num_accepted: usize,
     /// The last step with a span of this sequence.
     pub last_step: StepId,
     /// Whether the sequence has not finished.
@@ -58,6 +61,7 @@ impl Sequence {
             num_computed_tokens: 0,
             num_sent_entries: 0,
             drafts: Vec::new(),
+            num_accepted: 0,
             last_step: StepId(0),
             live: true,
         }
@@ -206,13 +210,25 @@ impl LiveRequest {
             .filter(|(_, pending)| *pending > 0)
     }
 
-    /// Number of drafts of sequence `index` that can be verified together with its last known token.
-    pub fn num_drafts(&self, index: usize) -> usize {
-        let Sequence { output, num_computed_tokens, drafts, .. } = &self.seqs[index];
-        let computes_last_known = num_computed_tokens + 1 == self.request.prompt.len() + output.len();
+    /// Returns whether a span of `num_tokens` known tokens of sequence `index` is a decode: one token, or the accepted
+    /// drafts that are computed again and the token after them.
+    pub fn is_decode(&self, index: usize, num_tokens: usize) -> bool {
+        let is_recomputed = num_tokens <= 1 + self.seqs[index].num_accepted;
+        num_tokens == 1 || is_recomputed && self.computes_last_known(index, num_tokens)
+    }
+
+    /// Number of drafts of sequence `index` that can be verified in a span that begins with `num_tokens` known tokens.
+    pub fn num_drafts(&self, index: usize, num_tokens: usize) -> usize {
+        let Sequence { output, drafts, .. } = &self.seqs[index];
+        let can_verify = self.is_decode(index, num_tokens) && self.computes_last_known(index, num_tokens);
         // A verification can draw one token more than there are drafts.
         let most = self.request.max_tokens.saturating_sub(output.len() + 1);
-        if computes_last_known && !output.is_empty() { drafts.len().min(most) } else { 0 }
+        if can_verify && !output.is_empty() { drafts.len().min(most) } else { 0 }
+    }
+
+    fn computes_last_known(&self, index: usize, num_tokens: usize) -> bool {
+        let Sequence { output, num_computed_tokens, .. } = &self.seqs[index];
+        num_computed_tokens + num_tokens == self.request.prompt.len() + output.len()
     }
 
     /// Returns whether the prompt of a running request is partly computed.

@@ -1,8 +1,8 @@
 //! Spans for the running requests, and blocks for the spans.
 //!
-//! The spans are first chosen as numbers, before any table changes. Every decode gets its token, then prefills share
-//! the rest of the budget, best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for
-//! prefills. While the spans need more blocks than are free, the request of worst rank is preempted and the spans are
+//! The spans are first chosen as numbers, before any table changes. Every decode gets a token, then decodes that compute
+//! accepted drafts again get their further tokens in order of admission, then prefills share the rest of the budget,
+//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. While the spans need more blocks than are free, the request of worst rank is preempted and the spans are
 //! chosen again.
 //!
 //! Draft tokens are verified last, after admissions, with the tokens and blocks that are left. While requests wait, at
@@ -53,12 +53,13 @@ impl Scheduler {
         for live in self.running_requests() {
             Self::choose_decodes(live, budget, &mut spans, &mut prefills);
         }
+        Self::limit_decodes(&mut spans, budget);
         self.choose_prefills(prefills, budget, &mut spans);
         spans
     }
 
-    /// Adds the pending tokens of a request: single tokens to `spans`, taking them off the budget, and longer spans to
-    /// `prefills`.
+    /// Adds the pending tokens of a request: decodes to `spans`, taking the first token of each off the budget, and
+    /// other spans to `prefills`.
     pub(crate) fn choose_decodes(
         live: &LiveRequest,
         budget: &mut usize,
@@ -67,12 +68,21 @@ impl Scheduler {
     ) {
         for (index, num_tokens) in live.pending() {
             let span = ScheduledSpan { request: live.request.id, index, num_tokens, num_drafts: 0 };
-            if num_tokens == 1 {
+            if live.is_decode(index, num_tokens) {
                 spans.push(span);
                 *budget = budget.saturating_sub(1);
             } else {
                 prefills.push(span);
             }
+        }
+    }
+
+    /// Gives decodes of several tokens their tokens after the first. One token of the budget is left for prefills.
+    pub(crate) fn limit_decodes(spans: &mut [ScheduledSpan], budget: &mut usize) {
+        for span in spans {
+            let further = (span.num_tokens - 1).min(budget.saturating_sub(1));
+            span.num_tokens = 1 + further;
+            *budget -= further;
         }
     }
 
@@ -113,7 +123,7 @@ impl Scheduler {
         spans.iter().map(|span| self.num_drafts(span)).sum::<usize>().min(most)
     }
 
-    /// Extends spans of one token by drafts, with the tokens and blocks that are left.
+    /// Extends decodes by drafts, with the tokens and blocks that are left.
     pub(crate) fn add_drafts(&self, spans: &mut [ScheduledSpan], mut budget: usize) {
         let (block_size, groups) = (self.config.block_size, self.config.groups.len());
         let mut free = if self.is_head_blocked() {
@@ -125,7 +135,7 @@ impl Scheduler {
             let Some(sequence) = self.requests.get(&span.request).map(|live| &live.seqs[span.index]) else {
                 continue;
             };
-            let end = sequence.num_computed_tokens + 1;
+            let end = sequence.num_computed_tokens + span.num_tokens;
             let slots = sequence.table.as_ref().map_or(0, kvblock::BlockTable::len).max(end);
             let entries = slots.div_ceil(block_size);
             let drafts = self.num_drafts(span).min(budget).min((entries + free) * block_size - end);
@@ -138,8 +148,7 @@ impl Scheduler {
 
     /// Number of drafts that could extend a span.
     fn num_drafts(&self, span: &ScheduledSpan) -> usize {
-        let live = self.requests.get(&span.request).filter(|_| span.num_tokens == 1);
-        live.map_or(0, |live| live.num_drafts(span.index))
+        self.requests.get(&span.request).map_or(0, |live| live.num_drafts(span.index, span.num_tokens))
     }
 
     /// Returns the spans whose blocks are free now. The beams of a search are kept or deferred together. After the

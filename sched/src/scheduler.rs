@@ -126,8 +126,9 @@ impl Scheduler {
     }
 
     /// Proposes draft tokens to follow the last known token of a sequence, replacing earlier proposals. If the
-    /// sequence's next span computes that one token, the span also computes as many drafts as the budget, the blocks
-    /// and `max_tokens` allow, and its outcome reports how many were right. Returns `false` if the sequence is not
+    /// sequence's next span computes that one token, or accepted drafts again and that token
+    /// ([`SchedConfig::recompute_drafts`]), the span also computes as many drafts as the budget, the blocks and
+    /// `max_tokens` allow, and its outcome reports how many were right. Returns `false` if the sequence is not
     /// live, has a token in flight, or is a beam.
     pub fn propose(&mut self, seq: SeqId, drafts: Vec<u32>) -> bool {
         let sequence = self.sequence_mut(seq).filter(|s| s.live && s.num_output_placeholders == 0);

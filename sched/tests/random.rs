@@ -65,8 +65,10 @@ fn config() -> impl Strategy<Value = SchedConfig> {
         1 => sliding().prop_map(|sliding| vec![sliding]),
         1 => (sliding(), sliding()).prop_map(|(one, other)| vec![one, CacheGroup::Full, other]),
     ];
-    (sizes, limits, swap, groups, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
-        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), groups, caching, chunked, fcfs)| {
+    let is_set = (prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY, prop::bool::ANY);
+    (sizes, limits, swap, groups, is_set).prop_map(
+        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), groups, is_set)| {
+            let (caching, chunked, fcfs, recompute_drafts) = is_set;
             let (threshold, max_num_partial_prefills, max_in_flight) = limits;
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
@@ -87,6 +89,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 groups,
                 host_blocks,
                 preemption_mode,
+                recompute_drafts,
                 swap_cost,
             }
         },

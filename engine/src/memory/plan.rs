@@ -141,6 +141,7 @@ impl Plan {
             max_loras: engine.lora.map_or(usize::MAX, |lora| lora.max_loras),
             groups: layout.groups.iter().map(cache_group).collect(),
             preemption_mode: engine.preemption_mode,
+            recompute_drafts: decoder.recurrent().next().is_some(),
             ..SchedConfig::new(0, block_size)
         };
         let limits = |max_rows, max_model_len, num_blocks| {

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! which gives the greatest `i` at once. If a model computes the drafts, a pass of it over the sequences of the step takes a time `d`,
-//! and the draft must be worth its share of that too: `t = (b n + d) / (a + b n)`. `t` grows with the batch towards 1, and the number of drafts falls to 0. [`Acceptance`]
-//! estimates `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
+//! and the draft must be worth its share of that too: `t = (b n + d) / (a + b n)`. If accepted drafts are computed again, a draft takes
+//! `1 + pⁱ` rows, so that `t = (b n + d) / a`. `t` grows with the batch, and the number of drafts falls to 0. [`Acceptance`] estimates
+//! `p` from the sequence's recent drafts. A sequence without drafts tries a single one from time to time.
 //!
 //! Everything here steers the speed alone; the tokens are the same with any number of drafts.
 
@@ -81,13 +82,13 @@ impl StepCost {
         self.pass = usual * PASS_MEMORY + pass.min(4.0 * usual) * (1.0 - PASS_MEMORY);
     }
 
-    /// Probability above which a draft is worth its row, in a step of `sequences` sequences.
-    pub fn threshold(&self, sequences: usize) -> f64 {
+    /// Probability above which a draft is worth its row, in a step of `sequences` sequences, or its rows if it is computed again.
+    pub fn threshold(&self, sequences: usize, recomputes: bool) -> f64 {
         let rows = self.ratio * sequences.max(1) as f64;
         // Time of a step without rows.
         let base = self.time / (self.weight + self.ratio * self.rows);
         let pass = if base > 0.0 { self.pass / base } else { 0.0 };
-        (rows + pass) / (1.0 + rows)
+        (rows + pass) / if recomputes { 1.0 } else { 1.0 + rows }
     }
 }
 
@@ -108,11 +109,13 @@ pub struct Acceptance {
     idle: u32,
     /// Times in a row that the proposer had nothing.
     misses: u32,
+    /// Number of right drafts in the last verification.
+    accepted: usize,
 }
 
 impl Default for Acceptance {
     fn default() -> Acceptance {
-        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0 }
+        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0, accepted: 0 }
     }
 }
 
@@ -123,6 +126,11 @@ impl Acceptance {
         let worth = (threshold.ln() / probability.ln()).floor() as usize;
         let probe = usize::from(self.idle >= PROBE_AFTER);
         worth.max(probe).min(most)
+    }
+
+    /// Number of right drafts in the last verification.
+    pub fn num_accepted(&self) -> usize {
+        self.accepted
     }
 
     /// A sequence has drawn a token.
@@ -143,6 +151,7 @@ impl Acceptance {
 
     /// Records a verification: the first `right` of `drafts` drafts were right.
     pub fn verified(&mut self, drafts: usize, right: usize) {
+        self.accepted = right;
         // Drafts behind the first wrong one say nothing.
         let tried = if right < drafts { right + 1 } else { right };
         self.tried = self.tried * RECENT + tried as f64;

@@ -11,7 +11,8 @@
 //! A draw has no state: its noise is a function of the request's seed and the index of the token. So a draft is right exactly if it
 //! equals the token drawn at its position, verification is a comparison, and the output has the bits of an engine without
 //! speculation at every temperature and with every filter, penalty and grammar. Rows behind the first draft that was wrong are
-//! ignored, and the scheduler cuts their slots off the block table before anything is hashed.
+//! ignored, and the scheduler cuts their slots off the block table before anything is hashed. In a model with recurrent layers it
+//! cuts off the slots of accepted drafts too, and the next span begins with them.
 //!
 //! A `Speculator` decides how many drafts a sequence gets (`control`) and asks the proposer for them. A proposer cannot affect an
 //! answer, only its speed, so its failure is no failure of a request: it is reported once, and speculation is off from then on.

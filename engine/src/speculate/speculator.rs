@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::vec::Drain;
 
-use sched::{SeqId, StepPlan};
+use sched::{SeqId, Span, StepPlan};
 
 use super::control::{Acceptance, StepCost};
 use super::proposer::{Proposal, ProposeError, Proposer, Source};
@@ -27,6 +27,8 @@ pub struct Speculation {
 pub(crate) struct Speculator {
     speculation: Speculation,
     vocab_size: usize,
+    /// Accepted drafts are computed again ([`SchedConfig::recompute_drafts`](sched::SchedConfig::recompute_drafts)).
+    recomputes: bool,
     /// In this order, so that equal histories give equal plans.
     sequences: BTreeMap<SeqId, Acceptance>,
     cost: StepCost,
@@ -44,10 +46,11 @@ pub(crate) struct Speculator {
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Speculator {
-    pub fn new(speculation: Speculation, vocab_size: usize) -> Speculator {
+    pub fn new(speculation: Speculation, vocab_size: usize, recomputes: bool) -> Speculator {
         Speculator {
             speculation,
             vocab_size,
+            recomputes,
             sequences: BTreeMap::new(),
             cost: StepCost::new(),
             batch: 0,
@@ -133,7 +136,7 @@ impl Speculator {
     fn num_wanted(&self, acceptance: &Acceptance) -> usize {
         let greatest = self.speculation.num_speculative_tokens;
         if self.speculation.is_adaptive {
-            acceptance.num_drafts(self.cost.threshold(self.batch), greatest)
+            acceptance.num_drafts(self.cost.threshold(self.batch, self.recomputes), greatest)
         } else {
             greatest
         }
@@ -155,9 +158,15 @@ impl Speculator {
         self.batch = plan.spans.len();
         self.log(now);
         // The rows of a prompt cost something else.
-        if plan.spans.iter().all(|span| span.tokens.len() == 1 + span.drafts) {
+        if plan.spans.iter().all(|span| self.is_decode(span)) {
             self.cost.add(plan.num_tokens(), (now - begun).as_secs_f64());
         }
+    }
+
+    /// Whether a span computes nothing but the last known token, accepted drafts again, and drafts.
+    fn is_decode(&self, span: &Span) -> bool {
+        let accepted = self.sequences.get(&span.seq).filter(|_| self.recomputes).map_or(0, Acceptance::num_accepted);
+        span.tokens.len() <= 1 + accepted + span.drafts
     }
 
     fn log(&mut self, now: Instant) {
@@ -193,3 +202,6 @@ impl Speculator {
         self.sequences.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,11 +63,6 @@ pub(crate) fn open_on(
     let mut weights = Weights::open(&files)?;
     weights.round_activations(engine.activations);
     config.decoder = models::in_stored_forms(config.decoder, &weights)?;
-    if engine.speculative.is_some() && config.decoder.recurrent().next().is_some() {
-        let expected =
-            "no such setting: recurrent layers have one state for each block, which drafts that are wrong would change";
-        return Err(bad("--speculative-config", "a model with recurrent layers", expected));
-    }
     let dtype = dtype(engine, &*device, &config, &weights)?;
     let needs = needs(engine, &config, &*device, dtype)?;
     let kernels = select(&engine.kernels, &needs)?;

@@ -105,7 +105,8 @@ impl Engine {
         Ok(Engine {
             scheduler,
             worker,
-            speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size)),
+            speculator: speculation
+                .map(|speculation| Speculator::new(speculation, info.vocab_size, sched.recompute_drafts)),
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),

@@ -122,6 +122,7 @@ impl Executor {
             self.last_rows[i] = last;
             let (needed, slot) = needed(i, span);
             slot.into_iter().for_each(|slot| self.batch.set_adapter(slot));
+            self.batch.set_drafts(span.drafts);
             let first = match needed {
                 Needed::All => last + 1 - span.tokens.len() as u32,
                 Needed::Last(count) => last + 1 - count.min(span.tokens.len()) as u32,

@@ -1,6 +1,6 @@
 //! The tokens of one step.
 
-use attention_kernels::AttentionBatch;
+use attention_kernels::{AttentionBatch, KernelError};
 
 /// The tokens of all sequences of a step, concatenated. Sequences with up to [`Model::decode_rows`](crate::Model::decode_rows)
 /// tokens come first, so that they form one call of the decode kernel. Reuse one batch from step to step: it keeps its memory.
@@ -14,6 +14,9 @@ pub struct ForwardBatch {
     pub groups: Vec<GroupBatch>,
     /// Slot of each sequence's adapter ([`Model::set_adapter`](crate::Model::set_adapter)), or [`ForwardBatch::NO_ADAPTER`].
     pub adapters: Vec<u32>,
+    /// Number of last rows of each sequence that are drafts, fewer than it has rows; a missing number is 0. The rows of drafts do
+    /// not change the states of recurrent layers; they write keys and values as others do.
+    pub drafts: Vec<u32>,
     /// Rows whose logits may be requested, ascending; `None`: any row.
     pub needed: Option<Vec<u32>>,
 }
@@ -51,6 +54,7 @@ impl ForwardBatch {
             attention.tree_mask.clear();
         }
         self.adapters.clear();
+        self.drafts.clear();
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
@@ -63,6 +67,7 @@ impl ForwardBatch {
         groups: impl IntoIterator<Item = (&'a [i64], &'a [i32])>,
     ) -> u32 {
         self.adapters.push(ForwardBatch::NO_ADAPTER);
+        self.drafts.push(0);
         self.tokens.extend_from_slice(tokens);
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         let rows = self.tokens.len() as u32;
@@ -80,6 +85,13 @@ impl ForwardBatch {
     pub fn set_adapter(&mut self, slot: u32) {
         if let Some(last) = self.adapters.last_mut() {
             *last = slot;
+        }
+    }
+
+    /// Sets the number of drafts of the sequence that was appended last.
+    pub fn set_drafts(&mut self, drafts: usize) {
+        if let Some(last) = self.drafts.last_mut() {
+            *last = drafts as u32;
         }
     }
 
@@ -105,7 +117,27 @@ impl ForwardBatch {
         }
         self.adapters.clone_from(&from.adapters);
         self.adapters.resize(seqs, ForwardBatch::NO_ADAPTER);
+        // A single token is no draft.
+        self.drafts.clear();
         self.needed = None;
+    }
+
+    /// Checks that each sequence has a row before its drafts.
+    pub(super) fn check_drafts(&self) -> Result<(), KernelError> {
+        let starts = self.groups.first().map_or(&[][..], |group| &group.attention.query_starts);
+        for (row, drafts) in starts.windows(2).zip(&self.drafts) {
+            let most = (row[1] - row[0]).saturating_sub(1);
+            if *drafts > most {
+                let (what, found, expected) = ("drafts of a sequence", *drafts as usize, most as usize);
+                return Err(KernelError::Shape { what, found, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of last rows of a sequence that are drafts.
+    pub(super) fn num_drafts(&self, seq: usize) -> u32 {
+        self.drafts.get(seq).copied().unwrap_or(0)
     }
 
     /// Number of sequences in the batch.

@@ -21,7 +21,8 @@
 //! **State groups.** A page of a group of recurrent layers holds states: the page of block b that after the last computed token
 //! of block b. Tokens of block b update it in place; the first token of block b + 1 starts from it and writes page b + 1; the
 //! first token of a sequence starts from zero. So a full block's page is a checkpoint at the block's end, and a query at
-//! position p reads the pages of p and p − 1: to the block pool this is a sliding window of 2.
+//! position p reads the pages of p and p − 1: to the block pool this is a sliding window of 2. The rows of drafts
+//! ([`ForwardBatch::drafts`](super::ForwardBatch::drafts)) go on from a copy of the state and change no page.
 
 use attention_kernels::{CacheFormat, KvShape};
 

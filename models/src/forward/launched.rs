@@ -30,6 +30,8 @@ pub(super) struct Launched {
     needed: Mirror,
     /// Rows whose results are requested.
     requested: Mirror,
+    /// Number of drafts of each sequence; only for recurrent layers.
+    drafts: Option<Mirror>,
     /// Logits and hidden states on the host.
     results: Pinned,
     /// The same converted to float32, if they have another type.
@@ -76,6 +78,7 @@ impl Launched {
             positions: indices(max_rows)?,
             needed: indices(max_rows)?,
             requested: indices(LOGIT_ROWS)?,
+            drafts: decoder.recurrent().next().map(|_| indices(0)).transpose()?,
             results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
             converted: Vec::new(),
             workspaces: Vec::new(),
@@ -87,7 +90,8 @@ impl Launched {
     pub fn bytes(decoder: &Decoder, ropes: &[Rope], dtype: Dtype, limits: &StepLimits) -> usize {
         let frequencies = ropes.iter().map(|rope| rope.dims / 2).sum::<usize>() * size_of::<f32>();
         let experts = ExpertMemory::bytes(decoder, limits.max_rows, dtype);
-        (3 * limits.max_rows + limits.max_rows.max(limits.result_rows())) * size_of::<u32>()
+        let drafts = decoder.recurrent().next().map_or(0, |_| limits.max_seqs);
+        (3 * limits.max_rows + limits.max_rows.max(limits.result_rows()) + drafts) * size_of::<u32>()
             + Upload::bytes()
             + frequencies
             + experts
@@ -97,6 +101,9 @@ impl Launched {
 impl LayerOps for Launched {
     fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
         self.requested = Mirror::new(&*self.device, limits.max_rows.max(limits.result_rows()) * size_of::<u32>())?;
+        if let Some(drafts) = &mut self.drafts {
+            *drafts = Mirror::new(&*self.device, limits.max_seqs * size_of::<u32>())?;
+        }
         // Free the old ones first: the plan has no memory for both.
         self.workspaces.clear();
         for (_, parts) in &self.views {
@@ -107,11 +114,14 @@ impl LayerOps for Launched {
     }
 
     fn load(&mut self, batch: &ForwardBatch, fixed: bool, adapters: Option<&mut Adapters>) -> Result<(), KernelError> {
-        let Launched { tokens, positions, needed, workspaces, views, .. } = self;
+        let Launched { tokens, positions, needed, drafts, workspaces, views, .. } = self;
         tokens.set(batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
         positions.set(batch.positions.iter().map(|position| position.to_ne_bytes()))?;
         if let Some(rows) = &batch.needed {
             needed.set(rows.iter().map(|row| row.to_ne_bytes()))?;
+        }
+        if let Some(drafts) = drafts {
+            drafts.set((0..batch.num_seqs()).map(|seq| batch.num_drafts(seq).to_ne_bytes()))?;
         }
         if workspaces.len() != batch.groups.len() {
             return Err(NO_WORKSPACE);
@@ -120,7 +130,7 @@ impl LayerOps for Launched {
             // Graphs are of steps with one row for each sequence.
             workspace.set(&group.attention, &group.slot_mapping, *window, fixed.then_some(1))?;
         }
-        let arrays = [tokens, positions, needed].into_iter();
+        let arrays = [tokens, positions, needed].into_iter().chain(drafts);
         let arrays = arrays.chain(workspaces.iter_mut().flat_map(Workspace::arrays));
         let arrays = arrays.chain(adapters.into_iter().flat_map(Adapters::arrays));
         self.upload.send(&*self.device, arrays)
@@ -248,7 +258,8 @@ impl LayerOps for Launched {
 
     fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
         let workspace = self.workspaces.get(args.layer.group).ok_or(NO_WORKSPACE)?;
-        launched_recurrent::run(&*self.device, self.dtype, workspace, args)
+        let drafts = self.drafts.as_ref().ok_or(NO_WORKSPACE)?.buffer();
+        launched_recurrent::run(&*self.device, self.dtype, (workspace, drafts), args)
     }
 
     fn gate(

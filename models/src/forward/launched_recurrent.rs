@@ -1,7 +1,7 @@
 //! The recurrence of gated delta nets as a launch of the kernel in `csrc/recurrent.cu`.
 
 use attention_kernels::{Dtype, KernelError, Workspace};
-use device::{Arg, Device, Launch};
+use device::{Arg, Buffer, Device, Launch};
 
 use super::kernels::{MODULE, count, holds, instance};
 use super::linear::RecurrentLayer;
@@ -48,12 +48,12 @@ pub(super) fn check(layer: &Recurrent) -> Result<(), LoadError> {
     )))
 }
 
-/// Launches the kernel on the sequences that the workspace has loaded. The sequence of a step's launches depends on its number of
+/// Launches the kernel on the sequences that the workspace has loaded, and their numbers of drafts. The sequence of a step's launches depends on its number of
 /// sequences alone.
 pub(super) fn run(
     device: &dyn Device,
     dtype: Dtype,
-    workspace: &Workspace,
+    (workspace, drafts): (&Workspace, &Buffer),
     args: RecurrentRows<'_>,
 ) -> Result<(), KernelError> {
     let RecurrentRows { batch, layer, norm, projected, output, rows, cache } = args;
@@ -61,6 +61,7 @@ pub(super) fn run(
     let &Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = declared;
     let stride = declared.projections.rows();
     holds("elements in the projections", projected, rows * stride, dtype.bytes())?;
+    holds("sequences with a number of drafts", drafts, batch.num_seqs(), size_of::<u32>())?;
     holds("elements in the output of the recurrence", output, rows * declared.value_width(), dtype.bytes())?;
     let page = cache.format.block_bytes(&cache.shape) / size_of::<f32>();
     for pages in cache.buffers() {
@@ -81,9 +82,10 @@ pub(super) fn run(
     };
     let seqs = batch.groups[*group].attention.num_seqs();
     let [tables, lens, starts] = workspace.sequences();
-    let buffers =
-        [projected, &*output, conv, decay, dt_bias, &norm.weight, &cache.keys, cache.values(), tables, lens, starts];
-    let mut all: Vec<Arg<'_>> = buffers.into_iter().map(|buffer| Arg::pointer(buffer, 0)).collect();
+    let weights = [conv, decay, dt_bias, &norm.weight];
+    let buffers = [projected, &*output].into_iter().chain(weights);
+    let buffers = buffers.chain([&cache.keys, cache.values(), tables, lens, starts, drafts]);
+    let mut all: Vec<Arg<'_>> = buffers.map(|buffer| Arg::pointer(buffer, 0)).collect();
     all.push(Arg::bytes(&shape));
     if seqs == 0 {
         return Ok(());

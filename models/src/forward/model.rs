@@ -350,6 +350,7 @@ impl Model {
         if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
+        batch.check_drafts()?;
         match &mut self.adapters {
             Some(adapters) => adapters.load(batch)?,
             None => {
@@ -391,11 +392,12 @@ impl Model {
 
     /// Fills `to` with a batch that has the group of each view instead of those of `batch`.
     fn view(&self, batch: &ForwardBatch, caches: &[KvCache], to: &mut ForwardBatch) {
-        let ForwardBatch { tokens, positions, groups, adapters, needed } = to;
+        let ForwardBatch { tokens, positions, groups, adapters, drafts, needed } = to;
         tokens.clone_from(&batch.tokens);
         positions.clone_from(&batch.positions);
         needed.clone_from(&batch.needed);
         adapters.clone_from(&batch.adapters);
+        drafts.clone_from(&batch.drafts);
         groups.resize_with(self.layout.views.len(), GroupBatch::default);
         let block_size = caches.first().map_or(1, |cache| cache.shape.block_size);
         for (view, to) in self.layout.views.iter().zip(groups) {

@@ -3,6 +3,8 @@
 //!
 //! For each token a head reads its matrix twice and writes it once. Columns do not depend on each other, so both passes go over
 //! some columns at a time, whose sums stay in registers and whose numbers are still in the cache in the second pass.
+//!
+//! The rows of drafts, the last ones of a sequence, go on from a copy of the state, so that they change no page.
 
 use std::cell::Cell;
 
@@ -22,6 +24,8 @@ const L2_EPS: f32 = 1e-6;
 struct Span {
     first_row: usize,
     rows: usize,
+    /// Number of rows before the drafts, at least one.
+    certain: usize,
     /// Position of the first row.
     start: usize,
     /// Number of pages that are written.
@@ -34,7 +38,7 @@ struct Span {
 struct Task<'list, 'a> {
     span: usize,
     head: usize,
-    /// The state in the page of each block that the rows lie in, in order.
+    /// The state in the page of each block that the rows before the drafts lie in, in order.
     states: &'list mut [&'a mut [f32]],
     /// A row of output for each row.
     outputs: &'list mut [&'a mut [f32]],
@@ -117,7 +121,8 @@ pub(super) fn run(
             found.ok_or(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks })
         };
         let start = context - count;
-        let blocks = start / block_size..context.div_ceil(block_size);
+        let drafts = batch.num_drafts(seq) as usize;
+        let blocks = start / block_size..(context - drafts).div_ceil(block_size);
         if start.is_multiple_of(block_size) {
             begun.push((page(blocks.start)?, blocks.start.checked_sub(1).map(page).transpose()?));
         }
@@ -125,7 +130,7 @@ pub(super) fn run(
         for (i, block) in blocks.enumerate() {
             written.push((page(block)?, spans.len(), i));
         }
-        spans.push(Span { first_row, rows: count, start, pages, before });
+        spans.push(Span { first_row, rows: count, certain: count - drafts, start, pages, before });
         before = (before.0 + count, before.1 + pages);
     }
     written.sort_unstable();
@@ -207,11 +212,13 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
         (declared.key_width() + key_head * key_dim, key_dim, key_dim),
         (2 * declared.key_width() + task.head * value_dim, 2 * key_dim, value_dim),
     ];
-    scratch.resize(2 * key_dim + 2 * channels + 3 * value_dim, 0.0);
+    let copied = if span.certain < span.rows { declared.head_state() } else { 0 };
+    scratch.resize(2 * key_dim + 2 * channels + 3 * value_dim + copied, 0.0);
     let (weights, rest) = scratch.split_at_mut(2 * key_dim);
     let (sums, rest) = rest.split_at_mut(channels);
     let (qkv, rest) = rest.split_at_mut(channels);
-    let (attended, gated) = rest.split_at_mut(value_dim);
+    let (attended, rest) = rest.split_at_mut(value_dim);
+    let (gated, copy) = rest.split_at_mut(2 * value_dim);
     // An RMS norm with these weights scales a row to length 1, q also by 1 / sqrt(key_dim).
     let unit = (key_dim as f32).sqrt().recip();
     weights[..key_dim].fill(unit * unit);
@@ -220,13 +227,17 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
     let mut at = 0;
     for (i, output) in task.outputs.iter_mut().enumerate() {
         let position = span.start + i;
-        if i > 0 && position.is_multiple_of(block_size) {
+        if i > 0 && i < span.certain && position.is_multiple_of(block_size) {
             at += 1;
             if let Some([before, state]) = task.states.get_mut(at - 1..=at) {
                 state.copy_from_slice(before);
             }
         }
-        let Some(state) = task.states.get_mut(at) else { return };
+        let Some(page) = task.states.get_mut(at) else { return };
+        if i == span.certain {
+            copy.copy_from_slice(page);
+        }
+        let state = if i < span.certain { &mut **page } else { &mut *copy };
         let (tail, matrix) = state.split_at_mut((kernel - 1) * channels);
         let row = &shared.projected[(span.first_row + i) * stride..][..stride];
         dispatch!(isa, convolve(conv: &[f32], tail: &[f32], row: &[f32], pieces: [(usize, usize, usize); 3], sums: &mut [f32]));

@@ -1,6 +1,6 @@
 //! Speculative decoding: drafts are verified in the span of the token before them.
 
-use sched::{CommitError, Outcome, Request, SchedConfig, Scheduler, SpecStats, StepPlan};
+use sched::{CacheGroup, CommitError, Outcome, Request, SchedConfig, Scheduler, SpecStats, StepPlan};
 
 use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
@@ -178,4 +178,106 @@ fn drafts_take_no_block_while_the_head_of_the_queue_lacks_one() {
         "the head needs six blocks, and five are free"
     );
     assert_eq!(s.stats().num_waiting, 1);
+}
+
+/// A request as in [`decoding`], in a pool with a group of states. Accepted drafts are computed again.
+fn recurrent(config: SchedConfig, max_tokens: usize) -> Scheduler {
+    let groups = vec![CacheGroup::Full, CacheGroup::Sliding { window: 2 }];
+    decoding(SchedConfig { recompute_drafts: true, groups, ..config }, max_tokens)
+}
+
+/// First position, tokens and number of drafts of the only span.
+fn only_span(plan: &StepPlan) -> (usize, &[u32], usize) {
+    assert_eq!(plan.spans.len(), 1, "{plan}");
+    (plan.spans[0].start, &plan.spans[0].tokens, plan.spans[0].drafts)
+}
+
+#[test]
+fn accepted_drafts_are_computed_again_in_front_of_the_next_drafts() {
+    let mut s = recurrent(config(20, 4), 20);
+    s.propose(seq(0, 0), vec![1, 2, 3]);
+    let plan = s.plan();
+    assert_eq!(only_span(&plan), (10, &[7, 1, 2, 3][..], 3));
+    commit(&mut s, &plan, &[1, 2, 9]);
+    s.propose(seq(0, 0), vec![4, 5]);
+    let plan = s.plan();
+    assert_eq!(only_span(&plan), (11, &[1, 2, 9, 4, 5][..], 2));
+    commit(&mut s, &plan, &[4, 5, 6]);
+    let plan = s.plan();
+    assert_eq!(only_span(&plan), (14, &[4, 5, 6][..], 0), "also without drafts");
+    commit(&mut s, &plan, &[8]);
+    let plan = s.plan();
+    assert_eq!(only_span(&plan), (17, &[8][..], 0));
+    assert_eq!((s.spec_stats().num_draft_tokens, s.spec_stats().num_accepted_tokens), (5, 4));
+}
+
+#[test]
+fn a_block_that_only_accepted_drafts_reach_is_cached_after_they_are_computed_again() {
+    let caching = SchedConfig { enable_prefix_caching: true, ..config(40, 4) };
+    let mut s = recurrent(caching, 20);
+    s.propose(seq(0, 0), vec![1; 6]);
+    let plan = s.plan();
+    commit(&mut s, &plan, &[1; 7]);
+    // Prompt, 7 and six drafts are 17 tokens, of which 11 are computed.
+    let probe = |s: &mut Scheduler| {
+        let tokens = [&request(0, 10, 1).prompt, &[7, 1, 1, 1, 1, 1, 1, 5][..]].concat();
+        s.submit(Request { prompt: tokens, ..request(1, 1, 1) }).unwrap();
+        let plan = s.plan();
+        let cached = plan.spans.iter().find(|span| span.seq == seq(1, 0)).unwrap().cached;
+        commit_all(s, &plan, 7);
+        cached
+    };
+    assert_eq!(probe(&mut s), 8, "two blocks are computed");
+    assert_eq!(probe(&mut s), 16, "the step of the first probe has computed the drafts again");
+}
+
+#[test]
+fn a_request_that_is_computed_again_keeps_its_accepted_drafts_as_outputs() {
+    let mut s = recurrent(config(20, 4), 20);
+    s.propose(seq(0, 0), vec![1, 2]);
+    let plan = s.plan();
+    commit(&mut s, &plan, &[1, 2, 3]);
+    assert!(s.reset_prefix_cache(true));
+    s.propose(seq(0, 0), vec![4, 5]);
+    let plan = s.plan();
+    let (start, tokens, drafts) = only_span(&plan);
+    assert_eq!((start, &tokens[10..], drafts), (0, &[7, 1, 2, 3][..], 0), "the drafts do not follow a decode");
+    commit(&mut s, &plan, &[4]);
+    s.propose(seq(0, 0), vec![5]);
+    assert_eq!(only_span(&s.plan()), (14, &[4, 5][..], 1));
+}
+
+#[test]
+fn drafts_behind_accepted_ones_fill_the_last_block() {
+    let groups = vec![CacheGroup::Full];
+    let mut s = decoding(SchedConfig { recompute_drafts: true, groups, ..config(5, 4) }, 11);
+    s.propose(seq(0, 0), vec![1; 3]);
+    let plan = s.plan();
+    commit(&mut s, &plan, &[1; 4]);
+    s.propose(seq(0, 0), vec![2; 9]);
+    assert_eq!(only_span(&s.plan()), (11, &[1, 1, 1, 1, 2, 2, 2, 2, 2][..], 5), "20 tokens are in five blocks");
+}
+
+#[test]
+fn accepted_drafts_share_the_budget_and_leave_a_token_for_prompts() {
+    let small = SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 9, recompute_drafts: true, ..config(60, 4) };
+    let mut s = scheduler(small);
+    (0..2).for_each(|id| s.submit(request(id, 3, 20)).unwrap());
+    let plan = s.plan();
+    commit_all(&mut s, &plan, 7);
+    let propose = |s: &mut Scheduler| (0..2).for_each(|id| assert!(s.propose(seq(id, 0), vec![1; 3])));
+    propose(&mut s);
+    s.submit(request(2, 1, 20)).unwrap();
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 4), (1, 4), (2, 1)]);
+    let outcome = |id: u64, count| Outcome { seq: seq(id, 0), parent: 0, tokens: vec![1; count], finished: false };
+    s.commit(plan.step, &[outcome(0, 4), outcome(1, 4), outcome(2, 1)]).unwrap();
+    s.submit(request(3, 30, 2)).unwrap();
+    propose(&mut s);
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 4), (1, 3), (2, 1), (3, 1)], "no draft fits the budget");
+    assert_eq!(plan.spans.iter().map(|span| span.sample.len()).collect::<Vec<_>>(), [1, 0, 1, 0]);
+    commit_all(&mut s, &plan, 7);
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 1), (1, 1), (2, 1), (3, 6)], "the rest of a span is a decode too");
 }

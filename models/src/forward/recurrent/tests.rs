@@ -112,13 +112,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     /// Two sequences in chunks that share steps, each with pages of its own, against whole sequences in float64. The
-    /// bits are those of a run without chunks.
+    /// bits are those of a run without chunks, also those of drafts behind a chunk, which the next chunk computes again.
     #[test]
     fn a_recurrence_in_pages_is_that_of_float64_whatever_the_chunks(
         seed in 1u64..1 << 40,
         (key_heads, ratio, key_dim, value_dim, kernel) in (1usize..3, 1usize..4, 1usize..20, 1usize..36, 1usize..5),
         lens in [1usize..30, 1usize..30],
         chunks in proptest::collection::vec(0usize..9, 1..6),
+        drafts in proptest::collection::vec(0usize..7, 1..5),
     ) {
         let declared = layer(key_heads, ratio, key_dim, value_dim, kernel);
         let stride = declared.projections.rows();
@@ -143,13 +144,15 @@ proptest! {
         // As many elements per token as the states need.
         let size = declared.heads_in_keys() * declared.head_state();
         let shape = KvShape { num_blocks: 16, num_kv_heads: 1, block_size, head_dim: size.div_ceil(block_size) };
-        let run = |chunks: &[usize]| {
+        let run = |chunks: &[usize], drafts: &[usize]| {
             let mut cache = KvCache::new(&**CPU, shape).unwrap();
             for pages in cache.buffers_mut() {
                 pages.host_mut::<f32>().unwrap().fill(f32::NAN);
             }
             let (mut done, mut found) = ([0, 0], [Vec::new(), Vec::new()]);
-            let mut chunks = chunks.iter().cycle();
+            // Rows of drafts with their positions.
+            let mut drafted = [Vec::new(), Vec::new()];
+            let (mut chunks, mut drafts) = (chunks.iter().cycle(), drafts.iter().cycle());
             let mut lists = Lists::default();
             while done != lens {
                 let mut counts = [0, 1].map(|s| (*chunks.next().unwrap()).min(lens[s] - done[s]));
@@ -161,10 +164,13 @@ proptest! {
                 let mut order: Vec<usize> = [0, 1].into_iter().filter(|s| counts[*s] > 0).collect();
                 order.sort_by_key(|s| counts[*s] != 1);
                 let (mut rows, mut total) = (Vec::new(), 0);
+                let drafts = [0, 1].map(|s| (*drafts.next().unwrap()).min(lens[s] - done[s] - counts[s]));
                 for &s in &order {
-                    rows.extend_from_slice(&inputs[s][done[s] * stride..][..counts[s] * stride]);
-                    total += counts[s];
-                    batch.push(done[s], &vec![0; counts[s]], [(&vec![0; counts[s]][..], &tables[s][..])]);
+                    let count = counts[s] + drafts[s];
+                    rows.extend_from_slice(&inputs[s][done[s] * stride..][..count * stride]);
+                    total += count;
+                    batch.push(done[s], &vec![0; count], [(&vec![0; count][..], &tables[s][..])]);
+                    batch.set_drafts(drafts[s]);
                 }
                 let mut output = buffer(&vec![f32::NAN; total * declared.value_width()]);
                 let projected = buffer(&rows);
@@ -184,14 +190,21 @@ proptest! {
                     let (own, after) = rest.split_at(counts[s] * declared.value_width());
                     found[s].extend_from_slice(own);
                     (rest, done[s]) = (after, done[s] + counts[s]);
+                    let (own, after) = rest.split_at(drafts[s] * declared.value_width());
+                    drafted[s].push((done[s], own.to_vec()));
+                    rest = after;
                 }
             }
-            found
+            (found, drafted)
         };
-        let (whole, chunked) = (run(&[usize::MAX]), run(&chunks));
+        let ((whole, _), (chunked, drafted)) = (run(&[usize::MAX], &[0]), run(&chunks, &drafts));
         for s in 0..2 {
             let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&whole[s]), bits(&chunked[s]));
+            for (position, rows) in &drafted[s] {
+                let want = &whole[s][position * declared.value_width()..][..rows.len()];
+                prop_assert_eq!(bits(want), bits(rows));
+            }
             for (found, want) in whole[s].iter().zip(naive(&declared, &weights, &inputs[s])) {
                 let error = (f64::from(*found) - want).abs();
                 prop_assert!(error < 2e-4 * (1.0 + want.abs()), "{} is not {}", found, want);
