@@ -80,7 +80,7 @@ pub use decoder::Decoder;
 pub use families::{ModelConfig, Supported, supported};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, Progress,
-    StepLimits, WeightBytes, check_weights, checkpoint_dtype, graph_sizes, in_stored_forms, kernels, kv_scale_bytes,
-    layers_with_kv_scales, load_matrix, weight_bytes,
+    StepLimits, WeightBytes, check_weights, checkpoint_dtype, draft_graph_sizes, graph_sizes, in_stored_forms, kernels,
+    kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows, weight_bytes,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

@@ -228,7 +228,7 @@ pub(crate) fn start(
             "warm-up: products of up to {max_rows} rows planned and a step of that size run in {seconds:.1} s"
         ));
     }
-    let captured = graphs::capture(&mut model, &mut caches, &**device, plan.max_num_seqs)?;
+    let captured = graphs::capture(&mut model, &mut caches, &**device, engine)?;
     if device.compute_capability().is_some() {
         plan.compare(available, device.memory());
     }

@@ -41,7 +41,7 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
     let weights = Weights::open(&files).unwrap();
     let mut model = Model::load(&decoder, &weights, device.clone(), kernels, STEP.max_rows, &|_, _| Ok(())).unwrap();
     if graphs {
-        model.use_graphs(STEP.max_seqs);
+        model.use_graphs(STEP.max_seqs, 0);
     }
     model.reserve(&STEP).unwrap();
     if limits.is_none() || !graphs {
