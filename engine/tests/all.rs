@@ -36,6 +36,7 @@ mod reference;
 mod replay;
 mod row_invariance;
 mod speculate;
+mod speculate_sim;
 mod steady;
 mod stop_scanner;
 mod stops;

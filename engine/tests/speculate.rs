@@ -17,14 +17,14 @@ use crate::common::{VOCABULARY, config, on_sim, overlapping, request};
 use crate::overlap::{Load, answers, option_requests};
 
 /// Proposes what a run without speculation has drawn, with a wrong token at one of `wrong` positions.
-struct Oracle {
+pub struct Oracle {
     truth: HashMap<SeqId, Vec<u32>>,
     drawn: HashMap<SeqId, usize>,
     wrong: usize,
 }
 
 impl Oracle {
-    fn new(want: &[Vec<TokenEvent>], wrong: usize) -> Box<Oracle> {
+    pub fn new(want: &[Vec<TokenEvent>], wrong: usize) -> Box<Oracle> {
         let mut truth: HashMap<SeqId, Vec<u32>> = HashMap::new();
         for (events, id) in want.iter().zip(0..) {
             for event in events {
@@ -75,7 +75,7 @@ fn load(config: &EngineConfig) -> Engine {
 }
 
 /// Takes the numbers of drafts out of the events, and compares them with the engine's.
-fn plain(engine: &Engine, mut events: Vec<Vec<TokenEvent>>) -> Vec<Vec<TokenEvent>> {
+pub fn plain(engine: &Engine, mut events: Vec<Vec<TokenEvent>>) -> Vec<Vec<TokenEvent>> {
     let mut sum = DraftCounts::default();
     for event in events.iter_mut().flatten() {
         if let TokenEvent::Token { drafts, .. } = event {
@@ -111,17 +111,17 @@ fn loads(seed: u64, first: usize, count: usize) -> Vec<Load> {
 
 /// What a test varies.
 #[derive(Clone, Debug)]
-struct Case {
-    seed: u64,
-    first: usize,
-    count: usize,
-    method: usize,
-    most: usize,
-    wrong: usize,
-    blocks: u64,
-    budget: usize,
-    swaps: bool,
-    caches: bool,
+pub struct Case {
+    pub seed: u64,
+    pub first: usize,
+    pub count: usize,
+    pub method: usize,
+    pub most: usize,
+    pub wrong: usize,
+    pub blocks: u64,
+    pub budget: usize,
+    pub swaps: bool,
+    pub caches: bool,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -144,9 +144,10 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 /// Runs a case with and without speculation; returns the number of accepted drafts and of preemptions.
-fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
+pub fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
     let loads = loads(case.seed, case.first, case.count);
-    let mut without = load(&on(EngineConfig { max_model_len: Some(64), ..config(200) }));
+    let without = on(EngineConfig { max_model_len: Some(64), ..config(200) });
+    let mut without = load(&EngineConfig { speculative: None, ..without });
     let want = answers(&mut without, &loads);
     let proposer: Box<dyn Proposer> = match case.method {
         0 => Box::new(Ngram::new(1, 3)),
