@@ -159,5 +159,10 @@ fn steps_with_more_rows_of_a_sequence_than_the_graphs_are_for_run_without_one() 
     let device: Arc<dyn Device> = sim().unwrap();
     let any = KernelChoice::default();
     let loaded = load_on((device, Arc::default()), ("llama", Dtype::F32, false), &any, Some(DRAFTS), &SMALL);
-    assert_eq!(loaded.model.graphs().sizes, 4);
+    assert_eq!((loaded.model.decode_rows(), loaded.model.graphs().sizes), (1, 4));
+    // A state that cannot be reset to an earlier token.
+    let limits = StepLimits { block_size: 128, ..SMALL };
+    let recurrent =
+        load_on((sim().unwrap(), Arc::default()), ("qwen3-next", Dtype::Bf16, false), &any, Some(DRAFTS), &limits);
+    assert_eq!((recurrent.model.decode_rows(), recurrent.model.graphs().sizes), (16, 4));
 }

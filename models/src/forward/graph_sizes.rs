@@ -32,9 +32,7 @@ pub fn draft_graph_sizes(max_rows: usize) -> Vec<usize> {
 /// Number of graphs by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphCount {
-    /// Graphs that decode steps may use: those of all [families](Model::use_graphs).
-    ///
-    /// [families]: super::Model::use_graphs
+    /// Graphs that decode steps may use: those of all families ([`Model::use_graphs`](super::Model::use_graphs)).
     pub sizes: usize,
     /// Those that have been captured.
     pub captured: usize,
