@@ -38,6 +38,7 @@ mod replay;
 mod row_invariance;
 mod speculate;
 mod speculate_recurrent;
+mod speculate_sim;
 mod steady;
 mod stop_scanner;
 mod stops;

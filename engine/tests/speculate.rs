@@ -154,7 +154,7 @@ fn proposing(case: &Case, config: &EngineConfig, want: &[Vec<TokenEvent>]) -> En
 }
 
 /// Runs a case with and without speculation; returns the number of accepted drafts and of preemptions.
-fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
+pub fn check(case: &Case, on: impl Fn(EngineConfig) -> EngineConfig) -> Result<(u64, u64), TestCaseError> {
     let (engine, preemptions) = check_with(case, on, |config, want| proposing(case, config, want))?;
     Ok((engine.stats().spec_decode.num_accepted_tokens, preemptions))
 }
@@ -194,7 +194,7 @@ pub fn compare_with(
     on: impl Fn(EngineConfig) -> EngineConfig,
     speculating: impl Fn(&EngineConfig, &[Vec<TokenEvent>]) -> Engine,
 ) -> Result<(Engine, u64), TestCaseError> {
-    let want = answers(&mut load(large), loads);
+    let want = answers(&mut load(&EngineConfig { speculative: None, ..large.clone() }), loads);
     let config = on(EngineConfig {
         max_num_seqs: 12,
         max_num_batched_tokens: case.budget,

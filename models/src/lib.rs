@@ -80,7 +80,8 @@ pub use decoder::Decoder;
 pub use families::{Eagle3, ModelConfig, Supported, supported};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, Observer, PageLayout, Progress, States,
-    StepLimits, WeightBytes, check_weights, checkpoint_dtype, graph_sizes, head_tokens, in_stored_forms, kernels,
-    kv_scale_bytes, layers_with_kv_scales, load_matrix, weight_bytes, weight_bytes_beside,
+    StepLimits, WeightBytes, check_weights, checkpoint_dtype, draft_graph_sizes, graph_sizes, head_tokens,
+    in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows, weight_bytes,
+    weight_bytes_beside,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

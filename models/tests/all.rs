@@ -10,6 +10,7 @@ mod counter;
 #[path = "../../attention-kernels/tests/conformance/covering.rs"]
 mod covering;
 mod documentation;
+mod draft_graphs_sim;
 mod drafts;
 mod formats;
 mod forward;

@@ -13,22 +13,37 @@ use models::decoder::Mixer;
 use models::{ForwardBatch, GraphCount, Model, ModelConfig, StepLimits, Weights};
 
 /// Contexts of up to 1200 tokens: three partitions.
-const LIMITS: StepLimits =
+pub const LIMITS: StepLimits =
     StepLimits { max_rows: 64, max_seqs: 11, max_model_len: 1200, block_size: 8, num_blocks: 160 };
 
-struct Loaded {
-    device: Arc<dyn Device>,
+pub struct Loaded {
+    pub device: Arc<dyn Device>,
     faults: Arc<AtomicUsize>,
-    model: Model,
-    caches: Vec<KvCache>,
+    pub model: Model,
+    pub caches: Vec<KvCache>,
 }
 
 /// A model on a device of which a test can make replays and captures fail; `graphs`: decode steps are replayed.
 fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: bool) -> Option<Loaded> {
+    let (device, faults) = faulty(sim()?);
+    Some(load_on((device, faults), (case, dtype, windows), choice, graphs.then_some(0), &LIMITS))
+}
+
+/// `cuda-sim`; `None`, reported, where there is no compiler.
+pub fn sim() -> Option<Arc<dyn Device>> {
     let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let sim =
-        device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 3, ..Options::default() }).unwrap();
-    let (device, faults) = faulty(sim);
+    let options = Options { threads: Some(1), kernels, seed: 3, ..Options::default() };
+    Some(device::open_with("cuda-sim", &options).unwrap())
+}
+
+/// A model for steps of this size; with `drafts`, decode steps that verify up to so many of a sequence are replayed.
+pub fn load_on(
+    (device, faults): (Arc<dyn Device>, Arc<AtomicUsize>),
+    (case, dtype, windows): (&str, Dtype, bool),
+    choice: &KernelChoice,
+    drafts: Option<usize>,
+    limits: &StepLimits,
+) -> Loaded {
     let files = files(case);
     let mut config = ModelConfig::load(&files).unwrap();
     if windows {
@@ -43,17 +58,17 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
     let needs = Needs { dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
     let mut model =
-        Model::load(&config.decoder, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
-    if graphs {
-        model.use_graphs(LIMITS.max_seqs);
+        Model::load(&config.decoder, &weights, device.clone(), set, limits.max_rows, &|_, _| Ok(())).unwrap();
+    if let Some(drafts) = drafts {
+        model.use_graphs(limits.max_seqs, drafts);
     }
-    model.reserve(&LIMITS).unwrap();
-    let caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
-    Some(Loaded { device, faults, model, caches })
+    model.reserve(limits).unwrap();
+    let caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
+    Loaded { device, faults, model, caches }
 }
 
 /// Sequences by the number of their tokens; sequence s owns every `max_seqs`-th block, in each group others.
-fn step(model: &Model, seqs: &[(usize, usize, usize)], needed: bool) -> ForwardBatch {
+pub fn step(model: &Model, seqs: &[(usize, usize, usize)], needed: bool) -> ForwardBatch {
     let groups = model.layout().groups.len();
     let mut batch = ForwardBatch::default();
     batch.clear(groups);
@@ -168,7 +183,7 @@ fn graphs_are_captured_on_padding_and_write_no_slot() {
     let choice = KernelChoice::default();
     let Some(mut loaded) = load("qwen3", Dtype::F16, false, &choice, true) else { return };
     let Loaded { device, model, caches, .. } = &mut loaded;
-    assert_eq!(model.capture_largest(caches).unwrap(), 0, "cuda-sim counts no bytes");
+    assert_eq!(model.measure_graphs(caches).unwrap(), 0, "cuda-sim counts no bytes");
     assert_eq!(model.graphs(), GraphCount { sizes: 5, captured: 1, failed: 0 });
     assert_eq!(model.capture_graphs(caches).unwrap(), 0, "cuda-sim counts no bytes");
     assert_eq!(model.graphs(), GraphCount { sizes: 5, captured: 5, failed: 0 });

@@ -57,7 +57,7 @@ fn load(files: &ModelFiles, form: Form, dtype: Dtype, max_rows: usize) -> Option
     let needs = Needs { dtype, ..needs(&*device, &decoder) };
     let set = select(&KernelChoice::default(), &needs).unwrap();
     let mut model = Model::load(&decoder, &weights, device, set, max_rows, &|_, _| Ok(())).unwrap();
-    model.use_graphs(LIMITS.max_seqs);
+    model.use_graphs(LIMITS.max_seqs, 0);
     model.reserve(&StepLimits { max_rows, ..LIMITS }).unwrap();
     let caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
     Some((model, caches, log))

@@ -21,7 +21,7 @@ __device__ __forceinline__ void each_bad_word(const SampleArgs& args, const RowV
         const uint32_t before = words[at] - 1;
         bool matches = before <= len;
         for (uint32_t i = 0; matches && i < before; i++) {
-            matches = row.state[1 + (len - before + i) % args.tail_tokens] == words[at + 1 + i];
+            matches = row.output_token(args, len - before + i) == words[at + 1 + i];
         }
         if (matches) ban(words[at + 1 + before]);
     }
@@ -43,10 +43,12 @@ __device__ __forceinline__ float biased(const RowView& row, uint32_t token, floa
 
 // What applies to every token of a row: penalties if their counts are kept, and unless the row is greedy the temperature.
 struct Adjustment {
-    const uint32_t* counts;
+    const uint32_t *counts, *drafts;
+    uint32_t num_drafts;
     float repetition, frequency, presence, temperature;
 
-    __device__ __forceinline__ explicit Adjustment(const RowView& row) : counts(row.counts) {
+    __device__ __forceinline__ explicit Adjustment(const RowView& row)
+        : counts(row.counts), drafts(row.drafts), num_drafts(row.num_drafts) {
         temperature = row.is(ROW_GREEDY) ? 0.0f : row.params->temperature;
         if (!counts) return;
         repetition = row.params->repetition_penalty;
@@ -57,7 +59,9 @@ struct Adjustment {
     // Returns the adjusted logit of a token that is not banned. NaN becomes −∞.
     __device__ __forceinline__ float operator()(uint32_t token, float logit) const {
         if (counts) {
-            const uint32_t count = counts[token], in_output = count & ~IN_PROMPT;
+            uint32_t count = counts[token];
+            for (uint32_t i = 0; i < num_drafts; i++) count += drafts[i] == token;
+            const uint32_t in_output = count & ~IN_PROMPT;
             if (count) logit = logit > 0.0f ? __fdiv_rn(logit, repetition) : __fmul_rn(logit, repetition);
             if (in_output) logit = __fsub_rn(__fsub_rn(logit, __fmul_rn(frequency, __uint2float_rn(in_output))), presence);
         }

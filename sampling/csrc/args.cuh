@@ -18,6 +18,7 @@ constexpr uint32_t CHUNK_THREADS = 256;  // threads of such a block
 constexpr uint32_t SEGMENT = 128;        // positions of a row that share a peak: what a warp loads of floats at once
 constexpr uint32_t ROW_THREADS = 512;    // threads of a block that processes a whole row
 constexpr uint32_t LIST = 4096;          // undecided tokens of a row that its scratch memory holds
+constexpr uint32_t MAX_DRAFTS = 32;      // drafts of a slot: a warp reads them at once
 
 // Bits of RowParams::flags.
 enum RowFlag : uint32_t {
@@ -28,12 +29,14 @@ enum RowFlag : uint32_t {
     ROW_LOGPROBS = 16,    // log-probability and rank of the token, and `num_top` alternatives
 };
 
-// A row of a step.
+// A row of a step. The rows of a slot with drafts are consecutive: row i draws the token behind its output and i drafts.
 struct Row {
     uint32_t slot;  // NONE: a row of padding
     uint32_t logits_row;
+    uint32_t num_drafts;  // drafts before the token of this row: those of the rows before it
+    uint32_t draft;       // what the token of this row is compared with; NONE in the last row of a slot
 };
-static_assert(sizeof(Row) == 8, "the size in args.rs");
+static_assert(sizeof(Row) == 16, "the size in args.rs");
 
 // A copy of the last token of a slot's sequence to an array of tokens.
 struct TokenCopy {
@@ -155,6 +158,13 @@ struct CopyShape {
 };
 static_assert(sizeof(CopyShape) == 8, "the size in args.rs");
 
+struct AcceptShape {
+    uint32_t rows;
+    uint32_t vocab;
+    uint32_t tail_tokens;
+};
+static_assert(sizeof(AcceptShape) == 12, "the size in args.rs");
+
 struct SampleArgs : SampleShape {
     const void* logits;           // [logit rows, logits_stride]
     const Row* rows;              // [rows]
@@ -198,15 +208,26 @@ __device__ __forceinline__ void copy_words(S& to, const S& from) {
     if (i < sizeof(S) / 4) reinterpret_cast<uint32_t*>(&to)[i] = reinterpret_cast<const uint32_t*>(&from)[i];
 }
 
+// Appends a token to the output of a slot. `counts`: null without penalties.
+__device__ __forceinline__ void append_token(uint32_t* counts, uint32_t* state, uint32_t tail_tokens, uint32_t token) {
+    const uint32_t len = state[0];
+    if (counts) counts[token]++;
+    state[1 + len % tail_tokens] = token;
+    state[0] = len + 1;
+}
+
 // A row of the step, and its slot's part of every array.
 struct RowView {
     // What threads share.
     struct Shared {
         Row row;
         RowParams params;
+        uint32_t drafts[MAX_DRAFTS];
     };
 
     uint32_t index, slot, logits_row, phase;
+    uint32_t num_drafts;     // drafts before the token of this row,
+    const uint32_t* drafts;  // and what they are
     const RowParams* params;
     const uint32_t* list;
     const uint32_t* constraint;  // null: none
@@ -217,13 +238,17 @@ struct RowView {
     // `size`: bytes of a logit. All threads of the block must call this.
     __device__ __forceinline__ RowView(const SampleArgs& args, uint32_t index, uint64_t size, Shared& shared) : index(index) {
         if (threadIdx.x < 32) {
-            const Row row = args.rows[index];
+            const Row& row = args.rows[index];
+            const uint32_t of_row = row.slot, before = row.num_drafts;
             if (threadIdx.x == 0) shared.row = row;
-            if (row.slot != NONE) copy_words(shared.params, args.params[row.slot]);
+            if (of_row != NONE) copy_words(shared.params, args.params[of_row]);
+            if (threadIdx.x < before) shared.drafts[threadIdx.x] = args.rows[index - before + threadIdx.x].draft;
         }
         __syncthreads();
         slot = shared.row.slot;
         logits_row = shared.row.logits_row;
+        num_drafts = shared.row.num_drafts;
+        drafts = shared.drafts;
         if (slot == NONE) return;
         const int64_t words = (args.vocab + 31) / 32, at = slot;
         const uint64_t first = reinterpret_cast<uintptr_t>(args.logits) / size + logits_row * args.logits_stride;
@@ -238,7 +263,12 @@ struct RowView {
 
     __device__ __forceinline__ bool exists() const { return slot != NONE; }
     __device__ __forceinline__ bool is(RowFlag flag) const { return params->flags & flag; }
-    __device__ __forceinline__ uint32_t output_len() const { return state[0]; }
+    // Number of tokens before that of this row, drafts included.
+    __device__ __forceinline__ uint32_t output_len() const { return state[0] + num_drafts; }
+    // One of them, at most `tail_tokens` before the end.
+    __device__ __forceinline__ uint32_t output_token(const SampleArgs& args, uint32_t at) const {
+        return at < state[0] ? state[1 + at % args.tail_tokens] : drafts[at - state[0]];
+    }
     // Whether the stop ids are held back, unless nothing else is left.
     __device__ __forceinline__ bool holds_back_stops() const { return params->num_stops && output_len() < params->min_tokens; }
     __device__ __forceinline__ const uint32_t* stops() const { return list + 2 * params->num_biases; }

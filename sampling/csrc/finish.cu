@@ -1,8 +1,8 @@
 // Last kernel of a step: sample_finish_{f32,f16,bf16}. Places the cuts within their bins, draws from the tokens that were
 // undecided, and writes the token of a row; its log-probability, rank and alternatives if requested; and the slot's new
-// state.
+// state, unless it has drafts: sample_accept does that, because the tokens behind a wrong draft do not count.
 //
-// Grid (rows), 512 threads. No two rows of a step share a slot.
+// Grid (rows), 512 threads.
 
 #include "cut.cuh"
 #include "draw.cuh"
@@ -112,10 +112,8 @@ __device__ __forceinline__ void finish(const SampleArgs& args) {
     }
     if (threadIdx.x == 0) {
         args.results[row.index] = result;
-        const uint32_t len = row.output_len();
-        if (row.counts) row.counts[token]++;
-        row.state[1 + len % args.tail_tokens] = token;
-        row.state[0] = len + 1;
+        const bool has_drafts = row.num_drafts || row_shared.row.draft != NONE;
+        if (!has_drafts) append_token(row.counts, row.state, args.tail_tokens, token);
     }
 }
 

@@ -1,7 +1,8 @@
 // Kernels between steps: sample_history (the history of a slot's sequence, also after a preemption), sample_fork (one
-// slot becomes a copy of another) and sample_copy_tokens (drawn tokens become input tokens of the next step).
+// slot becomes a copy of another) and sample_copy_tokens (drawn tokens become input tokens of the next step). Last kernel of a
+// step with drafts: sample_accept (the tokens up to the first wrong draft of a slot become output).
 //
-// 512 threads. Grid (1), one launch per changed slot; sample_copy_tokens: (ceil(copies / 512)).
+// 512 threads. Grid (1), one launch per changed slot; sample_copy_tokens: (ceil(copies / 512)); sample_accept: (ceil(rows / 512)).
 
 #include "args.cuh"
 
@@ -42,6 +43,24 @@ __device__ __forceinline__ void copy_token(const TokenCopy* copies, const uint32
     if (own[0]) tokens[copies[i].index] = own[1 + (own[0] - 1) % shape.tail_tokens];
 }
 
+// A thread for each row; that of the first row of a slot with drafts has work.
+__device__ __forceinline__ void accept(const Row* rows, const RowParams* params, const RowResult* results, uint32_t* counts,
+                                       uint32_t* state, const AcceptShape& shape) {
+    const uint32_t first = blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (first >= shape.rows) return;
+    const Row row = rows[first];
+    if (row.slot == NONE || row.num_drafts || row.draft == NONE) return;
+    const int64_t slot = row.slot;
+    state += slot * (1 + shape.tail_tokens);
+    counts = params[slot].flags & ROW_PENALISED ? counts + slot * shape.vocab : nullptr;
+    // The last row has no draft, so its token equals none.
+    bool is_right = true;
+    for (uint32_t i = first; is_right; i++) {
+        append_token(counts, state, shape.tail_tokens, results[i].token);
+        is_right = results[i].token == rows[i].draft;
+    }
+}
+
 }  // namespace quire
 
 extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
@@ -74,3 +93,11 @@ extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
     quire::copy_token(copies, state, tokens, shape);
 }
 QUIRE_EXPORT_OVERLAPPED(sample_copy_tokens, 0);
+
+extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
+    sample_accept(const quire::Row* rows, const quire::RowParams* params, const quire::RowResult* results, uint32_t* counts,
+                  uint32_t* state, const quire::AcceptShape shape) {
+    quire::wait_for_launches();
+    quire::accept(rows, params, results, counts, state, shape);
+}
+QUIRE_EXPORT_OVERLAPPED(sample_accept, 0);

@@ -101,6 +101,13 @@ pub struct EngineConfig {
     pub deterministic: bool,
 }
 
+impl EngineConfig {
+    /// Greatest number of drafts of a sequence in a step; 0 without speculation.
+    pub(crate) fn most_drafts(&self) -> usize {
+        self.speculative.as_ref().map_or(0, |speculative| speculative.num_speculative_tokens)
+    }
+}
+
 /// Sizes of the memory for LoRA adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoraConfig {

@@ -6,3 +6,4 @@ mod plan;
 
 pub(crate) use bytes::Bytes;
 pub use plan::Plan;
+pub(crate) use plan::sampler_limits;

@@ -6,7 +6,7 @@ use device::gemm::Quantization;
 use device::{Device, DeviceError, Dtype, MemoryInfo};
 use models::decoder::Form;
 use models::lora::{adapter_slot_bytes, most_adapter_bytes};
-use models::{LayerGroup, Model, PageLayout, StepLimits, WeightBytes};
+use models::{LayerGroup, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 
@@ -82,6 +82,12 @@ pub struct Plan {
     pub(crate) sched: SchedConfig,
 }
 
+/// Limits of the device's sampler.
+pub(crate) fn sampler_limits(engine: &EngineConfig, vocab_size: usize, max_model_len: usize) -> Limits {
+    let max_rows = most_drawn_rows(engine.max_num_seqs, engine.most_drafts());
+    Limits { max_rows, ..Limits::new(engine.max_num_seqs, vocab_size, max_model_len) }
+}
+
 impl Plan {
     /// Computes the plan. `graphs` is [`Plan::graph_bytes`].
     pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
@@ -104,7 +110,7 @@ impl Plan {
                 let expected = format!("at most {MAX_SLOTS} on {}, which is the size of its sampler", device.name());
                 return Err(bad("--max-num-seqs", engine.max_num_seqs, expected));
             }
-            Limits::new(engine.max_num_seqs, decoder.vocab_size(), 1).check()?;
+            sampler_limits(engine, decoder.vocab_size(), 1).check()?;
         }
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
@@ -150,7 +156,7 @@ impl Plan {
         };
         let step_bytes = |rows, len| {
             let sampling = match features.launches {
-                true => Limits::new(engine.max_num_seqs, decoder.vocab_size(), len).device_bytes() as u64,
+                true => sampler_limits(engine, decoder.vocab_size(), len).device_bytes() as u64,
                 false => 0,
             };
             let step = |decoder, kernels| Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0));

@@ -10,8 +10,8 @@ use crate::api::EngineConfig;
 use crate::memory::Bytes;
 
 /// Enables graphs, unless `--enforce-eager` or the device prevents it, and returns an upper bound of the bytes that all of them
-/// need on a GPU: the size of the largest, captured on a cache of the smallest size, times their number. With a profile, graphs
-/// are not used, because the operations of a graph cannot be timed one by one.
+/// need on a GPU: for each family the size of the largest, captured on a cache of the smallest size, times their number. With a
+/// profile, graphs are not used, because the operations of a graph cannot be timed one by one.
 pub(crate) fn measure(
     engine: &EngineConfig,
     model: &mut Model,
@@ -21,14 +21,14 @@ pub(crate) fn measure(
     if engine.enforce_eager || device.profile().is_some() {
         return Ok(0);
     }
-    model.use_graphs(engine.max_num_seqs);
+    model.use_graphs(engine.max_num_seqs, engine.most_drafts());
     if device.compute_capability().is_none() {
         return Ok(0);
     }
     let num_blocks = model.layout().groups.len();
     model.reserve(&StepLimits { num_blocks, ..*limits })?;
     let mut caches = model.new_cache(num_blocks, limits.block_size)?;
-    Ok(model.capture_largest(&mut caches)? * model.graphs().sizes as u64)
+    model.measure_graphs(&mut caches)
 }
 
 /// Captures all graphs on a GPU, so that no request waits for one. Returns a line about them for the log; `None` if they are not
@@ -37,7 +37,7 @@ pub(crate) fn capture(
     model: &mut Model,
     caches: &mut [KvCache],
     device: &dyn Device,
-    max_num_seqs: usize,
+    engine: &EngineConfig,
 ) -> Result<Option<String>, KernelError> {
     let (start, mut bytes) = (Instant::now(), 0);
     let on_gpu = device.compute_capability().is_some();
@@ -45,7 +45,12 @@ pub(crate) fn capture(
         bytes = model.capture_graphs(caches)?;
     }
     let count = model.graphs();
-    let steps = format!("CUDA graphs: {} of decode steps of up to {max_num_seqs} sequences", count.sizes);
+    let drafts = match engine.most_drafts() {
+        0 => String::new(),
+        drafts => format!(" and {drafts} drafts"),
+    };
+    let steps =
+        format!("CUDA graphs: {} of decode steps of up to {} sequences{drafts}", count.sizes, engine.max_num_seqs);
     let how = match on_gpu {
         true => format!("{} captured in {:.1} s, {}", count.captured, start.elapsed().as_secs_f64(), Bytes(bytes)),
         false => "each captured at its first use".to_string(),

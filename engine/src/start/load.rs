@@ -9,13 +9,12 @@ use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
 use models::lora::AdapterStore;
 use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
-use sampling::device::Limits;
 
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
 use crate::error::EngineError;
-use crate::memory::Plan;
+use crate::memory::{Plan, sampler_limits};
 use crate::speculate::SpeculativeConfig;
 use crate::step::{Engine, EngineParts};
 use crate::worker::record::Recorder;
@@ -232,17 +231,16 @@ pub(crate) fn start(
             "warm-up: products of up to {max_rows} rows planned and a step of that size run in {seconds:.1} s"
         ));
     }
-    let captured = graphs::capture(&mut model, &mut caches, &**device, plan.max_num_seqs)?;
+    let captured = graphs::capture(&mut model, &mut caches, &**device, engine)?;
     if device.compute_capability().is_some() {
         plan.compare(available, device.memory());
     }
     let drafts = engine.speculative.as_ref().map(SpeculativeConfig::line);
     let lines = kv_scales.into_iter().chain(warmed).chain(captured).chain(drafts);
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
-    let limits =
-        device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
     let (drafter, of_drafts) = draft.map_or((None, Vec::new()), |(drafter, caches)| (Some(drafter), caches));
     caches.extend(of_drafts);
+    let limits = device.features().launches.then(|| sampler_limits(engine, decoder.vocab_size(), plan.max_model_len));
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let adapters = decoder.adapters.zip(engine.lora);
     let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));

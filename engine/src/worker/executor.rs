@@ -285,7 +285,7 @@ impl Executor {
         self.last_rows[span]
     }
 
-    /// Logits of rows of the last step, float32, on the device; at most as many rows as there are sequences.
+    /// Logits of rows of the last step, float32, on the device; at most [`models::most_drawn_rows`].
     pub fn device_logits(&mut self, rows: &[u32]) -> Result<&Buffer, KernelError> {
         self.model.device_logits(rows)
     }

@@ -4,6 +4,8 @@
 //! are ordered on its queues, and tokens that the previous step draws are already on the device ([`Span::awaits`]). Collecting a
 //! step waits for its draws, or reads the rows of logits that the host draws from. On a CPU, the forward pass runs during the
 //! submission, and the host draws during the collection.
+//!
+//! The device draws the rows of a span with drafts too, unless a grammar restricts them or the step has more rows than its sampler.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -14,7 +16,7 @@ use device::profile::Step;
 use device::{Device, DeviceError, Event, Profile, Queue};
 use models::lora::{AdapterRef, AdapterStore};
 use models::{LOGIT_ROWS, Model};
-use sampling::device::{Limits, Pending, SampleError};
+use sampling::device::{Limits, MAX_DRAFTS, Pending, SampleError};
 use sampling::token_logprobs;
 use sched::{RequestId, SeqId, Span, StepPlan};
 
@@ -23,7 +25,7 @@ use super::drafter::Drafter;
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
 use super::rows::{Drawn, HostRow, Row, draw_rows, row_work};
-use super::slots::Slots;
+use super::slots::{DeviceRow, Slots};
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 use crate::speculate::ProposeError;
 
@@ -57,8 +59,8 @@ fn rows_of(span: &Span, last: u32, positions: Range<usize>) -> Range<u32> {
 /// A step that was submitted and not collected.
 struct SubmittedStep {
     input: Arc<StepInput>,
-    /// Sequences whose tokens the device draws, in the order of its results.
-    drawn: Vec<SeqId>,
+    /// Rows that the device draws from, in the order of its results.
+    drawn: Vec<DeviceRow>,
     /// Rows that the host draws from; those of a span are consecutive.
     on_host: Vec<HostRow>,
     /// The host reads log-probabilities or hidden states of a prompt.
@@ -69,7 +71,7 @@ struct SubmittedStep {
 }
 
 impl SubmittedStep {
-    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<HostRow>)) -> SubmittedStep {
+    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<DeviceRow>, Vec<HostRow>)) -> SubmittedStep {
         SubmittedStep { input, drawn, on_host, reads_prompt: false, failure: None, results: Results::Host }
     }
 }
@@ -101,7 +103,7 @@ pub(crate) struct LocalWorker {
     in_flight: VecDeque<SubmittedStep>,
     // Reused by every step.
     rows: Vec<u32>,
-    lists: (Vec<SeqId>, Vec<HostRow>),
+    lists: (Vec<DeviceRow>, Vec<HostRow>),
 }
 
 impl Worker for LocalWorker {
@@ -303,8 +305,11 @@ impl LocalWorker {
         let LocalWorker { executor, slots, requests, rows, .. } = self;
         let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*step.input;
         rows.clear();
+        // Rows of the device's sampler that are left for spans with drafts.
+        let mut left = 0;
         if let Some(slots) = slots {
             slots.begin();
+            left = slots.max_rows().saturating_sub(num_single_draws(spans, draws, requests));
         }
         for (index, (span, draw)) in spans.iter().zip(draws).enumerate() {
             let state = requests.get_mut(&span.seq.request);
@@ -318,19 +323,31 @@ impl LocalWorker {
                 (Draw::Nothing, _) => {}
                 (Draw::Tokens { allowed }, Some(slots)) => {
                     let before = step.drawn.len();
-                    step.drawn.extend(state.live(span));
+                    step.drawn.extend(state.live(span).map(|seq| DeviceRow { seq, draft: None }));
                     let live = &step.drawn[before..];
                     if !live.is_empty() {
-                        slots.add_rows(state, live, rows.len() as u32, allowed.as_deref())?;
+                        let live = live.iter().map(|row| row.seq);
+                        slots.add_rows(state, live, rows.len() as u32, (allowed.as_deref(), &[]))?;
                         rows.push(executor.last_row(index));
                     }
                 }
                 (Draw::Tokens { .. }, None) | (Draw::Likeliest { .. }, _) => {
                     step.on_host.push(HostRow { span: index, drafts: 0 });
                 }
+                (Draw::Drafts { allowed }, Some(slots))
+                    if allowed.is_empty() && span.drafts < left && span.drafts <= MAX_DRAFTS =>
+                {
+                    let Some(seq) = state.live(span).next() else { continue };
+                    let drafts = &span.tokens[span.tokens.len() - span.drafts..];
+                    slots.add_rows(state, [seq], rows.len() as u32, (None, drafts))?;
+                    step.drawn.extend(DeviceRow::each(seq, drafts));
+                    let last = executor.last_row(index);
+                    rows.extend(last - span.drafts as u32..=last);
+                    left -= 1 + span.drafts;
+                }
                 (Draw::Drafts { allowed }, slots) => {
-                    // The device's sampler draws one token of a slot in a step. The slot is set again when the sequence goes on
-                    // without drafts.
+                    // A constraint of a slot holds for all of its rows. The slot is set again when the device draws for the
+                    // sequence.
                     if let (Some(slots), Some(slot)) = (slots, state.slots.get_mut(span.seq.index as usize)) {
                         slots.release(slot);
                     }
@@ -355,7 +372,17 @@ impl LocalWorker {
             self.pool_prompt(span, last, output)?;
         }
         if let (Results::Drawn(pending), Some(slots)) = (&step.results, &self.slots) {
-            output.drawn.extend(step.drawn.iter().copied().zip(slots.collect(pending)?));
+            // The sequence whose draft was wrong last. Its further rows follow tokens that were not drawn.
+            let mut wrong = None;
+            for (&DeviceRow { seq, draft }, sampled) in step.drawn.iter().zip(slots.collect(pending)?) {
+                if wrong == Some(seq) {
+                    continue;
+                }
+                if draft.is_some_and(|draft| draft != sampled.token) {
+                    wrong = Some(seq);
+                }
+                output.drawn.push((seq, sampled));
+            }
         }
         // Each row of drafts is drawn behind the drafts before it.
         self.each_with_drafts(step, RequestState::append_drafts);
@@ -473,6 +500,16 @@ impl LocalWorker {
             }
         }
     }
+}
+
+/// Number of tokens that the device draws in a step from spans without drafts.
+fn num_single_draws(spans: &[Span], draws: &[Draw], requests: &HashMap<RequestId, RequestState>) -> usize {
+    if spans.iter().all(|span| span.drafts == 0) {
+        return 0;
+    }
+    let tokens = spans.iter().zip(draws).filter(|(_, draw)| matches!(draw, Draw::Tokens { .. }));
+    let state = |span: &Span| requests.get(&span.seq.request).filter(|state| !state.request.on_host);
+    tokens.filter_map(|(span, _)| Some(state(span)?.live(span).count())).sum()
 }
 
 /// Appends a token to its sequence's output, unless the sequence has ended.

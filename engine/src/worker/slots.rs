@@ -4,6 +4,9 @@
 //! keys and values. When it resumes, it gets another slot, filled with its output so far.
 //!
 //! A sequence that simply continues costs no allocation and no copy to the device.
+//!
+//! The rows of a sequence with drafts are drawn in one step. The slot takes only the tokens up to the first wrong draft, as the worker
+//! does when it collects the step, so it stays as it is when the sequence goes on.
 
 use std::sync::Arc;
 
@@ -16,6 +19,21 @@ use sched::SeqId;
 
 use super::request::RequestState;
 use super::{NewRequest, phase};
+
+/// A row that the device draws from.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceRow {
+    pub seq: SeqId,
+    /// The draft that its token is compared with; `None`: no further row of the sequence follows.
+    pub draft: Option<u32>,
+}
+
+impl DeviceRow {
+    /// The rows of a sequence with these drafts.
+    pub fn each(seq: SeqId, drafts: &[u32]) -> impl Iterator<Item = DeviceRow> {
+        drafts.iter().map(|draft| Some(*draft)).chain([None]).map(move |draft| DeviceRow { seq, draft })
+    }
+}
 
 /// The device's sampler and its free slots.
 pub(super) struct Slots {
@@ -33,7 +51,7 @@ impl Slots {
         let sampler = DeviceSampler::new(device.clone(), limits)?;
         let count = limits.max_num_seqs;
         let free = (0..count as u32).rev().collect();
-        let (rows, places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (rows, places) = (Vec::with_capacity(limits.max_rows), Vec::with_capacity(count));
         Ok(Slots { device, sampler, free, rows, places })
     }
 
@@ -61,17 +79,23 @@ impl Slots {
         self.places.clear();
     }
 
-    /// Adds a draw for each of these sequences from one row of the logits, restricted to `allowed`.
+    /// Most rows of a step.
+    pub fn max_rows(&self) -> usize {
+        self.sampler.limits().max_rows
+    }
+
+    /// Adds a draw for each of these sequences from one row of the logits, restricted to `allowed`. With `drafts`, from that row and
+    /// one further row for each of them.
     pub fn add_rows(
         &mut self,
         request: &mut RequestState,
-        sequences: &[SeqId],
+        sequences: impl IntoIterator<Item = SeqId>,
         logits_row: u32,
-        allowed: Option<&TokenSet>,
+        (allowed, drafts): (Option<&TokenSet>, &[u32]),
     ) -> Result<(), SampleError> {
         // Sequences that share a row have the same output so far, so their slots are forks of the first one's.
         let mut first = None;
-        for &SeqId { index, .. } in sequences {
+        for SeqId { index, .. } in sequences {
             let Some(Some(output)) = request.outputs.get(index as usize) else { continue };
             let slot = match (request.slots[index as usize], first) {
                 (Some(slot), _) => {
@@ -99,7 +123,7 @@ impl Slots {
                 }
             };
             first.get_or_insert(slot);
-            self.rows.push(Row { slot, logits_row });
+            self.rows.extend(Row::with_drafts(slot, logits_row, drafts));
         }
         Ok(())
     }

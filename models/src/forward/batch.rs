@@ -95,29 +95,31 @@ impl ForwardBatch {
         }
     }
 
-    /// Becomes a copy of a batch of single tokens, padded to `seqs` sequences. Padding is token 0 at position 0 with a context
-    /// of 0, slot −1 and no block. No row is dropped on the way ([`ForwardBatch::needed`] is `None`).
-    pub fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
+    /// Becomes a copy of a batch, padded to `rows` rows and as many sequences: one for each row of padding, and as many without
+    /// rows as are missing. Padding is token 0 at position 0 with a context of 0, slot −1 and no block. No row is dropped on the
+    /// way ([`ForwardBatch::needed`] is `None`).
+    pub fn pad(&mut self, from: &ForwardBatch, rows: usize) {
         self.tokens.clone_from(&from.tokens);
-        self.tokens.resize(seqs, 0);
+        self.tokens.resize(rows, 0);
         self.positions.clone_from(&from.positions);
-        self.positions.resize(seqs, 0);
+        self.positions.resize(rows, 0);
         self.groups.resize_with(from.groups.len(), GroupBatch::default);
         for (GroupBatch { slot_mapping, attention }, from) in self.groups.iter_mut().zip(&from.groups) {
             slot_mapping.clone_from(&from.slot_mapping);
-            slot_mapping.resize(seqs, -1);
-            attention.query_starts.clear();
-            attention.query_starts.extend(0..=seqs as u32);
+            slot_mapping.resize(rows, -1);
+            attention.query_starts.clone_from(&from.attention.query_starts);
+            attention.query_starts.extend(from.attention.num_rows() as u32 + 1..=rows as u32);
+            attention.query_starts.resize(rows + 1, rows as u32);
             attention.context_lens.clone_from(&from.attention.context_lens);
-            attention.context_lens.resize(seqs, 0);
+            attention.context_lens.resize(rows, 0);
             attention.tree_mask.clear();
             attention.block_tables.clear();
             from.attention.block_tables.iter().for_each(|table| attention.block_tables.push(table));
-            (from.attention.num_seqs()..seqs).for_each(|_| attention.block_tables.push(&[]));
+            (from.attention.num_seqs()..rows).for_each(|_| attention.block_tables.push(&[]));
         }
         self.adapters.clone_from(&from.adapters);
-        self.adapters.resize(seqs, ForwardBatch::NO_ADAPTER);
-        // A single token is no draft.
+        self.adapters.resize(rows, ForwardBatch::NO_ADAPTER);
+        // Only models without recurrent layers run drafts as a graph.
         self.drafts.clear();
         self.needed = None;
     }

@@ -113,7 +113,12 @@ impl LayerOps for Launched {
         Ok(())
     }
 
-    fn load(&mut self, batch: &ForwardBatch, fixed: bool, adapters: Option<&mut Adapters>) -> Result<(), KernelError> {
+    fn load(
+        &mut self,
+        batch: &ForwardBatch,
+        fixed: Option<usize>,
+        adapters: Option<&mut Adapters>,
+    ) -> Result<(), KernelError> {
         let Launched { tokens, positions, needed, drafts, workspaces, views, .. } = self;
         tokens.set(batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
         positions.set(batch.positions.iter().map(|position| position.to_ne_bytes()))?;
@@ -127,8 +132,7 @@ impl LayerOps for Launched {
             return Err(NO_WORKSPACE);
         }
         for ((workspace, (window, _)), group) in workspaces.iter_mut().zip(views).zip(&batch.groups) {
-            // Graphs are of steps with one row for each sequence.
-            workspace.set(&group.attention, &group.slot_mapping, *window, fixed.then_some(1))?;
+            workspace.set(&group.attention, &group.slot_mapping, *window, fixed)?;
         }
         let arrays = [tokens, positions, needed].into_iter().chain(drafts);
         let arrays = arrays.chain(workspaces.iter_mut().flat_map(Workspace::arrays));

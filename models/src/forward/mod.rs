@@ -59,11 +59,11 @@ mod weight_bytes;
 mod writer;
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use graph_sizes::{GraphCount, graph_sizes};
+pub use graph_sizes::{GraphCount, draft_graph_sizes, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
 pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix};
 pub use model::{Model, Observer};
 pub use predictor::head_tokens;
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
-pub use step::{Fill, LOGIT_ROWS, States, StepLimits};
+pub use step::{Fill, LOGIT_ROWS, States, StepLimits, most_drawn_rows};
 pub use weight_bytes::{WeightBytes, weight_bytes, weight_bytes_beside};

@@ -386,7 +386,7 @@ impl Model {
         if let Some(at) = self.graph_for(batch) {
             return self.decode(at, batch, caches, fill);
         }
-        self.load_batch(batch, false, fill)?;
+        self.load_batch(batch, None, fill)?;
         self.pass(batch, caches, states)
     }
 
@@ -414,7 +414,7 @@ impl Model {
     pub(super) fn load_batch(
         &mut self,
         batch: &ForwardBatch,
-        fixed: bool,
+        fixed: Option<usize>,
         fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");

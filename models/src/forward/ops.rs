@@ -109,8 +109,8 @@ pub(super) trait LayerOps: Send {
         Ok(())
     }
     /// Copies a batch, and the rows of adapters that were set, to where the other operations and the kernels read them. `fixed`:
-    /// choose grids that fit contexts of any length, as a graph needs them.
-    fn load(&mut self, _: &ForwardBatch, _fixed: bool, _: Option<&mut Adapters>) -> Result<(), KernelError> {
+    /// choose grids that fit contexts of any length and this number of rows of a sequence, as a graph needs them.
+    fn load(&mut self, _: &ForwardBatch, _fixed: Option<usize>, _: Option<&mut Adapters>) -> Result<(), KernelError> {
         Ok(())
     }
     /// Copies a list of block copies to where the kernel reads it; at most [`LayerOps::most_copies`].

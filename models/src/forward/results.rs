@@ -21,8 +21,7 @@ impl Model {
         self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.decoder.num_logits())
     }
 
-    /// Logits of up to [`StepLimits::max_seqs`](super::StepLimits::max_seqs) rows, `[rows, vocab_size]` in float32, left on the
-    /// device. They are valid for work launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
+    /// Logits of up to [`most_drawn_rows`](super::most_drawn_rows) rows, `[rows, vocab_size]` in float32, left on the device. They are valid for work launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
     ///
     /// # Errors
     /// See [`Model::logits`].

@@ -22,6 +22,18 @@ use crate::decoder::{Decoder, Heads};
 /// one per sequence of a step if logits stay on the device ([`Model::device_logits`](super::Model::device_logits)).
 pub const LOGIT_ROWS: usize = 64;
 
+/// Number of rows of a step that the device holds logits of, and draws from, if each of `max_num_seqs` sequences has up to `drafts`
+/// drafts: all of them, but no more than there are sequences or [`LOGIT_ROWS`], so that drafts take little memory.
+///
+/// ```
+/// assert_eq!(models::most_drawn_rows(4, 0), 4);
+/// assert_eq!(models::most_drawn_rows(4, 3), 16);
+/// assert_eq!(models::most_drawn_rows(256, 3), 256);
+/// ```
+pub fn most_drawn_rows(max_num_seqs: usize, drafts: usize) -> usize {
+    max_num_seqs.saturating_mul(1 + drafts).min(max_num_seqs.max(LOGIT_ROWS))
+}
+
 /// Enqueues a copy of tokens that are known only on the device into the step's token array
 /// ([`Model::forward_with`](super::Model::forward_with)).
 pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
@@ -75,7 +87,8 @@ impl StepLimits {
     /// Limits of the workspace of the attention kernels of one group of layers.
     pub(super) fn workspace(&self, heads: Heads) -> WorkspaceLimits {
         WorkspaceLimits {
-            max_seqs: self.max_seqs,
+            // A graph for drafts has a sequence for each of its rows.
+            max_seqs: self.result_rows(),
             max_rows: self.max_rows,
             max_blocks: self.max_model_len.div_ceil(self.block_size),
             num_blocks: self.num_blocks,

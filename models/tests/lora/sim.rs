@@ -41,7 +41,7 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
     let weights = Weights::open(&files).unwrap();
     let mut model = Model::load(&decoder, &weights, device.clone(), kernels, STEP.max_rows, &|_, _| Ok(())).unwrap();
     if graphs {
-        model.use_graphs(STEP.max_seqs);
+        model.use_graphs(STEP.max_seqs, 3);
     }
     model.reserve(&STEP).unwrap();
     if limits.is_none() || !graphs {
@@ -99,14 +99,15 @@ fn logits_with_adapters_are_those_of_the_cpu_on_devices_that_launch_kernels() {
     }
 }
 
-/// Prompts of which all but the last four tokens are computed in one step, then decode steps.
+/// Prompts of which all but the last four tokens are computed in one step, then decode steps, of one token or two as with drafts.
 fn run(of: &mut OnDevice, slots: &[Option<u32>]) -> Vec<Vec<f32>> {
     let mut seqs: Vec<Seq> =
         slots.iter().zip(0..).map(|(slot, seq)| Seq::new(*slot, &tokens(seq, 9 + seq % 2))).collect();
     let prompts: Vec<usize> = seqs.iter().map(|seq| seq.tokens.len() - 4).collect();
     of.loaded.step(&mut seqs, &prompts);
-    let decodes = vec![1; seqs.len()];
-    let last = (0..4).map(|_| of.loaded.step(&mut seqs, &decodes)).last().unwrap();
+    let rows = |more: usize| (0..seqs.len()).map(|seq| 1 + (seq + more) % 2).collect::<Vec<_>>();
+    let decodes = [vec![1; seqs.len()], rows(0), rows(1)];
+    let last = decodes.iter().map(|rows| of.loaded.step(&mut seqs, rows)).last().unwrap();
     last.into_iter().flatten().collect()
 }
 
@@ -156,8 +157,10 @@ fn a_row_has_the_bits_that_it_has_alone_with_and_without_graphs_and_one_without_
                 seen.push((seq, name, found));
             }
         }
-        // Five sequences: the graph of 6 of either kind. Other sizes are captured when a step has them.
-        assert_eq!(graphs.loaded.model.graphs(), GraphCount { sizes: 8, captured: 2, failed: 0 });
+        // Five sequences: the graph of 6 of either kind, and of 8 rows with drafts of a kernel that computes several of a sequence.
+        // Other sizes are captured when a step has them.
+        let (sizes, captured) = if dtype == Dtype::F32 { (8, 2) } else { (18, 4) };
+        assert_eq!(graphs.loaded.model.graphs(), GraphCount { sizes, captured, failed: 0 });
         assert_eq!(eager.device.allocated().zip(allocated).map(|(now, then)| now - then), Some(0));
         // An empty slot, and one that does not exist.
         eager.set(1, None);

@@ -22,6 +22,8 @@ pub(super) const CUT_BYTES: usize = 88;
 
 /// [`Row::slot`] of a row of padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
+/// Most drafts of a slot in a step.
+pub const MAX_DRAFTS: usize = 32;
 
 /// Bits of [`RowParams::flags`].
 pub(super) mod flag {
@@ -34,12 +36,16 @@ pub(super) mod flag {
 
 kernel_structs! {
     /// A row of a step: which sequence draws, and from which row of the logits. Several sequences may draw from one
-    /// row.
-    pub struct Row: 8 bytes {
+    /// row. A sequence with drafts has several rows ([`Row::with_drafts`]).
+    pub struct Row: 16 bytes {
         /// The sequence's slot.
         pub slot: u32,
         /// Index of the row in the logits.
         pub logits_row: u32,
+        /// Number of drafts before the token of this row. They are those of the rows before it.
+        pub num_drafts: u32,
+        /// What the token of this row is compared with; [`Row::NO_DRAFT`] in the last row of a sequence.
+        pub draft: u32,
     }
 
     /// A copy of the last token of a slot's sequence to an array of tokens.
@@ -48,6 +54,13 @@ kernel_structs! {
         pub slot: u32,
         /// Index in the array.
         pub index: u32,
+    }
+
+    /// Shape of `sample_accept`.
+    pub(super) struct AcceptShape: 12 bytes {
+        pub rows: u32,
+        pub vocab: u32,
+        pub tail_tokens: u32,
     }
 
     /// The parameters of a slot's request.
@@ -123,5 +136,34 @@ kernel_structs! {
     pub(super) struct CopyShape: 8 bytes {
         pub copies: u32,
         pub tail_tokens: u32,
+    }
+}
+
+impl Row {
+    /// No draft.
+    pub const NO_DRAFT: u32 = u32::MAX;
+
+    /// The only row of a sequence.
+    pub fn new(slot: u32, logits_row: u32) -> Row {
+        Row { slot, logits_row, num_drafts: 0, draft: Row::NO_DRAFT }
+    }
+
+    /// The rows of a sequence with drafts, of which there are at most [`MAX_DRAFTS`]: one before each draft and one behind the last,
+    /// in consecutive rows of the logits. Each token is drawn as if the drafts before it were the sequence's output. Only the tokens
+    /// up to the first that differs from its draft count: they alone change the slot, and the caller ignores the others.
+    pub fn with_drafts(slot: u32, first_logits_row: u32, drafts: &[u32]) -> impl Iterator<Item = Row> {
+        let compared = drafts.iter().copied().chain([Row::NO_DRAFT]);
+        let row = move |(draft, num_drafts)| Row { slot, logits_row: first_logits_row + num_drafts, num_drafts, draft };
+        compared.zip(0..).map(row)
+    }
+
+    /// Whether it may stand behind that row of a step, or at its beginning.
+    pub(super) fn follows(&self, before: Option<&Row>) -> bool {
+        match before {
+            Some(before) if before.draft != Row::NO_DRAFT => {
+                self.slot == before.slot && self.num_drafts == before.num_drafts + 1
+            }
+            _ => self.num_drafts == 0,
+        }
     }
 }

@@ -15,8 +15,10 @@ const MAX_PHASE: usize = 7;
 /// The largest step of a [`DeviceSampler`](super::DeviceSampler), and the capacity of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of slots, and most rows of a step: 1 to 65,535.
+    /// Number of slots: 1 to 65,535.
     pub max_num_seqs: usize,
+    /// Most rows of a step, 1 to 65,535. A sequence with drafts has one for each of them, and one more.
+    pub max_rows: usize,
     /// Logits per row: 1 to 2²².
     pub vocab: usize,
     /// Most alternatives of a token.
@@ -31,11 +33,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits for `max_num_seqs` sequences of at most `max_model_len` tokens. The other limits suit usual requests: 20
-    /// alternatives, 1,024 list words, 31 tokens of a bad word before its last.
+    /// Limits for `max_num_seqs` sequences of at most `max_model_len` tokens, with as many rows. The other limits suit usual
+    /// requests: 20 alternatives, 1,024 list words, 31 tokens of a bad word before its last.
     pub fn new(max_num_seqs: usize, vocab: usize, max_model_len: usize) -> Limits {
         Limits {
             max_num_seqs,
+            max_rows: max_num_seqs,
             vocab,
             max_logprobs: 20,
             list_words: 1024,
@@ -44,8 +47,8 @@ impl Limits {
         }
     }
 
-    /// Device memory in bytes. Most of it is two words per slot and token of the vocabulary: counts and adjusted
-    /// logits.
+    /// Device memory in bytes. Most of it is a word per slot and token of the vocabulary, its counts, and one per row and
+    /// token, the adjusted logits.
     pub fn device_bytes(&self) -> usize {
         self.array_bytes().iter().sum()
     }
@@ -61,12 +64,11 @@ impl Limits {
     /// [`SampleError::TooMany`] or [`SampleError::Zero`], for the first limit that is too large or zero.
     pub fn check(&self) -> Result<(), SampleError> {
         at_most("slots", self.max_num_seqs, MAX_SLOTS)?;
+        at_most("rows of a step", self.max_rows, MAX_SLOTS)?;
         at_most("tokens of the vocabulary", self.vocab, MAX_VOCAB)?;
-        match (self.max_num_seqs, self.vocab) {
-            (0, _) => Err(SampleError::Zero("slots")),
-            (_, 0) => Err(SampleError::Zero("tokens of the vocabulary")),
-            _ => Ok(()),
-        }
+        let numbers =
+            [("slots", self.max_num_seqs), ("rows of a step", self.max_rows), ("tokens of the vocabulary", self.vocab)];
+        numbers.into_iter().try_for_each(|(what, found)| if found == 0 { Err(SampleError::Zero(what)) } else { Ok(()) })
     }
 
     /// Number of blocks that share a row. Its first token may be at any of eight positions.
@@ -90,11 +92,11 @@ impl Limits {
     }
 
     pub(super) fn result_bytes(&self) -> usize {
-        self.max_num_seqs * size_of::<RowResult>()
+        self.max_rows * size_of::<RowResult>()
     }
 
     pub(super) fn top_bytes(&self) -> usize {
-        self.max_num_seqs * self.max_logprobs * size_of::<Top>()
+        self.max_rows * self.max_logprobs * size_of::<Top>()
     }
 
     /// Bytes uploaded for a slot that is set, without its history.
@@ -104,26 +106,26 @@ impl Limits {
 
     /// Bytes uploaded by a step in which every slot is set and one brings the longest history.
     pub(super) fn staging_bytes(&self) -> usize {
-        let step = size_of::<Row>() + size_of::<TokenCopy>();
-        self.max_num_seqs * (step + self.slot_bytes()) + self.history_tokens * WORD
+        let slots = self.max_num_seqs * (size_of::<TokenCopy>() + self.slot_bytes());
+        self.max_rows * size_of::<Row>() + slots + self.history_tokens * WORD
     }
 
     /// Bytes of each array, in the order of [`Array`](super::arrays::Array).
     pub(super) fn array_bytes(&self) -> [usize; 16] {
-        let seqs = self.max_num_seqs;
+        let (seqs, rows) = (self.max_num_seqs, self.max_rows);
         [
-            seqs * size_of::<Row>(),
+            rows * size_of::<Row>(),
             seqs * size_of::<RowParams>(),
             seqs * self.list_words * WORD,
             seqs * self.mask_words() * WORD,
             seqs * self.mask_words() * WORD,
             seqs * self.vocab * WORD,
             seqs * (1 + self.tail_tokens()) * WORD,
-            seqs * self.scaled_stride() * WORD,
-            seqs * self.splits() * (CHUNK / SEGMENT) * WORD,
-            seqs * LIST * size_of::<u64>(),
-            seqs * self.splits() * CHUNK_BYTES,
-            seqs * CUT_BYTES,
+            rows * self.scaled_stride() * WORD,
+            rows * self.splits() * (CHUNK / SEGMENT) * WORD,
+            rows * LIST * size_of::<u64>(),
+            rows * self.splits() * CHUNK_BYTES,
+            rows * CUT_BYTES,
             self.result_bytes(),
             self.top_bytes(),
             self.history_tokens * WORD,
@@ -157,8 +159,13 @@ pub enum SampleError {
     #[error("sampling on the device: slot {0} holds no sequence; call set_row or fork first")]
     NotSet(u32),
     /// Two rows of a step name this slot, or it would become a fork of itself.
-    #[error("sampling on the device: slot {0} is named twice; a sequence has one row in a step")]
+    #[error(
+        "sampling on the device: slot {0} is named twice; a sequence has one row in a step, or one more than drafts"
+    )]
     DuplicateSlot(u32),
+    /// The rows of this slot's drafts are incomplete or not consecutive.
+    #[error("sampling on the device: rows of slot {0} do not follow each other; make them with Row::with_drafts")]
+    Drafts(u32),
     /// A row of logits does not lie within its buffer.
     #[error(
         "sampling on the device: row {row} of the logits ends at byte {end}, expected at most {bytes}, the size of the \

@@ -19,7 +19,7 @@
 //! a step   set_token_copies, stage(rows, padded) ─▶ copy_tokens(tokens) ─▶ the forward pass
 //!          changes, row ─▶ slot                     last tokens
 //!             ─▶ launch(logits, padded) ─▶ read() ─▶ … ─▶ collect(pending)
-//!                4 kernels                 ids, logprobs  the step's one wait
+//!                4 or 5 kernels            ids, logprobs  the step's one wait
 //! ```
 //!
 //! - Only [`DeviceSampler::launch`] belongs into a CUDA graph. Its grid follows from the padded number of rows and the
@@ -27,6 +27,10 @@
 //! - A row that continues needs no upload: the kernels count its tokens themselves. So the host can stage and launch a
 //!   step before it knows the tokens of the last one. Uploads and results have two buffers each.
 //!   [`DeviceSampler::copy_tokens`] copies those tokens to where the next forward pass reads them.
+//! - **Drafts**: a sequence with drafts has a row before each and one behind the last ([`Row::with_drafts`]). The kernels
+//!   treat the drafts before a row as output: penalties, bad words, `min_tokens` and the noise see them. The slot itself
+//!   takes only the tokens up to the first that differs from its draft, within the same launch, so it never has to be
+//!   reset. A constraint holds for all rows of a slot; rows with masks of their own are for the host.
 //! - A preempted sequence keeps no state on the device. When it resumes, it is set again, with its output so far. One
 //!   launch counts prompt and output anew, if penalties need counts.
 //! - A request that exceeds a slot (a list longer than [`Limits::list_words`], for example) is refused with
@@ -52,7 +56,7 @@
 //! let buffer = device.alloc(151_936 * 2)?; // the model writes its logits here
 //! let logits = Logits { buffer: &buffer, dtype: Dtype::Bf16, stride: 151_936 };
 //! for _ in 0..10 {
-//!     let pending = sampler.sample(&logits, &[Row { slot: 7, logits_row: 0 }])?;
+//!     let pending = sampler.sample(&logits, &[Row::new(7, 0)])?;
 //!     println!("{}", sampler.collect(&pending)?.map(|sampled| sampled.token).sum::<u32>());
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -66,6 +70,6 @@ mod slot;
 mod staging;
 mod token_copy;
 
-pub use args::{Row, TokenCopy};
+pub use args::{MAX_DRAFTS, Row, TokenCopy};
 pub use limits::{Limits, MAX_SLOTS, SampleError};
 pub use sampler::{DeviceSampler, Logits, Pending};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use device::{Arg, Buffer, Device, DeviceError, Dtype, Event, Launch, Pinned, Queue};
 
 use super::args::{
-    CHUNK_THREADS, ForkShape, HistoryShape, MODULE, NO_SLOT, ROW_THREADS, Row, RowParams, RowResult, SampleShape,
-    TokenCopy, Top, flag,
+    AcceptShape, CHUNK_THREADS, ForkShape, HistoryShape, MAX_DRAFTS, MODULE, NO_SLOT, ROW_THREADS, Row, RowParams,
+    RowResult, SampleShape, TokenCopy, Top, flag,
 };
 use super::arrays::{Array, Arrays};
 use super::limits::{Limits, SampleError, at_most};
@@ -80,10 +80,10 @@ impl DeviceSampler {
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Result<DeviceSampler, SampleError> {
         limits.check()?;
         device.load(MODULE)?;
-        let seqs = limits.max_num_seqs;
+        let (seqs, rows) = (limits.max_num_seqs, limits.max_rows);
         let results = || {
-            let (rows, tops) = (device.pinned(limits.result_bytes())?, device.pinned(limits.top_bytes())?);
-            Ok::<_, DeviceError>(Results { rows, tops, step: 0, logprobs: Vec::with_capacity(seqs) })
+            let (results, tops) = (device.pinned(limits.result_bytes())?, device.pinned(limits.top_bytes())?);
+            Ok::<_, DeviceError>(Results { rows: results, tops, step: 0, logprobs: Vec::with_capacity(rows) })
         };
         Ok(DeviceSampler {
             arrays: Arrays::new(&*device, &limits)?,
@@ -91,8 +91,8 @@ impl DeviceSampler {
             slots: vec![Slot::default(); seqs],
             step: 0,
             staged: 0,
-            rows: Vec::with_capacity(seqs),
-            sent_rows: Vec::with_capacity(seqs),
+            rows: Vec::with_capacity(rows),
+            sent_rows: Vec::with_capacity(rows),
             token_copies: Vec::with_capacity(seqs),
             sent_token_copies: Vec::with_capacity(seqs),
             results: [results()?, results()?],
@@ -199,16 +199,27 @@ impl DeviceSampler {
     /// be launched, at least that of `rows`.
     ///
     /// # Errors
-    /// [`SampleError::TooMany`], [`SampleError::NotSet`], [`SampleError::DuplicateSlot`], and those of the device.
+    /// [`SampleError::TooMany`], [`SampleError::NotSet`], [`SampleError::DuplicateSlot`], [`SampleError::Drafts`], and those
+    /// of the device.
     pub fn stage(&mut self, rows: &[Row], padded: usize) -> Result<(), SampleError> {
-        at_most("rows of a step", rows.len().max(padded), self.limits.max_num_seqs)?;
+        at_most("rows of a step", rows.len().max(padded), self.limits.max_rows)?;
         at_most("rows of a step", rows.len(), padded)?;
         self.staged += 1;
+        let mut before = None;
         for row in rows {
             let at = self.find(row.slot)?;
-            if std::mem::replace(&mut self.slots[at].staged, self.staged) == self.staged {
+            at_most("drafts of a sequence", row.num_drafts as usize, MAX_DRAFTS)?;
+            if !row.follows(before) {
+                return Err(SampleError::Drafts(row.slot));
+            }
+            let is_first = row.num_drafts == 0;
+            if is_first && std::mem::replace(&mut self.slots[at].staged, self.staged) == self.staged {
                 return Err(SampleError::DuplicateSlot(row.slot));
             }
+            before = Some(row);
+        }
+        if let Some(last) = before.filter(|last| last.draft != Row::NO_DRAFT) {
+            return Err(SampleError::Drafts(last.slot));
         }
         self.step += 1;
         let results = &mut self.results[self.step as usize % 2];
@@ -220,7 +231,7 @@ impl DeviceSampler {
         }));
         self.rows.clear();
         self.rows.extend_from_slice(rows);
-        self.rows.resize(padded, Row { slot: NO_SLOT, logits_row: 0 });
+        self.rows.resize(padded, Row::new(NO_SLOT, 0));
         if !self.sent_rows.starts_with(&self.rows) {
             self.reserve(size_of_val(&self.rows[..]))?;
             self.staging.upload(Array::Rows, 0, &self.rows);
@@ -235,7 +246,8 @@ impl DeviceSampler {
         Ok(outcome?)
     }
 
-    /// Launches the kernels of a step on the compute queue. A CUDA graph may capture this call.
+    /// Launches the kernels of a step on the compute queue: four, and one more if a staged row has a draft. A CUDA graph may
+    /// capture this call; a step may replay it unless it has drafts and the captured one had none.
     ///
     /// # Errors
     /// [`SampleError::Logits`] if a staged row is not in the buffer, [`SampleError::TooMany`], and those of the device.
@@ -290,6 +302,15 @@ impl DeviceSampler {
         {
             self.device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes: 0, args: &args })?;
         }
+        if self.rows.iter().any(|row| row.draft != Row::NO_DRAFT) {
+            let shape = AcceptShape { rows, vocab: shape.vocab, tail_tokens: shape.tail_tokens };
+            use Array::{Counts, Params, Results, Rows, State};
+            let [rows_of, params, results, counts, state] = [Rows, Params, Results, Counts, State].map(array);
+            let args = [rows_of, params, results, counts, state, Arg::bytes(&shape)];
+            let (grid, block) = ([rows.div_ceil(ROW_THREADS), 1, 1], [ROW_THREADS, 1, 1]);
+            let launch = Launch { module: MODULE, kernel: "sample_accept", grid, block, shared_bytes: 0, args: &args };
+            self.device.launch(&launch)?;
+        }
         Ok(())
     }
 
@@ -313,7 +334,8 @@ impl DeviceSampler {
         Ok(Pending { step: self.step, event: device.record(Queue::Compute)? })
     }
 
-    /// Waits for a step and returns the tokens of its rows, in row order.
+    /// Waits for a step and returns the tokens of its rows, in row order. Those behind a wrong draft do not count
+    /// ([`Row::with_drafts`]).
     ///
     /// # Errors
     /// [`SampleError::Overwritten`], and those of the device; a fault of a kernel is reported here.

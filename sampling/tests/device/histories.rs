@@ -112,7 +112,7 @@ fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
                         }
                         Act::Forked => {}
                     }
-                    rows.push(Row { slot: slots[i], logits_row: i as u32 });
+                    rows.push(Row::new(slots[i], i as u32));
                 }
                 // The order of rows changes.
                 rows.reverse();
@@ -166,7 +166,7 @@ fn a_row_draws_the_same_alone_and_in_a_batch() {
         let mut sampler = sampler(&device, limits(1, 9000));
         sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
         let on_device = OnDevice::new(&*device, TYPES[0], [&logits[i][..]]);
-        let alone = step(&mut sampler, &on_device, &[Row { slot: 0, logits_row: 0 }]);
+        let alone = step(&mut sampler, &on_device, &[Row::new(0, 0)]);
         assert_eq!(alone[0], together[i]);
     }
 }

@@ -3,6 +3,7 @@
 
 mod counts;
 mod cuts;
+mod drafts;
 mod histories;
 mod problem;
 mod reference;

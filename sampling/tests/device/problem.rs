@@ -102,7 +102,7 @@ impl OnDevice {
 
 /// A row for each of these slots, with consecutive rows of logits.
 pub fn rows_of(slots: impl IntoIterator<Item = u32>) -> Vec<Row> {
-    slots.into_iter().zip(0..).map(|(slot, logits_row)| Row { slot, logits_row }).collect()
+    slots.into_iter().zip(0..).map(|(slot, logits_row)| Row::new(slot, logits_row)).collect()
 }
 
 /// Runs a step and waits for it.

@@ -32,7 +32,7 @@ fn the_reference_cases_draw_the_hosts_tokens_and_only_tokens_that_the_reference_
                     (sequence.prompt, sequence.output) = (case.prompt.clone(), case.output.clone());
                     (sequence.stop_ids, sequence.sequence) = (case.stop_ids.clone(), draw);
                     sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
-                    rows.push(Row { slot, logits_row });
+                    rows.push(Row::new(slot, logits_row));
                     wanted.push((case, sequence.sampled(&case.logits)));
                 }
             }

@@ -43,7 +43,7 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
     assert!(sampler.fork(0, 1, 1).is_err() && sampler.constrain(0, None).is_err());
     sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
     assert!(sampler.fork(0, 0, 1).is_err() && sampler.fork(0, 2, 1).is_err());
-    let twice = [Row { slot: 0, logits_row: 0 }; 2];
+    let twice = [Row::new(0, 0); 2];
     for _ in 0..2 {
         let error = sampler.stage(&twice, 2).unwrap_err().to_string();
         assert!(error.contains("slot 0 is named twice"), "{error}");
@@ -51,7 +51,7 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
     assert!(sampler.stage(&rows_of([0]), 3).is_err() && sampler.stage(&rows_of([0]), 0).is_err());
 
     let logits = OnDevice::new(&*device, Dtype::F32, [&[0.0; 50][..]]);
-    let rows = [Row { slot: 0, logits_row: 1 }];
+    let rows = [Row::new(0, 1)];
     sampler.stage(&rows, 1).unwrap();
     let error = sampler.launch(&logits.logits(), 1).unwrap_err().to_string();
     assert_eq!(

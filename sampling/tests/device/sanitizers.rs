@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::Device;
-use sampling::device::TokenCopy;
+use sampling::device::{Limits, Row, TokenCopy};
 use sampling::{SamplingParams, TokenSet};
 use testkit::kernels::host::Instrument;
 
@@ -38,7 +38,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         ];
         let mut sequences: Vec<Sequence> = all_params.into_iter().map(|params| Sequence::new(params, 3)).collect();
         sequences[0].allowed = Some(TokenSet::from_words(&vec![0xffff_fff7; vocab.div_ceil(32)], vocab));
-        let mut sampler = sampler(device, limits(7, vocab));
+        let mut sampler = sampler(device, Limits { max_rows: 9, ..limits(7, vocab) });
         for (slot, sequence) in (0..).zip(&mut sequences) {
             (sequence.output, sequence.stop_ids) = (vec![1], vec![2, last]);
             sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
@@ -47,6 +47,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         // Rounded, so that cuts go through ties.
         let logits: Vec<f32> = generated(vocab, 1).iter().map(|x| (x * 0.25).round() * 4.0).collect();
         let on_device = OnDevice::new(&**device, dtype, [&logits[..]]);
+        let several = OnDevice::new(&**device, dtype, [&logits[..]; 4]);
         let mut rows = rows_of(0..6);
         rows.iter_mut().for_each(|row| row.logits_row = 0);
         sampler.stage(&rows, 7).unwrap();
@@ -54,6 +55,10 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         sampler.read().unwrap();
         sampler.set_token_copies(&[(4, 0), (0, 6), (3, 2)].map(|(slot, index)| TokenCopy { slot, index })).unwrap();
         step(&mut sampler, &on_device, &rows[..2]);
+        let with_drafts = [&[1, 2, last][..], &[], &[last, 0, 1]];
+        let rows = [1, 0, 5].into_iter().zip(with_drafts);
+        let rows: Vec<Row> = rows.flat_map(|(slot, drafts)| Row::with_drafts(slot, 0, drafts)).collect();
+        step(&mut sampler, &several, &rows);
         sampler.copy_tokens(&device.alloc(7 * 4).unwrap()).unwrap();
     }
 }
@@ -63,7 +68,7 @@ fn assert_clean(sanitizer: Instrument) {
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };
-    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "copy_tokens"] {
+    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "copy_tokens", "accept"] {
         assert!(launches.iter().any(|launch| launch.ends_with(kernel)), "{kernel} in {launches:?}");
     }
 }

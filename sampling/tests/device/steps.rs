@@ -56,7 +56,7 @@ fn bad_words_are_banned_as_the_output_grows_and_biases_of_one_token_add_up_in_or
 
 /// Rows of the first `count` slots, which all draw from one row of logits.
 fn rows_of_one(count: u32) -> Vec<Row> {
-    (0..count).map(|slot| Row { slot, logits_row: 0 }).collect()
+    (0..count).map(|slot| Row::new(slot, 0)).collect()
 }
 
 /// Starts a step of one row.
