@@ -137,7 +137,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_CPU_LORAS")]
     pub max_cpu_loras: Option<usize>,
     /// Speculative decoding as a JSON object with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}; methods:
-    /// ngram, suffix and draft_model [default: off]
+    /// ngram, suffix, draft_model, eagle3 and mtp [default: off]
     #[arg(long, value_name = "JSON", env = "QUIRE_SPECULATIVE_CONFIG")]
     pub speculative_config: Option<SpeculativeConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]

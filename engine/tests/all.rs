@@ -28,6 +28,7 @@ mod offline;
 mod overlap;
 mod perplexity;
 mod plan;
+mod predictors;
 mod profile;
 mod proposers;
 mod quantized;

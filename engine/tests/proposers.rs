@@ -138,10 +138,14 @@ fn a_setting_of_speculation_that_cannot_be_used_is_one_line_that_says_what_is_al
     for (text, message) in [
         ("ngram", "not valid JSON"),
         ("[]", "expected a JSON object such as"),
-        ("{}", r#"method: missing, expected "ngram", "suffix" or "draft_model""#),
-        (r#"{"method": "medusa"}"#, r#"method: found "medusa", expected "ngram", "suffix" or "draft_model""#),
-        (r#"{"method": "eagle3"}"#, r#"method: found "eagle3", which is not built yet, expected "ngram", "suffix""#),
-        (r#"{"method": "mtp"}"#, r#""mtp", which is not built yet"#),
+        ("{}", r#"method: missing, expected "ngram", "suffix", "draft_model", "eagle3" or "mtp""#),
+        (r#"{"method": "medusa"}"#, r#"method: found "medusa", expected "ngram", "suffix""#),
+        (r#"{"method": "eagle3", "num_speculative_tokens": 2}"#, "model: missing, expected a folder"),
+        (r#"{"method": "mtp"}"#, "num_speculative_tokens: missing, expected a whole number"),
+        (
+            r#"{"method": "mtp", "num_speculative_tokens": 2, "model": "x"}"#,
+            r#"unknown key "model", expected one of method, num_speculative_tokens for mtp"#,
+        ),
         (
             r#"{"method": "draft_model", "num_speculative_tokens": 2}"#,
             "model: missing, expected a folder, a .gguf file, or a hub id",

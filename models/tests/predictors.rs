@@ -1,6 +1,5 @@
 //! Predictors against their formulas in float64: what goes into their layers, what comes out, and what is fed back.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
@@ -10,56 +9,17 @@ use models::{
     Decoder, Eagle3, ForwardBatch, Model, ModelConfig, ModelFiles, States, StepLimits, Weights, head_tokens,
     weight_bytes_beside,
 };
-use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::tensors::{Tensors, random_tensors, write_checkpoint};
 
 const BLOCK: usize = 8;
 const LIMITS: StepLimits =
     StepLimits { max_rows: 64, max_seqs: 4, max_model_len: 128, block_size: BLOCK, num_blocks: 8 };
 
-/// Numbers of a tensor by name.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// A number of [−1, 1) by SplitMix64.
-fn random(state: &mut u64) -> f32 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((mixed ^ (mixed >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-}
-
-/// Random tensors of these shapes: near 1 if they are vectors.
-fn made(shapes: impl IntoIterator<Item = (String, Vec<usize>)>, seed: u64) -> Tensors {
-    let mut state = seed;
-    let mut make = |(name, shape): (String, Vec<usize>)| {
-        let (centre, spread) = match shape[..] {
-            [_] => (1.0, 0.3),
-            _ => (0.0, 1.7 / (shape[shape.len() - 1] as f32).sqrt()),
-        };
-        let count = shape.iter().product();
-        let numbers = (0..count).map(|_| centre + spread * random(&mut state)).collect();
-        (name, (shape, numbers))
-    };
-    shapes.into_iter().collect::<BTreeMap<_, _>>().into_iter().map(&mut make).collect()
-}
-
 fn folder(config: &Value, tensors: &Tensors, integers: &[(&str, Vec<i64>)]) -> TempDir {
     let folder = TempDir::new().unwrap();
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let mut all: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> = tensors
-        .iter()
-        .map(|(name, (shape, numbers))| (name.clone(), safetensors::Dtype::F32, shape.clone(), bytes(numbers)))
-        .collect();
-    all.extend(integers.iter().map(|(name, numbers)| {
-        let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-        (name.to_string(), safetensors::Dtype::I64, vec![numbers.len()], bytes)
-    }));
-    let views = all
-        .iter()
-        .map(|(name, dtype, shape, bytes)| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-    std::fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    write_checkpoint(folder.path(), config, tensors, integers).unwrap();
     folder
 }
 
@@ -249,10 +209,10 @@ fn an_mtp_module_reads_a_token_and_the_state_before_it_and_continues_with_its_ow
     for Mtp { config, names, plus_one, zero_first, feeds_normed } in mtp_cases() {
         let what = config["model_type"].as_str().unwrap();
         // First without tensors: the declaration says which there are.
-        let bare = folder(&config, &made([("x".to_string(), vec![2, 2])], 1), &[]);
+        let bare = folder(&config, &random_tensors([("x".to_string(), vec![2, 2])], 1), &[]);
         let ModelConfig { decoder, predictor, .. } = ModelConfig::load(&open(&bare).files).unwrap();
         let predictor = predictor.expect(what);
-        let mut tensors = made(decoder.tensors().chain(predictor.tensors()), 7);
+        let mut tensors = random_tensors(decoder.tensors().chain(predictor.tensors()), 7);
         let kept = folder(&config, &tensors, &[]);
         let device = cpu();
         let Opened { weights, .. } = open(&kept);
@@ -350,8 +310,8 @@ fn attend(qkv: &[Vec<f64>]) -> Vec<Vec<f64>> {
 /// norm and residual.
 fn eagle(own_table: bool, norm_before_residual: bool) -> (Tensors, TempDir, TempDir) {
     let target = base("LlamaForCausalLM", "llama", json!({"num_hidden_layers": 6}));
-    let bare = folder(&target, &made([("x".to_string(), vec![2, 2])], 1), &[]);
-    let tensors = made(ModelConfig::load(&open(&bare).files).unwrap().decoder.tensors(), 3);
+    let bare = folder(&target, &random_tensors([("x".to_string(), vec![2, 2])], 1), &[]);
+    let tensors = random_tensors(ModelConfig::load(&open(&bare).files).unwrap().decoder.tensors(), 3);
     let of_target = folder(&target, &tensors, &[]);
     let mut shapes: Vec<(String, Vec<usize>)> = [
         ("fc.weight", vec![48, 144]),
@@ -379,7 +339,7 @@ fn eagle(own_table: bool, norm_before_residual: bool) -> (Tensors, TempDir, Temp
         // Row i is token 3 i.
         integers.push(("d2t", (0..32).map(|row| 2 * row).collect()));
     }
-    let of_head = made(shapes, 9);
+    let of_head = random_tensors(shapes, 9);
     let head = folder(&config, &of_head, &integers);
     let mut all = tensors;
     all.extend(of_head.into_iter().map(|(name, tensor)| (format!("eagle.{name}"), tensor)));
@@ -492,10 +452,10 @@ fn predictors_on_cuda_sim_give_nearly_the_logits_of_the_cpu() {
         }
     };
     for Mtp { config, .. } in mtp_cases().into_iter().take(3) {
-        let bare = folder(&config, &made([("x".to_string(), vec![2, 2])], 1), &[]);
+        let bare = folder(&config, &random_tensors([("x".to_string(), vec![2, 2])], 1), &[]);
         let ModelConfig { decoder, predictor, .. } = ModelConfig::load(&open(&bare).files).unwrap();
         let predictor = predictor.unwrap();
-        let kept = folder(&config, &made(decoder.tensors().chain(predictor.tensors()), 7), &[]);
+        let kept = folder(&config, &random_tensors(decoder.tensors().chain(predictor.tensors()), 7), &[]);
         let Opened { weights, .. } = open(&kept);
         compare(&decoder, &predictor, [&weights, &weights], config["model_type"].as_str().unwrap());
     }

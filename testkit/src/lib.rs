@@ -5,6 +5,7 @@
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
 //! - [`model`]: models of known shapes with random weights;
 //! - [`mod@reference`]: the reference checkpoints;
+//! - [`tensors`]: checkpoints of random tensors;
 //! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
 //!
@@ -29,6 +30,7 @@ pub mod markdown;
 pub mod model;
 pub mod not_run;
 pub mod reference;
+pub mod tensors;
 pub mod workspace;
 
 /// Returns whether tests run all combinations of settings instead of the subset of an ordinary run: whether `QUIRE_TEST_ALL` is set.

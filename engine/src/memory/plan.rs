@@ -160,13 +160,16 @@ impl Plan {
                 false => 0,
             };
             let step = |decoder, kernels| Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0));
-            let of_draft = draft.map_or(0, |draft| step(&draft.decoder, &draft.kernels));
+            let of_draft = draft.map_or(0, |draft| {
+                let states = Model::state_bytes(&draft.decoder, draft.kernels.format.dtype, engine.max_num_seqs);
+                step(&draft.decoder, &draft.kernels) + states
+            });
             step(decoder, kernels) + of_draft + device.product_bytes() + sampling
         };
         let WeightBytes { all: weight_bytes, codes: code_bytes, unpacked: unpacked_bytes } =
             models::weight_bytes(decoder, &opened.weights, features, kernels)?;
         let draft_weight_bytes = match draft {
-            Some(draft) => models::weight_bytes(&draft.decoder, &draft.weights, features, &draft.kernels)?.all,
+            Some(draft) => draft.weight_bytes(&**device, (decoder, &opened.weights))?,
             None => 0,
         };
         let kv_scale_bytes = match kernels.format.kv_dtype.takes_scales() {

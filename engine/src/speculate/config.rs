@@ -17,9 +17,6 @@ pub const MAX_SPECULATIVE_TOKENS: usize = 32;
 /// Greatest length of an n-gram, and of a match of suffix decoding.
 const MAX_MATCH: usize = 64;
 
-/// Methods of vLLM that are not built.
-const NOT_BUILT: [&str; 2] = ["eagle3", "mtp"];
-
 /// What is proposed, and how many drafts at once. Parsed from the JSON object of `--speculative-config`.
 ///
 /// ```
@@ -49,6 +46,10 @@ pub enum SpeculativeMethod {
     Suffix(SuffixLimits),
     /// A smaller model with the same vocabulary.
     DraftModel(DraftCheckpoint),
+    /// An EAGLE-3 head for the model.
+    Eagle3(DraftCheckpoint),
+    /// The layer for further tokens that the model's checkpoint carries.
+    Mtp,
 }
 
 /// Where a model for drafts is.
@@ -66,7 +67,9 @@ impl SpeculativeConfig {
         let proposer: Box<dyn Proposer> = match self.method {
             SpeculativeMethod::Ngram { min, max } => Box::new(Ngram::new(min, max)),
             SpeculativeMethod::Suffix(limits) => Box::new(Suffix::new(limits)),
-            SpeculativeMethod::DraftModel(_) => Box::new(ByWorker::new(max_len)),
+            SpeculativeMethod::DraftModel(_) | SpeculativeMethod::Eagle3(_) | SpeculativeMethod::Mtp => {
+                Box::new(ByWorker::new(max_len))
+            }
         };
         Speculation { proposer, num_speculative_tokens: self.num_speculative_tokens, is_adaptive: true }
     }
@@ -74,8 +77,8 @@ impl SpeculativeConfig {
     /// The checkpoint that the drafts come from, if it is another than the model's.
     pub fn checkpoint_mut(&mut self) -> Option<&mut DraftCheckpoint> {
         match &mut self.method {
-            SpeculativeMethod::DraftModel(checkpoint) => Some(checkpoint),
-            SpeculativeMethod::Ngram { .. } | SpeculativeMethod::Suffix(_) => None,
+            SpeculativeMethod::DraftModel(checkpoint) | SpeculativeMethod::Eagle3(checkpoint) => Some(checkpoint),
+            SpeculativeMethod::Ngram { .. } | SpeculativeMethod::Suffix(_) | SpeculativeMethod::Mtp => None,
         }
     }
 
@@ -83,6 +86,10 @@ impl SpeculativeConfig {
     pub(crate) fn line(&self) -> String {
         let source = match &self.method {
             SpeculativeMethod::DraftModel(DraftCheckpoint { model, .. }) => format!("the model {}", model.display()),
+            SpeculativeMethod::Eagle3(DraftCheckpoint { model, .. }) => {
+                format!("the EAGLE-3 head {}", model.display())
+            }
+            SpeculativeMethod::Mtp => "the checkpoint's layer for further tokens".to_string(),
             SpeculativeMethod::Ngram { min, max } if min == max => format!("n-grams of {min} tokens"),
             SpeculativeMethod::Ngram { min, max } => format!("n-grams of {min} to {max} tokens"),
             SpeculativeMethod::Suffix(limits) => format!(
@@ -145,7 +152,7 @@ impl FromStr for SpeculativeConfig {
     /// # Errors
     /// One line that says what was found and what is allowed.
     fn from_str(text: &str) -> Result<SpeculativeConfig, String> {
-        let methods = r#""ngram", "suffix" or "draft_model""#;
+        let methods = r#""ngram", "suffix", "draft_model", "eagle3" or "mtp""#;
         let expected =
             format!(r#"expected a JSON object such as {{"method": {methods}, "num_speculative_tokens": 4}}"#);
         let values = match serde_json::from_str(text) {
@@ -162,10 +169,15 @@ impl FromStr for SpeculativeConfig {
             given.ok_or_else(|| format!("{missing} {MAX_SPECULATIVE_TOKENS}"))
         };
         let config = match method.as_str() {
-            "draft_model" => {
-                let method = SpeculativeMethod::DraftModel(keys.checkpoint()?);
+            "draft_model" | "eagle3" => {
+                let checkpoint = keys.checkpoint()?;
+                let method = match method.as_str() {
+                    "eagle3" => SpeculativeMethod::Eagle3(checkpoint),
+                    _ => SpeculativeMethod::DraftModel(checkpoint),
+                };
                 SpeculativeConfig { method, num_speculative_tokens: needed()? }
             }
+            "mtp" => SpeculativeConfig { method: SpeculativeMethod::Mtp, num_speculative_tokens: needed()? },
             "ngram" => {
                 let num_speculative_tokens = needed()?;
                 let min = keys.count("prompt_lookup_min", 1, MAX_MATCH)?;
@@ -193,9 +205,6 @@ impl FromStr for SpeculativeConfig {
                 };
                 let most = given.unwrap_or(limits.max_tree_depth.min(MAX_SPECULATIVE_TOKENS));
                 SpeculativeConfig { method: SpeculativeMethod::Suffix(limits), num_speculative_tokens: most }
-            }
-            other if NOT_BUILT.contains(&other) => {
-                return Err(format!("method: found {other:?}, which is not built yet, expected {methods}"));
             }
             other => return Err(format!("method: found {other:?}, expected {methods}")),
         };

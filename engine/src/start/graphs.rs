@@ -6,6 +6,7 @@ use attention_kernels::{KernelError, KvCache};
 use device::Device;
 use models::{Model, StepLimits};
 
+use super::draft::OpenedDraft;
 use crate::api::EngineConfig;
 use crate::memory::Bytes;
 
@@ -14,11 +15,14 @@ use crate::memory::Bytes;
 /// profile, graphs are not used, because the operations of a graph cannot be timed one by one.
 pub(crate) fn measure(
     engine: &EngineConfig,
+    draft: Option<&OpenedDraft>,
     model: &mut Model,
     device: &dyn Device,
     limits: &StepLimits,
 ) -> Result<u64, KernelError> {
-    if engine.enforce_eager || device.profile().is_some() {
+    // A step that runs as a graph keeps no states for a predictor.
+    let keeps_states = draft.is_some_and(OpenedDraft::is_predictor);
+    if engine.enforce_eager || keeps_states || device.profile().is_some() {
         return Ok(0);
     }
     model.use_graphs(engine.max_num_seqs, engine.most_drafts());

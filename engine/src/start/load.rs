@@ -10,6 +10,7 @@ use device::Device;
 use models::lora::AdapterStore;
 use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
 
+use super::draft::OpenedDraft;
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
@@ -212,15 +213,14 @@ pub(crate) fn start(
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
-    let graphs = graphs::measure(engine, &mut model, &**device, &plan.step_limits)?;
+    let graphs = graphs::measure(engine, opened.draft.as_ref(), &mut model, &**device, &plan.step_limits)?;
     if graphs > 0 {
         plan = Plan::new(engine, opened, graphs)?;
     }
     model.reserve(&plan.step_limits)?;
     let mut caches = model.new_cache(plan.num_blocks, plan.block_size)?;
-    let vocab_size = decoder.vocab_size();
-    let draft =
-        opened.draft.as_ref().map(|draft| draft.load(&plan.step_limits, device, vocab_size, progress)).transpose()?;
+    let load_draft = |draft: &OpenedDraft| draft.load(&plan.step_limits, device, (&model, weights), progress);
+    let draft = opened.draft.as_ref().map(load_draft).transpose()?;
     let mut warmed = None;
     if device.compute_capability().is_some() {
         // Confirms the plan with the largest step.

@@ -66,8 +66,9 @@ pub(crate) fn open_on(
     let dtype = dtype(engine, &*device, &config, &weights)?;
     let needs = needs(engine, &config, &*device, dtype)?;
     let kernels = select(&engine.kernels, &needs)?;
-    let target = Target { files: &files, decoder: &config.decoder, device: &*device, needs: &needs };
+    let target = Target { files: &files, config: &config, weights: &weights, device: &*device, needs: &needs };
     let draft = OpenedDraft::open(engine, &target)?;
+    config.decoder.taps = draft.as_ref().map_or(Vec::new(), |draft| draft.taps.clone());
     let (block_size, memory) = (needs.block_size, device.memory());
     Ok(Opened { files, config, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
 }

@@ -22,6 +22,20 @@ pub(crate) enum Needed {
     All,
 }
 
+/// Block tables of all sequences, one for each group of layers; −1 for blocks before a window.
+pub(crate) type Tables = HashMap<SeqId, Vec<Vec<i32>>>;
+
+/// What the model for drafts uses.
+pub(crate) struct ForDrafts<'a> {
+    /// The model whose tokens are drawn.
+    pub target: &'a mut Model,
+    pub tables: &'a Tables,
+    /// Those of the model for drafts.
+    pub caches: &'a mut [KvCache],
+    /// The row of the last step with the last token of each of its spans.
+    pub last_rows: &'a [u32],
+}
+
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
@@ -39,8 +53,7 @@ pub(crate) struct Executor {
     touched: TouchedBlocks,
     /// Blocks that the current step writes, if it swaps out.
     claimed: TouchedBlocks,
-    /// One table per group of layers; −1 for blocks before a window.
-    tables: HashMap<SeqId, Vec<Vec<i32>>>,
+    tables: Tables,
     batch: ForwardBatch,
     /// Indices of the spans in the order of the batch.
     order: Vec<usize>,
@@ -275,9 +288,10 @@ impl Executor {
         if device.features().launches { forward() } else { device.pool().enter(forward) }
     }
 
-    /// The block tables, one for each group of layers, and the caches of the model for drafts.
-    pub fn for_drafts(&mut self) -> (&HashMap<SeqId, Vec<Vec<i32>>>, &mut [KvCache]) {
-        (&self.tables, &mut self.caches[self.places..])
+    /// What the model for drafts uses.
+    pub fn for_drafts(&mut self) -> ForDrafts<'_> {
+        let Executor { model, tables, caches, places, last_rows, .. } = self;
+        ForDrafts { target: model, tables, caches: &mut caches[*places..], last_rows }
     }
 
     /// Row of the last token of span `span` in the plan that was prepared last.

@@ -7,8 +7,9 @@
 //!
 //! The device draws the rows of a span with drafts too, unless a grammar restricts them or the step has more rows than its sampler.
 
+mod prompt;
+
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
@@ -17,14 +18,13 @@ use device::{Device, DeviceError, Event, Profile, Queue};
 use models::lora::{AdapterRef, AdapterStore};
 use models::{LOGIT_ROWS, Model};
 use sampling::device::{Limits, MAX_DRAFTS, Pending, SampleError};
-use sampling::token_logprobs;
 use sched::{RequestId, SeqId, Span, StepPlan};
 
 use super::adapters::{AdapterSlots, SlotError};
 use super::drafter::Drafter;
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
-use super::rows::{Drawn, HostRow, Row, draw_rows, row_work};
+use super::rows::{Drawn, HostRow, Row, draw_rows};
 use super::slots::{DeviceRow, Slots};
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 use crate::speculate::ProposeError;
@@ -48,12 +48,6 @@ enum Failure {
     AfterFailed,
     #[error("no step is in flight")]
     NoStep,
-}
-
-/// The rows of the batch with these positions of a span, whose last row is `last`.
-fn rows_of(span: &Span, last: u32, positions: Range<usize>) -> Range<u32> {
-    let row = |position: usize| last + 1 - (span.start + span.tokens.len() - position) as u32;
-    row(positions.start)..row(positions.end)
 }
 
 /// A step that was submitted and not collected.
@@ -181,10 +175,12 @@ impl LocalWorker {
         let slots = limits.map(|limits| Slots::new(device.clone(), limits)).transpose()?;
         let num_slots = model.decoder().adapters.map_or(0, |limits| limits.slots);
         let profile = device.profile().cloned();
+        // A predictor reads what the next step overwrites.
+        let keeps_states = drafter.as_ref().is_some_and(Drafter::reads_states);
         let info = WorkerInfo {
             vocab_size: model.decoder().vocab_size(),
             // A profile reads the times of a step at its end, so it allows one step in flight.
-            max_in_flight: if slots.is_some() && profile.is_none() { 2 } else { 1 },
+            max_in_flight: if slots.is_some() && profile.is_none() && !keeps_states { 2 } else { 1 },
             sampler: limits,
             profile,
         };
@@ -264,6 +260,7 @@ impl LocalWorker {
                 }
             }
         }
+        let keeps_all = self.drafter.as_ref().is_some_and(Drafter::reads_states);
         let slot_of = |adapter: &AdapterRef| adapters.as_ref()?.slot_of(adapter);
         let mut reads_prompt = false;
         executor.prepare(&input.plan, |index, span| {
@@ -274,6 +271,7 @@ impl LocalWorker {
                 return (Needed::All, slot);
             }
             let needed = match input.draws.get(index) {
+                _ if keeps_all => Needed::All,
                 None | Some(Draw::Nothing) => Needed::None,
                 Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last(1),
                 Some(Draw::Drafts { .. }) => Needed::Last(1 + span.drafts),
@@ -391,6 +389,10 @@ impl LocalWorker {
         for (seq, sampled) in &output.drawn {
             append(&mut self.requests, *seq, sampled.token);
         }
+        let LocalWorker { executor, requests, drafter, .. } = self;
+        if let (Some(drafter), Ok(())) = (drafter, &drawn) {
+            drafter.follow_states(&step.input.plan, requests, executor.for_drafts());
+        }
         drawn
     }
 
@@ -438,48 +440,6 @@ impl LocalWorker {
                     Drawn::Likeliest(seq, likeliest) => output.likeliest.push((seq, likeliest)),
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Adds the log-probabilities of the prompt tokens that the span's rows predict, if they were asked for.
-    fn score_prompt(&mut self, span: &Span, last: u32, output: &mut StepOutput) -> Result<(), Failure> {
-        let Some(state) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
-        let (request, positions) = (state.request.clone(), state.to_score(span));
-        let Some(alternatives) = request.prompt_logprobs.filter(|_| !positions.is_empty()) else { return Ok(()) };
-        state.scored = positions.end;
-        let mut scores = vec![None; positions.len()];
-        let mut next = positions.start + 1;
-        self.rows.clear();
-        self.rows.extend(rows_of(span, last, positions));
-        for (rows, scores) in self.rows.chunks(LOGIT_ROWS).zip(scores.chunks_mut(LOGIT_ROWS)) {
-            let logits = self.executor.logits(rows)?;
-            let vocab_size = logits.len() / rows.len();
-            self.device.pool().chunks_mut(scores, 1, row_work(vocab_size), |i, score| {
-                let logits = &logits[i * vocab_size..][..vocab_size];
-                score.fill(Some(token_logprobs(logits, request.prompt[next + i], alternatives)));
-            });
-            next += rows.len();
-        }
-        output.prompt_logprobs.push((request.id, scores.into_iter().flatten().collect()));
-        Ok(())
-    }
-
-    /// Adds the hidden states of the span to the embedding, if one was asked for, and completes it with the last.
-    fn pool_prompt(&mut self, span: &Span, last: u32, output: &mut StepOutput) -> Result<(), Failure> {
-        let LocalWorker { executor, requests, rows, .. } = self;
-        let Some(state) = requests.get_mut(&span.seq.request) else { return Ok(()) };
-        let positions = state.to_pool(span);
-        let is_last = positions.end == state.request.prompt.len();
-        let Some(pooled) = state.pooled.as_mut().filter(|_| !positions.is_empty()) else { return Ok(()) };
-        rows.clear();
-        rows.extend(rows_of(span, last, positions));
-        for rows in rows.chunks(LOGIT_ROWS) {
-            let (hidden, width) = executor.hidden(rows)?;
-            pooled.add_rows(hidden, width);
-        }
-        if is_last {
-            output.embeddings.push((span.seq.request, pooled.finish()));
         }
         Ok(())
     }

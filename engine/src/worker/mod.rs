@@ -12,6 +12,7 @@
 //! fails, the steps that were submitted behind it are dropped too, because they read what it should have written.
 
 mod adapters;
+mod draft_pass;
 mod drafter;
 mod executor;
 mod local;
@@ -34,6 +35,7 @@ use sched::{RequestId, SeqId, StepPlan};
 use serde::{Deserialize, Serialize};
 
 use crate::speculate::ProposeError;
+pub(crate) use draft_pass::Sizes;
 pub(crate) use drafter::Drafter;
 pub(crate) use local::LocalWorker;
 

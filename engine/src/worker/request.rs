@@ -1,12 +1,16 @@
 //! The worker's state of a request.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use sched::{SeqId, Span};
+use sched::{RequestId, SeqId, Span};
 
 use super::NewRequest;
 use super::pooling::Pooled;
+
+/// The state of all requests.
+pub(super) type Requests = HashMap<RequestId, RequestState>;
 
 /// See the [module](self).
 pub(super) struct RequestState {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{KernelError, KernelSet, KvCache, Rows};
+use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Rows};
 use device::{Buffer, Device};
 
 use super::linear::Progress;
@@ -35,6 +35,23 @@ impl Model {
     ) -> Result<Model, LoadError> {
         let device = Arc::clone(&target.device);
         Model::load_beside(decoder, weights, device, kernels, max_rows, (progress, Some(target)))
+    }
+
+    /// Buffers for the states of `rows` rows that a predictor reads, and for as many outputs of its own.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn alloc_states(&self, rows: usize) -> Result<(Vec<Buffer>, Vec<Buffer>), KernelError> {
+        let (of_target, own) = state_widths(&self.decoder);
+        let alloc = |width: usize| self.device.alloc(rows * width * self.kernels.format.dtype.bytes());
+        Ok((of_target.into_iter().map(alloc).collect::<Result<_, _>>()?, vec![alloc(own)?]))
+    }
+
+    /// Bytes of [`Model::alloc_states`], 0 for a decoder that is no predictor.
+    pub fn state_bytes(decoder: &Decoder, dtype: Dtype, rows: usize) -> u64 {
+        let (of_target, own) = state_widths(decoder);
+        let own = if of_target.is_empty() { 0 } else { own };
+        (rows * (of_target.iter().sum::<usize>() + own) * dtype.bytes()) as u64
     }
 
     /// The states of the last step that a predictor reads, one row for each row of the batch, all of which must have been
@@ -103,6 +120,12 @@ impl Model {
         let Model { ops, step, gathered, decoder, .. } = self;
         ops.gather_rows(&step.registers[step.buffer_of(from)], gathered, decoder.hidden_size(), to)
     }
+}
+
+/// Widths of the states of its target that a predictor reads, and of its own outputs.
+fn state_widths(decoder: &Decoder) -> (Vec<usize>, usize) {
+    let states = decoder.embedding.beside.iter().flat_map(|beside| &beside.states);
+    (states.map(|state| state.inputs).collect(), decoder.hidden_size())
 }
 
 /// The tokens of the rows of a head that has rows for some alone ([`Head::tokens`](crate::decoder::Head::tokens)).
