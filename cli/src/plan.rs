@@ -15,7 +15,12 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
         let declared = engine::declare(&config)?;
         match args.json {
             true => writeln!(out, "{}", json!(declared))?,
-            false => writeln!(out, "{}: {}", declared.architecture, declared.decoder)?,
+            false => {
+                writeln!(out, "{}: {}", declared.architecture, declared.decoder)?;
+                if let Some(predictor) = declared.predictor {
+                    writeln!(out, "predictor of a further token: {predictor}")?;
+                }
+            }
         }
         return Ok(());
     }

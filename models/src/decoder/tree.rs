@@ -76,6 +76,13 @@ impl Decoder {
             node.text += &format!(", offset {}", positions.offset);
             node
         }));
+        if let Some(beside) = &embedding.beside {
+            let mut children = vec![norm("token norm", &beside.token_norm)];
+            children.extend(beside.token.iter().map(|it| linear("token", it)));
+            children.extend(beside.state_norm.iter().map(|it| norm("state norm", it)));
+            children.extend(beside.states.iter().map(|it| linear("state", it)));
+            nodes.push(Node::new("states", format!("{} of another decoder", beside.states.len()), children));
+        }
         nodes.extend(embedding.projection.iter().map(|it| linear("projection", it)));
         nodes.extend(embedding.norm.iter().map(|it| norm("norm", it)));
         nodes.extend(embedding.per_layer.iter().map(|it| {
@@ -138,6 +145,7 @@ fn attention(layer: &Attention) -> Node {
     let heads = layer.heads;
     let window = layer.window.map_or("the whole context".to_string(), |window| format!("window of {window} tokens"));
     let mut children = vec![linear("qkv", &layer.qkv)];
+    children.extend(layer.beside.iter().map(|it| linear("of token", it)));
     let after = if layer.norm_after_rope { " after rope" } else { "" };
     let norms = [("query norm", &layer.query_norm), ("key norm", &layer.key_norm), ("value norm", &layer.value_norm)];
     children.extend(norms.into_iter().filter_map(|(label, it)| it.as_ref().map(|it| norm(label, it))));

@@ -57,11 +57,19 @@ impl Eagle3 {
         }
         let taps = taps(&fields, target.layers.len())?;
         let norms_stream = fields.boolean("norm_before_residual")?.unwrap_or(false);
+        for option in ["norm_before_fc", "fc_norm", "norm_output"] {
+            if fields.boolean(option)? == Some(true) {
+                return Err(fields.wrong(option, "false, because heads with this norm are not supported"));
+            }
+        }
+        let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
         let bias = fields.boolean("attention_bias")?.unwrap_or(false);
         let root = if weights.raw("midlayer.input_layernorm.weight").is_some() { "midlayer" } else { "model.layers.0" };
-        let first = first_layer(&common, root, bias, norms_stream);
-        let others = (1..common.num_layers)
-            .map(|layer| common.layer(layer, common.attention(layer).biased(bias, false), common.mlp(layer)));
+        let first = first_layer(&common, root, (bias, mlp_bias), norms_stream);
+        let others = (1..common.num_layers).map(|layer| {
+            let attention = common.attention(layer).biased(bias, bias);
+            common.layer(layer, attention, common.mlp(layer).biased(mlp_bias))
+        });
         let layers = std::iter::once(first).chain(others).collect();
         let decoder = Decoder { layers, ..common.decoder(|_| empty()) };
         let tokens = match weights.raw("embed_tokens.weight").is_some() {
@@ -111,14 +119,17 @@ fn taps(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<usize>, LoadError>
         stated = stated.or(options.read(key, &expected, list)?);
     }
     match stated {
-        Some(taps) => Ok(taps),
+        Some(mut taps) => {
+            taps.sort_unstable();
+            Ok(taps)
+        }
         None if num_layers > NUM_STATES => Ok(vec![2, num_layers / 2, num_layers - 3]),
         None => Err(fields.wrong(key, expected)),
     }
 }
 
 /// The layer that reads the embedding beside the stream: its projections have columns for the embedding, then for the stream.
-fn first_layer(common: &Common, root: &str, bias: bool, norms_stream: bool) -> Layer {
+fn first_layer(common: &Common, root: &str, (bias, mlp_bias): (bool, bool), norms_stream: bool) -> Layer {
     let hidden = common.hidden_size;
     let attention = Common { spec: Spec { root: "", ..common.spec }, ..common.clone() };
     let names = super::Packing::Separate(["q_proj", "k_proj", "v_proj"]);
@@ -128,8 +139,11 @@ fn first_layer(common: &Common, root: &str, bias: bool, norms_stream: bool) -> L
         Linear { parts: linear.parts.iter().map(pick).collect(), inputs: hidden, ..linear.clone() }
     };
     attention.beside = Some(columns(&attention.qkv, 0));
-    attention.qkv = Linear { bias, ..columns(&attention.qkv, hidden) };
-    let mlp = common.gated(format!("{root}.mlp"), ["gate_proj", "up_proj", "down_proj"], common.intermediate_size);
+    attention.qkv = columns(&attention.qkv, hidden);
+    let attention = attention.biased(bias, bias);
+    let mlp = common
+        .gated(format!("{root}.mlp"), ["gate_proj", "up_proj", "down_proj"], common.intermediate_size)
+        .biased(mlp_bias);
     let norm = |name: &str| common.norm(format!("{root}.{name}"));
     // A stream that has been normed is read as it is.
     let mut first = Branch::new(norm("hidden_norm"), Mixer::Attention(attention));

@@ -32,7 +32,7 @@ use attention_kernels::{KernelError, KvCache};
 use device::Graph;
 
 use super::graph_sizes::{Family, GraphCount, Graphs, State, draft_graph_sizes, graph_sizes};
-use super::op::Register;
+use super::op::{Op, Register};
 use super::step::most_drawn_rows;
 use super::{Fill, ForwardBatch, Model};
 
@@ -169,13 +169,19 @@ impl Model {
         let (size, state) = &mut sizes[index];
         padded.pad(batch, *size);
         self.kept_rows = None;
-        // A replay runs no `pass`, which would do this.
+        // A replay runs no `pass`, which would do this and swap them.
         self.step.reset_names();
         self.load_batch(padded, Some(*most_rows), fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| cache.buffers().all(|pages| graph.uses(pages)))
         {
             self.device.replay(graph)?;
+            // The results are in the buffers whose names the captured pass has swapped.
+            for op in &self.program.ops {
+                if let Op::Swap { a, b } = *op {
+                    self.step.swap(a, b);
+                }
+            }
         } else {
             self.decode_work(padded, caches)?;
             *state = match self.captured(padded, caches) {
