@@ -1,13 +1,16 @@
-//! Output tokens per second without and with speculation, on the CPU: text that repeats at one stream and at 32, and random text.
+//! Output tokens per second without and with speculation, on the CPU: text that repeats at one stream and at 32, and random text; and
+//! random text with a draft model that is always right, and with one that is always wrong.
 //!
 //! The model has random weights, so it repeats nothing by itself. A constraint allows one token at each position, and the model "writes"
 //! an edited copy of the code in its prompt, or JSON records. Lookups, verification, masks and draws are those of a server. Random
-//! text is sampled freely. Runs without and with speculation alternate; each number is the median of its runs.
+//! text is sampled freely. The draft model that is right is the model's first two layers of twelve, of which the others add nothing to
+//! the stream. Runs without and with speculation alternate; each number is the median of its runs.
 //!
 //! `cargo bench -p engine --bench speculate [-- NAME]`
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
 use std::time::Instant;
 
 #[path = "../tests/common/mod.rs"]
@@ -17,6 +20,8 @@ use engine::{
     Constraint, ConstraintError, Engine, EngineConfig, GenerationParams, GenerationRequest, Mask, ModelSource,
     Quantization, SamplingParams, TokenEvent, TokenSet,
 };
+use serde_json::{Map, Value};
+use tempfile::TempDir;
 use testkit::model::Shape;
 
 const VOCABULARY: usize = 8192;
@@ -112,6 +117,53 @@ fn speed(config: &EngineConfig, streams: usize, text: Option<&(Vec<u32>, Vec<u32
     f64::from(count) / start.elapsed().as_secs_f64()
 }
 
+/// A copy of a checkpoint whose layers from 2 on leave the stream as it is, and one with its first two layers alone.
+fn with_silent_layers(folder: &Path) -> [TempDir; 2] {
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let mut config: Value = serde_json::from_slice(&read("config.json")).unwrap();
+    let mut weights = read("model.safetensors");
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let tensors: Map<String, Value> = serde_json::from_slice(&weights[8..8 + header]).unwrap();
+    for (name, tensor) in &tensors {
+        let layer = name.split('.').find_map(|word| word.parse::<usize>().ok());
+        if layer.is_some_and(|layer| layer >= 2) && (name.contains("o_proj") || name.contains("down_proj")) {
+            let at = |end: usize| 8 + header + tensor["data_offsets"][end].as_u64().unwrap() as usize;
+            weights[at(0)..at(1)].fill(0);
+        }
+    }
+    let write = |config: &Value| {
+        let folder = TempDir::new().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), read("tokenizer.json")).unwrap();
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), &weights).unwrap();
+        folder
+    };
+    let whole = write(&config);
+    config["num_hidden_layers"] = 2.into();
+    [whole, write(&config)]
+}
+
+/// Prints the medians of runs without and with speculation, which take turns.
+fn compare(
+    name: &str,
+    config: &EngineConfig,
+    streams: usize,
+    text: Option<&(Vec<u32>, Vec<u32>)>,
+    (method, setting): (&str, &str),
+) {
+    let mut runs: [Vec<f64>; 2] = Default::default();
+    for _ in 0..ROUNDS {
+        runs[0].push(speed(config, streams, text, None));
+        runs[1].push(speed(config, streams, text, Some(setting)));
+    }
+    let [without, with] = runs.map(|mut runs| {
+        runs.sort_by(f64::total_cmp);
+        runs[ROUNDS / 2]
+    });
+    let ratio = with / without;
+    println!("{name}, {streams} streams, {method}: {without:.1} tokens/s without, {with:.1} with: {ratio:.2} x");
+}
+
 fn main() {
     let wanted = std::env::args().skip(1).find(|name| !name.starts_with('-')).unwrap_or_default();
     let mut shape = Shape::named("m135").unwrap();
@@ -129,6 +181,24 @@ fn main() {
     };
     let ngram = r#"{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}"#;
     let suffix = r#"{"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_spec_factor": 2}"#;
+    let [silent, first_layers] = with_silent_layers(folder.path());
+    let mut shallow = shape;
+    shallow.layers = 2;
+    let other = common::checkpoint(&shallow, &serde_json::json!({}));
+    let at = |folder: &TempDir| folder.path().display().to_string();
+    let draft = |folder: &TempDir| {
+        format!(r#"{{"method": "draft_model", "model": "{}", "num_speculative_tokens": 8}}"#, at(folder))
+    };
+    let (right, wrong) = (draft(&first_layers), draft(&other));
+    let silent = EngineConfig { model: ModelSource::Folder(silent.path().to_path_buf()), ..config.clone() };
+    for streams in [1, 8, 32] {
+        for (name, setting, config) in [("right", &right, &silent), ("wrong", &wrong, &config)] {
+            let name = format!("draft model that is {name}");
+            if name.contains(&wanted) {
+                compare(&name, config, streams, None, ("draft_model", setting));
+            }
+        }
+    }
     for (name, text, streams) in [
         ("code edit", Some(code_edit()), 1),
         ("JSON", Some(json()), 1),
@@ -140,19 +210,7 @@ fn main() {
             continue;
         }
         for (method, setting) in [("ngram", ngram), ("suffix", suffix)] {
-            let mut runs: [Vec<f64>; 2] = Default::default();
-            for _ in 0..ROUNDS {
-                runs[0].push(speed(&config, streams, text.as_ref(), None));
-                runs[1].push(speed(&config, streams, text.as_ref(), Some(setting)));
-            }
-            let [without, with] = runs.map(|mut runs| {
-                runs.sort_by(f64::total_cmp);
-                runs[ROUNDS / 2]
-            });
-            let ratio = with / without;
-            println!(
-                "{name}, {streams} streams, {method}: {without:.1} tokens/s without, {with:.1} with: {ratio:.2} x"
-            );
+            compare(name, &config, streams, text.as_ref(), (method, setting));
         }
     }
 }

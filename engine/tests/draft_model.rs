@@ -266,11 +266,13 @@ fn a_draft_model_that_cannot_be_used_is_one_line() {
     };
     let other = load(&config(60), &reference::folder("qwen3"));
     assert!(other.contains("use a draft model with the same vocabulary"), "{other}");
-    let recurrent = load(&config(60), &reference::folder("qwen3-next"));
+    let next = reference::folder("qwen3-next");
+    let recurrent = EngineConfig { model: ModelSource::Folder(next.clone()), block_size: None, ..config(600) };
+    let recurrent = load(&recurrent, &next);
     assert!(recurrent.contains("attention with one window or none"), "{recurrent}");
     let windows = EngineConfig { model: ModelSource::Folder(reference::folder("mistral-sliding")), ..config(60) };
     let windows = load(&windows, &reference::folder("mistral-sliding"));
-    assert!(windows.contains("a draft model for a model of windows alone"), "{windows}");
+    assert!(windows.contains("a model for drafts beside a model of windows alone"), "{windows}");
     let missing = load(&config(60), Path::new("nowhere"));
     assert!(missing.contains("nowhere"), "{missing}");
 }
@@ -278,7 +280,8 @@ fn a_draft_model_that_cannot_be_used_is_one_line() {
 #[test]
 fn texts_longer_than_the_context_of_the_draft_model_go_on_without_drafts() {
     let short = changed("llama", &json!({"max_position_embeddings": 32}));
-    let requests: Vec<Load> = vec![(request(3, 20, 40, 1), None)];
+    // The last prompt alone is longer.
+    let requests: Vec<Load> = vec![(request(3, 20, 40, 1), None), (request(4, 50, 10, 1), None)];
     let want = answers(&mut Engine::load(&config(60), &|_, _| {}).unwrap(), &requests);
     let mut engine = speculating(&twice(config(60)), short.path(), 4);
     let got = answers(&mut engine, &requests);

@@ -124,7 +124,8 @@ impl OpenedDraft {
         model.reserve(limits)?;
         let caches = model.new_cache(num_blocks, block_size)?;
         let vocab_size = target.decoder().vocab_size();
-        let sizes = Sizes { vocab_size, group: self.group, num_blocks, block_size, max_rows, max_seqs };
+        let (group, max_len) = (self.group, self.max_len);
+        let sizes = Sizes { vocab_size, group, num_blocks, block_size, max_rows, max_len, max_seqs };
         Ok((Drafter::new(device.clone(), model, sizes, self.head_tokens.clone())?, caches))
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Sizes {
     pub block_size: usize,
     /// Greatest number of rows of a forward pass, and of the rows that a step computes of known text.
     pub max_rows: usize,
+    /// Greatest number of tokens of a text that the model for drafts computes.
+    pub max_len: usize,
     /// Greatest number of sequences of a step.
     pub max_seqs: usize,
 }

@@ -88,6 +88,11 @@ impl Drafter {
         self.passes.kept.is_some()
     }
 
+    /// Number of sequences that it keeps state of.
+    pub fn num_sequences(&self) -> usize {
+        self.sequences.len().max(self.places.len())
+    }
+
     /// Sequences have ended, or have lost their blocks.
     pub fn forget(&mut self, sequences: &[SeqId]) {
         for seq in sequences {
@@ -113,17 +118,20 @@ impl Drafter {
 
     /// Computes the prompts of a step for the draft model too.
     pub(super) fn follow(&mut self, plan: &StepPlan, requests: &Requests, mut on: ForDrafts<'_>) {
+        let max_len = self.passes.sizes.max_len;
         let is_followed = |span: &&Span| {
             let state = requests.get(&span.seq.request).filter(|state| state.request.speculative);
             let is_text = |state: &RequestState| span.start < state.request.prompt.len() || span.tokens.len() > 1;
-            span.drafts == 0 && span.awaits.is_none() && state.is_some_and(is_text)
+            let is_known = span.drafts == 0 && span.awaits.is_none() && span.start < max_len;
+            is_known && state.is_some_and(is_text)
         };
         if self.failed.is_some() || self.reads_states() || !plan.spans.iter().any(|span| is_followed(&span)) {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let spans = plan.spans.iter().filter(is_followed);
-            let mut work = self.lacking(spans, requests, on.tables, |span| (span.start + span.tokens.len(), 0));
+            let end = |span: &Span| (span.start + span.tokens.len()).min(max_len);
+            let mut work = self.lacking(spans, requests, on.tables, |span| (end(span), 0));
             while self.passes.pass(&mut work, requests, &mut on, Source::Nothing)?.is_some() {}
             self.finish(work, on.tables);
             Ok(())
@@ -143,7 +151,7 @@ impl Drafter {
             let Some(text) = Text::of(requests, span.seq).filter(|_| speculative) else { continue };
             let (seq, at, computed) = (span.seq, span.start, span.start + span.tokens.len());
             // The row at position p reads the token p + 1.
-            let end = computed.min(text.len().saturating_sub(1));
+            let end = computed.min(text.len().saturating_sub(1)).min(self.passes.sizes.max_len);
             let state = last_row + 1 - span.tokens.len() as u32;
             if end <= at {
                 continue;

@@ -151,7 +151,8 @@ impl Worker for LocalWorker {
 
     fn num_sequences(&self) -> usize {
         let live = self.requests.values().flat_map(|state| &state.outputs).flatten().count();
-        live.max(self.slots.as_ref().map_or(0, Slots::in_use))
+        let drafted = self.drafter.as_ref().map_or(0, Drafter::num_sequences);
+        live.max(self.slots.as_ref().map_or(0, Slots::in_use)).max(drafted)
     }
 
     fn profile_step(&self) -> Option<Step> {
