@@ -14,6 +14,7 @@ use testkit::adapters::{Module, simple};
 
 use crate::common::slow::slow;
 use crate::common::{config, on_sim, overlapping, request};
+use crate::speculate::{Spy, speculating};
 
 const LORA: LoraConfig = LoraConfig { max_loras: 2, max_lora_rank: 16, max_cpu_loras: None };
 
@@ -223,4 +224,26 @@ fn the_plan_counts_adapters_and_sizes_that_make_no_sense_are_refused() {
         let error = plan(Some(lora)).unwrap_err().to_string();
         assert!(error.starts_with(said), "{error}");
     }
+}
+
+#[test]
+fn a_source_of_drafts_is_told_the_contents_of_the_adapter_of_each_request() {
+    let folder = adapters();
+    let spy = Spy::default();
+    let mut engine = speculating(&with_lora(60, LORA), Box::new(spy.clone()), 2);
+    for (id, name) in [Some("a"), Some("b"), Some("copy"), None].into_iter().enumerate() {
+        if let Some(name) = name {
+            engine.load_adapter(name, &folder.path().join(name), false).unwrap();
+        }
+        engine.submit(of(name, request(id as u32, 9, 4, 1))).unwrap();
+        while engine.has_work() {
+            engine.step(|_, _| {});
+        }
+    }
+    let told = spy.0.lock().unwrap();
+    let begun = told.iter().filter(|(_, _, prompt)| !prompt.is_empty());
+    let [a, b, copy, none] = &begun.map(|(_, source, _)| source.adapter.clone()).collect::<Vec<_>>()[..] else {
+        panic!()
+    };
+    assert!(a.is_some() && b.is_some() && a != b && a == copy && none.is_none(), "{told:?}");
 }

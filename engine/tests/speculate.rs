@@ -356,11 +356,11 @@ fn a_source_of_drafts_that_fails_ends_no_request() {
 }
 
 /// Request, source and prompt of a sequence that begins; no prompt when it ends.
-type Told = (u64, Source, Vec<u32>);
+pub type Told = (u64, Source, Vec<u32>);
 
 /// Notes the sources of requests, and proposes nothing.
 #[derive(Clone, Default)]
-struct Spy(Arc<Mutex<Vec<Told>>>);
+pub struct Spy(pub Arc<Mutex<Vec<Told>>>);
 
 impl Proposer for Spy {
     fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]) {
