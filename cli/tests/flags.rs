@@ -89,7 +89,7 @@ fn speculation_is_json_or_a_table_of_the_settings_file() {
         assert!(line.contains("--speculative-config") && line.contains(expected), "{line}");
     };
     refused("ngram", "expected a JSON object such as");
-    refused(r#"{"method": "mtp"}"#, "not built yet");
+    refused(r#"{"method": "mtp"}"#, "num_speculative_tokens: missing");
     refused(r#"{"method": "ngram", "num_speculative_tokens": 99}"#, "expected a whole number from 1 to 32");
     planned(r#"--speculative-config={"method": "ngram", "num_speculative_tokens": 4}"#, "num_blocks");
     let file = tempfile::NamedTempFile::new().unwrap();
