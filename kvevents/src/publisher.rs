@@ -251,15 +251,21 @@ impl Publisher {
         self.replay_address
     }
 
-    /// Numbers since the start.
+    /// Numbers of dropped steps and of dropped messages, as in [`Stats`]. Takes no lock.
+    pub fn num_dropped(&self) -> (u64, u64) {
+        (self.shared.dropped_steps.load(Ordering::Relaxed), self.shared.socket.num_dropped() as u64)
+    }
+
+    /// Numbers since the start. May wait for the publisher thread to encode a message, so a step should not ask.
     pub fn stats(&self) -> Stats {
-        let Shared { handed, processed, dropped_steps, socket, .. } = &*self.shared;
+        let Shared { handed, processed, socket, .. } = &*self.shared;
+        let (dropped_steps, dropped_messages) = self.num_dropped();
         Stats {
             handed: handed.load(Ordering::Acquire),
             processed: processed.load(Ordering::Acquire),
             messages: self.shared.lock().next_seq,
-            dropped_steps: dropped_steps.load(Ordering::Relaxed),
-            dropped_messages: socket.num_dropped() as u64,
+            dropped_steps,
+            dropped_messages,
             subscribers: socket.num_subscribers(),
         }
     }

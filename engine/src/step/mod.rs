@@ -369,6 +369,7 @@ impl Engine {
     /// Current statistics.
     pub fn stats(&self) -> EngineStats {
         let stats = self.scheduler.stats();
+        let dropped = self.kv_events.as_ref().map_or((0, 0), |events| events.publisher().num_dropped());
         let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
         EngineStats {
             num_running: stats.num_running,
@@ -391,6 +392,8 @@ impl Engine {
             blocks_free: stats.blocks_free,
             blocks_total: stats.blocks_total,
             tokens_lost: stats.tokens_lost,
+            kv_event_steps_dropped: dropped.0,
+            kv_event_messages_dropped: dropped.1,
             preemptions_by_priority: stats.preemptions_by_priority,
             prefix_lookups: *self.scheduler.prefix_stats(),
             failed_steps: self.failed_steps,
