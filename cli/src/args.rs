@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    EngineConfig, KvCacheDtype, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization, RoundActivations,
-    SpeculativeConfig,
+    EngineConfig, KvCacheDtype, KvEventsConfig, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization,
+    RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -140,6 +140,10 @@ pub struct EngineArgs {
     /// ngram, suffix, draft_model, eagle3 and mtp [default: off]
     #[arg(long, value_name = "JSON", env = "QUIRE_SPECULATIVE_CONFIG")]
     pub speculative_config: Option<SpeculativeConfig>,
+    /// Announce cached prefixes to routers, as a JSON object with vLLM's keys, such as {"enable_kv_cache_events": true,
+    /// "endpoint": "tcp://*:5557"} [default: off]
+    #[arg(long, value_name = "JSON", env = "QUIRE_KV_EVENTS_CONFIG")]
+    pub kv_events_config: Option<KvEventsConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -227,6 +231,7 @@ impl EngineArgs {
             deterministic: self.deterministic,
             lora: self.lora(),
             speculative: self.speculative_config.clone(),
+            kv_events: self.kv_events_config.clone(),
             ..default
         }
     }

@@ -18,6 +18,9 @@ use super::error::CliError;
 /// Flags that are not allowed as keys.
 const NO_KEYS: [&str; 2] = ["config", "help"];
 
+/// Flags whose value is a JSON object, which the file may give as a table.
+const JSON_FLAGS: [&str; 2] = ["speculative-config", "kv-events-config"];
+
 #[derive(Debug)]
 pub struct ConfigFile {
     path: PathBuf,
@@ -102,7 +105,7 @@ impl ConfigFile {
                 (Value::Float(number), _) => number.to_string(),
                 (Value::Boolean(flag), _) => flag.to_string(),
                 // A table is the JSON object of the flag.
-                (Value::Table(table), _) if long == "speculative-config" => json!(table).to_string(),
+                (Value::Table(table), _) if JSON_FLAGS.contains(&long) => json!(table).to_string(),
                 _ => {
                     return Err(self.problem(format!("{key}: found {}, expected a plain value", item.type_str())));
                 }

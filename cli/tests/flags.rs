@@ -105,3 +105,24 @@ fn speculation_is_json_or_a_table_of_the_settings_file() {
     let line = String::from_utf8(output.stderr).unwrap();
     assert!(line.contains("unknown key \"depth\"") && line.lines().count() == 1, "{line}");
 }
+
+#[test]
+fn kv_events_are_json_or_a_table_of_the_settings_file() {
+    let refused = |flag: &str, expected: &str| {
+        let line = refusal(&format!("--kv-events-config={flag}"));
+        assert!(line.contains("--kv-events-config") && line.contains(expected), "{line}");
+    };
+    refused("zmq", "expected a JSON object such as");
+    refused(r#"{"enable": true}"#, "unknown key");
+    refused(r#"{"endpoint": "ipc:///tmp/kv"}"#, "expected tcp://HOST:PORT");
+    planned(r#"--kv-events-config={"enable_kv_cache_events": true, "endpoint": "tcp://*:0"}"#, "num_blocks");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let with = |text: &str| {
+        std::fs::write(file.path(), text).unwrap();
+        plan(&format!("--config={}", file.path().display()))
+    };
+    assert!(with("[kv_events_config]\nenable_kv_cache_events = true\nbuffer_steps = 100\n").status.success());
+    let output = with("[kv_events_config]\nbuffer_step = 100\n");
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert!(line.contains("did you mean \"buffer_steps\"?") && line.lines().count() == 1, "{line}");
+}

@@ -23,6 +23,9 @@ pub enum EngineError {
     /// The scheduler's sizes contradict each other.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
+    /// KV events cannot be published.
+    #[error("--kv-events-config: {0}")]
+    KvEvents(#[from] kvevents::StartError),
     /// A setting cannot be used.
     #[error("{flag}: found {found}, expected {expected}")]
     Config {

@@ -48,6 +48,7 @@ pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{AdapterError, AuditError, EngineError, SubmitError};
 pub use grammar::{Grammar, Grammars, StructuredOutput};
+pub use kvevents::KvEventsConfig;
 pub use memory::Plan;
 pub use models::RoundActivations;
 pub use models::{

@@ -22,6 +22,7 @@ mod handle;
 mod hostile;
 mod kernels;
 mod kv_dtypes;
+mod kv_events;
 mod lora;
 mod no_gpu;
 mod offline;

@@ -166,8 +166,16 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
     });
     let info = WorkerInfo { vocab_size: table.vocab as usize, max_in_flight: 1, sampler: None, profile: None };
     let sched = SchedConfig { max_num_seqs: 80, ..SchedConfig::new(BLOCKS, BLOCK_SIZE) };
-    let parts =
-        EngineParts { worker, info, sched, eos_token_ids: vec![END], seed: 1, adapters: None, speculation: None };
+    let parts = EngineParts {
+        worker,
+        info,
+        sched,
+        eos_token_ids: vec![END],
+        seed: 1,
+        adapters: None,
+        speculation: None,
+        kv_events: None,
+    };
     let mut engine = Engine::new(parts).unwrap();
     let params = GenerationParams {
         n: search.width,

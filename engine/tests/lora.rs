@@ -16,9 +16,9 @@ use crate::common::slow::slow;
 use crate::common::{config, on_sim, overlapping, request};
 use crate::speculate::{Spy, speculating};
 
-const LORA: LoraConfig = LoraConfig { max_loras: 2, max_lora_rank: 16, max_cpu_loras: None };
+pub const LORA: LoraConfig = LoraConfig { max_loras: 2, max_lora_rank: 16, max_cpu_loras: None };
 
-fn with_lora(blocks: u64, lora: LoraConfig) -> EngineConfig {
+pub fn with_lora(blocks: u64, lora: LoraConfig) -> EngineConfig {
     EngineConfig { lora: Some(lora), ..config(blocks) }
 }
 
@@ -30,7 +30,7 @@ fn modules() -> Vec<Module> {
 }
 
 /// Folders `a`, `b`, `c` and so on of adapters with different contents, and `copy` with those of `a`.
-fn adapters() -> TempDir {
+pub fn adapters() -> TempDir {
     let folder = TempDir::new().unwrap();
     let modules = modules();
     for (i, name) in ["a", "b", "c", "d"].into_iter().enumerate() {

@@ -56,6 +56,7 @@ fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
             seed: 1,
             adapters: None,
             speculation: None,
+            kv_events: None,
         })
         .unwrap(),
         ends,

@@ -10,7 +10,7 @@ fn case(name: &str) -> std::path::PathBuf {
 }
 
 /// The `qwen2` case with a window of 24 in two of its three layers.
-fn mixed() -> tempfile::TempDir {
+pub fn mixed() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(case("qwen2")).unwrap() {
         let file = file.unwrap().path();

@@ -1,8 +1,9 @@
 //! Block events: changes of the set of prefixes that the pool can serve, for a router or a second index.
 //!
-//! Events identify prefixes by hash, not by block. Of several blocks with one hash in one group, the first insertion
-//! stores the hash and the last removal removes it. Replaying the events in order yields the set of indexed `(group,
-//! hash)` pairs at every moment. Without [`PoolConfig::events`](crate::PoolConfig::events) they cost nothing. With it
+//! Events identify prefixes by hash, not by block. Of several blocks with one prefix in one group, the first insertion
+//! stores the hash; of several with one hash, the last removal removes it. A hash is stored again if another prefix has
+//! it, or the same prefix behind a parent that was evicted in between, which no lookup reaches. Replaying the events in
+//! order yields the set of indexed `(group, hash)` pairs at every moment. Without [`PoolConfig::events`](crate::PoolConfig::events) they cost nothing. With it
 //! they are kept until they are drained.
 
 use std::sync::Arc;

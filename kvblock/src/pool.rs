@@ -222,6 +222,22 @@ impl BlockPool {
         self.events.drain()
     }
 
+    /// Returns the events that announce the prefixes of a cache group that a lookup can reach from the start of a
+    /// sequence, parents first: what an observer knows that has followed the events. For one that missed some. Takes a
+    /// pass over the pool.
+    pub fn cached_prefixes(&self, group: usize) -> Vec<BlockEvent> {
+        let has_holes = self.groups.get(group).is_some_and(|kind| *kind != CacheGroup::Full);
+        let reachable = self.index.as_ref().map_or(Vec::new(), |index| index.reachable(group, has_holes));
+        let stored = reachable.into_iter().map(|found| BlockEvent::Stored {
+            group,
+            parent: found.parent,
+            hashes: vec![found.hash],
+            tokens: found.tokens.to_vec(),
+            key: found.key.cloned(),
+        });
+        stored.collect()
+    }
+
     /// Returns whether this pool opened the table.
     pub fn owns(&self, table: &BlockTable) -> bool {
         self.pool == table.pool

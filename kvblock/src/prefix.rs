@@ -21,6 +21,7 @@
 //! removed when the same tokens are indexed again under the same hash ([`PrefixIndex::orphan_of`]), so they do not
 //! accumulate.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ use crate::ids::{BlockId, PrefixHash};
 use crate::key::{BlockKey, PrefixKey};
 
 /// Identity of one exact sequence of tokens under one key. Ids are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PrefixId(NonZeroU64);
 
 /// Hash and identity of a prefix that ends with a full block.
@@ -80,6 +81,17 @@ pub(crate) enum Inserted {
     NewHash,
     /// Other blocks of the group have the hash, but cache other prefixes.
     SharedHash,
+}
+
+/// A cached prefix that a lookup can reach.
+pub(crate) struct Reachable<'a> {
+    /// Hash of the prefix before the block.
+    pub parent: Option<PrefixHash>,
+    pub hash: PrefixHash,
+    /// Tokens of the block.
+    pub tokens: &'a [u32],
+    /// Key of the first block in front that has one, or of this block.
+    pub key: Option<&'a Arc<PrefixKey>>,
 }
 
 pub(crate) struct Removed {
@@ -261,6 +273,32 @@ impl PrefixIndex {
     /// Returns the prefix that ends with this content, for a table that has no block of it.
     pub fn prefix(&mut self, hash: PrefixHash, content: Content<'_>) -> Prefix {
         Prefix { hash, id: self.id_of(hash, content, None) }
+    }
+
+    /// Returns the prefixes of a group that a lookup can reach from the start of a sequence, parents first, each once.
+    /// With `has_holes`, another group's block counts as a parent.
+    pub fn reachable(&self, group: usize, has_holes: bool) -> Vec<Reachable<'_>> {
+        let mut children: BTreeMap<Option<PrefixId>, Vec<BlockId>> = BTreeMap::new();
+        for (block, entry) in (0..).map(BlockId).zip(&self.entries) {
+            if let Some(entry) = entry.as_ref().filter(|entry| has_holes || usize::from(entry.group) == group) {
+                children.entry(entry.parent).or_default().push(block);
+            }
+        }
+        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut parents = VecDeque::from([(None, None, None)]);
+        while let Some((id, parent, parent_key)) = parents.pop_front() {
+            for block in children.remove(&id).unwrap_or_default() {
+                let Some(entry) = self.entry(block.0) else { continue };
+                let key = entry.key.as_ref().or(parent_key);
+                if usize::from(entry.group) == group && seen.insert(entry.id) {
+                    found.push(Reachable { parent, hash: entry.hash, tokens: self.tokens_of(block), key });
+                }
+                if children.contains_key(&Some(entry.id)) {
+                    parents.push_back((Some(entry.id), Some(entry.hash), key));
+                }
+            }
+        }
+        found
     }
 
     /// Removes a block; `None` if it was not in the index.

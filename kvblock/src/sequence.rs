@@ -198,11 +198,13 @@ impl BlockPool {
                 let (Some(block), Some(index)) = (group.entry(k), &mut self.index) else { continue };
                 match index.insert(g, block, hash, content, table.prefixes.get(k).copied()) {
                     Inserted::Known => {}
-                    Inserted::NewHash => {
+                    inserted @ (Inserted::NewHash | Inserted::SharedHash) => {
                         let stored = (g, parent.map(|p| p.hash), hash);
                         self.events.stored(first_event, stored, content.tokens, content.key);
+                        if inserted == Inserted::SharedHash {
+                            self.uncache_orphans(block);
+                        }
                     }
-                    Inserted::SharedHash => self.uncache_orphans(block),
                 }
             }
             if let Some(index) = self.index.as_mut().filter(|_| keeps_prefixes && table.prefixes.len() == k) {

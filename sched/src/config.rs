@@ -70,6 +70,10 @@ pub struct SchedConfig {
     /// Greatest number of different [adapters](crate::Request::adapter) of running requests, at least 1; `usize::MAX` is
     /// no limit.
     pub max_loras: usize,
+    /// Whether to record changes of the prefix cache for
+    /// [`drain_block_events`](crate::Scheduler::drain_block_events), which then has to be called after every step.
+    #[serde(default)]
+    pub block_events: bool,
     /// Greatest number of steps planned and not yet committed. 1 plans after each commit; 2 plans a step while the one
     /// before it runs, so that the device does not wait for the host.
     pub max_in_flight: usize,
@@ -150,6 +154,7 @@ impl SchedConfig {
             preemption_mode: PreemptionMode::Auto,
             recompute_drafts: false,
             swap_cost: 2,
+            block_events: false,
             max_in_flight: 1,
         }
     }

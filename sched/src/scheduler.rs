@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
+use kvblock::{AuditError, BlockEvent, BlockPool, BlockTable, PoolConfig, PrefixStats};
 
 use crate::ids::IdMap;
 use crate::live_request::{LiveRequest, Phase, QueueKey, Sequence, Stage};
@@ -69,6 +69,7 @@ impl Scheduler {
             hash_seed: config.hash_seed,
             groups: config.groups.clone(),
             host_blocks: config.host_blocks,
+            events: config.block_events,
             ..PoolConfig::new(config.num_blocks, config.block_size)
         })?;
         Ok(Scheduler {
@@ -167,6 +168,17 @@ impl Scheduler {
             all.into_iter().for_each(|id| self.recompute(id));
         }
         self.pool.reset_prefix_cache()
+    }
+
+    /// Drains the changes of the prefix cache since the last call. Empty unless [`SchedConfig::block_events`] is set.
+    pub fn drain_block_events(&mut self) -> impl Iterator<Item = BlockEvent> + '_ {
+        self.pool.drain_events()
+    }
+
+    /// Returns the events that announce all prefixes of a cache group that a lookup can reach, parents first. Takes a
+    /// pass over the pool.
+    pub fn cached_prefixes(&self, group: usize) -> Vec<BlockEvent> {
+        self.pool.cached_prefixes(group)
     }
 
     /// Returns the current statistics.

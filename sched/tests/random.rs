@@ -91,6 +91,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 preemption_mode,
                 recompute_drafts,
                 swap_cost,
+                block_events: true,
             }
         },
     )

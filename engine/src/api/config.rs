@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use attention_kernels::Dtype;
 use device::gemm::Quantization;
+use kvevents::KvEventsConfig;
 use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
@@ -96,6 +97,9 @@ pub struct EngineConfig {
     /// drafts are part of the recorded steps.
     #[serde(skip)]
     pub speculative: Option<SpeculativeConfig>,
+    /// Announces which prefixes the cache holds; `None`: no events. A recording does not contain it.
+    #[serde(skip)]
+    pub kv_events: Option<KvEventsConfig>,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
@@ -105,6 +109,11 @@ impl EngineConfig {
     /// Greatest number of drafts of a sequence in a step; 0 without speculation.
     pub(crate) fn most_drafts(&self) -> usize {
         self.speculative.as_ref().map_or(0, |speculative| speculative.num_speculative_tokens)
+    }
+
+    /// How to publish KV events, if that is enabled.
+    pub(crate) fn enabled_kv_events(&self) -> Option<&KvEventsConfig> {
+        self.kv_events.as_ref().filter(|events| events.enabled)
     }
 }
 
@@ -208,6 +217,7 @@ impl Default for EngineConfig {
             kernels: attention_kernels::KernelChoice::default(),
             lora: None,
             speculative: None,
+            kv_events: None,
             deterministic: false,
         }
     }

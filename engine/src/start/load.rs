@@ -124,6 +124,8 @@ pub(crate) fn load_on(
     progress: Progress<'_>,
 ) -> Result<Loaded, EngineError> {
     let opened = open_on(engine, device)?;
+    // Before the weights, which take long to load, if a port is in use.
+    let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
     let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
     let chat_template = ChatTemplate::load(&opened.files)?;
     let (tokenizer, started) = with_tokenizer(&opened, |check| {
@@ -132,7 +134,8 @@ pub(crate) fn load_on(
             check()
         })
     })?;
-    let Started { worker, info: worker_info, plan, adapters, notes } = started;
+    let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
+    notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
     let Opened { files, config, device, draft, .. } = &opened;
     let draft_len = draft.as_ref().map_or(usize::MAX, |draft| draft.max_len);
     let info = ModelInfo {
@@ -160,6 +163,7 @@ pub(crate) fn load_on(
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
         speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
+        kv_events,
     };
     Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }

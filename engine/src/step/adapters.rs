@@ -115,6 +115,12 @@ impl AdapterNames {
         }
     }
 
+    /// A name of an adapter with these contents.
+    pub fn name_of(&self, digest: &str) -> Option<&str> {
+        let named = self.names.iter().find(|(_, entry)| entry.current.digest == digest);
+        named.map(|(name, _)| name.as_str())
+    }
+
     pub fn list(&self) -> Vec<AdapterInfo> {
         self.names.values().map(|entry| entry.info.clone()).collect()
     }

@@ -5,6 +5,8 @@ mod beam;
 mod check;
 mod drafts;
 mod in_flight;
+mod kv_events;
+mod prefix_cache;
 mod publish;
 mod request;
 mod run;
@@ -33,6 +35,7 @@ use beam::BeamSearchState;
 use check::{check, refused};
 use in_flight::StepInFlight;
 pub(crate) use in_flight::{CurrentStep, lock};
+use kv_events::KvEvents;
 use publish::Outcomes;
 use request::{LiveRequest, end_reason};
 
@@ -68,6 +71,8 @@ pub struct Engine {
     recent: Recent,
     /// `None` without speculation.
     speculator: Option<Speculator>,
+    /// `None` if no KV events are published.
+    kv_events: Option<KvEvents>,
     // Reused by every step.
     output: StepOutput,
     outcomes: Outcomes,
@@ -90,6 +95,8 @@ pub struct EngineParts {
     pub adapters: Option<Arc<AdapterStore>>,
     /// Where drafts come from; `None`: no speculation.
     pub speculation: Option<Speculation>,
+    /// Where KV events are published; `None`: nowhere.
+    pub kv_events: Option<kvevents::Sockets>,
 }
 
 impl Engine {
@@ -99,14 +106,18 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation } = parts;
+        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation, kv_events } = parts;
         let max_model_len = sched.max_model_len;
-        let scheduler = Scheduler::new(SchedConfig { max_in_flight: info.max_in_flight, ..sched })?;
+        let block_events = kv_events.is_some();
+        let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
+        let kv_events = kv_events.map(|sockets| KvEvents::start(sockets, &sched)).transpose()?;
+        let recompute_drafts = sched.recompute_drafts;
+        let scheduler = Scheduler::new(sched)?;
         Ok(Engine {
             scheduler,
             worker,
-            speculator: speculation
-                .map(|speculation| Speculator::new(speculation, info.vocab_size, sched.recompute_drafts)),
+            speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size, recompute_drafts)),
+            kv_events,
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
@@ -358,6 +369,7 @@ impl Engine {
     /// Current statistics.
     pub fn stats(&self) -> EngineStats {
         let stats = self.scheduler.stats();
+        let dropped = self.kv_events.as_ref().map_or((0, 0), |events| events.publisher().num_dropped());
         let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
         EngineStats {
             num_running: stats.num_running,
@@ -380,6 +392,8 @@ impl Engine {
             blocks_free: stats.blocks_free,
             blocks_total: stats.blocks_total,
             tokens_lost: stats.tokens_lost,
+            kv_event_steps_dropped: dropped.0,
+            kv_event_messages_dropped: dropped.1,
             preemptions_by_priority: stats.preemptions_by_priority,
             prefix_lookups: *self.scheduler.prefix_stats(),
             failed_steps: self.failed_steps,

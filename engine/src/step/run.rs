@@ -60,6 +60,7 @@ impl Engine {
             }
         }
         self.report_ended();
+        self.publish_kv_events();
     }
 
     /// Tells the worker which sequences have ended if no later step will.

@@ -620,7 +620,12 @@ impl World {
                     assert_eq!(tokens.len(), hashes.len() * self.block_size);
                     for (hash, tokens) in hashes.into_iter().zip(tokens.chunks(self.block_size)) {
                         prefix.extend(tokens);
-                        assert!(self.replica.insert((group, hash), prefix.clone()).is_none(), "stored twice");
+                        // Stored again behind a parent that was evicted in between.
+                        let before = self.replica.insert((group, hash), prefix.clone());
+                        assert!(
+                            before.is_none_or(|before| before.ends_with(tokens)),
+                            "stored twice with different tokens"
+                        );
                     }
                 }
                 BlockEvent::Removed { group, hash } => {
@@ -632,6 +637,19 @@ impl World {
         let indexed: BTreeSet<_> =
             (0..self.memory.len() as u32).filter_map(|b| self.pool.prefix_of(BlockId(b))).collect();
         assert!(self.replica.keys().eq(&indexed), "the replayed events differ from the index");
+        for g in 0..self.pool.groups().len() {
+            let mut seen = BTreeSet::new();
+            for event in self.pool.cached_prefixes(g) {
+                let BlockEvent::Stored { group, parent, hashes, .. } = event else { panic!("expected stored events") };
+                assert!(self.replica.contains_key(&(group, hashes[0])), "a prefix is not in the index");
+                let is_hole = self.pool.groups()[g] != CacheGroup::Full;
+                assert!(
+                    is_hole || parent.is_none_or(|parent| seen.contains(&parent)),
+                    "a parent comes after its child"
+                );
+                assert!(seen.insert(hashes[0]), "a prefix is listed twice");
+            }
+        }
     }
 
     fn check(&self) {

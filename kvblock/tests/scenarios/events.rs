@@ -107,3 +107,42 @@ fn no_event_is_recorded_unless_events_are_enabled() {
     assert!(pool.reset_prefix_cache());
     assert_eq!(events(&mut pool), []);
 }
+
+#[test]
+fn the_list_of_cached_prefixes_is_what_a_replay_of_the_events_yields() {
+    let mut pool = pool(PoolConfig::new(12, 16));
+    let tenant = full(1, 3);
+    let table = run(&mut pool, Prompt { salt: Some("tenant"), ..prompt(&tenant) });
+    let other = run(&mut pool, prompt(&concat(&[&full(1, 2), &full(2, 1)])));
+    pool.release(table);
+    let list = pool.cached_prefixes(0);
+    let hashes = |events: &[BlockEvent]| {
+        let hashes = events.iter().map(|e| match e {
+            BlockEvent::Stored { hashes, .. } => hashes.clone(),
+            other => panic!("found {other:?}"),
+        });
+        let mut all: Vec<_> = hashes.flatten().collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(hashes(&list), hashes(&events(&mut pool)));
+    let salted = list.iter().filter(|e| matches!(e, BlockEvent::Stored { key: Some(_), .. })).count();
+    assert_eq!((list.len(), salted), (6, 3), "the key of a first block belongs to the blocks behind it");
+    pool.release(other);
+}
+
+#[test]
+fn a_prefix_behind_a_parent_that_was_computed_again_is_stored_again() {
+    let mut pool = pool(PoolConfig::new(12, 16));
+    let table = run(&mut pool, prompt(&full(1, 2)));
+    let first = events(&mut pool);
+    let parent = table.groups()[0].blocks()[0];
+    pool.release(table);
+    pool.forget_contents(parent).unwrap();
+    assert!(matches!(&events(&mut pool)[..], [BlockEvent::Removed { .. }]));
+    assert_eq!(pool.cached_prefixes(0), [], "no lookup reaches the second block");
+    let table = run(&mut pool, prompt(&full(1, 2)));
+    assert_eq!(events(&mut pool), first);
+    assert_eq!(pool.cached_prefixes(0).len(), 2);
+    pool.release(table);
+}

@@ -63,6 +63,16 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
             "Number of draft tokens that became output.",
             engine.spec_decode.num_accepted_tokens,
         ),
+        (
+            "quire:kv_event_steps_dropped_total",
+            "Steps whose KV events were dropped because the queue was full.",
+            engine.kv_event_steps_dropped,
+        ),
+        (
+            "quire:kv_event_messages_dropped_total",
+            "KV event messages dropped because the queue of a subscriber was full.",
+            engine.kv_event_messages_dropped,
+        ),
         ("quire:engine_failed_steps_total", "Number of failed engine steps.", engine.failed_steps),
     ] {
         register(registry, IntCounter::new(name, help)).inc_by(value);
