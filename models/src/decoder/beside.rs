@@ -17,7 +17,10 @@ use serde::Serialize;
 use super::linear::Linear;
 use super::norm::Norm;
 
-/// See the [module](self).
+/// What a predictor reads beside its tokens: the product of a normed embedding, and that of hidden states of its target.
+///
+/// MTP modules add both ("DeepSeek-V3 Technical Report", 2024, section 2.2). An EAGLE-3 head (Li et al., 2025) begins with the states
+/// alone, and its first attention layer reads the embedding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Beside {
     /// Whether the embedding at position 0 is zero.
