@@ -1,5 +1,5 @@
 //! Output tokens per second without and with speculation, on the CPU: text that repeats at one stream and at 32, and random text; and
-//! random text with a draft model that is always right, and with one that is always wrong.
+//! random text with a draft model that is always right, and with one that is seldom right.
 //!
 //! The model has random weights, so it repeats nothing by itself. A constraint allows one token at each position, and the model "writes"
 //! an edited copy of the code in its prompt, or JSON records. Lookups, verification, masks and draws are those of a server. Random
@@ -189,10 +189,10 @@ fn main() {
     let draft = |folder: &TempDir| {
         format!(r#"{{"method": "draft_model", "model": "{}", "num_speculative_tokens": 8}}"#, at(folder))
     };
-    let (right, wrong) = (draft(&first_layers), draft(&other));
+    let (right, seldom) = (draft(&first_layers), draft(&other));
     let silent = EngineConfig { model: ModelSource::Folder(silent.path().to_path_buf()), ..config.clone() };
     for streams in [1, 8, 32] {
-        for (name, setting, config) in [("right", &right, &silent), ("wrong", &wrong, &config)] {
+        for (name, setting, config) in [("right", &right, &silent), ("seldom right", &seldom, &config)] {
             let name = format!("draft model that is {name}");
             if name.contains(&wanted) {
                 compare(&name, config, streams, None, ("draft_model", setting));

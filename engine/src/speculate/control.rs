@@ -22,6 +22,8 @@
 const MEMORY: f64 = 0.95;
 /// Share of the time of a draft model's passes that is left after the next one.
 const PASS_MEMORY: f64 = 0.8;
+/// Time of such a pass relative to `a` before it is measured.
+const ASSUMED_PASS: f64 = 0.25;
 /// `b / a` before it is measured.
 const ASSUMED_ROW_COST: f64 = 0.1;
 /// Steps of more rows are not measured: they are not bound by reading weights.
@@ -36,14 +38,17 @@ pub struct StepCost {
     rows_time: f64,
     /// Cost of a row relative to that of a step without rows.
     ratio: f64,
-    /// Time of a pass that computes a draft for each sequence.
+    /// Time of a pass that computes a draft for each sequence; 0 before the first.
     pass: f64,
+    /// What is assumed before, relative to the time of a step without rows.
+    assumed_pass: f64,
 }
 
 impl StepCost {
-    pub fn new() -> StepCost {
-        let ratio = ASSUMED_ROW_COST;
-        StepCost { weight: 0.0, rows: 0.0, time: 0.0, rows_rows: 0.0, rows_time: 0.0, ratio, pass: 0.0 }
+    /// Nothing is measured yet. `has_passes`: a model computes the drafts.
+    pub fn new(has_passes: bool) -> StepCost {
+        let (ratio, assumed_pass) = (ASSUMED_ROW_COST, if has_passes { ASSUMED_PASS } else { 0.0 });
+        StepCost { weight: 0.0, rows: 0.0, time: 0.0, rows_rows: 0.0, rows_time: 0.0, ratio, pass: 0.0, assumed_pass }
     }
 
     /// Adds a step of `rows` rows that took `seconds`.
@@ -85,10 +90,20 @@ impl StepCost {
     /// Probability above which a draft is worth its row, in a step of `sequences` sequences, or its rows if it is computed again.
     pub fn threshold(&self, sequences: usize, recomputes: bool) -> f64 {
         let rows = self.ratio * sequences.max(1) as f64;
-        // Time of a step without rows.
+        (rows + self.relative_pass()) / if recomputes { 1.0 } else { 1.0 + rows }
+    }
+
+    /// Whether a draft may be tried after a pause of so many tokens. A model for drafts has to compute them all: `pause` rows of each
+    /// sequence in one pass, whose time is that of a usual pass in proportion to the estimated times of steps of these sizes.
+    pub fn may_try(&self, pause: u32, sequences: usize) -> bool {
+        let (rows, pause) = (self.ratio * sequences.max(1) as f64, f64::from(pause));
+        self.relative_pass() * (1.0 + rows * pause) / (1.0 + rows) <= TRIAL * pause * (1.0 + rows)
+    }
+
+    /// Time of a pass relative to that of a step without rows.
+    fn relative_pass(&self) -> f64 {
         let base = self.time / (self.weight + self.ratio * self.rows);
-        let pass = if base > 0.0 { self.pass / base } else { 0.0 };
-        (rows + pass) / if recomputes { 1.0 } else { 1.0 + rows }
+        if base > 0.0 && self.pass > 0.0 { self.pass / base } else { self.assumed_pass }
     }
 }
 
@@ -96,8 +111,12 @@ impl StepCost {
 const RECENT: f64 = 0.9;
 /// Number of right drafts, and of all drafts, that are assumed before the first.
 const ASSUMED: (f64, f64) = (1.4, 2.0);
-/// A sequence without drafts tries one after this number of tokens.
+/// A sequence without drafts tries one after this number of tokens, unless not even right drafts would be worth their rows.
 const PROBE_AFTER: u32 = 32;
+/// Threshold above which that is so.
+const WORTHLESS: f64 = 0.95;
+/// Greatest share of the time that a trial may take from the steps since the last one.
+const TRIAL: f64 = 0.02;
 /// Number of lookups in a row that find nothing after which a sequence is looked at less often, and how often it is then.
 const PATIENCE: (u32, u32) = (4, 16);
 
@@ -115,16 +134,19 @@ pub struct Acceptance {
 
 impl Default for Acceptance {
     fn default() -> Acceptance {
-        Acceptance { right: ASSUMED.0, tried: ASSUMED.1, idle: 0, misses: 0, accepted: 0 }
+        let (right, tried) = ASSUMED;
+        Acceptance { right, tried, idle: 0, misses: 0, accepted: 0 }
     }
 }
 
 impl Acceptance {
-    /// Greatest number of drafts that are worth their rows, at most `most`.
-    pub fn num_drafts(&self, threshold: f64, most: usize) -> usize {
+    /// Greatest number of drafts that are worth their rows, at most `most`. `may_try` returns whether one may be tried after a pause of
+    /// so many tokens.
+    pub fn num_drafts(&self, threshold: f64, most: usize, may_try: impl Fn(u32) -> bool) -> usize {
         let probability = (self.right / self.tried).min(0.999);
         let worth = (threshold.ln() / probability.ln()).floor() as usize;
-        let probe = usize::from(self.idle >= PROBE_AFTER);
+        let tries = threshold < WORTHLESS && self.idle >= PROBE_AFTER && may_try(self.idle);
+        let probe = usize::from(tries);
         worth.max(probe).min(most)
     }
 

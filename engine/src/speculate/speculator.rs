@@ -47,12 +47,13 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Speculator {
     pub fn new(speculation: Speculation, vocab_size: usize, recomputes: bool) -> Speculator {
+        let cost = StepCost::new(speculation.proposer.by_worker());
         Speculator {
             speculation,
             vocab_size,
             recomputes,
             sequences: BTreeMap::new(),
-            cost: StepCost::new(),
+            cost,
             batch: 0,
             last_collected: None,
             proposals: Vec::new(),
@@ -136,7 +137,8 @@ impl Speculator {
     fn num_wanted(&self, acceptance: &Acceptance) -> usize {
         let greatest = self.speculation.num_speculative_tokens;
         if self.speculation.is_adaptive {
-            acceptance.num_drafts(self.cost.threshold(self.batch, self.recomputes), greatest)
+            let may_try = |pause| self.cost.may_try(pause, self.batch);
+            acceptance.num_drafts(self.cost.threshold(self.batch, self.recomputes), greatest, may_try)
         } else {
             greatest
         }

@@ -27,3 +27,26 @@ fn a_span_that_computes_accepted_drafts_again_is_measured_as_a_decode() {
         assert!(!speculator.is_decode(&span(8, 4)), "a longer span is of a prompt");
     }
 }
+
+#[test]
+fn wrong_drafts_are_tried_again_after_a_pause_if_what_must_be_computed_for_a_trial_is_cheap() {
+    let asked = |threshold: f64, cost: &StepCost| {
+        let (mut acceptance, mut asked) = (Acceptance::default(), 0);
+        for _ in 0..4000 {
+            acceptance.token();
+            let count = acceptance.num_drafts(threshold, 4, |pause| cost.may_try(pause, 8));
+            if count > 0 {
+                asked += 1;
+                acceptance.asked(true);
+                acceptance.verified(count, 0);
+            }
+        }
+        asked
+    };
+    let (lookups, model) = (StepCost::new(false), StepCost::new(true));
+    assert!((100..140).contains(&asked(0.5, &lookups)), "one in 32 tokens");
+    assert_eq!(asked(0.97, &lookups), 0, "not even right drafts are worth their rows");
+    assert!((1..10).contains(&asked(0.5, &model)), "only the first ones");
+    // Before the first pass its time is assumed.
+    assert!(model.threshold(1, false) > lookups.threshold(1, false));
+}
