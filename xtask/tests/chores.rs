@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use xtask::bench_cpu::{Series, measure, shown, times};
 use xtask::cargo::{TestProgram, programs};
@@ -20,6 +21,13 @@ fn a_program_runs_in_its_folder_and_its_failed_tests_are_named() {
         std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
         TestProgram { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
+    };
+    // While another test starts a program, the script may still be open for writing in a copy of this process.
+    let failed_tests = |program: &TestProgram| loop {
+        match failed_tests(program) {
+            Err(error) if error.contains("busy") => std::thread::sleep(Duration::from_millis(10)),
+            outcome => return outcome,
+        }
     };
     let failing = script("all", "echo \"test a::b ... ok\"; echo \"test c::$CARGO_PKG_NAME ... FAILED\"; exit 101");
     assert_eq!(failed_tests(&failing).unwrap(), ["device all: c::device"]);
