@@ -31,6 +31,7 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let plan = json!({
         "model": plan.model,
         "weight_bytes": plan.weight_bytes,
+        "draft_weight_bytes": plan.draft.map(|(weights, _)| weights),
         "adapter_bytes": plan.adapter_bytes,
         "quantization": plan.quantization.map(|it| it.to_string()),
         "stored": plan.stored,

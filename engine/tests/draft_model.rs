@@ -17,7 +17,7 @@ use testkit::reference;
 
 use crate::common::{VOCABULARY, config, on_sim, request};
 use crate::overlap::{Load, answers};
-use crate::speculate::{Case, case, check_with, loads, plain};
+use crate::speculate::{CERTAIN, case, check_with, loads, plain};
 
 fn drafts_of(model: &Path, num_speculative_tokens: usize) -> Option<SpeculativeConfig> {
     let checkpoint = DraftCheckpoint { model: model.to_path_buf(), revision: None };
@@ -82,10 +82,8 @@ fn on_cuda_sim_drafts_of_a_model_change_nothing_either() {
     if on_sim(config(200)).is_none() {
         return;
     }
-    let (seed, first, count, method, most, wrong) = (3, 0, 6, 0, 3, 0);
-    let base = Case { seed, first, count, method, most, wrong, blocks: 14, budget: 30, swaps: true, caches: true };
     let load = |config: &EngineConfig| speculating(&twice(config.clone()), &llama(), 3);
-    let (engine, _) = check_with(&base, |config| on_sim(config).unwrap(), |config, _| load(config)).unwrap();
+    let (engine, _) = check_with(&CERTAIN, |config| on_sim(config).unwrap(), |config, _| load(config)).unwrap();
     assert!(engine.stats().spec_decode.num_accepted_tokens > 20);
 }
 

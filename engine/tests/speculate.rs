@@ -124,6 +124,20 @@ pub struct Case {
     pub caches: bool,
 }
 
+/// A case in which drafts are accepted and requests preempted for certain.
+pub const CERTAIN: Case = Case {
+    seed: 3,
+    first: 0,
+    count: 6,
+    method: 2,
+    most: 3,
+    wrong: 4,
+    blocks: 14,
+    budget: 30,
+    swaps: true,
+    caches: true,
+};
+
 pub fn case() -> impl Strategy<Value = Case> {
     let load = (0u64..1000, 0usize..10, 1usize..6);
     let drafts = (0usize..5, 1usize..7, 2usize..9);
@@ -240,21 +254,9 @@ fn on_cuda_sim_speculation_changes_no_token_and_no_log_probability_either() {
         return;
     }
     let on = |config| on_sim(config).unwrap();
-    let base = Case {
-        seed: 3,
-        first: 0,
-        count: 6,
-        method: 2,
-        most: 3,
-        wrong: 4,
-        blocks: 14,
-        budget: 30,
-        swaps: true,
-        caches: true,
-    };
-    let (accepted, preemptions) = check(&base, on).unwrap();
+    let (accepted, preemptions) = check(&CERTAIN, on).unwrap();
     assert!(accepted > 20 && preemptions > 0, "{accepted} accepted, {preemptions} preemptions");
-    check(&Case { first: 4, method: 0, blocks: 20, swaps: false, ..base }, on).unwrap();
+    check(&Case { first: 4, method: 0, blocks: 20, swaps: false, ..CERTAIN }, on).unwrap();
 }
 
 #[test]

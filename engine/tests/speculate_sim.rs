@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use crate::common::hooked::{Hooked, Hooks, Transfer};
 use crate::common::{VOCABULARY, config, on_sim};
 use crate::overlap::{Load, answers, option_requests};
-use crate::speculate::{Case, Oracle, check, plain};
+use crate::speculate::{CERTAIN, Case, Oracle, check, plain};
 
 /// `cuda-sim` in f16, for which the decode kernel computes several rows of a sequence, with room for `drafts` of each.
 fn in_halves(config: EngineConfig, drafts: usize, graphs: bool) -> EngineConfig {
@@ -53,20 +53,8 @@ fn replayed_verifications_drawn_on_the_device_change_no_token_and_no_log_probabi
         })
         .unwrap();
     // One that shows something for certain, with graphs and without.
-    let base = Case {
-        seed: 3,
-        first: 0,
-        count: 6,
-        method: 2,
-        most: 3,
-        wrong: 4,
-        blocks: 14,
-        budget: 30,
-        swaps: true,
-        caches: true,
-    };
     for graphs in [false, true] {
-        let (accepted, preemptions) = check(&base, |config| in_halves(config, 3, graphs)).unwrap();
+        let (accepted, preemptions) = check(&CERTAIN, |config| in_halves(config, 3, graphs)).unwrap();
         assert!(accepted > 20 && preemptions > 0, "{accepted} accepted, {preemptions} preemptions");
     }
 }

@@ -38,7 +38,7 @@ impl Medium {
     }
 }
 
-/// A change of the set of cached prefixes.
+/// A change of the set of cached prefixes: what a caller reports, and the events that subscribers get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Consecutive full blocks of one sequence are cached from now on.

@@ -13,24 +13,6 @@ use crate::change::{BlockHash, Change, Layout, Medium, SpecKind};
 
 const MEDIA: [Medium; 2] = [Medium::Gpu, Medium::Cpu];
 
-/// An event for subscribers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    Stored {
-        medium: Medium,
-        parent: Option<BlockHash>,
-        hashes: Vec<BlockHash>,
-        token_ids: Vec<u32>,
-        lora_name: Option<Arc<str>>,
-        cache_salt: Option<Arc<str>>,
-    },
-    Removed {
-        medium: Medium,
-        hash: BlockHash,
-    },
-    Cleared,
-}
-
 /// An announced prefix.
 struct Node {
     parent: Option<BlockHash>,
@@ -66,7 +48,7 @@ impl Index {
     }
 
     /// Applies changes in order, and returns what subscribers have to be told.
-    pub fn apply(&mut self, changes: &[Change]) -> Vec<Event> {
+    pub fn apply(&mut self, changes: &[Change]) -> Vec<Change> {
         let mut events = Vec::new();
         for change in changes {
             match change {
@@ -77,7 +59,7 @@ impl Index {
                 Change::Removed { medium, hash } => self.remove(*medium, *hash, &mut events),
                 Change::Cleared => {
                     self.nodes.clear();
-                    events.push(Event::Cleared);
+                    events.push(Change::Cleared);
                 }
             }
         }
@@ -85,7 +67,7 @@ impl Index {
     }
 
     /// Announces the blocks of a run that are not known yet. Consecutive ones share an event.
-    fn store(&mut self, medium: Medium, run: &Run<'_>, events: &mut Vec<Event>) {
+    fn store(&mut self, medium: Medium, run: &Run<'_>, events: &mut Vec<Change>) {
         let (mut before, mut extends) = (run.parent, false);
         for (hash, tokens) in run.hashes.iter().zip(run.token_ids.chunks_exact(self.block_size)) {
             let parent = before.replace(*hash);
@@ -94,11 +76,11 @@ impl Index {
                 continue;
             }
             match events.last_mut() {
-                Some(Event::Stored { hashes, token_ids, .. }) if extends => {
+                Some(Change::Stored { hashes, token_ids, .. }) if extends => {
                     hashes.push(*hash);
                     token_ids.extend_from_slice(tokens);
                 }
-                _ => events.push(Event::Stored {
+                _ => events.push(Change::Stored {
                     medium,
                     parent,
                     hashes: vec![*hash],
@@ -138,11 +120,11 @@ impl Index {
     }
 
     /// Withdraws a block from a medium. If no medium is left, its descendants are withdrawn before it: no lookup reaches them.
-    fn remove(&mut self, medium: Medium, hash: BlockHash, events: &mut Vec<Event>) {
+    fn remove(&mut self, medium: Medium, hash: BlockHash, events: &mut Vec<Change>) {
         let Some(node) = self.nodes.get_mut(&hash).filter(|node| node.media[medium as usize]) else { return };
         node.media[medium as usize] = false;
         if node.media.contains(&true) {
-            return events.push(Event::Removed { medium, hash });
+            return events.push(Change::Removed { medium, hash });
         }
         // Parents precede children in this list.
         let mut gone: Vec<BlockHash> = node.children.iter().copied().collect();
@@ -156,9 +138,9 @@ impl Index {
         for hash in gone.into_iter().rev() {
             let Some(node) = self.nodes.remove(&hash) else { continue };
             let held = MEDIA.into_iter().filter(|medium| node.media[*medium as usize]);
-            events.extend(held.map(|medium| Event::Removed { medium, hash }));
+            events.extend(held.map(|medium| Change::Removed { medium, hash }));
         }
-        events.push(Event::Removed { medium, hash });
+        events.push(Change::Removed { medium, hash });
         let parent = self.nodes.remove(&hash).and_then(|node| node.parent);
         if let Some(parent) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
             parent.children.remove(&hash);
@@ -166,7 +148,7 @@ impl Index {
     }
 
     /// The events that rebuild the index from nothing, parents first.
-    pub fn snapshot(&self) -> Vec<Event> {
+    pub fn snapshot(&self) -> Vec<Change> {
         let mut children: HashMap<BlockHash, Vec<BlockHash>> = HashMap::new();
         let mut starts = Vec::new();
         for (hash, node) in &self.nodes {
@@ -175,7 +157,7 @@ impl Index {
                 None => starts.push(*hash),
             }
         }
-        let mut events = vec![Event::Cleared];
+        let mut events = vec![Change::Cleared];
         while let Some(start) = starts.pop() {
             let Some(first) = self.nodes.get(&start) else { continue };
             let (mut hashes, mut token_ids, mut at) = (vec![start], first.token_ids.to_vec(), start);
@@ -195,7 +177,7 @@ impl Index {
                 }
             }
             events.extend(MEDIA.into_iter().filter(|medium| first.media[*medium as usize]).map(|medium| {
-                Event::Stored {
+                Change::Stored {
                     medium,
                     parent: first.parent,
                     hashes: hashes.clone(),

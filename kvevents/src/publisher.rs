@@ -25,7 +25,7 @@ use crate::buffer::{Buffer, Message};
 use crate::change::{Change, Layout};
 use crate::config::{Format, KvEventsConfig};
 use crate::endpoint::{Endpoint, EndpointError};
-use crate::index::{Event, Index};
+use crate::index::Index;
 use crate::sockets::{PubSocket, bind, serve_replay};
 use crate::wire::payload;
 
@@ -361,7 +361,7 @@ impl Shared {
         if let Some(messages) = state.buffer.since(first, state.next_seq) {
             return messages;
         }
-        let encode = |events: &[Event]| payload(now(), events, self.layout, self.format);
+        let encode = |events: &[Change]| payload(now(), events, self.layout, self.format);
         let snapshot = (first, encode(&state.index.snapshot()));
         let last = state.next_seq - 1;
         if last == first { vec![snapshot] } else { vec![snapshot, (last, encode(&[]))] }

@@ -11,9 +11,8 @@
 
 use std::sync::Arc;
 
-use crate::change::{BlockHash, Layout, SpecKind};
+use crate::change::{BlockHash, Change, Layout, SpecKind};
 use crate::config::Format;
-use crate::index::Event;
 use crate::msgpack::{array, float, map, nil, text, uint};
 
 /// A field of an event: its name in a map, and its value.
@@ -34,7 +33,7 @@ enum Value<'a> {
 }
 
 /// Encodes a batch.
-pub fn encode(timestamp: f64, events: &[Event], layout: Layout, format: Format) -> Vec<u8> {
+pub fn encode(timestamp: f64, events: &[Change], layout: Layout, format: Format) -> Vec<u8> {
     let mut to = Vec::with_capacity(64);
     array(&mut to, 3);
     float(&mut to, timestamp);
@@ -66,7 +65,7 @@ pub fn encode(timestamp: f64, events: &[Event], layout: Layout, format: Format) 
 }
 
 /// The type of an event and its fields, in their order in an array. `None` is a field that says nothing.
-fn fields(event: &Event, layout: Layout) -> (&'static str, Vec<(&'static str, Option<Value<'_>>)>) {
+fn fields(event: &Change, layout: Layout) -> (&'static str, Vec<(&'static str, Option<Value<'_>>)>) {
     let always = |(name, value): Field<'static>| (name, Some(value));
     let (group, kind, window) = match layout.group {
         None => (None, None, None),
@@ -75,7 +74,7 @@ fn fields(event: &Event, layout: Layout) -> (&'static str, Vec<(&'static str, Op
     };
     let number = |value: Option<usize>| value.map(|value| Value::Uint(value as u64));
     match event {
-        Event::Stored { medium, parent, hashes, token_ids, lora_name, cache_salt } => {
+        Change::Stored { medium, parent, hashes, token_ids, lora_name, cache_salt } => {
             let lora_name = lora_name.as_deref();
             let first_salt = cache_salt.as_deref().filter(|_| parent.is_none());
             let extra = (lora_name.is_some() || first_salt.is_some()).then_some(Value::ExtraKeys {
@@ -98,7 +97,7 @@ fn fields(event: &Event, layout: Layout) -> (&'static str, Vec<(&'static str, Op
             ];
             ("BlockStored", fields)
         }
-        Event::Removed { medium, hash } => {
+        Change::Removed { medium, hash } => {
             let fields = vec![
                 ("block_hashes", Some(Value::Hashes(std::slice::from_ref(hash)))),
                 always(("medium", Value::Text(medium.name()))),
@@ -106,7 +105,7 @@ fn fields(event: &Event, layout: Layout) -> (&'static str, Vec<(&'static str, Op
             ];
             ("BlockRemoved", fields)
         }
-        Event::Cleared => ("AllBlocksCleared", Vec::new()),
+        Change::Cleared => ("AllBlocksCleared", Vec::new()),
     }
 }
 
@@ -142,6 +141,6 @@ impl Value<'_> {
 }
 
 /// A payload, shared by all who send it.
-pub fn payload(timestamp: f64, events: &[Event], layout: Layout, format: Format) -> Arc<[u8]> {
+pub fn payload(timestamp: f64, events: &[Change], layout: Layout, format: Format) -> Arc<[u8]> {
     encode(timestamp, events, layout, format).into()
 }

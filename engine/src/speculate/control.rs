@@ -93,8 +93,8 @@ impl StepCost {
         (rows + self.relative_pass()) / if recomputes { 1.0 } else { 1.0 + rows }
     }
 
-    /// Whether a draft may be tried after a pause of so many tokens. A model for drafts has to compute them all: `pause` rows of each
-    /// sequence in one pass, whose time is that of a usual pass in proportion to the estimated times of steps of these sizes.
+    /// Whether a draft may be tried after `pause` tokens without drafts. A model for drafts has to compute them all: `pause` rows of
+    /// each sequence in one pass. The time of that pass is estimated from a usual one, in proportion to steps of these sizes.
     pub fn may_try(&self, pause: u32, sequences: usize) -> bool {
         let (rows, pause) = (self.ratio * sequences.max(1) as f64, f64::from(pause));
         self.relative_pass() * (1.0 + rows * pause) / (1.0 + rows) <= TRIAL * pause * (1.0 + rows)
@@ -140,8 +140,8 @@ impl Default for Acceptance {
 }
 
 impl Acceptance {
-    /// Greatest number of drafts that are worth their rows, at most `most`. `may_try` returns whether one may be tried after a pause of
-    /// so many tokens.
+    /// Greatest number of drafts that are worth their rows, at most `most`. `may_try` returns whether one may be tried after a pause
+    /// of this number of tokens.
     pub fn num_drafts(&self, threshold: f64, most: usize, may_try: impl Fn(u32) -> bool) -> usize {
         let probability = (self.right / self.tried).min(0.999);
         let worth = (threshold.ln() / probability.ln()).floor() as usize;

@@ -47,7 +47,7 @@ pub(super) struct Passes {
 
 /// Hidden states that a predictor reads.
 pub(super) struct Kept {
-    /// Those of the target at the last tokens of the sequences of the last step.
+    /// The target's hidden states at the last tokens of the sequences of its last step.
     pub of_target: Vec<Buffer>,
     /// Outputs of the last pass.
     own: Vec<Buffer>,
@@ -56,11 +56,11 @@ pub(super) struct Kept {
 /// Which states the rows of a pass read.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Source {
-    /// None: the model reads tokens.
+    /// No states: the model reads tokens alone.
     Nothing,
-    /// Those of the last step of the target.
+    /// The states of all rows of the target's last step.
     Step,
-    /// Those that were kept.
+    /// The states kept at the last tokens.
     Kept,
     /// The predictor's own outputs.
     Own,
@@ -71,7 +71,7 @@ pub(super) struct Work {
     pub seq: SeqId,
     /// Position of the next row.
     pub at: usize,
-    /// Number of known rows to compute.
+    /// Position behind the last row of the known text.
     pub end: usize,
     /// Number of drafts.
     pub wanted: usize,

@@ -30,7 +30,7 @@ pub(crate) struct ForDrafts<'a> {
     /// The model whose tokens are drawn.
     pub target: &'a mut Model,
     pub tables: &'a Tables,
-    /// Those of the model for drafts.
+    /// The caches of the model for drafts.
     pub caches: &'a mut [KvCache],
     /// The row of the last step with the last token of each of its spans.
     pub last_rows: &'a [u32],

@@ -32,7 +32,7 @@ impl Eagle3 {
     /// Reads the declaration of a head for a target.
     ///
     /// # Errors
-    /// The checkpoint is no EAGLE-3 head, is one for a model of other sizes, or has options that are not supported.
+    /// The checkpoint is not an EAGLE-3 head, or it is one for a model of other sizes, or it sets an option that is not supported.
     pub fn load(files: &ModelFiles, weights: &Weights, target: &Decoder) -> Result<Eagle3, LoadError> {
         let map: Map<String, Value> = files.read_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), String::new(), &map);

@@ -24,7 +24,7 @@ impl Model {
     /// Loads a predictor as [`Model::load`] does, for a target on the same device with kernels of the same type.
     ///
     /// # Errors
-    /// Those of [`Model::load`].
+    /// The errors of [`Model::load`].
     pub fn load_predictor(
         decoder: &Decoder,
         weights: &Weights,
@@ -79,7 +79,7 @@ impl Model {
     /// Computes a batch of a predictor: row i has the token behind the position of its state.
     ///
     /// # Errors
-    /// Those of [`Model::forward`]; this model is no predictor, or reads other states.
+    /// The errors of [`Model::forward`]; or this model is no predictor, or reads other states.
     pub fn forward_after(
         &mut self,
         batch: &ForwardBatch,

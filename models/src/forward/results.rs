@@ -8,7 +8,8 @@ use super::op::Register;
 use super::{LOGIT_ROWS, Model};
 
 impl Model {
-    /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, copied to the host.
+    /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, num_logits]`, copied to the host. There is one for each token, unless
+    /// the [head](crate::decoder::Head::tokens) has rows for some alone.
     ///
     /// # Errors
     /// Too many rows, or a row that is not among [`ForwardBatch::needed`](super::ForwardBatch::needed).
@@ -21,7 +22,8 @@ impl Model {
         self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.decoder.num_logits())
     }
 
-    /// Logits of up to [`most_drawn_rows`](super::most_drawn_rows) rows, `[rows, vocab_size]` in float32, left on the device. They are valid for work launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
+    /// Logits of up to [`most_drawn_rows`](super::most_drawn_rows) rows, `[rows, num_logits]` in float32, left on the device. They are
+    /// valid for work launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
     ///
     /// # Errors
     /// See [`Model::logits`].
