@@ -47,6 +47,7 @@
 pub mod allocator;
 mod append;
 mod buffer;
+pub mod collective;
 mod cuda;
 mod dtype;
 mod error;
@@ -76,6 +77,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use buffer::{Buffer, bytes_of};
+pub use collective::{Collective, CollectiveError};
 pub use cuda::{CudaError, Refusal};
 pub use dtype::Dtype;
 pub use error::DeviceError;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod backends;
+mod collective;
 #[path = "support/allocations.rs"]
 mod counter;
 mod cpu;

@@ -1,0 +1,301 @@
+//! Ranks that are threads of this process.
+//!
+//! In call n of a group, each rank writes what it gives to its slot n mod 2, waits at a barrier, and reads the slots of the others. One
+//! barrier per call is enough: a rank that writes slot n + 2 has passed barrier n + 1, which every rank reaches only after it has read
+//! the slots of call n.
+
+use std::collections::{HashMap, VecDeque};
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{Collective, CollectiveError, MOST_BROADCAST_BYTES};
+use crate::lock::lock;
+
+/// Polls of a wait before the thread sleeps. Ranks that compute the same arrive within some microseconds.
+const SPINS: u32 = 2000;
+/// Longest sleep of a rank. Groups that were split from another end with it, but are not woken.
+const LIMIT: Duration = Duration::from_millis(100);
+
+/// Returns the ranks of a group of `size` threads of this process, in their order: one for each thread.
+pub fn threads(size: usize) -> Vec<Arc<dyn Collective>> {
+    let group = Arc::new(Group::new(size));
+    (0..size).map(|rank| Arc::new(Threads::new(group.clone(), rank)) as Arc<dyn Collective>).collect()
+}
+
+struct Threads {
+    rank: usize,
+    group: Arc<Group>,
+    /// Number of calls that all ranks take part in.
+    calls: AtomicU64,
+}
+
+/// What the ranks share.
+struct Group {
+    size: usize,
+    /// What each rank gives in even and odd calls.
+    slots: Vec<[Mutex<Slot>; 2]>,
+    barrier: Barrier,
+    mail: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    arrived: Condvar,
+    /// Groups that a split is making, by call and color.
+    splits: Mutex<HashMap<(u64, usize), (Arc<Group>, usize)>>,
+    stop: Arc<Stop>,
+}
+
+/// What one rank gives in one call.
+#[derive(Default)]
+struct Slot {
+    call: &'static str,
+    bytes: Vec<u8>,
+}
+
+/// The end of a group and of all groups that were split from it.
+#[derive(Default)]
+struct Stop {
+    is_set: AtomicBool,
+    reason: Mutex<String>,
+}
+
+#[derive(Default)]
+struct Barrier {
+    waiting: Mutex<usize>,
+    /// Number of times that all ranks have arrived.
+    opened: AtomicU64,
+    open: Condvar,
+}
+
+impl Stop {
+    fn check(&self) -> Result<(), CollectiveError> {
+        match self.is_set.load(Ordering::Acquire) {
+            true => Err(CollectiveError::Aborted(lock(&self.reason).clone())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Barrier {
+    /// Waits until all ranks have called this.
+    fn wait(&self, size: usize, stop: &Stop) -> Result<(), CollectiveError> {
+        let before = self.opened.load(Ordering::Acquire);
+        {
+            let mut waiting = lock(&self.waiting);
+            *waiting += 1;
+            if *waiting == size {
+                *waiting = 0;
+                self.opened.store(before + 1, Ordering::Release);
+                self.open.notify_all();
+                return stop.check();
+            }
+        }
+        let is_open = || self.opened.load(Ordering::Acquire) != before || stop.is_set.load(Ordering::Acquire);
+        for spin in 0..SPINS {
+            if is_open() {
+                return stop.check();
+            }
+            if spin % 64 == 63 { std::thread::yield_now() } else { hint::spin_loop() }
+        }
+        let mut waiting = lock(&self.waiting);
+        while !is_open() {
+            waiting = self.open.wait_timeout(waiting, LIMIT).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        stop.check()
+    }
+}
+
+impl Group {
+    fn new(size: usize) -> Group {
+        Group::with_stop(size, Arc::default())
+    }
+
+    fn with_stop(size: usize, stop: Arc<Stop>) -> Group {
+        Group {
+            size,
+            slots: (0..size).map(|_| Default::default()).collect(),
+            barrier: Barrier::default(),
+            mail: Mutex::default(),
+            arrived: Condvar::new(),
+            splits: Mutex::default(),
+            stop,
+        }
+    }
+
+    fn stop(&self, reason: &str) {
+        {
+            let mut first = lock(&self.stop.reason);
+            if !self.stop.is_set.load(Ordering::Acquire) {
+                *first = reason.to_string();
+                self.stop.is_set.store(true, Ordering::Release);
+            }
+        }
+        self.wake();
+    }
+
+    /// Wakes the ranks that sleep, so that they see the end.
+    fn wake(&self) {
+        drop(lock(&self.barrier.waiting));
+        self.barrier.open.notify_all();
+        drop(lock(&self.mail));
+        self.arrived.notify_all();
+    }
+}
+
+impl Threads {
+    fn new(group: Arc<Group>, rank: usize) -> Threads {
+        Threads { rank, group, calls: AtomicU64::new(0) }
+    }
+
+    /// Gives bytes to the other ranks and passes what each rank gave to `read`.
+    fn exchange(
+        &self,
+        call: &'static str,
+        give: impl FnOnce(&mut Vec<u8>),
+        mut read: impl FnMut(usize, &[u8]) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        self.group.stop.check()?;
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let slot_of = |rank: usize| &self.group.slots[rank][(number % 2) as usize];
+        {
+            let mut slot = lock(slot_of(self.rank));
+            slot.call = call;
+            slot.bytes.clear();
+            give(&mut slot.bytes);
+        }
+        self.group.barrier.wait(self.group.size, &self.group.stop)?;
+        let outcome = (0..self.group.size).try_for_each(|rank| {
+            let slot = lock(slot_of(rank));
+            if slot.call != call {
+                let reason = format!("rank {} called {call}, rank {rank} {}", self.rank, slot.call);
+                return Err(CollectiveError::Aborted(reason));
+            }
+            read(rank, &slot.bytes)
+        });
+        // The other ranks may have succeeded, and would wait for this one in the next call.
+        outcome.inspect_err(|error| self.group.stop(&error.to_string()))
+    }
+
+    fn known(&self, rank: usize) -> Result<(), CollectiveError> {
+        match rank < self.group.size {
+            true => Ok(()),
+            false => Err(CollectiveError::NoSuchRank { found: rank, expected: self.group.size }),
+        }
+    }
+}
+
+impl Collective for Threads {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size
+    }
+
+    fn carrier(&self) -> &'static str {
+        "threads"
+    }
+
+    fn split(&self, color: usize) -> Result<Arc<dyn Collective>, CollectiveError> {
+        let call = self.calls.load(Ordering::Relaxed);
+        let mut colors = Vec::new();
+        let give = |bytes: &mut Vec<u8>| bytes.extend_from_slice(&color.to_le_bytes());
+        self.exchange("split", give, |_, bytes| {
+            colors.extend(bytes.as_chunks().0.iter().map(|bytes| usize::from_le_bytes(*bytes)));
+            Ok(())
+        })?;
+        let size = colors.iter().filter(|other| **other == color).count();
+        let rank = colors[..self.rank].iter().filter(|other| **other == color).count();
+        let mut splits = lock(&self.group.splits);
+        let fresh = || (Arc::new(Group::with_stop(size, self.group.stop.clone())), 0);
+        let (group, joined) = splits.entry((call, color)).or_insert_with(fresh);
+        *joined += 1;
+        let (group, is_last) = (group.clone(), *joined == size);
+        if is_last {
+            splits.remove(&(call, color));
+        }
+        Ok(Arc::new(Threads::new(group, rank)))
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        self.known(root)?;
+        let length = if self.rank == root { bytes.len() } else { 0 };
+        if length > MOST_BROADCAST_BYTES {
+            let (rank, what, expected) = (self.rank, "a broadcast", MOST_BROADCAST_BYTES);
+            return Err(CollectiveError::Size { rank, what, found: length, expected });
+        }
+        let own = std::mem::take(bytes);
+        let give = |slot: &mut Vec<u8>| slot.extend_from_slice(if self.rank == root { &own } else { &[] });
+        self.exchange("broadcast", give, |rank, given| {
+            if rank == root {
+                bytes.extend_from_slice(given);
+            }
+            Ok(())
+        })
+    }
+
+    fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError> {
+        let rank = self.rank;
+        CollectiveError::check(rank, "ranks of all_gather", widths.len(), self.group.size)?;
+        let width: usize = widths.iter().sum();
+        CollectiveError::check(rank, "own rows", own.len(), rows * widths[rank])?;
+        CollectiveError::check(rank, "gathered rows", all.len(), rows * width)?;
+        let mut at = 0;
+        self.exchange(
+            "all_gather",
+            |slot| slot.extend_from_slice(own),
+            |from, given| {
+                let part = widths[from];
+                CollectiveError::check(from, "rows given to all_gather", given.len(), rows * part)?;
+                if part > 0 {
+                    let rows = all.chunks_exact_mut(width).zip(given.chunks_exact(part));
+                    rows.for_each(|(row, given)| row[at..at + part].copy_from_slice(given));
+                }
+                at += part;
+                Ok(())
+            },
+        )
+    }
+
+    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let own = crate::bytes_of(values).to_vec();
+        values.fill(0.0);
+        // In the order of the ranks, on every rank.
+        self.exchange(
+            "sum",
+            |slot| slot.extend_from_slice(&own),
+            |rank, given| {
+                CollectiveError::check(rank, "numbers given to sum", given.len(), own.len())?;
+                let given = given.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes));
+                values.iter_mut().zip(given).for_each(|(sum, given)| *sum += given);
+                Ok(())
+            },
+        )
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
+        self.known(to)?;
+        self.group.stop.check()?;
+        lock(&self.group.mail).entry((self.rank, to)).or_default().push_back(bytes.to_vec());
+        self.group.arrived.notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.known(from)?;
+        let mut mail = lock(&self.group.mail);
+        loop {
+            self.group.stop.check()?;
+            if let Some(given) = mail.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
+                CollectiveError::check(self.rank, "a message", given.len(), bytes.len())?;
+                bytes.copy_from_slice(&given);
+                return Ok(());
+            }
+            mail = self.group.arrived.wait_timeout(mail, LIMIT).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn abort(&self, reason: &str) {
+        self.group.stop(reason);
+    }
+}
