@@ -37,12 +37,17 @@ struct Group {
     /// What each rank gives in even and odd calls.
     slots: Vec<[Mutex<Slot>; 2]>,
     barrier: Barrier,
-    mail: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    /// What was sent and not received, by sender and receiver.
+    mail: Mutex<HashMap<(usize, usize), Messages>>,
     arrived: Condvar,
     /// Groups that a split is making, by call and color.
-    splits: Mutex<HashMap<(u64, usize), (Arc<Group>, usize)>>,
+    splits: Mutex<HashMap<(u64, usize), Split>>,
     stop: Arc<Stop>,
 }
+
+type Messages = VecDeque<Vec<u8>>;
+/// A group that a split has made, and how many of its ranks have joined.
+type Split = (Arc<Group>, usize);
 
 /// What one rank gives in one call.
 #[derive(Default)]
