@@ -1,6 +1,6 @@
 //! Errors of kernel calls, and the checks that return them.
 
-use device::DeviceError;
+use device::{CollectiveError, DeviceError};
 
 /// Error of a kernel call.
 #[derive(Debug, thiserror::Error)]
@@ -8,6 +8,9 @@ pub enum KernelError {
     /// The device cannot access the memory, or the launch failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The ranks that compute the model together could not exchange their parts.
+    #[error(transparent)]
+    Ranks(#[from] CollectiveError),
     /// A size does not match the others.
     #[error("{what}: found {found}, expected {expected}")]
     Shape {

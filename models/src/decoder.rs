@@ -26,6 +26,7 @@ mod mlp;
 mod norm;
 mod recurrent;
 mod rope;
+mod shard;
 mod tree;
 
 use device::gemm::Purpose;
@@ -41,6 +42,7 @@ pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};
+pub use shard::{HeadShard, ShardError};
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -232,8 +234,9 @@ impl Mixer {
     /// Tensors of the mixer, with their shapes, that are neither weights of a linear layer nor of a norm.
     fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
         match self {
-            Mixer::Attention(Attention { sinks, heads, .. }) => {
-                sinks.iter().map(|name| (name, vec![heads.num_heads])).collect()
+            Mixer::Attention(Attention { sinks, heads, shard, .. }) => {
+                let heads = shard.map_or(heads.num_heads, |shard| shard.num_heads);
+                sinks.iter().map(|name| (name, vec![heads])).collect()
             }
             Mixer::Recurrent(layer) => layer.vectors().into(),
             Mixer::Experts(Experts { routing, experts, .. }) => {
@@ -262,7 +265,7 @@ impl Decoder {
 
     /// Number of logits of a row.
     pub fn num_logits(&self) -> usize {
-        self.head.linear.as_ref().map_or(self.vocab_size(), Linear::rows)
+        self.head.linear.as_ref().map_or(self.vocab_size(), Linear::all_rows)
     }
 
     /// Width of the residual stream.

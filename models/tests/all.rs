@@ -26,6 +26,7 @@ mod naive;
 mod pooling;
 mod predictors;
 mod quantized;
+mod ranks;
 mod reference_cases;
 mod reference_texts;
 mod step_sim;

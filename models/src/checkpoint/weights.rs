@@ -295,9 +295,9 @@ impl Weights {
             };
             spellings(module).iter().any(starts)
         };
-        let module = |own: &String| own.rsplit_once('.').is_some_and(|(module, _)| has(&format!("{module}.")));
-        let own = part.own.as_ref().filter(|own| self.find(&part.weight()).is_none() && module(own));
-        own.map_or_else(|| part.clone(), |own| Part::new(own, part.rows))
+        let module = |own: &str| own.rsplit_once('.').is_some_and(|(module, _)| has(&format!("{module}.")));
+        let own = part.own.as_ref().filter(|(own, _)| self.find(&part.weight()).is_none() && module(own));
+        own.map_or_else(|| part.clone(), |(own, pick)| Part::picked(own, part.rows, *pick))
     }
 
     /// The tensor `name` of any type, with another prefix if need be.

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::rope::Rope;
+use super::shard::HeadShard;
 
 /// Self-attention with grouped queries (Ainslie et al., "GQA", 2023).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +21,9 @@ pub struct Attention {
     pub beside: Option<Linear>,
     /// Number and size of the heads.
     pub heads: Heads,
+    /// Which heads these are, if other ranks have more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<HeadShard>,
     /// `Some(c)`: queries, keys and values are clamped to -c..=c after the projection and the norms before the rotary embedding.
     pub clip: Option<f32>,
     /// Norm of the queries; its groups are heads or the whole row.

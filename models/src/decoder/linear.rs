@@ -20,6 +20,12 @@ pub struct Linear {
     pub role: Role,
     /// Whether LoRA adapters may target its parts.
     pub adapters: bool,
+    /// How many of the inputs each rank of a group computes, if they are gathered before the product; else empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gathered_inputs: Vec<usize>,
+    /// How many outputs each rank of a group computes, if those of all ranks are gathered behind the product; else empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gathered_outputs: Vec<usize>,
 }
 
 /// Rows of a [`Linear`]: a tensor, or rows of a packed one.
@@ -35,9 +41,9 @@ pub struct Part {
     /// Whether the tensors are named `NAME` and `NAME_bias` instead of `NAME.weight` and `NAME.bias`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
-    /// Name of a tensor of these rows alone, without `.weight`, which some checkpoints have instead.
+    /// Name of another tensor without `.weight`, which some checkpoints have instead, and where the rows lie in it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub own: Option<String>,
+    pub own: Option<(String, Pick)>,
 }
 
 /// Rows of a tensor `[total, inputs]`, or of one of the matrices of a tensor `[count, total, inputs]`. Row r of the part is row
@@ -186,12 +192,27 @@ impl Linear {
     /// A layer without bias that adapters may target.
     pub fn new(inputs: usize, role: Role, parts: impl IntoIterator<Item = Part>) -> Linear {
         let parts = parts.into_iter().collect();
-        Linear { parts, inputs, bias: false, form: Form::Dense, role, adapters: true }
+        let (gathered_inputs, gathered_outputs) = (Vec::new(), Vec::new());
+        Linear {
+            parts,
+            inputs,
+            bias: false,
+            form: Form::Dense,
+            role,
+            adapters: true,
+            gathered_inputs,
+            gathered_outputs,
+        }
     }
 
     /// Number of outputs: the rows of all parts.
     pub fn rows(&self) -> usize {
         self.parts.iter().map(|part| part.rows).sum()
+    }
+
+    /// Number of outputs of all ranks.
+    pub fn all_rows(&self) -> usize {
+        if self.gathered_outputs.is_empty() { self.rows() } else { self.gathered_outputs.iter().sum() }
     }
 
     /// Number of its weights and biases.

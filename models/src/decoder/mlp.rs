@@ -62,6 +62,9 @@ pub struct Experts {
     pub shared: Option<Mlp>,
     /// Whether the output of the shared network is multiplied by `sigmoid(gate)`.
     pub shared_gate: bool,
+    /// How many outputs each rank of a group computes, if those of all ranks are gathered behind the sum; else empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gathered_outputs: Vec<usize>,
 }
 
 impl Experts {
@@ -131,6 +134,6 @@ pub struct PerLayer {
 impl Mlp {
     /// Elements per row between activation and down projection.
     pub fn width(&self) -> usize {
-        self.down.inputs
+        self.gate_up.rows() / if self.gated { 2 } else { 1 }
     }
 }

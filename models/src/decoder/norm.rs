@@ -14,6 +14,9 @@ pub struct Norm {
     /// Shape of each of these tensors. Together they have `width` elements, which serve every group, or one for each element of
     /// the row.
     pub shape: Vec<usize>,
+    /// The first of these elements that is used and how many are, if other ranks use the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<(usize, usize)>,
     /// Number of elements in a group.
     pub width: usize,
     /// Term added to the mean of the squares.

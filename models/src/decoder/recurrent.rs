@@ -1,9 +1,12 @@
 //! Recurrent layers: a state of fixed size per sequence instead of keys and values.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::linear::Linear;
 use super::norm::Norm;
+use super::shard::HeadShard;
 
 /// A gated delta net (Yang et al., "Gated Delta Networks", 2024). Every value head has a matrix S of `key_dim` by `value_dim`.
 /// For each token, with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`):
@@ -22,6 +25,9 @@ pub struct Recurrent {
     pub key_heads: usize,
     /// Number of heads of v; a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Which heads these are, if other ranks have more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<HeadShard>,
     /// Elements per head of q and k.
     pub key_dim: usize,
     /// Elements per head of v.
@@ -77,9 +83,21 @@ impl Recurrent {
         self.value_heads.div_ceil(2)
     }
 
+    /// The channels of the convolution, the parts of q, k and v, among those of all ranks.
+    pub fn channels(&self) -> [Range<usize>; 3] {
+        let whole = HeadShard { first: 0, first_kv: 0, num_heads: self.value_heads, num_kv_heads: self.key_heads };
+        let shard = self.shard.unwrap_or(whole);
+        let (keys, width) = (shard.num_kv_heads * self.key_dim, self.key_width());
+        let key = shard.first_kv * self.key_dim;
+        let value = 2 * keys + shard.first * self.value_dim;
+        [key..key + width, keys + key..keys + key + width, value..value + self.value_width()]
+    }
+
     /// Names and shapes of its tensors that are weights neither of a linear layer nor of the norm.
-    pub(super) fn vectors(&self) -> [(&String, Vec<usize>); 3] {
-        let heads = vec![self.value_heads];
-        [(&self.conv, vec![self.conv_width(), 1, self.kernel]), (&self.a_log, heads.clone()), (&self.dt_bias, heads)]
+    pub(crate) fn vectors(&self) -> [(&String, Vec<usize>); 3] {
+        let (keys, values) =
+            self.shard.map_or((self.key_heads, self.value_heads), |it| (it.num_kv_heads, it.num_heads));
+        let (channels, heads) = (2 * keys * self.key_dim + values * self.value_dim, vec![values]);
+        [(&self.conv, vec![channels, 1, self.kernel]), (&self.a_log, heads.clone()), (&self.dt_bias, heads)]
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn stacked(mut networks: Vec<Mlp>, [gate_up, down]: [String; 2]) -> V
             let (total, mut first) = (linear.rows(), 0);
             for part in &mut linear.parts {
                 let pick = Pick { matrix: Some((expert, count)), ..Pick::rows(total, first, part.rows) };
-                let own = Some(std::mem::take(&mut part.name));
+                let own = Some((std::mem::take(&mut part.name), Pick::all(part.rows)));
                 *part = Part { bare: true, own, ..Part::picked(name.clone(), part.rows, pick) };
                 first += part.rows;
             }
@@ -72,6 +72,7 @@ pub(super) fn mixture(
         router_norm: None,
         routing,
         experts,
+        gathered_outputs: Vec::new(),
         shared_gate: shared.as_ref().is_some_and(|shared| shared.gate),
         shared: shared
             .map(|Shared { module, width, .. }| common.gated(module, ["gate_proj", "up_proj", "down_proj"], width)),

@@ -40,7 +40,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         let module = common.at(layer, "mlp");
         let part = |name: &str, own: &str, rows: usize, expert: usize, pick: Pick| Part {
             bare: true,
-            own: Some(format!("{module}.experts.{expert}.{own}")),
+            own: Some((format!("{module}.experts.{expert}.{own}"), Pick::all(rows))),
             ..Part::picked(
                 format!("{module}.experts.{name}"),
                 rows,

@@ -221,6 +221,7 @@ impl Sizes {
         };
         let output = Part::new(at("out_proj"), common.hidden_size);
         Recurrent {
+            shard: None,
             projections: Linear::new(common.hidden_size, Role::Column, parts),
             key_heads,
             value_heads,

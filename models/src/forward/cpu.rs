@@ -7,6 +7,7 @@ use device::{Buffer, Device, Isa, Matrix, Pool};
 use super::ForwardBatch;
 use super::linear::Norm;
 use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::ranks;
 use super::recurrent;
 use super::routing::Choices;
 use super::rows::{self, Activate, NormRow};
@@ -306,20 +307,21 @@ impl LayerOps for Cpu {
     /// Expert by expert: its rows are gathered, computed as those of any network, and added to the result. A row's sum goes over
     /// its experts in ascending order, so it does not depend on the other rows.
     fn experts(&mut self, args: ExpertRows<'_>) -> Result<(), KernelError> {
-        let ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch } = args;
-        let [gathered, gate_up, activated, output] = scratch;
+        let ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch, ranks } = args;
+        let [inputs, gate_up, activated, output, gathered] = scratch;
         let width = declared.router.inputs;
+        let outputs = declared.experts.first().map_or(width, |expert| expert.down.rows());
         let mut choices = std::mem::take(&mut self.choices);
         let [bias, scale] = [&loaded.choice_bias, &loaded.expert_scale]
             .map(|vector| vector.as_ref().map(|vector| vector.host::<f32>()).transpose());
         let scores = scores.host_mut::<f32>()?;
         choices.choose(&self.threads, declared, scores, [bias?, scale?], rows);
-        let sum = &mut mixed.host_mut::<f32>()?[..rows * width];
+        let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
         if declared.shared.is_none() {
             sum.fill(0.0);
         } else if declared.shared_gate {
             let stride = declared.router.rows();
-            for (row, scores) in sum.chunks_mut(width).zip(scores.chunks(stride)) {
+            for (row, scores) in sum.chunks_mut(outputs).zip(scores.chunks(stride)) {
                 let gate = 1.0 / (1.0 + (-scores[stride - 1]).exp());
                 row.iter_mut().for_each(|x| *x *= gate);
             }
@@ -331,18 +333,25 @@ impl LayerOps for Cpu {
         for (expert, chosen) in choices.by_expert() {
             let ([projections, down], network) = (&loaded.networks[expert], &declared.experts[expert]);
             let source = x.host::<f32>()?;
-            for (choice, to) in chosen.iter().zip(gathered.host_mut::<f32>()?.chunks_mut(width)) {
+            for (choice, to) in chosen.iter().zip(inputs.host_mut::<f32>()?.chunks_mut(width)) {
                 to.copy_from_slice(&source[choice.row as usize * width..][..width]);
             }
             let (count, inner) = (chosen.len(), network.width());
             let numbers = attention_kernels::Rows::Numbers;
-            projections.run((kernels, device), numbers(gathered), count, gate_up, Dtype::F32, None)?;
+            projections.run((kernels, device), numbers(inputs), count, gate_up, Dtype::F32, None)?;
             let out = Out::Numbers(activated);
             self.activate(network.activation, network.gated, gate_up, inner, count, out)?;
+            let widths = &network.down.gathered_inputs;
+            let activated = if widths.is_empty() {
+                &*activated
+            } else {
+                ranks::needed(ranks)?.gather(device, activated, (count, widths, size_of::<f32>()), gathered)?;
+                &*gathered
+            };
             down.run((kernels, device), numbers(activated), count, output, Dtype::F32, None)?;
-            let sum = &mut mixed.host_mut::<f32>()?[..rows * width];
-            for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(width)) {
-                let to = &mut sum[choice.row as usize * width..][..width];
+            let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
+            for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(outputs)) {
+                let to = &mut sum[choice.row as usize * outputs..][..outputs];
                 to.iter_mut().zip(from).for_each(|(to, from)| *to += from * choice.weight);
             }
         }

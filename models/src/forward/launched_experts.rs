@@ -6,6 +6,7 @@ use device::{Arg, Buffer, Device, DeviceError};
 use super::kernels::{self, at_least, count, holds, instance, launch, optional};
 use super::linear::Linear;
 use super::ops::ExpertRows;
+use super::ranks;
 use crate::decoder::{Decoder, Experts, Groups, Mlp, Scores};
 
 device::kernel_structs! {
@@ -46,10 +47,13 @@ pub(super) struct ExpertMemory {
     projections: Buffer,
     activated: Buffer,
     outputs: Buffer,
+    /// The activations of all ranks.
+    gathered: Buffer,
 }
 
-/// Bytes of each buffer for steps of `max_rows` rows: scores, choices, starts, projections, activations, outputs.
-fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 6] {
+/// Bytes of each buffer for steps of `max_rows` rows: scores, choices, starts, projections, activations, outputs, activations of
+/// all ranks.
+fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 7] {
     let most = |size: fn(&Experts) -> usize| decoder.experts().map(size).max().unwrap_or(0);
     let widest = |size: fn(&Mlp) -> usize| {
         let of = |experts: &Experts| experts.routing.top_k * experts.experts.iter().map(size).max().unwrap_or(0);
@@ -64,6 +68,7 @@ fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 6] {
         widest(|mlp| mlp.gate_up.rows()),
         widest(Mlp::width),
         widest(|mlp| mlp.down.rows()),
+        widest(|mlp| mlp.down.gathered_inputs.iter().sum()),
     ]
 }
 
@@ -78,7 +83,7 @@ impl ExpertMemory {
         if decoder.experts().next().is_none() {
             return Ok(None);
         }
-        let [scores, choices, starts, projections, activated, outputs] = sizes(decoder, max_rows, dtype);
+        let [scores, choices, starts, projections, activated, outputs, gathered] = sizes(decoder, max_rows, dtype);
         Ok(Some(ExpertMemory {
             max_rows,
             scores: [device.alloc(scores)?, device.alloc(scores)?],
@@ -89,6 +94,7 @@ impl ExpertMemory {
             projections: device.alloc(projections)?,
             activated: device.alloc(activated)?,
             outputs: device.alloc(outputs)?,
+            gathered: device.alloc(gathered)?,
         }))
     }
 
@@ -103,13 +109,14 @@ impl ExpertMemory {
 
     /// Computes a mixture.
     pub fn run(&mut self, dtype: Dtype, args: ExpertRows<'_>) -> Result<(), KernelError> {
-        let ExpertRows { declared, loaded, device, rows, x, scores, mixed, .. } = args;
+        let ExpertRows { declared, loaded, device, rows, x, scores, mixed, ranks, .. } = args;
         let (routing, experts) = (&declared.routing, declared.experts.len());
         let (stride, width, top_k) = (declared.router.rows(), declared.router.inputs, routing.top_k);
         at_least("rows of the mixtures of experts", self.max_rows, rows)?;
         holds("logits of a router", scores, rows * stride, dtype.bytes())?;
         holds("inputs of experts", x, rows * width, dtype.bytes())?;
-        holds("outputs of experts", mixed, rows * width, dtype.bytes())?;
+        let summed = declared.experts.first().map_or(width, |expert| expert.down.rows());
+        holds("outputs of experts", mixed, rows * summed, dtype.bytes())?;
         let groups = routing.groups.unwrap_or(Groups { count: 1, top: 1, by_two: false });
         let shape = RouteShape {
             experts: count(experts)?,
@@ -159,16 +166,24 @@ impl ExpertMemory {
         let up = network.gated.then_some((&self.projections, projected, inner));
         let (activation, gate) = (network.activation, (&self.projections, projected));
         kernels::activate(device, dtype, activation, gate, up, &mut self.activated, (choices, inner))?;
-        multiply(&self.activated, 1, down, &mut self.outputs)?;
+        let widths = &network.down.gathered_inputs;
+        let activated = if widths.is_empty() {
+            &self.activated
+        } else {
+            let size = dtype.bytes();
+            ranks::needed(ranks)?.gather(device, &self.activated, (choices, widths, size), &mut self.gathered)?;
+            &self.gathered
+        };
+        multiply(activated, 1, down, &mut self.outputs)?;
         let shared = match (&declared.shared, declared.shared_gate) {
             (None, _) => 0,
             (Some(_), false) => 1,
             (Some(_), true) => 2,
         };
-        let shape = SumShape { width: count(width)?, top_k: count(top_k)?, shared, stride: count(stride)? };
+        let shape = SumShape { width: count(summed)?, top_k: count(top_k)?, shared, stride: count(stride)? };
         let pointers = [&self.outputs, &self.weights, scores, mixed].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
         let [outputs, weights, scores, mixed] = pointers;
-        let grid = [count(rows)?, count(width.div_ceil(2048))?, 1];
+        let grid = [count(rows)?, count(summed.div_ceil(2048))?, 1];
         launch(
             device,
             instance!("sum_experts", dtype),

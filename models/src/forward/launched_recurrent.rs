@@ -4,7 +4,7 @@ use attention_kernels::{Dtype, KernelError, Workspace};
 use device::{Arg, Buffer, Device, Launch};
 
 use super::kernels::{MODULE, count, holds, instance};
-use super::linear::RecurrentLayer;
+use super::loaded::RecurrentLayer;
 use super::ops::RecurrentRows;
 use crate::LoadError;
 use crate::decoder::Recurrent;

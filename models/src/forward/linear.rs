@@ -84,27 +84,12 @@ pub(super) struct LoadedExperts {
     pub expert_scale: Option<Buffer>,
 }
 
-/// A recurrent layer's weights in addition to its linear layers and norm, float32.
-pub(super) struct RecurrentLayer {
-    pub declared: decoder::Recurrent,
-    /// `[kernel, conv_width]`: weights of the convolution, that of the newest input last.
-    pub conv: Buffer,
-    /// `[value_heads]`: `-e^A_log`.
-    pub decay: Buffer,
-    /// `[value_heads]`.
-    pub dt_bias: Buffer,
-    /// Index of its view.
-    pub group: usize,
-    /// Its place in a page.
-    pub place: usize,
-}
-
 /// Called with the bytes of the checkpoint that are loaded and with all of them, before they are read; an error ends the loading.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), LoadError>;
 
 /// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
-    weights: &'a Weights,
+    pub weights: &'a Weights,
     uploader: Uploader<'a>,
     /// Type of the computation: that of biases, and of matrices that are not packed.
     dtype: Dtype,
@@ -256,27 +241,6 @@ impl<'a> Loader<'a> {
         Ok(LoadedExperts { networks, choice_bias, expert_scale })
     }
 
-    /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
-    pub fn recurrent(
-        &mut self,
-        layer: &decoder::Recurrent,
-        (group, place): (usize, usize),
-    ) -> Result<RecurrentLayer, LoadError> {
-        let (width, kernel, heads) = (layer.conv_width(), layer.kernel, layer.value_heads);
-        let conv = self.weights.expect(&layer.conv, &[width, 1, kernel])?.to_f32();
-        let transposed: Vec<f32> = (0..kernel * width).map(|i| conv[i % width * kernel + i / width]).collect();
-        let a_log = self.weights.expect(&layer.a_log, &[heads])?.to_f32();
-        let decay: Vec<f32> = a_log.iter().map(|a| -a.exp()).collect();
-        Ok(RecurrentLayer {
-            declared: layer.clone(),
-            conv: self.numbers(&transposed)?,
-            decay: self.numbers(&decay)?,
-            dt_bias: self.vector(&layer.dt_bias, &[heads])?,
-            group,
-            place,
-        })
-    }
-
     /// A norm; its weights are float32.
     pub fn norm(&mut self, norm: &decoder::Norm) -> Result<Norm, LoadError> {
         let mut weight = Vec::new();
@@ -291,12 +255,14 @@ impl<'a> Loader<'a> {
         if norm.factor != 1.0 {
             weight.iter_mut().for_each(|weight| *weight *= norm.factor);
         }
-        let bias = match &norm.bias {
-            Some(name) => Some(self.vector(name, &norm.shape)?),
-            None => None,
-        };
+        let part = norm.part.map_or(0..weight.len(), |(first, count)| first..first + count);
+        let bias = norm.bias.as_ref().map(|name| {
+            let bias = self.weights.expect(name, &norm.shape)?.to_f32();
+            self.numbers(&bias[part.clone()])
+        });
+        let bias = bias.transpose()?;
         let (width, eps, centre) = (norm.width, norm.eps, norm.kind == NormKind::Layer);
-        Ok(Norm { weight: self.numbers(&weight)?, bias, width, eps, centre })
+        Ok(Norm { weight: self.numbers(&weight[part])?, bias, width, eps, centre })
     }
 
     /// A tensor of one number.
@@ -308,20 +274,6 @@ impl<'a> Loader<'a> {
     pub fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Buffer, LoadError> {
         let values = self.weights.expect(name, shape)?.to_f32();
         self.numbers(&values)
-    }
-
-    /// The bias of a head that sets the logits of rows without a token to −∞; `None` if all rows are tokens.
-    pub fn mask(&mut self, head: &decoder::Head, vocab_size: usize) -> Result<Option<Buffer>, LoadError> {
-        if head.masked.is_empty() {
-            return Ok(None);
-        }
-        let mut mask = vec![0.0; vocab_size];
-        for row in &head.masked {
-            if let Some(bias) = mask.get_mut(*row as usize) {
-                *bias = f32::NEG_INFINITY;
-            }
-        }
-        Ok(Some(self.numbers(&mask)?))
     }
 
     /// Numbers in float32.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use attention_kernels::{Dtype, KernelError, KernelSet, KvScales, KvShape, LinearArgs, LinearScratch, Rows};
 use device::{Buffer, Device};
 
-use super::linear::{Linear, LoadedExperts, Norm, RecurrentLayer};
-use crate::decoder::{Attention, Decoder, Experts, Heads};
+use super::linear::{Linear, LoadedExperts, Loader, Norm};
+use crate::LoadError;
+use crate::decoder::{self, Attention, Decoder, Experts, Heads};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
 pub(super) struct Loaded {
@@ -72,5 +73,70 @@ impl AttentionLayer {
         let elements = cache.num_blocks * cache.block_elements();
         let num_blocks = elements / (num_kv_heads * cache.block_size * head_dim).max(1);
         KvShape { num_blocks, num_kv_heads, head_dim, ..cache }
+    }
+}
+
+/// A recurrent layer's weights in addition to its linear layers and norm, float32.
+pub(super) struct RecurrentLayer {
+    pub declared: decoder::Recurrent,
+    /// `[kernel, conv_width]`: weights of the convolution, that of the newest input last.
+    pub conv: Buffer,
+    /// `[value_heads]`: `-e^A_log`.
+    pub decay: Buffer,
+    /// `[value_heads]`.
+    pub dt_bias: Buffer,
+    /// Index of its view.
+    pub group: usize,
+    /// Its place in a page.
+    pub place: usize,
+}
+
+impl Loader<'_> {
+    /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
+    pub fn recurrent(
+        &mut self,
+        layer: &decoder::Recurrent,
+        (group, place): (usize, usize),
+    ) -> Result<RecurrentLayer, LoadError> {
+        let [conv, a_log, dt_bias] = layer.vectors();
+        let read =
+            |(name, shape): (&String, Vec<usize>)| Ok::<_, LoadError>(self.weights.expect(name, &shape)?.to_f32());
+        let (conv, a_log, dt_bias) = (read(conv)?, read(a_log)?, read(dt_bias)?);
+        let channels: Vec<usize> = layer.channels().into_iter().flatten().collect();
+        let of_input = |input: usize| channels.iter().map(move |channel| channel * layer.kernel + input);
+        let transposed: Vec<f32> = (0..layer.kernel).flat_map(of_input).map(|at| conv[at]).collect();
+        let first = layer.shard.map_or(0, |shard| shard.first);
+        let heads = first..first + layer.value_heads;
+        let decay: Vec<f32> = a_log[heads.clone()].iter().map(|a| -a.exp()).collect();
+        Ok(RecurrentLayer {
+            declared: layer.clone(),
+            conv: self.numbers(&transposed)?,
+            decay: self.numbers(&decay)?,
+            dt_bias: self.numbers(&dt_bias[heads])?,
+            group,
+            place,
+        })
+    }
+
+    /// The attention sinks of a layer's heads.
+    pub fn sinks(&mut self, name: &str, layer: &decoder::Attention) -> Result<Buffer, LoadError> {
+        let heads = layer.heads.num_heads;
+        let (first, all) = layer.shard.map_or((0, heads), |shard| (shard.first, shard.num_heads));
+        let sinks = self.weights.expect(name, &[all])?.to_f32();
+        self.numbers(&sinks[first..first + heads])
+    }
+
+    /// The bias of a head that sets the logits of rows without a token to −∞; `None` if all rows are tokens.
+    pub fn mask(&mut self, head: &decoder::Head, vocab_size: usize) -> Result<Option<Buffer>, LoadError> {
+        if head.masked.is_empty() {
+            return Ok(None);
+        }
+        let mut mask = vec![0.0; vocab_size];
+        for row in &head.masked {
+            if let Some(bias) = mask.get_mut(*row as usize) {
+                *bias = f32::NEG_INFINITY;
+            }
+        }
+        Ok(Some(self.numbers(&mask)?))
     }
 }

@@ -16,6 +16,7 @@
 //! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
+//! | [`ranks`] | the exchange of rows in a tensor-parallel group |
 //! | [`predictor`] | predictors of further tokens, which read hidden states of another model |
 //! | [`warm_up`], [`graphs`], [`results`] | what is prepared before the first request; decode steps as CUDA graphs; logits and hidden states |
 //!
@@ -48,6 +49,7 @@ mod ops;
 mod pass;
 mod predictor;
 mod program;
+mod ranks;
 mod recurrent;
 mod results;
 mod routing;

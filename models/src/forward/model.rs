@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use device::profile::Phase;
-use device::{Device, Features};
+use device::{Collective, Device, Features};
 
 use super::adapters::Adapters;
 use super::cpu::Cpu;
@@ -15,6 +15,7 @@ use super::linear::{Loader, Progress, scratch_sizes};
 use super::loaded::{AttentionLayer, Loaded};
 use super::ops::LayerOps;
 use super::program::Program;
+use super::ranks::Ranks;
 use super::scales;
 use super::step::{Extra, Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
@@ -49,6 +50,8 @@ pub struct Model {
     viewed: ForwardBatch,
     /// Sees the inputs of linear layers.
     pub(super) observer: Option<Observer>,
+    /// The ranks that compute the other parts of the decoder.
+    pub(super) ranks: Option<Ranks>,
 }
 
 /// Receives the index of a linear layer ([`Decoder::linears`]) and its input rows `[rows, inputs]`.
@@ -159,7 +162,7 @@ impl Model {
                 true => scales::load(declared, weights, &*device)?.map(Arc::new),
                 false => None,
             };
-            let sinks = declared.sinks.as_ref().map(|name| loader.vector(name, &[declared.heads.num_heads]));
+            let sinks = declared.sinks.as_ref().map(|name| loader.sinks(name, declared));
             attention.push(AttentionLayer {
                 declared: declared.clone(),
                 alibi_slopes: declared.alibi_slopes.as_ref().map(|slopes| loader.numbers(slopes)).transpose()?,
@@ -198,6 +201,7 @@ impl Model {
             gathered: Vec::new(),
             viewed: ForwardBatch::default(),
             observer: None,
+            ranks: None,
         })
     }
 
@@ -205,6 +209,12 @@ impl Model {
     /// Those of heads and experts are not observed.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.observer = observer;
+    }
+
+    /// Joins the group of ranks that compute the other parts of the decoder ([`Decoder::shard`]). All of them must then make the same
+    /// calls with equal batches.
+    pub fn join(&mut self, group: Arc<dyn Collective>) {
+        self.ranks = Some(Ranks::new(group));
     }
 
     /// Lets the first step that computes tokens set the scales of layers for which the checkpoint has none. Until then they

@@ -1,5 +1,7 @@
 //! Registers and operations of a [`Program`](super::program::Program).
 
+use std::sync::Arc;
+
 use crate::decoder::Activation;
 
 /// A buffer of a step with one row per token.
@@ -27,10 +29,14 @@ pub(super) enum Register {
     Mixed,
     /// Inputs of all layers' [`PerLayer`](crate::decoder::PerLayer) networks.
     PerLayer,
+    /// This rank's outputs of a linear layer, before those of all ranks are gathered.
+    Shard,
+    /// The inputs of a linear layer that all ranks have computed.
+    Gathered,
 }
 
 impl Register {
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 13;
 }
 
 /// The heads of a register's rows.
@@ -105,6 +111,8 @@ pub(super) enum Op {
     Scale { register: Register, factor: Factor },
     /// `Stream += scale * Branch`, then `to = norm(Stream)`.
     AddNorm { norm: usize, scale: f32, to: Register },
+    /// `to` = the rows of `from` of all ranks, side by side; `widths` are the elements of each rank.
+    Gather { from: Register, to: Register, widths: Arc<[usize]> },
     /// Swaps the names of two registers of equal width.
     Swap { a: Register, b: Register },
 }
@@ -117,7 +125,7 @@ impl Op {
             Op::AddPositions { .. } | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
             Op::Scale { register: scaled, .. } => register == scaled,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
-            Op::Norm { from, .. } | Op::Linear { from, .. } => register == from,
+            Op::Norm { from, .. } | Op::Linear { from, .. } | Op::Gather { from, .. } => register == from,
             Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } | Op::Recurrent { .. } => {
                 register == Register::Qkv
             }
@@ -138,7 +146,7 @@ impl Op {
     pub fn overwrites(&self, register: Register) -> bool {
         let written = match *self {
             Op::Embed { to, .. } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
-            Op::AddNorm { to, .. } => vec![to],
+            Op::AddNorm { to, .. } | Op::Gather { to, .. } => vec![to],
             Op::ActivatePerLayer { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],

@@ -8,8 +8,10 @@ use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device, Matrix};
 
 use super::adapters::Adapters;
-use super::linear::{Linear, LoadedExperts, Norm, RecurrentLayer};
+use super::linear::{Linear, LoadedExperts, Norm};
+use super::loaded::RecurrentLayer;
 use super::op::HeadRows;
+use super::ranks::Ranks;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::{Activation, Attention, Experts, Latent};
 
@@ -90,8 +92,10 @@ pub(super) struct ExpertRows<'a> {
     pub scores: &'a mut Buffer,
     /// The result. Holds the output of the shared network before, if there is one.
     pub mixed: &'a mut Buffer,
-    /// Scratch of one expert: rows of `x`, projections, activation, output.
-    pub scratch: [&'a mut Buffer; 4],
+    /// Scratch of one expert: rows of `x`, projections, this rank's part of their activation, output, activation of all ranks.
+    pub scratch: [&'a mut Buffer; 5],
+    /// The ranks that compute the same experts.
+    pub ranks: &'a mut Option<Ranks>,
 }
 
 /// Output rows of an operation: in the model's type, or quantised to 8 bits ([`RowBlock`](device::gemm::RowBlock)s), which only a

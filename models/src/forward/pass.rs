@@ -11,7 +11,7 @@ use super::op::{Factor, Op, Register};
 use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows, RecurrentRows};
 use super::predictor::{self, NO_STATES};
 use super::step::{States, disjoint};
-use super::{ForwardBatch, Model, scales};
+use super::{ForwardBatch, Model, ranks, scales};
 
 /// A register as the input of a product.
 fn rows_of(buffer: &Buffer, register: Register) -> Rows<'_> {
@@ -63,7 +63,8 @@ impl Model {
         caches: &mut [KvCache],
         states: Option<States<'_>>,
     ) -> Result<(), KernelError> {
-        let Model { decoder, program, device, kernels, ops, loaded, step, scratch, observer, adapters, .. } = self;
+        let Model { decoder, program, device, kernels, ops, loaded, step, scratch, observer, adapters, ranks, .. } =
+            self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
@@ -275,12 +276,13 @@ impl Model {
                     ops.activate_by(activation, gate, (inputs, per_layer, layer * width), (rows, width), out)?;
                 }
                 Op::Experts { experts, from } => {
-                    use Register::{Activated, Attended, GateUp, Mixed, Qkv, Scores};
-                    let [x, scores, mixed, gathered, gate_up, activated, output] =
-                        step.several([from, Scores, Mixed, Qkv, GateUp, Activated, Attended])?;
-                    let scratch = [gathered, gate_up, activated, output];
+                    use Register::{Activated, Attended, GateUp, Gathered, Mixed, Qkv, Scores};
+                    let [x, scores, mixed, inputs, gate_up, activated, output, gathered] =
+                        step.several([from, Scores, Mixed, Qkv, GateUp, Activated, Attended, Gathered])?;
+                    let scratch = [inputs, gate_up, activated, output, gathered];
                     let (declared, loaded) = &loaded.experts[experts];
-                    ops.experts(ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch })?;
+                    let args = ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch, ranks };
+                    ops.experts(args)?;
                 }
                 Op::AddRows { to, from, width } => {
                     let [x, y] = step.several([to, from])?;
@@ -312,6 +314,11 @@ impl Model {
                         let [x, y] = step.several([Register::Stream, to])?;
                         ops.add_norm(x, y, scale, norm, rows, None)?;
                     }
+                }
+                Op::Gather { from, to, ref widths } => {
+                    let [own, all] = step.several([from, to])?;
+                    let _time = time("gather_ranks", rows * widths.iter().sum::<usize>());
+                    ranks::needed(ranks)?.gather(device, own, (rows, widths, dtype.bytes()), all)?;
                 }
                 Op::Swap { a, b } => step.swap(a, b),
             }

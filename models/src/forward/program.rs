@@ -128,6 +128,7 @@ impl Program {
                     holds(Register::Activated, heads.iter().map(|linear| linear.inputs).max().unwrap_or(0));
                     holds(Register::Mixed, heads.iter().map(Linear::rows).max().unwrap_or(0));
                 }
+                Op::Gather { to, ref widths, .. } => holds(to, widths.iter().sum()),
                 Op::Recurrent { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
                 Op::States { .. } => {
                     [Register::Stream, Register::Branch, Register::Mixed].map(|it| holds(it, hidden))[0]
@@ -143,6 +144,8 @@ impl Program {
                     holds(Register::Attended, hidden);
                     holds(Register::GateUp, widest(|mlp| mlp.gate_up.rows()));
                     holds(Register::Activated, widest(Mlp::width));
+                    let gathered = |mlp: &Mlp| mlp.down.gathered_inputs.iter().sum();
+                    holds(Register::Gathered, widest(gathered));
                 }
                 Op::RopeTable { .. }
                 | Op::AddPositions { .. }

@@ -12,7 +12,7 @@ use attention_kernels::KernelError;
 use device::simd::{LANES, Lanes};
 use device::{Isa, Pool, dispatch};
 
-use super::linear::RecurrentLayer;
+use super::loaded::RecurrentLayer;
 use super::ops::RecurrentRows;
 use super::rows::{self, Activate, NormRow};
 use crate::decoder::{Activation, Recurrent};

@@ -5,7 +5,7 @@ use device::Buffer;
 
 use super::clock::clock;
 use super::op::Register;
-use super::{LOGIT_ROWS, Model};
+use super::{LOGIT_ROWS, Model, ranks};
 
 impl Model {
     /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, num_logits]`, copied to the host. There is one for each token, unless
@@ -43,7 +43,13 @@ impl Model {
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.logit_rows = 0;
         let (step, on) = (&mut self.step, (&self.kernels, &*self.device));
-        self.loaded.logits(&self.decoder, on, &step.results, rows, &mut step.logits, &mut self.scratch)?;
+        let widths = self.decoder.head.linear.as_ref().map_or(&[][..], |head| &head.gathered_outputs);
+        let to = if widths.is_empty() { &mut step.logits } else { &mut step.own_logits };
+        self.loaded.logits(&self.decoder, on, &step.results, rows, to, &mut self.scratch)?;
+        if !widths.is_empty() {
+            let ranks = ranks::needed(&mut self.ranks)?;
+            ranks.gather(on.1, &step.own_logits, (rows, widths, size_of::<f32>()), &mut step.logits)?;
+        }
         self.finish_logits(rows)
     }
 

@@ -46,7 +46,9 @@ fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, Load
 /// One tensor of scales; `None` if it does not exist.
 fn tensor(layer: &Attention, weights: &Weights, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
     let mut found = weights.expect(name, &[]);
-    for len in [1, layer.heads.num_kv_heads] {
+    let heads = layer.heads.num_kv_heads;
+    let (first, all) = layer.shard.map_or((0, heads), |shard| (shard.first_kv, shard.num_kv_heads));
+    for len in [1, all] {
         if matches!(found, Err(LoadError::WrongShape { .. })) {
             found = weights.expect(name, &[len]);
         }
@@ -57,6 +59,7 @@ fn tensor(layer: &Attention, weights: &Weights, name: &str) -> Result<Option<Vec
     };
     let scales = view.to_f32();
     match scales.iter().find(|scale| !(scale.is_finite() && **scale > 0.0)) {
+        None if scales.len() == all => Ok(Some(scales[first..first + heads].to_vec())),
         None => Ok(Some(scales)),
         Some(scale) => Err(LoadError::Setting {
             file: view.file,

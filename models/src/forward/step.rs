@@ -108,6 +108,7 @@ pub(super) struct StepSizes {
     taps: Vec<usize>,
     results: usize,
     logits: usize,
+    own_logits: usize,
 }
 
 impl StepSizes {
@@ -116,6 +117,8 @@ impl StepSizes {
         let mut registers = program.widths.map(|width| max_rows * width * dtype.bytes());
         let blocks = program.widths[Register::Q8 as usize].div_ceil(RowBlock::LEN);
         registers[Register::Q8 as usize] = max_rows * blocks * size_of::<RowBlock>();
+        let head = decoder.head.linear.as_ref().filter(|head| !head.gathered_outputs.is_empty());
+        let own_logits = head.map_or(0, |head| head.rows());
         let tables = program.ropes.iter().map(|rope| max_rows * rope.dims * size_of::<f32>());
         StepSizes {
             registers,
@@ -123,11 +126,15 @@ impl StepSizes {
             taps: vec![max_rows * decoder.hidden_size() * dtype.bytes(); decoder.taps.len()],
             results: result_rows * decoder.output_width() * dtype.bytes(),
             logits: result_rows * decoder.num_logits() * size_of::<f32>(),
+            own_logits: result_rows * own_logits * size_of::<f32>(),
         }
     }
 
     pub fn bytes(&self) -> usize {
-        self.registers.iter().chain(&self.ropes).chain(&self.taps).sum::<usize>() + self.results + self.logits
+        self.registers.iter().chain(&self.ropes).chain(&self.taps).sum::<usize>()
+            + self.results
+            + self.logits
+            + self.own_logits
     }
 }
 
@@ -145,6 +152,8 @@ pub(super) struct StepBuffers {
     /// Hidden states of the requested rows.
     pub results: Buffer,
     pub logits: Buffer,
+    /// This rank's part of the logits, if those of all ranks are gathered.
+    pub own_logits: Buffer,
 }
 
 impl StepBuffers {
@@ -158,13 +167,18 @@ impl StepBuffers {
             taps: sizes.taps.into_iter().map(alloc).collect::<Result<_, _>>()?,
             results: alloc(sizes.results)?,
             logits: alloc(sizes.logits)?,
+            own_logits: alloc(sizes.own_logits)?,
         })
     }
 
     pub fn replace_results(&mut self, device: &dyn Device, sizes: &StepSizes) -> Result<(), DeviceError> {
         // Free the old ones first: the plan has no memory for both.
-        (self.results, self.logits) = (device.alloc(0)?, device.alloc(0)?);
-        (self.results, self.logits) = (device.alloc(sizes.results)?, device.alloc(sizes.logits)?);
+        for buffer in [&mut self.results, &mut self.logits, &mut self.own_logits] {
+            *buffer = device.alloc(0)?;
+        }
+        self.results = device.alloc(sizes.results)?;
+        self.logits = device.alloc(sizes.logits)?;
+        self.own_logits = device.alloc(sizes.own_logits)?;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A decoder written out as a sequence of operations, nothing merged.
 
 use super::op::{Factor, HeadRows, Op, Register};
-use crate::decoder::{Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Mixer, Mlp, PerLayer, Rope};
+use crate::decoder::{Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Rope};
 
 /// The operations of all layers, without those that drop rows.
 pub(super) struct Written {
@@ -37,12 +37,28 @@ struct Writer<'a> {
     /// Number of products of heads so far.
     heads: usize,
     decoder: &'a Decoder,
+    /// [`Decoder::linears`].
+    declared: Vec<&'a Linear>,
 }
 
 impl Writer<'_> {
+    /// A product, and what gathers its inputs and outputs of all ranks.
     fn linear(&mut self, from: Register, to: Register) {
-        self.ops.push(Op::Linear { linear: self.linears, from, to });
+        let linear = self.declared[self.linears];
+        let from = self.gather(&linear.gathered_inputs, from, Register::Gathered);
+        let own = if linear.gathered_outputs.is_empty() { to } else { Register::Shard };
+        self.ops.push(Op::Linear { linear: self.linears, from, to: own });
+        self.gather(&linear.gathered_outputs, own, to);
         self.linears += 1;
+    }
+
+    /// Gathers `from` into `to`, if ranks have parts of it, and returns where the whole is.
+    fn gather(&mut self, widths: &[usize], from: Register, to: Register) -> Register {
+        if widths.is_empty() {
+            return from;
+        }
+        self.ops.push(Op::Gather { from, to, widths: widths.into() });
+        to
     }
 
     fn norm(&mut self, from: Register, to: Register) {
@@ -294,7 +310,9 @@ impl Writer<'_> {
         }
         self.ops.push(Op::Experts { experts: self.experts, from: input });
         self.experts += 1;
-        self.ops.push(Op::Swap { a: Register::Mixed, b: to });
+        if self.gather(&experts.gathered_outputs, Register::Mixed, to) == Register::Mixed {
+            self.ops.push(Op::Swap { a: Register::Mixed, b: to });
+        }
     }
 }
 
@@ -321,6 +339,7 @@ impl Written {
             scalars: 0,
             heads: 0,
             decoder,
+            declared: decoder.linears().collect(),
         };
         writer.embedding();
         for (number, layer) in decoder.layers.iter().enumerate() {

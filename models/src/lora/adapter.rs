@@ -14,10 +14,10 @@ use std::path::Path;
 use device::gemm::{DownFactor, LowRank, UpFactor};
 use sha2::{Digest, Sha256};
 
+use super::AdapterLimits;
 use super::config::AdapterConfig;
 use super::error::AdapterError;
 use super::modules::{Modules, Place};
-use super::{AdapterLimits, most_adapter_bytes};
 use crate::checkpoint::error::one_line;
 use crate::{Decoder, LoadError, ModelFiles, WeightView, Weights};
 
@@ -61,7 +61,7 @@ impl Adapter {
         let files = ModelFiles::Folder(folder.to_path_buf());
         let config = AdapterConfig::load(&files, limits.rank)?;
         let modules = Modules::new(decoder);
-        check_size(&files, &modules, decoder, limits)?;
+        check_size(&files, &modules, limits)?;
         let weights = Weights::open_file(&files, FILE)?;
         let factors = factors(&files.locate(FILE), &config, &modules, &weights, limits)?;
         let mut adapter = Adapter {
@@ -106,14 +106,11 @@ impl Adapter {
 }
 
 /// Refuses a file that is larger than an adapter can be, before its header is parsed.
-fn check_size(
-    files: &ModelFiles,
-    modules: &Modules,
-    decoder: &Decoder,
-    limits: &AdapterLimits,
-) -> Result<(), AdapterError> {
+fn check_size(files: &ModelFiles, modules: &Modules, limits: &AdapterLimits) -> Result<(), AdapterError> {
     let found = files.bytes(FILE)?.len() as u64;
-    let most = most_adapter_bytes(decoder, limits) + HEADER_BYTES * (2 * modules.places.len() as u64 + 64);
+    let sizes = modules.places.values().filter_map(|places| places.first());
+    let elements: usize = sizes.map(|place| limits.rank * (place.module_inputs() + place.pick.total)).sum();
+    let most = (elements * size_of::<f32>()) as u64 + HEADER_BYTES * (2 * modules.places.len() as u64 + 64);
     match found > most {
         true => Err(AdapterError::TooLarge { file: files.locate(FILE), found, most, rank: limits.rank }),
         false => Ok(()),

@@ -56,8 +56,8 @@ impl Modules {
                 if !part.bare && part.pick.matrix.is_none() {
                     modules.places.entry(part.name.clone()).or_default().push(place);
                 }
-                if let Some(own) = &part.own {
-                    let place = Place { pick: Pick::all(rows), ..place };
+                if let Some((own, pick)) = &part.own {
+                    let place = Place { pick: *pick, ..place };
                     modules.places.entry(own.clone()).or_default().push(place);
                 }
                 first_output += rows;

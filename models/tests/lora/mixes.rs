@@ -9,7 +9,7 @@ use testkit::adapters::simple;
 use super::{Loaded, Seq, load, modules};
 use crate::common::folder;
 
-const FORMS: [Form; 3] = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
+pub const FORMS: [Form; 3] = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
 
 /// The models of each form: without adapters, on one thread, on three.
 fn loaded() -> Vec<[Loaded; 3]> {

@@ -4,6 +4,7 @@ mod files;
 mod fuzzed;
 mod merged;
 mod mixes;
+mod ranks;
 mod reference;
 mod sim;
 
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, KvCache, select};
+use device::Collective;
+use device::collective::single;
 use models::decoder::Form;
 use models::lora::{Adapter, AdapterLimits};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, ModelFiles, Weights};
@@ -52,12 +55,25 @@ struct Loaded {
 }
 
 fn load(folder: &Path, form: Form, threads: usize, adapters: Option<&[PathBuf]>) -> Loaded {
+    load_on(folder, form, threads, adapters, single())
+}
+
+/// The part of a model that one rank computes.
+fn load_on(
+    folder: &Path,
+    form: Form,
+    threads: usize,
+    adapters: Option<&[PathBuf]>,
+    group: Arc<dyn Collective>,
+) -> Loaded {
     let files = ModelFiles::open(folder).unwrap();
     let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form).with_adapters(adapters.map(|_| LIMITS));
+    let decoder = decoder.shard(group.rank(), group.size()).unwrap();
     let device = device::open("cpu", Some(threads)).unwrap();
     let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
     let weights = Weights::open(&files).unwrap();
     let mut model = Model::load(&decoder, &weights, device, kernels, 512, &|_, _| Ok(())).unwrap();
+    model.join(group);
     for (slot, folder) in adapters.into_iter().flatten().enumerate() {
         let adapter = Adapter::read(folder, &decoder, &LIMITS).unwrap();
         model.set_adapter(slot, Some(Arc::new(adapter))).unwrap();

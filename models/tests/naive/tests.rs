@@ -172,7 +172,17 @@ fn parts_of_attention_that_no_family_combines_are_the_same_on_every_device() {
     let folder = write(&case.config, tensors.to_bytes(|name, _| Some(name.to_string())));
     let norm = |width: usize| {
         let (weight, shape) = (Vec::new(), vec![width]);
-        Norm { kind: NormKind::Layer, weight, bias: None, shape, width, eps: 1e-5, plus_one: false, factor: 1.0 }
+        Norm {
+            kind: NormKind::Layer,
+            weight,
+            bias: None,
+            shape,
+            part: None,
+            width,
+            eps: 1e-5,
+            plus_one: false,
+            factor: 1.0,
+        }
     };
     for after in [false, true] {
         let change = |attention: &mut Attention| {

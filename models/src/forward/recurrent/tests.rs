@@ -20,6 +20,7 @@ fn layer(key_heads: usize, ratio: usize, key_dim: usize, value_dim: usize, kerne
     let kind = crate::decoder::NormKind::Rms;
     let (weight, shape, width) = (vec![String::new()], vec![value_dim], value_dim);
     Recurrent {
+        shard: None,
         projections: linear(rows),
         key_heads,
         value_heads,
@@ -29,7 +30,7 @@ fn layer(key_heads: usize, ratio: usize, key_dim: usize, value_dim: usize, kerne
         conv: String::new(),
         a_log: String::new(),
         dt_bias: String::new(),
-        norm: Norm { kind, weight, bias: None, shape, width, eps: EPS, plus_one: false, factor: 1.0 },
+        norm: Norm { kind, weight, bias: None, shape, part: None, width, eps: EPS, plus_one: false, factor: 1.0 },
         output: linear(1),
     }
 }
