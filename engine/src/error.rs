@@ -26,6 +26,17 @@ pub enum EngineError {
     /// KV events cannot be published.
     #[error("--kv-events-config: {0}")]
     KvEvents(#[from] kvevents::StartError),
+    /// The ranks of a group cannot compute together.
+    #[error(transparent)]
+    Ranks(#[from] device::CollectiveError),
+    /// Another rank of the group failed.
+    #[error("rank {rank}: {message}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        message: String,
+    },
     /// A setting cannot be used.
     #[error("{flag}: found {found}, expected {expected}")]
     Config {

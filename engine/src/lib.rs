@@ -23,6 +23,7 @@ pub mod convert;
 mod error;
 mod grammar;
 mod memory;
+mod parallel;
 pub mod profile;
 mod serve;
 pub mod speculate;
@@ -54,10 +55,11 @@ pub use models::RoundActivations;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
 };
+pub use parallel::Group;
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
-pub use start::{Progress, Roofline, Work, declare, describe_kernels, plan};
+pub use start::{Progress, Roofline, Work, declare, describe_kernels, follow, plan};
 pub use start::{Recording, RecordingError, Replayed};
 pub use step::{Engine, EngineParts};

@@ -33,6 +33,7 @@ mod predictors;
 mod profile;
 mod proposers;
 mod quantized;
+mod ranks;
 mod reasoning;
 mod recurrent;
 mod reference;

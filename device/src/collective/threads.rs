@@ -91,13 +91,16 @@ impl Barrier {
                 *waiting = 0;
                 self.opened.store(before + 1, Ordering::Release);
                 self.open.notify_all();
-                return stop.check();
+                return Ok(());
             }
         }
-        let is_open = || self.opened.load(Ordering::Acquire) != before || stop.is_set.load(Ordering::Acquire);
+        // A rank that has what it needs goes on: its own error says more than the reason why another one has ended the group.
+        let has_opened = || self.opened.load(Ordering::Acquire) != before;
+        let is_open = || has_opened() || stop.is_set.load(Ordering::Acquire);
+        let outcome = || if has_opened() { Ok(()) } else { stop.check() };
         for spin in 0..SPINS {
             if is_open() {
-                return stop.check();
+                return outcome();
             }
             if spin % 64 == 63 { std::thread::yield_now() } else { hint::spin_loop() }
         }
@@ -105,7 +108,7 @@ impl Barrier {
         while !is_open() {
             waiting = self.open.wait_timeout(waiting, LIMIT).unwrap_or_else(PoisonError::into_inner).0;
         }
-        stop.check()
+        outcome()
     }
 }
 

@@ -9,13 +9,14 @@ use kvevents::KvEventsConfig;
 use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
-use super::KvCacheDtype;
+use super::{KvCacheDtype, ParallelConfig};
 use crate::speculate::SpeculativeConfig;
 
 /// Where weights, tokenizer and chat template come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelSource {
     /// The small model included in the binary.
+    #[default]
     Demo,
     /// A checkpoint folder in Hugging Face layout.
     Folder(PathBuf),
@@ -97,6 +98,9 @@ pub struct EngineConfig {
     /// drafts are part of the recorded steps.
     #[serde(skip)]
     pub speculative: Option<SpeculativeConfig>,
+    /// The ranks that compute the model together. A recording does not contain it: one rank computes the same bits.
+    #[serde(skip)]
+    pub parallel: ParallelConfig,
     /// Announces which prefixes the cache holds; `None`: no events. A recording does not contain it.
     #[serde(skip)]
     pub kv_events: Option<KvEventsConfig>,
@@ -217,6 +221,7 @@ impl Default for EngineConfig {
             kernels: attention_kernels::KernelChoice::default(),
             lora: None,
             speculative: None,
+            parallel: ParallelConfig::default(),
             kv_events: None,
             deterministic: false,
         }

@@ -3,11 +3,13 @@
 mod config;
 mod event;
 mod kv_cache;
+mod parallel;
 mod request;
 mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
 pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
 pub use kv_cache::KvCacheDtype;
+pub use parallel::{Backend, ParallelConfig};
 pub use request::{BeamSearch, GenerationParams, GenerationRequest};
 pub use stats::{EngineStats, SpecDecodeStats, StepTokens};

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use device::gemm::Quantization;
-use device::{Device, DeviceError, Dtype, MemoryInfo};
+use device::{DeviceError, Dtype, MemoryInfo};
 use models::decoder::Form;
 use models::lora::{adapter_slot_bytes, most_adapter_bytes};
-use models::{LayerGroup, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
+use models::{Decoder, LayerGroup, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 
@@ -293,6 +293,11 @@ impl Plan {
         }
     }
 
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> u64 {
+        self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64
+    }
+
     /// Number of tokens that the pool can hold in all groups.
     pub fn pool_tokens(&self) -> usize {
         self.num_blocks / self.groups * self.block_size
@@ -373,8 +378,12 @@ impl Plan {
 
     /// Returns the configuration with all automatic choices resolved: a start with it uses the same device and the same number of
     /// blocks.
-    pub(crate) fn resolve(&self, config: &EngineConfig, device: &dyn Device) -> EngineConfig {
-        let block_bytes = self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64;
+    pub(crate) fn resolve(&self, config: &EngineConfig, opened: &Opened) -> EngineConfig {
+        // A replay has one rank.
+        let format = opened.kernels.format;
+        let bytes_of = |decoder: &Decoder| PageLayout::new(decoder).page_bytes_per_token(decoder, &format);
+        let more = bytes_of(&opened.whole) - bytes_of(&opened.config.decoder);
+        let block_bytes = self.block_bytes() + more * self.block_size as u64;
         let model = match &config.model {
             ModelSource::Folder(path) => {
                 ModelSource::Folder(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
@@ -384,7 +393,7 @@ impl Plan {
         EngineConfig {
             model,
             block_size: Some(self.block_size),
-            device: device.name().to_string(),
+            device: opened.device.name().to_string(),
             kv_cache_memory_bytes: Some(self.num_blocks as u64 * block_bytes),
             swap_space_bytes: self.host_blocks as u64 * block_bytes,
             max_model_len: Some(self.max_model_len),

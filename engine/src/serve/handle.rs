@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc as commands;
 use std::time::{Duration, Instant};
 
-use device::Device;
+use device::{Collective, Device};
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sampling::Constraint;
 use sched::RequestId;
@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::api::{AdapterInfo, EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
+use crate::parallel::Group;
 use crate::serve::adapters::{AdapterAccess, AdapterList};
 use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, UnloadReply, Watcher};
 use crate::serve::status::{Alive, Status};
@@ -39,6 +40,8 @@ struct Shared {
     max_unread_events: usize,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     adapters: AdapterAccess,
+    /// The ranks that compute the model, if there are several.
+    ranks: Option<Arc<dyn Collective>>,
 }
 
 /// A cloneable handle on a running engine. The engine stops at [`AsyncEngine::shutdown`], or when its last handle is dropped.
@@ -54,7 +57,16 @@ impl AsyncEngine {
     /// # Errors
     /// The configuration cannot be used, or the model cannot be loaded.
     pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
-        let loaded = load(&config, progress)?;
+        let group = Group::open(&config.parallel)?;
+        AsyncEngine::start_in(config, group, progress)
+    }
+
+    /// Like [`AsyncEngine::start`], as rank 0 of a group.
+    ///
+    /// # Errors
+    /// As [`AsyncEngine::start`], and what any rank of the group reports.
+    pub fn start_in(config: EngineConfig, group: Group, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
+        let loaded = load(&config, group, progress)?;
         AsyncEngine::run(&config, loaded)
     }
 
@@ -67,7 +79,7 @@ impl AsyncEngine {
         device: Arc<dyn Device>,
         progress: Progress<'_>,
     ) -> Result<AsyncEngine, EngineError> {
-        let loaded = load_on(&config, (device, None), progress)?;
+        let loaded = load_on(&config, Some(device), Group::open(&config.parallel)?, progress)?;
         AsyncEngine::run(&config, loaded)
     }
 
@@ -107,6 +119,7 @@ impl AsyncEngine {
             max_unread_events: config.max_unread_events,
             snapshots,
             adapters,
+            ranks: loaded.ranks,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -234,7 +247,13 @@ impl AsyncEngine {
         self.shared.status.step_age()
     }
 
-    /// Waits until the engine thread has panicked; never returns if it ends by [`AsyncEngine::shutdown`].
+    /// Ends the group of ranks that compute the model, if there are several: what waits for another rank fails. Returns whether there
+    /// are. For a caller that sees that the engine makes no progress.
+    pub fn end_group(&self, reason: &str) -> bool {
+        self.shared.ranks.as_ref().inspect(|ranks| ranks.abort(reason)).is_some()
+    }
+
+    /// Waits until the engine thread has panicked or lost its worker; never returns if it ends by [`AsyncEngine::shutdown`].
     pub async fn death(&self) {
         self.shared.status.death().await;
     }
@@ -307,7 +326,19 @@ impl EngineThread {
             if self.engine.has_work() {
                 self.step();
             }
+            if self.engine.is_lost() {
+                return self.give_up();
+            }
         }
+    }
+
+    /// Ends all requests with an error: the worker can compute nothing more.
+    fn give_up(&mut self) {
+        self.status.drain();
+        while self.engine.has_work() {
+            self.step();
+        }
+        self.status.fail();
     }
 
     /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.

@@ -9,6 +9,7 @@ use models::Tokenizer;
 use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
+use crate::parallel::Group;
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Progress, load};
 use crate::step::Engine;
@@ -57,7 +58,7 @@ impl Llm {
 
     /// Loads a model and reports progress.
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
-        let loaded = load(&config, progress)?;
+        let loaded = load(&config, Group::open(&config.parallel)?, progress)?;
         let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })

@@ -22,7 +22,8 @@ enum Thread {
     Running,
     /// It was shut down.
     Ended,
-    Panicked,
+    /// It panicked, or its worker can compute nothing more.
+    Failed,
 }
 
 /// The engine's state, for other threads.
@@ -86,10 +87,15 @@ impl Status {
         *self.thread.borrow() == Thread::Running
     }
 
-    /// Waits until the thread has panicked; never returns if it is shut down.
+    /// Waits until the thread has failed; never returns if it is shut down.
     pub async fn death(&self) {
         // This value owns the sender, so the channel stays open.
-        let _ = self.thread.subscribe().wait_for(|state| *state == Thread::Panicked).await;
+        let _ = self.thread.subscribe().wait_for(|state| *state == Thread::Failed).await;
+    }
+
+    /// Says that the thread has failed.
+    pub fn fail(&self) {
+        self.thread.send_replace(Thread::Failed);
     }
 
     /// Time without a completed step: the time since the last one while there is work, and the time between the first and the
@@ -149,7 +155,11 @@ pub(crate) struct Alive(pub Arc<Status>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        let ended = if std::thread::panicking() { Thread::Panicked } else { Thread::Ended };
-        self.0.thread.send_replace(ended);
+        let ended = if std::thread::panicking() { Thread::Failed } else { Thread::Ended };
+        self.0.thread.send_if_modified(|state| {
+            let runs = *state == Thread::Running;
+            *state = if runs { ended } else { *state };
+            runs
+        });
     }
 }

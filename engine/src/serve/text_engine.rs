@@ -91,6 +91,11 @@ impl TextEngine {
         self.engine.adapters()
     }
 
+    /// Whether every further step fails.
+    pub fn is_lost(&self) -> bool {
+        self.engine.is_lost()
+    }
+
     pub fn has_work(&self) -> bool {
         self.engine.has_work()
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
-use device::Device;
+use device::{Collective, Device};
 use models::lora::AdapterStore;
 use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
 
@@ -16,6 +16,7 @@ use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
 use crate::error::EngineError;
 use crate::memory::{Plan, sampler_limits};
+use crate::parallel::{EndOnPanic, Group, GroupWorker, Place, obey, together};
 use crate::speculate::SpeculativeConfig;
 use crate::step::{Engine, EngineParts};
 use crate::worker::record::Recorder;
@@ -58,7 +59,7 @@ impl Engine {
         device: Arc<dyn Device>,
         progress: Progress<'_>,
     ) -> Result<Engine, EngineError> {
-        Engine::new(load_on(config, (device, None), progress)?.parts)
+        Engine::new(load_on(config, Some(device), Group::open(&config.parallel)?, progress)?.parts)
     }
 }
 
@@ -68,7 +69,7 @@ impl EngineParts {
     /// # Errors
     /// As [`Engine::load`].
     pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<EngineParts, EngineError> {
-        Ok(load(config, progress)?.parts)
+        Ok(load(config, Group::open(&config.parallel)?, progress)?.parts)
     }
 
     /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
@@ -80,13 +81,15 @@ impl EngineParts {
         device: Arc<dyn Device>,
         progress: Progress<'_>,
     ) -> Result<EngineParts, EngineError> {
-        Ok(load_on(config, (device, None), progress)?.parts)
+        Ok(load_on(config, Some(device), Group::open(&config.parallel)?, progress)?.parts)
     }
 }
 
 /// A loaded model with everything that a handle needs.
 pub(crate) struct Loaded {
     pub parts: EngineParts,
+    /// The ranks that compute the model; `None`: this one alone.
+    pub ranks: Option<Arc<dyn Collective>>,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
@@ -113,35 +116,88 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     Plan::new(engine, &opened, 0)
 }
 
-pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
-    load_on(engine, open_device(engine)?, progress)
+pub(crate) fn load(engine: &EngineConfig, group: Group, progress: Progress<'_>) -> Result<Loaded, EngineError> {
+    load_on(engine, None, group, progress)
 }
 
-/// Like [`load`] on an opened device, with the reason why it is not a GPU.
+/// Opens a rank's device, unless the caller has opened it, and its part of the model.
+fn open_rank(engine: &EngineConfig, device: Option<Arc<dyn Device>>, place: &Place) -> Result<Opened, EngineError> {
+    let device = device.map_or_else(|| open_device(engine, place), |device| Ok((device, None)))?;
+    open_on(engine, device, place)
+}
+
+/// Computes as a rank other than 0 of a group, until the engine of rank 0 has ended.
+///
+/// # Errors
+/// The model cannot be loaded on one of the ranks; rank 0 gets the same error. The group was ended by a failure.
+pub fn follow(engine: &EngineConfig, group: Group) -> Result<(), EngineError> {
+    follow_in(engine, group.into_world())
+}
+
+fn follow_in(engine: &EngineConfig, world: Arc<dyn Collective>) -> Result<(), EngineError> {
+    let _guard = EndOnPanic(world.clone());
+    let place = Place::new(world, &engine.parallel, Vec::new())?;
+    let mut worker = load_rank(engine, &place)?;
+    obey(&place, &mut worker).map_err(|message| {
+        place.world.abort(&message);
+        EngineError::Rank { rank: place.world.rank(), message }
+    })
+}
+
+/// Plans the memory such that all ranks have as many blocks. Returns the configuration that leads to this plan.
+fn plan_together(engine: &EngineConfig, opened: &Opened, place: &Place) -> Result<(EngineConfig, Plan), EngineError> {
+    let plan = together(&*place.world, Plan::new(engine, opened, 0))?;
+    if place.is_alone() {
+        return Ok((engine.clone(), plan));
+    }
+    let [kv_cache, swap_space_bytes] =
+        [place.min(plan.num_blocks)?, place.min(plan.host_blocks)?].map(|blocks| blocks * plan.block_bytes());
+    let engine = EngineConfig { kv_cache_memory_bytes: Some(kv_cache), swap_space_bytes, ..engine.clone() };
+    let plan = together(&*place.world, Plan::new(&engine, opened, 0))?;
+    Ok((engine, plan))
+}
+
+/// Loads the part of a rank other than 0.
+fn load_rank(engine: &EngineConfig, place: &Place) -> Result<LocalWorker, EngineError> {
+    let opened = together(&*place.world, open_rank(engine, None, place))?;
+    place.agree(engine, opened.fingerprint())?;
+    let started = start(engine, &opened, place, &|_, _| Ok(()));
+    Ok(together(&*place.world, started)?.worker)
+}
+
+/// Like [`load`] on a device that the caller may have opened.
 pub(crate) fn load_on(
     engine: &EngineConfig,
-    device: (Arc<dyn Device>, Option<String>),
+    device: Option<Arc<dyn Device>>,
+    group: Group,
     progress: Progress<'_>,
 ) -> Result<Loaded, EngineError> {
-    let opened = open_on(engine, device)?;
-    // Before the weights, which take long to load, if a port is in use.
-    let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
-    let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-    let chat_template = ChatTemplate::load(&opened.files)?;
-    let (tokenizer, started) = with_tokenizer(&opened, |check| {
-        start(engine, &opened, &|done, total| {
+    let place = group.enter(engine, follow_in)?;
+    let opened = open_rank(engine, device, &place).and_then(|opened| {
+        // Before the weights, which take long to load, if a port is in use.
+        let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
+        let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
+        let chat_template = ChatTemplate::load(&opened.files)?;
+        Ok((opened, kv_events, defaults, chat_template))
+    });
+    let (opened, kv_events, defaults, chat_template) = together(&*place.world, opened)?;
+    place.agree(engine, opened.fingerprint())?;
+    let started = with_tokenizer(&opened, |check| {
+        start(engine, &opened, &place, &|done, total| {
             progress(done, total);
             check()
         })
-    })?;
+    });
+    let (tokenizer, started) = together(&*place.world, started)?;
     let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
+    notes.extend((!place.is_alone()).then(|| place.line()));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
-    let Opened { files, config, device, draft, .. } = &opened;
+    let Opened { files, config, whole, draft, .. } = &opened;
     let draft_len = draft.as_ref().map_or(usize::MAX, |draft| draft.max_len);
     let info = ModelInfo {
         name: files.name(),
         architecture: config.architecture.to_string(),
-        num_parameters: config.decoder.num_parameters(),
+        num_parameters: whole.num_parameters(),
         max_model_len: plan.max_model_len,
         vocab_size: config.decoder.vocab_size(),
         hidden_size: config.decoder.hidden_size(),
@@ -152,8 +208,12 @@ pub(crate) fn load_on(
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);
+    let ranks = (!place.is_alone()).then(|| place.world.clone());
+    if !place.is_alone() {
+        worker = Box::new(GroupWorker::new(place, worker));
+    }
     if let Some(path) = &engine.record {
-        worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &**device), opened.fingerprint())?);
+        worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &opened), opened.fingerprint())?);
     }
     let parts = EngineParts {
         worker,
@@ -165,7 +225,7 @@ pub(crate) fn load_on(
         speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
         kv_events,
     };
-    Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
+    Ok(Loaded { parts, ranks, tokenizer, chat_template, defaults, info })
 }
 
 /// Reads the tokenizer while `load` loads the weights: a large vocabulary takes as long as a gigabyte of weights. `load` gets a
@@ -206,18 +266,25 @@ pub(crate) struct Started {
 pub(crate) fn start(
     engine: &EngineConfig,
     opened: &Opened,
+    place: &Place,
     progress: models::Progress<'_>,
 ) -> Result<Started, EngineError> {
-    let mut plan = Plan::new(engine, opened, 0)?;
+    let (engine, mut plan) = plan_together(engine, opened, place)?;
+    let engine = &engine;
     let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
     let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
     let available = device.memory().available;
     let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
     let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, progress)?;
+    model.join(place.tensor.clone());
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
-    let graphs = graphs::measure(engine, opened.draft.as_ref(), &mut model, &**device, &plan.step_limits)?;
+    // A graph does not wait for other ranks.
+    let graphs = match place.is_alone() {
+        true => graphs::measure(engine, opened.draft.as_ref(), &mut model, &**device, &plan.step_limits)?,
+        false => 0,
+    };
     if graphs > 0 {
         plan = Plan::new(engine, opened, graphs)?;
     }
@@ -249,8 +316,11 @@ pub(crate) fn start(
     let adapters = decoder.adapters.zip(engine.lora);
     let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));
     let adapters = adapters.map(Arc::new);
-    let (worker, info) =
+    let (worker, mut info) =
         LocalWorker::new(device.clone(), model, caches, swap_space, limits, (adapters.clone(), drafter))?;
+    if !place.is_alone() {
+        info.max_in_flight = 1;
+    }
     Ok(Started { worker, info, plan, adapters, notes })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, serves_cache};
 use device::{Device, DeviceError, MemoryInfo};
-use models::decoder::Form;
+use models::decoder::{Form, ShardError};
 use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, Weights};
 use siphasher::sip::SipHasher13;
@@ -13,11 +13,15 @@ use siphasher::sip::SipHasher13;
 use super::draft::{OpenedDraft, Target};
 use crate::api::{EngineConfig, ModelSource};
 use crate::error::{EngineError, bad};
+use crate::parallel::Place;
 
 /// An opened checkpoint and device, before any weight is read.
 pub(crate) struct Opened {
     pub files: ModelFiles,
+    /// What this rank computes.
     pub config: ModelConfig,
+    /// What all ranks compute.
+    pub whole: Decoder,
     pub weights: Weights,
     pub device: Arc<dyn Device>,
     pub dtype: Dtype,
@@ -36,7 +40,7 @@ impl Opened {
     /// Hash of the decoder's declaration and of the beginnings of all tensors, to tell checkpoints apart.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = SipHasher13::new();
-        format!("{:?}", self.config.decoder).hash(&mut hasher);
+        format!("{:?}", self.whole).hash(&mut hasher);
         self.weights.hash(&mut hasher);
         hasher.finish()
     }
@@ -44,13 +48,14 @@ impl Opened {
 
 /// Reads `config.json`, opens the device and chooses kernels.
 pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
-    open_on(engine, open_device(engine)?)
+    open_on(engine, open_device(engine, &Place::alone())?, &Place::alone())
 }
 
-/// Like [`open`], with an opened device and the reason why it is not a GPU.
+/// Like [`open`], with an opened device and the reason why it is not a GPU, for one rank of a group.
 pub(crate) fn open_on(
     engine: &EngineConfig,
     (device, no_gpu): (Arc<dyn Device>, Option<String>),
+    place: &Place,
 ) -> Result<Opened, EngineError> {
     if device.features().launches && engine.activations == RoundActivations::Int8 {
         return Err(EngineError::Config {
@@ -67,10 +72,48 @@ pub(crate) fn open_on(
     let needs = needs(engine, &config, &*device, dtype)?;
     let kernels = select(&engine.kernels, &needs)?;
     let target = Target { files: &files, config: &config, weights: &weights, device: &*device, needs: &needs };
-    let draft = OpenedDraft::open(engine, &target)?;
-    config.decoder.taps = draft.as_ref().map_or(Vec::new(), |draft| draft.taps.clone());
-    let (block_size, memory) = (needs.block_size, device.memory());
-    Ok(Opened { files, config, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
+    // Only rank 0 proposes drafts.
+    let draft = if place.world.rank() == 0 { OpenedDraft::open(engine, &target)? } else { None };
+    let part = part_of(engine, &config.decoder, place)?;
+    let whole = std::mem::replace(&mut config.decoder, part);
+    if let Some(draft) = &draft {
+        if draft.is_predictor() && engine.parallel.ranks() > 1 {
+            let expected =
+                "ngram, suffix or a draft model: predictors read states of the whole model, which no rank has";
+            return Err(bad(
+                "--speculative-config",
+                format!("mtp or eagle3 on {} ranks", engine.parallel.ranks()),
+                expected,
+            ));
+        }
+        config.decoder.taps.clone_from(&draft.taps);
+    }
+    let (block_size, mut memory) = (needs.block_size, device.memory());
+    if device.compute_capability().is_none() {
+        memory.available /= place.local_ranks as u64;
+    }
+    Ok(Opened { files, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
+}
+
+/// The part of a decoder that a rank computes.
+fn part_of(engine: &EngineConfig, decoder: &Decoder, place: &Place) -> Result<Decoder, EngineError> {
+    let ranks = engine.parallel.tensor_parallel_size;
+    let refused = |error: ShardError| {
+        let expected = format!("at most {}: {}", error.most, error.what);
+        bad("--tensor-parallel-size", ranks, expected)
+    };
+    let part = |rank| decoder.shard(rank, ranks).map_err(refused);
+    let own = part(place.world.rank() % ranks.max(1))?;
+    // One scheduler serves all ranks, so their layers must be in the same groups.
+    let groups = PageLayout::new(&own).groups;
+    for rank in 0..ranks {
+        if PageLayout::new(&part(rank)?).groups != groups {
+            let expected =
+                "a number of ranks that divides the heads of this model, whose layers have several kinds of heads";
+            return Err(bad("--tensor-parallel-size", ranks, expected));
+        }
+    }
+    Ok(own)
 }
 
 /// Opens the checkpoint's files and reads its declaration, with the weights in the configured form.
@@ -96,9 +139,12 @@ pub fn declare(engine: &EngineConfig) -> Result<ModelConfig, EngineError> {
 }
 
 /// Opens the configured device. `auto` looks for a GPU and returns why it uses the CPU instead.
-pub(crate) fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
+pub(crate) fn open_device(
+    engine: &EngineConfig,
+    place: &Place,
+) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
     let options = device::Options {
-        threads: engine.threads,
+        threads: place.threads_of(engine),
         kernels: engine.kernels_dir.clone(),
         deterministic: engine.deterministic,
         profile: engine.profile.clone(),
@@ -139,7 +185,9 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 
 /// Returns the number of tokens per block. The states of recurrent layers must fit into a block.
 fn block_size(engine: &EngineConfig, decoder: &Decoder, format: CacheFormat) -> Result<usize, EngineError> {
-    let least = PageLayout::least_block_size(decoder, &format);
+    let ranks = engine.parallel.tensor_parallel_size;
+    let least_of = |rank| Some(PageLayout::least_block_size(&decoder.shard(rank, ranks).ok()?, &format));
+    let least = (0..ranks).filter_map(least_of).max().unwrap_or(1);
     let (smallest, greatest) = if least > 1 { (least.max(8), 4096) } else { (8, 128) };
     let expected = || match least > 1 {
         true => format!("a power of two from {smallest}, which holds the states of recurrent layers, to {greatest}"),

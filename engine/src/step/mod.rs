@@ -356,6 +356,11 @@ impl Engine {
         self.info.vocab_size
     }
 
+    /// Whether the worker can compute nothing more, so that every step fails.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.worker.is_lost()
+    }
+
     /// Whether a step would do anything.
     pub fn has_work(&self) -> bool {
         self.scheduler.has_work() || !self.in_flight.is_empty()

@@ -65,6 +65,11 @@ pub trait Worker: Send {
     /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
+    /// Whether the worker can compute no further step, so that every later one fails.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Starts a step in the device's profile, if it has one.
     fn profile_step(&self) -> Option<Step> {
         None

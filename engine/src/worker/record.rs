@@ -135,6 +135,10 @@ impl Worker for Recorder {
         self.worker.num_sequences()
     }
 
+    fn is_lost(&self) -> bool {
+        self.worker.is_lost()
+    }
+
     fn profile_step(&self) -> Option<Step> {
         self.worker.profile_step()
     }

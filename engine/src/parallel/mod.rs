@@ -1,0 +1,34 @@
+//! Replicas of several ranks: one program on several devices, NUMA nodes or machines.
+//!
+//! ```text
+//! rank 0            engine ─▶ StepInput ─┬─ broadcast ─────────────────┐
+//!                                        ▼                             ▼
+//! every rank                       LocalWorker ◀─ gathers of rows ─▶ LocalWorker
+//!                                        └── hash of the outcome must be equal ──┘
+//! ```
+//!
+//! Rank 0 has the server, the scheduler and the sources of drafts. It broadcasts every [`StepInput`](crate::worker::StepInput) with its
+//! number, and all ranks run the same worker on it, each with its part of the weights ([`models::Decoder::shard`]). Since any number
+//! of ranks computes the same bits, every rank draws the same tokens, and none has to be told what another drew. After each step the
+//! ranks compare hashes of their outcomes: a rank that differs ends the group, and both ranks are named.
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | [`place`] | a process's place in the group; what all ranks must agree on before they load |
+//! | [`worker`] | rank 0's worker, which broadcasts its inputs |
+//! | [`follow`] | the loop of the other ranks |
+//!
+//! **Failure.** A group is fail-stop. A rank that cannot go on aborts it; then every request ends with an error, the server reports that
+//! it is not healthy, and the process ends with an error, for a supervisor to start it again.
+
+mod follow;
+mod place;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+mod worker;
+
+pub(crate) use follow::{EndOnPanic, obey};
+pub use place::Group;
+pub(crate) use place::{Place, together};
+pub(crate) use worker::GroupWorker;

@@ -1,0 +1,144 @@
+//! Ranks whose workers differ, fail, or end.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use device::collective::threads;
+use sampling::Sampled;
+use sched::{RequestId, SeqId};
+
+use super::follow::{EndOnPanic, obey};
+use super::place::Place;
+use super::worker::GroupWorker;
+use crate::api::ParallelConfig;
+use crate::worker::{StepError, StepInput, StepOutput, Worker};
+
+/// Draws its step's number, or something else in one step.
+struct Stub {
+    step: u64,
+    odd: Option<(u64, Odd)>,
+    ended: Sender<u64>,
+}
+
+#[derive(Clone, Copy)]
+enum Odd {
+    OtherToken,
+    Fails,
+    Panics,
+}
+
+impl Worker for Stub {
+    fn submit(&mut self, input: Arc<StepInput>) {
+        self.step = input.plan.step.0;
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        output.clear();
+        let mut token = self.step as u32;
+        match self.odd {
+            Some((step, Odd::OtherToken)) if step == self.step => token += 1,
+            Some((step, Odd::Fails)) if step == self.step => return Err(StepError("a kernel failed".to_string())),
+            Some((step, Odd::Panics)) if step == self.step => panic!("a planted panic"),
+            _ => {}
+        }
+        let seq = SeqId { request: RequestId(7), index: 0 };
+        output.drawn.push((seq, Sampled { token, logprob: None }));
+        Ok(())
+    }
+
+    fn num_sequences(&self) -> usize {
+        0
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        let _ = self.ended.send(self.step);
+    }
+}
+
+/// A group of two ranks, of which `odd` does something else in one step, and what tells that a worker was dropped.
+fn group(odd: Option<(usize, u64, Odd)>) -> (GroupWorker, Receiver<u64>) {
+    let config = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
+    let (ended, wait) = channel();
+    let stub = |rank: usize| {
+        let odd = odd.filter(|(of, ..)| *of == rank).map(|(_, step, odd)| (step, odd));
+        Stub { step: 0, odd, ended: ended.clone() }
+    };
+    let mut ranks = threads(2).into_iter();
+    let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let (mut follower, of_second) = (stub(1), config.clone());
+    let thread = std::thread::spawn(move || {
+        let _guard = EndOnPanic(second.clone());
+        let place = Place::new(second, &of_second, Vec::new()).unwrap();
+        if let Err(reason) = obey(&place, &mut follower) {
+            place.world.abort(&reason);
+        }
+    });
+    let place = Place::new(first, &config, vec![thread]).unwrap();
+    (GroupWorker::new(place, Box::new(stub(0))), wait)
+}
+
+fn step(worker: &mut GroupWorker, number: u64) -> Result<u32, String> {
+    let mut input = StepInput::default();
+    input.plan.step = sched::StepId(number);
+    worker.submit(Arc::new(input));
+    let mut output = StepOutput::default();
+    worker.collect(&mut output).map(|()| output.drawn[0].1.token).map_err(|error| error.to_string())
+}
+
+#[test]
+fn ranks_compute_every_step_and_end_with_rank_0() {
+    let (mut worker, wait) = group(None);
+    (1..20).for_each(|number| assert_eq!(step(&mut worker, number), Ok(number as u32)));
+    assert!(!worker.is_lost() && wait.try_recv().is_err());
+    drop(worker);
+    assert_eq!([wait.recv().unwrap(), wait.recv().unwrap()], [19, 19]);
+}
+
+#[test]
+fn a_rank_that_draws_another_token_or_fails_alone_ends_the_group_and_is_named() {
+    for (rank, odd) in [(1, Odd::OtherToken), (0, Odd::OtherToken), (1, Odd::Fails), (0, Odd::Fails)] {
+        let (mut worker, _wait) = group(Some((rank, 3, odd)));
+        assert_eq!((step(&mut worker, 1), step(&mut worker, 2)), (Ok(1), Ok(2)));
+        let error = step(&mut worker, 3).unwrap_err();
+        assert!(error.starts_with("order 3: rank 1: hash of the results of a step "), "{error}");
+        assert!(error.contains("that of rank 0"), "{error}");
+        assert_eq!(matches!(odd, Odd::Fails) && rank == 0, error.contains("a kernel failed"), "{error}");
+        assert!(worker.is_lost());
+        // Every later step fails at once, with the same reason.
+        assert_eq!(step(&mut worker, 4).unwrap_err(), error);
+    }
+}
+
+#[test]
+fn a_failure_of_every_rank_fails_the_step_alone() {
+    let (mut worker, _wait) = group(None);
+    let both = |worker: &mut GroupWorker| step(worker, 5);
+    assert_eq!(both(&mut worker), Ok(5));
+    let config = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
+    drop(worker);
+    // Both ranks fail in step 2.
+    let (ended, _wait) = channel();
+    let stub = || Stub { step: 0, odd: Some((2, Odd::Fails)), ended: ended.clone() };
+    let mut ranks = threads(2).into_iter();
+    let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let (mut follower, of_second) = (stub(), config.clone());
+    let thread = std::thread::spawn(move || {
+        obey(&Place::new(second, &of_second, Vec::new()).unwrap(), &mut follower).unwrap();
+    });
+    let place = Place::new(first, &config, vec![thread]).unwrap();
+    let mut worker = GroupWorker::new(place, Box::new(stub()));
+    assert_eq!(step(&mut worker, 1), Ok(1));
+    assert_eq!(step(&mut worker, 2), Err("a kernel failed".to_string()));
+    assert_eq!(step(&mut worker, 3), Ok(3));
+    assert!(!worker.is_lost());
+}
+
+#[test]
+fn a_panic_of_a_rank_ends_the_group_with_an_error() {
+    let (mut worker, _wait) = group(Some((1, 2, Odd::Panics)));
+    assert_eq!(step(&mut worker, 1), Ok(1));
+    let error = step(&mut worker, 2).unwrap_err();
+    assert!(error.contains("rank 1 has panicked"), "{error}");
+}

@@ -1,0 +1,153 @@
+//! Rank 0's worker: broadcasts its inputs, computes its own part, and compares the outcome with that of the other ranks.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use device::Collective;
+use device::profile::Step;
+use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher13;
+
+use super::place::Place;
+use crate::speculate::ProposeError;
+use crate::worker::{StepError, StepInput, StepOutput, Worker};
+
+/// What rank 0 tells the other ranks. [`OrderRef`], which is sent, has the same form.
+#[derive(Deserialize)]
+pub(super) enum Order {
+    /// Compute a step.
+    Step(StepInput),
+    /// The engine has ended.
+    End,
+}
+
+#[derive(Serialize)]
+enum OrderRef<'a> {
+    Step(&'a StepInput),
+    End,
+}
+
+/// See the [module](self).
+pub(crate) struct GroupWorker {
+    world: Arc<dyn Collective>,
+    outcomes: Outcomes,
+    local: Box<dyn Worker>,
+    /// Number of orders.
+    sent: u64,
+    buffer: Vec<u8>,
+    /// Why the group has ended.
+    lost: Option<String>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl GroupWorker {
+    /// Puts a worker in front of the other ranks.
+    pub fn new(place: Place, local: Box<dyn Worker>) -> GroupWorker {
+        let Place { world, tensor, threads, .. } = place;
+        let outcomes = Outcomes { group: tensor, buffer: Vec::new() };
+        GroupWorker { world, outcomes, local, sent: 0, buffer: Vec::new(), lost: None, threads }
+    }
+
+    /// Broadcasts an order, unless the group has ended.
+    fn send(&mut self, order: &OrderRef<'_>) {
+        if self.lost.is_some() {
+            return;
+        }
+        self.buffer.clear();
+        let sent = postcard::to_extend(&(self.sent, order), std::mem::take(&mut self.buffer))
+            .map_err(|error| error.to_string())
+            .and_then(|buffer| {
+                self.buffer = buffer;
+                self.world.broadcast(0, &mut self.buffer).map_err(|error| error.to_string())
+            });
+        self.sent += 1;
+        if let Err(reason) = sent {
+            self.end(reason);
+        }
+    }
+
+    /// Ends the group after a failure.
+    fn end(&mut self, reason: String) {
+        tracing::error!("{reason}");
+        self.world.abort(&reason);
+        self.lost = Some(reason);
+    }
+}
+
+impl Worker for GroupWorker {
+    /// Only rank 0 has a model for drafts: the input has the drafts.
+    fn draft(&mut self, input: &StepInput) -> Result<Vec<u32>, ProposeError> {
+        self.local.draft(input)
+    }
+
+    fn submit(&mut self, input: Arc<StepInput>) {
+        self.send(&OrderRef::Step(&input));
+        if self.lost.is_none() {
+            self.local.submit(input);
+        }
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        if let Some(reason) = &self.lost {
+            output.clear();
+            return Err(StepError(reason.clone()));
+        }
+        let collected = self.local.collect(output);
+        match self.outcomes.compare(self.sent, &collected, output) {
+            Ok(()) => collected,
+            Err(reason) => {
+                self.end(reason.clone());
+                output.clear();
+                Err(StepError(reason))
+            }
+        }
+    }
+
+    fn num_sequences(&self) -> usize {
+        self.local.num_sequences()
+    }
+
+    fn profile_step(&self) -> Option<Step> {
+        self.local.profile_step()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+}
+
+impl Drop for GroupWorker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.end("rank 0 has panicked".to_string());
+        }
+        self.send(&OrderRef::End);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Compares what the ranks of a stage have computed.
+pub(super) struct Outcomes {
+    pub group: Arc<dyn Collective>,
+    pub buffer: Vec<u8>,
+}
+
+impl Outcomes {
+    /// Compares the outcomes of a step.
+    ///
+    /// # Errors
+    /// Another rank has another outcome, or the group has ended: the reason.
+    pub fn compare(&mut self, step: u64, outcome: &Result<(), StepError>, output: &StepOutput) -> Result<(), String> {
+        self.buffer.clear();
+        let written = postcard::to_extend(&outcome.as_ref().map(|()| output), std::mem::take(&mut self.buffer));
+        self.buffer = written.map_err(|error| error.to_string())?;
+        let mut hasher = SipHasher13::new();
+        (step, &self.buffer).hash(&mut hasher);
+        let compared = self.group.agree("hash of the results of a step", hasher.finish());
+        compared.map_err(|error| match outcome {
+            Ok(()) => format!("order {step}: {error}"),
+            Err(failure) => format!("order {step}: {error}; rank {}: {failure}", self.group.rank()),
+        })
+    }
+}
