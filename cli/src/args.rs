@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    EngineConfig, KvCacheDtype, KvEventsConfig, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization,
-    RoundActivations, SpeculativeConfig,
+    Backend, EngineConfig, KvCacheDtype, KvEventsConfig, LoraConfig, ModelSource, ParallelConfig, Policy,
+    PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -153,18 +153,41 @@ pub struct EngineArgs {
     #[command(flatten)]
     pub hub: HubArgs,
     #[command(flatten)]
-    pub log: LogArgs,
+    pub ranks: RanksArgs,
     #[command(flatten)]
-    pub fixed: FixedArgs,
+    pub log: LogArgs,
 }
 
-/// Flags of vLLM with only one supported value so far. The parser checks the value; nothing reads it.
+/// How a replica is spread over ranks.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Accepted with one value")]
-pub struct FixedArgs {
-    /// Number of devices that share a layer: 1
-    #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
-    pub tensor_parallel_size: Option<String>,
+#[command(next_help_heading = "Ranks")]
+pub struct RanksArgs {
+    /// Number of ranks that each matrix is cut over [default: 1]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
+    pub tensor_parallel_size: Option<usize>,
+    /// Number of stages that the layers are cut into [default: 1]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_PIPELINE_PARALLEL_SIZE")]
+    pub pipeline_parallel_size: Option<usize>,
+    /// Number of layers of each stage, such as 10,12,10 [default: stages of about equal cost]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', value_parser = values::whole::<usize>,
+          env = "QUIRE_PIPELINE_PARTITION")]
+    pub pipeline_partition: Option<Vec<usize>>,
+    /// What carries the ranks: threads, of one process; or mpi, if mpiexec or another launcher has started them
+    /// [default: mpi if a launcher has, otherwise threads]
+    #[arg(long, value_name = "CARRIER", env = "QUIRE_DISTRIBUTED_EXECUTOR_BACKEND")]
+    pub distributed_executor_backend: Option<Backend>,
+}
+
+impl RanksArgs {
+    fn to_config(&self) -> ParallelConfig {
+        let default = ParallelConfig::default();
+        ParallelConfig {
+            tensor_parallel_size: self.tensor_parallel_size.unwrap_or(default.tensor_parallel_size),
+            pipeline_parallel_size: self.pipeline_parallel_size.unwrap_or(default.pipeline_parallel_size),
+            pipeline_partition: self.pipeline_partition.clone(),
+            backend: self.distributed_executor_backend,
+        }
+    }
 }
 
 impl EngineArgs {
@@ -232,6 +255,7 @@ impl EngineArgs {
             lora: self.lora(),
             speculative: self.speculative_config.clone(),
             kv_events: self.kv_events_config.clone(),
+            parallel: self.ranks.to_config(),
             ..default
         }
     }

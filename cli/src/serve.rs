@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{AsyncEngine, EngineConfig};
+use engine::{AsyncEngine, EngineConfig, Group};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::command::ServeArgs;
@@ -18,11 +18,16 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
+    let group = Group::open(&config.parallel)?;
+    if group.rank() > 0 {
+        args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
+        match session::follow(&config, group)? {}
+    }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
-    let listener = listen(&args)?;
-    args.engine.fetch(&mut config)?;
+    let listener = listen(&args).inspect_err(|error| group.refuse(error))?;
+    args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
     let source = config.model.clone();
-    let engine = session::start(config)?;
+    let engine = session::start_in(config, group)?;
     note(session::describe(&engine, &source));
     let runtime = session::runtime()?;
     runtime.block_on(lora::load(&engine, &args))?;

@@ -1,11 +1,14 @@
 //! Shared by `serve`, `chat` and `generate`: the runtime, loading the engine, and a description of the model.
 
+use std::convert::Infallible;
 use std::io;
 
 use engine::{
-    AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, ModelSource, SamplingParams,
+    AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, Group, ModelSource,
+    SamplingParams,
 };
 use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::SamplingArgs;
 use super::error::CliError;
@@ -16,10 +19,29 @@ pub fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
-/// Loads the model with a progress bar.
+/// Loads the model with a progress bar. On a rank other than 0 of a group, computes until rank 0 ends, and ends the process.
 pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
+    let group = Group::open(&config.parallel)?;
+    match group.rank() {
+        0 => start_in(config, group),
+        _ => match follow(&config, group)? {},
+    }
+}
+
+/// Computes as a rank other than 0 of a group until rank 0 ends, and ends the process. Rank 0 reports errors, and decides what a
+/// signal means that the launcher sends to every rank.
+pub fn follow(config: &EngineConfig, group: Group) -> Result<Infallible, CliError> {
+    let runtime = runtime()?;
+    let _entered = runtime.enter();
+    let _ignored = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let followed = engine::follow(config, group);
+    std::process::exit(i32::from(followed.is_err()))
+}
+
+/// Loads the model with a progress bar, as rank 0 of a group.
+pub fn start_in(config: EngineConfig, group: Group) -> Result<AsyncEngine, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
-    let engine = AsyncEngine::start(config, &|done, total| {
+    let engine = AsyncEngine::start_in(config, group, &|done, total| {
         if bar.length() != Some(total) {
             bar.set_length(total);
         }

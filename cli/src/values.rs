@@ -146,13 +146,6 @@ pub fn max_model_len(text: &str) -> Result<Length, String> {
     if text == "auto" { Ok(Length(None)) } else { whole(text).map(|length| Length(Some(length))) }
 }
 
-pub fn tensor_parallel_size(text: &str) -> Result<String, String> {
-    match text {
-        "1" => Ok(text.to_string()),
-        _ => Err("expected 1: running a model on several devices is not supported yet".to_string()),
-    }
-}
-
 /// `--swap-space`: parses GiB, returns bytes.
 pub fn swap_space(text: &str) -> Result<u64, String> {
     let gib = text.parse().ok().filter(|gib: &f64| (0.0..=1e6).contains(gib));

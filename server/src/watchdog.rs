@@ -1,4 +1,5 @@
-//! Periodic checks: whether the engine is stuck, which logs a dump once, and whether the allocator can return memory.
+//! Periodic checks: whether the engine is stuck, which logs a dump once and then ends its group of ranks, and whether the allocator can
+//! return memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,12 @@ pub async fn watch(app: Arc<App>) {
                 app.engine.dump()
             ),
             (true, false) => tracing::warn!("the engine completes steps again"),
-            _ => {}
+            // It has had time to answer the probes that ask for its health.
+            (true, true) => {
+                let reason = format!("no step was completed in {} s (--engine-iteration-timeout)", limit.as_secs_f64());
+                app.engine.end_group(&reason);
+            }
+            (false, false) => {}
         }
         was_stuck = is_stuck;
     }

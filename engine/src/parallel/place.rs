@@ -1,5 +1,6 @@
 //! A process's place in a group of ranks, and what all ranks must agree on.
 
+use std::fmt::Display;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -54,6 +55,15 @@ impl Group {
     /// This process's rank, from 0.
     pub fn rank(&self) -> usize {
         self.world.rank()
+    }
+
+    /// Tells the other ranks, if they are processes, that this one cannot start; each reports an error before it loads anything.
+    pub fn refuse(&self, error: impl Display) {
+        if self.others.is_empty() {
+            let message = error.to_string();
+            let failed: Result<(), _> = Err(EngineError::Rank { rank: self.rank(), message });
+            drop(together(&*self.world, failed));
+        }
     }
 
     pub(crate) fn into_world(self) -> Arc<dyn Collective> {
