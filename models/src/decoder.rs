@@ -27,6 +27,7 @@ mod norm;
 mod recurrent;
 mod rope;
 mod shard;
+mod stage;
 mod tree;
 
 use device::gemm::Purpose;
@@ -43,6 +44,7 @@ pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};
 pub use shard::{HeadShard, ShardError};
+pub use stage::{LayerGroup, Stage};
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -61,6 +63,9 @@ pub struct Decoder {
     /// Sizes of the memory for LoRA adapters; `None`: the decoder takes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapters: Option<AdapterLimits>,
+    /// How the decoder continues others; `None`: it has all layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<Stage>,
 }
 
 /// `norm(projection(scale * tokens[token] + positions[position]))`.
@@ -278,6 +283,16 @@ impl Decoder {
         self.head.projection.as_ref().map_or(self.hidden_size(), Linear::rows)
     }
 
+    /// Whether the stream comes from another stage of a pipeline.
+    pub fn receives(&self) -> bool {
+        self.stage.as_ref().is_some_and(|stage| stage.receives)
+    }
+
+    /// Whether the stream goes to another stage of a pipeline, which has the head.
+    pub fn sends(&self) -> bool {
+        self.stage.as_ref().is_some_and(|stage| stage.sends)
+    }
+
     /// Whether the output projection uses the weights of the embedding.
     pub fn is_tied(&self) -> bool {
         self.head.linear.is_none()
@@ -347,7 +362,7 @@ impl Decoder {
         let Embedding { tokens, positions, projection, per_layer, beside, .. } = &self.embedding;
         let of_embedding = std::iter::once(tokens).chain(positions.iter().map(|it| &it.table)).chain(projection);
         let of_embedding = of_embedding.chain(per_layer.iter().flat_map(|it| [&it.projection, &it.tokens]));
-        let of_embedding = of_embedding.chain(beside.iter().flat_map(Beside::linears));
+        let of_embedding = of_embedding.chain(beside.iter().flat_map(Beside::linears)).filter(|_| !self.receives());
         let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
         of_embedding.chain(of_layers).chain(&self.head.projection).chain(&self.head.linear)
     }
@@ -379,6 +394,7 @@ impl Decoder {
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
         let beside = self.embedding.beside.iter().flat_map(Beside::norms);
         let of_embedding = beside.chain(&self.embedding.norm).chain(self.embedding.per_layer.iter().map(|it| &it.norm));
+        let of_embedding = of_embedding.filter(|_| !self.receives());
         of_embedding.chain(self.branches().flat_map(Branch::norms)).chain(&self.final_norm)
     }
 

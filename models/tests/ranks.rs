@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, Needs, select};
-use device::collective::threads;
+use device::collective::{single, threads};
 use device::gemm::Quantization;
 use device::{Collective, Device, Options};
 use models::decoder::Form;
-use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights};
+use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights, partition};
 use testkit::reference::context;
 
-use crate::common::{CASES, expected, files, ids, last_logits, list, needs};
+use crate::common::{CASES, expected, files, forward, ids, list, needs};
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 64;
@@ -26,24 +26,30 @@ fn declared(files: &ModelFiles, name: &str, form: Form) -> (Decoder, Weights, Ve
     (models::in_stored_forms(decoder, &weights).unwrap(), weights, prompt)
 }
 
-/// The bits of the logits behind a prompt, whole and in chunks, as one rank of a group computes them.
+/// Number of ranks that matrices are cut over, and number of stages that layers are cut into.
+type Grid = (usize, usize);
+
+/// The bits of the logits behind a prompt, whole and in chunks, as one rank of a group computes them; none from ranks that have no head.
 fn bits(
-    decoder: &Decoder,
+    whole: &Decoder,
     weights: &Weights,
     prompt: &[u32],
-    device: Arc<dyn Device>,
-    needs: &Needs,
-    group: Option<Arc<dyn Collective>>,
-) -> Vec<u32> {
-    let whole = decoder;
-    let shard = group.as_ref().map(|group| decoder.shard(group.rank(), group.size()).unwrap());
-    let decoder = shard.as_ref().unwrap_or(decoder);
+    (device, needs): (Arc<dyn Device>, &Needs),
+    (world, (tensor, stages)): (Arc<dyn Collective>, Grid),
+) -> Option<Vec<u32>> {
+    let (place, stage) = (world.rank() % tensor, world.rank() / tensor);
+    let shard = whole.shard(place, tensor).unwrap();
+    let partition = partition(whole, stages).unwrap();
+    let first = partition[..stage].iter().sum();
+    let decoder = shard.stage(first..first + partition[stage]).unwrap();
     let kernels = select(&KernelChoice::default(), needs).unwrap();
-    let mut model = Model::load(decoder, weights, device, kernels, 64, &|_, _| Ok(())).unwrap();
-    assert_eq!(model.layout().groups, PageLayout::new(whole).groups);
-    model.join(group.unwrap_or_else(device::collective::single));
-    let least = [whole, decoder].map(|decoder| PageLayout::least_block_size(decoder, &kernels.format));
-    let block_size = least.into_iter().max().unwrap().max(BLOCK_SIZE);
+    let mut model = Model::load(&decoder, weights, device, kernels, 64, &|_, _| Ok(())).unwrap();
+    assert_eq!(model.layout().groups.len(), PageLayout::new(whole).groups.len());
+    model.join(world.split(stage).unwrap());
+    model.connect(world.split(place).unwrap());
+    let least = [whole, &decoder].map(|decoder| PageLayout::least_block_size(decoder, &kernels.format));
+    let block_size = world.values(least[1] as u64).unwrap().into_iter().max().unwrap() as usize;
+    let block_size = block_size.max(least[0]).max(BLOCK_SIZE);
     let limits = models::StepLimits {
         max_rows: 64,
         max_seqs: 1,
@@ -53,9 +59,14 @@ fn bits(
     };
     model.reserve(&limits).unwrap();
     let mut caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
-    let chunks = [prompt.len(), 7];
-    let logits = chunks.map(|chunk| last_logits(&mut model, &mut caches, (block_size, NUM_BLOCKS), prompt, chunk));
-    logits.concat().iter().map(|logit| logit.to_bits()).collect()
+    let mut bits = Vec::new();
+    for chunk in [prompt.len(), 7] {
+        let last = forward(&mut model, &mut caches, (block_size, NUM_BLOCKS), prompt, chunk);
+        if !decoder.sends() {
+            bits.extend(model.logits(&[last]).unwrap().iter().map(|logit| logit.to_bits()));
+        }
+    }
+    (!decoder.sends()).then_some(bits)
 }
 
 /// What each rank of a group of threads computes.
@@ -64,13 +75,21 @@ fn of_ranks(
     weights: &Weights,
     prompt: &[u32],
     (device, needs): (&(dyn Fn() -> Arc<dyn Device> + Sync), &Needs),
-    ranks: usize,
+    grid: Grid,
 ) -> Vec<Vec<u32>> {
-    std::thread::scope(|scope| {
-        let start = |group| scope.spawn(move || bits(decoder, weights, prompt, device(), needs, Some(group)));
-        let running: Vec<_> = threads(ranks).into_iter().map(start).collect();
+    let found: Vec<Option<Vec<u32>>> = std::thread::scope(|scope| {
+        let start = |world| scope.spawn(move || bits(decoder, weights, prompt, (device(), needs), (world, grid)));
+        let running: Vec<_> = threads(grid.0 * grid.1).into_iter().map(start).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    });
+    let found: Vec<Vec<u32>> = found.into_iter().flatten().collect();
+    assert_eq!(found.len(), grid.0);
+    found
+}
+
+/// What one rank computes.
+fn of_one(decoder: &Decoder, weights: &Weights, prompt: &[u32], on: (Arc<dyn Device>, &Needs)) -> Vec<u32> {
+    bits(decoder, weights, prompt, on, (single(), (1, 1))).unwrap()
 }
 
 fn cpu() -> Arc<dyn Device> {
@@ -85,7 +104,7 @@ fn two_three_and_four_ranks_have_the_bits_of_one_in_every_architecture_and_form(
         for form in [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)] {
             let (decoder, weights, prompt) = declared(&files, name, form);
             let needs = needs(&*cpu(), &decoder);
-            let one = bits(&decoder, &weights, &prompt, cpu(), &needs, None);
+            let one = of_one(&decoder, &weights, &prompt, (cpu(), &needs));
             // The parts are the same in every form.
             let counts = if form == Form::Dense { 2..=4 } else { 2..=3 };
             for ranks in counts {
@@ -93,7 +112,9 @@ fn two_three_and_four_ranks_have_the_bits_of_one_in_every_architecture_and_form(
                     refused.push((name, ranks, error.to_string()));
                     continue;
                 }
-                for (rank, of_rank) in of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), ranks).iter().enumerate() {
+                for (rank, of_rank) in
+                    of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), (ranks, 1)).iter().enumerate()
+                {
                     assert!(*of_rank == one, "{name} {form}: rank {rank} of {ranks} has other logits");
                 }
             }
@@ -125,8 +146,10 @@ fn two_ranks_on_cuda_sim_have_the_bits_of_one() {
         let (decoder, weights, prompt) = declared(&files, name, Form::Dense);
         let dtype = if name == "llama" { Dtype::Bf16 } else { Dtype::F32 };
         let needs = Needs { dtype, row_invariant: true, ..needs(&*open(), &decoder) };
-        let one = bits(&decoder, &weights, &prompt, open(), &needs, None);
-        for of_rank in of_ranks(&decoder, &weights, &prompt, (&open, &needs), 2) {
+        let one = of_one(&decoder, &weights, &prompt, (open(), &needs));
+        for of_rank in
+            [(2, 1), (1, 2)].into_iter().flat_map(|grid| of_ranks(&decoder, &weights, &prompt, (&open, &needs), grid))
+        {
             assert!(of_rank == one, "{name}: a rank of two has other logits");
         }
     }
@@ -148,12 +171,68 @@ fn ranks_have_the_bits_of_one_in_every_stored_form() {
         let weights = Weights::open(&files).unwrap();
         let decoder = models::in_stored_forms(config.decoder, &weights).unwrap();
         let (prompt, needs) = ((3..20).collect::<Vec<u32>>(), needs(&*cpu(), &decoder));
-        let one = bits(&decoder, &weights, &prompt, cpu(), &needs, None);
+        let one = of_one(&decoder, &weights, &prompt, (cpu(), &needs));
         let possible = [2, 3].into_iter().filter(|ranks| decoder.shard(0, *ranks).is_ok());
-        for of_rank in possible.flat_map(|n| of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), n)) {
+        for of_rank in possible.flat_map(|n| of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), (n, 1))) {
             assert!(of_rank == one, "{}: a rank has other logits", folder.display());
         }
         cases += 1;
     }
     assert!(cases >= 15, "{cases}");
+}
+
+#[test]
+fn stages_have_the_bits_of_one_rank_in_every_architecture() {
+    let mut refused = Vec::new();
+    for name in CASES {
+        let files = files(name);
+        let (decoder, weights, prompt) = declared(&files, name, Form::Dense);
+        let needs = needs(&*cpu(), &decoder);
+        let one = of_one(&decoder, &weights, &prompt, (cpu(), &needs));
+        for grid in [(1, 2), (1, 3), (2, 2)] {
+            if let Err(error) = partition(&decoder, grid.1) {
+                refused.push((name, grid, error.to_string()));
+                continue;
+            }
+            for of_rank in of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), grid) {
+                assert!(of_rank == one, "{name}: {grid:?} ranks and stages have other logits");
+            }
+        }
+    }
+    println!("{refused:?}");
+    assert!(
+        refused.iter().all(|(_, grid, error)| grid.1 == 3 && error == "found 3, expected 1 to 2, the number of layers")
+    );
+    assert!(refused.len() < CASES.len() / 2);
+}
+
+#[test]
+fn stages_have_about_equal_costs_and_the_last_one_the_head() {
+    let (mut decoder, ..) = declared(&files("llama"), "llama", Form::Dense);
+    let layer = decoder.layers[0].clone();
+    decoder.layers = vec![layer; 12];
+    // The head costs about as much as a layer and a half.
+    let weights = |linear: &models::decoder::Linear| linear.rows() * linear.inputs;
+    let of_layer: usize = decoder.layers[0].branches.iter().flat_map(|it| it.mixer.linears()).map(weights).sum();
+    let head = weights(decoder.head.linear.as_ref().unwrap());
+    for stages in 1..=12 {
+        let found = partition(&decoder, stages).unwrap();
+        assert_eq!((found.len(), found.iter().sum::<usize>()), (stages, 12));
+        assert!(found.iter().all(|layers| *layers > 0), "{found:?}");
+        let cost = |found: &[usize]| {
+            let all =
+                found.iter().enumerate().map(|(at, layers)| layers * of_layer + usize::from(at + 1 == stages) * head);
+            all.max().unwrap()
+        };
+        // No other cut between two neighbours is better.
+        for at in 1..stages {
+            for (from, to) in [(at, at - 1), (at - 1, at)] {
+                let mut other = found.clone();
+                other[from] -= 1;
+                other[to] += 1;
+                assert!(other[from] == 0 || cost(&other) >= cost(&found), "{found:?}, {other:?}");
+            }
+        }
+    }
+    assert!(partition(&decoder, 13).is_err() && partition(&decoder, 0).is_err());
 }

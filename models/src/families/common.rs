@@ -241,6 +241,7 @@ impl Common {
             },
             taps: Vec::new(),
             adapters: None,
+            stage: None,
         }
     }
 

@@ -27,26 +27,13 @@
 use attention_kernels::{CacheFormat, KvShape};
 
 use super::GroupBatch;
-use crate::decoder::{Attention, Decoder, Heads, Mixer, Recurrent};
+use crate::decoder::{Attention, Decoder, Heads, LayerGroup, Mixer, Recurrent};
 
 /// Greatest number of groups that layers are cut into; each costs a block table per sequence.
 const MAX_GROUPS: usize = 8;
 
 /// What a position reads in a state group: the states after the position before it and after itself.
 const STATE_WINDOW: usize = 2;
-
-/// Layers that share a block table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerGroup {
-    /// `Some(w)`: position i attends only to i-w+1..=i.
-    pub window: Option<usize>,
-    /// Whether pages hold states of recurrent layers instead of keys and values. The window is then 2.
-    pub state: bool,
-    /// Number of layers that a place of a page has room for.
-    pub parts: usize,
-    /// Indices in [`Decoder::paged`], at most `parts` for each of the [`PageLayout::places`].
-    pub layers: Vec<usize>,
-}
 
 /// A group's block tables as the layers in one part of every place use them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +81,10 @@ pub struct PageLayout {
 impl PageLayout {
     /// The layout with the fewest unused places, and among those the fewest groups.
     pub fn new(decoder: &Decoder) -> PageLayout {
+        if let Some(stage) = &decoder.stage {
+            let places = stage.groups.iter().map(|group| group.layers.len().div_ceil(group.parts)).max();
+            return PageLayout::of(stage.groups.clone(), places.unwrap_or(0).max(1), stage.place_heads);
+        }
         let keys = |heads: Heads| (heads.num_kv_heads, heads.head_dim);
         // Layers that read those of another have no pages.
         let own = |(_, mixer): &(usize, &Mixer)| !matches!(mixer, Mixer::Attention(layer) if layer.shares.is_some());
@@ -125,7 +116,10 @@ impl PageLayout {
             let chunks = kind.layers.chunks(places * kind.parts);
             chunks.map(|layers| LayerGroup { layers: layers.to_vec(), ..kind.clone() }).collect::<Vec<_>>()
         };
-        let groups: Vec<LayerGroup> = kinds.iter().flat_map(cut).collect();
+        PageLayout::of(kinds.iter().flat_map(cut).collect(), places, place_heads)
+    }
+
+    fn of(groups: Vec<LayerGroup>, places: usize, place_heads: (usize, usize)) -> PageLayout {
         let parts = groups.iter().map(|group| group.parts).enumerate();
         let views = parts.flat_map(|(group, parts)| (0..parts).map(move |part| View { group, parts, part })).collect();
         PageLayout { groups, places, place_heads, views }

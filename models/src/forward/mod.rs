@@ -16,7 +16,7 @@
 //! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
-//! | [`ranks`] | the exchange of rows in a tensor-parallel group |
+//! | [`ranks`], [`stages`] | the exchange of rows between ranks; the stages of a pipeline |
 //! | [`predictor`] | predictors of further tokens, which read hidden states of another model |
 //! | [`warm_up`], [`graphs`], [`results`] | what is prepared before the first request; decode steps as CUDA graphs; logits and hidden states |
 //!
@@ -55,6 +55,7 @@ mod results;
 mod routing;
 mod rows;
 mod scales;
+mod stages;
 mod step;
 mod warm_up;
 mod weight_bytes;
@@ -62,10 +63,11 @@ mod writer;
 
 pub use batch::{ForwardBatch, GroupBatch};
 pub use graph_sizes::{GraphCount, draft_graph_sizes, graph_sizes};
-pub use groups::{LayerGroup, PageLayout};
+pub use groups::PageLayout;
 pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix};
 pub use model::{Model, Observer};
 pub use predictor::head_tokens;
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
+pub use stages::{StageError, partition};
 pub use step::{Fill, LOGIT_ROWS, States, StepLimits, most_drawn_rows};
 pub use weight_bytes::{WeightBytes, weight_bytes, weight_bytes_beside};

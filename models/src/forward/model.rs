@@ -15,7 +15,7 @@ use super::linear::{Loader, Progress, scratch_sizes};
 use super::loaded::{AttentionLayer, Loaded};
 use super::ops::LayerOps;
 use super::program::Program;
-use super::ranks::Ranks;
+use super::ranks::{Ranks, Stages};
 use super::scales;
 use super::step::{Extra, Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
@@ -52,6 +52,8 @@ pub struct Model {
     pub(super) observer: Option<Observer>,
     /// The ranks that compute the other parts of the decoder.
     pub(super) ranks: Option<Ranks>,
+    /// The ranks that compute the layers before and behind.
+    pub(super) stages: Option<Stages>,
 }
 
 /// Receives the index of a linear layer ([`Decoder::linears`]) and its input rows `[rows, inputs]`.
@@ -202,6 +204,7 @@ impl Model {
             viewed: ForwardBatch::default(),
             observer: None,
             ranks: None,
+            stages: None,
         })
     }
 
@@ -215,6 +218,12 @@ impl Model {
     /// calls with equal batches.
     pub fn join(&mut self, group: Arc<dyn Collective>) {
         self.ranks = Some(Ranks::new(group));
+    }
+
+    /// Joins the stages of a pipeline ([`Decoder::stage`]), whose ranks are in the order of their layers. All of them must then get
+    /// equal batches in the same order.
+    pub fn connect(&mut self, pipeline: Arc<dyn Collective>) {
+        self.stages = Some(Stages::new(pipeline));
     }
 
     /// Lets the first step that computes tokens set the scales of layers for which the checkpoint has none. Until then they

@@ -62,6 +62,10 @@ pub(super) enum Factor {
 pub(super) enum Op {
     /// `to` = the tokens' rows of a table, which is a linear layer, times `scale`.
     Embed { table: usize, scale: f32, to: Register },
+    /// `to` = the rows that the stage before has sent.
+    Receive { to: Register },
+    /// Sends the rows of `Stream` to the stage behind.
+    Send,
     /// `Stream` += learned embeddings of the positions; `table` is a linear layer.
     AddPositions { table: usize, offset: usize },
     /// Sets the rows of `Stream` at position 0 to zero.
@@ -121,8 +125,8 @@ impl Op {
     /// Whether the operation reads a register.
     pub fn reads(&self, register: Register) -> bool {
         match *self {
-            Op::Embed { .. } | Op::RopeTable { .. } | Op::States { .. } => false,
-            Op::AddPositions { .. } | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
+            Op::Embed { .. } | Op::Receive { .. } | Op::RopeTable { .. } | Op::States { .. } => false,
+            Op::AddPositions { .. } | Op::Send | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
             Op::Scale { register: scaled, .. } => register == scaled,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
             Op::Norm { from, .. } | Op::Linear { from, .. } | Op::Gather { from, .. } => register == from,
@@ -146,7 +150,7 @@ impl Op {
     pub fn overwrites(&self, register: Register) -> bool {
         let written = match *self {
             Op::Embed { to, .. } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
-            Op::AddNorm { to, .. } | Op::Gather { to, .. } => vec![to],
+            Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => vec![to],
             Op::ActivatePerLayer { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],

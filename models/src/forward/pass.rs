@@ -63,8 +63,21 @@ impl Model {
         caches: &mut [KvCache],
         states: Option<States<'_>>,
     ) -> Result<(), KernelError> {
-        let Model { decoder, program, device, kernels, ops, loaded, step, scratch, observer, adapters, ranks, .. } =
-            self;
+        let Model {
+            decoder,
+            program,
+            device,
+            kernels,
+            ops,
+            loaded,
+            step,
+            scratch,
+            observer,
+            adapters,
+            ranks,
+            stages,
+            ..
+        } = self;
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
@@ -80,6 +93,15 @@ impl Model {
                     let table = &loaded.linears[table].weights;
                     let _time = time("embed", 2 * rows * table.k());
                     ops.embed(batch, table, scale, step.register_mut(to))?;
+                }
+                Op::Receive { to } => {
+                    let _time = time("receive", rows * hidden);
+                    ranks::stages(stages)?.receive(device, rows * hidden * dtype.bytes(), step.register_mut(to))?;
+                }
+                Op::Send => {
+                    let stream = &step.registers[step.buffer_of(Register::Stream)];
+                    let _time = time("send", rows * hidden);
+                    ranks::stages(stages)?.send(device, rows * hidden * dtype.bytes(), stream)?;
                 }
                 Op::AddPositions { table, offset } => {
                     let _time = time("add_positions", 3 * rows * hidden);

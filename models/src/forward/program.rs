@@ -45,7 +45,8 @@ impl Program {
         let Written { mut ops, ropes, attention } = Written::of(decoder);
         // After the last mixer that reads other rows, a row affects no result but its own.
         let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. } | Op::Recurrent { .. });
-        if let Some(last) = ops.iter().rposition(reads_attended) {
+        // A stage sends all rows: the layers behind it write keys and values of each.
+        if let Some(last) = ops.iter().rposition(reads_attended).filter(|_| !decoder.sends()) {
             let attended = decoder.paged().last().map_or(0, |mixer| match mixer {
                 Mixer::Attention(attention) => attention.attended_width(),
                 Mixer::Recurrent(recurrent) => recurrent.value_width(),
@@ -128,6 +129,7 @@ impl Program {
                     holds(Register::Activated, heads.iter().map(|linear| linear.inputs).max().unwrap_or(0));
                     holds(Register::Mixed, heads.iter().map(Linear::rows).max().unwrap_or(0));
                 }
+                Op::Receive { to } => holds(to, hidden),
                 Op::Gather { to, ref widths, .. } => holds(to, widths.iter().sum()),
                 Op::Recurrent { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
                 Op::States { .. } => {
@@ -150,6 +152,7 @@ impl Program {
                 Op::RopeTable { .. }
                 | Op::AddPositions { .. }
                 | Op::ZeroFirst
+                | Op::Send
                 | Op::Tap { .. }
                 | Op::AddRows { .. }
                 | Op::QkNormRopeCache { .. }

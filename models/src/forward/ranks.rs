@@ -1,4 +1,5 @@
-//! The ranks of a tensor-parallel group, which exchange their parts of rows ([`Decoder::shard`](crate::Decoder::shard)).
+//! What a model exchanges with other ranks: parts of rows in a tensor-parallel group ([`Decoder::shard`](crate::Decoder::shard)), whole
+//! rows between the stages of a pipeline ([`Decoder::stage`](crate::Decoder::stage)).
 
 use std::sync::Arc;
 
@@ -30,6 +31,54 @@ impl Ranks {
         self.widths.extend(widths.iter().map(|width| width * size));
         Ok(self.group.all_gather_on(device, own, rows, &self.widths, all)?)
     }
+}
+
+/// This rank's place in a pipeline: the rank before computes the layers before its own.
+pub(super) struct Stages {
+    pipeline: Arc<dyn Collective>,
+    /// Rows on their way between a device and another rank; reused.
+    staged: Vec<u8>,
+}
+
+impl Stages {
+    pub fn new(pipeline: Arc<dyn Collective>) -> Stages {
+        Stages { pipeline, staged: Vec::new() }
+    }
+
+    /// Receives the first `bytes` of a buffer from the stage before.
+    pub fn receive(&mut self, device: &dyn Device, bytes: usize, to: &mut Buffer) -> Result<(), KernelError> {
+        let from = self.pipeline.rank().wrapping_sub(1);
+        if let Ok(to) = to.host_mut::<u8>()
+            && let Some(to) = to.get_mut(..bytes)
+        {
+            return Ok(self.pipeline.receive(from, to)?);
+        }
+        self.staged.resize(bytes, 0);
+        self.pipeline.receive(from, &mut self.staged)?;
+        Ok(device.upload(to, 0, &self.staged)?)
+    }
+
+    /// Sends the first `bytes` of a buffer to the stage behind.
+    pub fn send(&mut self, device: &dyn Device, bytes: usize, from: &Buffer) -> Result<(), KernelError> {
+        let to = self.pipeline.rank() + 1;
+        if let Ok(from) = from.host::<u8>()
+            && let Some(from) = from.get(..bytes)
+        {
+            return Ok(self.pipeline.send(to, from)?);
+        }
+        self.staged.resize(bytes, 0);
+        device.download(from, 0, &mut self.staged)?;
+        Ok(self.pipeline.send(to, &self.staged)?)
+    }
+}
+
+/// The pipeline that a stage needs.
+pub(super) fn stages(stages: &mut Option<Stages>) -> Result<&mut Stages, KernelError> {
+    stages.as_mut().ok_or(KernelError::Shape {
+        what: "stages of a model with some of its layers",
+        found: 0,
+        expected: 1,
+    })
 }
 
 /// The ranks that a sharded model needs.

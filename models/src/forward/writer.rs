@@ -74,6 +74,11 @@ impl Writer<'_> {
 
     fn embedding(&mut self) {
         let embedding = &self.decoder.embedding;
+        if self.decoder.receives() {
+            self.ops.push(Op::Receive { to: Register::Stream });
+            self.rope_tables();
+            return;
+        }
         if let Some(beside) = &embedding.beside {
             self.beside(beside);
             self.after_embedding();
@@ -130,6 +135,10 @@ impl Writer<'_> {
             self.linears += 1;
             self.norms += 1;
         }
+        self.rope_tables();
+    }
+
+    fn rope_tables(&mut self) {
         self.ops.extend((0..self.ropes.len()).map(|table| Op::RopeTable { table }));
     }
 
@@ -348,6 +357,7 @@ impl Written {
             writer.layer(layer);
         }
         match &decoder.final_norm {
+            _ if decoder.sends() => writer.ops.push(Op::Send),
             Some(_) => writer.norm(Register::Stream, Register::Branch),
             None => writer.ops.push(Op::Swap { a: Register::Stream, b: Register::Branch }),
         }

@@ -19,16 +19,28 @@ pub fn files(case: &str) -> ModelFiles {
     ModelFiles::open(&folder(case)).unwrap()
 }
 
-/// Computes a prompt in chunks and returns the logits of its last position. Its blocks are handed out from the back of a pool of
+/// Computes a prompt in chunks and returns the logits of its last position. See [`forward`].
+pub fn last_logits(
+    model: &mut Model,
+    caches: &mut [KvCache],
+    pool: (usize, usize),
+    prompt: &[u32],
+    chunk: usize,
+) -> Vec<f32> {
+    let last = forward(model, caches, pool, prompt, chunk);
+    model.logits(&[last]).unwrap().to_vec()
+}
+
+/// Computes a prompt in chunks and returns the row of its last position. Its blocks are handed out from the back of a pool of
 /// `num_blocks`, so that the tables of the layer groups are not the identity. If there is more than one chunk, only the last row of
 /// each is kept to the end.
-pub fn last_logits(
+pub fn forward(
     model: &mut Model,
     caches: &mut [KvCache],
     (block_size, num_blocks): (usize, usize),
     prompt: &[u32],
     chunk: usize,
-) -> Vec<f32> {
+) -> u32 {
     let groups = model.layout().groups.len();
     let blocks = prompt.len().div_ceil(block_size);
     let table = |group: usize| (0..blocks).map(|i| (num_blocks - 1 - group * blocks - i) as i32).collect();
@@ -46,7 +58,7 @@ pub fn last_logits(
         batch.needed.iter_mut().for_each(|needed| needed.push(last));
         model.forward(&batch, caches).unwrap();
     }
-    model.logits(&[last]).unwrap().to_vec()
+    last
 }
 
 /// What a decoder needs of kernels.
