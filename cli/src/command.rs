@@ -88,6 +88,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
     pub allow_runtime_lora_updating: Option<bool>,
+    /// Let clients reset the prefix cache [default: true on a loopback address]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
+    pub server_dev_mode: Option<bool>,
     /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
     #[arg(long, value_name = "FORMAT", env = "QUIRE_TOOL_CALL_PARSER")]
     pub tool_call_parser: Option<ToolFormat>,

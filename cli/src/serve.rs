@@ -41,6 +41,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         reasoning_parser: args.reasoning_parser,
         pooling_type: args.pooling_type,
         allow_runtime_lora_updating: args.allow_runtime_lora_updating,
+        server_dev_mode: args.server_dev_mode,
     };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);

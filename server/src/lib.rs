@@ -39,7 +39,7 @@
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
 //! | `run` | the engine requests of a call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
-//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
+//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `adapters`, `prefix_cache`, `status`, `metrics` | the routes |
 //! | `openapi` | the description of all routes |
 //! | `connection`, `refusal` | TCP connections that detect absent clients; errors for bytes that are not a request |
 //! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
@@ -73,6 +73,7 @@ mod openapi;
 mod options;
 mod origin;
 mod page;
+mod prefix_cache;
 mod prompts;
 mod refusal;
 mod reply;
@@ -112,6 +113,10 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         true => [post(adapters::load), post(adapters::unload)],
         false => [post(adapters::forbidden), post(adapters::forbidden)],
     };
+    let reset = match app.options.server_dev_mode.unwrap_or(loopback) {
+        true => post(prefix_cache::reset),
+        false => post(prefix_cache::forbidden),
+    };
     Router::new()
         .route("/health", get(status::health))
         .route("/version", get(status::version))
@@ -127,6 +132,7 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/load_lora_adapter", load)
         .route("/v1/unload_lora_adapter", unload)
+        .route("/reset_prefix_cache", reset)
         .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

@@ -30,6 +30,8 @@ pub struct ServerOptions {
     /// Whether clients may load and unload LoRA adapters, whose folders on this machine they name; `None` allows it if the
     /// server listens on a loopback address.
     pub allow_runtime_lora_updating: Option<bool>,
+    /// Whether clients may reset the prefix cache; `None` allows it if the server listens on a loopback address.
+    pub server_dev_mode: Option<bool>,
     /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
     pub pooling_type: Option<Pooling>,
 }

@@ -17,7 +17,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::work::Work;
-use super::{adapters, chat, completions, embeddings, page, responses, tokenize};
+use super::{adapters, chat, completions, embeddings, page, prefix_cache, responses, tokenize};
 use answers::reference;
 
 /// `GET /openapi.json`.
@@ -56,6 +56,11 @@ fn document(app: &Arc<App>) -> Value {
     document.post_text("/v1/load_lora_adapter", "Load a LoRA adapter", request);
     let request = document.request("UnloadLoraAdapterRequest", "An adapter to unload.", adapters::unload_name);
     document.post_text("/v1/unload_lora_adapter", "Unload a LoRA adapter once its requests have ended", request);
+    let mut reset = operation("/reset_prefix_cache", "Empty the prefix cache");
+    let parameter = |(name, description): (&str, &str)| json!({"name": name, "in": "query", "description": description, "schema": {"type": "boolean", "default": false}});
+    reset["parameters"] = prefix_cache::PARAMETERS.map(parameter).to_vec().into();
+    reset["responses"]["200"] = json!({"description": "The cache is empty. The response has no body."});
+    document.add("/reset_prefix_cache", "post", reset);
     for method in ["get", "delete"] {
         // Always an error.
         let mut operation = operation("/v1/responses/{id}", "Not supported: responses are not stored");
