@@ -16,6 +16,7 @@ use crate::profile::ProfileArgs;
 use crate::replay::{RecordArgs, ReplayArgs};
 use crate::shared::Shared;
 use crate::values;
+use crate::vllm::VllmArgs;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
@@ -77,9 +78,13 @@ pub struct ServeArgs {
     /// Port to listen on; 0 selects a free one
     #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>, env = "QUIRE_PORT")]
     pub port: u16,
-    /// Name of the model in the API [default: the name of its folder]
-    #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
-    pub served_model_name: Option<String>,
+    /// Name of the model in the API; several can follow, of which answers and metrics have the first [default: the name of its
+    /// folder]
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
+    pub served_model_name: Vec<String>,
+    /// Owner of the models in /v1/models, by which some routers tell engines apart
+    #[arg(long, value_name = "NAME", default_value = "quire", value_parser = values::filled, env = "QUIRE_OWNED_BY")]
+    pub owned_by: String,
     /// LoRA adapters: NAME=FOLDER, or JSON with "name" and "path"; several can follow, or the flag is repeated
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., value_parser = values::lora_module, requires = "enable_lora",
           env = "QUIRE_LORA_MODULES")]
@@ -112,6 +117,8 @@ pub struct ServeArgs {
     pub max_log_len: usize,
     #[command(flatten)]
     pub limits: LimitArgs,
+    #[command(flatten)]
+    pub vllm: VllmArgs,
     #[command(flatten)]
     pub profile: ProfileArgs,
     #[command(flatten)]

@@ -18,19 +18,29 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
+    // The flag takes all words that follow, so the second name may be a misplaced model.
+    if let ([_, second, ..], None) = (args.served_model_name.as_slice(), args.engine.model()) {
+        let advice = "expected a model with several names; put MODEL before the flag";
+        return Err(CliError::Usage(format!("--served-model-name: found {second:?} and no model, {advice}")));
+    }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
     let listener = listen(&args)?;
+    let runtime = session::runtime()?;
+    let loading = {
+        let _runtime = runtime.enter();
+        runtime.spawn(server::refuse_while_loading(tokio::net::TcpListener::from_std(listener.try_clone()?)?))
+    };
     args.engine.fetch(&mut config)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
-    let runtime = session::runtime()?;
     runtime.block_on(lora::load(&engine, &args))?;
     let sampling = session::sampling_defaults(engine.generation_defaults());
     engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
     let options = ServerOptions {
-        served_model_name: args.served_model_name.clone(),
+        served_model_names: args.served_model_name.clone(),
+        owned_by: Some(args.owned_by.clone()),
         root,
         api_keys: api_keys.clone(),
         cors: args.limits.cors(),
@@ -55,6 +65,9 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
             ));
             tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
         };
+        loading.abort();
+        // Connections are refused until the task has ended.
+        let _ = loading.await;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         greet(&engine, &args, listener.local_addr()?.port(), !api_keys.is_empty());
         server::serve(listener, app, stop, grace).await

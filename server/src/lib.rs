@@ -98,7 +98,7 @@ use axum::routing::{get, post};
 
 pub use app::App;
 pub use origin::Host;
-pub use serve::serve;
+pub use serve::{refuse_while_loading, serve};
 pub use settings::{Cors, Limits, ServerOptions};
 
 /// All routes, for a server that other machines can reach.
@@ -119,13 +119,16 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
     };
     Router::new()
         .route("/health", get(status::health))
+        .route("/ping", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))
         // The rest of the path, because model names may have slashes.
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/completions/render", post(completions::render))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
@@ -133,6 +136,9 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/v1/load_lora_adapter", load)
         .route("/v1/unload_lora_adapter", unload)
         .route("/reset_prefix_cache", reset)
+        .route("/is_sleeping", get(status::is_sleeping))
+        .route("/sleep", post(status::sleep))
+        .route("/wake_up", post(status::wake_up))
         .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

@@ -37,9 +37,15 @@ fn document(app: &Arc<App>) -> Value {
     let mut document = Document { work, schemas: answers::schemas(), paths: Map::new() };
     let request =
         document.request("CompletionRequest", "A request for completions.", completions::CompletionRequest::read);
-    document.post("/v1/completions", "Create completions", request, "Completion", true);
+    document.post("/v1/completions", "Create completions", request.clone(), "Completion", true);
+    let path = "/v1/completions/render";
+    document.post(path, "Tokenize the prompts of a request for completions", request, "Rendered", false);
+    let list = json!({"type": "array", "items": reference("Rendered")});
+    document.paths[path]["post"]["responses"]["200"]["content"] = json_content(list);
     let request = document.request("ChatRequest", "A request for chat completions.", chat::ChatRequest::read);
-    document.post("/v1/chat/completions", "Create chat completions", request, "Chat", true);
+    document.post("/v1/chat/completions", "Create chat completions", request.clone(), "Chat", true);
+    let summary = "Render and tokenize the prompt of a request for chat completions";
+    document.post("/v1/chat/completions/render", summary, request, "Rendered", false);
     let request = document.request("ResponsesRequest", "A request for a response; n must be 1.", responses::read);
     document.post("/v1/responses", "Create a response", request.clone(), "Response", true);
     document.post("/v1/responses/input_tokens", "Count the input tokens of a response", request, "InputTokens", false);
@@ -67,7 +73,14 @@ fn document(app: &Arc<App>) -> Value {
         operation["operationId"] = format!("{method}_v1_responses_id").into();
         document.add("/v1/responses/{id}", method, operation);
     }
-    document.get("/health", "Check that the engine runs and makes progress", "Health");
+    document.get("/health", "Check that the engine runs, takes requests and makes progress", "Health");
+    document.get("/ping", "The same as /health", "Health");
+    document.get("/is_sleeping", "Whether the engine sleeps, which it never does", "Sleeping");
+    // Always an error.
+    document.add("/sleep", "post", operation("/sleep", "Not supported: the engine does not sleep"));
+    let mut wake_up = operation("/wake_up", "Succeeds, because the engine is awake");
+    wake_up["responses"]["200"] = json!({"description": "The engine is awake. The response has no body."});
+    document.add("/wake_up", "post", wake_up);
     document.get("/version", "Version of the server", "Version");
     document.text("/metrics", "Metrics in Prometheus' text format", "text/plain");
     document.get("/quire/state", "State of the engine: blocks, requests and speed", "State");
