@@ -179,7 +179,7 @@ impl Metrics {
         let now = registry(&self.model);
         engine_page::fill(&now, engine, info, step_age);
         if let Some(max_loras) = info.max_loras {
-            self.adapters.fill(&now, max_loras);
+            engine_page::lora(&now, max_loras, self.adapters.names());
         }
         let mut families = [now.gather(), self.registry.gather()].concat();
         families.push(engine_page::step_tokens(&engine.step_tokens, &self.model));

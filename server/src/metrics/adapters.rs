@@ -1,12 +1,7 @@
-//! `vllm:lora_requests_info`: the LoRA adapters of running and of waiting requests, as labels.
+//! The LoRA adapters of running and of waiting requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use prometheus::{GaugeVec, Opts, Registry};
-
-use super::register;
 
 /// Numbers of running and of waiting requests by adapter; none has only zeros.
 type Counts = BTreeMap<String, [usize; 2]>;
@@ -36,20 +31,13 @@ impl AdapterRequests {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the metric for an engine that runs up to `max_loras` adapters at once. As in vLLM, its value is the time in seconds since
-    /// 1970: a reader that finds several samples takes the newest.
-    pub fn fill(&self, registry: &Registry, max_loras: usize) {
-        let names = |state: usize| {
-            let counts = self.lock();
-            let names = counts.iter().filter(|(_, counts)| counts[state] > 0).map(|(name, _)| name.as_str());
-            names.collect::<Vec<_>>().join(",")
-        };
-        let options = Opts::new("vllm:lora_requests_info", "LoRA adapters of running and waiting requests as labels.");
-        let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
-        let info = register(registry, GaugeVec::new(options, &labels));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
-        let values = [max_loras.to_string(), names(RUNNING), names(WAITING)];
-        info.with_label_values(&values).set(now);
+    /// Names of the adapters of running and of waiting requests, each list with commas between them.
+    pub fn names(&self) -> [String; 2] {
+        let counts = self.lock();
+        [RUNNING, WAITING].map(|state| {
+            let used = counts.iter().filter(|(_, counts)| counts[state] > 0);
+            used.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",")
+        })
     }
 }
 

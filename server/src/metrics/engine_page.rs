@@ -1,6 +1,6 @@
 //! The engine's counters as metrics, made for each page.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use engine::{EngineStats, ModelInfo, StepTokens};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -113,6 +113,16 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));
     let sizes = [info.block_size.to_string(), info.num_blocks.to_string()];
     config.with_label_values(&[sizes[0].as_str(), sizes[1].as_str(), "auto"]).set(1.0);
+}
+
+/// Adds the adapters of running and of waiting requests. As in vLLM, the value is the time in seconds since 1970: a reader that finds
+/// several samples takes the newest.
+pub fn lora(registry: &Registry, max_loras: usize, [running, waiting]: [String; 2]) {
+    let options = Opts::new("vllm:lora_requests_info", "LoRA adapters of running and waiting requests as labels.");
+    let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
+    let info = register(registry, GaugeVec::new(options, &labels));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+    info.with_label_values(&[max_loras.to_string(), running, waiting]).set(now);
 }
 
 /// The histogram recorded by the engine.
