@@ -63,6 +63,9 @@ const MODEL: &str = "quire-demo";
 /// Package with `dynamo.indexer`.
 const INDEXER: &str = "ai-dynamo-runtime";
 
+/// Formats of KV events that the indexer reads.
+const FORMATS: [&str; 2] = ["map", "array"];
+
 /// Installs the packages with the interpreter `python`, measures, and prints a table.
 ///
 /// # Errors
@@ -70,6 +73,7 @@ const INDEXER: &str = "ai-dynamo-runtime";
 /// `QUIRE_REQUIRE` asks for cannot be installed.
 pub fn run(root: &Path, python: &Path) -> Result<(), String> {
     let packages = Packages::install(root, python)?;
+    let (planned, mut ran) = (SETUPS.len() + FORMATS.len(), 0);
     let quire = cargo::build_quire(root, "dev")?;
     println!(
         "| router | policy | requests, failed | by replica | affinity | replica killed: requests, failed | until all succeed | longest |"
@@ -82,16 +86,19 @@ pub fn run(root: &Path, python: &Path) -> Result<(), String> {
                 measure(setup, &quire, &packages).map_err(|problem| format!("{name}, {}: {problem}", setup.policy))?;
             let without = if setup.is_control { ", no retries" } else { "" };
             println!("| {name} | {}{without} | {row} |", setup.policy);
+            ran += 1;
         }
     }
     if let Some(version) = packages.version(INDEXER) {
-        for format in ["map", "array"] {
+        for format in FORMATS {
             let indexer::Compared { equal, cached, resets } = indexer::compare(&quire, &packages, format)?;
             println!(
                 "dynamo.indexer ({INDEXER} {version}), format {format}: equal for {equal} prompts, of which {cached} had a cached prefix, and after {resets} resets"
             );
+            ran += 1;
         }
     }
+    println!("{ran} of {planned} measurements ran");
     Ok(())
 }
 
