@@ -10,8 +10,11 @@ use super::MODEL;
 use super::http::Client;
 use super::random::Random;
 
-/// Number of conversations, which run at the same time.
+/// Number of conversations.
 const CONVERSATIONS: usize = 15;
+
+/// Those of them that run at the same time.
+const AT_ONCE: usize = 5;
 
 /// Turns of each.
 const TURNS: usize = 6;
@@ -51,7 +54,7 @@ pub fn conversations(client: &Client) -> Result<Affinity, String> {
         let mut random = Random(index as u64);
         let (mut messages, mut before, mut counted) = (Vec::new(), 0, Affinity::default());
         for turn in 0..TURNS {
-            messages.push(json!({"role": "user", "content": random.words(if turn == 0 { 12 } else { 4 })}));
+            messages.push(json!({"role": "user", "content": random.words(if turn == 0 { 40 } else { 4 })}));
             let body = json!({"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0});
             let answer = client.post(CHAT, &body)?;
             let usage = &answer["usage"];
@@ -69,8 +72,10 @@ pub fn conversations(client: &Client) -> Result<Affinity, String> {
         Ok(counted)
     };
     let all: Vec<Result<Affinity, String>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..CONVERSATIONS).map(|index| scope.spawn(move || run(index))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into()))).collect()
+        let one_after_the_other = |first| move || (first..CONVERSATIONS).step_by(AT_ONCE).map(run).collect::<Vec<_>>();
+        let threads: Vec<_> = (0..AT_ONCE).map(|first| scope.spawn(one_after_the_other(first))).collect();
+        let panicked = |_| vec![Err("a client panicked".into())];
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(panicked)).collect()
     });
     let mut sum = Affinity::default();
     for one in all {

@@ -55,7 +55,7 @@ const WITHOUT_RETRIES: [&str; 5] =
 const FAILOVER: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(15)];
 
 /// Share of later turns that must reach the replica of their conversation.
-const LEAST_AFFINITY: f64 = 0.8;
+const LEAST_AFFINITY: f64 = 0.75;
 
 /// Name of the demo model.
 const MODEL: &str = "quire-demo";
