@@ -16,6 +16,7 @@ use crate::profile::ProfileArgs;
 use crate::replay::{RecordArgs, ReplayArgs};
 use crate::shared::Shared;
 use crate::values;
+use crate::vllm::VllmArgs;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
@@ -77,9 +78,13 @@ pub struct ServeArgs {
     /// Port to listen on; 0 selects a free one
     #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>, env = "QUIRE_PORT")]
     pub port: u16,
-    /// Name of the model in the API [default: the name of its folder]
-    #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
-    pub served_model_name: Option<String>,
+    /// Name of the model in the API; several can follow, of which answers and metrics have the first [default: the name of its
+    /// folder]
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
+    pub served_model_name: Vec<String>,
+    /// Owner of the models in /v1/models, by which some routers tell engines apart
+    #[arg(long, value_name = "NAME", default_value = "quire", value_parser = values::filled, env = "QUIRE_OWNED_BY")]
+    pub owned_by: String,
     /// LoRA adapters: NAME=FOLDER, or JSON with "name" and "path"; several can follow, or the flag is repeated
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., value_parser = values::lora_module, requires = "enable_lora",
           env = "QUIRE_LORA_MODULES")]
@@ -88,6 +93,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
     pub allow_runtime_lora_updating: Option<bool>,
+    /// Let clients reset the prefix cache [default: true on a loopback address]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
+    pub server_dev_mode: Option<bool>,
     /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
     #[arg(long, value_name = "FORMAT", env = "QUIRE_TOOL_CALL_PARSER")]
     pub tool_call_parser: Option<ToolFormat>,
@@ -108,6 +117,8 @@ pub struct ServeArgs {
     pub max_log_len: usize,
     #[command(flatten)]
     pub limits: LimitArgs,
+    #[command(flatten)]
+    pub vllm: VllmArgs,
     #[command(flatten)]
     pub profile: ProfileArgs,
     #[command(flatten)]

@@ -30,6 +30,7 @@ mod serve;
 mod session;
 mod shared;
 mod values;
+mod vllm;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

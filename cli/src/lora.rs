@@ -9,10 +9,13 @@ use super::values::LoraModule;
 
 /// Loads the adapters of `--lora-modules`.
 pub async fn load(engine: &AsyncEngine, args: &ServeArgs) -> Result<(), CliError> {
-    let base = args.served_model_name.as_ref().unwrap_or(&engine.info().name);
+    let base = match args.served_model_name.as_slice() {
+        [] => std::slice::from_ref(&engine.info().name),
+        names => names,
+    };
     for LoraModule { name, path } in &args.lora_modules {
         let failed = |problem: String| CliError::Failed(format!("--lora-modules {name}: {problem}"));
-        if name == base {
+        if base.contains(name) {
             return Err(failed("found the name of the base model; expected another".to_string()));
         }
         engine.load_adapter(name, path.clone(), false).await.map_err(|error| failed(error.to_string()))?;

@@ -18,6 +18,11 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
+    // The flag takes all words that follow, so the second name may be a misplaced model.
+    if let ([_, second, ..], None) = (args.served_model_name.as_slice(), args.engine.model()) {
+        let advice = "expected a model with several names; put MODEL before the flag";
+        return Err(CliError::Usage(format!("--served-model-name: found {second:?} and no model, {advice}")));
+    }
     let group = Group::open(&config.parallel)?;
     if group.rank() > 0 {
         args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
@@ -25,17 +30,22 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
     let listener = listen(&args).inspect_err(|error| group.refuse(error))?;
+    let runtime = session::runtime()?;
+    let loading = {
+        let _runtime = runtime.enter();
+        runtime.spawn(server::refuse_while_loading(tokio::net::TcpListener::from_std(listener.try_clone()?)?))
+    };
     args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
     let source = config.model.clone();
     let engine = session::start_in(config, group)?;
     note(session::describe(&engine, &source));
-    let runtime = session::runtime()?;
     runtime.block_on(lora::load(&engine, &args))?;
     let sampling = session::sampling_defaults(engine.generation_defaults());
     engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
     let options = ServerOptions {
-        served_model_name: args.served_model_name.clone(),
+        served_model_names: args.served_model_name.clone(),
+        owned_by: Some(args.owned_by.clone()),
         root,
         api_keys: api_keys.clone(),
         cors: args.limits.cors(),
@@ -46,6 +56,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         reasoning_parser: args.reasoning_parser,
         pooling_type: args.pooling_type,
         allow_runtime_lora_updating: args.allow_runtime_lora_updating,
+        server_dev_mode: args.server_dev_mode,
     };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);
@@ -59,6 +70,9 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
             ));
             tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
         };
+        loading.abort();
+        // Connections are refused until the task has ended.
+        let _ = loading.await;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         greet(&engine, &args, listener.local_addr()?.port(), !api_keys.is_empty());
         server::serve(listener, app, stop, grace).await

@@ -19,4 +19,5 @@ mod hub;
 mod old_cpu;
 mod pains;
 mod process;
+mod routers;
 mod seccomp;

@@ -7,6 +7,8 @@ use crate::common::Server;
 const DOCKERFILE: &str = include_str!("../../deploy/Dockerfile");
 const UNIT: &str = include_str!("../../deploy/systemd/quire.service");
 const MANIFEST: &str = include_str!("../../deploy/kubernetes/quire.yaml");
+const PATCHES: [&str; 2] =
+    [include_str!("../../deploy/kubernetes/llm-d.yaml"), include_str!("../../deploy/kubernetes/aibrix.yaml")];
 const ADAPTER: &str = include_str!("../../deploy/kubernetes/adapter.yaml");
 
 fn help() -> String {
@@ -73,6 +75,28 @@ fn ports_and_probes_meet_the_program() {
     assert!(ADAPTER.contains("vllm:num_requests_waiting") && page.contains("\nvllm:num_requests_waiting{"));
     assert_eq!(value(ADAPTER, "as"), "quire_requests_waiting");
     assert!(MANIFEST.contains("name: quire_requests_waiting"));
+}
+
+#[test]
+fn the_patches_for_routers_have_labels_and_kv_events_that_the_program_accepts() {
+    for (patch, labels) in PATCHES.iter().zip([
+        &["llm-d.ai/engine-type: vllm", "llm-d.ai/role: both"][..],
+        &["model.aibrix.ai/engine: vllm", "model.aibrix.ai/port: \"8000\"", "kv-events-enabled: \"true\""],
+    ]) {
+        labels.iter().for_each(|label| assert!(patch.contains(label), "{label}"));
+        assert!(patch.contains("name: QUIRE_KV_EVENTS_CONFIG") && help().contains("QUIRE_KV_EVENTS_CONFIG"));
+        let config = patch.lines().find_map(|line| line.trim().strip_prefix("value: '")?.strip_suffix('\'')).unwrap();
+        for port in [5557, 5558] {
+            assert!(
+                config.contains(&format!(":{port}")) && patch.contains(&format!("containerPort: {port}")),
+                "{port}"
+            );
+        }
+        let plan =
+            Command::new(env!("CARGO_BIN_EXE_quire")).args(["plan", "--kv-events-config", config]).output().unwrap();
+        assert!(plan.status.success(), "{config}: {}", String::from_utf8_lossy(&plan.stderr));
+    }
+    assert!(DOCKERFILE.contains("ln -s quire /out/vllm"));
 }
 
 #[test]

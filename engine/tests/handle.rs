@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::noop::NoOp;
 use crate::common::slow::slow;
-use crate::common::{config, request};
+use crate::common::{config, overlapping, request};
 use engine::{
     AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar,
     StructuredOutput, SubmitError,
@@ -260,4 +260,59 @@ fn a_request_whose_grammar_compiles_while_the_engine_starts_draining_is_refused(
         assert_eq!(last.await.err(), Some(SubmitError::Closed));
     });
     assert_eq!(engine.num_unfinished(), 0);
+}
+
+/// Whether the cache was emptied.
+fn reset(engine: &AsyncEngine, reset_running: bool) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(engine.reset_prefix_cache(reset_running)).unwrap()
+}
+
+/// Tokens of a request, and how many tokens of its prompt were cached.
+fn tokens(mut stream: engine::OutputStream) -> (Vec<u32>, usize) {
+    let (mut tokens, mut cached) = (Vec::new(), 0);
+    while let Some(event) = stream.next_blocking() {
+        match event {
+            Event::Started { cached_tokens } => cached = cached_tokens,
+            Event::Delta(delta) => tokens.extend(delta.tokens.iter().map(|token| token.id)),
+            _ => {}
+        }
+    }
+    (tokens, cached)
+}
+
+#[test]
+fn b33_an_idle_engine_empties_its_prefix_cache_and_a_busy_one_refuses() {
+    let engine = start_slow();
+    let mut running = submit(&engine, request(1, 20, 400, 1)).unwrap();
+    running.next_blocking();
+    assert!(!reset(&engine, false), "a request owns blocks");
+    drop(running);
+    wait("cancelled", || engine.num_unfinished() == 0);
+    let cached = || tokens(submit(&engine, request(1, 20, 1, 1)).unwrap()).1;
+    assert_eq!((cached(), cached()), (16, 16));
+    assert!(reset(&engine, false));
+    assert_eq!((cached(), cached()), (0, 16));
+    engine.shutdown();
+    wait("the thread to end", || !engine.is_alive());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    assert_eq!(runtime.block_on(engine.reset_prefix_cache(false)), None);
+}
+
+#[test]
+fn b33_a_reset_of_running_requests_changes_no_token_also_while_steps_are_in_flight() {
+    let overlapping = overlapping(24).map(|config| EngineConfig { deterministic: true, ..config });
+    for config in [Some(slow(config(64))), overlapping].into_iter().flatten() {
+        let alone = AsyncEngine::start(config.clone(), &|_, _| {}).unwrap();
+        let expected: Vec<_> = (0..3).map(|i| tokens(submit(&alone, request(i, 20, 24, 1)).unwrap()).0).collect();
+        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        let streams: Vec<_> = (0..3).map(|i| submit(&engine, request(i, 20, 24, 1)).unwrap()).collect();
+        wait("running", || engine.stats().num_running == 3);
+        for _ in 0..3 {
+            assert!(reset(&engine, true));
+        }
+        assert!(engine.num_unfinished() > 0 && engine.stats().tokens_lost > 0, "nothing ran when the cache was reset");
+        let got: Vec<_> = streams.into_iter().map(|stream| tokens(stream).0).collect();
+        assert_eq!(got, expected);
+    }
 }

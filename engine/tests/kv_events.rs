@@ -1,5 +1,5 @@
 //! KV events of an engine: a router that reads them knows the engine's cache exactly, after every step. Numbers such as B29 are
-//! those of `docs/kv-events.md`.
+//! those of `docs/routers.md`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

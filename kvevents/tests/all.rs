@@ -1,5 +1,5 @@
 //! The integration tests of the crate, in one program. Numbers such as B26 are requirements on engines behind routers, as listed in
-//! `docs/kv-events.md`.
+//! `docs/routers.md`.
 #![allow(clippy::unwrap_used)]
 
 mod bytes;

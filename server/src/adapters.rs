@@ -64,7 +64,7 @@ pub async fn load(State(app): State<Arc<App>>, request: Request) -> Result<Respo
     if name.is_empty() || path.is_empty() {
         return Ok(invalid("Both 'lora_name' and 'lora_path' must be provided."));
     }
-    if name == app.model {
+    if app.is_model(&name) {
         return Ok(invalid(&format!("The lora adapter '{name}' has the name of the base model; expected another.")));
     }
     Ok(match app.engine.load_adapter(&name, PathBuf::from(path), replace).await {

@@ -26,8 +26,10 @@ pub struct App {
     pub(super) engine: AsyncEngine,
     pub(super) options: ServerOptions,
     pub(super) metrics: Metrics,
-    /// Name of the model in requests and responses.
+    /// Name of the model in responses.
     pub(super) model: String,
+    /// Further names of the model in requests.
+    pub(super) aliases: Vec<String>,
     /// Permits for streaming responses, if they are limited.
     pub(super) streams: Option<Arc<Semaphore>>,
     pub(super) tool_format: ToolFormat,
@@ -53,11 +55,19 @@ impl App {
     pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
         let info = engine.info();
         let template = engine.chat_template().map(AsRef::as_ref);
-        let model = options.served_model_name.clone().unwrap_or_else(|| info.name.clone());
+        let mut names = options.served_model_names.iter().cloned();
+        let model = names.next().unwrap_or_else(|| info.name.clone());
+        let mut aliases: Vec<String> = Vec::new();
+        for name in names {
+            if name != model && !aliases.contains(&name) {
+                aliases.push(name);
+            }
+        }
         let limits = &options.limits;
         App {
             metrics: Metrics::new(&model, info),
             model,
+            aliases,
             streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
             tool_format: options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template)),
             reasoning: options.reasoning_parser.unwrap_or_else(|| ReasoningFormat::of(template)),
@@ -96,10 +106,15 @@ impl App {
         self.engine.info().vocab_size
     }
 
+    /// Whether this is a name of the model itself.
+    pub(super) fn is_model(&self, name: &str) -> bool {
+        self.model == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
     /// Reads the field `model`, which is optional: the LoRA adapter that it names, or `None` for the model as it is.
     pub(super) fn choose_model(&self, fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
         let description = "Name of the served model or of a LoRA adapter; may be omitted.";
-        match fields.str("model", usize::MAX, description)?.filter(|name| *name != self.model) {
+        match fields.str("model", usize::MAX, description)?.filter(|name| !self.is_model(name)) {
             Some(name) if self.adapter(name).is_none() => Err(ApiError::unknown_model(name, &self.model)),
             other => Ok(other.map(str::to_string)),
         }

@@ -12,7 +12,7 @@ use super::app::App;
 use super::error::ApiError;
 
 /// Routes of probes and scrapers, which send no key.
-const PUBLIC: [&str; 3] = ["/health", "/version", "/metrics"];
+const PUBLIC: [&str; 4] = ["/health", "/ping", "/version", "/metrics"];
 
 /// Middleware: rejects requests without a valid key with 401.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

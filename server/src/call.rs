@@ -27,6 +27,8 @@ const MAX_ID: usize = 128;
 /// The current call.
 pub struct Call {
     id: String,
+    /// Whether the client chose the id.
+    is_sent: bool,
     trace_parent: Option<String>,
     held: Mutex<Held>,
 }
@@ -45,6 +47,11 @@ tokio::task_local! {
 /// Id of the current call; empty outside of a call.
 pub fn id() -> String {
     CALL.try_with(|call| call.id.clone()).unwrap_or_default()
+}
+
+/// Id of the current call if the client chose it.
+pub fn sent_id() -> Option<String> {
+    CALL.try_with(|call| call.is_sent.then(|| call.id.clone())).unwrap_or_default()
 }
 
 /// Trace context `00-TRACE-PARENT-FLAGS` of the current call, if the client sent one.
@@ -91,6 +98,7 @@ pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     let trace_parent = request.headers().get(TRACE_PARENT).and_then(|value| value.to_str().ok());
     let call = Arc::new(Call {
         trace_parent: trace_parent.filter(|text| is_trace_parent(text)).map(str::to_string),
+        is_sent: sent.is_some(),
         id: sent.map_or_else(|| app.fresh_id("req"), str::to_string),
         held: Mutex::default(),
     });

@@ -65,6 +65,22 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     .await
 }
 
+/// `POST /v1/chat/completions/render`: the token ids of the prompt, and no answer.
+pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let id = reply::response_id(&app, "chatcmpl");
+    // Written in the closure, off the threads that serve connections.
+    let answer = body.read(&app, move |work, fields| {
+        let (Prepared { options, ids, .. }, cost) = prepare(work, fields)?;
+        let default = work.engine.generation_defaults().max_new_tokens;
+        let request = options.request(work, ids, default, "messages")?;
+        let rendered = reply::rendered(work, options.adapter.as_deref(), &id, &request.prompt);
+        let repeated_bytes = cost.repeated_bytes + reply::RENDERED_BYTES * cost.prompt_tokens;
+        Ok((rendered.into_response(), Cost { repeated_bytes, ..cost }))
+    });
+    Ok(answer.await?.0)
+}
+
 /// A chat request, rendered and tokenized.
 pub struct Prepared {
     pub options: Options,

@@ -49,6 +49,21 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
     .await
 }
 
+/// `POST /v1/completions/render`: the token ids of each prompt, and no completion.
+pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let id = reply::response_id(&app, "cmpl");
+    // Written in the closure, off the threads that serve connections.
+    let answer = body.read(&app, move |work, fields| {
+        let ((Completion { prompts, options, .. }, _), cost) = prepare(work, fields)?;
+        let adapter = options.adapter.as_deref();
+        let all: Vec<Json> = prompts.iter().map(|prompt| reply::rendered(work, adapter, &id, &prompt.ids)).collect();
+        let repeated_bytes = cost.repeated_bytes + reply::RENDERED_BYTES * cost.prompt_tokens;
+        Ok((Json::from(all).into_response(), Cost { repeated_bytes, ..cost }))
+    });
+    Ok(answer.await?.0)
+}
+
 /// State of a running completion request.
 struct Completion {
     app: Arc<App>,

@@ -40,6 +40,14 @@ impl Json {
         }
     }
 
+    /// JSON text of a list.
+    pub fn list<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
+        let mut text = Vec::new();
+        // Writing to a `Vec` cannot fail.
+        let _ = serde_json::Serializer::new(&mut text).collect_seq(items);
+        Json::text(String::from_utf8(text).unwrap_or_default())
+    }
+
     /// Sets or replaces a field of an object.
     pub fn set(&mut self, name: &str, value: impl Into<Json>) {
         if let Json::Object(fields) = self {

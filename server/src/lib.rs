@@ -39,7 +39,7 @@
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
 //! | `run` | the engine requests of a call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
-//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
+//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `adapters`, `prefix_cache`, `status`, `metrics` | the routes |
 //! | `openapi` | the description of all routes |
 //! | `connection`, `refusal` | TCP connections that detect absent clients; errors for bytes that are not a request |
 //! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
@@ -73,6 +73,7 @@ mod openapi;
 mod options;
 mod origin;
 mod page;
+mod prefix_cache;
 mod prompts;
 mod refusal;
 mod reply;
@@ -97,7 +98,7 @@ use axum::routing::{get, post};
 
 pub use app::App;
 pub use origin::Host;
-pub use serve::serve;
+pub use serve::{refuse_while_loading, serve};
 pub use settings::{Cors, Limits, ServerOptions};
 
 /// All routes, for a server that other machines can reach.
@@ -112,21 +113,32 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         true => [post(adapters::load), post(adapters::unload)],
         false => [post(adapters::forbidden), post(adapters::forbidden)],
     };
+    let reset = match app.options.server_dev_mode.unwrap_or(loopback) {
+        true => post(prefix_cache::reset),
+        false => post(prefix_cache::forbidden),
+    };
     Router::new()
         .route("/health", get(status::health))
+        .route("/ping", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))
         // The rest of the path, because model names may have slashes.
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/completions/render", post(completions::render))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/load_lora_adapter", load)
         .route("/v1/unload_lora_adapter", unload)
+        .route("/reset_prefix_cache", reset)
+        .route("/is_sleeping", get(status::is_sleeping))
+        .route("/sleep", post(status::sleep))
+        .route("/wake_up", post(status::wake_up))
         .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))

@@ -4,6 +4,7 @@
 //! sample has the label `model_name`. Recording costs a few atomic additions; the engine's own counters are read when
 //! the page is requested.
 
+mod adapters;
 mod buckets;
 mod engine_page;
 
@@ -14,6 +15,8 @@ use engine::{EngineStats, ModelInfo};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, TextEncoder};
 
+pub use adapters::AdapterRequest;
+use adapters::AdapterRequests;
 use buckets::{FIRST_TOKEN, INTER_TOKEN, REQUEST, one_two_five};
 
 /// Reason of sequences whose client disconnected.
@@ -57,6 +60,7 @@ pub struct Metrics {
     params_max_tokens: Histogram,
     finished: IntCounterVec,
     rejected: IntCounterVec,
+    adapters: AdapterRequests,
 }
 
 impl Metrics {
@@ -126,8 +130,14 @@ impl Metrics {
                 "reason",
                 &REJECTED,
             ),
+            adapters: AdapterRequests::default(),
             registry,
         }
+    }
+
+    /// Counts a request of a LoRA adapter until the result is dropped.
+    pub fn adapter_request(&self, name: String) -> AdapterRequest {
+        self.adapters.add(name)
     }
 
     /// Records a request accepted by the engine.
@@ -168,6 +178,9 @@ impl Metrics {
     pub fn render(&self, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) -> String {
         let now = registry(&self.model);
         engine_page::fill(&now, engine, info, step_age);
+        if let Some(max_loras) = info.max_loras {
+            engine_page::lora(&now, max_loras, self.adapters.names());
+        }
         let mut families = [now.gather(), self.registry.gather()].concat();
         families.push(engine_page::step_tokens(&engine.step_tokens, &self.model));
         TextEncoder::new().encode_to_string(&families).unwrap_or_default()

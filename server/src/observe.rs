@@ -19,7 +19,7 @@ use tracing::field::Empty;
 
 use super::app::App;
 use super::call;
-use super::metrics::{ABORT, Times};
+use super::metrics::{ABORT, AdapterRequest, Times};
 
 /// Reason of a finished sequence, as named in metrics and logs.
 pub fn reason(finish: &FinishReason) -> &'static str {
@@ -37,6 +37,7 @@ pub struct Arrival {
     max_tokens: Option<usize>,
     prompt_tokens: usize,
     prompt: Option<String>,
+    adapter: Option<String>,
 }
 
 impl Arrival {
@@ -52,6 +53,7 @@ impl Arrival {
             max_tokens: request.params.max_tokens,
             prompt_tokens: request.prompt.len(),
             prompt,
+            adapter: request.adapter.clone(),
         }
     }
 
@@ -78,6 +80,7 @@ impl Arrival {
         }
         app.metrics.accepted(self.prompt_tokens, self.n, self.max_tokens);
         Observer {
+            adapter: self.adapter.map(|name| app.metrics.adapter_request(name)),
             app,
             span,
             arrived: self.at,
@@ -95,6 +98,7 @@ impl Arrival {
 
 /// Records the times of a request. When it is dropped, unfinished sequences count as aborted.
 pub struct Observer {
+    adapter: Option<AdapterRequest>,
     app: Arc<App>,
     span: Span,
     arrived: Instant,
@@ -119,6 +123,7 @@ impl Observer {
         let delta = match event {
             Event::Started { cached_tokens } => {
                 self.cached_tokens = *cached_tokens;
+                self.adapter.iter_mut().for_each(AdapterRequest::started);
                 return;
             }
             Event::Delta(delta) => delta,

@@ -17,28 +17,33 @@ use super::settings::Limits;
 /// Time limit for the client to read the response.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of connections over the limit that get a response at a time; further ones are closed at once.
+/// Number of rejected connections that get a response at a time; further ones are closed at once.
 const MAX_REJECTIONS: usize = 64;
 
-/// Rejects connections over the limit.
+/// Rejects connections with 503.
 pub struct Rejector {
     permits: Arc<Semaphore>,
-    max_connections: usize,
+    message: String,
 }
 
 impl Rejector {
-    /// Rejector of a server with this limit. Responses are few at a time, so that a flood of connections costs little.
-    pub fn new(max_connections: usize) -> Rejector {
-        Rejector { permits: Arc::new(Semaphore::new(MAX_REJECTIONS)), max_connections }
+    /// Rejector that says why. Responses are few at a time, so that a flood of connections costs little.
+    pub fn new(message: String) -> Rejector {
+        Rejector { permits: Arc::new(Semaphore::new(MAX_REJECTIONS)), message }
+    }
+
+    /// Rejector of connections over this limit.
+    pub fn over(max_connections: usize) -> Rejector {
+        let limit = "the limit of --max-connections; try again later";
+        Rejector::new(format!("{max_connections} connections are open, {limit}"))
     }
 
     /// Closes the connection, with a response if a permit is free.
     pub fn reject(&self, stream: TcpStream) {
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return };
-        let most = self.max_connections;
-        let message = format!("{most} connections are open, the limit of --max-connections; try again later");
+        let error = ApiError::unavailable(self.message.clone());
         tokio::spawn(async move {
-            send(stream, &ApiError::unavailable(message)).await;
+            send(stream, &error).await;
             drop(permit);
         });
     }
@@ -108,7 +113,7 @@ mod tests {
     async fn connections_over_the_limit_get_a_response_only_up_to_a_number() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (rejector, mut clients) = (Rejector::new(1), Vec::new());
+        let (rejector, mut clients) = (Rejector::over(1), Vec::new());
         let mut streams = Vec::new();
         for _ in 0..MAX_REJECTIONS + 2 {
             clients.push(TcpStream::connect(address).await.unwrap());

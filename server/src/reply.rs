@@ -4,6 +4,7 @@ use engine::{Delta, DraftCounts, FinishReason, StopCause};
 use serde_json::{Map, Value, json};
 
 use super::app::{App, unix_seconds};
+use super::call;
 use super::json::Json;
 use super::run::Answer;
 
@@ -17,10 +18,11 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Envelope of a new response of the model or of a LoRA adapter, whose id begins with `prefix`.
+    /// Envelope of a new response of the model or of a LoRA adapter. Its id is `prefix` and, as in vLLM, the client's id of the call, or
+    /// a unique one.
     pub fn new(app: &App, adapter: Option<&str>, prefix: &str, object: &'static str) -> Envelope {
         let model = adapter.unwrap_or(&app.model).to_string();
-        Envelope { id: app.fresh_id(prefix), object, created: unix_seconds(), model }
+        Envelope { id: response_id(app, prefix), object, created: unix_seconds(), model }
     }
 
     /// Adds the fields of the envelope, and `usage` unless it is `None`, to those of `body`.
@@ -35,6 +37,21 @@ impl Envelope {
         usage.into_iter().for_each(|usage| frame.set("usage", usage));
         frame
     }
+}
+
+/// Response of a `render` route, with what the engine would compute. `id` is that of the response.
+pub fn rendered(app: &App, adapter: Option<&str>, id: &str, ids: &[u32]) -> Json {
+    let mut reply = Json::from(json!({"request_id": id, "model": adapter.unwrap_or(&app.model)}));
+    reply.set("token_ids", Json::list(ids.iter()));
+    reply
+}
+
+/// Bytes of a token id in the response of a `render` route.
+pub const RENDERED_BYTES: usize = 8;
+
+/// Id of a response that begins with `prefix`.
+pub fn response_id(app: &App, prefix: &str) -> String {
+    call::sent_id().map_or_else(|| app.fresh_id(prefix), |id| format!("{prefix}-{id}"))
 }
 
 /// Token counts of a response.

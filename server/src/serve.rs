@@ -40,6 +40,18 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// (`limits::check_head`).
 const HEAD_FACTOR: usize = 4;
 
+/// Answers every connection with 503 while it is polled, for a program that listens before its model is loaded.
+pub async fn refuse_while_loading(listener: TcpListener) {
+    let rejector = Rejector::new("the model is being loaded; try again later".to_string());
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => rejector.reject(stream),
+            Err(error) if is_client_error(&error) => {}
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
 /// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Does not
 /// wait for requests that have not arrived in full. Returns the number of cancelled requests.
 ///
@@ -122,7 +134,7 @@ impl Server {
         Server {
             router: routes(app.clone(), loopback),
             permits: Arc::new(Semaphore::new(limits.max_connections)),
-            rejector: Rejector::new(limits.max_connections),
+            rejector: Rejector::over(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
             app,

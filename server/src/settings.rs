@@ -9,11 +9,13 @@ use engine::text::{ReasoningFormat, ToolFormat};
 /// Settings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerOptions {
-    /// Name of the model in requests and responses; `None` means the model's own name.
-    pub served_model_name: Option<String>,
+    /// Names of the model in requests; responses and metrics have the first. Empty means the model's own name.
+    pub served_model_names: Vec<String>,
+    /// Owner of the models in `/v1/models`, by which some routers tell engines apart; `None` means `quire`.
+    pub owned_by: Option<String>,
     /// Where the model was loaded from, for `/v1/models`.
     pub root: String,
-    /// Accepted API keys. All routes except `/health`, `/version` and `/metrics` require one; empty: none do.
+    /// Accepted API keys. All routes except `/health`, `/ping`, `/version` and `/metrics` require one; empty: none do.
     pub api_keys: Vec<String>,
     /// Origins whose pages may use the server.
     pub cors: Cors,
@@ -30,6 +32,8 @@ pub struct ServerOptions {
     /// Whether clients may load and unload LoRA adapters, whose folders on this machine they name; `None` allows it if the
     /// server listens on a loopback address.
     pub allow_runtime_lora_updating: Option<bool>,
+    /// Whether clients may reset the prefix cache; `None` allows it if the server listens on a loopback address.
+    pub server_dev_mode: Option<bool>,
     /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
     pub pooling_type: Option<Pooling>,
 }

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::Serialize;
-use serde::ser::Serializer;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -31,22 +29,14 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         let mut reply = Json::from(json!({"count": tokens.len(), "max_model_len": work.context()}));
         if strings {
             let text = |&id| work.tokenizer().id_to_token(id).unwrap_or_default();
-            reply.set("token_strs", json_list(tokens.iter().map(text)));
+            reply.set("token_strs", Json::list(tokens.iter().map(text)));
         }
-        reply.set("tokens", json_list(tokens.iter()));
+        reply.set("tokens", Json::list(tokens.iter()));
         // Written here, off the threads that serve connections.
         let answer = reply.into_response();
         Ok((answer, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
     });
     Ok(answer.await?.0)
-}
-
-/// JSON text of a list.
-fn json_list<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
-    let mut text = Vec::new();
-    // Writing to a `Vec` cannot fail.
-    let _ = serde_json::Serializer::new(&mut text).collect_seq(items);
-    Json::text(String::from_utf8(text).unwrap_or_default())
 }
 
 /// The fields of a tokenize request.

@@ -19,6 +19,7 @@ mod origin;
 mod page;
 mod reasoning;
 mod responses;
+mod routers;
 mod scripted;
 mod searches;
 mod speculation;

@@ -111,7 +111,7 @@ fn the_api_key_guards_all_but_the_probes() {
 
 #[test]
 fn the_model_can_be_served_under_another_name() {
-    let options = ServerOptions { served_model_name: Some("mine".into()), ..ServerOptions::default() };
+    let options = ServerOptions { served_model_names: vec!["mine".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "mine");
     assert_eq!(server.ok(COMPLETIONS, json!({"model": "mine", "prompt": "a", "max_tokens": 1}))["model"], "mine");

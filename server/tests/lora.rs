@@ -13,12 +13,12 @@ use crate::common::{Reply, Server, config, slow};
 const LOAD: &str = "/v1/load_lora_adapter";
 const UNLOAD: &str = "/v1/unload_lora_adapter";
 
-fn with_lora() -> EngineConfig {
+pub fn with_lora() -> EngineConfig {
     EngineConfig { lora: Some(LoraConfig { max_loras: 2, ..LoraConfig::default() }), ..config() }
 }
 
 /// Folders `a` and `b` of adapters of the demo model, and `big` with a rank above the limit.
-fn adapters() -> TempDir {
+pub fn adapters() -> TempDir {
     let folder = TempDir::new().unwrap();
     let decoder = engine::declare(&config()).unwrap().decoder;
     let linears = decoder.linears().filter(|linear| linear.adapters);
@@ -31,7 +31,7 @@ fn adapters() -> TempDir {
     folder
 }
 
-fn load(server: &Server, folder: &TempDir, name: &str) -> Reply {
+pub fn load(server: &Server, folder: &TempDir, name: &str) -> Reply {
     server.post(LOAD, &json!({"lora_name": name, "lora_path": folder.path().join(name)}))
 }
 

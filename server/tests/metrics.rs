@@ -5,11 +5,15 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::common::{Server, config};
-use engine::EngineConfig;
+use engine::{EngineConfig, LoraConfig};
 use serde_json::{Value, json};
 use server::ServerOptions;
 
-static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+/// With adapters, which have a metric of their own.
+static SERVER: LazyLock<Server> = LazyLock::new(|| {
+    let config = EngineConfig { lora: Some(LoraConfig::default()), ..config() };
+    Server::with(config, ServerOptions::default(), Duration::ZERO)
+});
 
 /// A server that has answered one request: a prompt of 4 tokens, and two sequences of 5 tokens each.
 fn after_one_request() -> Server {
@@ -141,7 +145,7 @@ fn every_query_of_the_dashboard_names_metrics_that_exist() {
 
 #[test]
 fn the_page_follows_the_text_format() {
-    let options = ServerOptions { served_model_name: Some("a\\b\"c".into()), ..ServerOptions::default() };
+    let options = ServerOptions { served_model_names: vec!["a\\b\"c".into()], ..ServerOptions::default() };
     let page = Server::with(config(), options, Duration::ZERO).get("/metrics").body;
     assert!(page.ends_with('\n'));
     let mut family = "";

@@ -68,7 +68,8 @@ fn the_document_is_sound() {
     for (path, method, operation) in operations() {
         assert!(ids.insert(operation["operationId"].as_str().unwrap().to_string()), "{path}: an id twice");
         assert!(operation["responses"].as_object().unwrap().values().all(|r| resolve(r)["description"].is_string()));
-        let named = operation["parameters"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap());
+        let of_path = operation["parameters"].as_array().unwrap().iter().filter(|parameter| parameter["in"] == "path");
+        let named = of_path.map(|parameter| parameter["name"].as_str().unwrap());
         let expected: Vec<&str> = path.split('{').skip(1).map(|rest| rest.split('}').next().unwrap()).collect();
         assert_eq!(named.collect::<Vec<_>>(), expected, "{method} {path}");
     }
@@ -160,8 +161,10 @@ fn the_limits_and_defaults_are_those_of_this_server() {
 fn valid(path: &str, name: &str) -> Value {
     match path {
         "/tokenize" if !["prompt", "model"].contains(&name) => json!({"messages": [{"role": "user", "content": "hi"}]}),
-        "/v1/completions" => json!({"prompt": "a", "max_tokens": 2}),
-        "/v1/chat/completions" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        "/v1/completions" | "/v1/completions/render" => json!({"prompt": "a", "max_tokens": 2}),
+        "/v1/chat/completions" | "/v1/chat/completions/render" => {
+            json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+        }
         "/v1/responses" | "/v1/responses/input_tokens" => json!({"input": "hi", "max_output_tokens": 2}),
         "/v1/embeddings" => json!({"input": "hi"}),
         "/tokenize" => json!({"prompt": "hi"}),
@@ -258,6 +261,7 @@ fn fits(schema: &Value, value: &Value) -> bool {
         None => true,
         Some("null") => value.is_null(),
         Some("string") => value.is_string(),
+        Some("boolean") => value.is_boolean(),
         Some("integer") => value.is_u64() || value.is_i64(),
         Some("number") => value.is_number(),
         Some("array") => value.as_array().is_some_and(|items| items.iter().all(|item| fits(&schema["items"], item))),

@@ -51,6 +51,7 @@ capabilities! {
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     Mdbook: "mdbook", "mdBook, for the documentation site", "run cargo install --locked mdbook";
+    Routers: "routers", "routers and indexers from PyPI", "configure pip for an index that has them and run cargo xtask routers";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
     Libm: "libm", "a libm that rounds sines and cosines as glibc 2.36 does", "use Linux with glibc";
     Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
@@ -128,6 +129,7 @@ impl Capability {
             Aarch64 => target_is_installed(AARCH64),
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
             Mdbook => starts("mdbook"),
+            Routers => crate::kernels::target(&crate::workspace::root()).join("routers/bin/smg").is_file(),
             NoDriver => driver().is_none(),
             Libm => libm() == GLIBC,
             Checkout => crate::workspace::bundle().is_none(),

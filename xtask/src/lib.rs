@@ -6,7 +6,7 @@
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp;
-//! - [`conformance`]: an external test suite of the API against our server.
+//! - [`conformance`]: an external test suite of the API against our server; [`routers`]: replicas behind routers from PyPI.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
 //!
@@ -28,6 +28,7 @@ pub mod docs;
 pub mod doctor;
 pub mod flakes;
 pub mod parts;
+pub mod routers;
 pub mod server;
 pub mod tidy;
 pub mod workspace;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
-use xtask::{bench_cpu, build_kernels, bundle, ci, conformance, docs, doctor, flakes, tidy};
+use xtask::{bench_cpu, build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, tidy};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -74,6 +74,12 @@ enum Task {
         /// Further arguments for pytest, such as `-- -k CHT`
         #[arg(last = true)]
         pytest: Vec<String>,
+    },
+    /// Put two servers behind routers from PyPI, measure affinity and failover, and compare an indexer of KV events
+    Routers {
+        /// Python interpreter that makes the virtual environment under target/
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
     },
     /// Build a folder under target/ that tests and measures the CUDA kernels on a GPU machine without toolchain or network
     GpuBundle {
@@ -165,6 +171,7 @@ fn run(task: Task) -> Result<(), String> {
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
+        Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(drop)

@@ -184,6 +184,8 @@ pub struct ModelInfo {
     pub num_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+    /// Maximum number of different LoRA adapters in a step; `None` if the engine takes none.
+    pub max_loras: Option<usize>,
     /// The choices made at start (device, kernels, memory), one line each, for the log.
     pub notes: Vec<String>,
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use device::gemm::Quantization;
 use device::{DeviceError, Dtype, MemoryInfo};
-use models::decoder::Form;
+use models::decoder::{Form, LayerGroup};
 use models::lora::{adapter_slot_bytes, most_adapter_bytes};
-use models::{Decoder, LayerGroup, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
+use models::{Decoder, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 

@@ -33,6 +33,11 @@ pub(super) enum Command {
         name: String,
         reply: UnloadReply,
     },
+    ResetPrefixCache {
+        reset_running: bool,
+        /// Gets whether the cache was emptied.
+        reply: oneshot::Sender<bool>,
+    },
     /// A watcher asks for a snapshot now.
     Snapshot,
     Shutdown,

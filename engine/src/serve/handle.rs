@@ -22,7 +22,7 @@ use crate::parallel::Group;
 use crate::serve::adapters::{AdapterAccess, AdapterList};
 use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, UnloadReply, Watcher};
 use crate::serve::status::{Alive, Status};
-use crate::serve::text_engine::TextEngine;
+use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::step::Engine;
 use crate::watch::Snapshot;
@@ -211,6 +211,15 @@ impl AsyncEngine {
         self.shared.adapters.list()
     }
 
+    /// Empties the prefix cache. Returns whether it did: it does nothing while a request owns blocks, unless `reset_running` is set.
+    /// Then the steps in flight are completed first, and running requests are computed again, with the same tokens. `None`
+    /// if the engine has ended.
+    pub async fn reset_prefix_cache(&self, reset_running: bool) -> Option<bool> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::ResetPrefixCache { reset_running, reply }).ok()?;
+        answer.await.ok()
+    }
+
     /// Statistics as of the last step.
     pub fn stats(&self) -> EngineStats {
         self.shared.status.stats()
@@ -324,7 +333,7 @@ impl EngineThread {
         let _alive = Alive(self.status.clone());
         while self.take_commands() {
             if self.engine.has_work() {
-                self.step();
+                self.step(NextStep::Planned);
             }
             if self.engine.is_lost() {
                 return self.give_up();
@@ -336,7 +345,7 @@ impl EngineThread {
     fn give_up(&mut self) {
         self.status.drain();
         while self.engine.has_work() {
-            self.step();
+            self.step(NextStep::Planned);
         }
         self.status.fail();
     }
@@ -398,6 +407,13 @@ impl EngineThread {
                 }
                 Err(error) => drop(reply.send(Err(error))),
             },
+            Command::ResetPrefixCache { reset_running, reply } => {
+                if reset_running {
+                    self.step(NextStep::None);
+                }
+                // The caller may have stopped waiting for the reply.
+                let _ = reply.send(self.engine.reset_prefix_cache(reset_running));
+            }
             Command::Snapshot => self.snapshots.requested = true,
             Command::Shutdown => return false,
         }
@@ -438,12 +454,12 @@ impl EngineThread {
         }
     }
 
-    /// Runs one step. Its events are sent after the statistics are published, so that whoever has an answer finds its blocks
+    /// Runs one step, or completes those in flight. The events are sent after the statistics are published, so that whoever has an answer finds its blocks
     /// free and its tokens counted.
-    fn step(&mut self) {
+    fn step(&mut self, next: NextStep) {
         let began = Instant::now();
         let EngineThread { engine, events, .. } = self;
-        engine.step(|id, event, last| events.push((id, event, last)));
+        engine.step(next, |id, event, last| events.push((id, event, last)));
         self.publish();
         for stream in self.engine.scheduled().iter().filter_map(|id| self.streams.get(id)) {
             // Only this thread sets it, and only once.

@@ -10,7 +10,7 @@ use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, Generati
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::parallel::Group;
-use crate::serve::text_engine::TextEngine;
+use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::start::load::{Progress, load};
 use crate::step::Engine;
 
@@ -110,7 +110,7 @@ impl Llm {
             results.push((Completion { prompt_token_ids, outputs: vec![CompletionOutput::default(); n] }, Vec::new()));
         }
         while self.engine.has_work() {
-            self.engine.step(|id, event, _| {
+            self.engine.step(NextStep::Planned, |id, event, _| {
                 if let Some(&place) = places.get(&id) {
                     let (completion, events): &mut (Completion, Vec<Event>) = &mut results[place];
                     if let Event::Delta(delta) = &event {

@@ -26,6 +26,14 @@ struct SequenceText {
     show_stop: bool,
 }
 
+/// Whether a step is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    Planned,
+    /// Only the steps in flight are completed.
+    None,
+}
+
 /// A request that has not ended.
 struct LiveRequest {
     /// `None` once the sequence has ended.
@@ -125,10 +133,15 @@ impl TextEngine {
         self.engine.snapshot()
     }
 
-    /// Runs one step. `emit` gets every event in order, and whether it is the request's last.
-    pub fn step(&mut self, mut emit: impl FnMut(RequestId, Event, bool)) {
+    /// Empties the prefix cache; see [`Engine::reset_prefix_cache`].
+    pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
+        self.engine.reset_prefix_cache(reset_running)
+    }
+
+    /// Runs one step, or only completes the steps in flight. `emit` gets every event in order, and whether it is the request's last.
+    pub fn step(&mut self, next: NextStep, mut emit: impl FnMut(RequestId, Event, bool)) {
         let TextEngine { engine, live, stopped, .. } = self;
-        engine.step(|id, event| {
+        let on_event = |id, event| {
             let Some(LiveRequest { sequences, buffer }) = live.get_mut(&id) else { return };
             let delta = match event {
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
@@ -163,7 +176,11 @@ impl TextEngine {
             if last {
                 live.remove(&id);
             }
-        });
+        };
+        match next {
+            NextStep::Planned => engine.step(on_event),
+            NextStep::None => engine.finish_steps(on_event),
+        }
         for (id, index) in stopped.drain(..) {
             engine.finish_sequence(id, index);
         }

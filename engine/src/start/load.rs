@@ -205,6 +205,7 @@ pub(crate) fn load_on(
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
+        max_loras: engine.lora.map(|lora| lora.max_loras),
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);

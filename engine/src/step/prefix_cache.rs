@@ -16,7 +16,7 @@ impl Engine {
     }
 
     /// Empties the prefix cache. Returns `false` and does nothing while a request owns blocks, unless `reset_running` is set:
-    /// then running requests are computed again.
+    /// then running requests are computed again, unless steps are in flight ([`Engine::finish_steps`]).
     pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
         let is_reset = self.scheduler.reset_prefix_cache(reset_running);
         self.publish_kv_events();

@@ -40,11 +40,20 @@ impl Engine {
     /// [`FinishReason::Error`]; all other requests go on, and those that were being swapped are computed again.
     ///
     /// If the device draws the tokens, the following step is already in flight when this returns.
-    pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+    pub fn step(&mut self, emit: impl FnMut(RequestId, TokenEvent)) {
+        self.advance(true, emit);
+    }
+
+    /// Completes the steps in flight without planning another. Their events are passed to `emit`.
+    pub fn finish_steps(&mut self, emit: impl FnMut(RequestId, TokenEvent)) {
+        self.advance(false, emit);
+    }
+
+    fn advance(&mut self, plans: bool, mut emit: impl FnMut(RequestId, TokenEvent)) {
         let _profile = self.worker.profile_step();
         self.scheduled.clear();
         loop {
-            while self.can_plan() {
+            while plans && self.can_plan() {
                 let step = self.plan();
                 if !self.submit_step(step) {
                     break;
@@ -55,7 +64,7 @@ impl Engine {
             self.commit(step, published, &mut emit);
             // After the last request has ended, the steps still in flight are collected too, so that their blocks are free
             // when the caller gets the last event.
-            if self.scheduler.has_work() || self.in_flight.is_empty() {
+            if self.in_flight.is_empty() || (plans && self.scheduler.has_work()) {
                 break;
             }
         }

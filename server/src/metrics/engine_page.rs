@@ -1,6 +1,6 @@
 //! The engine's counters as metrics, made for each page.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use engine::{EngineStats, ModelInfo, StepTokens};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -15,6 +15,7 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("vllm:num_requests_waiting", "Number of requests that wait for blocks.", engine.num_waiting as f64),
         ("vllm:num_requests_swapped", "Number of requests swapped to host memory.", engine.num_swapped as f64),
         ("vllm:kv_cache_usage_perc", "Fraction of blocks owned by running sequences.", engine.kv_cache_usage),
+        ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", engine.kv_cache_usage),
         ("quire:kv_cache_cached_perc", "Fraction of blocks kept only as cached prefixes.", engine.kv_cache_cached),
         ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", engine.host_cache_usage),
         ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", engine.blocks_peak as f64),
@@ -40,6 +41,12 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
             engine.prefix_cache_queries,
         ),
         ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", engine.prefix_cache_hits),
+        (
+            "vllm:gpu_prefix_cache_queries_total",
+            "Older name of vllm:prefix_cache_queries_total.",
+            engine.prefix_cache_queries,
+        ),
+        ("vllm:gpu_prefix_cache_hits_total", "Older name of vllm:prefix_cache_hits_total.", engine.prefix_cache_hits),
         ("vllm:prompt_tokens_total", "Number of prompt tokens.", engine.prompt_tokens),
         ("vllm:generation_tokens_total", "Number of generated tokens.", engine.generation_tokens),
         ("vllm:num_preemptions_total", "Number of preemptions.", engine.num_preemptions),
@@ -97,10 +104,25 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     for (position, count) in counts.into_iter().enumerate().take_while(|(i, count)| *i == 0 || *count > 0) {
         accepted.with_label_values(&[position.to_string()]).inc_by(count);
     }
+    let sleep = Opts::new("vllm:engine_sleep_state", "Whether the engine is in a state of sleep. It is always awake.");
+    let sleep = register(registry, GaugeVec::new(sleep, &["sleep_state"]));
+    for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
+        sleep.with_label_values(&[state]).set(value);
+    }
     let config = Opts::new("vllm:cache_config_info", "Cache settings as labels.");
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));
     let sizes = [info.block_size.to_string(), info.num_blocks.to_string()];
     config.with_label_values(&[sizes[0].as_str(), sizes[1].as_str(), "auto"]).set(1.0);
+}
+
+/// Adds the adapters of running and of waiting requests. As in vLLM, the value is the time in seconds since 1970: a reader that finds
+/// several samples takes the newest.
+pub fn lora(registry: &Registry, max_loras: usize, [running, waiting]: [String; 2]) {
+    let options = Opts::new("vllm:lora_requests_info", "LoRA adapters of running and waiting requests as labels.");
+    let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
+    let info = register(registry, GaugeVec::new(options, &labels));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+    info.with_label_values(&[max_loras.to_string(), running, waiting]).set(now);
 }
 
 /// The histogram recorded by the engine.

@@ -17,7 +17,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::work::Work;
-use super::{adapters, chat, completions, embeddings, page, responses, tokenize};
+use super::{adapters, chat, completions, embeddings, page, prefix_cache, responses, tokenize};
 use answers::reference;
 
 /// `GET /openapi.json`.
@@ -37,9 +37,15 @@ fn document(app: &Arc<App>) -> Value {
     let mut document = Document { work, schemas: answers::schemas(), paths: Map::new() };
     let request =
         document.request("CompletionRequest", "A request for completions.", completions::CompletionRequest::read);
-    document.post("/v1/completions", "Create completions", request, "Completion", true);
+    document.post("/v1/completions", "Create completions", request.clone(), "Completion", true);
+    let path = "/v1/completions/render";
+    document.post(path, "Tokenize the prompts of a request for completions", request, "Rendered", false);
+    let list = json!({"type": "array", "items": reference("Rendered")});
+    document.paths[path]["post"]["responses"]["200"]["content"] = json_content(list);
     let request = document.request("ChatRequest", "A request for chat completions.", chat::ChatRequest::read);
-    document.post("/v1/chat/completions", "Create chat completions", request, "Chat", true);
+    document.post("/v1/chat/completions", "Create chat completions", request.clone(), "Chat", true);
+    let summary = "Render and tokenize the prompt of a request for chat completions";
+    document.post("/v1/chat/completions/render", summary, request, "Rendered", false);
     let request = document.request("ResponsesRequest", "A request for a response; n must be 1.", responses::read);
     document.post("/v1/responses", "Create a response", request.clone(), "Response", true);
     document.post("/v1/responses/input_tokens", "Count the input tokens of a response", request, "InputTokens", false);
@@ -56,13 +62,25 @@ fn document(app: &Arc<App>) -> Value {
     document.post_text("/v1/load_lora_adapter", "Load a LoRA adapter", request);
     let request = document.request("UnloadLoraAdapterRequest", "An adapter to unload.", adapters::unload_name);
     document.post_text("/v1/unload_lora_adapter", "Unload a LoRA adapter once its requests have ended", request);
+    let mut reset = operation("/reset_prefix_cache", "Empty the prefix cache");
+    let parameter = |(name, description): (&str, &str)| json!({"name": name, "in": "query", "description": description, "schema": {"type": "boolean", "default": false}});
+    reset["parameters"] = prefix_cache::PARAMETERS.map(parameter).to_vec().into();
+    reset["responses"]["200"] = json!({"description": "The cache is empty. The response has no body."});
+    document.add("/reset_prefix_cache", "post", reset);
     for method in ["get", "delete"] {
         // Always an error.
         let mut operation = operation("/v1/responses/{id}", "Not supported: responses are not stored");
         operation["operationId"] = format!("{method}_v1_responses_id").into();
         document.add("/v1/responses/{id}", method, operation);
     }
-    document.get("/health", "Check that the engine runs and makes progress", "Health");
+    document.get("/health", "Check that the engine runs, takes requests and makes progress", "Health");
+    document.get("/ping", "The same as /health", "Health");
+    document.get("/is_sleeping", "Whether the engine sleeps, which it never does", "Sleeping");
+    // Always an error.
+    document.add("/sleep", "post", operation("/sleep", "Not supported: the engine does not sleep"));
+    let mut wake_up = operation("/wake_up", "Succeeds, because the engine is awake");
+    wake_up["responses"]["200"] = json!({"description": "The engine is awake. The response has no body."});
+    document.add("/wake_up", "post", wake_up);
     document.get("/version", "Version of the server", "Version");
     document.text("/metrics", "Metrics in Prometheus' text format", "text/plain");
     document.get("/quire/state", "State of the engine: blocks, requests and speed", "State");

@@ -35,7 +35,11 @@ impl Server {
     }
 
     pub fn with(config: EngineConfig, options: ServerOptions, grace: Duration) -> Server {
-        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        Server::of(AsyncEngine::start(config, &|_, _| {}).unwrap(), options, grace)
+    }
+
+    /// A server of an engine that the test keeps a handle on.
+    pub fn of(engine: AsyncEngine, options: ServerOptions, grace: Duration) -> Server {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,12 +1,13 @@
 //! Tables that name the test behind a claim name tests that exist: the status tables of the README and of `docs/status.md`,
-//! `docs/scenarios.md` and `docs/pains.md`. The last two name every test whose name begins with one of their ids.
+//! `docs/scenarios.md`, `docs/pains.md` and `docs/routers.md`. The last three name every test whose name begins with one of their ids.
 
 use testkit::markdown::{self, Row};
 
 use super::{File, Finding, Tree};
 
 /// Pages of tests by id, and the letters with which their ids begin.
-const PAGES: [(&str, [char; 2]); 2] = [("docs/scenarios.md", ['c', 's']), ("docs/pains.md", ['p', 'p'])];
+const PAGES: [(&str, [char; 2]); 3] =
+    [("docs/scenarios.md", ['c', 's']), ("docs/pains.md", ['p', 'p']), ("docs/routers.md", ['b', 'b'])];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     // The strings in the tests of this crate hold names of tests that do not exist.
