@@ -56,7 +56,7 @@ impl Scheduler {
             self.requests.get(&span.seq.request).is_some_and(|live| span.start >= live.request.prompt.len())
         };
         let num_larger = self.in_flight.iter().filter(|step| step.spans.iter().filter(decodes).count() > least).count();
-        // Steps in flight can decode for requests that have been preempted since.
+        // Steps in flight can decode sequences that have ended or been preempted since.
         (least + usize::from(num_larger < rest)).max(1)
     }
 }

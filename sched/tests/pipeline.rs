@@ -209,14 +209,14 @@ fn a_prompt_gets_all_tokens_that_the_share_leaves() {
     (0..8).for_each(|id| s.submit(request(id, 4, 100)).unwrap());
     let prompts = s.plan();
     commit_all(&mut s, &prompts, 7);
-    s.submit(request(8, 70, 5)).unwrap();
+    s.submit(request(8, 39, 5)).unwrap();
     let plans = [0, 1, 2].map(|_| {
         let plan = s.plan();
         commit_all(&mut s, &plan, 7);
         spans(&plan)
     });
-    // Then it has the best rank, by its work.
-    assert_eq!(plans, [vec![(0, 1), (1, 1), (8, 38)], vec![(0, 1), (2, 1), (8, 32)], vec![(3, 1), (4, 1), (8, 1)]]);
+    // The last token of the prompt is not part of the share. Then the request has the best rank, by its work.
+    assert_eq!(plans, [vec![(0, 1), (1, 1), (8, 38)], vec![(0, 1), (2, 1), (8, 1)], vec![(3, 1), (4, 1), (8, 1)]]);
 }
 
 #[test]
@@ -245,6 +245,19 @@ fn sequences_of_a_request_fork_after_the_prompt_and_are_then_divided_over_the_st
     let forked = p.run(1);
     let drawn: Vec<Vec<SeqId>> = forked.iter().map(|plan| sampled(plan).collect()).collect();
     assert_eq!(drawn, [1, 2, 3, 0].map(|index| vec![seq(0, index)]), "the first has computed the prompt");
+}
+
+#[test]
+fn a_sequence_that_ended_in_flight_takes_no_share() {
+    let mut p = Pipeline::new(pipeline(4));
+    p.scheduler.submit(Request { n: 2, ..request(0, 20, 9) }).unwrap();
+    p.fill();
+    let steps = p.run(1);
+    assert_eq!(steps.iter().flat_map(sampled).collect::<Vec<_>>(), [seq(0, 1), seq(0, 0)]);
+    p.commit();
+    assert!(p.scheduler.finish_sequence(seq(0, 0)));
+    assert_eq!(p.fill().iter().flat_map(sampled).collect::<Vec<_>>(), [seq(0, 1)]);
+    assert_eq!(p.in_flight.len(), 2);
 }
 
 #[test]
