@@ -3,6 +3,9 @@
 use kvblock::CacheGroup;
 use serde::{Deserialize, Serialize};
 
+/// Greatest number of stages of a pipeline.
+const MOST_STAGES: usize = 64;
+
 /// The order in which requests are admitted. They are preempted in the reverse order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -75,8 +78,13 @@ pub struct SchedConfig {
     #[serde(default)]
     pub block_events: bool,
     /// Greatest number of steps planned and not yet committed. 1 plans after each commit; 2 plans a step while the one
-    /// before it runs, so that the device does not wait for the host.
+    /// before it runs, so that the device does not wait for the host; with `pipeline`, the number of stages, 1 to 64.
     pub max_in_flight: usize,
+    /// Whether the layers are divided into the stages of a pipeline, and each step in flight is in another stage. Then a
+    /// token is known to later steps only when its step is committed: no span [awaits](crate::Span::awaits) one, and the
+    /// sequences are divided over the steps.
+    #[serde(default)]
+    pub pipeline: bool,
 }
 
 /// Why a [`SchedConfig`] is invalid: under it some request could wait forever, or no pool can be built.
@@ -120,11 +128,14 @@ pub enum ConfigError {
         /// `--long-prefill-token-threshold` as found.
         threshold: usize,
     },
-    /// `max_in_flight` is neither 1 nor 2.
-    #[error("max_in_flight: found {found}, expected 1 or 2 steps")]
+    /// `max_in_flight` is 0 or too great.
+    #[error("max_in_flight: found {found}, expected {} steps",
+            match .most { 2 => "1 or 2".into(), most => format!("1 to {most}") })]
     InFlight {
         /// The configured value.
         found: usize,
+        /// The greatest allowed value: 2, in a pipeline 64.
+        most: usize,
     },
     /// The configuration of the block pool is invalid.
     #[error(transparent)]
@@ -156,6 +167,7 @@ impl SchedConfig {
             swap_cost: 2,
             block_events: false,
             max_in_flight: 1,
+            pipeline: false,
         }
     }
 
@@ -163,7 +175,7 @@ impl SchedConfig {
     /// those of the window and the chunks in flight. `None` in a full group: the blocks of all its tokens.
     pub(crate) fn most_blocks_in_flight(&self, group: CacheGroup) -> Option<usize> {
         let CacheGroup::Sliding { window } = group else { return None };
-        let tokens = self.chunk(usize::MAX, self.max_num_batched_tokens) * self.max_in_flight;
+        let tokens = self.chunk(usize::MAX, self.max_num_batched_tokens).saturating_mul(self.max_in_flight);
         Some(window.saturating_add(tokens).div_ceil(self.block_size) + 1)
     }
 
@@ -189,8 +201,9 @@ impl SchedConfig {
         if !self.enable_chunked_prefill && self.long_prefill_token_threshold > 0 {
             return Err(ConfigError::ThresholdWithoutChunks { threshold: self.long_prefill_token_threshold });
         }
-        if !(1..=2).contains(&self.max_in_flight) {
-            return Err(ConfigError::InFlight { found: self.max_in_flight });
+        let most = if self.pipeline { MOST_STAGES } else { 2 };
+        if !(1..=most).contains(&self.max_in_flight) {
+            return Err(ConfigError::InFlight { found: self.max_in_flight, most });
         }
         Ok(())
     }

@@ -69,6 +69,19 @@
 //! its sequence, the results of step 2 for that sequence are dropped. Blocks that are released while a step in flight
 //! writes to them are reused only after that step's commit.
 //!
+//! # Pipelines
+//! If the layers are divided into `S` stages ([`SchedConfig::pipeline`], `max_in_flight` is `S`), up to `S` steps are in
+//! flight, each in another stage. The host knows the tokens of a step only when it is committed, so nothing is awaited: a
+//! sequence whose next token a step in flight draws is not planned before that step's commit, nor are its drafts. Chunks of
+//! a prompt follow each other through the stages. So that one step does not take all sequences, each takes a share of
+//! those that decode: `N / S` of `N`, and one more in `N mod S` of the steps.
+//!
+//! ```text
+//! stage 0   step 1 | step 2 | step 3 | step 4 | step 5 |       S = 3, three streams a, b, c:
+//! stage 1          | step 1 | step 2 | step 3 | step 4 |       steps 1 and 4 decode a, 2 and 5 decode b, 3 decodes c
+//! stage 2                   | step 1 | step 2 | step 3 |
+//! ```
+//!
 //! # Progress
 //! **Theorem.** Let a set of requests be given, without further arrivals or aborts: `R` requests, where request `r` has
 //! `P_r` prompt tokens and `n_r` sequences of at most `m_r` output tokens each. Let `S` be the sum of `n_r`, `W` the
@@ -93,13 +106,15 @@
 //! per request, and none), and `W` values of work. So such an interval has at most `C * (R + 1) * W` steps, and there
 //! are at most `S` intervals.
 //!
-//! Let `d` be 2. `M` can be left out of a plan for two reasons. First, what it would compute depends on an outcome in
-//! flight: the end of its prompt before a fork, its last token, or the beams or drafts that survive. The next commit
-//! provides that outcome. Second, the blocks that it lacks are freed by the next commit, because a step in flight still
-//! writes or reads them; those behind `M`'s own windows are among them. Then no other request gets a block or is
-//! admitted in that plan, and after the commit the blocks are free and `M` is served first. The two reasons can follow
-//! each other, so `M` is in at least one of three consecutive plans. After the end of a sequence one such round may
-//! pass before the first admission.
+//! Let `d` be greater than 1. `M` can be left out of a plan for two reasons. First, what it would compute depends on an
+//! outcome in flight: the end of its prompt before a fork, its last token, the beams or drafts that survive, or in a
+//! pipeline its next token. The commits of the at most `d - 1` steps in flight provide that outcome. Second, the blocks
+//! that it lacks are freed by these commits, because a step in flight still writes or reads them; those behind `M`'s own
+//! windows are among them. Until then no other request gets a block or is admitted, and after the commits the blocks are
+//! free and `M` is served first. Before each of these commits there is at most one plan. The two reasons can follow each
+//! other, so `M` is in at least one of `2d - 1` consecutive plans. After the end of a sequence one such round may pass
+//! before the first admission. The share of a step in a pipeline always contains a sequence of the request of best rank
+//! among those that can decode.
 //!
 //! Swapping changes none of this. It affects only requests other than `M`, which return with the work that they had,
 //! and if nothing runs the first of them fits as it did before. Beams wait for each other, but each step computes some
@@ -131,6 +146,7 @@ mod preempt;
 mod request;
 mod running;
 mod scheduler;
+mod share;
 mod sizes;
 mod stats;
 mod step;

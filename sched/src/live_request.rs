@@ -116,12 +116,17 @@ pub(crate) struct LiveRequest {
     pub num_preemptions: u32,
     /// Number of requests with adapters that were admitted before it while it waited for its adapter.
     pub num_passed: u32,
+    /// Whether a span can compute a token that a step in flight draws, with a placeholder for it.
+    pub can_await: bool,
 }
 
 impl LiveRequest {
-    pub fn new(request: Request, arrival: u64) -> LiveRequest {
+    /// Creates a waiting request. In a pipeline the tokens of steps in flight are not awaited. Nor are those of a beam,
+    /// because the next token may continue another beam.
+    pub fn new(request: Request, arrival: u64, is_pipeline: bool) -> LiveRequest {
         LiveRequest {
             seqs: (0..request.n).map(|_| Sequence::new()).collect(),
+            can_await: !is_pipeline && !request.beam_search,
             request,
             arrival,
             phase: Phase::Waiting,
@@ -184,12 +189,11 @@ impl LiveRequest {
         all.saturating_sub(self.num_cached_tokens)
     }
 
-    /// Number of tokens of sequence `index` to compute in the current stage: the known tokens and the placeholders,
-    /// except for the last possible token, which no token follows. Placeholders of a beam do not count, because the
-    /// next token may continue another beam.
+    /// Number of tokens of sequence `index` to compute in the current stage: the known tokens and, if they can be awaited,
+    /// the placeholders, except for the last possible token, which no token follows.
     pub fn target(&self, index: usize) -> usize {
         let Sequence { output, num_output_placeholders, .. } = &self.seqs[index];
-        let placeholders = if self.request.beam_search { 0 } else { *num_output_placeholders };
+        let placeholders = if self.can_await { *num_output_placeholders } else { 0 };
         let outputs = if self.is_forked() || self.only_first_is_live() { output.len() + placeholders } else { 0 };
         self.request.prompt.len() + outputs.min(self.request.max_tokens - 1)
     }

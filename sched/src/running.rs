@@ -2,8 +2,9 @@
 //!
 //! The spans are first chosen as numbers, before any table changes. Every decode gets a token, then decodes that compute
 //! accepted drafts again get their further tokens in order of admission, then prefills share the rest of the budget,
-//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. While the spans need more blocks than are free, the request of worst rank is preempted and the spans are
-//! chosen again.
+//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. In a pipeline only a
+//! share of the decodes is chosen (`share`). While the spans need more blocks than are free, the request of worst rank is
+//! preempted and the spans are chosen again.
 //!
 //! Draft tokens are verified last, after admissions, with the tokens and blocks that are left. While requests wait, at
 //! most half of the remaining tokens are kept for drafts. While the head of the queue lacks blocks, drafts get none.
@@ -52,6 +53,9 @@ impl Scheduler {
         let mut prefills = Vec::new();
         for live in self.running_requests() {
             Self::choose_decodes(live, budget, &mut spans, &mut prefills);
+        }
+        if self.config.pipeline {
+            self.limit_to_share(&mut spans, budget);
         }
         Self::limit_decodes(&mut spans, budget);
         self.choose_prefills(prefills, budget, &mut spans);
@@ -155,10 +159,7 @@ impl Scheduler {
     /// first span by rank that does not fit, no other span gets a block, so that the first is served as soon as blocks
     /// are freed.
     fn affordable(&self, spans: &[ScheduledSpan]) -> Vec<ScheduledSpan> {
-        let are_beams = |a: &ScheduledSpan, b: &ScheduledSpan| {
-            a.request == b.request && self.requests.get(&a.request).is_some_and(|live| live.request.beam_search)
-        };
-        let mut units: Vec<(usize, &[ScheduledSpan])> = spans.chunk_by(are_beams).enumerate().collect();
+        let mut units = self.units(spans);
         self.sort_by_rank(&mut units, |(_, unit)| &unit[0]);
         let mut free = self.pool.available();
         units.retain(|(_, unit)| {
@@ -169,6 +170,15 @@ impl Scheduler {
         });
         units.sort_by_key(|(position, _)| *position);
         units.into_iter().flat_map(|(_, unit)| unit).copied().collect()
+    }
+
+    /// Divides spans into those that are planned or left out together: the beams of a search, or a single span. Returns them
+    /// with their positions.
+    pub(crate) fn units<'a>(&self, spans: &'a [ScheduledSpan]) -> Vec<(usize, &'a [ScheduledSpan])> {
+        let are_beams = |a: &ScheduledSpan, b: &ScheduledSpan| {
+            a.request == b.request && self.requests.get(&a.request).is_some_and(|live| live.request.beam_search)
+        };
+        spans.chunk_by(are_beams).enumerate().collect()
     }
 
     /// Number of blocks that these spans need together.

@@ -101,7 +101,7 @@ impl Scheduler {
         if self.requests.contains_key(&id) {
             return Err(Refusal::DuplicateId(id));
         }
-        self.requests.insert(id, LiveRequest::new(request, self.num_arrivals));
+        self.requests.insert(id, LiveRequest::new(request, self.num_arrivals, self.config.pipeline));
         self.num_arrivals += 1;
         self.set_phase(id, Phase::Waiting);
         Ok(())

@@ -80,19 +80,21 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
 
 #[test]
 fn every_request_ends_under_endless_arrivals() {
-    let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], 1..3usize);
+    let depth = prop_oneof![(1..3usize, Just(false)), (1..5usize, Just(true))];
+    let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], depth);
     let watched = (1..4usize, Just(1usize), 20..40usize);
     let others = prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12);
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let aged = Cell::new(0);
     let run = TestRunner::new(config).run(&(pool, watched, others, 0..6u64), |(pool, watched, others, before)| {
-        let (num_blocks, max_num_seqs, extra, host_blocks, max_in_flight) = pool;
+        let (num_blocks, max_num_seqs, extra, host_blocks, (max_in_flight, pipeline)) = pool;
         let config = SchedConfig {
             max_num_seqs,
             max_num_batched_tokens: max_num_seqs + extra,
             enable_prefix_caching: false,
             host_blocks,
             max_in_flight,
+            pipeline,
             ..SchedConfig::new(num_blocks, 4)
         };
         let preempted = watch(&config, watched, &others, before)?;

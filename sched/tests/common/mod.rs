@@ -268,6 +268,7 @@ impl Executor {
         let committed = truth.request.prompt.len() + truth.outputs[index].len();
         let mut tokens = span.tokens.clone();
         if let Some(step) = span.awaits {
+            assert!(!self.config.pipeline, "{} awaits {step}", span.seq);
             let (_, drawn) = truth.drawn[index].iter().find(|(s, _)| *s == step).unwrap();
             let placeholder = tokens.last_mut().unwrap();
             assert_eq!((*placeholder, positions.end, span.drafts, drawn.len()), (0, committed + 1, 0, 1));

@@ -88,6 +88,10 @@ fn a_configuration_under_which_a_request_could_starve_is_refused() {
         let text = message(SchedConfig { max_in_flight, ..config(10, 16) });
         assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
     }
+    for max_in_flight in [0, 65] {
+        let text = message(SchedConfig { max_in_flight, pipeline: true, ..config(10, 16) });
+        assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 to 64 steps"));
+    }
     assert!(message(config(0, 16)).starts_with("num_blocks: found 0, expected 1 to "));
 }
 

@@ -1,7 +1,7 @@
 //! Sliding groups: the blocks that a request owns in them do not depend on its length.
 use std::collections::VecDeque;
 
-use sched::{CacheGroup, SchedConfig};
+use sched::{CacheGroup, SchedConfig, Scheduler};
 
 use super::{scheduler, step};
 use crate::common::{commit_all, config, request, spans};
@@ -30,12 +30,51 @@ fn a_prompt_of_32k_tokens_owns_only_window_and_chunk_in_sliding_groups() {
 }
 
 #[test]
+fn in_a_pipeline_a_prompt_owns_the_window_and_the_chunks_of_all_stages_in_sliding_groups() {
+    /// Computes prompts of 20,000 tokens. Returns the greatest number that was partly computed at once, and the scheduler.
+    fn compute(prompts: u64, config: SchedConfig) -> (usize, Scheduler) {
+        let (mut s, mut in_flight, mut most) = (scheduler(config), VecDeque::new(), 0);
+        (0..prompts).for_each(|id| s.submit(request(id, 20_000, 1)).unwrap());
+        while s.has_work() {
+            let plan = s.plan();
+            if plan.spans.is_empty() {
+                commit_all(&mut s, &in_flight.pop_front().unwrap(), 7);
+            } else {
+                s.submitted(plan.step).unwrap();
+                in_flight.push_back(plan);
+            }
+            most = most.max(s.requests().filter(|r| (1..19_000).contains(&r.computed_tokens())).count());
+        }
+        (most, s)
+    }
+    for stages in [1, 2, 3, 8] {
+        let groups = vec![CacheGroup::Sliding { window: 1024 }];
+        let sizes = SchedConfig { max_model_len: 40_000, long_prefill_token_threshold: 256, ..config(1000, 16) };
+        let sizes = SchedConfig { max_in_flight: stages, pipeline: true, groups, ..sizes };
+        let owned = (1024 + 256 * stages) / 16 + 1;
+        assert_eq!(sizes.most_blocks(20_000), owned);
+        let (_, one) = compute(1, sizes.clone());
+        let peak = one.stats().blocks_peak;
+        assert!((owned - 1..=owned).contains(&peak), "{stages} stages: {peak} blocks, expected {owned}");
+        // The blocks of all stages are reserved: a second prompt is admitted only if its blocks are left too.
+        for (num_blocks, at_once) in [(2 * owned + 4, 2), (2 * owned - 4, 1)] {
+            let (most, s) = compute(2, SchedConfig { num_blocks, ..sizes.clone() });
+            let stats = s.stats();
+            assert_eq!((most, stats.preemptions, stats.deferrals), (at_once, 0, 0), "{stages} stages, {num_blocks}");
+        }
+    }
+}
+
+#[test]
 fn a_request_in_sliding_groups_can_be_longer_than_the_pool() {
     // With chunks of 24, spans end within blocks.
-    for (max_in_flight, long_prefill_token_threshold) in [(1, 0), (2, 0), (1, 24), (2, 24)] {
+    let depths = [(1, false), (2, false), (2, true), (3, true), (5, true)];
+    for ((max_in_flight, pipeline), long_prefill_token_threshold) in depths.into_iter().flat_map(|d| [(d, 0), (d, 24)])
+    {
         let groups = vec![CacheGroup::Sliding { window: 64 }];
         let max_model_len = 20_000;
-        let sizes = SchedConfig { max_model_len, groups, max_in_flight, long_prefill_token_threshold, ..config(6, 16) };
+        let sizes = SchedConfig { max_model_len, groups, long_prefill_token_threshold, ..config(6, 16) };
+        let sizes = SchedConfig { max_in_flight, pipeline, ..sizes };
         assert!(sizes.longest_sequence() > 20_000);
         let mut s = scheduler(sizes);
         s.submit(request(0, 10_000, 100)).unwrap();
