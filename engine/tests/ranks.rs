@@ -1,17 +1,25 @@
 //! Replicas of several ranks answer as one rank does, to the bit.
 
-use engine::{Engine, EngineConfig, EngineError, ParallelConfig, PreemptionMode};
+use engine::{
+    Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, ParallelConfig, PreemptionMode,
+};
 use testkit::reference;
 
+use crate::common::workers::counted_parts;
 use crate::common::{config, on_sim};
 use crate::overlap::{answers, option_requests};
 use crate::speculate::loads;
 
-/// The configuration on ranks that each hold 1 / `tensor_parallel_size` of the cache.
-fn ranked(config: &EngineConfig, tensor_parallel_size: usize) -> EngineConfig {
-    let share = config.kv_cache_memory_bytes.map(|bytes| bytes / tensor_parallel_size.min(2) as u64);
-    let swap_space_bytes = config.swap_space_bytes / tensor_parallel_size.min(2) as u64;
-    let parallel = ParallelConfig { tensor_parallel_size, ..Default::default() };
+/// The configuration on ranks that hold as many blocks, of two heads of keys and values in three layers: of half of them a block is half
+/// as large.
+fn ranked(config: &EngineConfig, tensor_parallel_size: usize, pipeline_parallel_size: usize) -> EngineConfig {
+    let part = |bytes: u64| {
+        let layers = 3u64.div_ceil(pipeline_parallel_size as u64);
+        bytes / tensor_parallel_size.min(2) as u64 * layers / 3
+    };
+    let share = config.kv_cache_memory_bytes.map(part);
+    let swap_space_bytes = part(config.swap_space_bytes);
+    let parallel = ParallelConfig { tensor_parallel_size, pipeline_parallel_size, ..Default::default() };
     EngineConfig { kv_cache_memory_bytes: share, swap_space_bytes, parallel, ..config.clone() }
 }
 
@@ -27,11 +35,13 @@ fn ranks_give_the_tokens_and_log_probabilities_of_one_with_every_sampling_option
         let preemption_mode = if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute };
         let one = EngineConfig { swap_space_bytes, preemption_mode, ..config(blocks) };
         let want = answers(&mut load(&one), &loads);
-        for ranks in [2, 4] {
-            let mut engine = load(&ranked(&one, ranks));
-            assert!(answers(&mut engine, &loads) == want, "{ranks} ranks, {blocks} blocks, swaps {swaps}");
+        for (tensor, stages) in [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)] {
+            let mut engine = load(&ranked(&one, tensor, stages));
+            let what = format!("{tensor} x {stages} ranks, {blocks} blocks, swaps {swaps}");
+            let found = answers(&mut engine, &loads);
+            assert!(found == want, "{what}");
             let preemptions = engine.stats().num_preemptions;
-            assert!((preemptions > 0) == (blocks < 100), "{ranks} ranks, {blocks} blocks: {preemptions} preemptions");
+            assert!((preemptions > 0) == (blocks < 100), "{what}: {preemptions} preemptions");
         }
     }
 }
@@ -41,7 +51,9 @@ fn ranks_on_cuda_sim_give_the_tokens_of_one() {
     let Some(one) = on_sim(config(40)) else { return };
     let loads = option_requests();
     let want = answers(&mut load(&one), &loads);
-    assert!(answers(&mut load(&ranked(&one, 2)), &loads) == want);
+    for (tensor, stages) in [(2, 1), (1, 2)] {
+        assert!(answers(&mut load(&ranked(&one, tensor, stages)), &loads) == want, "{tensor} x {stages}");
+    }
 }
 
 #[test]
@@ -72,6 +84,16 @@ fn settings_that_ranks_cannot_share_are_one_line() {
         refused(&|config| tensor(config, 0)),
         "--tensor-parallel-size: found 0, expected 1 or more, and at most 256 ranks in all"
     );
+    let stages = |config: &mut EngineConfig, stages| config.parallel.pipeline_parallel_size = stages;
+    assert_eq!(
+        refused(&|config| stages(config, 4)),
+        "--pipeline-parallel-size: found 4, expected 1 to 3, the number of layers"
+    );
+    let partition = refused(&|config| {
+        stages(config, 2);
+        config.parallel.pipeline_partition = Some(vec![3, 1]);
+    });
+    assert!(partition.starts_with("--pipeline-partition: found 3,1, expected 2 numbers above 0"), "{partition}");
     let many = refused(&|config| tensor(config, 1 << 40));
     assert!(many.starts_with("--tensor-parallel-size: found 1099511627776, expected"), "{many}");
     // An error of every rank is that of rank 0; one of a single rank has its number.
@@ -80,4 +102,23 @@ fn settings_that_ranks_cannot_share_are_one_line() {
         config.max_model_len = Some(1 << 30);
     });
     assert!(no_model.starts_with("--max-model-len: found"), "{no_model}");
+}
+
+#[test]
+fn every_stage_of_a_pipeline_has_a_step_in_flight_while_there_are_enough_requests() {
+    let parts = EngineParts::load(&ranked(&config(200), 1, 3), &|_, _| {}).unwrap();
+    assert_eq!(parts.info.max_in_flight, 3);
+    let (mut engine, steps) = counted_parts(parts);
+    for first in 0..6 {
+        let params = GenerationParams { max_tokens: Some(20), ignore_eos: true, ..Default::default() };
+        engine.submit(GenerationRequest { prompt: vec![first, 7, 8], params, ..Default::default() }).unwrap();
+    }
+    let mut most = Vec::new();
+    while engine.has_work() {
+        engine.step(|_, _| {});
+        most.push(steps.now().0);
+    }
+    // After a collected step, the two behind it are in flight.
+    let full = most.iter().filter(|in_flight| **in_flight == 2).count();
+    assert!(full * 10 > most.len() * 8, "{most:?}");
 }

@@ -148,6 +148,8 @@ impl Plan {
             groups: layout.groups.iter().map(cache_group).collect(),
             preemption_mode: engine.preemption_mode,
             recompute_drafts: decoder.recurrent().next().is_some(),
+            max_in_flight: engine.parallel.pipeline_parallel_size.max(1),
+            pipeline: engine.parallel.pipeline_parallel_size > 1,
             ..SchedConfig::new(0, block_size)
         };
         let limits = |max_rows, max_model_len, num_blocks| {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use device::Collective;
 
 use super::place::Place;
-use super::worker::{Order, Outcomes};
+use super::worker::{self, Order, Outcomes};
 use crate::worker::{StepOutput, Worker};
 
 /// Computes the orders of rank 0. Returns why the group has failed.
-pub(crate) fn obey(place: &Place, worker: &mut dyn Worker) -> Result<(), String> {
+pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> {
     let mut outcomes = Outcomes { group: place.tensor.clone(), buffer: Vec::new() };
-    let (mut bytes, mut output, mut expected) = (Vec::new(), StepOutput::default(), 0);
+    let (mut bytes, mut buffer, mut output, mut expected) = (Vec::new(), Vec::new(), StepOutput::default(), 0);
     loop {
         place.world.broadcast(0, &mut bytes).map_err(|error| error.to_string())?;
         let decoded = postcard::from_bytes::<(u64, Order)>(&bytes);
@@ -22,9 +22,16 @@ pub(crate) fn obey(place: &Place, worker: &mut dyn Worker) -> Result<(), String>
         expected += 1;
         match order {
             Order::Step(input) => {
-                worker.submit(Arc::new(input));
-                let collected = worker.collect(&mut output);
+                local.submit(Arc::new(input));
+                let collected = local.collect(&mut output);
                 outcomes.compare(expected, &collected, &output)?;
+                if place.world.rank() == place.drawing_rank() {
+                    worker::send(&*place.world, &collected, &output, &mut buffer)?;
+                }
+                // Without its rows the stages behind it would wait.
+                if place.stages() > 1 {
+                    collected.map_err(|error| error.to_string())?;
+                }
             }
             Order::End => return Ok(()),
         }

@@ -97,8 +97,10 @@ impl Group {
 /// A rank's place in its group.
 pub(crate) struct Place {
     pub world: Arc<dyn Collective>,
-    /// The ranks with the other parts of the same layers.
+    /// The ranks with the other parts of the same layers: those of one stage.
     pub tensor: Arc<dyn Collective>,
+    /// The ranks with the same part of other layers, in the order of the stages.
+    pub pipeline: Arc<dyn Collective>,
     /// Number of ranks on this machine.
     pub local_ranks: usize,
     /// Ranks that are threads of this process.
@@ -112,29 +114,39 @@ impl Place {
         threads: Vec<JoinHandle<()>>,
     ) -> Result<Place, EngineError> {
         // Neighbours in rank have parts of the same layers: they exchange the most, and launchers put them on one machine.
-        let tensor = match world.size() {
-            1 => world.clone(),
-            _ => world.split(world.rank() / config.tensor_parallel_size.max(1))?,
+        let size = config.tensor_parallel_size.max(1);
+        let (tensor, pipeline) = match world.size() {
+            1 => (world.clone(), world.clone()),
+            _ => (world.split(world.rank() / size)?, world.split(world.rank() % size)?),
         };
         // Threads are all on one machine.
         let local_ranks = world.size();
-        Ok(Place { world, tensor, local_ranks, threads })
+        Ok(Place { world, tensor, pipeline, local_ranks, threads })
     }
 
     /// The only rank of a group.
     pub fn alone() -> Place {
-        Place { world: single(), tensor: single(), local_ranks: 1, threads: Vec::new() }
+        Place { world: single(), tensor: single(), pipeline: single(), local_ranks: 1, threads: Vec::new() }
     }
 
     pub fn is_alone(&self) -> bool {
         self.world.size() == 1
     }
 
+    /// Number of stages that the layers are cut into.
+    pub fn stages(&self) -> usize {
+        self.pipeline.size()
+    }
+
+    /// The rank whose results are those of the group: the first of the last stage.
+    pub fn drawing_rank(&self) -> usize {
+        (self.stages() - 1) * self.tensor.size()
+    }
+
     /// Describes the group in one line.
     pub fn line(&self) -> String {
-        let (ranks, tensor) = (self.world.size(), self.tensor.size());
-        let stages = if ranks > tensor { format!(" and {} stages of layers", ranks / tensor) } else { String::new() };
-        format!("ranks: {ranks} ({}), matrices cut over {tensor}{stages}", self.world.carrier())
+        let (ranks, tensor, stages) = (self.world.size(), self.tensor.size(), self.stages());
+        format!("ranks: {ranks} ({}), matrices cut over {tensor}, layers over {stages}", self.world.carrier())
     }
 
     /// Threads of this rank, if the user does not say: its share of the machine's.

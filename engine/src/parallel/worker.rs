@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use device::Collective;
+use device::collective::MOST_BROADCAST_BYTES;
 use device::profile::Step;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
@@ -32,6 +33,8 @@ enum OrderRef<'a> {
 pub(crate) struct GroupWorker {
     world: Arc<dyn Collective>,
     outcomes: Outcomes,
+    /// The rank that draws, if it is in another stage than this one.
+    drawing_rank: Option<usize>,
     local: Box<dyn Worker>,
     /// Number of orders.
     sent: u64,
@@ -44,9 +47,10 @@ pub(crate) struct GroupWorker {
 impl GroupWorker {
     /// Puts a worker in front of the other ranks.
     pub fn new(place: Place, local: Box<dyn Worker>) -> GroupWorker {
+        let drawing_rank = Some(place.drawing_rank()).filter(|rank| *rank > 0);
         let Place { world, tensor, threads, .. } = place;
         let outcomes = Outcomes { group: tensor, buffer: Vec::new() };
-        GroupWorker { world, outcomes, local, sent: 0, buffer: Vec::new(), lost: None, threads }
+        GroupWorker { world, outcomes, drawing_rank, local, sent: 0, buffer: Vec::new(), lost: None, threads }
     }
 
     /// Broadcasts an order, unless the group has ended.
@@ -67,11 +71,28 @@ impl GroupWorker {
         }
     }
 
+    /// Collects what this rank has computed, and compares it with the other ranks of its stage.
+    fn collect_own(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        let collected = self.local.collect(output);
+        match self.outcomes.compare(self.sent, &collected, output) {
+            Ok(()) => collected,
+            Err(reason) => {
+                self.end(reason.clone());
+                Err(StepError(reason))
+            }
+        }
+    }
+
     /// Ends the group after a failure.
     fn end(&mut self, reason: String) {
-        tracing::error!("{reason}");
-        self.world.abort(&reason);
-        self.lost = Some(reason);
+        if self.lost.is_none() {
+            tracing::error!("{reason}");
+            // Processes end at once, so clients are told first: when this is dropped.
+            if !self.threads.is_empty() {
+                self.world.abort(&reason);
+            }
+            self.lost = Some(reason);
+        }
     }
 }
 
@@ -83,25 +104,28 @@ impl Worker for GroupWorker {
 
     fn submit(&mut self, input: Arc<StepInput>) {
         self.send(&OrderRef::Step(&input));
-        if self.lost.is_none() {
-            self.local.submit(input);
+        if self.lost.is_some() {
+            return;
+        }
+        self.local.submit(input);
+        if self.drawing_rank.is_some() {
+            // The first stage has done its part. What the last one draws is collected later.
+            let mut nothing = StepOutput::default();
+            let computed = self.collect_own(&mut nothing);
+            computed.err().into_iter().for_each(|StepError(reason)| self.end(reason));
         }
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-        if let Some(reason) = &self.lost {
-            output.clear();
-            return Err(StepError(reason.clone()));
-        }
-        let collected = self.local.collect(output);
-        match self.outcomes.compare(self.sent, &collected, output) {
-            Ok(()) => collected,
-            Err(reason) => {
+        let collected = match (&self.lost, self.drawing_rank) {
+            (Some(reason), _) => Err(StepError(reason.clone())),
+            (None, None) => self.collect_own(output),
+            (None, Some(rank)) => receive(&*self.world, rank, &mut self.buffer, output).map_err(|reason| {
                 self.end(reason.clone());
-                output.clear();
-                Err(StepError(reason))
-            }
-        }
+                StepError(reason)
+            }),
+        };
+        collected.inspect_err(|_| output.clear())
     }
 
     fn num_sequences(&self) -> usize {
@@ -123,6 +147,9 @@ impl Drop for GroupWorker {
             self.end("rank 0 has panicked".to_string());
         }
         self.send(&OrderRef::End);
+        if let Some(reason) = &self.lost {
+            self.world.abort(reason);
+        }
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
@@ -150,4 +177,33 @@ impl Outcomes {
             Err(failure) => format!("order {step}: {error}; rank {}: {failure}", self.group.rank()),
         })
     }
+}
+
+/// Sends the outcome of a step to rank 0.
+pub(super) fn send(
+    world: &dyn Collective,
+    outcome: &Result<(), StepError>,
+    output: &StepOutput,
+    buffer: &mut Vec<u8>,
+) -> Result<(), String> {
+    buffer.clear();
+    let written = postcard::to_extend(&outcome.as_ref().map(|()| output), std::mem::take(buffer));
+    *buffer = written.map_err(|error| error.to_string())?;
+    let sent = world.send(0, &(buffer.len() as u64).to_le_bytes()).and_then(|()| world.send(0, buffer));
+    sent.map_err(|error| error.to_string())
+}
+
+/// Receives the outcome of a step that another rank has [sent](send). A failure of a stage ends the group: the others wait for its rows.
+fn receive(world: &dyn Collective, rank: usize, buffer: &mut Vec<u8>, output: &mut StepOutput) -> Result<(), String> {
+    let mut length = [0; size_of::<u64>()];
+    world.receive(rank, &mut length).map_err(|error| error.to_string())?;
+    let length = usize::try_from(u64::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > MOST_BROADCAST_BYTES {
+        return Err(format!("rank {rank} sends results of {length} bytes, expected at most {MOST_BROADCAST_BYTES}"));
+    }
+    buffer.resize(length, 0);
+    world.receive(rank, buffer).map_err(|error| error.to_string())?;
+    let received: Result<StepOutput, StepError> = postcard::from_bytes(buffer).map_err(|error| error.to_string())?;
+    *output = received.map_err(|error| error.to_string())?;
+    Ok(())
 }

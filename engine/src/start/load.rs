@@ -278,6 +278,7 @@ pub(crate) fn start(
     let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
     let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, progress)?;
     model.join(place.tensor.clone());
+    model.connect(place.pipeline.clone());
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
@@ -320,7 +321,7 @@ pub(crate) fn start(
     let (worker, mut info) =
         LocalWorker::new(device.clone(), model, caches, swap_space, limits, (adapters.clone(), drafter))?;
     if !place.is_alone() {
-        info.max_in_flight = 1;
+        info.max_in_flight = place.stages();
     }
     Ok(Started { worker, info, plan, adapters, notes })
 }

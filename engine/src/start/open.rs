@@ -7,7 +7,7 @@ use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, se
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::{Form, ShardError};
 use models::lora::AdapterLimits;
-use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, Weights};
+use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, StageError, Weights};
 use siphasher::sip::SipHasher13;
 
 use super::draft::{OpenedDraft, Target};
@@ -76,6 +76,12 @@ pub(crate) fn open_on(
     let draft = if place.world.rank() == 0 { OpenedDraft::open(engine, &target)? } else { None };
     let part = part_of(engine, &config.decoder, place)?;
     let whole = std::mem::replace(&mut config.decoder, part);
+    let stages = engine.parallel.pipeline_parallel_size;
+    if engine.speculative.is_some() && stages > 1 {
+        let expected =
+            "one stage (--pipeline-parallel-size 1): drafts follow the last token, which other stages still compute";
+        return Err(bad("--speculative-config", format!("speculation with {stages} stages"), expected));
+    }
     if let Some(draft) = &draft {
         if draft.is_predictor() && engine.parallel.ranks() > 1 {
             let expected =
@@ -113,7 +119,28 @@ fn part_of(engine: &EngineConfig, decoder: &Decoder, place: &Place) -> Result<De
             return Err(bad("--tensor-parallel-size", ranks, expected));
         }
     }
-    Ok(own)
+    let partition = partition(engine, decoder)?;
+    let stage = place.pipeline.rank();
+    let first = partition[..stage].iter().sum();
+    let refused = |error: StageError| bad("--pipeline-parallel-size", error.found, error.expected);
+    own.stage(first..first + partition[stage]).map_err(refused)
+}
+
+/// The number of layers of each stage.
+fn partition(engine: &EngineConfig, decoder: &Decoder) -> Result<Vec<usize>, EngineError> {
+    let (stages, layers) = (engine.parallel.pipeline_parallel_size, decoder.layers.len());
+    let by_cost = || {
+        let refused = |error: StageError| bad("--pipeline-parallel-size", error.found, error.expected);
+        models::partition(decoder, stages).map_err(refused)
+    };
+    let Some(wanted) = &engine.parallel.pipeline_partition else { return by_cost() };
+    if wanted.len() != stages || wanted.contains(&0) || wanted.iter().sum::<usize>() != layers {
+        let found: Vec<String> = wanted.iter().map(usize::to_string).collect();
+        let expected =
+            format!("{stages} numbers above 0 (--pipeline-parallel-size) with the sum {layers}, the number of layers");
+        return Err(bad("--pipeline-partition", found.join(","), expected));
+    }
+    Ok(wanted.clone())
 }
 
 /// Opens the checkpoint's files and reads its declaration, with the weights in the configured form.

@@ -44,6 +44,8 @@ use request::{LiveRequest, end_reason};
 pub struct Engine {
     scheduler: Scheduler,
     worker: Box<dyn Worker>,
+    /// Several steps are in flight, none of which reads what another draws.
+    is_pipeline: bool,
     info: WorkerInfo,
     mask_threads: MaskThreads,
     requests: HashMap<RequestId, LiveRequest>,
@@ -111,13 +113,14 @@ impl Engine {
         let block_events = kv_events.is_some();
         let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
         let kv_events = kv_events.map(|sockets| KvEvents::start(sockets, &sched)).transpose()?;
-        let recompute_drafts = sched.recompute_drafts;
+        let (recompute_drafts, is_pipeline) = (sched.recompute_drafts, sched.pipeline);
         let scheduler = Scheduler::new(sched)?;
         Ok(Engine {
             scheduler,
             worker,
             speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size, recompute_drafts)),
             kv_events,
+            is_pipeline,
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),

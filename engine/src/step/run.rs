@@ -108,13 +108,15 @@ impl Engine {
         }
         self.compute_drafts(&mut input);
         let (mut ends, mut blocks_planning) = (Vec::new(), input.plan.spans.is_empty());
+        // In a pipeline, only the sequences of a step wait for its tokens.
+        let is_pipeline = self.is_pipeline;
         for (index, span) in input.plan.spans.iter().enumerate() {
             let Some(request) = self.requests.get_mut(&span.seq.request) else {
                 input.draws.push(Draw::Nothing);
                 continue;
             };
             let draw = request.draw(span);
-            blocks_planning |= request.needs_prompt_rows() || request.host_decides_after(&draw);
+            blocks_planning |= !is_pipeline && (request.needs_prompt_rows() || request.host_decides_after(&draw));
             if let (Some(speculator), Some(_)) = (&self.speculator, &request.speculation) {
                 blocks_planning |= span.sample.clone().any(|index| speculator.waits_for(SeqId { index, ..span.seq }));
             }

@@ -111,6 +111,11 @@ impl Executor {
         self.wait_for_swaps(plan)
     }
 
+    /// Whether the model has logits to draw from. It has none if it sends its rows to another stage.
+    pub fn draws(&self) -> bool {
+        !self.model.decoder().sends()
+    }
+
     /// Prepares the batch of a step that has begun. `needed` returns which hidden states of a span [`Executor::logits`] and
     /// [`Executor::hidden`] will read, and the slot of its adapter.
     pub fn prepare(

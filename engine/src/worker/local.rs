@@ -261,12 +261,17 @@ impl LocalWorker {
                 }
             }
         }
+        // The other stages of a pipeline compute all rows, and draw nothing.
+        let draws = executor.draws();
         let keeps_all = self.drafter.as_ref().is_some_and(Drafter::reads_states);
         let slot_of = |adapter: &AdapterRef| adapters.as_ref()?.slot_of(adapter);
         let mut reads_prompt = false;
         executor.prepare(&input.plan, |index, span| {
             let state = requests.get(&span.seq.request);
             let slot = of_span(span).and_then(slot_of);
+            if !draws {
+                return (Needed::All, slot);
+            }
             if state.is_some_and(|state| !state.to_score(span).is_empty() || !state.to_pool(span).is_empty()) {
                 reads_prompt = true;
                 return (Needed::All, slot);
@@ -283,12 +288,14 @@ impl LocalWorker {
         if input.plan.spans.is_empty() {
             return Ok(());
         }
-        self.assign_draws(step)?;
+        if draws {
+            self.assign_draws(step)?;
+        }
         let LocalWorker { device, executor, slots, rows, drafter, requests, .. } = self;
         if let Some(drafter) = drafter {
             drafter.follow(&input.plan, requests, executor.for_drafts());
         }
-        let Some(slots) = slots else { return Ok(executor.forward(None)?) };
+        let Some(slots) = slots.as_mut().filter(|_| draws) else { return Ok(executor.forward(None)?) };
         slots.stage()?;
         executor.forward(Some(&|tokens| slots.fill(tokens)))?;
         step.results = if step.drawn.is_empty() {
