@@ -35,7 +35,7 @@ use serde::Serialize;
 
 use crate::lora::AdapterLimits;
 
-pub use attention::{Attention, Heads, Latent, QueryGrowth, alibi_slopes};
+pub use attention::{Attention, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Activation, Experts, Groups, Mlp, PerLayer, Routing, Scores};
@@ -43,7 +43,7 @@ pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};
-pub use shard::{HeadShard, ShardError};
+pub use shard::ShardError;
 pub use stage::{LayerGroup, Stage};
 
 /// A decoder-only transformer.

@@ -6,7 +6,6 @@ use serde::Serialize;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::rope::Rope;
-use super::shard::HeadShard;
 
 /// Self-attention with grouped queries (Ainslie et al., "GQA", 2023).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -174,6 +173,19 @@ impl Heads {
     pub fn key_width(self) -> usize {
         self.num_kv_heads * self.head_dim
     }
+}
+
+/// The heads of a layer that a rank computes, among those of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HeadShard {
+    /// The first query head, or value head of a recurrent layer.
+    pub first: usize,
+    /// The first key/value head, or key head of a recurrent layer.
+    pub first_kv: usize,
+    /// Number of query heads, or value heads, of all ranks.
+    pub num_heads: usize,
+    /// Number of key/value heads, or key heads, of all ranks.
+    pub num_kv_heads: usize,
 }
 
 /// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / original))` after the rotary embedding (Llama 4,

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use super::attention::HeadShard;
 use super::linear::Linear;
 use super::norm::Norm;
-use super::shard::HeadShard;
 
 /// A gated delta net (Yang et al., "Gated Delta Networks", 2024). Every value head has a matrix S of `key_dim` by `value_dim`.
 /// For each token, with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`):
