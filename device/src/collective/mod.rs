@@ -8,16 +8,19 @@
 //! |---|---|---|
 //! | `single` | one: nothing moves | [`single`] |
 //! | `threads` | threads of this process | [`threads`] |
+//! | `mpi` | processes that an MPI launcher started | [`mpi`] |
 //!
 //! **Failure.** A group is fail-stop. After [`Collective::abort`] every call on every rank fails, or the process ends.
 
 mod error;
+mod mpi;
 mod single;
 mod threads;
 
 use std::sync::Arc;
 
 pub use error::CollectiveError;
+pub use mpi::{MpiError, mpi};
 pub use single::single;
 pub use threads::threads;
 
@@ -25,6 +28,14 @@ use crate::{Buffer, Device};
 
 /// Most bytes of one [`Collective::broadcast`].
 pub const MOST_BROADCAST_BYTES: usize = 64 << 20;
+
+/// Copies rows of `part` bytes to a matrix with rows of `width` bytes, whose columns begin at byte `column`.
+fn place_columns(rows: &[u8], part: usize, all: &mut [u8], width: usize, column: usize) {
+    if part > 0 {
+        let rows = all.chunks_exact_mut(width).zip(rows.chunks_exact(part));
+        rows.for_each(|(to, row)| to[column..column + part].copy_from_slice(row));
+    }
+}
 
 /// One rank's place in a group of ranks.
 ///

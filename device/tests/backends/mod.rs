@@ -27,7 +27,7 @@ fn manifest() -> Manifest {
 }
 
 /// Builds the host library; the error says why there is no compiler.
-fn host_library() -> Result<std::path::PathBuf, String> {
+pub(crate) fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
     // A compilation error fails the test.
     Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Instrument::None, kernels::cores()).unwrap())
