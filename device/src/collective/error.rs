@@ -2,6 +2,7 @@
 
 use super::MOST_BROADCAST_BYTES;
 use super::mpi::MpiError;
+use super::nccl::NcclError;
 use crate::DeviceError;
 
 /// An error of a group of ranks. The group cannot go on.
@@ -45,6 +46,9 @@ pub enum CollectiveError {
     /// An error of MPI.
     #[error(transparent)]
     Mpi(#[from] MpiError),
+    /// An error of NCCL.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     /// An error of the device whose memory is exchanged.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -9,18 +9,22 @@
 //! | `single` | one: nothing moves | [`single`] |
 //! | `threads` | threads of this process | [`threads`] |
 //! | `mpi` | processes that an MPI launcher started | [`mpi`] |
+//! | `nccl` | those of another group, each with its own GPU; memory of GPUs moves directly | [`nccl`]; has not run on a GPU yet |
 //!
 //! **Failure.** A group is fail-stop. After [`Collective::abort`] every call on every rank fails, or the process ends.
 
 mod error;
 mod mpi;
+mod nccl;
 mod single;
+mod symbols;
 mod threads;
 
 use std::sync::Arc;
 
 pub use error::CollectiveError;
 pub use mpi::{MpiError, mpi};
+pub use nccl::{NcclError, nccl};
 pub use single::single;
 pub use threads::threads;
 

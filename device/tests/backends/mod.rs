@@ -10,6 +10,8 @@ mod graphs;
 mod products;
 mod profiles;
 
+pub use driver::is_fake;
+
 use std::sync::Arc;
 
 use device::transfer::{CopyRange, Download, Upload};

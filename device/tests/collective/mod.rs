@@ -1,7 +1,10 @@
 //! Groups of ranks. What every carrier must do is in [`suite`]; here threads do it, and in [`mpi`] processes.
 
 mod mpi;
+mod nccl;
 mod suite;
+
+use std::sync::Arc;
 
 use device::collective::{single, threads};
 use device::{Collective, CollectiveError};
@@ -13,10 +16,14 @@ use crate::backends::host_library;
 
 /// Runs `work` on every rank of a group of threads, and returns what each returned.
 fn on_ranks<T: Send>(size: usize, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
+    on_ranks_of(size, |rank| work(&**rank))
+}
+
+fn on_ranks_of<T: Send>(size: usize, work: impl Fn(&Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
     let ranks = threads(size);
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(&**rank))).collect();
+        let running: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

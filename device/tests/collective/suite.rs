@@ -57,7 +57,8 @@ fn gathers_of_any_shape(group: &dyn Collective) {
 pub fn a_gather_of_many_rows(group: &dyn Collective) {
     for (part, rows) in [(3 << 20, 7), (17 << 20, 1)] {
         let widths: Vec<usize> = (0..group.size()).map(|rank| part + rank).collect();
-        let own: Vec<u8> = (0..rows).flat_map(|row| vec![(row * 16 + group.rank()) as u8; widths[group.rank()]]).collect();
+        let own: Vec<u8> =
+            (0..rows).flat_map(|row| vec![(row * 16 + group.rank()) as u8; widths[group.rank()]]).collect();
         let mut all = vec![0xff; rows * widths.iter().sum::<usize>()];
         group.all_gather(&own, rows, &widths, &mut all).unwrap();
         let mut rest = &all[..];

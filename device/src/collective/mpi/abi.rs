@@ -11,6 +11,7 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library;
 
 use super::error::MpiError;
+use crate::collective::symbols::functions;
 
 /// A handle of a communicator, type, operation, request or error handler: `int` or pointer.
 pub(super) trait Handle: Copy + Send + Sync + 'static {}
@@ -94,44 +95,25 @@ impl<T: Copy> Constants<T> {
     }
 }
 
-/// Declares the functions of a library with handles `H`; all return an error code.
-macro_rules! functions {
-    ($($name:ident = $symbol:literal($($argument:ty),*);)*) => {
-        #[derive(Clone, Copy)]
-        pub(super) struct Functions<H> {
-            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-        }
-
-        impl<H: Handle> Functions<H> {
-            fn load(library: &Library, file: &str) -> Result<Functions<H>, MpiError> {
-                $(
-                    // SAFETY: the standard declares the function with this type, given the type of handles.
-                    let $name = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> c_int>($symbol) };
-                    let $name = *$name.map_err(|_| lacks(file, $symbol))?;
-                )*
-                Ok(Functions { $($name),* })
-            }
-        }
-    };
-}
-
 functions! {
-    init_thread = b"MPI_Init_thread"(*mut c_int, *mut c_void, c_int, *mut c_int);
-    finalize = b"MPI_Finalize"();
-    abort = b"MPI_Abort"(H, c_int);
-    error_string = b"MPI_Error_string"(c_int, *mut c_char, *mut c_int);
-    comm_rank = b"MPI_Comm_rank"(H, *mut c_int);
-    comm_size = b"MPI_Comm_size"(H, *mut c_int);
-    comm_split = b"MPI_Comm_split"(H, c_int, c_int, *mut H);
-    comm_set_errhandler = b"MPI_Comm_set_errhandler"(H, H);
-    ibcast = b"MPI_Ibcast"(*mut c_void, c_int, H, c_int, H, *mut H);
-    iallgatherv = b"MPI_Iallgatherv"(*const c_void, c_int, H, *mut c_void, *const c_int, *const c_int, H, H, *mut H);
-    iallreduce = b"MPI_Iallreduce"(*const c_void, *mut c_void, c_int, H, H, H, *mut H);
-    isend = b"MPI_Isend"(*const c_void, c_int, H, c_int, c_int, H, *mut H);
-    irecv = b"MPI_Irecv"(*mut c_void, c_int, H, c_int, c_int, H, *mut H);
-    iprobe = b"MPI_Iprobe"(c_int, c_int, H, *mut c_int, *mut Status);
-    get_count = b"MPI_Get_count"(*const Status, H, *mut c_int);
-    test = b"MPI_Test"(*mut H, *mut c_int, *mut Status);
+    /// Functions of a library with handles `H`; all return an error code.
+    Functions<H: Handle>
+    init_thread = "MPI_Init_thread"(*mut c_int, *mut c_void, c_int, *mut c_int);
+    finalize = "MPI_Finalize"();
+    abort = "MPI_Abort"(H, c_int);
+    error_string = "MPI_Error_string"(c_int, *mut c_char, *mut c_int);
+    comm_rank = "MPI_Comm_rank"(H, *mut c_int);
+    comm_size = "MPI_Comm_size"(H, *mut c_int);
+    comm_split = "MPI_Comm_split"(H, c_int, c_int, *mut H);
+    comm_set_errhandler = "MPI_Comm_set_errhandler"(H, H);
+    ibcast = "MPI_Ibcast"(*mut c_void, c_int, H, c_int, H, *mut H);
+    iallgatherv = "MPI_Iallgatherv"(*const c_void, c_int, H, *mut c_void, *const c_int, *const c_int, H, H, *mut H);
+    iallreduce = "MPI_Iallreduce"(*const c_void, *mut c_void, c_int, H, H, H, *mut H);
+    isend = "MPI_Isend"(*const c_void, c_int, H, c_int, c_int, H, *mut H);
+    irecv = "MPI_Irecv"(*mut c_void, c_int, H, c_int, c_int, H, *mut H);
+    iprobe = "MPI_Iprobe"(c_int, c_int, H, *mut c_int, *mut Status);
+    get_count = "MPI_Get_count"(*const Status, H, *mut c_int);
+    test = "MPI_Test"(*mut H, *mut c_int, *mut Status);
 }
 
 /// An open library.
@@ -154,23 +136,27 @@ pub(super) fn bind(library: Library, file: &str) -> Result<Opened, MpiError> {
     let address = |symbol: &str| {
         // SAFETY: only the address is taken.
         let found = unsafe { library.get::<*const c_void>(symbol) };
-        found.map(|object| object.addr()).map_err(|_| lacks(file, symbol.as_bytes()))
+        found.map(|object| object.addr()).map_err(|_| lacks(file, symbol))
     };
     let opened = if is_standard(&library) {
-        Opened::Pointers(Api { functions: Functions::load(&library, file)?, constants: STANDARD, name })
+        Opened::Pointers(Api { functions: functions(&library, file)?, constants: STANDARD, name })
     } else if address(OPEN_MPI.world).is_ok() {
         let constants = OPEN_MPI.try_map(address)?;
-        Opened::Pointers(Api { functions: Functions::load(&library, file)?, constants, name })
+        Opened::Pointers(Api { functions: functions(&library, file)?, constants, name })
     } else {
-        Opened::Integers(Api { functions: Functions::load(&library, file)?, constants: MPICH, name })
+        Opened::Integers(Api { functions: functions(&library, file)?, constants: MPICH, name })
     };
     // MPI's own threads and exit handlers run its code until the end.
     std::mem::forget(library);
     Ok(opened)
 }
 
-fn lacks(file: &str, symbol: &[u8]) -> MpiError {
-    MpiError::Symbol { file: file.to_owned(), symbol: String::from_utf8_lossy(symbol).into_owned() }
+fn functions<H: Handle>(library: &Library, file: &str) -> Result<Functions<H>, MpiError> {
+    Functions::load(library).map_err(|symbol| lacks(file, symbol))
+}
+
+fn lacks(file: &str, symbol: &str) -> MpiError {
+    MpiError::Symbol { file: file.to_owned(), symbol: symbol.to_owned() }
 }
 
 /// Returns whether the library has the standard's interface: other libraries may have the function, but return -1.
@@ -178,14 +164,14 @@ fn is_standard(library: &Library) -> bool {
     let (mut major, mut minor) = (-1, -1);
     // SAFETY: the standard declares the function with this type, and allows the call at any time.
     unsafe {
-        let get = library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"MPI_Abi_get_version");
+        let get = library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>("MPI_Abi_get_version");
         get.is_ok_and(|get| get(&mut major, &mut minor) == 0 && major > 0)
     }
 }
 
 /// Returns the first line of the library's version.
 fn version(library: &Library, file: &str) -> Result<String, MpiError> {
-    const SYMBOL: &[u8] = b"MPI_Get_library_version";
+    const SYMBOL: &str = "MPI_Get_library_version";
     // `MPI_MAX_LIBRARY_VERSION_STRING` of every interface is at most this.
     let (mut text, mut length) = (vec![0u8; 8192], 0);
     // SAFETY: the standard declares the function with this type, allows the call at any time, and the text has the room it needs.

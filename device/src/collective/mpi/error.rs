@@ -17,7 +17,9 @@ pub enum MpiError {
         problem: String,
     },
     /// The library lacks a function or a constant.
-    #[error("{file}: found no {symbol}, expected an MPI library of version 3 or newer; name another in QUIRE_MPI_LIBRARY")]
+    #[error(
+        "{file}: found no {symbol}, expected an MPI library of version 3 or newer; name another in QUIRE_MPI_LIBRARY"
+    )]
     Symbol {
         /// The library.
         file: String,
@@ -25,7 +27,9 @@ pub enum MpiError {
         symbol: String,
     },
     /// The library does not allow calls of more than one thread.
-    #[error("{library} allows calls of its first thread only, expected MPI_THREAD_SERIALIZED; build or choose one with threads")]
+    #[error(
+        "{library} allows calls of its first thread only, expected MPI_THREAD_SERIALIZED; build or choose one with threads"
+    )]
     Threads {
         /// The library and its version.
         library: String,

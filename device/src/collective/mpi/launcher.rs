@@ -34,12 +34,7 @@ const LAUNCHERS: [Launcher; 4] = [
         size: "OMPI_COMM_WORLD_SIZE",
         libraries: [OPEN_MPI, STANDARD, MPICH],
     },
-    Launcher {
-        name: "mpiexec of MPICH",
-        mark: "PMI_SIZE",
-        size: "PMI_SIZE",
-        libraries: [STANDARD, MPICH, OPEN_MPI],
-    },
+    Launcher { name: "mpiexec of MPICH", mark: "PMI_SIZE", size: "PMI_SIZE", libraries: [STANDARD, MPICH, OPEN_MPI] },
     Launcher {
         name: "srun --mpi=pmix",
         mark: "PMIX_RANK",
@@ -129,7 +124,8 @@ mod tests {
         let named = line(NO_LAUNCHER.open(nothing));
         assert!(named.starts_with("QUIRE_MPI_LIBRARY=/nonexistent/libmpi.so: "), "{named}");
         assert!(named.ends_with("; expected a libmpi_abi.so.1, a libmpi.so.12 or a libmpi.so.40"), "{named}");
-        let nowhere = Launcher { libraries: ["libquire_none.so.1", "libquire_none.so.2", "libquire_none.so.3"], ..NO_LAUNCHER };
+        let nowhere =
+            Launcher { libraries: ["libquire_none.so.1", "libquire_none.so.2", "libquire_none.so.3"], ..NO_LAUNCHER };
         let none = line(nowhere.open(|_| None));
         assert!(none.starts_with("found no MPI library (libquire_none.so.1, "), "{none}");
         assert!(none.contains("pip install mpich") && !none.contains('\n'), "{none}");

@@ -23,6 +23,8 @@ pub(super) const MOST_UNDER_WAY: usize = 256 << 20;
 const EXIT_CODE: c_int = 70;
 /// Time in which the library must end the process, or the messages under way must arrive at the end.
 const LIMIT: Duration = Duration::from_secs(3);
+/// Time in which a launcher forwards a line.
+const FORWARDING: Duration = Duration::from_millis(100);
 
 /// The library, started. Dropping it stops the library, or ends the job if something has failed.
 pub(super) struct World<H: Handle> {
@@ -183,6 +185,8 @@ impl<H: Handle> World<H> {
         let line = reason.replace(['\n', '\r'], " ");
         // Nobody may read it. The harness of tests keeps what `eprintln` prints, and loses it when the process ends.
         let _ = writeln!(std::io::stderr(), "quire: rank {} of {} ended all ranks: {line}", self.rank, self.size);
+        // A launcher may lose what a rank has just printed when it ends the rank.
+        std::thread::sleep(FORWARDING);
         std::thread::spawn(|| {
             std::thread::sleep(LIMIT);
             std::process::abort();
