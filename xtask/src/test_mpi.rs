@@ -1,6 +1,6 @@
 //! `cargo xtask test-mpi`: tests that run on several ranks, under the MPI libraries and launchers of two pinned Python packages.
 //!
-//! A test is a function of a crate's integration tests, ignored there, that every rank runs. [`CASES`] says on how many ranks, and how
+//! A test is a function of a crate's integration tests, ignored there, that every rank runs. `CASES` says on how many ranks, and how
 //! the job must end. The packages are installed with pip into the target folder, once.
 
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ impl Case {
 }
 
 /// All tests. Those of the engine come here too.
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     Case::new("suite", "collective::mpi::processes_do_what_every_carrier_must_do", &[2, 3, 4], End::Well),
     Case::new("suite, checked", "collective::mpi::processes_do_what_every_carrier_must_do", &[2], End::Well).checked(),
     Case::new("times", "collective::mpi::times_of_exchanges", &[2], End::Well),
@@ -94,6 +94,12 @@ const CASES: [Case; 10] = [
         "collective::mpi::rows_of_other_widths_end_all",
         &[2],
         End::Failed("rows given to all_gather"),
+    ),
+    Case::new(
+        "other length",
+        "collective::mpi::a_message_of_another_length_ends_all",
+        &[2],
+        End::Failed("what: \"a message\", found: 3, expected: 2"),
     ),
     Case::new("other calls", "collective::mpi::other_calls_end_all", &[2], End::Failed("in call 1, broadcast"))
         .checked(),

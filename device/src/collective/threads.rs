@@ -24,6 +24,11 @@ pub fn threads(size: usize) -> Vec<Arc<dyn Collective>> {
     (0..size).map(|rank| Arc::new(Threads::new(group.clone(), rank)) as Arc<dyn Collective>).collect()
 }
 
+/// Messages from one rank to another.
+type Messages = VecDeque<Vec<u8>>;
+/// A group, and how many ranks have joined it.
+type Joined = (Arc<Group>, usize);
+
 struct Threads {
     rank: usize,
     group: Arc<Group>,
@@ -37,10 +42,10 @@ struct Group {
     /// What each rank gives in even and odd calls.
     slots: Vec<[Mutex<Slot>; 2]>,
     barrier: Barrier,
-    mail: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    mail: Mutex<HashMap<(usize, usize), Messages>>,
     arrived: Condvar,
     /// Groups that a split is making, by call and color.
-    splits: Mutex<HashMap<(u64, usize), (Arc<Group>, usize)>>,
+    splits: Mutex<HashMap<(u64, usize), Joined>>,
     stop: Arc<Stop>,
 }
 

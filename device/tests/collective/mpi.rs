@@ -144,6 +144,18 @@ fn rows_of_other_widths_end_all() {
     world.all_gather(&own, 1, &widths, &mut all).unwrap();
 }
 
+/// Ends with a failure that says what differs: rank 1 receives a message of another length.
+#[test]
+#[ignore = "only under mpiexec, by cargo xtask test-mpi"]
+fn a_message_of_another_length_ends_all() {
+    let world = world();
+    match world.rank() {
+        0 => world.send(1, &[1, 2, 3]).unwrap(),
+        _ => world.receive(0, &mut [0, 0]).unwrap(),
+    }
+    let _ = world.min(0);
+}
+
 /// Ends with a failure that names the calls, with `QUIRE_CHECK_COLLECTIVES=1`.
 #[test]
 #[ignore = "only under mpiexec, by cargo xtask test-mpi"]

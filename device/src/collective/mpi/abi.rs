@@ -11,12 +11,19 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library;
 
 use super::error::MpiError;
+use crate::collective::CollectiveError;
 use crate::collective::symbols::functions;
 
 /// A handle of a communicator, type, operation, request or error handler: `int` or pointer.
 pub(super) trait Handle: Copy + Send + Sync + 'static {}
 impl Handle for c_int {}
 impl Handle for usize {}
+
+/// Returns a count for MPI, which is an `int`.
+pub(super) fn count(what: &'static str, rank: usize, bytes: usize) -> Result<c_int, CollectiveError> {
+    let expected = c_int::MAX as usize;
+    c_int::try_from(bytes).map_err(|_| CollectiveError::Size { rank, what, found: bytes, expected })
+}
 
 /// `MPI_Status`: 20 bytes in the family of MPICH, 24 in Open MPI, 32 in the standard. Read only by the library.
 #[derive(Default)]

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Collective, CollectiveError};
 use crate::lock::lock;
-use abi::{Api, Handle, Opened, Status};
+use abi::{Api, Handle, Opened, Status, count};
 use backoff::Backoff;
 pub use error::MpiError;
 use launcher::Launcher;
@@ -80,12 +80,6 @@ fn start<H: Handle>(
     }
     // Messages of a communicator of our own are not mixed with those of others in this process.
     Ok(Arc::new(Mpi::of(&world, world.api.constants.world, 0, world.rank, checks)?))
-}
-
-/// Returns a count for MPI, which is an `int`.
-fn count(what: &'static str, rank: usize, bytes: usize) -> Result<c_int, CollectiveError> {
-    let expected = c_int::MAX as usize;
-    c_int::try_from(bytes).map_err(|_| CollectiveError::Size { rank, what, found: bytes, expected })
 }
 
 struct Mpi<H: Handle> {
@@ -263,7 +257,7 @@ impl Scratch {
         for part in parts {
             self.starts.push(count("gathered bytes", rank, end)?);
             self.counts.push(count("gathered bytes", rank, HEADER.saturating_add(part))?);
-            end = end.saturating_add(HEADER + part);
+            end = end.saturating_add(HEADER).saturating_add(part);
         }
         count("gathered bytes", rank, end)?;
         let own = self.counts[rank] as usize;
@@ -394,5 +388,24 @@ impl<H: Handle> Collective for Mpi<H> {
 
     fn abort(&self, reason: &str) {
         self.world.abort(reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_bytes_than_mpi_counts_are_refused_before_memory_is_allocated() {
+        let mut scratch = Scratch::default();
+        for parts in [vec![1 << 31, 1], vec![1 << 30, 1 << 30], vec![usize::MAX, 2], vec![0, usize::MAX - HEADER]] {
+            let error =
+                scratch.shape(0, parts.iter().copied()).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with("rank 0: gathered bytes: found "), "{parts:?}: {error}");
+            assert_eq!((scratch.own.len(), scratch.all.len()), (0, 0));
+        }
+        assert!(scratch.shape(1, [5, 0].into_iter()).is_ok());
+        assert_eq!((&scratch.counts[..], &scratch.starts[..]), (&[21, 16][..], &[0, 21][..]));
+        assert!(count("a message", 0, 1 << 31).is_err());
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::time::Duration;
 
-use super::abi::{Api, Functions, Handle, Status};
+use super::abi::{Api, Functions, Handle, Status, count};
 use super::backoff::Backoff;
 use super::error::MpiError;
 use crate::collective::CollectiveError;
@@ -140,7 +140,7 @@ impl<H: Handle> World<H> {
 
     /// Sends a copy of `bytes`.
     pub fn send(&self, communicator: H, to: c_int, tag: c_int, bytes: &[u8]) -> Result<(), CollectiveError> {
-        let length = super::count("a message", self.rank, bytes.len())?;
+        let length = count("a message", self.rank, bytes.len())?;
         let waiting = Backoff::new();
         while !self.has_room(bytes.len()) {
             self.look_after_messages()?;

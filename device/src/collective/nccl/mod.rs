@@ -14,7 +14,7 @@
 //! pieces as they need, and each piece costs, besides NCCL's kernel, one strided copy per rank: about 3 us of the host each and
 //! twice the gathered bytes of memory traffic. Parts of different widths are one broadcast per rank in one group of calls.
 //!
-//! A GPU has one rank: NCCL refuses two.
+//! A GPU has one rank: NCCL refuses two. A device is the first GPU that its process sees, so `CUDA_VISIBLE_DEVICES` differs by rank.
 
 mod api;
 mod error;
