@@ -1,4 +1,4 @@
-//! Functions of a C library that is opened at run time.
+//! Functions of a C library that is opened at run time, and why one cannot be opened.
 
 /// Declares a structure with the functions of a library, each of which returns a code, and how to look them up. `load` returns the
 /// name of the first that the library lacks. A library may have a type of handles.
@@ -27,3 +27,9 @@ macro_rules! functions {
 }
 
 pub(super) use functions;
+
+/// Returns what the loader says, in one line.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    let text = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    text.replace('\n', " ")
+}

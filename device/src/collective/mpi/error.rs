@@ -8,10 +8,12 @@ pub enum MpiError {
         "found no MPI library ({0}); install one (Debian: libopenmpi3 or libmpich12; pip install mpich) and start all ranks with its mpiexec, or name the library's file in QUIRE_MPI_LIBRARY"
     )]
     NoLibrary(String),
-    /// The library that `QUIRE_MPI_LIBRARY` names cannot be opened.
-    #[error("QUIRE_MPI_LIBRARY={file}: {problem}; expected a libmpi_abi.so.1, a libmpi.so.12 or a libmpi.so.40")]
+    /// The library cannot be opened.
+    #[error(
+        "MPI library {file}: {problem}; expected a libmpi_abi.so.1, a libmpi.so.12 or a libmpi.so.40 that can be opened; QUIRE_MPI_LIBRARY names the file"
+    )]
     Open {
-        /// Value of the variable.
+        /// Its name or path.
         file: String,
         /// What the loader says.
         problem: String,

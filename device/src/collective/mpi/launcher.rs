@@ -6,6 +6,7 @@ use libloading::Library;
 
 use super::abi::{self, Opened};
 use super::error::MpiError;
+use crate::collective::symbols::reason;
 
 /// Names the file of the library.
 const LIBRARY: &str = "QUIRE_MPI_LIBRARY";
@@ -73,12 +74,16 @@ impl Launcher {
             std::env::split_paths(&path).filter(|folder| folder.join("mpiexec").is_file()).collect();
         let beside = |name| folders.iter().map(move |folder| folder.join("../lib").join(name));
         let named = self.libraries.iter().map(PathBuf::from).chain(self.libraries.iter().flat_map(beside));
+        let mut unusable = None;
         for file in named.map(|file| file.to_string_lossy().into_owned()) {
-            if let Ok(library) = open(&file) {
-                return abi::bind(library, &file);
+            match open(&file) {
+                Ok(library) => return abi::bind(library, &file),
+                // A library that exists, but lacks another one, is named differently.
+                Err(problem) if problem.contains(&file) && problem.contains("o such file") => {}
+                Err(problem) => unusable = unusable.or(Some(MpiError::Open { file, problem })),
             }
         }
-        Err(MpiError::NoLibrary(self.libraries.join(", ")))
+        Err(unusable.unwrap_or_else(|| MpiError::NoLibrary(self.libraries.join(", "))))
     }
 }
 
@@ -93,7 +98,7 @@ fn open(file: &str) -> Result<Library, String> {
     // SAFETY: as above.
     #[cfg(not(unix))]
     let library = unsafe { Library::new(file) };
-    library.map_err(|error| error.to_string())
+    library.map_err(|error| reason(&error))
 }
 
 #[cfg(test)]
@@ -122,13 +127,29 @@ mod tests {
         let nothing = |name: &str| (name == LIBRARY).then(|| "/nonexistent/libmpi.so".to_owned());
         let line = |outcome: Result<Opened, MpiError>| outcome.err().map(|error| error.to_string()).unwrap_or_default();
         let named = line(NO_LAUNCHER.open(nothing));
-        assert!(named.starts_with("QUIRE_MPI_LIBRARY=/nonexistent/libmpi.so: "), "{named}");
-        assert!(named.ends_with("; expected a libmpi_abi.so.1, a libmpi.so.12 or a libmpi.so.40"), "{named}");
+        assert!(named.starts_with("MPI library /nonexistent/libmpi.so: ") && named.contains("o such file"), "{named}");
+        assert!(named.ends_with("QUIRE_MPI_LIBRARY names the file") && !named.contains('\n'), "{named}");
         let nowhere =
             Launcher { libraries: ["libquire_none.so.1", "libquire_none.so.2", "libquire_none.so.3"], ..NO_LAUNCHER };
         let none = line(nowhere.open(|_| None));
         assert!(none.starts_with("found no MPI library (libquire_none.so.1, "), "{none}");
         assert!(none.contains("pip install mpich") && !none.contains('\n'), "{none}");
+    }
+
+    #[test]
+    fn a_library_that_exists_but_cannot_be_opened_is_named() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        for (name, text) in [("bin/mpiexec", ""), ("lib/libquire_none.so.2", "no library")] {
+            let file = folder.path().join(name);
+            std::fs::create_dir_all(file.parent().unwrap_or(folder.path()))?;
+            std::fs::write(file, text)?;
+        }
+        let path = folder.path().join("bin").to_string_lossy().into_owned();
+        let libraries = ["libquire_none.so.1", "libquire_none.so.2", "libquire_none.so.3"];
+        let outcome = Launcher { libraries, ..NO_LAUNCHER }.open(|name| (name == "PATH").then(|| path.clone()));
+        let line = outcome.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(line.starts_with("MPI library ") && line.contains("/bin/../lib/libquire_none.so.2: "), "{line}");
+        Ok(())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUstream;
 use libloading::Library;
 
 use super::error::NcclError;
-use crate::collective::symbols::functions;
+use crate::collective::symbols::{functions, reason};
 
 /// Names the file of the library.
 const LIBRARY: &str = "QUIRE_NCCL_SO_PATH";
@@ -58,7 +58,7 @@ impl Api {
         let file = std::env::var(LIBRARY).unwrap_or_else(|_| NAME.to_owned());
         // SAFETY: the initialisers of NCCL are trusted.
         let library = unsafe { Library::new(&file) }
-            .map_err(|error| NcclError::NoLibrary { file: file.clone(), problem: error.to_string() })?;
+            .map_err(|error| NcclError::NoLibrary { file: file.clone(), problem: reason(&error) })?;
         let lacks = |symbol| NcclError::Symbol { file: file.clone(), symbol };
         let functions = Functions::load(&library).map_err(lacks)?;
         // SAFETY: the header declares both functions with these types.
