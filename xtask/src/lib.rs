@@ -6,6 +6,7 @@
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp;
+//! - [`test_mpi`]: tests on several ranks under MPI launchers;
 //! - [`conformance`]: an external test suite of the API against our server; [`routers`]: replicas behind routers from PyPI.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
@@ -30,5 +31,6 @@ pub mod flakes;
 pub mod parts;
 pub mod routers;
 pub mod server;
+pub mod test_mpi;
 pub mod tidy;
 pub mod workspace;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
-use xtask::{bench_cpu, build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, tidy};
+use xtask::{bench_cpu, build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, test_mpi, tidy};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -64,6 +64,8 @@ enum Task {
         #[arg(long, value_name = "FILE.png")]
         screenshot: Option<PathBuf>,
     },
+    /// Run the tests of several ranks under MPICH and Open MPI, which pip installs into target/mpi/; reports NOT RUN without them
+    TestMpi,
     /// Run a black-box test suite of the API (pytest) against a server built from this tree
     Conformance {
         /// Folder of the suite
@@ -170,6 +172,7 @@ fn run(task: Task) -> Result<(), String> {
             build_kernels::run(&root, build_kernels::Options { check, sim, counts, fetch, jobs })
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
+        Task::TestMpi => test_mpi::run(&root),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, build: BuildArgs { fetch, jobs } } => {

@@ -1,5 +1,8 @@
 //! Errors of a group of ranks; each is one line.
 
+use super::MOST_BROADCAST_BYTES;
+use super::mpi::MpiError;
+use super::nccl::NcclError;
 use crate::DeviceError;
 
 /// An error of a group of ranks. The group cannot go on.
@@ -40,6 +43,12 @@ pub enum CollectiveError {
         /// Number of ranks.
         expected: usize,
     },
+    /// An error of MPI.
+    #[error(transparent)]
+    Mpi(#[from] MpiError),
+    /// An error of NCCL.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     /// An error of the device whose memory is exchanged.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -49,5 +58,31 @@ impl CollectiveError {
     /// Checks a size that the call determines.
     pub(super) fn check(rank: usize, what: &'static str, found: usize, expected: usize) -> Result<(), CollectiveError> {
         if found == expected { Ok(()) } else { Err(CollectiveError::Size { rank, what, found, expected }) }
+    }
+
+    /// Checks the rank that a call names.
+    pub(super) fn check_rank(found: usize, expected: usize) -> Result<(), CollectiveError> {
+        if found < expected { Ok(()) } else { Err(CollectiveError::NoSuchRank { found, expected }) }
+    }
+
+    /// Checks the length of a broadcast.
+    pub(super) fn check_broadcast(rank: usize, found: usize) -> Result<(), CollectiveError> {
+        let (what, expected) = ("a broadcast", MOST_BROADCAST_BYTES);
+        if found <= expected { Ok(()) } else { Err(CollectiveError::Size { rank, what, found, expected }) }
+    }
+
+    /// Checks the sizes of the two slices of an all_gather, and returns the width of a gathered row.
+    pub(super) fn check_gather(
+        rank: usize,
+        size: usize,
+        (own, all): (usize, usize),
+        rows: usize,
+        widths: &[usize],
+    ) -> Result<usize, CollectiveError> {
+        CollectiveError::check(rank, "ranks of all_gather", widths.len(), size)?;
+        let width: usize = widths.iter().sum();
+        CollectiveError::check(rank, "own rows", own, rows * widths[rank])?;
+        CollectiveError::check(rank, "gathered rows", all, rows * width)?;
+        Ok(width)
     }
 }

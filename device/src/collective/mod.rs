@@ -8,16 +8,23 @@
 //! |---|---|---|
 //! | `single` | one: nothing moves | [`single`] |
 //! | `threads` | threads of this process | [`threads`] |
+//! | `mpi` | processes that an MPI launcher started | [`mpi`] |
+//! | `nccl` | those of another group, each with its own GPU; memory of GPUs moves directly | [`nccl`]; has not run on a GPU yet |
 //!
 //! **Failure.** A group is fail-stop. After [`Collective::abort`] every call on every rank fails, or the process ends.
 
 mod error;
+mod mpi;
+mod nccl;
 mod single;
+mod symbols;
 mod threads;
 
 use std::sync::Arc;
 
 pub use error::CollectiveError;
+pub use mpi::{MpiError, launched, mpi};
+pub use nccl::{NcclError, nccl};
 pub use single::single;
 pub use threads::threads;
 
@@ -25,6 +32,14 @@ use crate::{Buffer, Device};
 
 /// Most bytes of one [`Collective::broadcast`].
 pub const MOST_BROADCAST_BYTES: usize = 64 << 20;
+
+/// Copies rows of `part` bytes to a matrix with rows of `width` bytes, whose columns begin at byte `column`.
+fn place_columns(rows: &[u8], part: usize, all: &mut [u8], width: usize, column: usize) {
+    if part > 0 {
+        let rows = all.chunks_exact_mut(width).zip(rows.chunks_exact(part));
+        rows.for_each(|(to, row)| to[column..column + part].copy_from_slice(row));
+    }
+}
 
 /// One rank's place in a group of ranks.
 ///

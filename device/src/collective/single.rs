@@ -48,9 +48,7 @@ impl Collective for Single {
 
     fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError> {
         self.check()?;
-        let bytes = rows * widths.first().copied().unwrap_or(0);
-        CollectiveError::check(0, "own rows", own.len(), bytes)?;
-        CollectiveError::check(0, "gathered rows", all.len(), bytes)?;
+        CollectiveError::check_gather(0, 1, (own.len(), all.len()), rows, widths)?;
         all.copy_from_slice(own);
         Ok(())
     }

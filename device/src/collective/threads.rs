@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Collective, CollectiveError, MOST_BROADCAST_BYTES};
+use super::{Collective, CollectiveError};
 use crate::lock::lock;
 
 /// Polls of a wait before the thread sleeps. Ranks that compute the same arrive within some microseconds.
@@ -23,6 +23,11 @@ pub fn threads(size: usize) -> Vec<Arc<dyn Collective>> {
     let group = Arc::new(Group::new(size));
     (0..size).map(|rank| Arc::new(Threads::new(group.clone(), rank)) as Arc<dyn Collective>).collect()
 }
+
+/// Messages from one rank to another.
+type Messages = VecDeque<Vec<u8>>;
+/// A group, and how many ranks have joined it.
+type Joined = (Arc<Group>, usize);
 
 struct Threads {
     rank: usize,
@@ -41,13 +46,9 @@ struct Group {
     mail: Mutex<HashMap<(usize, usize), Messages>>,
     arrived: Condvar,
     /// Groups that a split is making, by call and color.
-    splits: Mutex<HashMap<(u64, usize), Split>>,
+    splits: Mutex<HashMap<(u64, usize), Joined>>,
     stop: Arc<Stop>,
 }
-
-type Messages = VecDeque<Vec<u8>>;
-/// A group that a split has made, and how many of its ranks have joined.
-type Split = (Arc<Group>, usize);
 
 /// What one rank gives in one call.
 #[derive(Default)]
@@ -182,13 +183,6 @@ impl Threads {
         // The other ranks may have succeeded, and would wait for this one in the next call.
         outcome.inspect_err(|error| self.group.stop(&error.to_string()))
     }
-
-    fn known(&self, rank: usize) -> Result<(), CollectiveError> {
-        match rank < self.group.size {
-            true => Ok(()),
-            false => Err(CollectiveError::NoSuchRank { found: rank, expected: self.group.size }),
-        }
-    }
 }
 
 impl Collective for Threads {
@@ -226,12 +220,9 @@ impl Collective for Threads {
     }
 
     fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError> {
-        self.known(root)?;
+        CollectiveError::check_rank(root, self.group.size)?;
         let length = if self.rank == root { bytes.len() } else { 0 };
-        if length > MOST_BROADCAST_BYTES {
-            let (rank, what, expected) = (self.rank, "a broadcast", MOST_BROADCAST_BYTES);
-            return Err(CollectiveError::Size { rank, what, found: length, expected });
-        }
+        CollectiveError::check_broadcast(self.rank, length)?;
         let own = std::mem::take(bytes);
         let give = |slot: &mut Vec<u8>| slot.extend_from_slice(if self.rank == root { &own } else { &[] });
         self.exchange("broadcast", give, |rank, given| {
@@ -243,11 +234,8 @@ impl Collective for Threads {
     }
 
     fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError> {
-        let rank = self.rank;
-        CollectiveError::check(rank, "ranks of all_gather", widths.len(), self.group.size)?;
-        let width: usize = widths.iter().sum();
-        CollectiveError::check(rank, "own rows", own.len(), rows * widths[rank])?;
-        CollectiveError::check(rank, "gathered rows", all.len(), rows * width)?;
+        let sizes = (own.len(), all.len());
+        let width = CollectiveError::check_gather(self.rank, self.group.size, sizes, rows, widths)?;
         let mut at = 0;
         self.exchange(
             "all_gather",
@@ -255,10 +243,7 @@ impl Collective for Threads {
             |from, given| {
                 let part = widths[from];
                 CollectiveError::check(from, "rows given to all_gather", given.len(), rows * part)?;
-                if part > 0 {
-                    let rows = all.chunks_exact_mut(width).zip(given.chunks_exact(part));
-                    rows.for_each(|(row, given)| row[at..at + part].copy_from_slice(given));
-                }
+                super::place_columns(given, part, all, width, at);
                 at += part;
                 Ok(())
             },
@@ -282,7 +267,7 @@ impl Collective for Threads {
     }
 
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
-        self.known(to)?;
+        CollectiveError::check_rank(to, self.group.size)?;
         self.group.stop.check()?;
         lock(&self.group.mail).entry((self.rank, to)).or_default().push_back(bytes.to_vec());
         self.group.arrived.notify_all();
@@ -290,7 +275,7 @@ impl Collective for Threads {
     }
 
     fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.known(from)?;
+        CollectiveError::check_rank(from, self.group.size)?;
         let mut mail = lock(&self.group.mail);
         loop {
             self.group.stop.check()?;

@@ -113,7 +113,7 @@ pub enum CudaError {
 
 /// Error code of a failed call of the driver, shown with its name and text.
 #[derive(Debug)]
-pub struct Refusal(pub(super) DriverError);
+pub struct Refusal(pub(crate) DriverError);
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

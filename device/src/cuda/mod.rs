@@ -33,7 +33,7 @@ use crate::stream::Queue;
 use crate::transfer::{self, CopyRange};
 use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
-use context::Context;
+pub(crate) use context::Context;
 use error::refused;
 pub use error::{CudaError, Refusal};
 use graph::Capture;

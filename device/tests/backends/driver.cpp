@@ -424,6 +424,39 @@ CALL(cuMemcpyDtoDAsync_v2, Address to, Address from, size_t bytes, Stream* strea
     return SUCCESS;
 }
 
+struct StridedCopy {
+    size_t from_x, from_y;
+    int from_type;
+    const void* from_host;
+    Address from;
+    void* from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    void* to_host;
+    Address to;
+    void* to_array;
+    size_t to_pitch, bytes, rows;
+};
+
+CALL(cuMemcpy2DAsync_v2, const StridedCopy* given, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    const StridedCopy copy = *given;
+    const int on_device = 2;
+    NEEDS(copy.bytes && copy.rows && copy.bytes <= copy.from_pitch && copy.bytes <= copy.to_pitch, INVALID_VALUE);
+    NEEDS(copy.from_type == on_device && copy.to_type == on_device, INVALID_VALUE);
+    NEEDS(copy.from_x == 0 && copy.from_y == 0 && copy.to_x == 0 && copy.to_y == 0, INVALID_VALUE);
+    const auto end = [&](size_t pitch) { return (copy.rows - 1) * pitch + copy.bytes; };
+    NEEDS(within(device_memory, copy.from, end(copy.from_pitch)), ILLEGAL_ADDRESS);
+    NEEDS(within(device_memory, copy.to, end(copy.to_pitch)), ILLEGAL_ADDRESS);
+    stream->give([copy] {
+        for (size_t row = 0; row < copy.rows; ++row)
+            std::memcpy(reinterpret_cast<void*>(copy.to + row * copy.to_pitch),
+                        reinterpret_cast<const void*>(copy.from + row * copy.from_pitch), copy.bytes);
+    });
+    return SUCCESS;
+}
+
 struct CopyAttributes {
     int order, source_type, source_id, target_type, target_id;
     unsigned flags;

@@ -1,5 +1,5 @@
-//! The `cuda` backend with `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt in host code. This program runs itself again in
-//! an environment where they are the first `libcuda.so.1` and `libcublasLt.so.13` that the loader finds. This does not test the
+//! The `cuda` backend with `driver.cpp`, `blas.cpp` and `nccl.cpp`: a driver, a cuBLASLt and an NCCL in host code. This program runs
+//! itself again in an environment where they are the first `libcuda.so.1`, `libcublasLt.so.13` and `libnccl.so.2` that the loader finds. This does not test the
 //! behaviour of a real driver.
 
 use std::path::PathBuf;
@@ -42,6 +42,7 @@ impl Fake {
         let path = |name: &str| folder.join(name);
         copy(&library, &path(library.file_name().unwrap().to_str().unwrap()));
         compile("driver.cpp", &library, &path("libcuda.so.1"));
+        compile("nccl.cpp", &path("libcuda.so.1"), &path("libnccl.so.2"));
         compile("blas.cpp", &path("libcuda.so.1"), &path("libcublasLt.so.13"));
         // Two fat binaries in one file, as two source files give.
         let part = fat_binary(90);
@@ -82,6 +83,32 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
+}
+
+#[test]
+fn memory_of_gpus_is_exchanged_by_an_nccl_of_host_code() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    let output = fake.run("collective::nccl::", &["--skip", "an_exchange_that_has_failed"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("4 passed"), "{said}");
+    for (variables, words) in [
+        (
+            ("FAKE_NCCL_ERROR", "1"),
+            "NCCL: an earlier exchange: unhandled cuda error, a text of the library; NCCL_DEBUG=INFO prints",
+        ),
+        (("QUIRE_NCCL_SO_PATH", "/nonexistent/nccl"), "found no NCCL (/nonexistent/nccl: "),
+        (
+            ("QUIRE_NCCL_SO_PATH", "libcuda.so.1"),
+            "libcuda.so.1: found no ncclGetUniqueId, expected NCCL 2.13 or newer; name",
+        ),
+    ] {
+        let output = fake.run("collective::nccl::an_exchange_that_has_failed", &["--exact"], &[variables]);
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(words), "{variables:?}: {said}");
+    }
 }
 
 #[test]

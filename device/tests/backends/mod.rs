@@ -10,6 +10,8 @@ mod graphs;
 mod products;
 mod profiles;
 
+pub use driver::is_fake;
+
 use std::sync::Arc;
 
 use device::transfer::{CopyRange, Download, Upload};
@@ -27,7 +29,7 @@ fn manifest() -> Manifest {
 }
 
 /// Builds the host library; the error says why there is no compiler.
-fn host_library() -> Result<std::path::PathBuf, String> {
+pub(crate) fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
     // A compilation error fails the test.
     Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Instrument::None, kernels::cores()).unwrap())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use device::Collective;
-use device::collective::{single, threads};
+use device::collective::{launched, mpi, single, threads};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{Backend, EngineConfig, ParallelConfig};
@@ -41,14 +41,25 @@ impl Group {
                 return Err(bad(flag, size, format!("1 or more, and at most {MOST_THREADS} ranks in all")));
             }
         }
-        match config.backend.unwrap_or(Backend::Threads) {
-            _ if ranks == 1 => Ok(Group { world: single(), others: Vec::new() }),
+        // A job of one process is no group, as where a whole machine is one task.
+        let by_launcher = || launched().filter(|launched| *launched > 1).map_or(Backend::Threads, |_| Backend::Mpi);
+        match config.backend.unwrap_or_else(by_launcher) {
+            Backend::Threads if ranks == 1 => Ok(Group { world: single(), others: Vec::new() }),
             Backend::Threads => {
                 let mut ranks = threads(ranks).into_iter();
                 let world = ranks.next().unwrap_or_else(single);
                 Ok(Group { world, others: ranks.collect() })
             }
-            Backend::Mpi => Err(bad("--distributed-executor-backend", "mpi", "threads")),
+            Backend::Mpi => {
+                let world = mpi()?;
+                if world.size() == ranks {
+                    return Ok(Group { world, others: Vec::new() });
+                }
+                let (tensor, stages) = (config.tensor_parallel_size, config.pipeline_parallel_size);
+                let expected = format!("{} ranks, as many as the launcher has started", world.size());
+                let error = bad("--tensor-parallel-size", format!("{tensor} (times {stages} stages)"), expected);
+                together(&*world, Err(error))
+            }
         }
     }
 
@@ -119,8 +130,8 @@ impl Place {
             1 => (world.clone(), world.clone()),
             _ => (world.split(world.rank() / size)?, world.split(world.rank() % size)?),
         };
-        // Threads are all on one machine.
-        let local_ranks = world.size();
+        let machine = machine();
+        let local_ranks = world.values(machine)?.into_iter().filter(|other| *other == machine).count();
         Ok(Place { world, tensor, pipeline, local_ranks, threads })
     }
 
@@ -188,6 +199,13 @@ impl Place {
     pub fn min(&self, own: usize) -> Result<u64, EngineError> {
         Ok(self.world.min(own as u64)?)
     }
+}
+
+/// A number of this machine; the same for containers on it, which share its memory.
+fn machine() -> u64 {
+    let mut hasher = SipHasher13::new();
+    std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A hash of this program's file; 0 if it cannot be read.

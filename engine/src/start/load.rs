@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::{Collective, Device};
@@ -126,6 +126,9 @@ fn open_rank(engine: &EngineConfig, device: Option<Arc<dyn Device>>, place: &Pla
     open_on(engine, device, place)
 }
 
+/// What rank 0 has to tell its clients that the group has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// Computes as a rank other than 0 of a group, until the engine of rank 0 has ended.
 ///
 /// # Errors
@@ -139,6 +142,10 @@ fn follow_in(engine: &EngineConfig, world: Arc<dyn Collective>) -> Result<(), En
     let place = Place::new(world, &engine.parallel, Vec::new())?;
     let mut worker = load_rank(engine, &place)?;
     obey(&place, &mut worker).map_err(|message| {
+        // With processes, the end of this rank is that of rank 0, which first tells its clients.
+        if place.world.carrier() != "threads" {
+            std::thread::sleep(GRACE);
+        }
         place.world.abort(&message);
         EngineError::Rank { rank: place.world.rank(), message }
     })

@@ -1,17 +1,29 @@
-//! Groups of ranks.
+//! Groups of ranks. What every carrier must do is in [`suite`]; here threads do it, and in [`mpi`] processes.
+
+mod mpi;
+mod nccl;
+mod suite;
 
 use std::sync::Arc;
 
 use device::collective::{single, threads};
 use device::{Collective, CollectiveError};
 use proptest::prelude::*;
+use testkit::capability::Capability;
+use testkit::not_run;
+
+use crate::backends::host_library;
 
 /// Runs `work` on every rank of a group of threads, and returns what each returned.
 fn on_ranks<T: Send>(size: usize, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
+    on_ranks_of(size, |rank| work(&**rank))
+}
+
+fn on_ranks_of<T: Send>(size: usize, work: impl Fn(&Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
     let ranks = threads(size);
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(&**rank))).collect();
+        let running: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -20,75 +32,35 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_gather_puts_the_columns_of_all_ranks_side_by_side(widths in prop::collection::vec(0usize..9, 1..5), rows in 0usize..7) {
-        let width: usize = widths.iter().sum();
-        let whole: Vec<u8> = (0..rows * width).map(|at| (at * 7 % 251) as u8).collect();
-        let gathered = on_ranks(widths.len(), |rank| {
-            let before: usize = widths[..rank.rank()].iter().sum();
-            let own = (0..rows).flat_map(|row| &whole[row * width + before..][..widths[rank.rank()]]).copied();
-            let mut all = vec![0; rows * width];
-            // Twice, so that both slots are used.
-            for _ in 0..2 {
-                rank.all_gather(&own.clone().collect::<Vec<u8>>(), rows, &widths, &mut all).unwrap();
-            }
-            all
-        });
-        gathered.iter().for_each(|all| assert_eq!(*all, whole));
+    fn a_gather_puts_the_columns_of_all_ranks_side_by_side((widths, rows) in suite::shapes(1..5usize)) {
+        on_ranks(widths.len(), |group| suite::gather(group, &widths, rows));
     }
 }
 
 #[test]
 fn a_broadcast_reaches_every_rank_and_the_smallest_value_is_that_of_all() {
-    let received = on_ranks(3, |rank| {
-        let mut bytes = vec![rank.rank() as u8; 5 + rank.rank()];
-        rank.broadcast(1, &mut bytes).unwrap();
-        (bytes, rank.min(10 - rank.rank() as u64).unwrap(), rank.values(rank.rank() as u64).unwrap())
-    });
-    received.iter().for_each(|it| assert_eq!(*it, (vec![1; 6], 8, vec![0, 1, 2])));
+    on_ranks(3, suite::a_broadcast_of_any_length_reaches_every_rank);
+    on_ranks(3, suite::the_values_of_all_ranks_and_the_smallest);
 }
 
 #[test]
 fn a_sum_is_the_same_on_every_rank() {
-    let sums = on_ranks(3, |rank| {
-        let mut values = [0.1f32, 1e8, -0.0].map(|value| value * (rank.rank() + 1) as f32);
-        rank.sum(&mut values).unwrap();
-        values.map(f32::to_bits)
-    });
-    let expected = [0.0 + 0.1f32 + 0.2 + 0.1 * 3.0, 1e8 + 2e8 + 3e8, 0.0].map(f32::to_bits);
-    sums.iter().for_each(|sum| assert_eq!(*sum, expected));
+    on_ranks(3, suite::a_sum_is_the_same_on_every_rank);
 }
 
 #[test]
 fn messages_between_two_ranks_arrive_in_order_and_a_sender_does_not_wait() {
-    let received = on_ranks(2, |rank| {
-        let other = 1 - rank.rank();
-        // Both send first: neither may wait for the other to receive.
-        (0..50u8).for_each(|number| rank.send(other, &vec![number; 1000]).unwrap());
-        let mut last = vec![0; 1000];
-        (0..50u8).all(|number| {
-            rank.receive(other, &mut last).unwrap();
-            last[999] == number
-        })
-    });
-    assert_eq!(received, [true, true]);
+    on_ranks(2, suite::messages_arrive_in_order_and_a_sender_does_not_wait);
 }
 
 #[test]
 fn a_split_makes_groups_that_exchange_only_among_themselves() {
-    // Two stages of two ranks: 0 1 | 2 3.
-    let seen = on_ranks(4, |rank| {
-        let tensor = rank.split(rank.rank() / 2).unwrap();
-        let stage = rank.split(rank.rank() % 2).unwrap();
-        let values = |group: &Arc<dyn Collective>| (group.rank(), group.values(rank.rank() as u64).unwrap());
-        (values(&tensor), values(&stage))
-    });
-    let expected = [
-        ((0, vec![0, 1]), (0, vec![0, 2])),
-        ((1, vec![0, 1]), (0, vec![1, 3])),
-        ((0, vec![2, 3]), (1, vec![0, 2])),
-        ((1, vec![2, 3]), (1, vec![1, 3])),
-    ];
-    assert_eq!(seen, expected);
+    on_ranks(4, suite::a_split_makes_groups_that_exchange_only_among_themselves);
+}
+
+#[test]
+fn wrong_arguments_are_errors_of_this_rank_alone() {
+    on_ranks(2, suite::wrong_arguments_are_errors_of_this_rank_alone);
 }
 
 #[test]
@@ -125,11 +97,7 @@ fn ranks_that_do_not_call_the_same_end_the_group_with_one_line() {
 
 #[test]
 fn ranks_that_differ_are_named() {
-    let errors =
-        on_ranks(3, |rank| rank.agree("hash of the model", u64::from(rank.rank() == 2)).unwrap_err().to_string());
-    let expected =
-        "rank 2: hash of the model 0000000000000001, expected 0000000000000000, that of rank 0; start all ranks alike";
-    errors.iter().for_each(|error| assert_eq!(error, expected));
+    on_ranks(3, suite::ranks_that_differ_are_named);
 }
 
 #[test]
@@ -145,7 +113,12 @@ fn a_group_of_one_gathers_what_it_has() {
 
 #[test]
 fn memory_of_a_device_is_gathered_and_added_like_that_of_the_host() {
-    for name in ["cpu", "cuda-sim"] {
+    let mut names = vec!["cpu"];
+    match host_library() {
+        Ok(_) => names.push("cuda-sim"),
+        Err(reason) => not_run::report(Capability::Cxx, &reason),
+    }
+    for name in names {
         let gathered = on_ranks(2, |rank| {
             let device = device::open(name, Some(1)).unwrap();
             let [mut own, mut all, mut values] = [64; 3].map(|bytes| device.alloc(bytes).unwrap());
