@@ -25,8 +25,8 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     }
     let group = session::open_group(&config)?;
     if group.rank() > 0 {
-        args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
-        match session::follow(&config, group)? {}
+        let fetched = args.engine.fetch(&mut config);
+        match session::follow(&config, group, fetched)? {}
     }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
     let listener = listen(&args).inspect_err(|error| group.refuse(error))?;

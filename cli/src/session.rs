@@ -32,13 +32,18 @@ pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     let group = open_group(&config)?;
     match group.rank() {
         0 => start_in(config, group),
-        _ => match follow(&config, group)? {},
+        _ => match follow(&config, group, Ok(()))? {},
     }
 }
 
-/// Computes as a rank other than 0 of a group until rank 0 ends, and ends the process. Rank 0 reports errors, and decides what a
+/// Computes as a rank other than 0 of a group until rank 0 ends, and ends the process. Rank 0 reports errors, that of the model's files too, and decides what a
 /// signal means that the launcher sends to every rank.
-pub fn follow(config: &EngineConfig, group: Group) -> Result<Infallible, CliError> {
+pub fn follow(config: &EngineConfig, group: Group, fetched: Result<(), CliError>) -> Result<Infallible, CliError> {
+    if let Err(error) = fetched {
+        group.refuse(error);
+        drop(group);
+        std::process::exit(1);
+    }
     let runtime = runtime()?;
     let _entered = runtime.enter();
     let _ignored = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);

@@ -19,5 +19,6 @@ mod hub;
 mod old_cpu;
 mod pains;
 mod process;
+mod ranks;
 mod routers;
 mod seccomp;

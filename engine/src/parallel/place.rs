@@ -124,6 +124,8 @@ impl Place {
         config: &ParallelConfig,
         threads: Vec<JoinHandle<()>>,
     ) -> Result<Place, EngineError> {
+        // A rank that cannot start says so here ([`Group::refuse`]).
+        together(&*world, Ok(()))?;
         // Neighbours in rank have parts of the same layers: they exchange the most, and launchers put them on one machine.
         let size = config.tensor_parallel_size.max(1);
         let (tensor, pipeline) = match world.size() {
