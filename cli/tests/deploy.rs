@@ -131,3 +131,26 @@ fn nothing_runs_as_root_or_with_more_rights_than_it_needs() {
     assert!(DOCKERFILE.contains("\nUSER 65532:65532\n") && DOCKERFILE.contains(":nonroot AS cpu"));
     assert_eq!(value(MANIFEST, "runAsUser"), "65532", "the user of the image");
 }
+
+#[test]
+fn examples_of_several_ranks_start_as_many_as_their_flags_say() {
+    let help = help();
+    for (name, text) in [
+        ("sbatch", include_str!("../../deploy/slurm/quire.sbatch")),
+        ("leaderworkerset", include_str!("../../deploy/kubernetes/leaderworkerset.yaml")),
+        ("mpijob", include_str!("../../deploy/kubernetes/mpijob.yaml")),
+    ] {
+        let (_, command) = text.split_once("serve").unwrap();
+        let words: Vec<&str> = command.split([' ', '\n', '"']).filter(|word| !word.is_empty()).collect();
+        let value = |flag: &str| words.iter().find_map(|word| word.strip_prefix(flag)?.strip_prefix('=')?.parse().ok());
+        let ranks: usize =
+            value("--tensor-parallel-size").unwrap_or(1) * value("--pipeline-parallel-size").unwrap_or(1);
+        let (_, count) =
+            text.split_once("--ntasks=").or_else(|| text.split_once("-n 4").map(|it| (it.0, "4"))).unwrap_or(("", "2"));
+        assert!(count.starts_with(&ranks.to_string()), "{name}: {ranks} ranks");
+        for flag in words.iter().filter(|word| word.starts_with("--")) {
+            let flag = flag.split('=').next().unwrap();
+            assert!(help.contains(&format!("{flag} ")), "{name}: {flag}");
+        }
+    }
+}
