@@ -140,7 +140,7 @@ fn examples_of_several_ranks_start_as_many_as_their_flags_say() {
         ("leaderworkerset", include_str!("../../deploy/kubernetes/leaderworkerset.yaml")),
         ("mpijob", include_str!("../../deploy/kubernetes/mpijob.yaml")),
     ] {
-        let (_, command) = text.split_once("serve").unwrap();
+        let (_, command) = text.split_once("quire serve ").or_else(|| text.split_once("- serve\n")).unwrap();
         let words: Vec<&str> = command.split([' ', '\n', '"']).filter(|word| !word.is_empty()).collect();
         let value = |flag: &str| words.iter().find_map(|word| word.strip_prefix(flag)?.strip_prefix('=')?.parse().ok());
         let ranks: usize =
@@ -148,7 +148,9 @@ fn examples_of_several_ranks_start_as_many_as_their_flags_say() {
         let (_, count) =
             text.split_once("--ntasks=").or_else(|| text.split_once("-n 4").map(|it| (it.0, "4"))).unwrap_or(("", "2"));
         assert!(count.starts_with(&ranks.to_string()), "{name}: {ranks} ranks");
-        for flag in words.iter().filter(|word| word.starts_with("--")) {
+        // What follows belongs to others.
+        let of_quire = words.iter().take_while(|word| !word.starts_with("ports:") && !word.starts_with("Worker:"));
+        for flag in of_quire.filter(|word| word.starts_with("--")) {
             let flag = flag.split('=').next().unwrap();
             assert!(help.contains(&format!("{flag} ")), "{name}: {flag}");
         }

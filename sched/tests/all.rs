@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod fleet;
 mod pipeline;
 mod random;
 mod scenarios;

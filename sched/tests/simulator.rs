@@ -2,7 +2,7 @@
 
 #[allow(dead_code)]
 #[path = "../examples/simulate/sim/mod.rs"]
-mod sim;
+pub mod sim;
 
 use self::sim::Policy;
 use self::sim::cost::{CostModel, Work};

@@ -6,12 +6,15 @@
 //!     [--requests 500] [--rate 2] [--batch 256] [--seed 1] [--svg simulate.svg]
 //! ```
 //!
+//! `simulate fleet` simulates a fleet of replicas; `docs/fleet.md` has its results.
+//!
 //! A CSV file has a line `arrival seconds, prompt tokens, output tokens` per request. `sim` contains the model and
 //! documents what it ignores.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod chart;
 mod claims;
+mod fleet;
 mod sim;
 
 use std::process::ExitCode;
@@ -71,7 +74,12 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    match Options::parse(std::env::args().skip(1)).and_then(|options| report(&options)) {
+    let mut args = std::env::args().skip(1).peekable();
+    let result = match args.next_if_eq("fleet") {
+        Some(_) => fleet::report(args),
+        None => Options::parse(args).and_then(|options| report(&options)),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("simulate: {message}");

@@ -5,9 +5,12 @@
 
 pub mod contiguous;
 pub mod cost;
+pub mod fleet;
 pub mod measure;
 pub mod paged;
+pub mod random;
 pub mod static_batching;
+pub mod svg;
 pub mod trace;
 
 use self::cost::CostModel;

@@ -1,5 +1,7 @@
 //! Traces: arrival times and lengths of requests.
 
+use super::random::Random;
+
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
@@ -37,10 +39,15 @@ impl Lengths {
     fn draw(self, random: &mut Random) -> (usize, usize) {
         match self {
             Lengths::Uniform => (48, 50 + random.below(1951)),
-            Lengths::ShareGpt => (random.log_normal(161.3), random.log_normal(338.0)),
-            Lengths::Alpaca => (random.log_normal(19.3), random.log_normal(58.5)),
+            Lengths::ShareGpt => (length(random, 161.3), length(random, 338.0)),
+            Lengths::Alpaca => (length(random, 19.3), length(random, 58.5)),
         }
     }
+}
+
+/// A length that fits a context of 2,048 together with another. The clamping lowers the mean slightly.
+fn length(random: &mut Random, mean: f64) -> usize {
+    random.log_normal(mean, 1024)
 }
 
 /// Generates `count` requests of a Poisson process with `rate` requests per second; all at once if it is infinite.
@@ -88,37 +95,4 @@ pub fn parse_csv(text: &str, max_model_len: usize) -> Result<Vec<Arrival>, Strin
     }
     trace.sort_by(|a, b| a.at.total_cmp(&b.at));
     Ok(trace)
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in (0, 1].
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn below(&mut self, bound: u64) -> usize {
-        (self.next() % bound) as usize
-    }
-
-    fn exponential(&mut self) -> f64 {
-        -self.unit().ln()
-    }
-
-    /// A length with this mean and a standard deviation of 1 in the logarithm, clamped to 1..=1024 so that prompt and
-    /// output fit a context of 2,048. The clamping lowers the mean slightly.
-    fn log_normal(&mut self, mean: f64) -> usize {
-        // Box-Muller transform (1958).
-        let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
-        ((mean.ln() - 0.5 + normal).exp().round() as usize).clamp(1, 1024)
-    }
 }
