@@ -119,8 +119,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
     /// Host memory in GiB for the keys and values of preempted requests [default: 0]
-    #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
+    #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_SWAP_SPACE")]
     pub swap_space: Option<u64>,
+    /// Host memory in GiB for prefixes that the cache evicts, in one pool with --swap-space [default: 0]
+    #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_KV_OFFLOADING_SIZE")]
+    pub kv_offloading_size: Option<u64>,
     /// What to do with a preempted request: recompute, swap, or auto (whichever is cheaper) [default: auto]
     #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
     pub preemption_mode: Option<PreemptionMode>,
@@ -222,6 +225,7 @@ impl EngineArgs {
             ),
             policy: self.scheduling_policy.unwrap_or(default.policy),
             swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
+            kv_offloading_bytes: self.kv_offloading_size.unwrap_or(default.kv_offloading_bytes),
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
             threads: self.common.threads.or(default.threads),

@@ -19,6 +19,7 @@ mod faults;
 mod golden;
 mod grammars;
 mod handle;
+mod host_tier;
 mod hostile;
 mod kernels;
 mod kv_dtypes;

@@ -47,6 +47,10 @@ pub struct EngineConfig {
     pub gpu_memory_utilization: Option<f64>,
     /// Bytes of host memory for the keys and values of preempted requests; 0 for none.
     pub swap_space_bytes: u64,
+    /// Bytes of host memory for prefixes that the cache evicts; 0 for none. One pool with `swap_space_bytes`: preempted requests may
+    /// take all of it, and evicted prefixes stay in what is left.
+    #[serde(default)]
+    pub kv_offloading_bytes: u64,
     /// What to do with the keys and values of a preempted request.
     pub preemption_mode: sched::PreemptionMode,
     /// Launches the kernels of decode steps one by one instead of as CUDA graphs.
@@ -197,6 +201,7 @@ impl Default for EngineConfig {
             calculate_kv_scales: false,
             gpu_memory_utilization: None,
             swap_space_bytes: 0,
+            kv_offloading_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
             enforce_eager: false,
             max_num_seqs: 256,

@@ -1,7 +1,7 @@
 //! Executes a plan: memory operations, then one forward pass. On a device that computes asynchronously, the host waits only for
 //! the results that it reads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
@@ -232,6 +232,12 @@ impl Executor {
         if let Some(operated) = self.operated.take() {
             self.device.wait(Queue::Copy, &operated)?;
         }
+        // A host block may be written twice, if its first contents are given up at once. The order below holds only for different
+        // targets.
+        let mut written = HashSet::new();
+        self.pairs.reverse();
+        self.pairs.retain(|(_, to)| written.insert(*to));
+        self.pairs.reverse();
         let is_urgent = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
         let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| is_urgent(pair.0));
         for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
