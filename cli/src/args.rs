@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    EngineConfig, KvCacheDtype, KvEventsConfig, LoraConfig, ModelSource, Policy, PreemptionMode, Quantization,
-    RoundActivations, SpeculativeConfig,
+    EngineConfig, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource, Policy, PreemptionMode,
+    Quantization, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -147,6 +147,10 @@ pub struct EngineArgs {
     /// "endpoint": "tcp://*:5557"} [default: off]
     #[arg(long, value_name = "JSON", env = "QUIRE_KV_EVENTS_CONFIG")]
     pub kv_events_config: Option<KvEventsConfig>,
+    /// Exchange cached blocks with other replicas, as a JSON object with vLLM's keys, such as {"kv_connector": "SharedFolder",
+    /// "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "/mnt/blocks"}} [default: off]
+    #[arg(long, value_name = "JSON", env = "QUIRE_KV_TRANSFER_CONFIG")]
+    pub kv_transfer_config: Option<KvTransferConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -236,6 +240,7 @@ impl EngineArgs {
             lora: self.lora(),
             speculative: self.speculative_config.clone(),
             kv_events: self.kv_events_config.clone(),
+            kv_transfer: self.kv_transfer_config.clone(),
             ..default
         }
     }

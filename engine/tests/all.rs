@@ -24,6 +24,7 @@ mod hostile;
 mod kernels;
 mod kv_dtypes;
 mod kv_events;
+mod kv_transfer;
 mod lora;
 mod no_gpu;
 mod offline;

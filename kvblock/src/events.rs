@@ -55,18 +55,19 @@ impl EventLog {
         self.0.as_ref().map_or(0, Vec::len)
     }
 
-    /// Adds a stored block of the device to the event since `first` that ends with the block's parent, or adds an event for it.
+    /// Adds a stored block to the event since `first` that ends with the block's parent, or adds an event for it.
     pub fn stored(
         &mut self,
         first: usize,
-        (group, parent, hash): (usize, Option<PrefixHash>, PrefixHash),
+        (tier, group, parent, hash): (Tier, usize, Option<PrefixHash>, PrefixHash),
         tokens: &[u32],
         key: Option<&Arc<PrefixKey>>,
     ) {
         let Some(events) = &mut self.0 else { return };
         for event in events[first..].iter_mut().rev() {
-            if let BlockEvent::Stored { tier, group: stored_group, hashes, tokens: stored_tokens, .. } = event
-                && (*tier, *stored_group, hashes.last().copied()) == (Tier::Device, group, parent)
+            if let BlockEvent::Stored { tier: stored_tier, group: stored_group, hashes, tokens: stored_tokens, .. } =
+                event
+                && (*stored_tier, *stored_group, hashes.last().copied()) == (tier, group, parent)
             {
                 hashes.push(hash);
                 stored_tokens.extend_from_slice(tokens);
@@ -74,7 +75,7 @@ impl EventLog {
             }
         }
         let (hashes, tokens) = (vec![hash], tokens.to_vec());
-        events.push(BlockEvent::Stored { tier: Tier::Device, group, parent, hashes, tokens, key: key.cloned() });
+        events.push(BlockEvent::Stored { tier, group, parent, hashes, tokens, key: key.cloned() });
     }
 
     pub fn push(&mut self, event: BlockEvent) {

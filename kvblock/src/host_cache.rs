@@ -40,6 +40,7 @@ impl BlockPool {
         if self.drop_entry(Place::Host(block), true) {
             self.host.num_cached -= 1;
         }
+        self.host.taken[block.index()] = self.host.taken[block.index()].wrapping_add(1);
         Some(block)
     }
 

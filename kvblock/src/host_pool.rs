@@ -11,6 +11,8 @@ pub(crate) struct HostPool {
     pub num_blocks: usize,
     /// Number of cached blocks, all of which are free.
     pub num_cached: usize,
+    /// How often each block was taken for new contents.
+    pub taken: Box<[u32]>,
     /// Whether free blocks cache prefixes.
     pub caching: bool,
     /// Blocks in use with wrong contents, because a copy into them failed.
@@ -19,8 +21,14 @@ pub(crate) struct HostPool {
 
 impl HostPool {
     pub fn new(num_blocks: u32, caching: bool) -> HostPool {
-        let free = FreeList::full(num_blocks);
-        HostPool { free, num_blocks: num_blocks as usize, num_cached: 0, caching, invalid: BTreeSet::new() }
+        HostPool {
+            free: FreeList::full(num_blocks),
+            num_blocks: num_blocks as usize,
+            num_cached: 0,
+            taken: vec![0; num_blocks as usize].into(),
+            caching,
+            invalid: BTreeSet::new(),
+        }
     }
 
     pub fn free_block(&mut self, block: HostBlockId) {

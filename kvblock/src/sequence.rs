@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::ids::Place;
+use crate::ids::{Place, Tier};
 use crate::prefix::{Inserted, Prefix, PrefixIndex};
 use crate::table::num_valid_of;
 use crate::{BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MemOp, PrefixHash, TableError};
@@ -200,7 +200,7 @@ impl BlockPool {
                 match index.insert(g, Place::Device(block), hash, content, table.prefixes.get(k).copied()) {
                     Inserted::Known => {}
                     inserted @ (Inserted::NewHash | Inserted::SharedHash) => {
-                        let stored = (g, parent.map(|p| p.hash), hash);
+                        let stored = (Tier::Device, g, parent.map(|p| p.hash), hash);
                         self.events.stored(first_event, stored, content.tokens, content.key);
                         if inserted == Inserted::SharedHash {
                             self.uncache_orphans(Place::Device(block));

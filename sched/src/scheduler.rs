@@ -5,9 +5,9 @@
 //! blocks, its tables are released only after the last of these steps is committed, so that no other request gets a
 //! block that is still written.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvblock::{AuditError, BlockEvent, BlockPool, BlockTable, PoolConfig, PrefixStats};
+use kvblock::{AuditError, BlockEvent, BlockPool, BlockTable, HostBlockId, HostCopy, PoolConfig, PrefixStats, Prompt};
 
 use crate::ids::IdMap;
 use crate::live_request::{LiveRequest, Phase, QueueKey, Sequence, Stage};
@@ -174,6 +174,27 @@ impl Scheduler {
     /// Returns whether evicted prefixes stay in host memory.
     pub fn caches_on_host(&self) -> bool {
         self.config.enable_prefix_caching && self.config.host_caching && self.config.host_blocks > 0
+    }
+
+    /// See [`BlockPool::copy_to_host`]. The copies are part of the next plan.
+    pub fn copy_to_host(&mut self, prompt: Prompt<'_>) -> Vec<HostCopy> {
+        self.pool.copy_to_host(prompt)
+    }
+
+    /// See [`BlockPool::has_copy`].
+    pub fn has_copy(&self, copy: &HostCopy) -> bool {
+        self.pool.has_copy(copy)
+    }
+
+    /// See [`BlockPool::insert_on_host`]. The contents must be written before the next plan is executed, and after all before it.
+    pub fn insert_on_host(&mut self, prompt: Prompt<'_>, blocks: &BTreeSet<(usize, usize)>) -> Vec<HostCopy> {
+        self.pool.insert_on_host(prompt, blocks)
+    }
+
+    /// Removes a host block whose contents could not be written from the prefix cache.
+    pub fn forget_host_block(&mut self, block: HostBlockId) {
+        let done = self.pool.forget_host_contents(block);
+        debug_assert!(done.is_ok(), "{done:?}");
     }
 
     /// Drains the changes of the prefix cache since the last call. Empty unless [`SchedConfig::block_events`] is set.

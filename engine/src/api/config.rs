@@ -10,6 +10,7 @@ use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
 use super::KvCacheDtype;
+use crate::connector::KvTransferConfig;
 use crate::speculate::SpeculativeConfig;
 
 /// Where weights, tokenizer and chat template come from.
@@ -104,6 +105,9 @@ pub struct EngineConfig {
     /// Announces which prefixes the cache holds; `None`: no events. A recording does not contain it.
     #[serde(skip)]
     pub kv_events: Option<KvEventsConfig>,
+    /// Exchanges cached blocks with other replicas; `None`: with none. A recording does not contain it.
+    #[serde(skip)]
+    pub kv_transfer: Option<KvTransferConfig>,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
@@ -184,6 +188,8 @@ pub struct ModelInfo {
     pub num_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+    /// Name of this replica in `kv_transfer_params`; `None` if it has no connector.
+    pub kv_engine_id: Option<String>,
     /// The choices made at start (device, kernels, memory), one line each, for the log.
     pub notes: Vec<String>,
 }
@@ -223,6 +229,7 @@ impl Default for EngineConfig {
             lora: None,
             speculative: None,
             kv_events: None,
+            kv_transfer: None,
             deterministic: false,
         }
     }

@@ -285,6 +285,23 @@ impl Executor {
         Ok(())
     }
 
+    /// Bytes of a block of host memory.
+    pub fn host_block_bytes(&self) -> usize {
+        self.swap_space.block_bytes()
+    }
+
+    /// Contents of a block of host memory, after all swaps that were ordered.
+    pub fn read_host_block(&self, block: u32) -> Result<Vec<u8>, KernelError> {
+        self.device.record(Queue::Copy)?.synchronize()?;
+        self.swap_space.read_block(block)
+    }
+
+    /// Overwrites a block of host memory, after all swaps that were ordered.
+    pub fn write_host_block(&mut self, block: u32, contents: &[u8]) -> Result<(), KernelError> {
+        self.device.record(Queue::Copy)?.synchronize()?;
+        self.swap_space.write_block(block, contents)
+    }
+
     /// Runs the forward pass. `fill` copies tokens that are known only on the device into the batch.
     pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
         let Executor { device, model, batch, caches, places, .. } = self;

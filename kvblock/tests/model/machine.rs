@@ -198,7 +198,7 @@ impl World {
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
         let has_capacity = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MAX_SEQUENCES;
         let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
-        match (bytes[0] % 36, some) {
+        match (bytes[0] % 39, some) {
             (0..6, _) if has_capacity => {
                 self.open(&tokens(b, a % 32), c % KEYS.len(), d, usize::from(bytes[5]) % 3, bytes[6].is_multiple_of(2))
             }
@@ -220,6 +220,8 @@ impl World {
             (32..34, _) => self.forget(a, d % 4 == 0),
             (34, Some(at)) => self.exceed_table(at, c),
             (35, _) => self.use_foreign_tables(d),
+            (36, _) => self.copy_to_host(&tokens(b, a % 40), c % KEYS.len()),
+            (37 | 38, _) => self.insert_on_host(&tokens(b, a % 40), c % KEYS.len(), d),
             _ => {}
         }
         self.apply_memory_ops(Cause::Other);
@@ -712,8 +714,101 @@ impl World {
         self.cached.offload(block, host);
         let hash = self.hashes[&block];
         self.host_hashes.insert(host, hash);
+        self.forget_twins(host);
+    }
+
+    /// Copies a prefix to the host, without evicting it.
+    fn copy_to_host(&mut self, tokens: &[u32], key: usize) {
+        let bs = self.block_size;
+        let len = if self.caching { self.cached.walk(&self.groups, key, tokens, bs).len() } else { 0 };
+        let chain = self.chain(key, tokens, len);
+        let copies = self.pool.copy_to_host(prompt(key, tokens));
+        let mut ops: std::collections::VecDeque<MemOp> = self.pool.drain_memory_ops().collect();
+        let groups = self.groups.len();
+        for (k, g) in (0..if self.host_caching { len } else { 0 }).flat_map(|k| (0..groups).map(move |g| (k, g))) {
+            let (prefix, parent) = (&tokens[..(k + 1) * bs], k.checked_sub(1).map(|before| chain[before]));
+            if self.cached.id_on_device(g, key, prefix, parent).is_none() {
+                continue;
+            }
+            if let Some(host) = self.cached.on_host(g, key, prefix, parent) {
+                self.cached.use_host(host);
+            } else if self.host_in_use < self.host.len() {
+                let Some(MemOp::SwapOut { src, dst }) = ops.pop_front() else { panic!("block {k} is not copied") };
+                self.take_host(dst);
+                self.offloaded(src, dst);
+                assert_eq!(self.cached.on_host(g, key, prefix, parent), Some(dst), "another block was copied");
+                self.host[dst.index()] = self.memory[src.index()].clone();
+            }
+        }
+        assert!(ops.is_empty(), "{ops:?}: for no reason");
+        for copy in &copies {
+            assert!(self.pool.has_copy(copy));
+            let cached = &self.cached.host[&copy.host];
+            assert_eq!((cached.group, &cached.prefix[..]), (copy.group, &tokens[..(copy.block + 1) * bs]));
+        }
+        let on_host = (0..len).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))).filter(|(k, g)| {
+            let parent = k.checked_sub(1).map(|before| chain[before]);
+            self.cached.on_host(*g, key, &tokens[..(k + 1) * bs], parent).is_some()
+        });
+        assert!(on_host.eq(copies.iter().map(|copy| (copy.block, copy.group))), "the list of copies");
+    }
+
+    /// Takes in blocks of a prompt, with contents from elsewhere.
+    fn insert_on_host(&mut self, tokens: &[u32], key: usize, skipped: usize) {
+        let bs = self.block_size;
+        let mut wanted = BTreeSet::new();
+        for (k, g) in (0..tokens.len() / bs).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))) {
+            if !(k + g + skipped).is_multiple_of(5) {
+                wanted.insert((k, g));
+            }
+        }
+        let inserted = self.pool.insert_on_host(prompt(key, tokens), &wanted);
+        let mut new = inserted.iter();
+        let (mut parent, mut held) = (None, Vec::new());
+        'blocks: for k in 0..if self.host_caching { tokens.len() / bs } else { 0 } {
+            let prefix = &tokens[..(k + 1) * bs];
+            let mut verified = None;
+            for g in 0..self.groups.len() {
+                if self.cached.id_on_device(g, key, prefix, parent).is_none() {
+                    let known = self.cached.on_host(g, key, prefix, parent);
+                    let host = match known {
+                        Some(host) => Some(host),
+                        None if wanted.contains(&(k, g)) => {
+                            let Some(copy) = new.next() else {
+                                let is_full = self.host_in_use + self.cached.host.len() >= self.host.len();
+                                assert!(is_full && self.cached.host_order.is_empty(), "block {k} is not taken in");
+                                break 'blocks;
+                            };
+                            assert_eq!((copy.block, copy.group), (k, g));
+                            self.take_host(copy.host);
+                            self.cached.store_on_host(copy.host, g, key, prefix, parent);
+                            let values = contents(g, key, prefix);
+                            self.host[copy.host.index()] = values[k * bs..].iter().map(|v| Some(*v)).collect();
+                            self.host_hashes.insert(copy.host, self.pool.host_prefix_of(copy.host).unwrap());
+                            self.forget_twins(copy.host);
+                            Some(copy.host)
+                        }
+                        None => None,
+                    };
+                    if let Some(host) = host {
+                        self.cached.host_order.retain(|other| *other != host);
+                        held.push((k, host));
+                    }
+                }
+                verified = verified.or(self.cached.id(g, key, prefix, parent));
+            }
+            let Some(id) = verified else { break };
+            parent = Some(id);
+        }
+        assert_eq!(new.next(), None, "a block was taken in for no reason");
+        held.sort_by_key(|(k, _)| std::cmp::Reverse(*k));
+        held.into_iter().for_each(|(_, host)| self.cached.use_host(host));
+    }
+
+    /// Host blocks that no lookup reaches, because a new one has the same hash behind another parent, are dropped.
+    fn forget_twins(&mut self, host: HostBlockId) {
         for twin in self.cached.host_twins(host, self.block_size) {
-            if self.host_hashes[&twin] == hash && self.cached.host_order.contains(&twin) {
+            if self.host_hashes[&twin] == self.host_hashes[&host] && self.cached.host_order.contains(&twin) {
                 self.cached.forget_host(twin);
             }
         }
@@ -740,13 +835,14 @@ impl World {
         }
         for event in events {
             match event {
-                BlockEvent::Stored { tier: Tier::Host, group, parent, hashes, tokens, key } => {
-                    assert_eq!((parent, tokens, key, hashes.len()), (None, vec![], None, 1));
+                BlockEvent::Stored { tier: Tier::Host, group, parent, hashes, tokens, key } if tokens.is_empty() => {
+                    assert_eq!((parent, key, hashes.len()), (None, None, 1));
                     let prefix = self.replica[&(Tier::Device, group, hashes[0])].clone();
                     self.replica.insert((Tier::Host, group, hashes[0]), prefix);
                 }
-                BlockEvent::Stored { tier: tier @ Tier::Device, group, parent, hashes, tokens, .. } => {
-                    let known = |p| [tier, Tier::Host].iter().find_map(|tier| self.replica.get(&(*tier, group, p)));
+                BlockEvent::Stored { tier, group, parent, hashes, tokens, .. } => {
+                    let tiers = [Tier::Device, Tier::Host];
+                    let known = |p| tiers.iter().find_map(|tier| self.replica.get(&(*tier, group, p)));
                     let mut prefix = parent.map_or(Vec::new(), |p| known(p).cloned().unwrap_or_default());
                     assert_eq!(tokens.len(), hashes.len() * self.block_size);
                     for (hash, tokens) in hashes.into_iter().zip(tokens.chunks(self.block_size)) {

@@ -41,16 +41,7 @@ impl NaiveCache {
     /// Number of leading blocks of a prompt that the cache can serve. Full groups need all of them, sliding groups
     /// those of the window, and some group must have each.
     pub fn hit(&self, groups: &[CacheGroup], key: usize, tokens: &[u32], block_size: usize) -> usize {
-        let mut present: Vec<Vec<bool>> = Vec::new();
-        let mut parent = None;
-        for k in 1..=tokens.len().saturating_sub(1) / block_size {
-            let here: Vec<Option<Id>> =
-                (0..groups.len()).map(|g| self.id(g, key, &tokens[..k * block_size], parent)).collect();
-            let missed = here.iter().zip(groups).any(|(id, kind)| id.is_none() && *kind == CacheGroup::Full);
-            let Some(id) = here.iter().flatten().next().filter(|_| !missed) else { break };
-            parent = Some(*id);
-            present.push(here.iter().map(Option::is_some).collect());
-        }
+        let present = self.walk(groups, key, &tokens[..tokens.len().saturating_sub(1)], block_size);
         let serves = |len: &usize| {
             groups
                 .iter()
@@ -58,6 +49,21 @@ impl NaiveCache {
                 .all(|(g, kind)| (first_read(*kind, len * block_size) / block_size..*len).all(|k| present[k][g]))
         };
         (0..=present.len()).rev().find(serves).unwrap_or(0)
+    }
+
+    /// Which groups have each leading block, up to the first that a full group or every group lacks.
+    pub fn walk(&self, groups: &[CacheGroup], key: usize, tokens: &[u32], block_size: usize) -> Vec<Vec<bool>> {
+        let mut present: Vec<Vec<bool>> = Vec::new();
+        let mut parent = None;
+        for k in 1..=tokens.len() / block_size {
+            let here: Vec<Option<Id>> =
+                (0..groups.len()).map(|g| self.id(g, key, &tokens[..k * block_size], parent)).collect();
+            let missed = here.iter().zip(groups).any(|(id, kind)| id.is_none() && *kind == CacheGroup::Full);
+            let Some(id) = here.iter().flatten().next().filter(|_| !missed) else { break };
+            parent = Some(*id);
+            present.push(here.iter().map(Option::is_some).collect());
+        }
+        present
     }
 
     /// The identity under which a group caches a prefix, in either tier.
@@ -89,6 +95,23 @@ impl NaiveCache {
     pub fn offload(&mut self, block: BlockId, host: HostBlockId) {
         self.host.insert(host, self.blocks[&block].clone());
         self.use_host(host);
+    }
+
+    /// A block with this prefix comes from elsewhere. Returns the identity of its prefix.
+    pub fn store_on_host(
+        &mut self,
+        host: HostBlockId,
+        group: usize,
+        key: usize,
+        prefix: &[u32],
+        parent: Option<Id>,
+    ) -> Id {
+        let duplicate =
+            self.blocks.values().chain(self.host.values()).find(|c| c.is(key, prefix, parent)).map(|c| c.id);
+        self.last_id += 1;
+        let id = duplicate.unwrap_or(self.last_id);
+        self.host.insert(host, Cached { group, key, prefix: prefix.to_vec(), id, parent });
+        id
     }
 
     pub fn use_host(&mut self, host: HostBlockId) {
