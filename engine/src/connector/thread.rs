@@ -1,7 +1,8 @@
 //! The thread that calls the connector, so that no step waits for a file.
 //!
-//! Both directions are bounded: what waits to be stored takes at most [`MAX_STORED_BYTES`], and more is dropped; at most
-//! [`MAX_FETCHES`] requests wait for blocks, and others are computed at once.
+//! Both directions are bounded: what waits to be stored takes at most [`MAX_BYTES`], and more is dropped; at most [`MAX_FETCHES`]
+//! requests wait for blocks, and others are computed at once; while more than [`MAX_BYTES`] are loaded and not taken, no further
+//! request's blocks are loaded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::{BlockName, Connector, ConnectorError};
 
-const MAX_STORED_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 const MAX_FETCHES: usize = 1024;
 /// Time between two looks for blocks that are not there yet.
-const POLL: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(10);
 
 /// A block to load, with its index in the prompt and its cache group.
 pub(crate) struct Wanted {
@@ -45,6 +46,7 @@ enum Job {
 pub(crate) struct TransferThread {
     jobs: Option<Sender<Job>>,
     stored_bytes: Arc<AtomicUsize>,
+    loaded_bytes: Arc<AtomicUsize>,
     num_fetches: Arc<AtomicUsize>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -53,28 +55,35 @@ impl TransferThread {
     /// Starts the thread, for blocks of `block_bytes` bytes.
     pub fn start(connector: Box<dyn Connector>, block_bytes: usize) -> std::io::Result<TransferThread> {
         let (jobs, receiver) = channel();
-        let (stored_bytes, num_fetches) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counts = || Arc::new(AtomicUsize::new(0));
+        let (stored_bytes, loaded_bytes, num_fetches) = (counts(), counts(), counts());
         let state = State {
             connector,
             block_bytes,
             fetches: Vec::new(),
             stored: stored_bytes.clone(),
+            loaded: loaded_bytes.clone(),
             waiting: num_fetches.clone(),
         };
         let thread =
             std::thread::Builder::new().name("quire-kv-transfer".to_string()).spawn(move || state.run(&receiver))?;
-        Ok(TransferThread { jobs: Some(jobs), stored_bytes, num_fetches, thread: Some(thread) })
+        Ok(TransferThread { jobs: Some(jobs), stored_bytes, loaded_bytes, num_fetches, thread: Some(thread) })
     }
 
     /// Hands over a block to store. Never waits; drops the block if too many wait.
     pub fn store(&self, name: BlockName, tokens: Vec<u32>, contents: Vec<u8>) {
         let bytes = contents.len();
-        if self.stored_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_STORED_BYTES {
+        if self.stored_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
             self.stored_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            tracing::warn!("a block is not stored for other replicas: {MAX_STORED_BYTES} bytes wait to be stored");
+            tracing::warn!("a block is not stored for other replicas: {MAX_BYTES} bytes wait to be stored");
         } else {
             self.send(Job::Store { name, tokens, contents });
         }
+    }
+
+    /// The blocks that were passed to a call of `done` are no longer needed.
+    pub fn taken(&self, found: &Fetched) {
+        self.loaded_bytes.fetch_sub(found.values().map(Vec::len).sum(), Ordering::Relaxed);
     }
 
     /// Loads blocks, and calls `done` on the thread with those that were found. With `last`, waits for this one at most until
@@ -112,6 +121,7 @@ struct State {
     /// Requests that wait for blocks.
     fetches: Vec<Fetch>,
     stored: Arc<AtomicUsize>,
+    loaded: Arc<AtomicUsize>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -133,15 +143,24 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let (connector, now) = (&self.connector, Instant::now());
-            let is_due =
-                |fetch: &mut Fetch| fetch.last.is_none_or(|last| now >= fetch.deadline || connector.lookup(&last));
-            let due: Vec<Fetch> = self.fetches.extract_if(.., is_due).collect();
-            for fetch in due {
-                let found = self.load(&fetch.blocks);
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                (fetch.done)(found);
+            self.serve();
+        }
+    }
+
+    /// Loads the blocks of requests that need not wait any longer.
+    fn serve(&mut self) {
+        let (now, mut at) = (Instant::now(), 0);
+        while at < self.fetches.len() && self.loaded.load(Ordering::Relaxed) <= MAX_BYTES {
+            let Fetch { last, deadline, .. } = &self.fetches[at];
+            if last.is_some_and(|last| now < *deadline && !self.connector.lookup(&last)) {
+                at += 1;
+                continue;
             }
+            let fetch = self.fetches.remove(at);
+            let found = self.load(&fetch.blocks);
+            self.loaded.fetch_add(found.values().map(Vec::len).sum(), Ordering::Relaxed);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            (fetch.done)(found);
         }
     }
 

@@ -53,6 +53,7 @@ impl Engine {
     pub(crate) fn import(&mut self, source: &TransferSource, found: &Fetched) {
         if let Some(transfers) = &mut self.kv_transfers {
             transfers.num_fetching = transfers.num_fetching.saturating_sub(1);
+            transfers.thread.taken(found);
         }
         let blocks: BTreeSet<(usize, usize)> = found.keys().copied().collect();
         for copy in self.scheduler.insert_on_host(source.prompt(), &blocks) {

@@ -232,12 +232,7 @@ impl Executor {
         if let Some(operated) = self.operated.take() {
             self.device.wait(Queue::Copy, &operated)?;
         }
-        // A host block may be written twice, if its first contents are given up at once. The order below holds only for different
-        // targets.
-        let mut written = HashSet::new();
-        self.pairs.reverse();
-        self.pairs.retain(|(_, to)| written.insert(*to));
-        self.pairs.reverse();
+        keep_last_writes(&mut self.pairs);
         let is_urgent = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
         let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| is_urgent(pair.0));
         for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
@@ -346,4 +341,25 @@ impl Executor {
 /// The error for a memory operation that this executor cannot apply. Skipping it would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
+}
+
+/// Drops the copies to a target that a later copy of the list overwrites, which happens if the first contents are given up at once.
+/// Copies to different targets may then be done in any order.
+fn keep_last_writes(pairs: &mut Vec<(u32, u32)>) {
+    let mut written = HashSet::new();
+    pairs.reverse();
+    pairs.retain(|(_, to)| written.insert(*to));
+    pairs.reverse();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::keep_last_writes;
+
+    #[test]
+    fn of_several_copies_to_one_block_the_last_is_kept() {
+        let mut pairs = vec![(1, 7), (2, 8), (3, 7), (4, 9), (5, 8), (6, 7)];
+        keep_last_writes(&mut pairs);
+        assert_eq!(pairs, [(4, 9), (5, 8), (6, 7)]);
+    }
 }
