@@ -23,7 +23,8 @@ const DIGEST: usize = 32;
 const EXTENSION: &str = "kvblock";
 const TEMPORARY: &str = "partial";
 
-/// See the [module](self).
+/// A [`Connector`] over a folder that all replicas share, with a file per block. A file that is not the block that its name says is
+/// ignored and removed.
 pub struct SharedFolder {
     path: PathBuf,
     max_bytes: u64,
