@@ -66,6 +66,44 @@ impl SwapSpace {
         self.num_blocks
     }
 
+    /// Returns the bytes of a block in all layers.
+    pub fn block_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.pages.len() * layer.block_bytes).sum()
+    }
+
+    /// Returns the contents of a block: those of each buffer of each layer, in order.
+    ///
+    /// # Errors
+    /// There is no such block, or a copy may still use the memory.
+    pub fn read_block(&self, block: u32) -> Result<Vec<u8>, KernelError> {
+        check_ids([block].into_iter(), self.num_blocks)?;
+        let mut contents = Vec::with_capacity(self.block_bytes());
+        for layer in &self.layers {
+            for page in &layer.pages {
+                contents.extend(&page.host::<u8>()?[block as usize * layer.block_bytes..][..layer.block_bytes]);
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Overwrites a block with contents that [`SwapSpace::read_block`] of an equal space returned.
+    ///
+    /// # Errors
+    /// There is no such block, the contents have another length, or a copy may still use the memory.
+    pub fn write_block(&mut self, block: u32, contents: &[u8]) -> Result<(), KernelError> {
+        check_ids([block].into_iter(), self.num_blocks)?;
+        expect("bytes of a host block", self.block_bytes(), contents.len())?;
+        let mut contents = contents;
+        for layer in &mut self.layers {
+            for page in &mut layer.pages {
+                let (own, rest) = contents.split_at(layer.block_bytes);
+                page.host_mut::<u8>()?[block as usize * layer.block_bytes..][..layer.block_bytes].copy_from_slice(own);
+                contents = rest;
+            }
+        }
+        Ok(())
+    }
+
     /// Copies blocks of all caches into this space, `(block of the caches, block of the space)`, in order. Work that writes
     /// these blocks must have finished, or [`Queue::Copy`] must wait for it. Work that overwrites them must wait for the
     /// returned event.

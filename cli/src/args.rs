@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    Backend, EngineConfig, KvCacheDtype, KvEventsConfig, LoraConfig, ModelSource, ParallelConfig, Policy,
-    PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
+    Backend, EngineConfig, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource, ParallelConfig,
+    Policy, PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -119,8 +119,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
     /// Host memory in GiB for the keys and values of preempted requests [default: 0]
-    #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
+    #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_SWAP_SPACE")]
     pub swap_space: Option<u64>,
+    /// Host memory in GiB for prefixes that the cache evicts, in one pool with --swap-space [default: 0]
+    #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_KV_OFFLOADING_SIZE")]
+    pub kv_offloading_size: Option<u64>,
     /// What to do with a preempted request: recompute, swap, or auto (whichever is cheaper) [default: auto]
     #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
     pub preemption_mode: Option<PreemptionMode>,
@@ -144,6 +147,10 @@ pub struct EngineArgs {
     /// "endpoint": "tcp://*:5557"} [default: off]
     #[arg(long, value_name = "JSON", env = "QUIRE_KV_EVENTS_CONFIG")]
     pub kv_events_config: Option<KvEventsConfig>,
+    /// Exchange cached blocks with other replicas, as a JSON object with vLLM's keys, such as {"kv_connector": "SharedFolder",
+    /// "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "/mnt/blocks"}} [default: off]
+    #[arg(long, value_name = "JSON", env = "QUIRE_KV_TRANSFER_CONFIG")]
+    pub kv_transfer_config: Option<KvTransferConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -245,6 +252,7 @@ impl EngineArgs {
             ),
             policy: self.scheduling_policy.unwrap_or(default.policy),
             swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
+            kv_offloading_bytes: self.kv_offloading_size.unwrap_or(default.kv_offloading_bytes),
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
             threads: self.common.threads.or(default.threads),
@@ -256,6 +264,7 @@ impl EngineArgs {
             speculative: self.speculative_config.clone(),
             kv_events: self.kv_events_config.clone(),
             parallel: self.ranks.to_config(),
+            kv_transfer: self.kv_transfer_config.clone(),
             ..default
         }
     }

@@ -19,7 +19,7 @@ use super::error::CliError;
 const NO_KEYS: [&str; 2] = ["config", "help"];
 
 /// Flags whose value is a JSON object, which the file may give as a table.
-const JSON_FLAGS: [&str; 2] = ["speculative-config", "kv-events-config"];
+const JSON_FLAGS: [&str; 3] = ["speculative-config", "kv-events-config", "kv-transfer-config"];
 
 #[derive(Debug)]
 pub struct ConfigFile {

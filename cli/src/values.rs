@@ -146,8 +146,8 @@ pub fn max_model_len(text: &str) -> Result<Length, String> {
     if text == "auto" { Ok(Length(None)) } else { whole(text).map(|length| Length(Some(length))) }
 }
 
-/// `--swap-space`: parses GiB, returns bytes.
-pub fn swap_space(text: &str) -> Result<u64, String> {
+/// `--swap-space` and `--kv-offloading-size`: parses GiB, returns bytes.
+pub fn gib(text: &str) -> Result<u64, String> {
     let gib = text.parse().ok().filter(|gib: &f64| (0.0..=1e6).contains(gib));
     let bytes = gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
     bytes.ok_or_else(|| "expected a number of GiB, 0 or more, such as 4 or 0.5".to_string())

@@ -126,3 +126,14 @@ fn kv_events_are_json_or_a_table_of_the_settings_file() {
     let line = String::from_utf8(output.stderr).unwrap();
     assert!(line.contains("did you mean \"buffer_steps\"?") && line.lines().count() == 1, "{line}");
 }
+
+#[test]
+fn a_connector_to_other_replicas_is_json_or_a_table_of_the_settings_file() {
+    let line = refusal(r#"--kv-transfer-config={"kv_connector": "NixlConnector"}"#);
+    assert!(line.contains("--kv-transfer-config") && line.contains("expected \"SharedFolder\""), "{line}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "[kv_transfer_config]\nkv_connector = \"SharedFolder\"\nkv_role = \"kv_both\"\n\
+                kv_connector_extra_config = { shared_storage_path = \"/tmp/blocks\" }\n";
+    std::fs::write(file.path(), text).unwrap();
+    assert!(plan(&format!("--config={}", file.path().display())).status.success());
+}

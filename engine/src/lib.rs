@@ -19,6 +19,7 @@
 //! ```
 
 mod api;
+mod connector;
 pub mod convert;
 mod error;
 mod grammar;
@@ -44,6 +45,7 @@ pub mod kernels {
 
 pub use api::*;
 pub use attention_kernels::{Dtype, KernelChoice};
+pub use connector::{BlockName, Connector, ConnectorError, KvRole, KvTransfer, KvTransferConfig, SharedFolder};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
@@ -62,4 +64,4 @@ pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Wa
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
 pub use start::{Progress, Roofline, Work, declare, describe_kernels, follow, plan};
 pub use start::{Recording, RecordingError, Replayed};
-pub use step::{Engine, EngineParts};
+pub use step::{Engine, EngineParts, KvTransferParts};

@@ -164,7 +164,13 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
         steps: steps.clone(),
         count: count.clone(),
     });
-    let info = WorkerInfo { vocab_size: table.vocab as usize, max_in_flight: 1, sampler: None, profile: None };
+    let info = WorkerInfo {
+        vocab_size: table.vocab as usize,
+        max_in_flight: 1,
+        sampler: None,
+        profile: None,
+        host_block_bytes: 0,
+    };
     let sched = SchedConfig { max_num_seqs: 80, ..SchedConfig::new(BLOCKS, BLOCK_SIZE) };
     let parts = EngineParts {
         worker,
@@ -175,6 +181,7 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
         adapters: None,
         speculation: None,
         kv_events: None,
+        kv_transfer: None,
     };
     let mut engine = Engine::new(parts).unwrap();
     let params = GenerationParams {

@@ -130,6 +130,47 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
 }
 
 #[test]
+fn whichever_copy_of_a_prefix_to_the_host_or_back_fails_it_is_computed_again() {
+    // Each request shares the first block with another and evicts the blocks of a third.
+    let requests = || {
+        let mut requests = requests();
+        requests.iter_mut().for_each(|request| request.params.n = 1);
+        requests
+    };
+    let tiered = || {
+        let config = config(14);
+        let kv_offloading_bytes = 3 * config.kv_cache_memory_bytes.unwrap();
+        let config = EngineConfig {
+            kv_offloading_bytes,
+            preemption_mode: PreemptionMode::Recompute,
+            kernels: KernelChoice { block_copy: "test.faulty".into(), ..Default::default() },
+            ..config
+        };
+        Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
+    };
+    // One at a time, so that those after a failed one are spared.
+    let rounds = |engine: &mut Engine| -> Answers {
+        let all = (0..3).flat_map(|_| requests());
+        all.flat_map(|request| drive(engine, vec![request])).collect()
+    };
+    let want = rounds(&mut engine(200));
+    let mut unharmed = tiered();
+    let copies = count(&COPIES, || assert_eq!(rounds(&mut unharmed), want));
+    let stats = unharmed.stats();
+    assert!(stats.blocks_offloaded > 10 && stats.blocks_loaded > 10, "{stats:?}");
+    for at in places(copies, 20) {
+        let mut engine = tiered();
+        COPIES.set(Some(at));
+        let answers = rounds(&mut engine);
+        assert_eq!(engine.stats().failed_steps, 1, "the fault at copy {at} of {copies}");
+        let failed = answers.iter().zip(&want).filter(|(answer, _)| answer.is_none()).count();
+        let right = answers.iter().zip(&want).filter(|(answer, want)| answer == want).count();
+        assert_eq!((failed, right), (1, want.len() - 1), "the fault at copy {at} of {copies}");
+        engine.audit().unwrap();
+    }
+}
+
+#[test]
 fn a_copy_that_fails_while_the_previous_step_runs_fails_only_its_own_step() {
     let Some(mut large) = overlapped(200) else { return };
     let want = drive(&mut large, few());

@@ -1,7 +1,7 @@
 //! KV events of an engine: a router that reads them knows the engine's cache exactly, after every step. Numbers such as B29 are
 //! those of `docs/routers.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, GenerationRequest, KvEventsConfig, PreemptionMode, TokenEvent};
@@ -52,9 +52,11 @@ impl Observed {
             self.next_seq += 1;
             self.router.apply(&payload).unwrap();
         }
+        let mut media: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
         let cached = self.engine.cached_prefixes().into_iter().map(|change| match change {
-            kvevents::Change::Stored { parent, hashes, token_ids, lora_name, cache_salt, .. } => {
+            kvevents::Change::Stored { medium, parent, hashes, token_ids, lora_name, cache_salt } => {
                 assert_eq!(hashes.len(), 1);
+                media.entry(hashes[0].get()).or_default().insert(medium.name().to_string());
                 let known = Known {
                     parent: parent.map(|hash| hash.get()),
                     tokens: token_ids.into_iter().map(u64::from).collect(),
@@ -67,7 +69,7 @@ impl Observed {
         });
         let cached: BTreeMap<u64, Known> = cached.collect();
         assert_eq!(self.router.known, cached, "the router differs from the engine's cache");
-        assert!(self.router.media.values().flatten().all(|medium| medium == "GPU"), "B32");
+        assert_eq!(self.router.media, media, "B32, B37");
     }
 
     /// Runs until nothing is left to do. Returns the cached tokens of each request that started, in order.
@@ -153,11 +155,13 @@ fn tight(preemption_mode: PreemptionMode) -> EngineConfig {
 
 #[test]
 fn b38_a_router_knows_the_cached_prefixes_after_every_step_of_any_history() {
-    let mut swaps = 0;
-    for mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-        let mut observed = Observed::new(tight(mode));
+    let (mut swaps, mut on_host) = (0, 0);
+    let tiered = |mode| EngineConfig { kv_offloading_bytes: 20 * 8 * TOKEN_BYTES, ..tight(mode) };
+    let modes = [PreemptionMode::Recompute, PreemptionMode::Swap];
+    for config in [tight(modes[0]), tight(modes[1]), tiered(modes[0]), tiered(modes[1])] {
+        let mut observed = Observed::new(config);
         let mut runner = proptest::test_runner::TestRunner::deterministic();
-        for _ in 0..if testkit::everything() { 200 } else { 25 } {
+        for _ in 0..if testkit::everything() { 200 } else { 20 } {
             let history = prop::collection::vec(op(), 4..40).new_tree(&mut runner).unwrap().current();
             run_history(&mut observed, &history);
         }
@@ -165,7 +169,9 @@ fn b38_a_router_knows_the_cached_prefixes_after_every_step_of_any_history() {
         assert!(stats.num_preemptions > 0 && stats.prefix_cache_hits > 0, "{stats:?}");
         assert!(observed.router.cleared > 0 && observed.router.stored > 100);
         swaps += stats.num_swap_preemptions;
+        on_host += stats.blocks_loaded;
     }
+    assert!(on_host > 20, "{on_host} blocks came back from the host");
     assert!(swaps > 0, "nothing was swapped: the test shows less than it says (B37)");
 }
 

@@ -40,7 +40,7 @@ impl Worker for Fixed {
 fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
     let ends = Arc::new(AtomicBool::new(false));
     let worker = Box::new(Fixed { step: None, ends: ends.clone() });
-    let info = WorkerInfo { vocab_size: 10_000, max_in_flight: 1, sampler: None, profile: None };
+    let info = WorkerInfo { vocab_size: 10_000, max_in_flight: 1, sampler: None, profile: None, host_block_bytes: 0 };
     let sched = SchedConfig {
         max_num_seqs: 256,
         max_num_batched_tokens: 1 << 20,
@@ -57,6 +57,7 @@ fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
             adapters: None,
             speculation: None,
             kv_events: None,
+            kv_transfer: None,
         })
         .unwrap(),
         ends,

@@ -23,7 +23,7 @@ pub fn mixed() -> tempfile::TempDir {
     folder
 }
 
-fn config(folder: &Path, bytes: u64) -> EngineConfig {
+pub fn config(folder: &Path, bytes: u64) -> EngineConfig {
     EngineConfig {
         model: ModelSource::Folder(folder.to_path_buf()),
         kv_cache_memory_bytes: Some(bytes),

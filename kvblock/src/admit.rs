@@ -14,23 +14,27 @@
 //!
 //! A cached block in any group verifies the identity of a prefix. So a pool without a full group finds a prefix only
 //! while some group still caches each of its blocks.
+//!
+//! A block that is only in host memory is a hit too. Opening a table orders its copy to a new block, which enters the
+//! index at once: like every memory operation, the copy is applied before anything reads the block.
 
 use std::panic::Location;
 use std::sync::Arc;
 
+use crate::ids::{Place, Tier};
 use crate::key::PrefixKey;
 use crate::prefix::{Content, Found, Prefix};
-use crate::{
-    BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MissReason, NoSpace, PrefixHash, Prompt, PromptHashes,
-};
+use crate::{BlockPool, BlockTable, CacheGroup, GroupTable, MissReason, NoSpace, PrefixHash, Prompt, PromptHashes};
 
 /// The result of looking up a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lookup {
-    /// Number of leading tokens that are cached.
+    /// Number of leading tokens that are cached, in either tier.
     pub cached_tokens: usize,
-    /// Number of cached blocks that opening a table would take off the free list.
+    /// Number of these tokens whose blocks would be copied from the host.
+    pub host_tokens: usize,
+    /// Number of blocks that opening a table would take off the free list.
     pub blocks_needed: usize,
     /// Why not more tokens are cached; `None` if every usable block was found or prefix caching is off.
     pub miss: Option<MissReason>,
@@ -51,7 +55,7 @@ pub(crate) struct Hit {
     /// Number of leading blocks that are cached.
     pub len: usize,
     /// The blocks of each group, for these and possibly more blocks, `[blocks, groups]`.
-    pub blocks: Vec<Option<BlockId>>,
+    pub blocks: Vec<Option<Place>>,
     /// The prefix up to each block.
     pub prefixes: Vec<Prefix>,
 }
@@ -85,8 +89,8 @@ impl BlockPool {
     /// Returns what [`admit`](BlockPool::admit) would find, without borrowing the pool mutably.
     pub fn lookup(&self, prompt: Prompt<'_>) -> Lookup {
         let (hit, miss) = self.find_prefix(&prompt, PrefixKey::new(&prompt).as_ref());
-        let blocks_needed = self.blocks_to_open(&hit);
-        Lookup { cached_tokens: hit.len * self.block_size, blocks_needed, miss }
+        let (blocks_needed, host_tokens) = (self.blocks_to_open(&hit), self.host_tokens(&hit));
+        Lookup { cached_tokens: hit.len * self.block_size, host_tokens, blocks_needed, miss }
     }
 
     /// Computes the hashes of all prefixes that a lookup of this prompt needs. Empty if prefix caching is off.
@@ -115,7 +119,7 @@ impl BlockPool {
         key: Option<&Arc<PrefixKey>>,
         hashes: &[PrefixHash],
     ) -> (Hit, Option<MissReason>) {
-        let (mut hit, mut miss) = self.walk(tokens, key, hashes, &[]);
+        let (mut hit, mut miss) = self.walk(tokens, key, hashes, &[], self.host.num_cached > 0);
         let first_gap = |len: usize| {
             let sliding = self.groups.iter().enumerate().filter(|(_, kind)| **kind != CacheGroup::Full);
             let last_gap = |(g, kind): (usize, &CacheGroup)| {
@@ -133,13 +137,15 @@ impl BlockPool {
     }
 
     /// Follows a prefix block by block, while every full group has the block and some group verifies it. A prefix in
-    /// `known` counts as verified.
+    /// `known` counts as verified. Blocks in host memory count only if `reads_host`: nothing keeps them until the caller
+    /// holds them.
     pub(crate) fn walk(
         &self,
         tokens: &[u32],
         key: Option<&Arc<PrefixKey>>,
         hashes: &[PrefixHash],
         known: &[Prefix],
+        reads_host: bool,
     ) -> (Hit, Option<MissReason>) {
         let mut hit = Hit::default();
         let Some(index) = &self.index else { return (hit, None) };
@@ -149,11 +155,18 @@ impl BlockPool {
             let hash = hashes.get(k).copied().unwrap_or_else(|| index.hash(content));
             let (mut verified, mut miss) = (known.get(k).copied(), None);
             for (g, kind) in self.groups.iter().enumerate() {
-                let found = index.find(g, hash, content);
-                let block = if let Found::Hit(block) = found { Some(block) } else { None };
-                verified = verified.or_else(|| index.prefix_of(block?));
-                hit.blocks.push(block);
-                if block.is_none() && (*kind == CacheGroup::Full || miss.is_none()) {
+                let found = index.find(Tier::Device, g, hash, content);
+                let place = match found {
+                    Found::Hit(place) => Some(place),
+                    _ if !reads_host => None,
+                    _ => match index.find(Tier::Host, g, hash, content) {
+                        Found::Hit(place) => Some(place),
+                        _ => None,
+                    },
+                };
+                verified = verified.or_else(|| index.prefix_of(place?));
+                hit.blocks.push(place);
+                if place.is_none() && (*kind == CacheGroup::Full || miss.is_none()) {
                     miss = Some((*kind, found));
                 }
             }
@@ -174,7 +187,7 @@ impl BlockPool {
     }
 
     /// Returns the holes and blocks with which a group's table begins.
-    fn hit_blocks<'a>(&self, hit: &'a Hit, group: usize) -> (usize, impl Iterator<Item = BlockId> + 'a) {
+    fn hit_blocks<'a>(&self, hit: &'a Hit, group: usize) -> (usize, impl Iterator<Item = Place> + 'a) {
         let holes = self.groups[group].holes(hit.len * self.block_size, self.block_size);
         let groups = self.groups.len();
         (holes, (holes..hit.len).filter_map(move |k| hit.blocks[k * groups + group]))
@@ -182,15 +195,34 @@ impl BlockPool {
 
     /// Number of blocks that leave the free list when a table is opened on `hit`.
     fn blocks_to_open(&self, hit: &Hit) -> usize {
-        let groups = 0..self.groups.len();
-        groups.flat_map(|g| self.hit_blocks(hit, g).1).filter(|b| self.free.contains(*b)).count()
+        let leaves = |place: &Place| match *place {
+            Place::Device(block) => self.free.contains(block),
+            Place::Host(_) => true,
+        };
+        (0..self.groups.len()).flat_map(|g| self.hit_blocks(hit, g).1).filter(leaves).count()
+    }
+
+    /// Number of tokens of a hit of which some group's block is copied from the host.
+    fn host_tokens(&self, hit: &Hit) -> usize {
+        let is_on_host = |k: &usize| {
+            let of_block = self.groups.iter().zip(&hit.blocks[k * self.groups.len()..]);
+            of_block.into_iter().any(|(kind, place)| {
+                matches!(place, Some(Place::Host(_))) && kind.holes(hit.len * self.block_size, self.block_size) <= *k
+            })
+        };
+        if self.host.num_cached == 0 { 0 } else { (0..hit.len).filter(is_on_host).count() * self.block_size }
     }
 }
 
 impl Admission<'_> {
-    /// Number of leading tokens that are cached.
+    /// Number of leading tokens that are cached, in either tier.
     pub fn cached_tokens(&self) -> usize {
         self.hit.len * self.pool.block_size
+    }
+
+    /// Number of the cached tokens whose blocks are copied from the host.
+    pub fn host_tokens(&self) -> usize {
+        self.pool.host_tokens(&self.hit)
     }
 
     /// Why not more tokens are cached; `None` if every usable block was found or prefix caching is off.
@@ -198,12 +230,13 @@ impl Admission<'_> {
         self.miss
     }
 
-    /// Number of cached blocks that [`open`](Admission::open) would take off the free list.
+    /// Number of blocks that [`open`](Admission::open) would take off the free list.
     pub fn blocks_needed(&self) -> usize {
         self.pool.blocks_to_open(&self.hit)
     }
 
-    /// Opens a table on the cached prefix; the table is empty if nothing was found. Fails unless `keep_free` blocks
+    /// Opens a table on the cached prefix; the table is empty if nothing was found. Orders copies of the blocks that are
+    /// only in host memory. Fails unless `keep_free` blocks
     /// remain free afterwards.
     #[track_caller]
     pub fn open(self, keep_free: usize) -> Result<BlockTable, NoSpace> {
@@ -211,21 +244,23 @@ impl Admission<'_> {
         // The next lookup finds reclaimed blocks that are cached. For this one they are only free.
         self.pool.check_space(self.blocks_needed() + keep_free)?;
         let opened = Location::caller();
+        let host_tokens = self.host_tokens();
         let Admission { pool, prompt, key, mut hit, miss } = self;
         let block_size = pool.block_size;
         let committed = hit.len * block_size;
-        let mut groups = Vec::with_capacity(pool.groups.len());
+        let mut places = Vec::with_capacity(pool.groups.len());
         for g in 0..pool.groups.len() {
             let (holes, found) = pool.hit_blocks(&hit, g);
-            groups.push(GroupTable { holes, blocks: found.collect() });
+            places.push(GroupTable { holes, blocks: found.collect() });
         }
-        groups.iter().flat_map(GroupTable::blocks).for_each(|block| pool.share(*block));
+        let groups = pool.load(&places)?;
+        let hashes = (host_tokens > 0).then(|| hit.prefixes.iter().map(|prefix| prefix.hash).collect::<Vec<_>>());
         let keeps_prefixes = pool.groups.iter().all(|kind| *kind != CacheGroup::Full);
         hit.prefixes.truncate(if keeps_prefixes { hit.len } else { 0 });
         if pool.index.is_some() {
-            pool.stats.count(prompt.tokens.len(), committed, miss);
+            pool.stats.count(prompt.tokens.len(), (committed, host_tokens), miss);
         }
-        Ok(BlockTable {
+        let mut table = BlockTable {
             groups,
             tokens: prompt.tokens[..committed].to_vec(),
             committed,
@@ -235,6 +270,10 @@ impl Admission<'_> {
             block_size,
             pool: pool.pool.clone(),
             opened,
-        })
+        };
+        if let Some(hashes) = hashes {
+            pool.index_full(&mut table, 0..hit.len, &hashes);
+        }
+        Ok(table)
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::prefix::PrefixIndex;
 use crate::sequence::parent_of;
-use crate::{AuditError, BlockId, BlockPool, BlockTable, Swapped};
+use crate::{AuditError, BlockId, BlockPool, BlockTable, HostBlockId, Swapped};
 
 impl BlockPool {
     /// Checks reference counts, free list, gauges and prefix index against `tables`, which must be all live tables,
@@ -70,7 +70,20 @@ impl BlockPool {
         blocks.sort_unstable();
         blocks.dedup();
         let (counted, found) = (self.host_gauges().in_use, blocks.len());
-        if (counted, owned) == (found, found) { Ok(()) } else { Err(AuditError::Host { counted, found }) }
+        if (counted, owned) != (found, found) {
+            return Err(AuditError::Host { counted, found });
+        }
+        let is_cached = |block: &HostBlockId| self.host_prefix_of(*block).is_some();
+        let cached: Vec<HostBlockId> = (0..self.host.num_blocks as u32).map(HostBlockId).filter(is_cached).collect();
+        let evicted_first = self.host.free.iter().skip_while(|block| !is_cached(&HostBlockId(block.0))).count();
+        if let Some(&block) = cached.iter().find(|block| !self.host.free.contains(BlockId(block.0))) {
+            return Err(AuditError::HostCache { block, what: "it is cached and in use" });
+        }
+        if cached.len() != self.host.num_cached || evicted_first != cached.len() {
+            let block = cached.first().copied().unwrap_or(HostBlockId(0));
+            return Err(AuditError::HostCache { block, what: "the cached blocks are not the last of the free list" });
+        }
+        Ok(())
     }
 
     fn audit_table(&self, table: &BlockTable) -> Result<(), AuditError> {

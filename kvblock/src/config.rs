@@ -50,15 +50,17 @@ pub struct PoolConfig {
     pub poison: bool,
     /// The cache groups. Each sequence has one table per group, and all groups use blocks of the same size in bytes.
     pub groups: Vec<CacheGroup>,
-    /// Number of blocks of host memory to swap to; 0 for none.
+    /// Number of blocks of host memory; 0 for none. Sequences are swapped out to them.
     pub host_blocks: usize,
+    /// Whether host blocks that no swapped sequence needs keep prefixes that the pool evicts.
+    pub host_caching: bool,
     /// Whether to record [`BlockEvent`](crate::BlockEvent)s for [`drain_events`](crate::BlockPool::drain_events).
     pub events: bool,
 }
 
 impl PoolConfig {
     /// Creates a configuration with prefix caching, a random seed, 128 hash bits, poison in debug builds, one full
-    /// group, no host blocks and no events.
+    /// group, no host blocks, no caching in them and no events.
     pub fn new(num_blocks: usize, block_size: usize) -> PoolConfig {
         PoolConfig {
             num_blocks,
@@ -69,6 +71,7 @@ impl PoolConfig {
             poison: cfg!(debug_assertions),
             groups: vec![CacheGroup::Full],
             host_blocks: 0,
+            host_caching: false,
             events: false,
         }
     }
@@ -80,6 +83,10 @@ impl PoolConfig {
         let num_blocks =
             count(self.num_blocks).filter(|n| *n > 0).ok_or(PoolError::NumBlocks { found: self.num_blocks })?;
         let host_blocks = count(self.host_blocks).ok_or(PoolError::HostBlocks { found: self.host_blocks })?;
+        // The index numbers the blocks of both tiers together.
+        if self.host_caching && count(self.num_blocks.saturating_add(self.host_blocks)).is_none() {
+            return Err(PoolError::HostBlocks { found: self.host_blocks });
+        }
         if !self.block_size.is_power_of_two() {
             return Err(PoolError::BlockSize { found: self.block_size });
         }

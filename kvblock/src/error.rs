@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 
-use crate::BlockId;
+use crate::{BlockId, HostBlockId};
 
 /// An operation needs more blocks than are free. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +133,13 @@ pub enum AuditError {
         /// Number of distinct host blocks of swapped sequences.
         found: usize,
     },
+    /// A cached host block is in the wrong place.
+    HostCache {
+        /// The block.
+        block: HostBlockId,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// An entry of the prefix index differs from the block or its table.
     Prefix {
         /// The block.
@@ -230,6 +237,7 @@ impl Display for AuditError {
             AuditError::Host { counted, found } => {
                 write!(f, "{counted} host blocks are in use, but swapped sequences own {found}")
             }
+            AuditError::HostCache { block, what } => write!(f, "{block}: {what}"),
             AuditError::Prefix { block, what } => write!(f, "{block}: wrong entry in the prefix index: {what}"),
             AuditError::TableLength { len, blocks, block_size } => {
                 write!(f, "a table of {len} tokens has {blocks} blocks of {block_size} tokens")

@@ -36,6 +36,31 @@ impl std::fmt::Display for HostBlockId {
     }
 }
 
+/// Memory that holds blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// Blocks of the pool, which steps read and write.
+    Device,
+    /// Blocks of host memory.
+    Host,
+}
+
+/// A block of either tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Device(BlockId),
+    Host(HostBlockId),
+}
+
+impl Place {
+    pub fn tier(self) -> Tier {
+        match self {
+            Place::Device(_) => Tier::Device,
+            Place::Host(_) => Tier::Host,
+        }
+    }
+}
+
 /// Hash of a prefix that ends with a full block. Pools with equal seeds compute equal hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -14,6 +14,8 @@
 //!   hash collision nor a crafted prompt returns the cache of another prompt, salt, adapter or image ([`PrefixKey`]).
 //! - Blocks that are not cached are reused before cached ones. Cached blocks are evicted least recently used first, and
 //!   the end of a sequence before its beginning.
+//! - A prefix that the pool evicts can stay in host memory. A host block is owned by a swapped sequence or free, never
+//!   both, and only free ones are cached ([`PoolConfig::host_caching`]).
 //! - With several groups of layers ([`CacheGroup`]) a hit serves all of them. A table entry behind a window is a hole.
 //! - A block that a failed copy should have filled, and any block after it in a table, cannot enter the index
 //!   ([`BlockPool::forget_contents`]).
@@ -67,6 +69,8 @@ mod events;
 mod free_list;
 mod group_table;
 mod hash;
+mod host_cache;
+mod host_copies;
 mod host_pool;
 mod ids;
 mod key;
@@ -85,7 +89,8 @@ pub use config::{CacheGroup, PoolConfig};
 pub use error::{AuditError, NoSpace, PoolError, TableError};
 pub use events::BlockEvent;
 pub use group_table::GroupTable;
-pub use ids::{BlockId, HostBlockId, PrefixHash};
+pub use host_copies::HostCopy;
+pub use ids::{BlockId, HostBlockId, PrefixHash, Tier};
 pub use key::PrefixKey;
 pub use leak::Leak;
 pub use pin::PinnedPrefix;

@@ -14,6 +14,7 @@ use crate::events::EventLog;
 use crate::free_list::FreeList;
 use crate::hash::PrefixHasher;
 use crate::host_pool::HostPool;
+use crate::ids::Place;
 use crate::leak::{Leak, Leaked, PoolRef};
 use crate::prefix::PrefixIndex;
 use crate::{
@@ -119,7 +120,8 @@ impl BlockPool {
         let (num_blocks, host_blocks) = config.check()?;
         let index = config.prefix_caching.then(|| {
             let hasher = PrefixHasher::new(config.hash_seed, config.hash_bits);
-            PrefixIndex::new(hasher, config.num_blocks, config.block_size, config.groups.len())
+            let host_blocks = if config.host_caching { config.host_blocks } else { 0 };
+            PrefixIndex::new(hasher, (config.num_blocks, host_blocks), config.block_size, config.groups.len())
         });
         let (pool, leaked) = PoolRef::new();
         Ok(BlockPool {
@@ -130,7 +132,7 @@ impl BlockPool {
             cached_free: 0,
             invalid: BTreeSet::new(),
             index,
-            host: HostPool::new(host_blocks),
+            host: HostPool::new(host_blocks, config.prefix_caching && config.host_caching),
             stats: PrefixStats::default(),
             counters: Counters::default(),
             memory_ops: VecDeque::new(),
@@ -180,7 +182,8 @@ impl BlockPool {
         Counters { hashed: self.index.as_ref().map_or(0, PrefixIndex::num_hashed), ..self.counters }
     }
 
-    /// Size of the pool's metadata in bytes, all of it allocated at the start: at most 96 + 4 × block_size per block.
+    /// Size of the pool's metadata in bytes, all of it allocated at the start: at most 96 + 4 × block_size per block, and as
+    /// much per host block that can cache.
     pub fn metadata_bytes(&self) -> usize {
         self.free.bytes() + size_of_val(&*self.refs) + self.index.as_ref().map_or(0, PrefixIndex::bytes)
     }
@@ -197,12 +200,12 @@ impl BlockPool {
 
     /// Returns whether the block is in the prefix index.
     pub fn is_cached(&self, block: BlockId) -> bool {
-        self.index.as_ref().is_some_and(|index| index.contains(block))
+        self.index.as_ref().is_some_and(|index| index.contains(Place::Device(block)))
     }
 
     /// Returns the cache group of a cached block and the hash of the prefix that it ends.
     pub fn prefix_of(&self, block: BlockId) -> Option<(usize, PrefixHash)> {
-        self.index.as_ref()?.hash_of(block)
+        self.index.as_ref()?.hash_of(Place::Device(block))
     }
 
     /// The free blocks, in the order in which they will be allocated.
@@ -223,12 +226,13 @@ impl BlockPool {
     }
 
     /// Returns the events that announce the prefixes of a cache group that a lookup can reach from the start of a
-    /// sequence, parents first: what an observer knows that has followed the events. For one that missed some. Takes a
+    /// sequence, parents first, in each tier: what an observer knows that has followed the events. For one that missed some. Takes a
     /// pass over the pool.
     pub fn cached_prefixes(&self, group: usize) -> Vec<BlockEvent> {
         let has_holes = self.groups.get(group).is_some_and(|kind| *kind != CacheGroup::Full);
         let reachable = self.index.as_ref().map_or(Vec::new(), |index| index.reachable(group, has_holes));
         let stored = reachable.into_iter().map(|found| BlockEvent::Stored {
+            tier: found.tier,
             group,
             parent: found.parent,
             hashes: vec![found.hash],
@@ -243,15 +247,19 @@ impl BlockPool {
         self.pool == table.pool
     }
 
-    /// Empties the prefix cache. Returns `false` and does nothing while a block is in use.
+    /// Empties the prefix cache, in both tiers. Returns `false` and does nothing while a block is in use.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.reclaim_leaks();
         if self.gauges().in_use > 0 {
             return false;
         }
         let Some(index) = &mut self.index else { return true };
-        let cached: Vec<BlockId> =
-            (0..self.refs.len() as u32).map(BlockId).filter(|b| index.remove(*b).is_some()).collect();
+        let blocks = (0..self.refs.len() as u32).map(BlockId);
+        let cached: Vec<BlockId> = blocks.filter(|b| index.remove(Place::Device(*b)).is_some()).collect();
+        for host in (0..self.host.num_blocks as u32).map(HostBlockId) {
+            index.remove(Place::Host(host));
+        }
+        self.host.num_cached = 0;
         index.forget_evicted();
         for block in cached {
             self.order_poison(block, 0);
@@ -302,9 +310,11 @@ impl BlockPool {
         if wanted > free { Err(NoSpace { wanted, free }) } else { Ok(()) }
     }
 
-    /// Takes the front block off the free list, evicting the prefix that it caches, and counts one reference.
+    /// Takes the front block off the free list, evicting the prefix that it caches, and counts one reference. The
+    /// prefix goes to host memory if that can cache it.
     pub(crate) fn allocate(&mut self) -> Result<BlockId, NoSpace> {
         let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
+        self.offload(block);
         if self.drop_hash(block, 0, true) {
             self.cached_free -= 1;
             self.counters.evicted += 1;
@@ -352,15 +362,24 @@ impl BlockPool {
     /// Removes the block from the prefix index and poisons its slots from `from_slot` on. Returns whether it was
     /// cached.
     pub(crate) fn drop_hash(&mut self, block: BlockId, from_slot: usize, evicted: bool) -> bool {
+        let was_cached = self.drop_entry(Place::Device(block), evicted);
+        if was_cached {
+            self.order_poison(block, from_slot);
+        }
+        was_cached
+    }
+
+    /// Removes a block of either tier from the prefix index. Returns whether it was cached.
+    pub(crate) fn drop_entry(&mut self, place: Place, evicted: bool) -> bool {
         let Some(index) = &mut self.index else { return false };
-        let Some(removed) = index.remove(block) else { return false };
+        let Some(removed) = index.remove(place) else { return false };
         if removed.is_last {
             if evicted {
                 index.remember_evicted(removed.hash);
             }
-            self.events.push(BlockEvent::Removed { group: removed.group, hash: removed.hash });
+            let (tier, group, hash) = (place.tier(), removed.group, removed.hash);
+            self.events.push(BlockEvent::Removed { tier, group, hash });
         }
-        self.order_poison(block, from_slot);
         true
     }
 

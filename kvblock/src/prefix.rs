@@ -6,11 +6,15 @@
 //! induction the whole prefix is equal, at the cost of comparing one block. Groups share the ids, so a prefix that is a
 //! hole in one group is verified by a block of another.
 //!
+//! One index serves both tiers: a host block has an entry like a block of the device, in a list of its own, and shares
+//! the ids. So a prefix that is only in host memory verifies the blocks behind it, wherever they are.
+//!
 //! Several blocks may cache the same prefix, if requests computed it at the same time. All are kept, the oldest first,
 //! and the prefix remains in the index until the last of them is removed.
 //!
 //! ```text
-//! buckets [hash, group] ──▶ entry of block 7 ⇄ entry of block 2 ⇄ …        links are block ids
+//! buckets [hash, list] ──▶ entry of block 7 ⇄ entry of block 2 ⇄ …        a list: a tier and a cache group
+//! slots                     blocks of the device, then host blocks          links are slots
 //! ```
 //!
 //! The index is a hash map threaded through one entry of 64 bytes (a cache line) per block, with one or two bucket
@@ -21,12 +25,13 @@
 //! removed when the same tokens are indexed again under the same hash ([`PrefixIndex::orphan_of`]), so they do not
 //! accumulate.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod reachable;
+
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use crate::hash::PrefixHasher;
-use crate::ids::{BlockId, PrefixHash};
+use crate::ids::{BlockId, HostBlockId, Place, PrefixHash, Tier};
 use crate::key::{BlockKey, PrefixKey};
 
 /// Identity of one exact sequence of tokens under one key. Ids are never reused.
@@ -63,7 +68,7 @@ impl<'a> Content<'a> {
 /// Result of [`PrefixIndex::find`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    Hit(BlockId),
+    Hit(Place),
     /// No block has this hash.
     Absent,
     /// No block has this hash, but one had it recently.
@@ -75,32 +80,22 @@ pub(crate) enum Found {
 /// Result of [`PrefixIndex::insert`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// The block was in the index, or another block of the group caches the same prefix.
+    /// The block was in the index, or another block of the list caches the same prefix.
     Known,
-    /// No other block of the group has the hash.
+    /// No other block of the list has the hash.
     NewHash,
-    /// Other blocks of the group have the hash, but cache other prefixes.
+    /// Other blocks of the list have the hash, but cache other prefixes.
     SharedHash,
-}
-
-/// A cached prefix that a lookup can reach.
-pub(crate) struct Reachable<'a> {
-    /// Hash of the prefix before the block.
-    pub parent: Option<PrefixHash>,
-    pub hash: PrefixHash,
-    /// Tokens of the block.
-    pub tokens: &'a [u32],
-    /// Key of the first block in front that has one, or of this block.
-    pub key: Option<&'a Arc<PrefixKey>>,
 }
 
 pub(crate) struct Removed {
     pub group: usize,
     pub hash: PrefixHash,
-    /// Whether no other block of the group has that hash.
+    /// Whether no other block of the tier and the group has that hash.
     pub is_last: bool,
 }
 
+#[derive(Clone)]
 struct Entry {
     hash: PrefixHash,
     id: PrefixId,
@@ -110,14 +105,15 @@ struct Entry {
     /// Neighbours in the bucket; [`NONE`] at its ends.
     prev: u32,
     next: u32,
-    group: u8,
+    /// The cache group of a block of the device. The lists of host blocks follow, in the same order.
+    list: u16,
 }
 
 const _: () = assert!(size_of::<Option<Entry>>() == 64, "an entry is one cache line");
 
 impl Entry {
-    fn has(&self, group: usize, hash: PrefixHash) -> bool {
-        self.hash == hash && usize::from(self.group) == group
+    fn has(&self, list: usize, hash: PrefixHash) -> bool {
+        self.hash == hash && usize::from(self.list) == list
     }
 }
 
@@ -129,11 +125,13 @@ pub(crate) struct PrefixIndex {
     hasher: PrefixHasher,
     block_size: usize,
     groups: usize,
-    /// First block of each bucket. Their number is a power of two, at least one per block.
+    /// Number of blocks of the device, whose slots come first.
+    num_blocks: usize,
+    /// First slot of each bucket. Their number is a power of two, at least one per slot.
     buckets: Box<[u32]>,
-    /// One per block, `Some` while the block is cached.
+    /// One per slot, `Some` while the block is cached.
     entries: Box<[Option<Entry>]>,
-    /// Tokens of each cached block, `[num_blocks, block_size]`.
+    /// Tokens of each cached block, `[slots, block_size]`.
     tokens: Box<[u32]>,
     /// Fingerprints of recently evicted hashes, overwritten by later ones. They only determine the reason of a miss.
     evicted: Box<[u32]>,
@@ -141,15 +139,23 @@ pub(crate) struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    pub fn new(hasher: PrefixHasher, num_blocks: usize, block_size: usize, groups: usize) -> PrefixIndex {
+    /// Creates an index of these numbers of blocks of the device and of the host.
+    pub fn new(
+        hasher: PrefixHasher,
+        (num_blocks, host_blocks): (usize, usize),
+        block_size: usize,
+        groups: usize,
+    ) -> PrefixIndex {
+        let slots = num_blocks + host_blocks;
         PrefixIndex {
             hasher,
             block_size,
             groups,
-            buckets: vec![NONE; num_blocks.next_power_of_two()].into(),
-            entries: (0..num_blocks).map(|_| None).collect(),
-            tokens: vec![0; num_blocks * block_size].into(),
-            evicted: vec![0; 1 << num_blocks.ilog2()].into(),
+            num_blocks,
+            buckets: vec![NONE; slots.next_power_of_two()].into(),
+            entries: (0..slots).map(|_| None).collect(),
+            tokens: vec![0; slots * block_size].into(),
+            evicted: vec![0; 1 << slots.ilog2()].into(),
             last_id: NonZeroU64::MIN,
         }
     }
@@ -171,18 +177,18 @@ impl PrefixIndex {
             + size_of_val(&*self.evicted)
     }
 
-    pub fn contains(&self, block: BlockId) -> bool {
-        self.entry(block.0).is_some()
+    pub fn contains(&self, place: Place) -> bool {
+        self.slot(place).is_some_and(|slot| self.entry(slot).is_some())
     }
 
     /// Returns the prefix that a cached block ends.
-    pub fn prefix_of(&self, block: BlockId) -> Option<Prefix> {
-        self.entry(block.0).map(|e| Prefix { hash: e.hash, id: e.id })
+    pub fn prefix_of(&self, place: Place) -> Option<Prefix> {
+        self.entry(self.slot(place)?).map(|e| Prefix { hash: e.hash, id: e.id })
     }
 
     /// Returns group and hash of a cached block.
-    pub fn hash_of(&self, block: BlockId) -> Option<(usize, PrefixHash)> {
-        self.entry(block.0).map(|e| (usize::from(e.group), e.hash))
+    pub fn hash_of(&self, place: Place) -> Option<(usize, PrefixHash)> {
+        self.entry(self.slot(place)?).map(|e| (usize::from(e.list) % self.groups, e.hash))
     }
 
     pub fn hash(&self, content: Content<'_>) -> PrefixHash {
@@ -203,15 +209,15 @@ impl PrefixIndex {
             .collect()
     }
 
-    /// Looks for a block of a group with exactly this content behind exactly this parent.
-    pub fn find(&self, group: usize, hash: PrefixHash, content: Content<'_>) -> Found {
+    /// Looks in a tier for a block of a group with exactly this content behind exactly this parent.
+    pub fn find(&self, tier: Tier, group: usize, hash: PrefixHash, content: Content<'_>) -> Found {
         let mut miss = Found::Absent;
-        for (block, _) in self.with_hash(group, hash) {
-            if self.holds(block, content) {
-                return Found::Hit(block);
+        for (slot, _) in self.with_hash(self.list(tier, group), hash) {
+            if self.holds(slot, content) {
+                return Found::Hit(self.place(slot));
             }
             // Equal tokens behind another parent of the same hash: the old parent was evicted.
-            miss = if self.tokens_of(block) == content.tokens { Found::Evicted } else { Found::Collision };
+            miss = if self.tokens_of(slot) == content.tokens { Found::Evicted } else { Found::Collision };
         }
         let (at, print) = fingerprint(hash);
         if miss == Found::Absent && self.evicted[at & (self.evicted.len() - 1)] == print {
@@ -221,53 +227,95 @@ impl PrefixIndex {
         }
     }
 
+    /// Returns the host block with the prefix of a cached block of the device.
+    pub fn host_copy_of(&self, block: BlockId) -> Option<HostBlockId> {
+        let own = self.entry(block.0)?;
+        let mut copies = self.with_hash(usize::from(own.list) + self.groups, own.hash);
+        let (slot, _) = copies.find(|(_, entry)| entry.id == own.id)?;
+        match self.place(slot) {
+            Place::Host(host) => Some(host),
+            Place::Device(_) => None,
+        }
+    }
+
     /// Inserts a block of a group. `known` is the prefix that the block ends, if the table remembers it. Does nothing
     /// if the block is in the index.
     pub fn insert(
         &mut self,
         group: usize,
-        block: BlockId,
+        place: Place,
         hash: PrefixHash,
         content: Content<'_>,
         known: Option<Prefix>,
     ) -> Inserted {
-        if self.contains(block) {
-            return Inserted::Known;
-        }
+        let Some(slot) = self.slot(place).filter(|slot| self.entry(*slot).is_none()) else { return Inserted::Known };
         let id = self.id_of(hash, content, known);
-        self.tokens[block.index() * self.block_size..][..self.block_size].copy_from_slice(content.tokens);
-        // After a block with the same prefix, so that the oldest is found first; else after the last with the same
-        // hash; else at the front of the bucket.
-        let (mut before, mut inserted) = (None, Inserted::NewHash);
-        for (other, entry) in self.with_hash(group, hash) {
-            (before, inserted) = (Some((other.0, entry.next)), Inserted::SharedHash);
-            if self.holds(other, content) {
-                inserted = Inserted::Known;
-                break;
-            }
-        }
-        let bucket = self.bucket(group, hash);
-        let (prev, next) = before.unwrap_or_else(|| (NONE, std::mem::replace(&mut self.buckets[bucket], block.0)));
-        if let Some(entry) = self.entry_mut(prev) {
-            entry.next = block.0;
-        }
-        if let Some(entry) = self.entry_mut(next) {
-            entry.prev = block.0;
-        }
+        self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(content.tokens);
+        let list = self.list(place.tier(), group);
         let key = content.key.filter(|key| !content.part_of(Some(key)).is_empty()).cloned();
         let parent = content.parent.map(|p| p.id);
-        self.entries[block.index()] = Some(Entry { hash, id, parent, key, prev, next, group: group as u8 });
+        let (before, inserted) = self.position(list, hash, |other, _| self.holds(other, content));
+        self.link(slot, before, Entry { hash, id, parent, key, prev: NONE, next: NONE, list: list as u16 });
         inserted
     }
 
-    /// Returns a block without owners that has the same group, hash and tokens as `block`, but another parent. No
-    /// lookup can reach it any more: its parent was evicted and computed again.
-    pub fn orphan_of(&self, block: BlockId, refs: &[u32]) -> Option<BlockId> {
-        let own = self.entry(block.0)?;
-        let is_orphan = |(other, entry): &(BlockId, &Entry)| {
-            entry.parent != own.parent && self.tokens_of(*other) == self.tokens_of(block) && refs[other.index()] == 0
+    /// Inserts a host block that gets the contents of a cached block of the device. Does nothing if the former is in the
+    /// index or the latter is not.
+    pub fn insert_copy(&mut self, of: BlockId, host: HostBlockId) -> Inserted {
+        let slot = self.slot(Place::Host(host)).filter(|slot| self.entry(*slot).is_none());
+        let (Some(slot), Some(mut entry)) = (slot, self.entry(of.0).cloned()) else { return Inserted::Known };
+        entry.list += self.groups as u16;
+        let start = of.index() * self.block_size;
+        self.tokens.copy_within(start..start + self.block_size, slot as usize * self.block_size);
+        let id = entry.id;
+        let (before, inserted) = self.position(usize::from(entry.list), entry.hash, |_, other| other.id == id);
+        self.link(slot, before, entry);
+        inserted
+    }
+
+    /// Returns the slot behind which a block with this hash is linked, and the slot that follows: behind a block with
+    /// the same prefix, so that the oldest is found first; else behind the last with the same hash; else `None`, at the
+    /// front of the bucket.
+    fn position(
+        &self,
+        list: usize,
+        hash: PrefixHash,
+        is_same: impl Fn(u32, &Entry) -> bool,
+    ) -> (Option<(u32, u32)>, Inserted) {
+        let (mut before, mut inserted) = (None, Inserted::NewHash);
+        for (other, entry) in self.with_hash(list, hash) {
+            (before, inserted) = (Some((other, entry.next)), Inserted::SharedHash);
+            if is_same(other, entry) {
+                return (before, Inserted::Known);
+            }
+        }
+        (before, inserted)
+    }
+
+    fn link(&mut self, slot: u32, before: Option<(u32, u32)>, mut entry: Entry) {
+        let bucket = self.bucket(usize::from(entry.list), entry.hash);
+        let (prev, next) = before.unwrap_or_else(|| (NONE, std::mem::replace(&mut self.buckets[bucket], slot)));
+        if let Some(entry) = self.entry_mut(prev) {
+            entry.next = slot;
+        }
+        if let Some(entry) = self.entry_mut(next) {
+            entry.prev = slot;
+        }
+        (entry.prev, entry.next) = (prev, next);
+        self.entries[slot as usize] = Some(entry);
+    }
+
+    /// Returns a block without owners that has the same list, hash and tokens as `place`, but another parent. No lookup
+    /// can reach it any more: its parent was evicted and computed again.
+    pub fn orphan_of(&self, place: Place, has_no_owner: impl Fn(Place) -> bool) -> Option<Place> {
+        let slot = self.slot(place)?;
+        let own = self.entry(slot)?;
+        let is_orphan = |(other, entry): &(u32, &Entry)| {
+            entry.parent != own.parent
+                && self.tokens_of(*other) == self.tokens_of(slot)
+                && has_no_owner(self.place(*other))
         };
-        self.with_hash(usize::from(own.group), own.hash).find(is_orphan).map(|(other, _)| other)
+        self.with_hash(usize::from(own.list), own.hash).find(is_orphan).map(|(other, _)| self.place(other))
     }
 
     /// Returns the prefix that ends with this content, for a table that has no block of it.
@@ -275,51 +323,26 @@ impl PrefixIndex {
         Prefix { hash, id: self.id_of(hash, content, None) }
     }
 
-    /// Returns the prefixes of a group that a lookup can reach from the start of a sequence, parents first, each once.
-    /// With `has_holes`, another group's block counts as a parent.
-    pub fn reachable(&self, group: usize, has_holes: bool) -> Vec<Reachable<'_>> {
-        let mut children: BTreeMap<Option<PrefixId>, Vec<BlockId>> = BTreeMap::new();
-        for (block, entry) in (0..).map(BlockId).zip(&self.entries) {
-            if let Some(entry) = entry.as_ref().filter(|entry| has_holes || usize::from(entry.group) == group) {
-                children.entry(entry.parent).or_default().push(block);
-            }
-        }
-        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
-        let mut parents = VecDeque::from([(None, None, None)]);
-        while let Some((id, parent, parent_key)) = parents.pop_front() {
-            for block in children.remove(&id).unwrap_or_default() {
-                let Some(entry) = self.entry(block.0) else { continue };
-                let key = entry.key.as_ref().or(parent_key);
-                if usize::from(entry.group) == group && seen.insert(entry.id) {
-                    found.push(Reachable { parent, hash: entry.hash, tokens: self.tokens_of(block), key });
-                }
-                if children.contains_key(&Some(entry.id)) {
-                    parents.push_back((Some(entry.id), Some(entry.hash), key));
-                }
-            }
-        }
-        found
-    }
-
     /// Removes a block; `None` if it was not in the index.
-    pub fn remove(&mut self, block: BlockId) -> Option<Removed> {
-        let Entry { hash, prev, next, group, .. } = self.entries[block.index()].take()?;
-        let group = usize::from(group);
+    pub fn remove(&mut self, place: Place) -> Option<Removed> {
+        let slot = self.slot(place)?;
+        let Entry { hash, prev, next, list, .. } = self.entries[slot as usize].take()?;
+        let list = usize::from(list);
         if prev == NONE {
-            let bucket = self.bucket(group, hash);
+            let bucket = self.bucket(list, hash);
             self.buckets[bucket] = next;
         }
         // Blocks with equal hashes are neighbours.
         let mut is_last = true;
         if let Some(entry) = self.entry_mut(prev) {
             entry.next = next;
-            is_last &= !entry.has(group, hash);
+            is_last &= !entry.has(list, hash);
         }
         if let Some(entry) = self.entry_mut(next) {
             entry.prev = prev;
-            is_last &= !entry.has(group, hash);
+            is_last &= !entry.has(list, hash);
         }
-        Some(Removed { group, hash, is_last })
+        Some(Removed { group: list % self.groups, hash, is_last })
     }
 
     /// Remembers that a prefix was evicted, as the reason of a later miss.
@@ -334,14 +357,14 @@ impl PrefixIndex {
 
     /// Checks that the block is in the index with this group, hash and content.
     pub fn verify(&self, group: usize, block: BlockId, content: Content<'_>) -> Result<(), &'static str> {
-        let (found, hash) = self.hash_of(block).ok_or("a full committed block is not indexed")?;
+        let (found, hash) = self.hash_of(Place::Device(block)).ok_or("a full committed block is not indexed")?;
         if found != group {
             return Err("it is indexed in another group");
         }
         if hash != self.hash(content) {
             return Err("its hash is not that of the table's tokens");
         }
-        if !self.holds(block, content) {
+        if !self.holds(block.0, content) {
             return Err("its tokens or its parent differ from the table's");
         }
         Ok(())
@@ -354,7 +377,7 @@ impl PrefixIndex {
             let (mut prev, mut at) = (NONE, head);
             while at != NONE {
                 let entry = self.entry(at).ok_or((BlockId(at), "it is linked but not indexed"))?;
-                if self.bucket(usize::from(entry.group), entry.hash) != bucket {
+                if self.bucket(usize::from(entry.list), entry.hash) != bucket {
                     return Err((BlockId(at), "it is linked in another bucket"));
                 }
                 if entry.prev != prev {
@@ -368,12 +391,11 @@ impl PrefixIndex {
         if linked == indexed { Ok(()) } else { Err((BlockId(0), "the numbers of entries and links differ")) }
     }
 
-    /// Returns the id under which any group caches the content, else that of `known`, else a new one.
+    /// Returns the id under which any list caches the content, else that of `known`, else a new one.
     fn id_of(&mut self, hash: PrefixHash, content: Content<'_>, known: Option<Prefix>) -> PrefixId {
-        for group in 0..self.groups {
-            if let Found::Hit(block) = self.find(group, hash, content)
-                && let Some(entry) = self.entry(block.0)
-            {
+        let lists = if self.entries.len() > self.num_blocks { 2 * self.groups } else { self.groups };
+        for list in 0..lists {
+            if let Some((_, entry)) = self.with_hash(list, hash).find(|(slot, _)| self.holds(*slot, content)) {
                 return entry.id;
             }
         }
@@ -386,37 +408,60 @@ impl PrefixIndex {
         )
     }
 
-    fn holds(&self, block: BlockId, content: Content<'_>) -> bool {
-        self.entry(block.0).is_some_and(|entry| {
+    fn holds(&self, slot: u32, content: Content<'_>) -> bool {
+        self.entry(slot).is_some_and(|entry| {
             entry.parent == content.parent.map(|p| p.id)
                 && (entry.key.is_none() && content.key.is_none()
                     || content.part_of(entry.key.as_ref()) == content.part_of(content.key))
-                && self.tokens_of(block) == content.tokens
+                && self.tokens_of(slot) == content.tokens
         })
     }
 
-    fn tokens_of(&self, block: BlockId) -> &[u32] {
-        &self.tokens[block.index() * self.block_size..][..self.block_size]
+    fn tokens_of(&self, slot: u32) -> &[u32] {
+        &self.tokens[slot as usize * self.block_size..][..self.block_size]
     }
 
-    /// The hash is keyed and uniform, so its low bits select a bucket. Each group has another offset.
-    fn bucket(&self, group: usize, hash: PrefixHash) -> usize {
-        (hash.0 as usize).wrapping_add(group.wrapping_mul(0x9e37_79b9)) & (self.buckets.len() - 1)
+    /// Returns the slot of a block; `None` if there is no such block.
+    fn slot(&self, place: Place) -> Option<u32> {
+        match place {
+            Place::Device(block) => Some(block.0).filter(|slot| (*slot as usize) < self.num_blocks),
+            Place::Host(block) => Some(block.0.saturating_add(self.num_blocks as u32))
+                .filter(|slot| (*slot as usize) < self.entries.len()),
+        }
     }
 
-    /// Blocks of a group with this hash, in bucket order.
-    fn with_hash(&self, group: usize, hash: PrefixHash) -> impl Iterator<Item = (BlockId, &Entry)> {
-        let linked = |link: u32| Some((BlockId(link), self.entry(link)?));
-        let first = linked(self.buckets[self.bucket(group, hash)]);
-        std::iter::successors(first, move |(_, entry)| linked(entry.next)).filter(move |(_, e)| e.has(group, hash))
+    fn place(&self, slot: u32) -> Place {
+        match slot.checked_sub(self.num_blocks as u32) {
+            None => Place::Device(BlockId(slot)),
+            Some(host) => Place::Host(HostBlockId(host)),
+        }
     }
 
-    fn entry(&self, block: u32) -> Option<&Entry> {
-        self.entries.get(block as usize)?.as_ref()
+    fn list(&self, tier: Tier, group: usize) -> usize {
+        match tier {
+            Tier::Device => group,
+            Tier::Host => self.groups + group,
+        }
     }
 
-    fn entry_mut(&mut self, block: u32) -> Option<&mut Entry> {
-        self.entries.get_mut(block as usize)?.as_mut()
+    /// The hash is keyed and uniform, so its low bits select a bucket. Each list has another offset.
+    fn bucket(&self, list: usize, hash: PrefixHash) -> usize {
+        (hash.0 as usize).wrapping_add(list.wrapping_mul(0x9e37_79b9)) & (self.buckets.len() - 1)
+    }
+
+    /// Blocks of a list with this hash, in bucket order.
+    fn with_hash(&self, list: usize, hash: PrefixHash) -> impl Iterator<Item = (u32, &Entry)> {
+        let linked = |link: u32| Some((link, self.entry(link)?));
+        let first = linked(self.buckets[self.bucket(list, hash)]);
+        std::iter::successors(first, move |(_, entry)| linked(entry.next)).filter(move |(_, e)| e.has(list, hash))
+    }
+
+    fn entry(&self, slot: u32) -> Option<&Entry> {
+        self.entries.get(slot as usize)?.as_ref()
+    }
+
+    fn entry_mut(&mut self, slot: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(slot as usize)?.as_mut()
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::ids::{Place, Tier};
 use crate::prefix::{Inserted, Prefix, PrefixIndex};
 use crate::table::num_valid_of;
 use crate::{BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MemOp, PrefixHash, TableError};
@@ -196,13 +197,13 @@ impl BlockPool {
             let hash = hashes.get(k).copied().unwrap_or_else(|| index.hash(content));
             for (g, group) in table.groups.iter().enumerate() {
                 let (Some(block), Some(index)) = (group.entry(k), &mut self.index) else { continue };
-                match index.insert(g, block, hash, content, table.prefixes.get(k).copied()) {
+                match index.insert(g, Place::Device(block), hash, content, table.prefixes.get(k).copied()) {
                     Inserted::Known => {}
                     inserted @ (Inserted::NewHash | Inserted::SharedHash) => {
-                        let stored = (g, parent.map(|p| p.hash), hash);
+                        let stored = (Tier::Device, g, parent.map(|p| p.hash), hash);
                         self.events.stored(first_event, stored, content.tokens, content.key);
                         if inserted == Inserted::SharedHash {
-                            self.uncache_orphans(block);
+                            self.uncache_orphans(Place::Device(block));
                         }
                     }
                 }
@@ -214,10 +215,21 @@ impl BlockPool {
         }
     }
 
-    /// Removes the free blocks from the index that no lookup can reach now that `block` has the same hash.
-    fn uncache_orphans(&mut self, block: BlockId) {
-        while let Some(orphan) = self.index.as_ref().and_then(|index| index.orphan_of(block, &self.refs)) {
-            self.uncache(orphan);
+    /// Removes the free blocks from the index that no lookup can reach now that `place` has the same hash.
+    pub(crate) fn uncache_orphans(&mut self, place: Place) {
+        let orphan_of = |pool: &BlockPool| pool.index.as_ref()?.orphan_of(place, |other| pool.has_no_owner(other));
+        while let Some(orphan) = orphan_of(self) {
+            match orphan {
+                Place::Device(block) => self.uncache(block),
+                Place::Host(block) => self.uncache_host(block),
+            }
+        }
+    }
+
+    fn has_no_owner(&self, place: Place) -> bool {
+        match place {
+            Place::Device(block) => self.refs[block.index()] == 0,
+            Place::Host(block) => !self.host.is_held(block),
         }
     }
 
@@ -255,6 +267,7 @@ impl BlockPool {
 /// block.
 pub(crate) fn parent_of(index: &PrefixIndex, table: &BlockTable, k: usize) -> Option<Option<Prefix>> {
     let Some(before) = k.checked_sub(1) else { return Some(None) };
-    let indexed = || table.groups.iter().filter(|g| g.holes == 0).find_map(|g| index.prefix_of(g.entry(before)?));
+    let indexed =
+        || table.groups.iter().filter(|g| g.holes == 0).find_map(|g| index.prefix_of(Place::Device(g.entry(before)?)));
     table.prefixes.get(before).copied().or_else(indexed).map(Some)
 }

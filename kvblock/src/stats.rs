@@ -31,7 +31,9 @@ pub struct Gauges {
 pub struct HostGauges {
     /// Blocks of swapped sequences.
     pub in_use: usize,
-    /// The other blocks.
+    /// Other blocks, which cache a prefix and can be evicted.
+    pub cached: usize,
+    /// Blocks without contents.
     pub free: usize,
 }
 
@@ -42,8 +44,10 @@ pub struct PrefixStats {
     pub lookups: u64,
     /// Number of tokens of these prompts.
     pub query_tokens: u64,
-    /// Number of these tokens that were cached.
+    /// Number of these tokens that were cached, in either tier.
     pub hit_tokens: u64,
+    /// Number of these cached tokens that came from host memory.
+    pub host_hit_tokens: u64,
     /// Number of lookups that ended with [`MissReason::NotRead`].
     pub not_read: u64,
     /// Number of lookups that ended with [`MissReason::ShorterThanBlock`].
@@ -57,10 +61,11 @@ pub struct PrefixStats {
 }
 
 impl PrefixStats {
-    pub(crate) fn count(&mut self, tokens: usize, cached: usize, miss: Option<MissReason>) {
+    pub(crate) fn count(&mut self, tokens: usize, (cached, from_host): (usize, usize), miss: Option<MissReason>) {
         self.lookups += 1;
         self.query_tokens += tokens as u64;
         self.hit_tokens += cached as u64;
+        self.host_hit_tokens += from_host as u64;
         match miss {
             Some(MissReason::NotRead) => self.not_read += 1,
             Some(MissReason::ShorterThanBlock) => self.shorter_than_block += 1,
@@ -87,12 +92,16 @@ pub struct Counters {
     pub copied: u64,
     /// Blocks released because they fell behind a window.
     pub behind_window: u64,
-    /// Blocks copied to host memory.
+    /// Blocks of swapped sequences copied to host memory.
     pub swapped_out: u64,
-    /// Blocks copied back from host memory.
+    /// Blocks of swapped sequences copied back from host memory.
     pub swapped_in: u64,
     /// Blocks that a swap-in found in the prefix cache, so that no copy was needed.
     pub swap_in_hits: u64,
+    /// Blocks copied to host memory because their prefix was evicted.
+    pub offloaded: u64,
+    /// Blocks copied back from host memory for a table that was opened on their prefix.
+    pub loaded: u64,
     /// Tables dropped instead of released.
     pub leaked_tables: u64,
     /// Greatest number of blocks in use at once.

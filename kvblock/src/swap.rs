@@ -1,4 +1,4 @@
-//! The host tier: swaps sequences out to host memory and back, so that they need not be computed again.
+//! Swapping: moves sequences out to host memory and back, so that they need not be computed again.
 //!
 //! All tables of one request are swapped together. A block that several of them share is copied once in each direction,
 //! and shared again afterwards. What happens to a block that is swapped out:
@@ -13,16 +13,15 @@
 //! On the way back, a block that is still in the prefix cache is shared instead of copied. The others are copied to new
 //! blocks and indexed again. The copies are part of the pool's one list of memory operations, so a block is poisoned or
 //! reused only after it was copied out. Host blocks are never poisoned: a swap-in reads a whole host block, and only
-//! after a swap-out wrote all of it.
+//! after a swap-out wrote all of it. Free host blocks may cache prefixes (`host_cache`), which give way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 
+use crate::ids::Place;
 use crate::leak::{Leaked, PoolRef};
 use crate::table::num_valid_of;
-use crate::{
-    BlockId, BlockPool, BlockTable, GroupTable, HostBlockId, HostGauges, MemOp, NoSpace, PrefixHash, TableError,
-};
+use crate::{BlockId, BlockPool, BlockTable, GroupTable, HostBlockId, MemOp, NoSpace, PrefixHash, TableError};
 
 /// The tables of a request while their contents are in host memory.
 #[derive(Debug)]
@@ -73,12 +72,6 @@ struct SwapInPlan {
 }
 
 impl BlockPool {
-    /// Numbers of host blocks in use and free.
-    pub fn host_gauges(&self) -> HostGauges {
-        let free = self.host.free.len();
-        HostGauges { in_use: self.host.num_blocks - free, free }
-    }
-
     /// Returns the number of host blocks these tables need in total, given how many leading tokens of each are
     /// committed.
     pub fn host_blocks_needed<'a>(&self, tables: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
@@ -98,7 +91,7 @@ impl BlockPool {
         }
         let mut copies = BTreeMap::new();
         for src in blocks {
-            let dst = self.host.allocate().ok_or(TableError::NoHostSpace(no_space))?;
+            let dst = self.allocate_host().ok_or(TableError::NoHostSpace(no_space))?;
             self.memory_ops.push_back(MemOp::SwapOut { src, dst });
             copies.insert(src, dst);
         }
@@ -164,7 +157,7 @@ impl BlockPool {
         Ok(tables)
     }
 
-    /// Marks the contents of a host block as invalid, because a copy into it failed. Tables that are swapped in from it
+    /// Marks the contents of a host block as invalid, because a copy into it failed. It caches nothing any more. Tables that are swapped in from it
     /// hold the invalid contents, but neither that block nor any block after it can enter the prefix index. See
     /// [`forget_contents`](BlockPool::forget_contents).
     ///
@@ -174,7 +167,9 @@ impl BlockPool {
         if block.index() >= blocks {
             return Err(TableError::NoSuchBlock { id: block.0, blocks });
         }
-        if !self.host.free.contains(BlockId(block.0)) {
+        if self.host.free.contains(BlockId(block.0)) {
+            self.uncache_host(block);
+        } else {
             self.host.invalid.insert(block);
         }
         Ok(())
@@ -200,7 +195,7 @@ impl BlockPool {
     /// The hashes of a table's leading full blocks, up to the first that is not indexed.
     fn leading_hashes(&self, table: &BlockTable) -> Vec<PrefixHash> {
         let Some(index) = &self.index else { return Vec::new() };
-        let indexed = |k: usize| table.groups.iter().find_map(|g| Some(index.hash_of(g.entry(k)?)?.1));
+        let indexed = |k: usize| table.groups.iter().find_map(|g| Some(index.hash_of(Place::Device(g.entry(k)?))?.1));
         let hash = |k: usize| table.prefixes.get(k).map(|prefix| prefix.hash).or_else(|| indexed(k));
         (0..table.committed / self.block_size).map_while(hash).collect()
     }
@@ -208,10 +203,11 @@ impl BlockPool {
     fn plan_swap_in(&self, swapped: &Swapped) -> SwapInPlan {
         let mut targets: BTreeMap<HostBlockId, Option<BlockId>> = swapped.blocks.iter().map(|b| (*b, None)).collect();
         for SwappedTable { table, groups, hashes } in &swapped.tables {
-            let hit = self.walk(&table.tokens, table.key.as_ref(), hashes, &table.prefixes).0;
+            let hit = self.walk(&table.tokens, table.key.as_ref(), hashes, &table.prefixes, false).0;
             for (k, g) in (0..hit.len).flat_map(|k| (0..groups.len()).map(move |g| (k, g))) {
-                if let Some(host) = groups[g].entry(k) {
-                    targets.insert(host, hit.blocks[k * groups.len() + g]);
+                if let (Some(host), Some(Place::Device(block))) = (groups[g].entry(k), hit.blocks[k * groups.len() + g])
+                {
+                    targets.insert(host, Some(block));
                 }
             }
         }

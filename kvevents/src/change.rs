@@ -49,7 +49,8 @@ pub enum Change {
         parent: Option<BlockHash>,
         /// One hash per block, in order.
         hashes: Vec<BlockHash>,
-        /// Their tokens: the block size for each hash.
+        /// Their tokens: the block size for each hash. A caller leaves them out if another medium holds the blocks, which it
+        /// reported before; events always have them.
         token_ids: Vec<u32>,
         /// Name of the adapter that the sequence uses.
         lora_name: Option<Arc<str>>,

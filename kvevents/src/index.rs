@@ -68,6 +68,10 @@ impl Index {
 
     /// Announces the blocks of a run that are not known yet. Consecutive ones share an event.
     fn store(&mut self, medium: Medium, run: &Run<'_>, events: &mut Vec<Change>) {
+        if run.token_ids.is_empty() {
+            let known = run.hashes.iter().filter_map(|hash| self.copy(medium, *hash));
+            return events.extend(known.collect::<Vec<_>>());
+        }
         let (mut before, mut extends) = (run.parent, false);
         for (hash, tokens) in run.hashes.iter().zip(run.token_ids.chunks_exact(self.block_size)) {
             let parent = before.replace(*hash);
@@ -91,6 +95,20 @@ impl Index {
             }
             extends = true;
         }
+    }
+
+    /// Announces a known block on one more medium. A block that is not known has a parent that subscribers do not know.
+    fn copy(&mut self, medium: Medium, hash: BlockHash) -> Option<Change> {
+        let node = self.nodes.get_mut(&hash).filter(|node| !node.media[medium as usize])?;
+        node.media[medium as usize] = true;
+        Some(Change::Stored {
+            medium,
+            parent: node.parent,
+            hashes: vec![hash],
+            token_ids: node.token_ids.to_vec(),
+            lora_name: node.lora_name.clone(),
+            cache_salt: node.cache_salt.clone(),
+        })
     }
 
     /// Inserts a block; `false` if it is known on this medium, or if subscribers do not know its parent.

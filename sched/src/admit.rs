@@ -85,7 +85,7 @@ impl Scheduler {
         self.blocked_head.as_ref().is_some_and(|blocked| head.is_some_and(|id| id == blocked.id))
     }
 
-    /// Opens the table of a waiting request on its cached prefix, and returns its first span; `None` if it does not
+    /// Opens the table of a waiting request on its cached prefix, blocks from the host included, and returns its first span; `None` if it does not
     /// fit. Alone it always fits, if necessary with a shorter span.
     fn admit_waiting(&mut self, id: RequestId, limits: &Limits, is_alone: bool) -> Option<Vec<ScheduledSpan>> {
         let live = self.requests.get_mut(&id)?;
@@ -104,6 +104,7 @@ impl Scheduler {
         let available = self.pool.available();
         let admission = self.pool.admit(Prompt { hashes: Some(&hashes), ..prompt });
         let (len, cached, config) = (tokens.len(), admission.cached_tokens(), &self.config);
+        let from_host = admission.host_tokens();
         let mut num_tokens = config.chunk(len - cached, limits.budget);
         let mut may_start = cached + num_tokens == len || limits.may_split;
         let fits = |num_tokens, for_rest| {
@@ -133,6 +134,7 @@ impl Scheduler {
             self.counters.prompt_tokens += len as u64;
             self.counters.prefix_queries += queried;
             self.counters.prefix_hits += cached as u64;
+            self.counters.host_prefix_hits += from_host as u64;
         }
         live.has_run = true;
         live.num_cached_tokens = cached;

@@ -59,8 +59,11 @@ pub struct SchedConfig {
     pub max_num_partial_prefills: usize,
     /// The cache groups: groups of layers with one block table each, all in one pool.
     pub groups: Vec<CacheGroup>,
-    /// Number of blocks of host memory to swap preempted requests to; 0 for none.
+    /// Number of blocks of host memory; 0 for none. Preempted requests are swapped out to them.
     pub host_blocks: usize,
+    /// Whether host blocks that no swapped request needs keep prefixes that the pool evicts.
+    #[serde(default)]
+    pub host_caching: bool,
     /// Treatment of preempted requests: recompute, swap, or whichever is cheaper.
     pub preemption_mode: PreemptionMode,
     /// Whether accepted drafts are computed again as known tokens, before drafts that follow them. For models with
@@ -145,7 +148,7 @@ pub enum ConfigError {
 impl SchedConfig {
     /// Creates a configuration with a pool of this size and otherwise vLLM's defaults: 256 sequences, 2,048 tokens a
     /// step, prefix caching, chunked prefill without further limits, first come first served, one step at a time, one
-    /// full group, no host blocks. `max_model_len` is the size of the pool.
+    /// full group, no host blocks, no caching in them. `max_model_len` is the size of the pool.
     pub fn new(num_blocks: usize, block_size: usize) -> SchedConfig {
         SchedConfig {
             block_size,
@@ -162,6 +165,7 @@ impl SchedConfig {
             max_loras: usize::MAX,
             groups: vec![CacheGroup::Full],
             host_blocks: 0,
+            host_caching: false,
             preemption_mode: PreemptionMode::Auto,
             recompute_drafts: false,
             swap_cost: 2,

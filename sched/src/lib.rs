@@ -155,7 +155,7 @@ mod view;
 
 pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
-pub use kvblock::{BlockEvent, BlockId, CacheGroup, HostBlockId, Media, MemOp, PrefixStats};
+pub use kvblock::{BlockEvent, BlockId, CacheGroup, HostBlockId, Media, MemOp, PrefixStats, Tier};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;

@@ -58,8 +58,9 @@ impl Scheduler {
         let is_cheaper = live.num_live() > 1 || live.work() > self.config.swap_cost.saturating_mul(needed);
         let swapping_out = self.swapped.values().filter_map(|id| self.requests.get(id));
         let swapping_out = swapping_out.filter(|live| matches!(live.phase, Phase::SwappingOut { .. }));
+        let host = self.pool.host_gauges();
         let reserved: usize = swapping_out.map(|live| self.host_blocks_for(live)).sum();
-        (is_cheaper || mode == PreemptionMode::Swap) && needed + reserved <= self.pool.host_gauges().free
+        (is_cheaper || mode == PreemptionMode::Swap) && needed + reserved <= host.free + host.cached
     }
 
     /// Number of host blocks for a request once the steps in flight are committed.

@@ -5,9 +5,9 @@
 //! blocks, its tables are released only after the last of these steps is committed, so that no other request gets a
 //! block that is still written.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvblock::{AuditError, BlockEvent, BlockPool, BlockTable, PoolConfig, PrefixStats};
+use kvblock::{AuditError, BlockEvent, BlockPool, BlockTable, HostBlockId, HostCopy, PoolConfig, PrefixStats, Prompt};
 
 use crate::ids::IdMap;
 use crate::live_request::{LiveRequest, Phase, QueueKey, Sequence, Stage};
@@ -69,6 +69,7 @@ impl Scheduler {
             hash_seed: config.hash_seed,
             groups: config.groups.clone(),
             host_blocks: config.host_blocks,
+            host_caching: config.host_caching,
             events: config.block_events,
             ..PoolConfig::new(config.num_blocks, config.block_size)
         })?;
@@ -159,7 +160,7 @@ impl Scheduler {
         !self.requests.is_empty()
     }
 
-    /// Empties the prefix cache, for example after the weights have changed. Returns `false` and does nothing while a
+    /// Empties the prefix cache, that of host memory included, for example after the weights have changed. Returns `false` and does nothing while a
     /// block is in use. With `reset_running`, requests that run or are swapped out discard their keys and values and
     /// wait again, unless steps are in flight.
     pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
@@ -168,6 +169,32 @@ impl Scheduler {
             all.into_iter().for_each(|id| self.recompute(id));
         }
         self.pool.reset_prefix_cache()
+    }
+
+    /// Returns whether evicted prefixes stay in host memory.
+    pub fn caches_on_host(&self) -> bool {
+        self.config.enable_prefix_caching && self.config.host_caching && self.config.host_blocks > 0
+    }
+
+    /// See [`BlockPool::copy_to_host`]. The copies are part of the next plan.
+    pub fn copy_to_host(&mut self, prompt: Prompt<'_>) -> Vec<HostCopy> {
+        self.pool.copy_to_host(prompt)
+    }
+
+    /// See [`BlockPool::has_copy`].
+    pub fn has_copy(&self, copy: &HostCopy) -> bool {
+        self.pool.has_copy(copy)
+    }
+
+    /// See [`BlockPool::insert_on_host`]. The contents must be written before the next plan is executed, and after all before it.
+    pub fn insert_on_host(&mut self, prompt: Prompt<'_>, blocks: &BTreeSet<(usize, usize)>) -> Vec<HostCopy> {
+        self.pool.insert_on_host(prompt, blocks)
+    }
+
+    /// Removes a host block whose contents could not be written from the prefix cache.
+    pub fn forget_host_block(&mut self, block: HostBlockId) {
+        let done = self.pool.forget_host_contents(block);
+        debug_assert!(done.is_ok(), "{done:?}");
     }
 
     /// Drains the changes of the prefix cache since the last call. Empty unless [`SchedConfig::block_events`] is set.
@@ -183,7 +210,7 @@ impl Scheduler {
 
     /// Returns the current statistics.
     pub fn stats(&self) -> SchedulerStats {
-        let (gauges, counters) = (self.pool.gauges(), self.pool.counters());
+        let (gauges, host, counters) = (self.pool.gauges(), self.pool.host_gauges(), self.pool.counters());
         SchedulerStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
@@ -193,12 +220,15 @@ impl Scheduler {
             blocks_cached: gauges.cached,
             blocks_free: gauges.free,
             blocks_total: self.pool.num_blocks(),
-            host_blocks_in_use: self.pool.host_gauges().in_use,
+            host_blocks_in_use: host.in_use,
+            host_blocks_cached: host.cached,
             host_blocks_total: self.config.host_blocks,
             blocks_peak: counters.peak_in_use,
             blocks_copied: counters.copied,
             blocks_swapped_out: counters.swapped_out,
             blocks_swapped_in: counters.swapped_in,
+            blocks_offloaded: counters.offloaded,
+            blocks_loaded: counters.loaded,
             ..self.counters
         }
     }

@@ -23,16 +23,22 @@ pub struct SchedulerStats {
     pub blocks_total: usize,
     /// Host blocks of swapped requests.
     pub host_blocks_in_use: usize,
+    /// Other host blocks, which cache a prefix.
+    pub host_blocks_cached: usize,
     /// All host blocks.
     pub host_blocks_total: usize,
     /// Greatest number of blocks in use at once.
     pub blocks_peak: usize,
     /// Blocks copied on write.
     pub blocks_copied: u64,
-    /// Blocks copied to the host.
+    /// Blocks of preempted requests copied to the host.
     pub blocks_swapped_out: u64,
-    /// Blocks copied back from the host.
+    /// Blocks of preempted requests copied back from the host.
     pub blocks_swapped_in: u64,
+    /// Blocks copied to the host because their prefix was evicted.
+    pub blocks_offloaded: u64,
+    /// Blocks copied back from the host because an admitted request has their prefix.
+    pub blocks_loaded: u64,
     /// Steps planned with at least one span.
     pub steps: u64,
     /// Prompt tokens of admitted requests, counted once per request.
@@ -41,8 +47,10 @@ pub struct SchedulerStats {
     pub prompt_tokens_computed: u64,
     /// Tokens looked up in the prefix cache at first admissions.
     pub prefix_queries: u64,
-    /// Number of those tokens that were found.
+    /// Number of those tokens that were found, on the device or on the host.
     pub prefix_hits: u64,
+    /// Number of the found tokens that were on the host alone.
+    pub host_prefix_hits: u64,
     /// Tokens looked up at later admissions of preempted requests.
     pub resumed_prefix_queries: u64,
     /// Number of those tokens that were found.

@@ -59,7 +59,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     let depth = prop_oneof![(1..3usize, Just(false)), (1..5usize, Just(true))];
     let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], depth);
     let mode = prop::sample::select(vec![PreemptionMode::Auto, PreemptionMode::Recompute, PreemptionMode::Swap]);
-    let swap = (prop_oneof![2 => Just(0), 3 => 0..40usize], mode, 0..12usize);
+    let swap = (prop_oneof![2 => Just(0), 3 => 0..40usize], mode, 0..12usize, prop::bool::ANY);
     let sliding = || (1..20usize).prop_map(|window| CacheGroup::Sliding { window });
     let groups = prop_oneof![
         4 => Just(vec![CacheGroup::Full]),
@@ -69,7 +69,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     ];
     let is_set = (prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY, prop::bool::ANY);
     (sizes, limits, swap, groups, is_set).prop_map(
-        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), groups, is_set)| {
+        |(sizes, limits, (host_blocks, preemption_mode, swap_cost, host_caching), groups, is_set)| {
             let (caching, chunked, fcfs, recompute_drafts) = is_set;
             let (threshold, max_num_partial_prefills, (max_in_flight, pipeline)) = limits;
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
@@ -91,6 +91,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 max_loras: if chunked { max_num_partial_prefills } else { 1 + max_in_flight },
                 groups,
                 host_blocks,
+                host_caching,
                 preemption_mode,
                 recompute_drafts,
                 swap_cost,
@@ -306,6 +307,8 @@ impl World {
         assert_eq!(stats.num_running + stats.num_waiting + stats.num_swapped, self.live.len());
         assert!(stats.num_swapped > 0 || stats.host_blocks_in_use == 0);
         assert_eq!(self.scheduler.has_work(), !self.live.is_empty());
+        assert!(stats.host_blocks_in_use + stats.host_blocks_cached <= self.config.host_blocks);
+        assert!(stats.host_prefix_hits <= stats.prefix_hits);
         assert!(stats.prefix_hits <= stats.prefix_queries && stats.resumed_prefix_hits <= stats.resumed_prefix_queries);
     }
 
@@ -375,13 +378,18 @@ proptest! {
 
 #[test]
 fn every_output_is_right_in_a_pool_too_small_for_the_load() {
-    (1..=2).for_each(|steps| outputs_are_right_after_many_preemptions(steps, false));
-    (1..=4).for_each(|stages| outputs_are_right_after_many_preemptions(stages, true));
+    (1..=2).for_each(|steps| outputs_are_right_after_many_preemptions((steps, false), 0));
+    (1..=4).for_each(|stages| outputs_are_right_after_many_preemptions((stages, true), 0));
 }
 
-fn outputs_are_right_after_many_preemptions(max_in_flight: usize, pipeline: bool) {
-    let sizes = SchedConfig { max_num_seqs: 12, enable_prefix_caching: true, ..common::config(16, 4) };
-    let config = SchedConfig { max_in_flight, pipeline, ..sizes };
+#[test]
+fn every_output_is_right_in_a_pool_too_small_for_the_load_with_prefixes_in_host_memory() {
+    (1..=2).for_each(|steps| outputs_are_right_after_many_preemptions((steps, false), 24));
+}
+
+fn outputs_are_right_after_many_preemptions((max_in_flight, pipeline): (usize, bool), host_blocks: usize) {
+    let sizes = SchedConfig { host_blocks, host_caching: true, max_num_seqs: 12, ..common::config(16, 4) };
+    let config = SchedConfig { enable_prefix_caching: true, max_in_flight, pipeline, ..sizes };
     let mut world = World::new(config);
     for k in 0..30usize {
         let prompt = (0..3 + 5 * k as u32 % 23).map(|i| i / 7).collect();
@@ -393,5 +401,7 @@ fn outputs_are_right_after_many_preemptions(max_in_flight: usize, pipeline: bool
     let stats = world.scheduler.stats();
     assert!(stats.preemptions > 10, "{stats:?}");
     assert!(stats.prefix_hits > 100, "{stats:?}");
+    let has_host = host_blocks > 0;
+    assert_eq!((stats.blocks_offloaded > 20, stats.blocks_loaded > 10), (has_host, has_host), "{stats:?}");
     assert_eq!(stats.deferrals > 0, max_in_flight > 1, "{stats:?}");
 }

@@ -58,9 +58,10 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
         if options.return_token_ids {
             reply.push(("prompt_token_ids", Json::Value(ids.into())));
         }
-        Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion")
-            .wrap(reply, Some(usage.to_json()))
-            .into_response()
+        let envelope = Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion");
+        let params = options.kv_transfer_params(&app, envelope.id(), prompt_tokens);
+        reply.extend(params.map(|params| ("kv_transfer_params", params.into())));
+        envelope.wrap(reply, Some(usage.to_json())).into_response()
     })
     .await
 }

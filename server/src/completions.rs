@@ -44,7 +44,10 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
             completion.set_prompt_logprobs(i, answer.prompt_logprobs);
             all.extend(answer.sequences.iter().map(|sequence| completion.choice(i, sequence)));
         }
-        envelope.wrap(choices(all), Some(usage.to_json())).into_response()
+        let mut reply = choices(all);
+        let params = completion.options.kv_transfer_params(&completion.app, envelope.id(), prompt_tokens);
+        reply.extend(params.map(|params| ("kv_transfer_params", params.into())));
+        envelope.wrap(reply, Some(usage.to_json())).into_response()
     })
     .await
 }

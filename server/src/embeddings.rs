@@ -115,7 +115,7 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         cost(tokens).check(&work.options.limits)?;
         let params = GenerationParams::embedding(pooling);
         let (cache_salt, adapter) = (cache_salt.clone(), adapter.clone());
-        requests.push(GenerationRequest { prompt, params, priority, cache_salt, adapter });
+        requests.push(GenerationRequest { prompt, params, priority, cache_salt, adapter, ..Default::default() });
     }
     Ok(((requests, is_base64), cost(tokens)))
 }

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use engine::{BeamSearch, GenerationParams, GenerationRequest, SamplingParams};
-use serde_json::Value;
+use engine::{BeamSearch, GenerationParams, GenerationRequest, KvTransfer, SamplingParams};
+use serde_json::{Value, json};
 
 use super::app::App;
 use super::cost::Cost;
@@ -43,6 +43,8 @@ pub struct Options {
     pub truncate_prompt_tokens: Option<usize>,
     /// LoRA adapter that computes the request.
     pub adapter: Option<String>,
+    /// What to exchange with other replicas.
+    pub kv_transfer: KvTransfer,
     priority: i32,
     cache_salt: Option<String>,
 }
@@ -132,6 +134,7 @@ impl Options {
             adapter: None,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
+            kv_transfer: kv_transfer(fields)?,
         })
     }
 
@@ -173,6 +176,25 @@ impl Options {
         }
     }
 
+    /// `kv_transfer_params` of the response with this id, with which the same request continues on another replica, if
+    /// the request asked for that. `prompt_tokens` is the length of the prompt.
+    pub fn kv_transfer_params(&self, app: &App, id: &str, prompt_tokens: usize) -> Option<Value> {
+        let info = app.engine.info();
+        let engine_id = info.kv_engine_id.as_ref().filter(|_| self.kv_transfer.store)?;
+        // The other replica knows its blocks by their contents; these are their positions.
+        let blocks: Vec<usize> = (0..prompt_tokens / info.block_size).collect();
+        Some(json!({
+            "do_remote_prefill": true,
+            "do_remote_decode": false,
+            "remote_engine_id": engine_id,
+            "remote_request_id": id,
+            "remote_block_ids": blocks,
+            "remote_host": null,
+            "remote_port": null,
+            "tp_size": 1,
+        }))
+    }
+
     /// Engine request for one prompt. `default` is the token limit if none was given, cut to the rest of the context;
     /// `None` means the rest of the context. `param` is the prompt's field, for errors.
     pub fn request(
@@ -205,6 +227,7 @@ impl Options {
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             adapter: self.adapter.clone(),
+            kv_transfer: self.kv_transfer,
         })
     }
 }
@@ -240,6 +263,19 @@ pub fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     let description = "Only requests with the same salt share cached blocks.";
     let salt = fields.str("cache_salt", MAX_SHORT, description)?;
     Ok(salt.filter(|salt| !salt.is_empty()).map(str::to_string))
+}
+
+/// Reads `kv_transfer_params`. Keys of other connectors are ignored.
+fn kv_transfer(fields: &Fields<'_>) -> Result<KvTransfer, ApiError> {
+    let description = "Prefill and decode on different replicas: `do_remote_decode` stores the blocks of the prompt for another \
+                       replica, `do_remote_prefill` waits for those that another has stored.";
+    let Some(params) = fields.object("kv_transfer_params", description)? else { return Ok(KvTransfer::default()) };
+    let flag = |name: &str| match params.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(ApiError::wrong(format!("kv_transfer_params.{name}"), other, "true, false or null")),
+    };
+    Ok(KvTransfer { load: flag("do_remote_prefill")?, store: flag("do_remote_decode")? })
 }
 
 /// Reads `user`, which has no effect.

@@ -25,6 +25,11 @@ impl Envelope {
         Envelope { id: response_id(app, prefix), object, created: unix_seconds(), model }
     }
 
+    /// Id of the response.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Adds the fields of the envelope, and `usage` unless it is `None`, to those of `body`.
     pub fn wrap(&self, body: Vec<(&str, Json)>, usage: Option<Value>) -> Json {
         let mut frame = Json::from(json!({

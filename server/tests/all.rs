@@ -9,6 +9,7 @@ mod embeddings;
 mod errors;
 mod fuzzed;
 mod harsh_http;
+mod kv_transfer;
 mod lifecycle;
 mod limits;
 mod lora;

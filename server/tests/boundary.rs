@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 /// Known fields, and an unknown one.
-const FIELDS: [&str; 61] = [
+const FIELDS: [&str; 62] = [
     "model",
     "prompt",
     "messages",
@@ -49,6 +49,7 @@ const FIELDS: [&str; 61] = [
     "add_generation_prompt",
     "priority",
     "cache_salt",
+    "kv_transfer_params",
     "speculative",
     "truncate_prompt_tokens",
     "tokens",

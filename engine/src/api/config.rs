@@ -10,6 +10,7 @@ use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
 use super::{KvCacheDtype, ParallelConfig};
+use crate::connector::KvTransferConfig;
 use crate::speculate::SpeculativeConfig;
 
 /// Where weights, tokenizer and chat template come from.
@@ -48,6 +49,10 @@ pub struct EngineConfig {
     pub gpu_memory_utilization: Option<f64>,
     /// Bytes of host memory for the keys and values of preempted requests; 0 for none.
     pub swap_space_bytes: u64,
+    /// Bytes of host memory for prefixes that the cache evicts; 0 for none. One pool with `swap_space_bytes`: preempted requests may
+    /// take all of it, and evicted prefixes stay in what is left.
+    #[serde(default)]
+    pub kv_offloading_bytes: u64,
     /// What to do with the keys and values of a preempted request.
     pub preemption_mode: sched::PreemptionMode,
     /// Launches the kernels of decode steps one by one instead of as CUDA graphs.
@@ -104,6 +109,9 @@ pub struct EngineConfig {
     /// Announces which prefixes the cache holds; `None`: no events. A recording does not contain it.
     #[serde(skip)]
     pub kv_events: Option<KvEventsConfig>,
+    /// Exchanges cached blocks with other replicas; `None`: with none. A recording does not contain it.
+    #[serde(skip)]
+    pub kv_transfer: Option<KvTransferConfig>,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
@@ -186,6 +194,8 @@ pub struct ModelInfo {
     pub block_size: usize,
     /// Maximum number of different LoRA adapters in a step; `None` if the engine takes none.
     pub max_loras: Option<usize>,
+    /// Name of this replica in `kv_transfer_params`; `None` if it has no connector.
+    pub kv_engine_id: Option<String>,
     /// The choices made at start (device, kernels, memory), one line each, for the log.
     pub notes: Vec<String>,
 }
@@ -203,6 +213,7 @@ impl Default for EngineConfig {
             calculate_kv_scales: false,
             gpu_memory_utilization: None,
             swap_space_bytes: 0,
+            kv_offloading_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
             enforce_eager: false,
             max_num_seqs: 256,
@@ -225,6 +236,7 @@ impl Default for EngineConfig {
             speculative: None,
             parallel: ParallelConfig::default(),
             kv_events: None,
+            kv_transfer: None,
             deterministic: false,
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use models::Pooling;
 use sampling::SamplingParams;
 
+use crate::connector::KvTransfer;
 use crate::grammar::StructuredOutput;
 
 /// Parameters of a request. Clones share the long lists.
@@ -108,4 +109,6 @@ pub struct GenerationRequest {
     pub cache_salt: Option<String>,
     /// Name of the LoRA adapter that computes the request; `None`: the model as it is.
     pub adapter: Option<String>,
+    /// What to exchange with other replicas, if the engine has a [connector](crate::EngineConfig::kv_transfer).
+    pub kv_transfer: KvTransfer,
 }

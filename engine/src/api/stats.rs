@@ -23,14 +23,28 @@ pub struct EngineStats {
     pub generation_tokens: u64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries: u64,
-    /// Prompt tokens found in the prefix cache.
+    /// Prompt tokens found in the prefix cache, in either tier.
     pub prefix_cache_hits: u64,
+    /// Prompt tokens looked up in the host tier of the prefix cache; 0 without one.
+    pub host_prefix_cache_queries: u64,
+    /// Number of the found tokens that were in host memory alone.
+    pub host_prefix_cache_hits: u64,
+    /// Blocks copied to host memory because their prefix was evicted.
+    pub blocks_offloaded: u64,
+    /// Blocks copied back from host memory because a request has their prefix.
+    pub blocks_loaded: u64,
     /// Preemptions: a request lost its blocks, to be computed again or swapped in later.
     pub num_preemptions: u64,
     /// Preemptions by swapping to host memory.
     pub num_swap_preemptions: u64,
     /// Share of the host blocks that swapped requests own, 0 to 1.
     pub host_cache_usage: f64,
+    /// Number of host blocks that swapped requests own.
+    pub host_blocks_in_use: usize,
+    /// Number of other host blocks, which cache a prefix.
+    pub host_blocks_cached: usize,
+    /// Number of all host blocks.
+    pub host_blocks_total: usize,
     /// Greatest number of blocks that were in use at the same time.
     pub blocks_peak: usize,
     /// Blocks copied on write, because a sequence wrote to a shared block.

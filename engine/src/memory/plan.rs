@@ -66,8 +66,10 @@ pub struct Plan {
     pub groups: usize,
     /// Number of blocks in the pool.
     pub num_blocks: usize,
-    /// Number of blocks of host memory, for swapped requests.
+    /// Number of blocks of host memory, for swapped requests and evicted prefixes.
     pub host_blocks: usize,
+    /// Whether evicted prefixes stay in host memory.
+    pub host_caching: bool,
     /// Greatest number of prompt and output tokens.
     pub max_model_len: usize,
     /// The pool, not the model, limits `max_model_len`.
@@ -242,11 +244,26 @@ impl Plan {
         }
         // The cache of a CPU takes host memory too.
         let host_free = if gpu { device::host_memory().available } else { total.saturating_sub(bytes) };
+        let expected = format!("at most {host_free} bytes, the host memory that is left beside the cache");
         if engine.swap_space_bytes > host_free {
-            let expected = format!("at most {host_free} bytes, the host memory that is left beside the cache");
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));
         }
-        let host_blocks = usize::try_from((engine.swap_space_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
+        let host_bytes = engine.swap_space_bytes.saturating_add(engine.kv_offloading_bytes);
+        if host_bytes > host_free {
+            let found = format!("{} bytes", engine.kv_offloading_bytes);
+            return Err(bad("--kv-offloading-size", found, format!("{expected} and --swap-space")));
+        }
+        if engine.kv_offloading_bytes > 0 && !engine.enable_prefix_caching {
+            let found = format!("{} bytes", engine.kv_offloading_bytes);
+            return Err(bad("--kv-offloading-size", found, "0 without prefix caching, whose blocks it keeps"));
+        }
+        if engine.kv_offloading_bytes > 0 && host_bytes < block_bytes {
+            let found = format!("{} bytes", engine.kv_offloading_bytes);
+            let expected = format!("0, or at least {block_bytes} bytes, one block of {block_size} tokens");
+            return Err(bad("--kv-offloading-size", found, expected));
+        }
+        let host_blocks = usize::try_from((host_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
+        sched.host_caching = engine.kv_offloading_bytes > 0;
         let max_model_len = wanted_len.min(longest);
         sched.max_model_len = max_model_len;
         sched.host_blocks = host_blocks.unwrap_or(usize::MAX);
@@ -273,6 +290,7 @@ impl Plan {
             groups,
             num_blocks,
             host_blocks: sched.host_blocks,
+            host_caching: sched.host_caching,
             max_model_len,
             limited_by_pool: wanted_len > longest,
             max_num_seqs: engine.max_num_seqs,
@@ -295,7 +313,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block in all layers of its group.
     pub fn block_bytes(&self) -> u64 {
         self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64
     }
@@ -353,9 +371,13 @@ impl Plan {
 
     /// One line about the cache.
     pub fn cache_line(&self) -> String {
-        let ([blocks, context], swap) = (self.cache_parts(), self.host_blocks);
-        let swap = if swap == 0 { String::new() } else { format!("; {swap} host blocks to swap to") };
-        format!("cache: {blocks} ({}); context {context}{swap}", self.reason)
+        let [blocks, context] = self.cache_parts();
+        let host = match (self.host_blocks, self.host_caching) {
+            (0, _) => String::new(),
+            (blocks, false) => format!("; {blocks} host blocks to swap to"),
+            (blocks, true) => format!("; {blocks} host blocks for evicted prefixes and swapped requests"),
+        };
+        format!("cache: {blocks} ({}); context {context}{host}", self.reason)
     }
 
     /// Texts about the size of the cache and about the context length.
@@ -386,6 +408,7 @@ impl Plan {
         let bytes_of = |decoder: &Decoder| PageLayout::new(decoder).page_bytes_per_token(decoder, &format);
         let more = bytes_of(&opened.whole) - bytes_of(&opened.config.decoder);
         let block_bytes = self.block_bytes() + more * self.block_size as u64;
+        let host_bytes = self.host_blocks as u64 * block_bytes;
         let model = match &config.model {
             ModelSource::Folder(path) => {
                 ModelSource::Folder(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
@@ -397,7 +420,8 @@ impl Plan {
             block_size: Some(self.block_size),
             device: opened.device.name().to_string(),
             kv_cache_memory_bytes: Some(self.num_blocks as u64 * block_bytes),
-            swap_space_bytes: self.host_blocks as u64 * block_bytes,
+            swap_space_bytes: if self.host_caching { 0 } else { host_bytes },
+            kv_offloading_bytes: if self.host_caching { host_bytes } else { 0 },
             max_model_len: Some(self.max_model_len),
             ..config.clone()
         }
@@ -436,12 +460,7 @@ impl fmt::Display for Plan {
             write!(f, " (latents; keys and values of every head would take {})", Bytes(expanded))?;
         }
         writeln!(f)?;
-        writeln!(
-            f,
-            "cache per block    {} ({} tokens)",
-            Bytes(self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64),
-            self.block_size
-        )?;
+        writeln!(f, "cache per block    {} ({} tokens)", Bytes(self.block_bytes()), self.block_size)?;
         if self.state_bytes > 0 {
             let states = Bytes(self.state_bytes);
             writeln!(
@@ -455,8 +474,11 @@ impl fmt::Display for Plan {
         writeln!(f, "cache              {blocks}")?;
         writeln!(f, "cache size from    {}", self.reason)?;
         writeln!(f, "context            {context}")?;
-        if self.host_blocks > 0 {
-            writeln!(f, "swap space         {} blocks", self.host_blocks)?;
+        let bytes = Bytes(self.host_blocks as u64 * self.block_bytes());
+        match (self.host_blocks, self.host_caching) {
+            (0, _) => {}
+            (blocks, false) => writeln!(f, "swap space         {blocks} blocks")?,
+            (blocks, true) => writeln!(f, "host tier          {blocks} blocks, {bytes}, shared with the swap space")?,
         }
         writeln!(f)?;
         writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;

@@ -10,17 +10,23 @@ use sched::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{Event, GenerationRequest};
+use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
-use crate::step::LoadedAdapter;
+use crate::step::{LoadedAdapter, TransferSource};
 use crate::watch::Snapshot;
 
 /// What a handle asks of the engine's thread.
 pub(super) enum Command {
     Submit {
-        request: Box<GenerationRequest>,
-        constraint: Option<Box<dyn Constraint>>,
-        events: EventSender,
-        reply: oneshot::Sender<Result<RequestId, SubmitError>>,
+        request: Submission,
+        /// Where to send the request on when blocks of other replicas have been loaded for it.
+        commands: commands::Sender<Command>,
+    },
+    /// Blocks of other replicas were loaded for a request.
+    Fetched {
+        source: TransferSource,
+        found: Fetched,
+        request: Submission,
     },
     Abort(RequestId),
     AddAdapter {
@@ -41,6 +47,14 @@ pub(super) enum Command {
     /// A watcher asks for a snapshot now.
     Snapshot,
     Shutdown,
+}
+
+/// A request on its way to the engine.
+pub(super) struct Submission {
+    pub request: Box<GenerationRequest>,
+    pub constraint: Option<Box<dyn Constraint>>,
+    pub events: EventSender,
+    pub reply: oneshot::Sender<Result<RequestId, SubmitError>>,
 }
 
 /// Tells who unloads an adapter that it is gone.

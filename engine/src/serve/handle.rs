@@ -20,7 +20,7 @@ use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::parallel::Group;
 use crate::serve::adapters::{AdapterAccess, AdapterList};
-use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, UnloadReply, Watcher};
+use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, Submission, UnloadReply, Watcher};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::start::load::{Loaded, Progress, load, load_on};
@@ -172,7 +172,10 @@ impl AsyncEngine {
         // Taken before the engine can emit an event.
         let last_event = Instant::now();
         self.commands
-            .send(Command::Submit { request: Box::new(request), constraint, events, reply })
+            .send(Command::Submit {
+                request: Submission { request: Box::new(request), constraint, events, reply },
+                commands: self.commands.clone(),
+            })
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         let commands = self.commands.clone();
@@ -384,14 +387,19 @@ impl EngineThread {
 
     fn apply(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, constraint, events, reply } => {
-                let result = self.submit(*request, constraint, events);
-                // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
-                self.status.count_requests(&self.engine);
-                // The caller may have stopped waiting for the reply.
-                if let Err(Ok(id)) = reply.send(result) {
-                    self.abort(id);
+            Command::Submit { request, commands } => match self.engine.to_fetch(&request.request) {
+                Some(fetch) => {
+                    self.engine.fetch(fetch, move |source, found| {
+                        // The engine's thread may have ended.
+                        let _ = commands.send(Command::Fetched { source, found, request });
+                    });
+                    self.status.count_requests(&self.engine);
                 }
+                None => self.accept(request),
+            },
+            Command::Fetched { source, found, request } => {
+                self.engine.import(&source, &found);
+                self.accept(request);
             }
             Command::Abort(id) => self.abort(id),
             Command::AddAdapter { name, loaded, replace, reply } => {
@@ -418,6 +426,18 @@ impl EngineThread {
             Command::Shutdown => return false,
         }
         true
+    }
+
+    /// Submits a request and tells its caller.
+    fn accept(&mut self, request: Submission) {
+        let Submission { request, constraint, events, reply } = request;
+        let result = self.submit(*request, constraint, events);
+        // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
+        self.status.count_requests(&self.engine);
+        // The caller may have stopped waiting for the reply.
+        if let Err(Ok(id)) = reply.send(result) {
+            self.abort(id);
+        }
     }
 
     /// Answers those who wait for adapters that are gone.

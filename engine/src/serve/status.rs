@@ -131,8 +131,9 @@ impl Status {
         let _ = write!(
             text,
             "\npool: {blocks_in_use} blocks in use, {blocks_cached} cached, {blocks_free} free, {blocks_total} in all; \
-             {:.0} % of the swap space in use",
-            100.0 * stats.host_cache_usage
+             {:.0} % of the host blocks in use and {} cached",
+            100.0 * stats.host_cache_usage,
+            stats.host_blocks_cached
         );
         let input = lock(&self.current_step).clone();
         match input {

@@ -13,9 +13,10 @@ use sched::RequestId;
 use crate::api::{
     AdapterInfo, Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput,
 };
+use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
 use crate::serve::answer_buffer::AnswerBuffer;
-use crate::step::{CurrentStep, Engine, LoadedAdapter};
+use crate::step::{CurrentStep, Engine, Fetch, LoadedAdapter, TransferSource};
 use crate::text::TextStream;
 use crate::watch::Snapshot;
 
@@ -72,6 +73,21 @@ impl TextEngine {
         let sequences = (0..n).map(|_| Some(SequenceText { stream: stream.clone(), show_stop })).collect();
         self.live.insert(id, LiveRequest { sequences, buffer });
         Ok(id)
+    }
+
+    /// See [`Engine::to_fetch`].
+    pub fn to_fetch(&self, request: &GenerationRequest) -> Option<Fetch> {
+        self.engine.to_fetch(request)
+    }
+
+    /// See [`Engine::fetch`].
+    pub fn fetch(&mut self, fetch: Fetch, done: impl FnOnce(TransferSource, Fetched) + Send + 'static) {
+        self.engine.fetch(fetch, done);
+    }
+
+    /// See [`Engine::import`].
+    pub fn import(&mut self, source: &TransferSource, found: &Fetched) {
+        self.engine.import(source, found);
     }
 
     pub fn abort(&mut self, id: RequestId) {

@@ -9,16 +9,18 @@ use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::{Collective, Device};
 use models::lora::AdapterStore;
 use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
+use sha2::{Digest, Sha256};
 
 use super::draft::OpenedDraft;
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
-use crate::error::EngineError;
+use crate::connector::{Connector, KvTransferConfig, Naming, SharedFolder};
+use crate::error::{EngineError, bad};
 use crate::memory::{Plan, sampler_limits};
 use crate::parallel::{EndOnPanic, Group, GroupWorker, Place, obey, together};
 use crate::speculate::SpeculativeConfig;
-use crate::step::{Engine, EngineParts};
+use crate::step::{Engine, EngineParts, KvTransferParts};
 use crate::worker::record::Recorder;
 use crate::worker::{LocalWorker, Worker, WorkerInfo};
 
@@ -157,9 +159,14 @@ fn plan_together(engine: &EngineConfig, opened: &Opened, place: &Place) -> Resul
     if place.is_alone() {
         return Ok((engine.clone(), plan));
     }
-    let [kv_cache, swap_space_bytes] =
+    let [kv_cache, host_bytes] =
         [place.min(plan.num_blocks)?, place.min(plan.host_blocks)?].map(|blocks| blocks * plan.block_bytes());
-    let engine = EngineConfig { kv_cache_memory_bytes: Some(kv_cache), swap_space_bytes, ..engine.clone() };
+    let engine = EngineConfig {
+        kv_cache_memory_bytes: Some(kv_cache),
+        swap_space_bytes: if plan.host_caching { 0 } else { host_bytes },
+        kv_offloading_bytes: if plan.host_caching { host_bytes } else { 0 },
+        ..engine.clone()
+    };
     let plan = together(&*place.world, Plan::new(&engine, opened, 0))?;
     Ok((engine, plan))
 }
@@ -183,11 +190,12 @@ pub(crate) fn load_on(
     let opened = open_rank(engine, device, &place).and_then(|opened| {
         // Before the weights, which take long to load, if a port is in use.
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
+        let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
         let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
         let chat_template = ChatTemplate::load(&opened.files)?;
-        Ok((opened, kv_events, defaults, chat_template))
+        Ok((opened, kv_events, connector, defaults, chat_template))
     });
-    let (opened, kv_events, defaults, chat_template) = together(&*place.world, opened)?;
+    let (opened, kv_events, connector, defaults, chat_template) = together(&*place.world, opened)?;
     place.agree(engine, opened.fingerprint())?;
     let started = with_tokenizer(&opened, |check| {
         start(engine, &opened, &place, &|done, total| {
@@ -213,6 +221,7 @@ pub(crate) fn load_on(
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
         max_loras: engine.lora.map(|lora| lora.max_loras),
+        kv_engine_id: engine.kv_transfer.as_ref().map(|config| config.engine_id.clone().unwrap_or_else(random_id)),
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);
@@ -223,6 +232,10 @@ pub(crate) fn load_on(
     if let Some(path) = &engine.record {
         worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &opened), opened.fingerprint())?);
     }
+    let kv_transfer = connector.zip(engine.kv_transfer.clone()).map(|(connector, config)| {
+        let naming = Naming::new(replica_digest(engine, &opened, &plan), plan.block_size);
+        KvTransferParts { config, naming, connector }
+    });
     let parts = EngineParts {
         worker,
         info: worker_info,
@@ -232,6 +245,7 @@ pub(crate) fn load_on(
         adapters,
         speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
         kv_events,
+        kv_transfer,
     };
     Ok(Loaded { parts, ranks, tokenizer, chat_template, defaults, info })
 }
@@ -377,6 +391,51 @@ fn kv_scales_line(
         layers => format!("those of the checkpoint in {layers} of {all} layers, else {rest}"),
     };
     Ok(Some(format!("scales of the cache: {found}")))
+}
+
+/// Opens the connector to other replicas.
+fn connector(engine: &EngineConfig, config: &KvTransferConfig) -> Result<Box<dyn Connector>, EngineError> {
+    let refused = |found: &str, expected: &str| Err(bad("--kv-transfer-config", found, expected.to_string()));
+    if engine.kv_offloading_bytes == 0 || !engine.enable_prefix_caching {
+        return refused("no host tier", "--kv-offloading-size above 0: blocks pass through host memory");
+    }
+    if engine.record.is_some() {
+        return refused("--record", "no recording: it would lack the blocks of other replicas");
+    }
+    if engine.parallel.ranks() > 1 {
+        return refused("several ranks", "one rank: blocks are exchanged with the host memory of one");
+    }
+    if engine.calculate_kv_scales {
+        return refused(
+            "--calculate-kv-scales",
+            "scales of the checkpoint: those of the first step differ between replicas",
+        );
+    }
+    match SharedFolder::open(&config.path, config.max_bytes) {
+        Ok(folder) => Ok(Box::new(folder)),
+        Err(error) => {
+            let found = format!("{} ({error})", config.path.display());
+            Err(bad("--kv-transfer-config", found, "a shared_storage_path that can be created, read and written"))
+        }
+    }
+}
+
+/// Digest of everything that the bytes of a block depend on, besides its tokens, salt and adapter.
+fn replica_digest(engine: &EngineConfig, opened: &Opened, plan: &Plan) -> [u8; 32] {
+    let Opened { config, weights, device, kernels, dtype, .. } = opened;
+    let variants: Vec<&str> = kernels.all().iter().map(|variant| variant.name).collect();
+    let computes = (device.name(), device.description(), variants, kernels.format, dtype, engine.quantization);
+    let layout = (plan.block_size, plan.groups, plan.kv_bytes_per_token, engine.activations, engine.deterministic);
+    // A model for drafts has its keys and values in the same blocks.
+    let speculative = engine.speculative.as_ref();
+    let text = format!("{} {:?} {computes:?} {layout:?} {speculative:?}", env!("CARGO_PKG_VERSION"), config.decoder);
+    let weights = weights.digest();
+    Sha256::new().chain_update(weights).chain_update(text).finalize().into()
+}
+
+/// Returns a random name for this process.
+fn random_id() -> String {
+    format!("quire-{:016x}", random_seed())
 }
 
 /// Returns a random seed, derived from the standard library's hash keys.

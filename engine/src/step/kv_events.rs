@@ -1,8 +1,9 @@
 //! Hands the changes of the prefix cache to the publisher of KV events, once per step.
 //!
 //! Published is one cache group: the first with full attention, because consumers count a prefix as cached if its blocks are, and
-//! take blocks of windows for whole prefixes. A model with nothing but windows publishes its first group, marked as such. Blocks in
-//! host memory are not announced: they belong to one preempted request, and no other request can read them.
+//! take blocks of windows for whole prefixes. A model with nothing but windows publishes its first group, marked as such. Prefixes in
+//! host memory are announced on the medium `CPU`. Blocks of preempted requests in host memory are not: no other request can read
+//! them.
 //!
 //! The cost per step is proportional to the number of changes. Without a publisher the pool records none.
 
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvevents::{BlockHash, Change, Layout, Medium, Publisher, Sockets, SpecKind};
-use sched::{BlockEvent, CacheGroup, SchedConfig, Scheduler};
+use sched::{BlockEvent, CacheGroup, SchedConfig, Scheduler, Tier};
 
 use super::adapters::AdapterNames;
 use crate::error::EngineError;
@@ -87,15 +88,14 @@ impl<'a> Texts<'a> {
 
     /// The change that an event of this group means.
     fn change(&mut self, event: BlockEvent, published: usize) -> Option<Change> {
-        let medium = Medium::Gpu;
         match event {
-            BlockEvent::Stored { group, parent, hashes, tokens, key } if group == published => {
+            BlockEvent::Stored { tier, group, parent, hashes, tokens, key } if group == published => {
                 let adapter = key.as_ref().and_then(|key| key.adapter.as_deref());
                 // An adapter without a name is being replaced; its contents still tell it from others.
                 let adapters = self.adapters;
                 let name = adapter.map(|digest| adapters.name_of(digest).unwrap_or(digest));
                 Some(Change::Stored {
-                    medium,
+                    medium: medium(tier),
                     parent: parent.map(|hash| BlockHash::new(hash.0)),
                     hashes: hashes.into_iter().map(|hash| BlockHash::new(hash.0)).collect(),
                     token_ids: tokens,
@@ -103,11 +103,18 @@ impl<'a> Texts<'a> {
                     cache_salt: key.as_ref().and_then(|key| key.salt.as_deref()).map(|salt| self.share(salt)),
                 })
             }
-            BlockEvent::Removed { group, hash } if group == published => {
-                Some(Change::Removed { medium, hash: BlockHash::new(hash.0) })
+            BlockEvent::Removed { tier, group, hash } if group == published => {
+                Some(Change::Removed { medium: medium(tier), hash: BlockHash::new(hash.0) })
             }
             BlockEvent::Stored { .. } | BlockEvent::Removed { .. } => None,
             BlockEvent::Cleared => Some(Change::Cleared),
         }
+    }
+}
+
+fn medium(tier: Tier) -> Medium {
+    match tier {
+        Tier::Device => Medium::Gpu,
+        Tier::Host => Medium::Cpu,
     }
 }

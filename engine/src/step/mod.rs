@@ -4,8 +4,10 @@ mod adapters;
 mod beam;
 mod check;
 mod drafts;
+mod exchange;
 mod in_flight;
 mod kv_events;
+mod kv_transfer;
 mod prefix_cache;
 mod publish;
 mod request;
@@ -36,6 +38,9 @@ use check::{check, refused};
 use in_flight::StepInFlight;
 pub(crate) use in_flight::{CurrentStep, lock};
 use kv_events::KvEvents;
+pub use kv_transfer::KvTransferParts;
+use kv_transfer::KvTransfers;
+pub(crate) use kv_transfer::{Fetch, TransferSource};
 use publish::Outcomes;
 use request::{LiveRequest, end_reason};
 
@@ -75,6 +80,8 @@ pub struct Engine {
     speculator: Option<Speculator>,
     /// `None` if no KV events are published.
     kv_events: Option<KvEvents>,
+    /// `None` if no blocks are exchanged with other replicas.
+    kv_transfers: Option<KvTransfers>,
     // Reused by every step.
     output: StepOutput,
     outcomes: Outcomes,
@@ -99,6 +106,8 @@ pub struct EngineParts {
     pub speculation: Option<Speculation>,
     /// Where KV events are published; `None`: nowhere.
     pub kv_events: Option<kvevents::Sockets>,
+    /// How blocks are exchanged with other replicas; `None`: not at all.
+    pub kv_transfer: Option<KvTransferParts>,
 }
 
 impl Engine {
@@ -108,11 +117,18 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation, kv_events } = parts;
+        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation, kv_events, kv_transfer } =
+            parts;
         let max_model_len = sched.max_model_len;
         let block_events = kv_events.is_some();
         let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
         let kv_events = kv_events.map(|sockets| KvEvents::start(sockets, &sched)).transpose()?;
+        let transfers = kv_transfer.map(|parts| KvTransfers::start(parts, &sched, info.host_block_bytes)).transpose();
+        let kv_transfers = transfers.map_err(|error| EngineError::Config {
+            flag: "--kv-transfer-config",
+            found: error.to_string(),
+            expected: "that the system can start a thread; raise its limit of threads".to_string(),
+        })?;
         let (recompute_drafts, is_pipeline) = (sched.recompute_drafts, sched.pipeline);
         let scheduler = Scheduler::new(sched)?;
         Ok(Engine {
@@ -121,6 +137,7 @@ impl Engine {
             speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size, recompute_drafts)),
             kv_events,
             is_pipeline,
+            kv_transfers,
             info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
@@ -184,7 +201,7 @@ impl Engine {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
         check(&request, self.info.vocab_size, self.max_model_len)?;
-        let GenerationRequest { prompt, params, priority, cache_salt, adapter } = request;
+        let GenerationRequest { prompt, params, priority, cache_salt, adapter, kv_transfer } = request;
         let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
         if constraint.is_some() && params.beam.is_some() {
             return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
@@ -220,6 +237,10 @@ impl Engine {
         // The beams of a search are chosen anew with every token, so no draft follows one of them.
         let speculates = self.speculator.is_some() && params.speculative && is_draw;
         let digest = adapter.as_ref().map(|adapter| adapter.digest.clone());
+        if let Some(transfers) = &mut self.kv_transfers {
+            transfers
+                .admitted(id, kv_transfer, || TransferSource::new(prompt.clone(), cache_salt.clone(), digest.clone()));
+        }
         let speculation = speculates.then(|| (Source { cache_salt, adapter: digest }, prompt.clone()));
         let request = LiveRequest {
             id,
@@ -342,6 +363,9 @@ impl Engine {
     /// Removes a request, and ends its sequences in the worker.
     fn remove(&mut self, id: RequestId) -> Option<LiveRequest> {
         let request = self.requests.remove(&id)?;
+        if let Some(transfers) = &mut self.kv_transfers {
+            transfers.forget(id);
+        }
         if request.unsent.is_none() {
             let known = if request.beams.is_some() { vec![0] } else { request.live().collect() };
             self.ended.extend(known.into_iter().map(|index| SeqId { request: id, index }));
@@ -369,9 +393,9 @@ impl Engine {
         self.scheduler.has_work() || !self.in_flight.is_empty()
     }
 
-    /// Number of requests that have not ended.
+    /// Number of requests that have not ended, those included that wait for blocks of other replicas.
     pub fn num_unfinished(&self) -> usize {
-        self.requests.len()
+        self.requests.len() + self.kv_transfers.as_ref().map_or(0, |transfers| transfers.num_fetching)
     }
 
     /// Current statistics.
@@ -389,9 +413,16 @@ impl Engine {
             generation_tokens: self.generation_tokens,
             prefix_cache_queries: stats.prefix_queries,
             prefix_cache_hits: stats.prefix_hits,
+            host_prefix_cache_queries: if self.scheduler.caches_on_host() { stats.prefix_queries } else { 0 },
+            host_prefix_cache_hits: stats.host_prefix_hits,
+            blocks_offloaded: stats.blocks_offloaded,
+            blocks_loaded: stats.blocks_loaded,
             num_preemptions: stats.preemptions,
             num_swap_preemptions: stats.swap_preemptions,
             host_cache_usage: stats.host_cache_usage(),
+            host_blocks_in_use: stats.host_blocks_in_use,
+            host_blocks_cached: stats.host_blocks_cached,
+            host_blocks_total: stats.host_blocks_total,
             blocks_peak: stats.blocks_peak,
             blocks_copied: stats.blocks_copied,
             steps: self.completed_steps,

@@ -29,6 +29,7 @@ use sched::{RequestId, SeqId, StepPlan};
 use super::Engine;
 use super::drafts::Drafts;
 use super::in_flight::{StepInFlight, lock};
+use super::kv_transfer::KvTransfers;
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
@@ -68,21 +69,35 @@ impl Engine {
                 break;
             }
         }
+        self.order_exports();
         self.report_ended();
+        self.finish_exports();
         self.publish_kv_events();
     }
 
-    /// Tells the worker which sequences have ended if no later step will.
+    /// Tells the worker which sequences have ended, and has it make copies for other replicas, if no later step will.
     pub(super) fn report_ended(&mut self) {
-        if self.ended.is_empty() || self.has_work() {
+        let has_copies = self.kv_transfers.as_ref().is_some_and(KvTransfers::wait_for_plan);
+        if self.ended.is_empty() && !has_copies || self.has_work() {
             return;
         }
-        let mut input = StepInput { plan: self.scheduler.plan(), ..StepInput::default() };
+        let mut input = StepInput { plan: self.schedule(), ..StepInput::default() };
         self.take_ended(&mut input);
-        self.worker.submit(Arc::new(input));
+        let input = Arc::new(input);
+        self.worker.submit(input.clone());
         if let Err(error) = self.worker.collect(&mut self.output) {
             tracing::error!("after the last step: {error}");
+            self.abandon(&input.plan);
         }
+    }
+
+    /// The scheduler's plan of the next step.
+    fn schedule(&mut self) -> StepPlan {
+        let plan = self.scheduler.plan();
+        if let Some(transfers) = &mut self.kv_transfers {
+            transfers.planned(plan.step);
+        }
+        plan
     }
 
     fn can_plan(&self) -> bool {
@@ -94,7 +109,7 @@ impl Engine {
     fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
         self.propose_drafts();
-        let plan = self.scheduler.plan();
+        let plan = self.schedule();
         let mut input = StepInput { plan, ..std::mem::take(&mut self.recycled) };
         self.take_ended(&mut input);
         for span in &input.plan.spans {

@@ -54,10 +54,12 @@ pub struct Blocks {
     pub free: usize,
     /// Greatest number of blocks that were in use at the same time.
     pub peak: usize,
-    /// Blocks of host memory, for swapped requests.
+    /// Blocks of host memory, for swapped requests and evicted prefixes.
     pub host_total: usize,
     /// Blocks of host memory that swapped requests own.
     pub host_in_use: usize,
+    /// Other blocks of host memory, which cache a prefix.
+    pub host_cached: usize,
 }
 
 /// Gauges, and counters since the start.
@@ -135,6 +137,7 @@ pub(crate) fn snapshot(
             peak: counts.blocks_peak,
             host_total: counts.host_blocks_total,
             host_in_use: counts.host_blocks_in_use,
+            host_cached: counts.host_blocks_cached,
         },
         map,
         requests_left_out: views.len() - requests.len(),

@@ -1,7 +1,7 @@
 //! Executes a plan: memory operations, then one forward pass. On a device that computes asynchronously, the host waits only for
 //! the results that it reads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
@@ -237,6 +237,7 @@ impl Executor {
         if let Some(operated) = self.operated.take() {
             self.device.wait(Queue::Copy, &operated)?;
         }
+        keep_last_writes(&mut self.pairs);
         let is_urgent = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
         let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| is_urgent(pair.0));
         for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
@@ -284,6 +285,23 @@ impl Executor {
         Ok(())
     }
 
+    /// Bytes of a block of host memory.
+    pub fn host_block_bytes(&self) -> usize {
+        self.swap_space.block_bytes()
+    }
+
+    /// Contents of a block of host memory, after all swaps that were ordered.
+    pub fn read_host_block(&self, block: u32) -> Result<Vec<u8>, KernelError> {
+        self.device.record(Queue::Copy)?.synchronize()?;
+        self.swap_space.read_block(block)
+    }
+
+    /// Overwrites a block of host memory, after all swaps that were ordered.
+    pub fn write_host_block(&mut self, block: u32, contents: &[u8]) -> Result<(), KernelError> {
+        self.device.record(Queue::Copy)?.synchronize()?;
+        self.swap_space.write_block(block, contents)
+    }
+
     /// Runs the forward pass. `fill` copies tokens that are known only on the device into the batch.
     pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
         let Executor { device, model, batch, caches, places, .. } = self;
@@ -328,4 +346,25 @@ impl Executor {
 /// The error for a memory operation that this executor cannot apply. Skipping it would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
+}
+
+/// Drops the copies to a target that a later copy of the list overwrites, which happens if the first contents are given up at once.
+/// Copies to different targets may then be done in any order.
+fn keep_last_writes(pairs: &mut Vec<(u32, u32)>) {
+    let mut written = HashSet::new();
+    pairs.reverse();
+    pairs.retain(|(_, to)| written.insert(*to));
+    pairs.reverse();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::keep_last_writes;
+
+    #[test]
+    fn of_several_copies_to_one_block_the_last_is_kept() {
+        let mut pairs = vec![(1, 7), (2, 8), (3, 7), (4, 9), (5, 8), (6, 7)];
+        keep_last_writes(&mut pairs);
+        assert_eq!(pairs, [(4, 9), (5, 8), (6, 7)]);
+    }
 }

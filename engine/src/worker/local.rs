@@ -18,7 +18,7 @@ use device::{Device, DeviceError, Event, Profile, Queue};
 use models::lora::{AdapterRef, AdapterStore};
 use models::{LOGIT_ROWS, Model};
 use sampling::device::{Limits, MAX_DRAFTS, Pending, SampleError};
-use sched::{RequestId, SeqId, Span, StepPlan};
+use sched::{HostBlockId, RequestId, SeqId, Span, StepPlan};
 
 use super::adapters::{AdapterSlots, SlotError};
 use super::drafter::Drafter;
@@ -155,6 +155,14 @@ impl Worker for LocalWorker {
         live.max(self.slots.as_ref().map_or(0, Slots::in_use)).max(drafted)
     }
 
+    fn read_host_block(&mut self, block: HostBlockId) -> Result<Vec<u8>, StepError> {
+        self.executor.read_host_block(block.0).map_err(|error| StepError(error.to_string()))
+    }
+
+    fn write_host_block(&mut self, block: HostBlockId, contents: &[u8]) -> Result<(), StepError> {
+        self.executor.write_host_block(block.0, contents).map_err(|error| StepError(error.to_string()))
+    }
+
     fn profile_step(&self) -> Option<Step> {
         Profile::step(&self.device)
     }
@@ -178,15 +186,18 @@ impl LocalWorker {
         let profile = device.profile().cloned();
         // A predictor reads what the next step overwrites.
         let keeps_states = drafter.as_ref().is_some_and(Drafter::reads_states);
+        let vocab_size = model.decoder().vocab_size();
+        let executor = Executor::new(device.clone(), model, caches, swap_space);
         let info = WorkerInfo {
-            vocab_size: model.decoder().vocab_size(),
+            host_block_bytes: executor.host_block_bytes(),
+            vocab_size,
             // A profile reads the times of a step at its end, so it allows one step in flight.
             max_in_flight: if slots.is_some() && profile.is_none() && !keeps_states { 2 } else { 1 },
             sampler: limits,
             profile,
         };
         let worker = LocalWorker {
-            executor: Executor::new(device.clone(), model, caches, swap_space),
+            executor,
             device,
             slots,
             adapters: adapters.map(|store| AdapterSlots::new(store, num_slots)),

@@ -31,7 +31,7 @@ use models::Pooling;
 use models::lora::AdapterRef;
 use sampling::device::Limits;
 use sampling::{Likely, Sampled, SamplingParams, TokenLogprobs, TokenSet};
-use sched::{RequestId, SeqId, StepPlan};
+use sched::{HostBlockId, RequestId, SeqId, StepPlan};
 use serde::{Deserialize, Serialize};
 
 use crate::speculate::ProposeError;
@@ -62,6 +62,24 @@ pub trait Worker: Send {
     /// device no longer accesses their blocks.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError>;
 
+    /// Returns the contents of a block of host memory, after all copies of the steps that were submitted.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    fn read_host_block(&mut self, block: HostBlockId) -> Result<Vec<u8>, StepError> {
+        Err(StepError(format!("{block} cannot be read: the worker gives no access to its host memory")))
+    }
+
+    /// Overwrites a block of host memory, after all copies of the steps that were submitted and before those of later ones. Not
+    /// part of a recording.
+    ///
+    /// # Errors
+    /// The contents have another length, or the memory cannot be written.
+    fn write_host_block(&mut self, block: HostBlockId, contents: &[u8]) -> Result<(), StepError> {
+        let _ = contents;
+        Err(StepError(format!("{block} cannot be written: the worker gives no access to its host memory")))
+    }
+
     /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
@@ -88,6 +106,8 @@ pub struct WorkerInfo {
     pub sampler: Option<Limits>,
     /// Where the times of steps are recorded, if at all.
     pub profile: Option<Arc<Profile>>,
+    /// Bytes of a block of host memory.
+    pub host_block_bytes: usize,
 }
 
 /// One step: everything that a worker needs in addition to earlier inputs.

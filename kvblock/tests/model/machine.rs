@@ -1,13 +1,14 @@
 //! The machine: a pool, a naive model of it, and simulated memory.
 //!
 //! [`drive`] interprets any bytes: the first eight choose a pool, each following eight an operation. After every
-//! operation it checks the metadata, the contents of all blocks, the order of the free list and the replayed events.
+//! operation it checks the metadata, the contents of all blocks, the order of the free list, what the host tier keeps and
+//! evicts, and the replayed events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvblock::{
     BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, MemOp, MissReason, NoSpace, PinnedPrefix,
-    PoolConfig, PrefixHash, Prompt, Swapped, TableError,
+    PoolConfig, PrefixHash, Prompt, Swapped, TableError, Tier,
 };
 
 use super::keys::{KEYS, contents, prompt};
@@ -66,6 +67,16 @@ struct SwappedSequence {
     groups: Vec<(usize, Vec<HostBlockId>)>,
 }
 
+/// What memory operations are the result of.
+#[derive(Clone, Copy, PartialEq)]
+enum Cause {
+    /// Blocks that a table needed; a cached one among them was evicted.
+    Allocation,
+    /// A request that was swapped out.
+    SwapOut,
+    Other,
+}
+
 /// Result of a computation over invalid contents. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
 
@@ -74,6 +85,7 @@ struct World {
     groups: Vec<CacheGroup>,
     block_size: usize,
     caching: bool,
+    host_caching: bool,
     /// Whether equal hashes mean equal prefixes.
     wide_hash: bool,
     /// `None` is NaN.
@@ -84,7 +96,13 @@ struct World {
     swapped: Vec<(Swapped, Vec<SwappedSequence>)>,
     cached: NaiveCache,
     /// The index, reconstructed from the events.
-    replica: BTreeMap<(usize, PrefixHash), Vec<u32>>,
+    replica: BTreeMap<(Tier, usize, PrefixHash), Vec<u32>>,
+    /// Group and hash of all cached host blocks.
+    host_hashes: BTreeMap<HostBlockId, (usize, PrefixHash)>,
+    /// Cached host blocks that the operation copies to the device.
+    held: Vec<HostBlockId>,
+    /// Host blocks of swapped sequences, before the operation and with those that it swaps out.
+    host_in_use: usize,
     /// Blocks that the operation allocated.
     allocated: BTreeSet<BlockId>,
     /// Cached blocks that the operation shared.
@@ -120,13 +138,16 @@ impl World {
             hash_seed: Some(seed as u64),
             groups: groups.clone(),
             host_blocks: host % 32,
+            host_caching: host / 32 % 4 > 0,
             events: true,
             ..PoolConfig::new(num_blocks, block_size)
         };
-        let (caching, pool) = (config.prefix_caching, BlockPool::new(config).unwrap());
+        let (caching, host_caching) = (config.prefix_caching, config.prefix_caching && config.host_caching);
+        let pool = BlockPool::new(config).unwrap();
         let constants = (caching.then_some(seed as u64), pool.metadata_bytes());
         World {
             caching,
+            host_caching,
             pool,
             groups,
             block_size,
@@ -138,6 +159,9 @@ impl World {
             swapped: Vec::new(),
             cached: NaiveCache::default(),
             replica: BTreeMap::new(),
+            host_hashes: BTreeMap::new(),
+            held: Vec::new(),
+            host_in_use: 0,
             allocated: BTreeSet::new(),
             hits: BTreeSet::new(),
             uncached: BTreeSet::new(),
@@ -170,10 +194,11 @@ impl World {
         self.uncached.clear();
         self.hashes = cached_hashes(&self.pool);
         self.released_table = false;
+        self.host_in_use = self.host_blocks_in_use();
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
         let has_capacity = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MAX_SEQUENCES;
         let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
-        match (bytes[0] % 36, some) {
+        match (bytes[0] % 39, some) {
             (0..6, _) if has_capacity => {
                 self.open(&tokens(b, a % 32), c % KEYS.len(), d, usize::from(bytes[5]) % 3, bytes[6].is_multiple_of(2))
             }
@@ -195,9 +220,11 @@ impl World {
             (32..34, _) => self.forget(a, d % 4 == 0),
             (34, Some(at)) => self.exceed_table(at, c),
             (35, _) => self.use_foreign_tables(d),
+            (36, _) => self.copy_to_host(&tokens(b, a % 40), c % KEYS.len()),
+            (37 | 38, _) => self.insert_on_host(&tokens(b, a % 40), c % KEYS.len(), d),
             _ => {}
         }
-        self.apply_memory_ops();
+        self.apply_memory_ops(Cause::Other);
         self.replay_events();
         self.check();
         self.check_order(&before_free);
@@ -212,9 +239,13 @@ impl World {
         let hashes = hashed.then(|| self.pool.hash_prompt(prompt));
         let prompt = Prompt { hashes: hashes.as_ref(), ..prompt };
         let lookup = self.pool.lookup(prompt);
+        let chain = self.chain(key, tokens, hits);
+        let loads = self.loads(key, tokens, &chain);
         let admission = self.pool.admit(prompt);
-        let admitted = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());
-        assert_eq!((lookup.cached_tokens, lookup.blocks_needed, lookup.miss), admitted);
+        let admitted =
+            (admission.cached_tokens(), admission.host_tokens(), admission.blocks_needed(), admission.miss());
+        assert_eq!((lookup.cached_tokens, lookup.host_tokens, lookup.blocks_needed, lookup.miss), admitted);
+        assert_eq!(admission.host_tokens(), loads.iter().map(|(k, ..)| k).collect::<BTreeSet<_>>().len() * bs);
         assert_eq!(admission.cached_tokens(), hits * bs);
         let usable = tokens.len().saturating_sub(1) / bs;
         match admission.miss() {
@@ -233,19 +264,26 @@ impl World {
                     let group = &table.groups()[g];
                     assert_eq!(group.holes(), first_read(*kind, hits * bs) / bs);
                     assert_eq!(group.num_entries(), hits);
-                    self.hits.extend((0..hits).filter_map(|k| group.entry(k)));
+                    let is_shared = |k: &usize| loads.iter().all(|(at, of, _)| (at, of) != (k, &g));
+                    self.hits.extend((0..hits).filter(is_shared).filter_map(|k| group.entry(k)));
                 }
                 assert_eq!(needed, all_blocks(&table).filter(|b| !owners.contains_key(b)).count());
-                let mut chain = Vec::new();
-                for k in 0..hits {
-                    let prefix = &tokens[..(k + 1) * bs];
-                    chain.push(
-                        (0..self.groups.len())
-                            .find_map(|g| self.cached.id(g, key, prefix, chain.last().copied()))
-                            .unwrap(),
-                    );
+                self.held = loads.iter().map(|(.., host)| *host).collect();
+                self.held.iter().for_each(|host| self.cached.host_order.retain(|other| other != host));
+                self.apply_memory_ops(Cause::Allocation);
+                assert_eq!(self.held, [], "a block of the host tier was not loaded");
+                let mut by_position = loads.clone();
+                by_position.sort_by_key(|(k, ..)| std::cmp::Reverse(*k));
+                by_position.iter().for_each(|(.., host)| self.cached.use_host(*host));
+                let groups = table.groups().to_vec();
+                let mut owners = self.owners();
+                owners.extend(all_blocks(&table).map(|block| (block, 1)));
+                let mut s = Sequence { table, tokens: tokens[..hits * bs].to_vec(), key, chain, invalid: None };
+                if !loads.is_empty() {
+                    let hashes = Hashes { pool: &self.pool, before: &self.hashes, owners: &owners };
+                    self.uncached.extend(store_full(&mut self.cached, &mut s, &groups, 0..hits, &hashes));
                 }
-                self.live.push(Sequence { table, tokens: tokens[..hits * bs].to_vec(), key, chain, invalid: None });
+                self.live.push(s);
                 self.append(self.live.len() - 1, &tokens[hits * bs..]);
             }
             Err(error) => {
@@ -253,6 +291,31 @@ impl World {
                 assert_eq!(error, NoSpace { wanted: needed + keep_free, free: available });
             }
         }
+    }
+
+    /// Identities of the prefixes of a hit.
+    fn chain(&self, key: usize, tokens: &[u32], hits: usize) -> Vec<Id> {
+        let mut chain = Vec::new();
+        for k in 0..hits {
+            let (prefix, parent) = (&tokens[..(k + 1) * self.block_size], chain.last().copied());
+            let mut groups = 0..self.groups.len();
+            chain.push(groups.find_map(|g| self.cached.id(g, key, prefix, parent)).unwrap());
+        }
+        chain
+    }
+
+    /// The host blocks that a hit needs, with their positions and groups, by group.
+    fn loads(&self, key: usize, tokens: &[u32], chain: &[Id]) -> Vec<(usize, usize, HostBlockId)> {
+        let (bs, mut loads) = (self.block_size, Vec::new());
+        for (g, kind) in self.groups.iter().enumerate() {
+            for k in first_read(*kind, chain.len() * bs) / bs..chain.len() {
+                let (prefix, parent) = (&tokens[..(k + 1) * bs], k.checked_sub(1).map(|before| chain[before]));
+                if self.cached.id_on_device(g, key, prefix, parent).is_none() {
+                    loads.push((k, g, self.cached.on_host(g, key, prefix, parent).unwrap()));
+                }
+            }
+        }
+        loads
     }
 
     fn append(&mut self, at: usize, tokens: &[u32]) {
@@ -267,6 +330,7 @@ impl World {
         let shared = last.iter().filter(|b| owners[b] > 1).count();
         let wanted = old.len() * tokens.len().saturating_sub(free_slots).div_ceil(self.block_size) + shared;
         assert_eq!(self.pool.blocks_needed([(&s.table, tokens.len())]), wanted);
+        let mut allocated = BTreeSet::new();
         match self.pool.append(&mut s.table, tokens) {
             Ok(first_changed) => {
                 assert!(wanted <= available);
@@ -275,11 +339,13 @@ impl World {
                 for (old, new) in old.iter().zip(s.table.groups()) {
                     assert!((0..first_changed).all(|k| old.entry(k) == new.entry(k)));
                     let changed = (0..new.num_entries()).filter(|k| old.entry(*k) != new.entry(*k));
-                    self.allocated.extend(changed.filter_map(|k| new.entry(k)));
+                    allocated.extend(changed.filter_map(|k| new.entry(k)));
                 }
-                assert_eq!(self.allocated.len(), wanted);
+                assert_eq!(allocated.len(), wanted);
+                self.apply_memory_ops(Cause::Allocation);
                 last.iter().filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(*b));
-                self.allocated.iter().for_each(|b| self.cached.forget(*b));
+                allocated.iter().for_each(|b| self.cached.forget(*b));
+                self.allocated.extend(allocated);
             }
             Err(error) => {
                 assert_eq!(error, TableError::NoSpace(NoSpace { wanted, free: available }));
@@ -457,12 +523,13 @@ impl World {
         let before: Vec<Vec<kvblock::GroupTable<BlockId>>> = tables.iter().map(|t| t.groups().to_vec()).collect();
         let committed: Vec<usize> = tables.iter().map(BlockTable::committed).collect();
         let needed = self.pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed())));
-        let free = self.pool.host_gauges().free;
+        let host = self.pool.host_gauges();
+        let free = host.free + host.cached;
         match self.pool.swap_out(&mut tables) {
             Ok(swapped) => {
                 assert!(tables.is_empty() && needed <= free && needed == swapped.blocks().len());
                 assert!(swapped.tokens().map(<[u32]>::len).eq(committed));
-                let copies = self.apply_memory_ops();
+                let copies = self.apply_memory_ops(Cause::SwapOut);
                 let sequences = sequences.into_iter().zip(&before).zip(swapped.tokens());
                 let sequences = sequences.map(|(((tokens, key, chain, invalid), groups), kept)| {
                     assert_eq!(&tokens[..kept.len()], kept);
@@ -507,7 +574,7 @@ impl World {
             Ok(tables) => {
                 assert!(wanted <= available);
                 assert_eq!(self.pool.gauges().in_use - in_use + keep_free, wanted);
-                self.apply_memory_ops();
+                self.apply_memory_ops(Cause::Allocation);
                 for block in tables.iter().flat_map(all_blocks).filter(|b| !self.allocated.contains(b)) {
                     assert!(self.cached.contains(block));
                     self.hits.insert(block);
@@ -548,6 +615,7 @@ impl World {
             }
             done.unwrap();
             self.host[host.index()].fill(Some(GARBAGE));
+            self.cached.forget_host(host);
             for sequence in self.swapped.iter_mut().flat_map(|s| &mut s.1) {
                 let held =
                     sequence.groups.iter().filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
@@ -582,22 +650,40 @@ impl World {
         assert_eq!(self.pool.reset_prefix_cache(), idle);
         if idle {
             self.cached.blocks.clear();
+            self.cached.host.clear();
+            self.cached.host_order.clear();
         }
     }
 
     /// Applies the memory operations. Returns the host block of each block that was swapped out.
-    fn apply_memory_ops(&mut self) -> BTreeMap<BlockId, HostBlockId> {
+    fn apply_memory_ops(&mut self, cause: Cause) -> BTreeMap<BlockId, HostBlockId> {
         let mut swapped_out = BTreeMap::new();
         let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
         for op in ops {
             match op {
                 MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
-                MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
+                MemOp::Poison { block, from_slot } => {
+                    // An orphan is poisoned too, but stays free.
+                    let is_allocated = cause == Cause::Allocation && self.pool.references(block) > 0;
+                    if is_allocated && from_slot == 0 && self.cached.contains(block) {
+                        self.evicted(block);
+                    }
+                    self.memory[block.index()][from_slot..].fill(None);
+                }
                 MemOp::SwapOut { src, dst } => {
+                    self.take_host(dst);
+                    match cause {
+                        Cause::Allocation => self.offloaded(src, dst),
+                        Cause::SwapOut => {
+                            self.host_in_use += 1;
+                            swapped_out.insert(src, dst);
+                        }
+                        Cause::Other => panic!("{op}: for no reason"),
+                    }
                     self.host[dst.index()] = self.memory[src.index()].clone();
-                    swapped_out.insert(src, dst);
                 }
                 MemOp::SwapIn { src, dst } => {
+                    self.held.retain(|held| *held != src);
                     self.memory[dst.index()] = self.host[src.index()].clone();
                     self.allocated.insert(dst);
                 }
@@ -607,6 +693,141 @@ impl World {
         swapped_out
     }
 
+    fn host_blocks_in_use(&self) -> usize {
+        self.swapped.iter().map(|swapped| swapped.0.blocks().len()).sum()
+    }
+
+    /// A host block gets new contents. If it cached a prefix, no other was free, and this one was least recently used.
+    fn take_host(&mut self, host: HostBlockId) {
+        if self.cached.host.contains_key(&host) {
+            assert_eq!(self.cached.host_order.first(), Some(&host), "{host} is not the least recently used");
+            let free = self.host.len() - self.host_in_use - self.cached.host.len();
+            assert_eq!(free, 0, "a cached host block is evicted although others are free");
+            self.cached.forget_host(host);
+        }
+    }
+
+    /// The prefix of a block that is about to be evicted was copied to the host.
+    fn offloaded(&mut self, block: BlockId, host: HostBlockId) {
+        assert!(self.host_caching && self.cached.contains(block), "{block} is copied to the host, but caches nothing");
+        assert_eq!(self.cached.host_copy_of(block), None, "the host has the prefix of {block} already");
+        self.cached.offload(block, host);
+        let hash = self.hashes[&block];
+        self.host_hashes.insert(host, hash);
+        self.forget_twins(host);
+    }
+
+    /// Copies a prefix to the host, without evicting it.
+    fn copy_to_host(&mut self, tokens: &[u32], key: usize) {
+        let bs = self.block_size;
+        let len = if self.caching { self.cached.walk(&self.groups, key, tokens, bs).len() } else { 0 };
+        let chain = self.chain(key, tokens, len);
+        let copies = self.pool.copy_to_host(prompt(key, tokens));
+        let mut ops: std::collections::VecDeque<MemOp> = self.pool.drain_memory_ops().collect();
+        let groups = self.groups.len();
+        for (k, g) in (0..if self.host_caching { len } else { 0 }).flat_map(|k| (0..groups).map(move |g| (k, g))) {
+            let (prefix, parent) = (&tokens[..(k + 1) * bs], k.checked_sub(1).map(|before| chain[before]));
+            if self.cached.id_on_device(g, key, prefix, parent).is_none() {
+                continue;
+            }
+            if let Some(host) = self.cached.on_host(g, key, prefix, parent) {
+                self.cached.use_host(host);
+            } else if self.host_in_use < self.host.len() {
+                let Some(MemOp::SwapOut { src, dst }) = ops.pop_front() else { panic!("block {k} is not copied") };
+                self.take_host(dst);
+                self.offloaded(src, dst);
+                assert_eq!(self.cached.on_host(g, key, prefix, parent), Some(dst), "another block was copied");
+                self.host[dst.index()] = self.memory[src.index()].clone();
+            }
+        }
+        assert!(ops.is_empty(), "{ops:?}: for no reason");
+        for copy in &copies {
+            assert!(self.pool.has_copy(copy));
+            let cached = &self.cached.host[&copy.host];
+            assert_eq!((cached.group, &cached.prefix[..]), (copy.group, &tokens[..(copy.block + 1) * bs]));
+        }
+        let on_host = (0..len).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))).filter(|(k, g)| {
+            let parent = k.checked_sub(1).map(|before| chain[before]);
+            self.cached.on_host(*g, key, &tokens[..(k + 1) * bs], parent).is_some()
+        });
+        assert!(on_host.eq(copies.iter().map(|copy| (copy.block, copy.group))), "the list of copies");
+    }
+
+    /// Takes in blocks of a prompt, with contents from elsewhere.
+    fn insert_on_host(&mut self, tokens: &[u32], key: usize, skipped: usize) {
+        let bs = self.block_size;
+        let mut wanted = BTreeSet::new();
+        for (k, g) in (0..tokens.len() / bs).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))) {
+            if !(k + g + skipped).is_multiple_of(5) {
+                wanted.insert((k, g));
+            }
+        }
+        let inserted = self.pool.insert_on_host(prompt(key, tokens), &wanted);
+        let mut new = inserted.iter();
+        let (mut parent, mut held) = (None, Vec::new());
+        'blocks: for k in 0..if self.host_caching { tokens.len() / bs } else { 0 } {
+            let prefix = &tokens[..(k + 1) * bs];
+            let mut verified = None;
+            for g in 0..self.groups.len() {
+                if self.cached.id_on_device(g, key, prefix, parent).is_none() {
+                    let known = self.cached.on_host(g, key, prefix, parent);
+                    let host = match known {
+                        Some(host) => Some(host),
+                        None if wanted.contains(&(k, g)) => {
+                            let Some(copy) = new.next() else {
+                                let is_full = self.host_in_use + self.cached.host.len() >= self.host.len();
+                                assert!(is_full && self.cached.host_order.is_empty(), "block {k} is not taken in");
+                                break 'blocks;
+                            };
+                            assert_eq!((copy.block, copy.group), (k, g));
+                            self.take_host(copy.host);
+                            self.cached.store_on_host(copy.host, g, key, prefix, parent);
+                            let values = contents(g, key, prefix);
+                            self.host[copy.host.index()] = values[k * bs..].iter().map(|v| Some(*v)).collect();
+                            self.host_hashes.insert(copy.host, self.pool.host_prefix_of(copy.host).unwrap());
+                            self.forget_twins(copy.host);
+                            Some(copy.host)
+                        }
+                        None => None,
+                    };
+                    if let Some(host) = host {
+                        self.cached.host_order.retain(|other| *other != host);
+                        held.push((k, host));
+                    }
+                }
+                verified = verified.or(self.cached.id(g, key, prefix, parent));
+            }
+            let Some(id) = verified else { break };
+            parent = Some(id);
+        }
+        assert_eq!(new.next(), None, "a block was taken in for no reason");
+        held.sort_by_key(|(k, _)| std::cmp::Reverse(*k));
+        held.into_iter().for_each(|(_, host)| self.cached.use_host(host));
+    }
+
+    /// Host blocks that no lookup reaches, because a new one has the same hash behind another parent, are dropped.
+    fn forget_twins(&mut self, host: HostBlockId) {
+        for twin in self.cached.host_twins(host, self.block_size) {
+            if self.host_hashes[&twin] == self.host_hashes[&host] && self.cached.host_order.contains(&twin) {
+                self.cached.forget_host(twin);
+            }
+        }
+    }
+
+    /// A cached block was evicted. The host has its prefix now, unless no block was left for it.
+    fn evicted(&mut self, block: BlockId) {
+        if self.host_caching {
+            match self.cached.host_copy_of(block) {
+                Some(host) => self.cached.use_host(host),
+                None => {
+                    let is_full = self.host_in_use + self.cached.host.len() >= self.host.len();
+                    assert!(is_full && self.cached.host_order.is_empty(), "the prefix of {block} is lost");
+                }
+            }
+        }
+        self.cached.forget(block);
+    }
+
     fn replay_events(&mut self) {
         let events: Vec<BlockEvent> = self.pool.drain_events().collect();
         if !self.wide_hash {
@@ -614,40 +835,51 @@ impl World {
         }
         for event in events {
             match event {
-                BlockEvent::Stored { group, parent, hashes, tokens, .. } => {
-                    let mut prefix =
-                        parent.map_or(Vec::new(), |p| self.replica.get(&(group, p)).cloned().unwrap_or_default());
+                BlockEvent::Stored { tier: Tier::Host, group, parent, hashes, tokens, key } if tokens.is_empty() => {
+                    assert_eq!((parent, key, hashes.len()), (None, None, 1));
+                    let prefix = self.replica[&(Tier::Device, group, hashes[0])].clone();
+                    self.replica.insert((Tier::Host, group, hashes[0]), prefix);
+                }
+                BlockEvent::Stored { tier, group, parent, hashes, tokens, .. } => {
+                    let tiers = [Tier::Device, Tier::Host];
+                    let known = |p| tiers.iter().find_map(|tier| self.replica.get(&(*tier, group, p)));
+                    let mut prefix = parent.map_or(Vec::new(), |p| known(p).cloned().unwrap_or_default());
                     assert_eq!(tokens.len(), hashes.len() * self.block_size);
                     for (hash, tokens) in hashes.into_iter().zip(tokens.chunks(self.block_size)) {
                         prefix.extend(tokens);
                         // Stored again behind a parent that was evicted in between.
-                        let before = self.replica.insert((group, hash), prefix.clone());
+                        let before = self.replica.insert((tier, group, hash), prefix.clone());
                         assert!(
                             before.is_none_or(|before| before.ends_with(tokens)),
                             "stored twice with different tokens"
                         );
                     }
                 }
-                BlockEvent::Removed { group, hash } => {
-                    assert!(self.replica.remove(&(group, hash)).is_some(), "not stored")
+                BlockEvent::Removed { tier, group, hash } => {
+                    assert!(self.replica.remove(&(tier, group, hash)).is_some(), "not stored")
                 }
                 BlockEvent::Cleared => self.replica.clear(),
             }
         }
-        let indexed: BTreeSet<_> =
-            (0..self.memory.len() as u32).filter_map(|b| self.pool.prefix_of(BlockId(b))).collect();
+        let (blocks, host) = (0..self.memory.len() as u32, 0..self.host.len() as u32);
+        let on_device = blocks.filter_map(|b| self.pool.prefix_of(BlockId(b))).map(|(g, hash)| (Tier::Device, g, hash));
+        let on_host = host.filter_map(|b| self.pool.host_prefix_of(HostBlockId(b))).map(|(g, h)| (Tier::Host, g, h));
+        let indexed: BTreeSet<_> = on_device.chain(on_host).collect();
         assert!(self.replica.keys().eq(&indexed), "the replayed events differ from the index");
         for g in 0..self.pool.groups().len() {
             let mut seen = BTreeSet::new();
             for event in self.pool.cached_prefixes(g) {
-                let BlockEvent::Stored { group, parent, hashes, .. } = event else { panic!("expected stored events") };
-                assert!(self.replica.contains_key(&(group, hashes[0])), "a prefix is not in the index");
+                let BlockEvent::Stored { tier, group, parent, hashes, .. } = event else {
+                    panic!("expected stored events")
+                };
+                assert!(self.replica.contains_key(&(tier, group, hashes[0])), "a prefix is not in the index");
                 let is_hole = self.pool.groups()[g] != CacheGroup::Full;
+                let tiers = [Tier::Device, Tier::Host];
                 assert!(
-                    is_hole || parent.is_none_or(|parent| seen.contains(&parent)),
+                    is_hole || parent.is_none_or(|parent| tiers.iter().any(|tier| seen.contains(&(*tier, parent)))),
                     "a parent comes after its child"
                 );
-                assert!(seen.insert(hashes[0]), "a prefix is listed twice");
+                assert!(seen.insert((tier, hashes[0])), "a prefix is listed twice");
             }
         }
     }
@@ -666,7 +898,16 @@ impl World {
         assert_eq!(gauges.in_use, owners.len());
         assert_eq!(gauges.in_use + gauges.cached + gauges.free, self.memory.len());
         let host = self.pool.host_gauges();
-        assert_eq!(host.in_use + host.free, self.host.len());
+        assert_eq!((host.in_use, host.cached), (self.host_blocks_in_use(), self.cached.host.len()));
+        assert_eq!(host.in_use + host.cached + host.free, self.host.len());
+        let on_host = (0..self.host.len() as u32).map(HostBlockId).filter(|b| self.pool.host_prefix_of(*b).is_some());
+        assert!(on_host.eq(self.cached.host.keys().copied()), "the host tier");
+        assert_eq!(self.cached.host.len(), self.cached.host_order.len());
+        for (block, cached) in &self.cached.host {
+            let values = contents(cached.group, cached.key, &cached.prefix);
+            let expected = values[values.len() - self.block_size..].iter().map(|v| Some(*v));
+            assert!(self.host[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
+        }
         for id in 0..self.memory.len() as u32 {
             assert_eq!(self.pool.is_cached(BlockId(id)), self.cached.contains(BlockId(id)), "block {id}");
         }
@@ -707,9 +948,11 @@ impl World {
         let before: Vec<BlockId> = before.iter().filter(|b| !self.uncached.contains(b)).copied().collect();
         let before = &before[..];
         let after: Vec<BlockId> = self.pool.free_blocks().collect();
+        // An orphan that came to the front may have been allocated since.
+        let allocated: BTreeSet<BlockId> = self.allocated.difference(&self.uncached).copied().collect();
         let front: BTreeSet<BlockId> =
-            before.iter().filter(|b| !self.hits.contains(b)).take(self.allocated.len()).copied().collect();
-        assert_eq!(self.allocated, front, "the allocated blocks were not first on the free list");
+            before.iter().filter(|b| !self.hits.contains(b)).take(allocated.len()).copied().collect();
+        assert_eq!(allocated, front, "the allocated blocks were not first on the free list");
         let stayed = |list: &[BlockId], other: &[BlockId]| -> Vec<BlockId> {
             list.iter().filter(|b| other.contains(b)).copied().collect()
         };
@@ -772,7 +1015,7 @@ fn store_full(
         let mut id = known;
         for (g, group) in groups.iter().enumerate() {
             if let Some(block) = group.entry(k) {
-                let is_new = !cached.contains(block) && cached.id(g, s.key, prefix, parent).is_none();
+                let is_new = !cached.contains(block) && cached.id_on_device(g, s.key, prefix, parent).is_none();
                 let stored = cached.store(block, g, s.key, prefix, parent, known);
                 id = id.or(Some(stored));
                 let hash = hashes.pool.prefix_of(block);

@@ -1,6 +1,6 @@
 //! Block events.
 
-use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, PoolConfig, Prompt};
+use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, PoolConfig, Prompt, Tier};
 
 use super::{concat, full, open, prompt, run};
 
@@ -19,8 +19,14 @@ fn c12_filling_a_pool_is_one_event_and_refilling_it_a_removal_per_block_and_one_
         let table = run(&mut pool, prompt(&full(1, k)));
         let stored = events(&mut pool);
         let all_hashes: Vec<_> = (0..k as u32).map(|b| pool.prefix_of(BlockId(b)).unwrap().1).collect();
-        let expected =
-            BlockEvent::Stored { group: 0, parent: None, hashes: all_hashes.clone(), tokens: full(1, k), key: None };
+        let expected = BlockEvent::Stored {
+            tier: Tier::Device,
+            group: 0,
+            parent: None,
+            hashes: all_hashes.clone(),
+            tokens: full(1, k),
+            key: None,
+        };
         assert_eq!(stored, [expected]);
         assert_eq!(events(&mut pool), [], "a drained queue is empty");
         pool.release(table);
@@ -28,8 +34,11 @@ fn c12_filling_a_pool_is_one_event_and_refilling_it_a_removal_per_block_and_one_
 
         let table = run(&mut pool, prompt(&full(2, k)));
         let again = events(&mut pool);
-        let removed: Vec<_> =
-            all_hashes.iter().rev().map(|hash| BlockEvent::Removed { group: 0, hash: *hash }).collect();
+        let removed: Vec<_> = all_hashes
+            .iter()
+            .rev()
+            .map(|hash| BlockEvent::Removed { tier: Tier::Device, group: 0, hash: *hash })
+            .collect();
         assert_eq!(again[..k], removed);
         assert!(
             matches!(&again[k..], [BlockEvent::Stored { hashes, tokens, .. }] if hashes.len() == k && tokens.len() == 16 * k)

@@ -20,6 +20,15 @@ fn the_metadata_of_a_block_is_at_most_96_bytes_and_four_per_token() {
 }
 
 #[test]
+fn a_host_block_that_can_cache_takes_as_much_metadata_as_a_block() {
+    let bytes = |host_caching| {
+        let sizes = PoolConfig { host_blocks: 900, host_caching, ..PoolConfig::new(100, 16) };
+        BlockPool::new(sizes).unwrap().metadata_bytes()
+    };
+    assert!(bytes(true) <= 1000 * (96 + 4 * 16) && bytes(false) <= 100 * (96 + 4 * 16), "{}", bytes(true));
+}
+
+#[test]
 fn links_and_reference_count_of_a_block_are_at_most_32_bytes() {
     let pool = BlockPool::new(PoolConfig { prefix_caching: false, ..PoolConfig::new(1000, 16) }).unwrap();
     assert!(pool.metadata_bytes() <= 32 * 1000, "{}", pool.metadata_bytes());

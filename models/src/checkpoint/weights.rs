@@ -14,6 +14,7 @@ use device::Dtype;
 use device::gemm::{StoredFormat, StoredRows};
 use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
@@ -162,6 +163,17 @@ impl Hash for Weights {
 }
 
 impl Weights {
+    /// SHA-256 of all tensors: names, types, shapes and bytes. Reads all of them.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for (name, Entry { shard, dtype, shape, data, encoding }) in &self.tensors {
+            let data = &self.shards[*shard].bytes[data.clone()];
+            digest.update(format!("{name:?} {dtype:?} {shape:?} {encoding:?} {}", data.len()));
+            digest.update(data);
+        }
+        digest.finalize().into()
+    }
+
     /// Maps the weight files and reads their headers.
     ///
     /// # Errors

@@ -34,13 +34,44 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     {
         blocks.with_label_values(&[state]).set(count as f64);
     }
+    let EngineStats { host_blocks_in_use, host_blocks_cached, host_blocks_total, .. } = *engine;
+    let host_free = host_blocks_total - host_blocks_in_use - host_blocks_cached;
+    let host = Opts::new("quire:kv_host_blocks", "Number of blocks of host memory by state.");
+    let host = register(registry, GaugeVec::new(host, &["state"]));
+    for (state, count) in [("in_use", host_blocks_in_use), ("cached", host_blocks_cached), ("free", host_free)] {
+        host.with_label_values(&[state]).set(count as f64);
+    }
     for (name, help, value) in [
         (
             "vllm:prefix_cache_queries_total",
             "Prompt tokens looked up in the prefix cache.",
             engine.prefix_cache_queries,
         ),
-        ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", engine.prefix_cache_hits),
+        (
+            "vllm:prefix_cache_hits_total",
+            "Prompt tokens found in the prefix cache on the device.",
+            engine.prefix_cache_hits - engine.host_prefix_cache_hits,
+        ),
+        (
+            "vllm:external_prefix_cache_queries_total",
+            "Prompt tokens looked up in the prefix cache in host memory.",
+            engine.host_prefix_cache_queries,
+        ),
+        (
+            "vllm:external_prefix_cache_hits_total",
+            "Prompt tokens found in the prefix cache in host memory alone.",
+            engine.host_prefix_cache_hits,
+        ),
+        (
+            "quire:kv_blocks_offloaded_total",
+            "Blocks copied to host memory because their prefix was evicted.",
+            engine.blocks_offloaded,
+        ),
+        (
+            "quire:kv_blocks_loaded_total",
+            "Blocks copied back from host memory because a request has their prefix.",
+            engine.blocks_loaded,
+        ),
         (
             "vllm:gpu_prefix_cache_queries_total",
             "Older name of vllm:prefix_cache_queries_total.",

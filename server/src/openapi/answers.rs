@@ -33,6 +33,11 @@ const SCHEMAS: &[(&str, &str, &str)] = &[
     ("Completion.model", "string", "Name of the served model."),
     ("Completion.choices", "[CompletionChoice]", "Completions, ordered by prompt and then by sequence."),
     ("Completion.usage", "Usage?", "Token counts."),
+    (
+        "Completion.kv_transfer_params",
+        "object?",
+        "Continues the request on another replica, if it asked for do_remote_decode.",
+    ),
     ("CompletionChoice", "object", "One generated completion."),
     ("CompletionChoice.index", "integer", "Index of the prompt times n plus index of the sequence."),
     ("CompletionChoice.text", "string", "The generated text."),
@@ -46,6 +51,11 @@ const SCHEMAS: &[(&str, &str, &str)] = &[
     ("Chat.model", "string", "Name of the served model."),
     ("Chat.choices", "[ChatChoice]", "One choice per sequence."),
     ("Chat.usage", "Usage?", "Token counts."),
+    (
+        "Chat.kv_transfer_params",
+        "object?",
+        "Continues the request on another replica, if it asked for do_remote_decode.",
+    ),
     ("ChatChoice", "object", "One generated message."),
     ("ChatChoice.index", "integer", "Index of the sequence."),
     ("ChatChoice.message", "AssistantMessage", "The generated message."),
