@@ -21,7 +21,7 @@ fn replica(folder: &TempDir) -> Server {
 }
 
 #[test]
-fn a_prompt_computed_on_one_server_is_continued_on_another_with_the_same_text() {
+fn b12_a_prompt_computed_on_one_server_is_continued_on_another_with_the_same_text() {
     let folder = TempDir::new().unwrap();
     let [prefill, decode] = [replica(&folder), replica(&folder)];
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(4);

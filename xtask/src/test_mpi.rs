@@ -80,7 +80,7 @@ impl Case {
     }
 }
 
-/// All tests. Those of the engine come here too.
+/// All tests of single ranks. Those of a server that has several follow them ([`serve`]).
 const CASES: [Case; 11] = [
     Case::new("suite", "collective::mpi::processes_do_what_every_carrier_must_do", &[2, 3, 4], End::Well),
     Case::new("suite, checked", "collective::mpi::processes_do_what_every_carrier_must_do", &[2], End::Well).checked(),
@@ -147,7 +147,21 @@ pub fn run(root: &Path) -> Result<(), String> {
         }
     }
     println!("{table}\n\n{figures}");
-    Ok(())
+    serve(root)
+}
+
+/// Runs the tests of `quire serve` on several ranks, which use the installed MPICH.
+fn serve(root: &Path) -> Result<(), String> {
+    let built = cargo::test_programs(root, &["--package", "cli", "--test", "all"])?;
+    let program = built.into_iter().find(|program| program.target == "all");
+    let program = program.ok_or("cargo built no test program `all` of cli")?;
+    let mut command = Command::new(&program.file);
+    command.arg("ranks::").current_dir(&program.folder).env("QUIRE_REQUIRE", "mpi");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("the tests of quire serve on several ranks ended with {status}")),
+        Err(error) => Err(format!("{}: {error}", program.file.display())),
+    }
 }
 
 fn add(text: &mut String, more: std::fmt::Arguments<'_>) {
