@@ -63,7 +63,7 @@ fn b15_flags_that_would_be_missed_are_refused_in_one_line() {
         refused(&[flag, "cert.pem"], flag);
         refused(&[flag, "cert.pem"], "let a proxy in front terminate TLS");
     }
-    refused(&["--tensor-parallel-size", "2"], "--tensor-parallel-size");
+    refused(&["--tensor-parallel-size", "0"], "--tensor-parallel-size");
     refused(&["--uvicorn-log-level", "loud"], "--uvicorn-log-level");
     // The model was meant, and the demo model would be served.
     refused(&["--served-model-name", "llama", "/models/llama"], "put MODEL before the flag");
