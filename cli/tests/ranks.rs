@@ -212,3 +212,11 @@ fn ranks_that_cannot_compute_together_are_one_line_of_rank_0() {
     let (line, count) = start(&format!("-n 2 QUIRE serve --port {port} --tensor-parallel-size 2"));
     assert_eq!((line.contains(&format!("--port {port}: ")), count), (true, 1), "{line}");
 }
+
+#[test]
+fn a_plan_is_that_of_one_rank() {
+    let grid = ["plan", "--tensor-parallel-size", "3", "--pipeline-parallel-size", "2"];
+    let output = Command::new(QUIRE).args(grid).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("quire-demo, one of 6 ranks"), "{text}");
+}

@@ -268,7 +268,10 @@ impl Plan {
         sched.max_model_len = max_model_len;
         sched.host_blocks = host_blocks.unwrap_or(usize::MAX);
         Ok(Plan {
-            model: opened.files.name(),
+            model: match engine.parallel.ranks() {
+                1 => opened.files.name(),
+                ranks => format!("{}, one of {ranks} ranks", opened.files.name()),
+            },
             weight_bytes,
             draft: draft.map(|_| (draft_weight_bytes, draft_bytes_per_token)),
             code_bytes,
@@ -406,7 +409,7 @@ impl Plan {
         // A replay has one rank.
         let format = opened.kernels.format;
         let bytes_of = |decoder: &Decoder| PageLayout::new(decoder).page_bytes_per_token(decoder, &format);
-        let more = bytes_of(&opened.whole) - bytes_of(&opened.config.decoder);
+        let more = bytes_of(&opened.whole).saturating_sub(bytes_of(&opened.config.decoder));
         let block_bytes = self.block_bytes() + more * self.block_size as u64;
         let host_bytes = self.host_blocks as u64 * block_bytes;
         let model = match &config.model {

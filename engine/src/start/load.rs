@@ -114,7 +114,7 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Desc
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;
-    models::check_weights(&opened.config.decoder, &opened.weights)?;
+    models::check_weights(&opened.whole, &opened.weights)?;
     Plan::new(engine, &opened, 0)
 }
 
