@@ -83,7 +83,7 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
         Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
             .needs(Capability::CargoDeny),
         Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
-        Step::new("MPI", "cargo xtask test-mpi"),
+        Step::new("MPI", "cargo xtask test-mpi --quick"),
         Step::new("tidy", "cargo xtask tidy"),
         page_step(None),
     ];

@@ -65,7 +65,11 @@ enum Task {
         screenshot: Option<PathBuf>,
     },
     /// Run the tests of several ranks under MPICH and Open MPI, which pip installs into target/mpi/; reports NOT RUN without them
-    TestMpi,
+    TestMpi {
+        /// With all but the first library, run the suite on two ranks alone
+        #[arg(long)]
+        quick: bool,
+    },
     /// Run a black-box test suite of the API (pytest) against a server built from this tree
     Conformance {
         /// Folder of the suite
@@ -172,7 +176,7 @@ fn run(task: Task) -> Result<(), String> {
             build_kernels::run(&root, build_kernels::Options { check, sim, counts, fetch, jobs })
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
-        Task::TestMpi => test_mpi::run(&root),
+        Task::TestMpi { quick } => test_mpi::run(&root, quick),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, build: BuildArgs { fetch, jobs } } => {

@@ -114,32 +114,36 @@ const CASES: [Case; 11] = [
 const MIXED_CASE: Case =
     Case::new("other launcher", "collective::mpi::the_library_of_another_mpi_is_one_line", &[2], End::Well);
 
-/// Runs all tests and prints a table of their seconds. Where the packages cannot be installed, reports that.
+/// Runs all tests and prints a table of their seconds. Where the packages cannot be installed, reports that. `quick`: all but the first
+/// library run the first test on the fewest ranks alone.
 ///
 /// # Errors
 /// A job did not end as it must; its output is printed. Or the packages are required and cannot be installed.
-pub fn run(root: &Path) -> Result<(), String> {
+pub fn run(root: &Path, quick: bool) -> Result<(), String> {
     let installed = PACKAGES.iter().try_for_each(|(name, pin)| install(&capability::mpi(name), pin));
     if let Err(reason) = installed {
         return not_run::check(Capability::Mpi, &format!("test-mpi needs it: {reason}"));
     }
-    let mut programs = BTreeMap::new();
-    for package in CASES.iter().map(|case| case.package) {
-        if !programs.contains_key(package) {
-            let built = cargo::test_programs(root, &["--package", package, "--test", "all"])?;
-            let program = built.into_iter().find(|program| program.target == "all");
-            programs.insert(package, program.ok_or_else(|| format!("cargo built no test program `all` of {package}"))?);
-        }
-    }
+    // Those of all packages at once, as `cargo test --workspace` builds them.
+    let built = cargo::test_programs(root, &["--workspace", "--test", "all"])?;
+    let programs: BTreeMap<&str, &cargo::TestProgram> =
+        built.iter().map(|program| (&*program.package, program)).collect();
+    let program = |package: &str| {
+        programs.get(package).copied().ok_or_else(|| format!("cargo built no test program `all` of {package}"))
+    };
     let (mut table, mut figures) = (format!("{:<16} ranks", "seconds"), String::new());
     MPIS.iter().for_each(|mpi| add(&mut table, format_args!("{:>15}", mpi.name)));
     let rows = CASES.iter().map(|case| (case, &MPIS[..])).chain([(&MIXED_CASE, std::slice::from_ref(&MIXED))]);
     for (case, mpis) in rows {
         for ranks in case.ranks {
             add(&mut table, format_args!("\n{:<16} {ranks:>5}", case.name));
-            for mpi in mpis {
+            for (at, mpi) in mpis.iter().enumerate() {
+                if quick && at > 0 && (case.name, *ranks) != (CASES[0].name, CASES[0].ranks[0]) {
+                    add(&mut table, format_args!("{:>15}", "-"));
+                    continue;
+                }
                 let job = Job { mpi, case, ranks: *ranks };
-                let (seconds, output) = job.run(&programs[case.package])?;
+                let (seconds, output) = job.run(program(case.package)?)?;
                 add(&mut table, format_args!("{seconds:>15.1}"));
                 let found = output.lines().filter_map(|line| line.split_once("figure: "));
                 found.for_each(|(_, figure)| add(&mut figures, format_args!("{:<15} {figure}\n", mpi.name)));
@@ -147,14 +151,11 @@ pub fn run(root: &Path) -> Result<(), String> {
         }
     }
     println!("{table}\n\n{figures}");
-    serve(root)
+    serve(program("cli")?)
 }
 
 /// Runs the tests of `quire serve` on several ranks, which use the installed MPICH.
-fn serve(root: &Path) -> Result<(), String> {
-    let built = cargo::test_programs(root, &["--package", "cli", "--test", "all"])?;
-    let program = built.into_iter().find(|program| program.target == "all");
-    let program = program.ok_or("cargo built no test program `all` of cli")?;
+fn serve(program: &cargo::TestProgram) -> Result<(), String> {
     let mut command = Command::new(&program.file);
     command.arg("ranks::").current_dir(&program.folder).env("QUIRE_REQUIRE", "mpi");
     match command.status() {
