@@ -36,8 +36,8 @@ pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     }
 }
 
-/// Computes as a rank other than 0 of a group until rank 0 ends, and ends the process. Rank 0 reports errors, that of the model's files too, and decides what a
-/// signal means that the launcher sends to every rank.
+/// Computes as a rank other than 0 of a group until rank 0 ends, and ends the process. Rank 0 reports errors, also that of `fetched`,
+/// this rank's search for the model, and decides what a signal means that the launcher sends to every rank.
 pub fn follow(config: &EngineConfig, group: Group, fetched: Result<(), CliError>) -> Result<Infallible, CliError> {
     if let Err(error) = fetched {
         group.refuse(error);

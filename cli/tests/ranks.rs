@@ -207,6 +207,8 @@ fn ranks_that_cannot_compute_together_are_one_line_of_rank_0() {
     assert_eq!((line.contains("rank 1: hash of the settings "), count), (true, 1), "{line}");
     let (line, count) = start("-n 2 QUIRE serve --port 0 --tensor-parallel-size 2 /no/such/model");
     assert_eq!((line.contains("/no/such/model"), count), (true, 1), "{line}");
+    let (line, count) = start("-n 2 QUIRE bench latency --tensor-parallel-size 2");
+    assert_eq!((line.contains("an engine of its own on rank 1"), count >= 1), (true, true), "{line}");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let (line, count) = start(&format!("-n 2 QUIRE serve --port {port} --tensor-parallel-size 2"));

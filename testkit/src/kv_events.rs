@@ -17,7 +17,7 @@ impl Client {
     /// Connects as a SUB socket and subscribes to a topic.
     ///
     /// # Errors
-    /// The peer is no PUB socket.
+    /// The peer is not a PUB socket.
     pub fn subscribe(at: SocketAddr, topic: &str) -> Result<Client, String> {
         Client::subscribe_on(TcpStream::connect(local(at)).map_err(text)?, topic)
     }
@@ -25,7 +25,7 @@ impl Client {
     /// Accepts a PUB socket that connects, and subscribes to a topic.
     ///
     /// # Errors
-    /// The peer is no PUB socket.
+    /// The peer is not a PUB socket.
     pub fn accept(listener: &TcpListener, topic: &str) -> Result<Client, String> {
         Client::subscribe_on(listener.accept().map_err(text)?.0, topic)
     }
@@ -39,7 +39,7 @@ impl Client {
     /// Connects as a DEALER socket to a replay socket.
     ///
     /// # Errors
-    /// The peer is no ROUTER socket.
+    /// The peer is not a ROUTER socket.
     pub fn dealer(at: SocketAddr) -> Result<Client, String> {
         Client::greet(TcpStream::connect(local(at)).map_err(text)?, "DEALER", "ROUTER")
     }

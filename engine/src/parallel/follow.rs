@@ -5,13 +5,13 @@ use std::sync::Arc;
 use device::Collective;
 
 use super::place::Place;
-use super::worker::{self, Order, Outcomes};
+use super::worker::{Order, Outcomes};
 use crate::worker::{StepOutput, Worker};
 
 /// Computes the orders of rank 0. Returns why the group has failed.
 pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> {
-    let mut outcomes = Outcomes { group: place.tensor.clone(), buffer: Vec::new() };
-    let (mut bytes, mut buffer, mut output, mut expected) = (Vec::new(), Vec::new(), StepOutput::default(), 0);
+    let mut outcomes = Outcomes::new(place);
+    let (mut bytes, mut output, mut expected) = (Vec::new(), StepOutput::default(), 0);
     loop {
         place.world.broadcast(0, &mut bytes).map_err(|error| error.to_string())?;
         let decoded = postcard::from_bytes::<(u64, Order)>(&bytes);
@@ -26,7 +26,7 @@ pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> 
                 let collected = local.collect(&mut output);
                 outcomes.compare(expected, &collected, &output)?;
                 if place.world.rank() == place.drawing_rank() {
-                    worker::send(&*place.world, &collected, &output, &mut buffer)?;
+                    outcomes.send(&*place.world)?;
                 }
                 // Without its rows the stages behind it would wait.
                 if place.stages() > 1 {

@@ -12,6 +12,9 @@
 //! of ranks computes the same bits, every rank draws the same tokens, and none has to be told what another drew. After each step the
 //! ranks compare hashes of their outcomes: a rank that differs ends the group, and both ranks are named.
 //!
+//! With several stages of layers ([`models::Decoder::stage`]), rows go from stage to stage. The ranks of the last stage alone draw, and the
+//! first of them sends the outcome to rank 0. The ranks of a stage compare theirs.
+//!
 //! | file | what it owns |
 //! |---|---|
 //! | [`place`] | a process's place in the group; what all ranks must agree on before they load |

@@ -84,6 +84,11 @@ impl Group {
     /// Starts the ranks that are threads of this process with `follow`, and takes this rank's place.
     pub(crate) fn enter(self, engine: &EngineConfig, follow: Follow) -> Result<Place, EngineError> {
         let Group { world, others } = self;
+        if world.rank() > 0 {
+            let expected = "a command that all ranks can take part in (serve, chat or generate), or threads";
+            let found = format!("an engine of its own on rank {}", world.rank());
+            return together(&*world, Err(bad("--distributed-executor-backend", found, expected)));
+        }
         let mut started = Vec::new();
         for other in others {
             let config = EngineConfig { kv_events: None, record: None, profile: None, ..engine.clone() };

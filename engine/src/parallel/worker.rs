@@ -48,8 +48,8 @@ impl GroupWorker {
     /// Puts a worker in front of the other ranks.
     pub fn new(place: Place, local: Box<dyn Worker>) -> GroupWorker {
         let drawing_rank = Some(place.drawing_rank()).filter(|rank| *rank > 0);
-        let Place { world, tensor, threads, .. } = place;
-        let outcomes = Outcomes { group: tensor, buffer: Vec::new() };
+        let outcomes = Outcomes::new(&place);
+        let Place { world, threads, .. } = place;
         GroupWorker { world, outcomes, drawing_rank, local, sent: 0, buffer: Vec::new(), lost: None, threads }
     }
 
@@ -156,11 +156,16 @@ impl Drop for GroupWorker {
 
 /// Compares what the ranks of a stage have computed.
 pub(super) struct Outcomes {
-    pub group: Arc<dyn Collective>,
-    pub buffer: Vec<u8>,
+    group: Arc<dyn Collective>,
+    /// The outcome that was compared last.
+    buffer: Vec<u8>,
 }
 
 impl Outcomes {
+    pub fn new(place: &Place) -> Outcomes {
+        Outcomes { group: place.tensor.clone(), buffer: Vec::new() }
+    }
+
     /// Compares the outcomes of a step.
     ///
     /// # Errors
@@ -177,23 +182,15 @@ impl Outcomes {
             Err(failure) => format!("order {step}: {error}; rank {}: {failure}", self.group.rank()),
         })
     }
+
+    /// Sends the outcome that was compared last to rank 0.
+    pub fn send(&self, world: &dyn Collective) -> Result<(), String> {
+        let length = (self.buffer.len() as u64).to_le_bytes();
+        world.send(0, &length).and_then(|()| world.send(0, &self.buffer)).map_err(|error| error.to_string())
+    }
 }
 
-/// Sends the outcome of a step to rank 0.
-pub(super) fn send(
-    world: &dyn Collective,
-    outcome: &Result<(), StepError>,
-    output: &StepOutput,
-    buffer: &mut Vec<u8>,
-) -> Result<(), String> {
-    buffer.clear();
-    let written = postcard::to_extend(&outcome.as_ref().map(|()| output), std::mem::take(buffer));
-    *buffer = written.map_err(|error| error.to_string())?;
-    let sent = world.send(0, &(buffer.len() as u64).to_le_bytes()).and_then(|()| world.send(0, buffer));
-    sent.map_err(|error| error.to_string())
-}
-
-/// Receives the outcome of a step that another rank has [sent](send). A failure of a stage ends the group: the others wait for its rows.
+/// Receives the outcome of a step that another rank has [sent](Outcomes::send). A failure of a stage ends the group: the others wait for its rows.
 fn receive(world: &dyn Collective, rank: usize, buffer: &mut Vec<u8>, output: &mut StepOutput) -> Result<(), String> {
     let mut length = [0; size_of::<u64>()];
     world.receive(rank, &mut length).map_err(|error| error.to_string())?;

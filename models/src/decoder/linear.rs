@@ -16,7 +16,7 @@ pub struct Linear {
     pub bias: bool,
     /// How the weights are stored on the device.
     pub form: Form,
-    /// How the ranks of a tensor-parallel group split it.
+    /// Its place in a branch.
     pub role: Role,
     /// Whether LoRA adapters may target its parts.
     pub adapters: bool,
@@ -176,7 +176,8 @@ impl Serialize for Form {
     }
 }
 
-/// How the ranks of a tensor-parallel group split a [`Linear`] (Shoeybi et al., "Megatron-LM", 2019).
+/// Place of a [`Linear`] in a branch, as the row-parallel form of tensor parallelism has it (Shoeybi et al., "Megatron-LM", 2019).
+/// [`Decoder::shard`](crate::Decoder::shard) cuts both kinds by outputs, so that no sum is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {

@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Compared {
     /// Prompts for which the indexer knew the number of cached tokens.
     pub equal: usize,
-    /// Those of them with a prefix in the cache.
+    /// How many of these prompts had a cached prefix.
     pub cached: usize,
     /// Resets of the prefix cache.
     pub resets: usize,

@@ -13,7 +13,7 @@ use super::random::Random;
 /// Number of conversations.
 const CONVERSATIONS: usize = 15;
 
-/// Those of them that run at the same time.
+/// Number of conversations that run at the same time.
 const AT_ONCE: usize = 5;
 
 /// Turns of each.
@@ -34,7 +34,7 @@ pub struct Affinity {
     pub requests: usize,
     /// Turns after the first.
     pub later: usize,
-    /// Those of them whose replica had computed the turn before.
+    /// Turns after the first whose replica had computed the turn before.
     pub affine: usize,
 }
 

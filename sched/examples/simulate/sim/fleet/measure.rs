@@ -38,7 +38,7 @@ impl Histogram {
 pub struct Tally {
     /// Seconds between two tokens of a request.
     pub intervals: Histogram,
-    /// Those between the first and the second, if different replicas compute them.
+    /// Seconds between a request's first and second token, if different replicas compute them.
     pub handovers: Histogram,
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,

@@ -14,8 +14,8 @@ pub enum Routing {
     LeastLoaded,
     /// The same, of two drawn at random (Mitzenmacher 1996).
     TwoChoices,
-    /// Of two drawn at random and the one of the conversation's last turn: the one with the longest cached prefix, unless
-    /// it is overloaded. See [`Router::pick`].
+    /// Three candidates: two drawn at random, and the replica of the conversation's last turn. The one with the longest cached
+    /// prefix is chosen, unless it is overloaded. See [`Router::pick`].
     PrefixAware,
     /// Prefill and decode apart: a replica for the prompt, chosen as in `PrefixAware`, then one for the other tokens,
     /// chosen as in `TwoChoices`, which receives the cache.
