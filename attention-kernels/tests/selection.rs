@@ -1,7 +1,7 @@
 //! Which variants are selected, and the errors of choices that are impossible.
 
 use attention_kernels::{
-    AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants,
+    AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, Variant, select, variants,
 };
 
 fn cpu(head_dim: usize) -> Needs {
@@ -51,10 +51,30 @@ fn a_product_that_takes_only_numbers_is_refused_for_weights_in_fewer_bits() {
 #[test]
 fn auto_selects_the_highest_rank_that_can_serve() {
     let auto = KernelChoice::default();
-    let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
+    let best = |arithmetic| {
+        let serves = |v: &&Variant| v.capabilities.runs_on("cpu") && v.capabilities.arithmetic == arithmetic;
+        variants(Operation::Decode).into_iter().find(serves).unwrap().name
+    };
     for kv_dtype in KvDtype::ALL {
-        assert_eq!(select(&auto, &Needs { kv_dtype, ..cpu(1024) }).unwrap().decode.name, best.name);
+        let selected = |arithmetic| select(&auto, &Needs { kv_dtype, arithmetic, ..cpu(1024) }).unwrap();
+        assert_eq!(selected(Dtype::F32).decode.name, best(Dtype::F32));
+        // Only a cache of bfloat16 is multiplied in pairs.
+        let rounds = if kv_dtype == KvDtype::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        assert_eq!(selected(Dtype::Bf16).decode.name, best(rounds));
     }
+}
+
+#[test]
+fn nothing_rounds_for_a_model_that_computes_in_float32() {
+    let choice = KernelChoice { decode: "cpu.portable_bf16".into(), ..Default::default() };
+    let needs = Needs { kv_dtype: KvDtype::Bf16, ..cpu(1024) };
+    let message = select(&choice, &needs).err().unwrap().to_string();
+    assert!(
+        message.contains("cannot serve: it rounds to bf16, the model computes in f32; use one of: cpu."),
+        "{message}"
+    );
+    let set = select(&choice, &Needs { arithmetic: Dtype::Bf16, ..needs }).unwrap();
+    assert_eq!((set.prefill.name.ends_with("_bf16"), set.arithmetic), (true, Dtype::Bf16));
 }
 
 #[test]

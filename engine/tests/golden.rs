@@ -48,6 +48,7 @@ impl Setting {
 
     fn config(&self) -> EngineConfig {
         let mut config = EngineConfig {
+            dtype: Some(engine::Dtype::F32),
             model: ModelSource::Folder(folder(self.case)),
             block_size: Some(block_size(self.case, 8)),
             max_num_batched_tokens: 48,

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 fn kept(kv_cache_dtype: KvCacheDtype, model: &Path) -> EngineConfig {
     EngineConfig {
+        dtype: Some(engine::Dtype::F32),
         model: ModelSource::Folder(model.into()),
         kv_cache_dtype,
         max_num_seqs: 8,

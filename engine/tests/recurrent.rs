@@ -14,6 +14,7 @@ pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64 * 2 * 64 * 4;
 
 pub fn config(blocks: u64) -> EngineConfig {
     EngineConfig {
+        dtype: Some(engine::Dtype::F32),
         model: ModelSource::Folder(folder("qwen3-next")),
         kv_cache_memory_bytes: Some(blocks * BLOCK_BYTES),
         max_num_seqs: 16,

@@ -55,6 +55,8 @@ fn noise(case: &str, dtype: Option<Dtype>) -> (f64, f64) {
 struct Setting {
     /// `None`: on the CPU; else on `cuda-sim`, computed in that type.
     sim: Option<Dtype>,
+    /// Type of the computation on the CPU; `None`: float32.
+    cpu: Option<Dtype>,
     block_size: usize,
     budget: usize,
     prefix_cache: bool,
@@ -71,6 +73,11 @@ struct Setting {
 }
 
 impl Setting {
+    /// Type of the computation; `None`: float32 on the CPU.
+    fn computes(self) -> Option<Dtype> {
+        self.sim.or(self.cpu)
+    }
+
     /// Keys and values are kept as they are computed.
     fn exact(self) -> bool {
         matches!(self.kv, KvCacheDtype::Auto | KvCacheDtype::Float32)
@@ -94,6 +101,7 @@ impl Setting {
             threads: Some(self.threads),
             kv_cache_dtype: self.kv,
             max_model_len: self.context,
+            dtype: Some(self.cpu.unwrap_or_default()),
             ..Default::default()
         };
         if let Some(dtype) = self.sim {
@@ -161,7 +169,7 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     for (prompt, (tokens, logprobs)) in prompts.iter().zip(scored) {
         assert_eq!((tokens.len(), logprobs.len()), (prompt.greedy.len(), prompt.greedy.len()), "{case} {setting:?}");
         if setting.exact() {
-            let tolerance = tolerance(case, setting.sim);
+            let tolerance = tolerance(case, setting.computes());
             let same = tokens.iter().zip(&prompt.greedy).take_while(|(a, b)| a == b).count();
             // If two tokens are about equally likely in the reference, fewer bits may select the other one. The continuation is
             // compared by `check_teacher_forced`.
@@ -220,14 +228,14 @@ fn by_context(prompts: Vec<Prompt>, case: &str) -> BTreeMap<Option<usize>, Vec<P
 }
 
 fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt>) {
-    let bound = tolerance(case, setting.sim);
+    let bound = tolerance(case, setting.computes());
     if !everything() && device_for_tests() == "cuda-sim" {
         prompts.retain(|prompt| prompt.ids.len() < 100);
         if prompts.is_empty() {
             return;
         }
     }
-    let (greatest, mean) = noise(case, setting.sim);
+    let (greatest, mean) = noise(case, setting.computes());
     let (greatest, mean) = if FIRST.contains(&case) { (greatest, mean) } else { (2.0 * greatest, 2.0 * mean) };
     let mut errors = Vec::new();
     let mut llm = Llm::new(setting.config(case)).unwrap();
@@ -245,7 +253,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
     }
     assert_eq!(errors.len(), prompts.iter().map(|prompt| prompt.greedy.len()).sum::<usize>(), "{case}");
     let found = errors.iter().sum::<f64>() / errors.len() as f64;
-    println!("{case} {:?}: off by {found} in the mean of {} tokens", setting.sim, errors.len());
+    println!("{case} {:?}: off by {found} in the mean of {} tokens", setting.computes(), errors.len());
     assert!(found < mean, "{case} {setting:?}: off by {found} in the mean");
     // Some steps are enough to compare steps with prompts.
     let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, FIRST_TOKENS)).collect()).unwrap();
@@ -280,6 +288,7 @@ fn product() -> Vec<Setting> {
                             for kv in KvCacheDtype::ALL {
                                 all.push(Setting {
                                     sim: None,
+                                    cpu: None,
                                     block_size,
                                     budget,
                                     prefix_cache,
@@ -505,6 +514,7 @@ fn qwen3_gives_the_reference_tokens_on_cuda_sim() {
 fn all_at_once(dtype: Dtype) -> Setting {
     Setting {
         sim: Some(dtype),
+        cpu: None,
         block_size: 16,
         budget: 128,
         prefix_cache: false,
@@ -545,6 +555,22 @@ fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
             check_teacher_forced(case, whole);
             for (context, prompts) in by_context(prompts_on_sim(case), case) {
                 compare_two(case, Setting { context, ..whole }, &prompts);
+            }
+        }
+    }
+}
+
+/// Products and attention that round to bfloat16 have errors like those of an implementation that computes in it throughout.
+#[test]
+fn bfloat16_on_the_cpu_stays_within_its_bound_of_the_reference_and_keeps_its_bits() {
+    for (at, case) in CASES.into_iter().enumerate() {
+        let block_size = if case == RECURRENT { 128 } else { 16 };
+        let whole = Setting { sim: None, cpu: Some(Dtype::Bf16), block_size, ..all_at_once(Dtype::Bf16) };
+        check_teacher_forced(case, whole);
+        if case != RECURRENT && (everything() || at % 3 == 0) {
+            for (context, prompts) in by_context(prompts(case), case) {
+                let other = Setting { threads: 2, context, ..whole };
+                compare_two(case, other, &prompts);
             }
         }
     }

@@ -72,20 +72,26 @@ macro_rules! register_fast {
     };
 }
 
-/// Capabilities of attention that multiplies pairs of bfloat16.
-const fn in_pairs(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { arithmetic: Dtype::Bf16, kv_dtypes: &[KvDtype::Bf16], ..attention(name, isa, rank) }
+/// Capabilities of attention that multiplies pairs of bfloat16. Every instruction set computes the same bits.
+const fn in_pairs(isa: Isa, rank: u32) -> Capabilities {
+    Capabilities { arithmetic: Dtype::Bf16, kv_dtypes: &[KvDtype::Bf16], ..attention("cpu.bf16", isa, rank) }
 }
 
 /// Registers decode and prefill in pairs of bfloat16 for one instruction set.
 macro_rules! register_pairs {
     ($name:literal, $isa:ident, $rank:literal) => {
-        register!($name, Decode, in_pairs($name, Isa::$isa, $rank), Attention(|device, args| {
-            fast::attention((Isa::$isa, Dtype::Bf16), device, args)
-        }));
-        register!($name, Prefill, in_pairs($name, Isa::$isa, $rank), Attention(|device, args| {
-            fast::attention((Isa::$isa, Dtype::Bf16), device, args)
-        }));
+        register!(
+            $name,
+            Decode,
+            in_pairs(Isa::$isa, $rank),
+            Attention(|device, args| { fast::attention((Isa::$isa, Dtype::Bf16), device, args) })
+        );
+        register!(
+            $name,
+            Prefill,
+            in_pairs(Isa::$isa, $rank),
+            Attention(|device, args| { fast::attention((Isa::$isa, Dtype::Bf16), device, args) })
+        );
     };
 }
 
@@ -105,9 +111,12 @@ register_pairs!("cpu.avx2_bf16", Avx2, 5);
 register_pairs!("cpu.avx512_bf16", Avx512Bf16, 6);
 // A matrix knows its arithmetic, so every linear layer multiplies pairs if it has to; this one by the instruction for them.
 #[cfg(target_arch = "x86_64")]
-register!("cpu.avx512_bf16", Linear, Capabilities { arithmetic: Dtype::Bf16, ..product(Isa::Avx512Bf16, 6) }, Linear(
-    |device, args| fast::linear(Isa::Avx512Bf16, device, args)
-));
+register!(
+    "cpu.avx512_bf16",
+    Linear,
+    Capabilities { arithmetic: Dtype::Bf16, ..product(Isa::Avx512Bf16, 6) },
+    Linear(|device, args| fast::linear(Isa::Avx512Bf16, device, args))
+);
 
 register!("cpu.reference", CacheWrite, plain(Isa::Portable, 0), CacheWrite(reference::cache_write));
 register!("cpu.rows", CacheWrite, plain(Isa::Portable, 1), CacheWrite(store::cache_write));

@@ -11,17 +11,16 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
+use std::ops::Range;
+
 use device::Isa;
 use device::simd::pairs::{PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 
 use super::stored::{Bf16, Slot, place};
-use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead, by_queries};
+use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead};
 
-/// Number of queries that take a tile together: six times four vectors of sums leave enough registers of AVX-512 for operands.
-const AT_ONCE: usize = 6;
-
-/// Panels of a tile.
+/// Panels of a tile. Six queries take a tile together: six times four vectors of sums leave enough registers of AVX-512 for operands.
 const PANELS: usize = TILE / LANES;
 
 /// Rounds the queries of a task.
@@ -71,22 +70,52 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
                 transpose::<D>(shared, seen, tile, panel, &mut keys[panel * pairs..][..pairs]);
             }
         }
-        by_queries!(queries, 1 2 3 4 5 .. AT_ONCE, |first, R| {
-            let mut rows = [&rounded[..0]; R];
-            for r in 0..R {
-                rows[r] = &rounded[(first + r) * pairs..][..pairs];
-            }
+        let task = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
+        let panels = tile.panels();
+        let mut first = 0;
+        while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
-            // Few tokens of a short context are one panel.
-            match tile.panels().len() {
-                1 => {
-                    let at = tile.panels().start;
-                    score_panels::<D, R, 1>(&keys[at * pairs..], rows, seen.task.scale, &mut scores[at * LANES..]);
-                }
-                _ => score_panels::<D, R, PANELS>(keys, rows, seen.task.scale, scores),
-            }
-        });
+            first += match (D::Floats::MANY, queries - first) {
+                (true, 6..) => score::<D, 6>(task, first, panels.clone(), scores),
+                (true, 3..) => score::<D, 3>(task, first, panels.clone(), scores),
+                (true, 2) => score::<D, 2>(task, first, panels.clone(), scores),
+                _ => score::<D, 1>(task, first, panels.clone(), scores),
+            };
+        }
     }
+}
+
+/// The operands of a tile.
+struct Panels<'a> {
+    /// `[PANELS, pairs]`.
+    keys: &'a [Pairs],
+    /// `[queries, pairs]`.
+    queries: &'a [u32],
+    /// Pairs of a head.
+    pairs: usize,
+    scale: f32,
+}
+
+/// Computes the scores of `R` queries, from `first` on, with the panels of a tile. Returns R.
+#[inline(always)]
+fn score<D: PairLanes, const R: usize>(
+    task: &Panels<'_>,
+    first: usize,
+    panels: Range<usize>,
+    scores: &mut [f32],
+) -> usize {
+    let mut rows = [&task.queries[..0]; R];
+    for r in 0..R {
+        rows[r] = &task.queries[(first + r) * task.pairs..][..task.pairs];
+    }
+    if D::Floats::MANY && panels.len() > 1 {
+        score_panels::<D, R, PANELS>(task.keys, rows, task.scale, scores);
+    } else {
+        for panel in panels {
+            score_panels::<D, R, 1>(&task.keys[panel * task.pairs..], rows, task.scale, &mut scores[panel * LANES..]);
+        }
+    }
+    R
 }
 
 /// Transposes the keys of a panel of a tile.

@@ -21,11 +21,8 @@ use device::simd::{LANES, Lanes};
 
 use super::pair_scores::round_row;
 use super::stored::{Bf16, place};
-use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries};
+use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead};
 use crate::shape::PARTITION;
-
-/// Number of queries whose sums are in registers together.
-const AT_ONCE: usize = 6;
 
 /// Pairs of tokens of a partition: the distance between the weights of two queries.
 pub(super) const WEIGHTS: usize = PARTITION / 2;
@@ -95,26 +92,37 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
             continue;
         }
         // If all rows see all tokens, the ends of the tile are the same for all.
-        if tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens {
-            by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
-                add_weighted::<D, R>(values, tile.tokens.clone(), first, weights, part);
-            });
-            continue;
+        let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens;
+        let mut first = 0;
+        while first < task.queries() {
+            let count = match (D::Floats::MANY, task.queries() - first) {
+                (true, 6..) => 6,
+                (true, 3..) => 3,
+                (true, 2) => 2,
+                _ => 1,
+            };
+            let common = if everyone { seen.by(0) } else { common(seen, first, first + count - 1) };
+            for before in [true, false] {
+                for query in first..first + if everyone { 0 } else { count } {
+                    let mine = seen.by(query / task.group);
+                    let own = if before {
+                        mine.start..mine.end.min(common.start)
+                    } else {
+                        mine.start.max(common.end)..mine.end
+                    };
+                    add_weighted::<D, 1>(values, tile.part(seen, own), query, weights, part);
+                }
+                let tokens = if everyone { tile.tokens.clone() } else { tile.part(seen, common.clone()) };
+                match (before, count) {
+                    (false, _) => {}
+                    (true, 6) => add_weighted::<D, 6>(values, tokens, first, weights, part),
+                    (true, 3) => add_weighted::<D, 3>(values, tokens, first, weights, part),
+                    (true, 2) => add_weighted::<D, 2>(values, tokens, first, weights, part),
+                    (true, _) => add_weighted::<D, 1>(values, tokens, first, weights, part),
+                }
+            }
+            first += count;
         }
-        by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
-            let common = common(seen, first, first + R - 1);
-            for query in first..first + R {
-                let mine = seen.by(query / task.group);
-                let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
-                add_weighted::<D, 1>(values, tokens, query, weights, part);
-            }
-            add_weighted::<D, R>(values, tile.part(seen, common.clone()), first, weights, part);
-            for query in first..first + R {
-                let mine = seen.by(query / task.group);
-                let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
-                add_weighted::<D, 1>(values, tokens, query, weights, part);
-            }
-        });
     }
 }
 
@@ -167,8 +175,8 @@ fn add_weighted<D: PairLanes, const R: usize>(
     let mut at = 0;
     while at < values.vectors {
         at += match values.vectors - at {
-            4.. => columns::<D, R, 4>(values, tokens.clone(), weights, part, at),
-            2.. => columns::<D, R, 2>(values, tokens.clone(), weights, part, at),
+            4.. if D::Floats::MANY => columns::<D, R, 4>(values, tokens.clone(), weights, part, at),
+            2.. if D::Floats::MANY => columns::<D, R, 2>(values, tokens.clone(), weights, part, at),
             _ => columns::<D, R, 1>(values, tokens.clone(), weights, part, at),
         };
     }

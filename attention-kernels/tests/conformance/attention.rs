@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use attention_kernels::trial::numbers::Random;
 use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
-use device::Device;
+use device::{Device, Isa};
 
 use super::devices::{self, variants_on};
 use super::looks;
@@ -20,8 +20,10 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
-    if another_s && !testkit::everything() {
-        // This variant launches the kernel of another, which is tested with all looks.
+    // Of one source and one family, whose bits are compared.
+    let emulated = variant.capabilities.arithmetic != Dtype::F32 && variant.capabilities.isa != Isa::Avx512Bf16;
+    if (another_s || emulated) && !testkit::everything() {
+        // This variant launches the kernel of another, or has its bits, which is tested with all looks.
         looks = looks.into_iter().step_by(3).collect();
     }
     let mut slowest = (Duration::ZERO, None);
@@ -100,9 +102,11 @@ fn every_claim_of_the_cpu_variants_and_of_the_generic_kernel_holds() {
 /// Rows of one task whose windows start on both sides of a partition's end: far more rows than in any look.
 #[test]
 fn a_window_that_starts_behind_a_partition_sees_nothing_of_it() {
-    let (device, kv_dtype) = (device::open("cpu", Some(2)).unwrap(), KvDtype::Same);
-    let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
-    for window in [1, 19, 90] {
+    let device = device::open("cpu", Some(2)).unwrap();
+    for (window, kv_dtype) in
+        [1, 19, 90].into_iter().flat_map(|window| [(window, KvDtype::Same), (window, KvDtype::Bf16)])
+    {
+        let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
         let look = Look {
             heads: (2, 2),
             dim: 16,
@@ -110,8 +114,9 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it() {
             ..Look::plain(format, vec![(300, PARTITION + 200), (1, 17)])
         };
         let problem = Problem::new(window as u64, &look);
-        for variant in variants_on(&*device, &[Operation::Prefill]) {
-            let what = format!("{}, window of {window}", variant.name);
+        let takes_it = |variant: &&Variant| variant.capabilities.kv_dtypes.contains(&kv_dtype);
+        for variant in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(takes_it) {
+            let what = format!("{}, {kv_dtype}, window of {window}", variant.name);
             let got = problem.on(&device).unwrap().run(variant, 0..2, false).unwrap();
             got.check(&what, variant, &problem, &problem.truth()).unwrap();
         }
@@ -285,7 +290,7 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 if latent.is_some() && !can.latent || sparse.is_some() && !can.block_sparse {
                     continue;
                 }
-                let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
+                let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], None, 5);
                 let whole = Problem::new(4, &Look { sinks: can.sinks, latent, sparse, ..look });
                 let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
                 want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();

@@ -2,15 +2,12 @@
 
 use super::output::{Output, numbers};
 use super::pack::{Halves, Panels, Segment};
-use super::processor::Processor;
-use super::{rounded, stored};
+use super::processor::{PANELS_PER_TASK, Processor};
 use super::tile::{Line, accumulate};
 use super::{Gemm, integer};
-use crate::{Dtype, dispatch};
+use super::{rounded, stored};
 use crate::simd::{LANES, Lanes};
-
-/// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
-pub(super) const PANELS_PER_TASK: usize = 16;
+use crate::{Dtype, dispatch};
 
 /// A part of the product: all rows, some panels.
 struct Task<'a, W> {

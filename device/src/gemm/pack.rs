@@ -9,8 +9,7 @@ use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
 use super::rows::RowBlock;
 use super::stored::{Rounding, Stored, StoredFormat, StoredPanels, StoredRow, StoredRows};
-use crate::simd::pairs::Pairs;
-use crate::simd::{LANES, Lanes};
+use crate::simd::{LANES, Lanes, Pairs};
 use crate::{DeviceError, Dtype, Isa, Pool, dispatch};
 
 pub(super) enum Panels {
@@ -289,7 +288,9 @@ impl PackedMatrix {
             Panels::Bf16(halves) => {
                 for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * self.k.div_ceil(2)..]) {
                     let pair = line.0[lane];
-                    two.iter_mut().zip([pair << 16, pair & 0xffff_0000]).for_each(|(x, bits)| *x = f32::from_bits(bits));
+                    two.iter_mut()
+                        .zip([pair << 16, pair & 0xffff_0000])
+                        .for_each(|(x, bits)| *x = f32::from_bits(bits));
                 }
             }
             Panels::Q8(blocks) => blocks.copy_row(row, out),
@@ -300,7 +301,12 @@ impl PackedMatrix {
 }
 
 /// Packs parts of one form; returns the number of rows too.
-fn pack_run(pool: &Pool, arithmetic: Dtype, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, Panels), DeviceError> {
+fn pack_run(
+    pool: &Pool,
+    arithmetic: Dtype,
+    k: usize,
+    parts: &[WeightRows<'_>],
+) -> Result<(usize, Panels), DeviceError> {
     let mut numbers = Vec::new();
     let mut stored = Vec::new();
     for part in parts {
@@ -329,15 +335,16 @@ fn pack_numbers(pool: &Pool, arithmetic: Dtype, n: usize, k: usize, parts: &[(Dt
     let (panels, isa) = (n.div_ceil(LANES), Isa::best());
     if become_bf16(arithmetic, parts.iter().map(|(format, _)| *format)) {
         let lines = in_panels(pool, panels, k.div_ceil(2), LANES * k, Pairs::ZERO, |panel, lines| {
-            let rows: [Cow<'_, [u8]>; LANES] = std::array::from_fn(|lane| match find_row(parts, k, panel * LANES + lane) {
-                None => Cow::default(),
-                Some((Dtype::Bf16, row)) => row.into(),
-                Some((other, row)) => {
-                    let mut halves = vec![0; k * Dtype::Bf16.bytes()];
-                    Dtype::Bf16.convert(other, row, &mut halves);
-                    halves.into()
-                }
-            });
+            let rows: [Cow<'_, [u8]>; LANES] =
+                std::array::from_fn(|lane| match find_row(parts, k, panel * LANES + lane) {
+                    None => Cow::default(),
+                    Some((Dtype::Bf16, row)) => row.into(),
+                    Some((other, row)) => {
+                        let mut halves = vec![0; k * Dtype::Bf16.bytes()];
+                        Dtype::Bf16.convert(other, row, &mut halves);
+                        halves.into()
+                    }
+                });
             let rows = rows.each_ref().map(|row| &row[..]);
             dispatch!(isa, pack_pairs(rows: [&[u8]; LANES], lines: &mut [Pairs]));
         });

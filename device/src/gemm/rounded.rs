@@ -5,9 +5,8 @@
 
 use std::cell::Cell;
 
-use super::kernel::PANELS_PER_TASK;
 use super::output::{Output, numbers};
-use super::processor::Processor;
+use super::processor::{PANELS_PER_TASK, Processor};
 use super::rows::RowBlock;
 use crate::dispatch_pairs;
 use crate::simd::pairs::{PairLanes, Pairs};

@@ -1,7 +1,6 @@
 //! The sums of a tile of float weights.
 
-use crate::simd::pairs::Pairs;
-use crate::simd::{LANES, Lanes, prefetch};
+use crate::simd::{LANES, Lanes, Pairs, prefetch};
 
 /// Bands of fewer rows are bound by memory, so they prefetch.
 const FEW_ROWS: usize = 12;

@@ -25,6 +25,16 @@ pub use x86::{Avx2, Avx512};
 /// Number of lanes in a vector.
 pub const LANES: usize = 16;
 
+/// Sixteen pairs of bfloat16: a cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Pairs(pub [u32; LANES]);
+
+impl Pairs {
+    /// Pairs of zeros.
+    pub const ZERO: Pairs = Pairs([0; LANES]);
+}
+
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -95,7 +105,7 @@ pub trait Lanes: Copy {
     fn load_bf16(from: &[u16; LANES]) -> Self;
     /// Loads and widens the lower bfloat16 of each pair (`HIGH`: the higher).
     #[inline(always)]
-    fn load_half<const HIGH: bool>(from: &pairs::Pairs) -> Self {
+    fn load_half<const HIGH: bool>(from: &Pairs) -> Self {
         Self::load(&from.0.map(|pair| f32::from_bits(if HIGH { pair & 0xffff_0000 } else { pair << 16 })))
     }
     /// Loads and widens IEEE halves.

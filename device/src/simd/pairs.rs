@@ -20,18 +20,9 @@ use std::arch::x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::Avx512;
+pub use super::Pairs;
 use super::small_float::f32_to_bf16;
 use super::{Isa, LANES, Lanes, Portable};
-
-/// Sixteen pairs of bfloat16: a cache line.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub struct Pairs(pub [u32; LANES]);
-
-impl Pairs {
-    /// Pairs of zeros.
-    pub const ZERO: Pairs = Pairs([0; LANES]);
-}
 
 /// Returns a pair of two numbers, rounded.
 #[inline(always)]
@@ -168,7 +159,11 @@ impl PairLanes for Avx512Bf16 {
     fn dot(sums: Avx512, a: __m512i, b: __m512i) -> Avx512 {
         // SAFETY: see the type; both are 512 bits without invalid values.
         Avx512(unsafe {
-            _mm512_dpbf16_ps(sums.0, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b))
+            _mm512_dpbf16_ps(
+                sums.0,
+                std::mem::transmute::<__m512i, __m512bh>(a),
+                std::mem::transmute::<__m512i, __m512bh>(b),
+            )
         })
     }
     #[inline(always)]

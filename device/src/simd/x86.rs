@@ -5,8 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::pairs::Pairs;
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, Pairs};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]

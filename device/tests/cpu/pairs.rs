@@ -88,7 +88,8 @@ fn rearrange<D: PairLanes>(
 
 #[test]
 fn numbers_are_rounded_and_words_are_moved() {
-    let special = [f32::MIN_POSITIVE / 2.0, -f32::MIN_POSITIVE * 0.999, 1.0 + 1.0 / 256.0, f32::INFINITY, f32::MAX, -0.0];
+    let special =
+        [f32::MIN_POSITIVE / 2.0, -f32::MIN_POSITIVE * 0.999, 1.0 + 1.0 / 256.0, f32::INFINITY, f32::MAX, -0.0];
     let numbers: &[f32; 2 * LANES] = &std::array::from_fn(|i| special.get(i).copied().unwrap_or(i as f32 / 3.0));
     let square: &[[u16; 2 * LANES]; LANES] = &std::array::from_fn(|i| std::array::from_fn(|j| (i << 8 | j) as u16));
     let rows: &[[u16; LANES]; 2] = &std::array::from_fn(|i| std::array::from_fn(|j| (i << 8 | j) as u16));

@@ -1,7 +1,7 @@
 //! Measured limits of the machine.
 
 use device::Pool;
-use device::roofline::{f32_peak, int8_peak, read_bandwidth};
+use device::roofline::{bf16_peak, f32_peak, int8_peak, read_bandwidth};
 
 #[test]
 fn the_measured_limits_are_plausible() {
@@ -11,4 +11,7 @@ fn the_measured_limits_are_plausible() {
     assert!((1e7..1e12).contains(&read), "{read:e}");
     assert!((1e7..2e13).contains(&int8), "{int8:e}");
     assert!((1e7..1e12).contains(&f32), "{f32:e}");
+    // Emulated, it is slower.
+    let bf16 = bf16_peak(&pool);
+    assert!((1e6..2e12).contains(&bf16), "{bf16:e}");
 }

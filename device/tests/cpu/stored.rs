@@ -139,7 +139,8 @@ fn activations_are_rounded_to_floats_of_8_bits_as_the_checkpoint_says() {
     let mut x = values(3 * k, 2);
     x[2 * k..].fill(0.0);
     for rounding in [Rounding::Floats(k), Rounding::Floats(128), Rounding::Static(0.0015)] {
-        let weights = PackedMatrix::stored(&pool, Dtype::F32, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
+        let weights =
+            PackedMatrix::stored(&pool, Dtype::F32, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
         for isa in isas() {
             let y = multiplied(isa, &pool, &x, &weights, None);
             for (i, x) in x.chunks(k).enumerate() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use device::gemm::{Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
-    Dtype,
-    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue,
+    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
+    Queue,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.

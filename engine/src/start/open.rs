@@ -225,8 +225,9 @@ fn dtype(
         Some(other) => Err(EngineError::Config {
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
-            expected: "auto, float32 or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
-                .to_string(),
+            expected:
+                "auto, float32 or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
+                    .to_string(),
         }),
     }
 }

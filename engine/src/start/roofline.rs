@@ -1,5 +1,6 @@
 //! Lower bound of the time that a model's work takes on this machine (a roofline), for comparison with measurements.
 
+use attention_kernels::Dtype;
 use attention_kernels::trial::Peaks;
 use device::roofline as measure;
 
@@ -35,7 +36,7 @@ pub struct Roofline {
     /// Read bandwidth in bytes per second.
     pub read: f64,
     /// Operations per second (a multiplication and an addition are two): on a CPU of 8-bit integers if weights are quantised,
-    /// otherwise of float32; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
+    /// otherwise of the type of the computation; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
     pub peak: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
@@ -60,8 +61,11 @@ impl Roofline {
         let parameters = decoder.num_parameters();
         let (read, peak) = match opened.device.name() {
             "cpu" => {
-                let quantized = engine.quantization.is_some();
-                let peak = if quantized { measure::int8_peak(pool) } else { measure::f32_peak(pool) };
+                let peak = match (engine.quantization, opened.kernels.arithmetic) {
+                    (Some(_), _) => measure::int8_peak(pool),
+                    (None, Dtype::Bf16) => measure::bf16_peak(pool),
+                    (None, _) => measure::f32_peak(pool),
+                };
                 (measure::read_bandwidth(pool, BEYOND_CACHES), peak)
             }
             // Infinite where time has no meaning, so that every share is 0.
