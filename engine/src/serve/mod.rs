@@ -5,6 +5,7 @@ mod answer_buffer;
 mod channel;
 mod handle;
 mod llm;
+mod outbox;
 mod status;
 mod text_engine;
 
