@@ -19,14 +19,13 @@ use axum::body::Body;
 use axum::http::Request;
 use device::{Device, DeviceError, Event, Queue};
 use engine::text::{Detokenizer, StopScanner};
-use engine::{AsyncEngine, EngineConfig, ModelSource};
+use engine::{AsyncEngine, Engine, GenerationParams, GenerationRequest};
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use prometheus::{Histogram, HistogramOpts};
 use serde_json::{Value, json};
 use server::{App, ServerOptions, router, serve};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
@@ -34,18 +33,10 @@ use tokio::runtime::{Builder, Runtime};
 #[path = "../../device/tests/support/hooked.rs"]
 #[allow(dead_code)]
 mod hooked;
-#[path = "../../engine/tests/common/noop.rs"]
-#[allow(dead_code)]
-mod noop;
+#[path = "../tests/common/long.rs"]
+mod long;
 
 use hooked::{Hooked, Hooks};
-
-// What the module `noop` finds in the tests of the engine.
-const VOCABULARY: usize = 0;
-const TOKEN_BYTES: u64 = 0;
-fn model() -> ModelSource {
-    ModelSource::Demo
-}
 
 /// Streams at once over HTTP.
 const STREAMS: usize = 128;
@@ -79,44 +70,26 @@ fn main() {
     }
     let is_asked = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     let pace = Pace::default();
-    let device = Arc::new(Hooked { device: noop::NoOp::new(), hooks: pace.clone() });
-    let folder = model_with_long_context();
-    let config = EngineConfig {
-        model: ModelSource::Folder(folder.path().to_path_buf()),
-        kv_cache_memory_bytes: Some(4 << 30),
-        max_num_seqs: 2 * STREAMS,
-        max_unread_events: 8 * LENGTHS[1],
-        threads: Some(1),
-        ..EngineConfig::default()
-    };
-    let engine = AsyncEngine::start_on(config, device, &|_, _| {}).unwrap();
+    let device = Arc::new(Hooked { device: long::noop::NoOp::new(), hooks: pace.clone() });
+    let engine = long::start(device, 2 * LENGTHS[1], STREAMS);
     println!("{:<44}{:>12}", "part", "µs per token");
     text(&engine, &is_asked);
     let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("server").enable_all().build().unwrap();
-    let app = Arc::new(App::new(engine, ServerOptions::default()));
+    let app = Arc::new(App::new(engine.clone(), ServerOptions::default()));
     for length in LENGTHS {
         for (name, path, body) in requests(length) {
             let name = format!("body of {length} tokens, {name}");
             if is_asked(&name) {
-                line(&name, body_time(&app, &runtime, path, &body) / length as f64);
+                line(&name, body_time(&engine, &app, &runtime, path, &body) / length as f64);
             }
         }
     }
     pace.0.store(STEP.as_nanos() as u64, Relaxed);
+    if is_asked("step") {
+        step(pace);
+    }
     over_http(&app, &runtime, &is_asked);
     std::process::exit(0);
-}
-
-/// The demo model, whose context would be too short. Its weights are not used.
-fn model_with_long_context() -> TempDir {
-    let (folder, demo) = (TempDir::new().unwrap(), testkit::workspace::root().join("models/demo"));
-    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(demo.join(name), folder.path().join(name)).unwrap();
-    }
-    let mut config: Value = serde_json::from_slice(&std::fs::read(demo.join("config.json")).unwrap()).unwrap();
-    config["max_position_embeddings"] = json!(2 * LENGTHS[1]);
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    folder
 }
 
 fn line(name: &str, nanoseconds: f64) {
@@ -125,12 +98,7 @@ fn line(name: &str, nanoseconds: f64) {
 
 /// Names, paths and bodies of the requests of `length` tokens.
 fn requests(length: usize) -> Vec<(&'static str, &'static str, Value)> {
-    let common = json!({"max_tokens": length, "ignore_eos": true, "skip_special_tokens": false, "stream": true, "temperature": 1.0});
-    let with = |more: Value| {
-        let mut body = common.clone();
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
+    let with = |more| long::request(length, more);
     let messages = json!([{"role": "user", "content": "One"}]);
     let usage = json!({"include_usage": true});
     vec![
@@ -191,33 +159,24 @@ fn text(engine: &AsyncEngine, is_asked: &dyn Fn(&str) -> bool) {
     }
 }
 
-/// CPU time of reading a response whose tokens have all been computed: the channel, JSON, server-sent events, and metrics.
-fn body_time(app: &Arc<App>, runtime: &Runtime, path: &str, body: &Value) -> f64 {
+/// Time of reading a response whose tokens have all been computed: the channel, JSON, server-sent events, and metrics.
+fn body_time(engine: &AsyncEngine, app: &Arc<App>, runtime: &Runtime, path: &str, body: &Value) -> f64 {
     let round = |_| {
         runtime.block_on(async {
             let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
             let request = request.body(Body::from(body.to_string())).unwrap();
             let Ok(mut response) = TowerToHyperService::new(router(app.clone())).call(request).await;
-            // The metrics page shows when the engine has no more work.
-            while !is_idle(app).await {
+            while engine.num_unfinished() > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            let before = cpu("thread-self");
+            let start = Instant::now();
             while let Some(frame) = response.body_mut().frame().await {
                 std::hint::black_box(frame.unwrap());
             }
-            (cpu("thread-self") - before) as f64
+            start.elapsed().as_nanos() as f64
         })
     };
     (0..5).map(round).fold(f64::MAX, f64::min)
-}
-
-async fn is_idle(app: &Arc<App>) -> bool {
-    let request = Request::get("/metrics").header("host", "localhost").body(Body::empty()).unwrap();
-    let Ok(response) = TowerToHyperService::new(router(app.clone())).call(request).await;
-    let page = response.into_body().collect().await.unwrap().to_bytes();
-    let page = std::str::from_utf8(&page).unwrap();
-    page.lines().any(|line| line.starts_with("vllm:num_requests_running{") && line.ends_with(" 0"))
 }
 
 /// Nanoseconds that a thread has computed.
@@ -245,6 +204,22 @@ fn threads() -> BTreeMap<String, [u64; 3]> {
 fn writes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
     text.lines().find_map(|line| line.strip_prefix("syscw: ")).unwrap().parse().unwrap()
+}
+
+/// The host's part of a step: planning it, launching it, collecting its tokens and committing it, without text and streams.
+fn step(pace: Pace) {
+    let device = Arc::new(Hooked { device: long::noop::NoOp::new(), hooks: pace });
+    let (_folder, config) = long::configure(2 * LENGTHS[1], STREAMS);
+    let mut engine = Engine::load_on(&config, device, &|_, _| {}).unwrap();
+    for _ in 0..STREAMS {
+        let params = GenerationParams { max_tokens: Some(1_000), ignore_eos: true, ..GenerationParams::default() };
+        engine.submit(GenerationRequest { prompt: vec![4, 5, 6], params, ..Default::default() }).unwrap();
+    }
+    (0..20).for_each(|_| engine.step(|_, _| {}));
+    let (before, mut tokens) = (threads(), 0);
+    (0..300).for_each(|_| engine.step(|_, _| tokens += 1));
+    let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+    line("step of the engine", (threads()[name.trim()][0] - before[name.trim()][0]) as f64 / f64::from(tokens));
 }
 
 /// [`STREAMS`] clients read at once.
@@ -302,14 +277,16 @@ fn bare(runtime: &Runtime) {
     });
     std::thread::sleep(Duration::from_millis(200));
     let bytes = vec![b'x'; 250];
-    let before = cpu("thread-self");
+    let before = threads();
     for _ in 0..length {
         std::thread::sleep(STEP);
         for mut stream in &streams {
             std::io::Write::write_all(&mut stream, &bytes).unwrap();
         }
     }
-    line("bare writes of 250 bytes", (cpu("thread-self") - before) as f64 / (STREAMS * length) as f64);
+    let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+    let spent = threads()[name.trim()][0] - before[name.trim()][0];
+    line("bare writes of 250 bytes", spent as f64 / (STREAMS * length) as f64);
     drop(streams);
     client.wait().unwrap();
 }

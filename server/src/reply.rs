@@ -182,3 +182,93 @@ impl<C: Serialize> Serialize for Choice<'_, C> {
 pub fn token_ids(delta: &Delta) -> Value {
     delta.tokens.iter().map(|token| token.id).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::assistant::{Message, MessageDelta, Piece};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn finish() -> impl Strategy<Value = Option<FinishReason>> {
+        prop_oneof![
+            Just(None),
+            Just(Some(FinishReason::Length)),
+            Just(Some(FinishReason::Stop(None))),
+            any::<u32>().prop_map(|id| Some(FinishReason::Stop(Some(StopCause::Token(id))))),
+            any::<String>().prop_map(|text| Some(FinishReason::Stop(Some(StopCause::Text(text))))),
+            Just(Some(FinishReason::Error("x".into()))),
+        ]
+    }
+
+    /// The fields of a choice around its content, as values.
+    fn tree(index: usize, (name, content): (&str, Value), finish: &Option<FinishReason>, has_called: bool) -> Value {
+        let (reason, stop) = match finish {
+            None => (Value::Null, Value::Null),
+            Some(FinishReason::Length) => ("length".into(), Value::Null),
+            Some(FinishReason::Stop(cause)) => {
+                let stop = match cause {
+                    Some(StopCause::Token(id)) => (*id).into(),
+                    Some(StopCause::Text(text)) => text.as_str().into(),
+                    _ => Value::Null,
+                };
+                (if has_called { "tool_calls" } else { "stop" }.into(), stop)
+            }
+            Some(_) => ("error".into(), Value::Null),
+        };
+        json!({"index": index, name: content, "logprobs": null, "finish_reason": reason, "stop_reason": stop})
+    }
+
+    proptest! {
+        #[test]
+        fn a_chunk_has_the_bytes_of_the_same_values_as_a_tree(
+            ids in [any::<String>(); 2],
+            texts in [any::<String>(); 3],
+            finish in finish(),
+            has_called: bool,
+            index in 0..9usize,
+            usage in prop_oneof![Just(None), Just(Some(Value::Null)), Just(Some(json!({"prompt_tokens": 3})))],
+        ) {
+            let ([id, model], [text, reasoning, content]) = (ids, texts);
+            let envelope = Envelope::of(id.clone(), "text_completion", 7, &model);
+            let choice = |content: (&'static str, Value)| tree(index, content, &finish, has_called);
+            let mut message = json!({"role": "assistant", "content": content});
+            if content.is_empty() && !reasoning.is_empty() {
+                message["content"] = Value::Null;
+            }
+            let mut delta = json!({});
+            if !reasoning.is_empty() {
+                for name in ["reasoning", "reasoning_content"] {
+                    message[name] = reasoning.as_str().into();
+                    delta[name] = reasoning.as_str().into();
+                }
+            }
+            if !content.is_empty() {
+                delta["content"] = content.as_str().into();
+            }
+            let piece = || Piece { reasoning: reasoning.clone(), content: content.clone(), calls: Vec::new() };
+            fn chunk(envelope: &Envelope, choice: Choice<'_, impl Serialize>, usage: &Option<Value>) -> String {
+                let mut text = Vec::new();
+                envelope.write(&mut text, ("choices", [choice]), &[("a\"b", Value::from(1).into())], usage.clone());
+                String::from_utf8(text).unwrap_or_default()
+            }
+            let of = |tree: Value| {
+                let mut whole = json!({"id": id, "object": "text_completion", "created": 7, "model": model, "choices": [tree], "a\"b": 1});
+                if let Some(usage) = &usage {
+                    whole["usage"] = usage.clone();
+                }
+                whole.to_string()
+            };
+            macro_rules! choice {
+                ($name:literal, $content:expr) => {
+                    Choice {
+                        index, content: ($name, $content), logprobs: None, finish: finish.as_ref(), has_called,
+                        more: Vec::new(),
+                    }
+                };
+            }
+            prop_assert_eq!(chunk(&envelope, choice!("text", &text), &usage), of(choice(("text", text.as_str().into()))));
+            prop_assert_eq!(chunk(&envelope, choice!("message", Message(piece())), &usage), of(choice(("message", message))));
+            prop_assert_eq!(chunk(&envelope, choice!("delta", MessageDelta(piece())), &usage), of(choice(("delta", delta))));
+        }
+    }
+}

@@ -31,7 +31,7 @@ use super::run::{self, Run};
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Events beyond this many bytes wait for the next frame.
-const FRAME_BYTES: usize = 64 << 10;
+const FRAME_BYTES: usize = 16 << 10;
 
 /// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
 /// connections.

@@ -136,3 +136,67 @@ impl BatchSender {
         sent.is_ok()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::api::{Delta, TokenOutput};
+
+    fn token(index: u32, id: u32) -> Event {
+        let tokens = vec![TokenOutput { id, logprobs: None, text_offset: 0 }];
+        Event::Delta(Delta { index, text: format!("{id} "), tokens, ..Delta::default() })
+    }
+
+    fn sender(stream: u64, request: usize, sender: &mpsc::Sender<Batch>) -> BatchSender {
+        BatchSender { stream, request, sender: sender.clone(), fell_behind: Arc::default() }
+    }
+
+    #[test]
+    fn a_step_is_one_batch_for_each_stream_and_one_delta_for_each_sequence() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        let (one, mut first) = mpsc::channel(4);
+        let (two, mut second) = mpsc::channel(4);
+        outbox.open(RequestId(1), sender(1, 0, &one));
+        outbox.open(RequestId(2), sender(2, 0, &two));
+        outbox.open(RequestId(3), sender(1, 1, &one));
+        outbox.scheduled(RequestId(3), now);
+        for (request, index, id) in [(1, 0, 10), (1, 0, 11), (1, 1, 12), (2, 0, 20), (3, 0, 30), (3, 0, 31)] {
+            outbox.add(RequestId(request), token(index, id), request == 3 && id == 31);
+        }
+        assert!(outbox.send(now).is_empty());
+        let batch = first.try_recv().unwrap().events;
+        let texts: Vec<_> = batch
+            .iter()
+            .map(|emitted| {
+                let Event::Delta(delta) = &emitted.event else { panic!("a delta") };
+                (emitted.request, emitted.scheduled.is_some(), delta.index, delta.text.as_str(), delta.tokens.len())
+            })
+            .collect();
+        assert_eq!(texts, [(0, false, 0, "10 11 ", 2), (0, false, 1, "12 ", 1), (1, true, 0, "30 31 ", 2)]);
+        assert!(first.try_recv().is_err(), "one batch");
+        assert_eq!(second.try_recv().unwrap().events.len(), 1);
+        assert!(outbox.send(now).is_empty() && second.try_recv().is_err(), "a step without events sends nothing");
+    }
+
+    #[test]
+    fn a_stream_closes_with_its_last_request_and_a_lost_reader_ends_all_of_them() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        let (one, mut reader) = mpsc::channel(1);
+        (0..2).for_each(|request| outbox.open(RequestId(request), sender(7, request as usize, &one)));
+        drop(one);
+        assert!(outbox.close(RequestId(0)) && !outbox.close(RequestId(0)));
+        outbox.add(RequestId(1), token(0, 1), false);
+        assert!(outbox.send(now).is_empty());
+        outbox.open(RequestId(2), sender(7, 2, &outbox.streams[&7].sender.sender.clone()));
+        outbox.add(RequestId(2), token(0, 2), false);
+        let mut lost = outbox.send(now);
+        lost.sort_by_key(|id| id.0);
+        assert_eq!(lost, [RequestId(1), RequestId(2)], "the reader fell behind");
+        assert!(outbox.streams[&7].sender.fell_behind.load(Ordering::Relaxed));
+        assert!(lost.into_iter().all(|id| outbox.close(id)));
+        assert!(outbox.streams.is_empty() && outbox.recipients.is_empty());
+        assert_eq!(reader.try_recv().unwrap().events.len(), 1);
+        assert!(matches!(reader.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
+    }
+}
