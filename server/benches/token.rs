@@ -192,7 +192,8 @@ fn threads() -> BTreeMap<String, [u64; 3]> {
         let id = task.unwrap().file_name().into_string().unwrap();
         let read = |file: &str| std::fs::read_to_string(format!("/proc/self/task/{id}/{file}")).unwrap();
         let stat = read("stat");
-        let ticks: Vec<u64> = stat.rsplit(')').next().unwrap().split(' ').skip(12).take(2).map(|t| t.parse().unwrap()).collect();
+        let ticks: Vec<u64> =
+            stat.rsplit(')').next().unwrap().split(' ').skip(12).take(2).map(|t| t.parse().unwrap()).collect();
         let sums = all.entry(read("comm").trim().to_string()).or_default();
         let more = [cpu(&format!("self/task/{id}")), ticks[0], ticks[1]];
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -241,7 +242,11 @@ fn over_http(app: &Arc<App>, runtime: &Runtime, is_asked: &dyn Fn(&str) -> bool)
             .unwrap();
         let (after, wrote) = (threads(), writes() - wrote);
         let tokens = (STREAMS * length) as f64;
-        println!("{name}: {:.2} writes per token; {}", wrote as f64 / tokens, String::from_utf8_lossy(&client.stdout).trim());
+        println!(
+            "{name}: {:.2} writes per token; {}",
+            wrote as f64 / tokens,
+            String::from_utf8_lossy(&client.stdout).trim()
+        );
         for (kind, now) in after {
             let then = before.get(&kind).copied().unwrap_or_default();
             let [time, user, system] = [0, 1, 2].map(|i| (now[i] - then[i]) as f64);

@@ -106,10 +106,7 @@ impl<S: Source> hyper::body::Body for EventBody<S> {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let EventBody { source, is_over, next_capacity, keep_alive } = &mut *self;
         let mut lines = Vec::with_capacity(*next_capacity);
         while !*is_over && lines.len() < FRAME_BYTES {

@@ -132,7 +132,11 @@ fn nothing_that_a_token_costs_grows_with_the_answer() {
     let messages = json!([{"role": "user", "content": "One"}]);
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
     for (path, most, more) in [
-        (COMPLETIONS, 4.0, json!({"prompt": "One", "stop": ["\n\n", "never"], "stream_options": {"include_usage": true}})),
+        (
+            COMPLETIONS,
+            4.0,
+            json!({"prompt": "One", "stop": ["\n\n", "never"], "stream_options": {"include_usage": true}}),
+        ),
         (COMPLETIONS, 60.0, json!({"prompt": "One", "logprobs": 3})),
         (CHAT, 5.0, json!({"messages": messages})),
         (CHAT, 60.0, json!({"messages": messages, "logprobs": true, "top_logprobs": 3})),

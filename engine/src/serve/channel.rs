@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use sampling::Constraint;
@@ -15,6 +15,7 @@ use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
 use crate::serve::outbox::{Batch, BatchSender, Emitted};
 use crate::serve::text_engine::TextEngine;
+use crate::serve::wakers::{Reader, Wakers};
 use crate::step::{LoadedAdapter, TransferSource};
 use crate::watch::Snapshot;
 
@@ -76,6 +77,9 @@ pub struct OutputStream {
     pub(super) unread: std::vec::IntoIter<Emitted>,
     pub(super) last_event: Instant,
     pub(super) scheduled: Option<Instant>,
+    pub(super) wakers: Arc<Wakers>,
+    /// The task that polled last, and its waker as a reader.
+    pub(super) reader: Option<(Waker, Waker)>,
 }
 
 impl OutputStream {
@@ -91,7 +95,14 @@ impl OutputStream {
             if let Some(emitted) = self.unread.next() {
                 return Poll::Ready(Some(self.note(emitted)));
             }
-            match ready!(self.batches.poll_recv(cx)) {
+            let (_, reader) = match self.reader.take() {
+                Some((task, reader)) if task.will_wake(cx.waker()) => self.reader.insert((task, reader)),
+                _ => {
+                    let task = cx.waker().clone();
+                    self.reader.insert((task.clone(), Reader::waker(task, self.wakers.clone())))
+                }
+            };
+            match ready!(self.batches.poll_recv(&mut Context::from_waker(reader))) {
                 Some(batch) => self.begin(batch),
                 None => return Poll::Ready(None),
             }

@@ -24,6 +24,7 @@ use crate::serve::channel::{Command, OutputStream, SnapshotPublisher, Submission
 use crate::serve::outbox::{BatchSender, Outbox};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::{NextStep, TextEngine};
+use crate::serve::wakers::Wakers;
 use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::step::Engine;
 use crate::watch::Snapshot;
@@ -38,6 +39,7 @@ struct Shared {
     max_unread_events: usize,
     /// Number of streams so far.
     streams: AtomicU64,
+    wakers: Arc<Wakers>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     adapters: AdapterAccess,
     /// The ranks that compute the model, if there are several.
@@ -91,10 +93,11 @@ impl AsyncEngine {
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
         let snapshots_out = SnapshotPublisher { sink, last: Instant::now(), requested: false };
+        let wakers = Arc::new(Wakers::default());
         let thread = EngineThread {
             engine,
             receiver,
-            outbox: Outbox::default(),
+            outbox: Outbox::new(wakers.clone()),
             events: Vec::new(),
             status: status.clone(),
             snapshots: snapshots_out,
@@ -118,6 +121,7 @@ impl AsyncEngine {
             status,
             max_unread_events: config.max_unread_events,
             streams: AtomicU64::new(0),
+            wakers,
             snapshots,
             adapters,
             ranks: loaded.ranks,
@@ -158,8 +162,7 @@ impl AsyncEngine {
     /// # Errors
     /// A request is refused. Those before it are cancelled.
     pub async fn submit_all(&self, requests: Vec<GenerationRequest>) -> Result<OutputStream, SubmitError> {
-        let most = self.shared.max_unread_events.clamp(1, Semaphore::MAX_PERMITS);
-        let (sender, batches) = mpsc::channel(most);
+        let (sender, batches) = mpsc::channel(self.shared.max_unread_events.clamp(1, Semaphore::MAX_PERMITS));
         let fell_behind = Arc::new(AtomicBool::new(false));
         let stream = self.shared.streams.fetch_add(1, Ordering::Relaxed);
         let mut output = OutputStream {
@@ -171,10 +174,12 @@ impl AsyncEngine {
             // Taken before the engine can emit an event.
             last_event: Instant::now(),
             scheduled: None,
+            wakers: self.shared.wakers.clone(),
+            reader: None,
         };
         for (index, request) in requests.into_iter().enumerate() {
-            let (sender, fell_behind) = (sender.clone(), fell_behind.clone());
-            let events = BatchSender { stream, request: index, sender, fell_behind };
+            let events =
+                BatchSender { stream, request: index, sender: sender.clone(), fell_behind: fell_behind.clone() };
             output.ids.push(self.submit_one(request, events).await?);
         }
         Ok(output)
@@ -294,6 +299,11 @@ impl AsyncEngine {
     /// current step.
     pub fn dump(&self) -> String {
         self.shared.status.dump()
+    }
+
+    /// Wakes the readers of streams until the engine ends. Without it, the engine's thread wakes them, which takes time of each step.
+    pub fn wake_readers(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.shared.wakers.task()
     }
 
     /// Refuses new requests from now on. Requests that were accepted continue.
@@ -485,8 +495,6 @@ impl EngineThread {
         for (id, event, is_last) in self.events.drain(..) {
             self.outbox.add(id, event, is_last);
         }
-        for id in self.outbox.send(Instant::now()) {
-            self.abort(id);
-        }
+        self.outbox.send(Instant::now()).into_iter().for_each(|id| self.abort(id));
     }
 }

@@ -8,6 +8,7 @@ mod llm;
 mod outbox;
 mod status;
 mod text_engine;
+mod wakers;
 
 pub use channel::{OutputStream, Watcher};
 pub use handle::AsyncEngine;

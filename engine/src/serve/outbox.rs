@@ -1,5 +1,5 @@
-//! The engine's end of the streams. What a step emits for a stream is sent as one batch: the reader is woken once per step, however many
-//! requests and sequences the stream has and however many tokens they gained.
+//! The engine's end of the streams. What a step emits for a stream is sent as one batch: the reader is woken once per step, however
+//! many requests and sequences the stream has and however many tokens they gained.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use sched::RequestId;
 use tokio::sync::mpsc;
 
 use crate::api::Event;
+use crate::serve::wakers::Wakers;
 
 /// What a step emitted for a stream.
 pub(super) struct Batch {
@@ -59,9 +60,14 @@ pub(super) struct Outbox {
     streams: HashMap<u64, OpenStream>,
     /// Streams with events of the current step.
     pending: Vec<u64>,
+    wakers: Arc<Wakers>,
 }
 
 impl Outbox {
+    pub fn new(wakers: Arc<Wakers>) -> Outbox {
+        Outbox { wakers, ..Outbox::default() }
+    }
+
     /// Adds a request.
     pub fn open(&mut self, id: RequestId, sender: BatchSender) {
         let (stream, request) = (sender.stream, sender.request);
@@ -108,9 +114,11 @@ impl Outbox {
         }
     }
 
-    /// Sends the events of the step that ended `at`. Returns the requests of streams whose reader is gone or has fallen behind.
+    /// Sends the events of the step that ended `at`, and wakes the readers together. Returns the requests of streams whose reader is
+    /// gone or has fallen behind.
     pub fn send(&mut self, at: Instant) -> Vec<RequestId> {
         let mut lost = Vec::new();
+        self.wakers.collect();
         for number in self.pending.drain(..) {
             let Some(stream) = self.streams.get_mut(&number) else { continue };
             let events = std::mem::take(&mut stream.events);
@@ -122,6 +130,7 @@ impl Outbox {
                 lost.extend(requests.map(|(&id, _)| id));
             }
         }
+        self.wakers.wake_collected();
         lost
     }
 }

@@ -47,8 +47,7 @@ pub fn configure(context: usize, sequences: usize) -> (TempDir, EngineConfig) {
 
 /// Fields of a request that shows each of `length` tokens.
 pub fn request(length: usize, more: Value) -> Value {
-    let mut body =
-        json!({"max_tokens": length, "ignore_eos": true, "skip_special_tokens": false, "stream": true, "temperature": 1.0});
+    let mut body = json!({"max_tokens": length, "ignore_eos": true, "skip_special_tokens": false, "stream": true, "temperature": 1.0});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
