@@ -32,9 +32,6 @@ const FIRST: &[u8] = b"H";
 /// Upper bound of the size of responses that `hyper` sends itself.
 const MAX_SUPPRESSED: usize = 256;
 
-/// Slices of a write of at most this many bytes are joined.
-const JOINED_BYTES: usize = 1 << 10;
-
 /// Counter of what a shutdown waits for besides the engine: responses that are computed or written.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<AtomicUsize>);
@@ -204,16 +201,6 @@ impl Connection {
     }
 }
 
-/// Copies the slices to `joined`, if they fit.
-fn join<'a>(slices: &[io::IoSlice<'_>], joined: &'a mut [u8]) -> Option<&'a [u8]> {
-    let mut end = 0;
-    for slice in slices {
-        joined.get_mut(end..end + slice.len())?.copy_from_slice(slice);
-        end += slice.len();
-    }
-    Some(&joined[..end])
-}
-
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
@@ -245,12 +232,7 @@ impl AsyncWrite for Connection {
         if self.first_sent || self.exchange.state() == CALLED || self.suppresses(first) {
             return self.poll_write(cx, first);
         }
-        // A token is a few small slices: the system takes them faster as one.
-        let mut joined = [0; JOINED_BYTES];
-        let result = match join(slices, &mut joined) {
-            Some(bytes) => Pin::new(&mut self.stream).poll_write(cx, bytes),
-            None => Pin::new(&mut self.stream).poll_write_vectored(cx, slices),
-        };
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.written(cx, result)
     }
 
