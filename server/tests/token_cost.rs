@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 
 use crate::common::long::{self, noop::NoOp};
 use crate::common::{config, slow};
-use crate::counter::{allocations, largest_allocation};
+use crate::counter::{allocated_bytes, allocations};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -102,8 +102,8 @@ fn a_stream_of_many_sequences_is_written_once_per_step() {
     }
 }
 
-/// Lines of a stream, with the allocations of this thread for each and the largest of them.
-async fn lines(engine: &AsyncEngine, path: &str, body: &Value) -> Vec<(f64, usize)> {
+/// Lines of a stream, with the number of allocations of this thread for each, and their bytes.
+async fn lines(engine: &AsyncEngine, path: &str, body: &Value) -> Vec<[f64; 2]> {
     let service = service(engine);
     let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
     let Ok(mut response) = service.call(request.body(Body::from(body.to_string())).unwrap()).await;
@@ -114,13 +114,12 @@ async fn lines(engine: &AsyncEngine, path: &str, body: &Value) -> Vec<(f64, usiz
     }
     let mut lines = Vec::new();
     loop {
-        largest_allocation();
-        let before = allocations();
+        let before = [allocations(), allocated_bytes()];
         let Some(frame) = response.body_mut().frame().await else { return lines };
-        let (calls, largest) = (allocations() - before, largest_allocation());
+        let spent = [allocations() - before[0], allocated_bytes() - before[1]];
         let data = frame.unwrap().into_data().unwrap();
         let count = data.windows(6).filter(|bytes| *bytes == b"data: ").count();
-        lines.extend(std::iter::repeat_n((calls as f64 / count as f64, largest), count));
+        lines.extend(std::iter::repeat_n(spent.map(|sum| sum as f64 / count as f64), count));
     }
 }
 
@@ -145,11 +144,13 @@ fn nothing_that_a_token_costs_grows_with_the_answer() {
         let body = long::request(LENGTH, more);
         let lines = runtime.block_on(lines(&engine, path, &body));
         assert!(lines.len() >= LENGTH, "{path}: {} lines", lines.len());
-        let mean = |lines: &[(f64, usize)]| lines.iter().map(|line| line.0).sum::<f64>() / lines.len() as f64;
-        let largest = |lines: &[(f64, usize)]| lines.iter().map(|line| line.1).max().unwrap();
-        let (early, late) = (&lines[100..1_100], &lines[LENGTH - 1_100..LENGTH - 100]);
-        assert!(mean(late) <= 1.1 * mean(early) + 1.0, "{body}: {} allocations, later {}", mean(early), mean(late));
-        assert!(largest(late) <= 2 * largest(early), "{body}: {} bytes, later {}", largest(early), largest(late));
-        assert!(mean(late) <= most, "{body}: {} allocations per token", mean(late));
+        let mean =
+            |lines: &[[f64; 2]], which: usize| lines.iter().map(|line| line[which]).sum::<f64>() / lines.len() as f64;
+        let (early, late) = (&lines[100..600], &lines[LENGTH - 600..LENGTH - 100]);
+        for (which, unit) in ["allocations", "bytes"].into_iter().enumerate() {
+            let (early, late) = (mean(early, which), mean(late, which));
+            assert!(late <= 1.1 * early + 1.0, "{body}: {early} {unit} per token, later {late}");
+        }
+        assert!(mean(late, 0) <= most, "{body}: {} allocations per token", mean(late, 0));
     }
 }
