@@ -104,7 +104,7 @@ pub struct LimitArgs {
     /// Maximum number of waiting requests; further ones are answered with 429
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::whole::<usize>, env = "QUIRE_MAX_QUEUED_REQUESTS")]
     pub max_queued_requests: usize,
-    /// Maximum number of unread events per sequence before the request of a slow reader is cancelled
+    /// Maximum number of steps whose tokens may be unread before the requests of a slow reader are cancelled
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_UNREAD_EVENTS")]
     pub max_unread_events: usize,
     /// Seconds for receiving the head of a request, after which idle connections are closed too

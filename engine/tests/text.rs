@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::counter::{allocations, largest_allocation};
 use engine::text::{Detokenizer, TextStream};
 use engine::{GenerationParams, SamplingParams, Tokenizer};
 use models::ModelFiles;
@@ -280,4 +281,23 @@ fn a_character_that_the_prompt_began_is_never_returned_in_part() {
         assert_eq!(deltas(b"\x99x"), [&format!("{cut}x"), ""]);
         assert_eq!(deltas(b"\x99"), ["", cut]);
     }
+}
+
+#[test]
+fn a_token_costs_the_same_at_the_end_of_a_long_answer_as_at_its_beginning() {
+    let tokenizer = load(CASES[0]).tokenizer;
+    let stops = ["never", "\n\nnever", "e e e never"].map(str::to_string);
+    let params = GenerationParams { stop: stops.as_slice().into(), ..GenerationParams::default() };
+    let ids = tokenizer.encode("the one e e e and the next \u{1f642} ", false).unwrap();
+    let mut stream = TextStream::new(tokenizer, &ids, &params);
+    let mut cost = |tokens: usize| {
+        largest_allocation();
+        let before = allocations();
+        (0..tokens).for_each(|at| drop(stream.push(ids[at % ids.len()])));
+        (allocations() - before, largest_allocation())
+    };
+    cost(100 * ids.len());
+    let early = cost(10 * ids.len());
+    cost(4_000 * ids.len());
+    assert_eq!(cost(10 * ids.len()), early);
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
-use serde_json::{Map, Value, json};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::{Value, json};
 
 use super::app::App;
 use super::tools::Tools;
@@ -115,41 +116,66 @@ impl Assistant {
 }
 
 impl Piece {
-    /// `message` of a whole response.
-    pub fn message(self) -> Value {
-        // Without text, `content` is `null` if there is anything else.
-        let is_empty = self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty();
-        let mut message = json!({"role": "assistant", "content": is_empty.then_some("")});
-        self.fields(false).into_iter().for_each(|(name, value)| message[name] = value);
-        message
+    /// Whether nothing was parsed.
+    pub fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty()
     }
 
-    /// `delta` of a stream; an empty object if the piece is empty.
-    pub fn delta(self) -> Value {
-        Value::Object(self.fields(true))
-    }
-
-    /// The non-empty fields; tool calls have their index if `indexed`.
-    fn fields(self, indexed: bool) -> Map<String, Value> {
-        let mut fields = Map::new();
+    fn write_reasoning<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        if self.reasoning.is_empty() {
+            return Ok(());
+        }
         // Clients read one or the other name of the reasoning.
-        let reasoning = [("reasoning", self.reasoning.clone()), ("reasoning_content", self.reasoning)];
-        for (name, text) in reasoning.into_iter().chain([("content", self.content)]) {
-            if !text.is_empty() {
-                fields.insert(name.to_string(), text.into());
-            }
+        map.serialize_entry("reasoning", &self.reasoning)?;
+        map.serialize_entry("reasoning_content", &self.reasoning)
+    }
+
+    /// Writes the tool calls, with their index if `indexed`.
+    fn write_calls<M: SerializeMap>(&self, map: &mut M, indexed: bool) -> Result<(), M::Error> {
+        if self.calls.is_empty() {
+            return Ok(());
         }
-        if !self.calls.is_empty() {
-            let calls = self.calls.into_iter().map(|call| call.json(indexed)).collect();
-            fields.insert("tool_calls".to_string(), calls);
+        let calls: Vec<Value> = self.calls.iter().map(|call| call.json(indexed)).collect();
+        map.serialize_entry("tool_calls", &calls)
+    }
+}
+
+/// `message` of a whole response.
+pub struct Message(pub Piece);
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Message(piece) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("role", "assistant")?;
+        // Without text, `content` is `null` if there is anything else.
+        let content = Some(piece.content.as_str()).filter(|content| !content.is_empty() || piece.is_empty());
+        map.serialize_entry("content", &content)?;
+        piece.write_reasoning(&mut map)?;
+        piece.write_calls(&mut map, false)?;
+        map.end()
+    }
+}
+
+/// `delta` of a stream: the fields that are not empty.
+pub struct MessageDelta(pub Piece);
+
+impl Serialize for MessageDelta {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let MessageDelta(piece) = self;
+        let mut map = serializer.serialize_map(None)?;
+        piece.write_reasoning(&mut map)?;
+        if !piece.content.is_empty() {
+            map.serialize_entry("content", &piece.content)?;
         }
-        fields
+        piece.write_calls(&mut map, true)?;
+        map.end()
     }
 }
 
 impl CallPiece {
-    fn json(self, indexed: bool) -> Value {
-        let mut call = match self.begun {
+    fn json(&self, indexed: bool) -> Value {
+        let mut call = match &self.begun {
             None => json!({"function": {"arguments": self.arguments}}),
             Some((id, name)) => {
                 json!({"id": id, "type": "function", "function": {"name": name, "arguments": self.arguments}})

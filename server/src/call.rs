@@ -10,7 +10,7 @@ use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
-use futures_util::StreamExt;
+use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
@@ -111,9 +111,9 @@ pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> 
         return response;
     }
     response.map(|body| {
-        Body::from_stream(body.into_data_stream().map(move |part| {
+        Body::new(body.map_frame(move |frame| {
             let _ = &held;
-            part
+            frame
         }))
     })
 }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::text::ReasoningParser;
-use engine::{Delta, FinishReason, StructuredOutput};
-use serde_json::{Value, json};
+use engine::{Delta, StructuredOutput};
+use serde_json::json;
 
 use super::app::App;
-use super::assistant::{Assistant, Piece};
+use super::assistant::{Assistant, Message, MessageDelta, Piece};
 use super::body;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::json::{Json, off_reactor};
+use super::json::{self, Json, off_reactor};
 use super::logprobs;
 use super::messages::Conversation;
 use super::options::{Options, truncate};
-use super::reply::{self, Envelope, Usage, choices};
+use super::reply::{self, Choice, Envelope, Usage};
 use super::run::Run;
-use super::stream::{self, Chunk, Chunks};
+use super::stream::{self, Chunks, Writer};
 use super::tools::Tools;
 use super::work::Work;
 
@@ -47,21 +47,27 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     }
     let answers = run.collect(logprobs.is_some() || options.return_token_ids).await?;
     off_reactor(cost.is_large(), move || {
-        let (mut usage, mut reply) = (Usage { prompt_tokens, ..Usage::default() }, Vec::new());
-        for answer in answers {
-            usage.add(&answer);
-            reply = choices(answer.sequences.iter().map(|sequence| chat.choice(sequence, "message", Piece::message)));
-            if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
-                reply.push(("prompt_logprobs", logprobs::prompt(app.tokenizer(), &ids, found, k)));
-            }
+        let mut usage = Usage { prompt_tokens, ..Usage::default() };
+        // A chat has one prompt.
+        let answer = answers.into_iter().next().unwrap_or_default();
+        usage.add(&answer);
+        let mut more = Vec::new();
+        if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
+            more.push(("prompt_logprobs", logprobs::prompt(app.tokenizer(), &ids, found, k)));
         }
         if options.return_token_ids {
-            reply.push(("prompt_token_ids", Json::Value(ids.into())));
+            more.push(("prompt_token_ids", Json::Value(ids.into())));
         }
         let envelope = Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion");
         let params = options.kv_transfer_params(&app, envelope.id(), prompt_tokens);
-        reply.extend(params.map(|params| ("kv_transfer_params", params.into())));
-        envelope.wrap(reply, Some(usage.to_json())).into_response()
+        more.extend(params.map(|params| ("kv_transfer_params", params.into())));
+        let choices = answer.sequences.iter().map(|sequence| {
+            let message = Message(chat.parse(sequence));
+            chat.choice(sequence, ("message", message))
+        });
+        let mut text = Vec::new();
+        envelope.write(&mut text, ("choices", choices), &more, Some(usage.to_json()));
+        json::respond(text)
     })
     .await
 }
@@ -183,44 +189,36 @@ impl Chat {
         assistant.map(|assistant| assistant.push(&delta.text, delta.finish.is_some())).unwrap_or_default()
     }
 
-    /// Choice of a delta. `write` makes its field `key` from the parsed text.
-    fn choice(&mut self, delta: &Delta, key: &str, write: impl FnOnce(Piece) -> Value) -> Json {
-        let content = write(self.parse(delta));
-        let logprobs = self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k));
-        let mut choice = reply::choice(delta.index as usize, (key, content), delta, logprobs);
-        let has_called = self.assistants.get(delta.index as usize).is_some_and(Assistant::has_called);
-        if has_called && matches!(delta.finish, Some(FinishReason::Stop(_))) {
-            choice.set("finish_reason", Value::from("tool_calls"));
+    /// Choice of a delta with this content.
+    fn choice<'a, C>(&self, delta: &'a Delta, content: (&'static str, C)) -> Choice<'a, C> {
+        let index = delta.index as usize;
+        Choice {
+            index,
+            content,
+            logprobs: self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k)),
+            finish: delta.finish.as_ref(),
+            has_called: self.assistants.get(index).is_some_and(Assistant::has_called),
+            more: if self.return_token_ids { vec![("token_ids", reply::token_ids(delta).into())] } else { Vec::new() },
         }
-        if self.return_token_ids {
-            choice.set("token_ids", reply::token_ids(delta));
-        }
-        choice
     }
 }
 
 impl Chunks for Chat {
     /// The role of each choice.
-    fn opening(&mut self) -> Vec<Chunk> {
-        let role = |index| {
+    fn opening(&mut self, writer: &mut Writer) {
+        for index in 0..self.assistants.len() {
             let delta = json!({"role": "assistant", "content": ""});
-            choices([json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}).into()])
-        };
-        let mut opening: Vec<_> = (0..self.assistants.len()).map(role).collect();
-        if let (true, Some(first)) = (self.return_token_ids, opening.first_mut()) {
-            first.push(("prompt_token_ids", Json::Value(std::mem::take(&mut self.prompt_token_ids).into())));
+            let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+            let ids = (index == 0 && self.return_token_ids)
+                .then(|| ("prompt_token_ids", Json::Value(std::mem::take(&mut self.prompt_token_ids).into())));
+            writer.chunk([choice], ids.as_slice());
         }
-        opening
     }
 
-    fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Chunk> {
-        let mut is_empty = true;
-        let choice = self.choice(delta, "delta", |piece| {
-            let content = piece.delta();
-            is_empty = content.as_object().is_none_or(|content| content.is_empty());
-            content
-        });
-        let is_sent = !is_empty || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
-        is_sent.then(|| choices([choice]))
+    fn delta(&mut self, _: usize, delta: &Delta, writer: &mut Writer) {
+        let piece = self.parse(delta);
+        if !piece.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids {
+            writer.chunk([self.choice(delta, ("delta", MessageDelta(piece)))], &[]);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `POST /v1/completions`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -12,13 +13,13 @@ use super::body;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::json::{Json, off_reactor};
+use super::json::{self, Json, off_reactor};
 use super::logprobs::{self, CompletionLogprobs};
 use super::options::{Options, add_special_tokens, truncate};
 use super::prompts::{self, Input};
-use super::reply::{self, Envelope, Usage, choices};
+use super::reply::{self, Choice, Envelope, Usage};
 use super::run::Run;
-use super::stream::{self, Chunk, Chunks};
+use super::stream::{self, Chunks, Writer};
 use super::work::Work;
 
 /// Default of `max_tokens`, as in OpenAI's API.
@@ -38,16 +39,18 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
     let answers = run.collect(completion.needs_tokens()).await?;
     off_reactor(cost.is_large(), move || {
         let mut usage = Usage { prompt_tokens, ..Usage::default() };
-        let mut all = Vec::new();
+        let params = completion.options.kv_transfer_params(&completion.app, envelope.id(), prompt_tokens);
+        let more: Vec<_> = params.map(|params| ("kv_transfer_params", params.into())).into_iter().collect();
+        let mut sequences = Vec::new();
         for (i, answer) in answers.into_iter().enumerate() {
             usage.add(&answer);
             completion.set_prompt_logprobs(i, answer.prompt_logprobs);
-            all.extend(answer.sequences.iter().map(|sequence| completion.choice(i, sequence)));
+            sequences.extend(answer.sequences.into_iter().map(|sequence| (i, sequence)));
         }
-        let mut reply = choices(all);
-        let params = completion.options.kv_transfer_params(&completion.app, envelope.id(), prompt_tokens);
-        reply.extend(params.map(|params| ("kv_transfer_params", params.into())));
-        envelope.wrap(reply, Some(usage.to_json())).into_response()
+        let choices = sequences.iter().map(|(i, sequence)| completion.choice(*i, sequence));
+        let mut text = Vec::new();
+        envelope.write(&mut text, ("choices", choices), &more, Some(usage.to_json()));
+        json::respond(text)
     })
     .await
 }
@@ -190,7 +193,7 @@ impl Completion {
     }
 
     /// Choice of a delta: a piece of a stream or a whole sequence. The first one of a sequence echoes the prompt.
-    fn choice(&mut self, prompt: usize, delta: &Delta) -> Json {
+    fn choice<'a>(&mut self, prompt: usize, delta: &'a Delta) -> Choice<'a, Cow<'a, str>> {
         let index = self.index(prompt, delta);
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
@@ -205,16 +208,18 @@ impl Completion {
             delta.tokens.iter().for_each(|token| all.push_output(tokenizer, token, k, length));
             all.into_json()
         });
-        let text = if first { format!("{echo}{}", delta.text) } else { delta.text.clone() };
-        let mut choice = reply::choice(index, ("text", text.into()), delta, logprobs);
+        let text = if first { format!("{echo}{}", delta.text).into() } else { delta.text.as_str().into() };
+        let mut more = Vec::new();
         if let (true, Some(logprobs_json)) = (first, &source.logprobs_json) {
-            choice.set("prompt_logprobs", logprobs_json.clone());
+            more.push(("prompt_logprobs", logprobs_json.clone()));
         }
         if self.options.return_token_ids {
-            choice.set("prompt_token_ids", if first { source.ids.clone().into() } else { Value::Null });
-            choice.set("token_ids", reply::token_ids(delta));
+            let prompt_ids = if first { source.ids.clone().into() } else { Value::Null };
+            more.push(("prompt_token_ids", prompt_ids.into()));
+            more.push(("token_ids", reply::token_ids(delta).into()));
         }
-        choice
+        let finish = delta.finish.as_ref();
+        Choice { index, content: ("text", text), logprobs, finish, has_called: false, more }
     }
 }
 
@@ -223,11 +228,13 @@ impl Chunks for Completion {
         self.set_prompt_logprobs(prompt, Some(logprobs));
     }
 
-    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk> {
+    fn delta(&mut self, prompt: usize, delta: &Delta, writer: &mut Writer) {
         let is_sent = !delta.text.is_empty()
             || delta.finish.is_some()
             || (self.echo && !self.begun[self.index(prompt, delta)])
             || self.needs_tokens();
-        is_sent.then(|| choices([self.choice(prompt, delta)]))
+        if is_sent {
+            writer.chunk([self.choice(prompt, delta)], &[]);
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::body;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::json::{Json, off_reactor};
+use super::json::{self, Json, off_reactor};
 use super::options::{add_special_tokens, cache_salt, check_length, priority, truncate, truncation, user};
 use super::prompts::{self, Input};
 use super::reply::Envelope;
@@ -39,8 +39,9 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
             item
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-        let data: Vec<Json> = vectors.into_iter().enumerate().map(one).collect();
-        envelope.wrap(vec![("data", data.into())], Some(usage)).into_response()
+        let mut text = Vec::new();
+        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        json::respond(text)
     })
     .await
 }

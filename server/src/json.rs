@@ -67,18 +67,28 @@ impl Json {
 
     /// The response with this body.
     pub fn into_response(self) -> Response {
-        let text = Bytes::from(self.write());
-        drop(self);
-        let headers =
-            [(header::CONTENT_TYPE, "application/json".to_string()), (header::CONTENT_LENGTH, text.len().to_string())];
-        if text.len() <= PIECE {
-            return (headers, text).into_response();
-        }
-        let pieces = (0..text.len())
-            .step_by(PIECE)
-            .map(move |at| Ok::<_, std::convert::Infallible>(text.slice(at..text.len().min(at + PIECE))));
-        (headers, Body::from_stream(stream::iter(pieces))).into_response()
+        respond(self.write().into_bytes())
     }
+}
+
+/// Appends the JSON of a value whose keys are strings.
+pub fn put(text: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    // Writing to a `Vec` cannot fail.
+    let _ = serde_json::to_writer(text, value);
+}
+
+/// The response with this JSON text.
+pub fn respond(text: Vec<u8>) -> Response {
+    let text = Bytes::from(text);
+    let headers =
+        [(header::CONTENT_TYPE, "application/json".to_string()), (header::CONTENT_LENGTH, text.len().to_string())];
+    if text.len() <= PIECE {
+        return (headers, text).into_response();
+    }
+    let pieces = (0..text.len())
+        .step_by(PIECE)
+        .map(move |at| Ok::<_, std::convert::Infallible>(text.slice(at..text.len().min(at + PIECE))));
+    (headers, Body::from_stream(stream::iter(pieces))).into_response()
 }
 
 impl From<Value> for Json {

@@ -3,15 +3,14 @@
 //! Dropping a [`Run`] cancels its unfinished requests: because the client disconnected, or because one of them was
 //! rejected.
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::task::{Context, Poll, ready};
 
 use axum::http::StatusCode;
 use engine::{Delta, DraftCounts, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs};
-use futures_util::StreamExt;
-use futures_util::stream::{self, BoxStream, SelectAll};
-use tokio::time::timeout_at;
+use tokio::time::{Sleep, sleep};
 
 use super::app::App;
 use super::error::ApiError;
@@ -19,58 +18,61 @@ use super::observe::{Arrival, Observer};
 
 /// The running requests of a call.
 pub struct Run {
-    events: SelectAll<BoxStream<'static, (usize, Event)>>,
+    events: OutputStream,
+    /// One per prompt.
+    observers: Vec<Observer>,
     /// Number of sequences by prompt.
     sequences: Vec<usize>,
     /// Number of unfinished sequences.
     open: usize,
     app: Arc<App>,
-    deadline: Option<Instant>,
+    /// The time limit.
+    deadline: Option<Pin<Box<Sleep>>>,
     timed_out: bool,
-    fell_behind: Arc<AtomicBool>,
 }
 
 impl Run {
     /// Submits all requests. If one is rejected, those before it are cancelled.
     pub async fn submit(app: &Arc<App>, requests: Vec<GenerationRequest>) -> Result<Run, ApiError> {
-        let mut run = Run {
-            events: SelectAll::new(),
-            sequences: Vec::new(),
-            open: 0,
-            deadline: app.options.limits.request_timeout.map(|limit| Instant::now() + limit),
+        let deadline = app.options.limits.request_timeout.map(|limit| Box::pin(sleep(limit)));
+        let arrivals: Vec<Arrival> = requests.iter().map(|request| Arrival::new(app, request)).collect();
+        let sequences: Vec<usize> = requests.iter().map(|request| request.params.n).collect();
+        let events = app.engine.submit_all(requests).await.inspect_err(|error| {
+            if matches!(error, SubmitError::QueueFull { .. }) {
+                app.metrics.rejected("queue");
+            }
+        })?;
+        Ok(Run {
+            events,
+            observers: arrivals.into_iter().map(|arrival| arrival.accepted(app.clone())).collect(),
+            open: sequences.iter().sum(),
+            sequences,
             app: app.clone(),
+            deadline,
             timed_out: false,
-            fell_behind: Arc::default(),
-        };
-        for (prompt, request) in requests.into_iter().enumerate() {
-            let (arrival, n) = (Arrival::new(app, &request), request.params.n);
-            let events = app.engine.submit(request).await.inspect_err(|error| {
-                if matches!(error, SubmitError::QueueFull { .. }) {
-                    app.metrics.rejected("queue");
-                }
-            })?;
-            run.events.push(observed(prompt, events, arrival.accepted(app.clone()), run.fell_behind.clone()));
-            run.sequences.push(n);
-            run.open += n;
-        }
-        Ok(run)
+        })
     }
 
     /// Returns the next event with the index of its prompt; `None` at the end or after the time limit.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
-        let next = match self.deadline {
-            None => self.events.next().await,
-            Some(deadline) => timeout_at(deadline.into(), self.events.next()).await.unwrap_or_else(|_| {
-                self.timed_out = true;
-                // Dropping the streams cancels their requests.
-                self.events.clear();
-                None
-            }),
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Polls for the result of [`Run::next`]. The events of a step become ready together.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+        let Poll::Ready(next) = self.events.poll_next(cx) else {
+            let Some(deadline) = &mut self.deadline else { return Poll::Pending };
+            ready!(deadline.as_mut().poll(cx));
+            self.timed_out = true;
+            return Poll::Ready(None);
         };
-        if let Some((_, Event::Delta(Delta { finish: Some(_), .. }))) = next {
-            self.open = self.open.saturating_sub(1);
+        if let Some((prompt, event)) = &next {
+            self.observers[*prompt].record(event, &self.events);
+            if matches!(event, Event::Delta(Delta { finish: Some(_), .. })) {
+                self.open = self.open.saturating_sub(1);
+            }
         }
-        next
+        Poll::Ready(next)
     }
 
     /// Why [`Run::next`] returned `None` although sequences are unfinished; `None` if all have finished.
@@ -85,7 +87,7 @@ impl Run {
                 "the response is incomplete, expected it within {seconds} s (--request-timeout); request fewer tokens"
             );
             ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).with_code("request_timeout")
-        } else if self.fell_behind.load(Ordering::Acquire) {
+        } else if self.events.fell_behind() {
             self.app.metrics.rejected("slow_reader");
             ApiError::unavailable("too many events of the response are unread (--max-unread-events); read it faster")
         } else {
@@ -155,24 +157,4 @@ pub fn failed(delta: &Delta) -> Result<(), ApiError> {
         Some(FinishReason::Error(message)) => Err(ApiError::internal(message.clone())),
         _ => Ok(()),
     }
-}
-
-fn observed(
-    prompt: usize,
-    events: OutputStream,
-    observer: Observer,
-    fell_behind: Arc<AtomicBool>,
-) -> BoxStream<'static, (usize, Event)> {
-    stream::unfold((events, observer), move |(mut events, mut observer)| {
-        let fell_behind = fell_behind.clone();
-        async move {
-            let Some(event) = events.next().await else {
-                fell_behind.fetch_or(events.fell_behind(), Ordering::AcqRel);
-                return None;
-            };
-            observer.record(&event, &events);
-            Some(((prompt, event), (events, observer)))
-        }
-    })
-    .boxed()
 }

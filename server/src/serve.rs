@@ -68,6 +68,8 @@ pub async fn serve(
     let server = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
     let memory = tokio::spawn(watchdog::return_memory(app.clone()));
+    // Ends with the engine.
+    tokio::spawn(engine.wake_readers());
     let stop = async {
         stop.await;
         engine.drain();

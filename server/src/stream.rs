@@ -1,47 +1,70 @@
-//! Server-sent events: converts the events of a [`Run`] to `data:` lines, which end with `[DONE]`.
+//! Server-sent events: the events of a [`Run`] as `data:` lines, which end with `[DONE]`.
 //!
 //! Invalid requests are rejected with a status before the stream begins. If the engine fails later, the stream has one
 //! error object and ends without `[DONE]`. Events are pulled as the client reads, so that a slow client delays only
 //! itself; a client that disconnects drops the stream and with it the run.
+//!
+//! All events that are ready become one frame of the body, so that a step of the engine is one write to the connection.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
-use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use engine::{Delta, Event, TokenLogprobs};
-use futures_util::{Stream, stream};
+use hyper::body::Frame;
+use serde::Serialize;
 use serde_json::Value;
+use tokio::time::{Instant, Sleep, sleep};
 
-use super::json::Json;
+use super::error::ApiError;
+use super::json::{Json, put};
 use super::options::StreamUsage;
-use super::reply::{Envelope, Usage, choices};
+use super::reply::{Envelope, Usage};
 use super::run::{self, Run};
 
 /// A comment is sent after this much silence, so that proxies keep the connection open while a request is queued.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Events beyond this many bytes wait for the next frame.
+const FRAME_BYTES: usize = 16 << 10;
+
 /// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
 /// connections.
 const LARGE_DELTA: usize = 32;
 
-/// Fields of a chunk besides those of its envelope.
-pub type Chunk = Vec<(&'static str, Json)>;
+/// A source of server-sent events.
+pub trait Source: Send + Unpin + 'static {
+    /// Appends the next events to `lines`, if any; `false` at the end.
+    fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool>;
+}
 
 /// Writer of an API's chunks.
-pub trait Chunks: Send + 'static {
-    /// Chunks to send before the first event.
-    fn opening(&mut self) -> Vec<Chunk> {
-        Vec::new()
-    }
+pub trait Chunks: Send + Unpin + 'static {
+    /// Writes the chunks before the first event.
+    fn opening(&mut self, _writer: &mut Writer) {}
 
     /// Receives the log probabilities of a prompt, before its first delta.
     fn prompt_logprobs(&mut self, _prompt: usize, _logprobs: Vec<Option<TokenLogprobs>>) {}
 
-    /// The chunk of a delta, or `None` if it would be empty.
-    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk>;
+    /// Writes the chunk of a delta, unless it would be empty.
+    fn delta(&mut self, prompt: usize, delta: &Delta, writer: &mut Writer);
+}
+
+/// Appends an event. `write` appends its data, which must be one line.
+pub fn event(lines: &mut Vec<u8>, name: Option<&str>, write: impl FnOnce(&mut Vec<u8>)) {
+    if let Some(name) = name {
+        for part in [b"event: ", name.as_bytes(), b"\n"] {
+            lines.extend_from_slice(part);
+        }
+    }
+    lines.extend_from_slice(b"data: ");
+    write(lines);
+    lines.extend_from_slice(b"\n\n");
 }
 
 /// The response that streams a run.
@@ -52,92 +75,134 @@ pub fn respond(
     stream_usage: StreamUsage,
     prompt_tokens: usize,
 ) -> Response {
-    let mut driver = Driver {
-        stream_usage,
-        usage: Usage { prompt_tokens, ..Usage::default() },
-        queue: VecDeque::new(),
-        source: None,
-        envelope,
-    };
-    for chunk in chunks.opening() {
-        driver.push(chunk);
+    let usage = Usage { prompt_tokens, ..Usage::default() };
+    let mut writer = Writer { envelope, usage, stream_usage, lines: Vec::new() };
+    chunks.opening(&mut writer);
+    answer(Driver { source: Some((run, chunks)), writer })
+}
+
+/// The HTTP response that streams events.
+pub fn answer(source: impl Source) -> Response {
+    let body = EventBody { source, is_over: false, next_capacity: 0, keep_alive: Box::pin(sleep(KEEP_ALIVE)) };
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // Otherwise nginx buffers the stream.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::new(body)).into_response()
+}
+
+/// The body of a stream.
+struct EventBody<S> {
+    source: S,
+    is_over: bool,
+    /// Size of the last frame, about which the next one will have.
+    next_capacity: usize,
+    keep_alive: Pin<Box<Sleep>>,
+}
+
+impl<S: Source> hyper::body::Body for EventBody<S> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let EventBody { source, is_over, next_capacity, keep_alive } = &mut *self;
+        let mut lines = Vec::with_capacity(*next_capacity);
+        while !*is_over && lines.len() < FRAME_BYTES {
+            match source.poll_events(cx, &mut lines) {
+                Poll::Ready(goes_on) => *is_over = !goes_on,
+                Poll::Pending => break,
+            }
+        }
+        if lines.is_empty() {
+            if *is_over {
+                return Poll::Ready(None);
+            }
+            ready!(keep_alive.as_mut().poll(cx));
+            lines.extend_from_slice(b":\n\n");
+        } else {
+            *next_capacity = lines.len() + lines.len() / 8;
+        }
+        keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
+        Poll::Ready(Some(Ok(Frame::data(lines.into()))))
     }
-    driver.source = Some((run, chunks));
-    let events = stream::unfold(driver, |mut driver| async move {
-        let line = driver.next().await?;
-        Some((Ok::<_, Infallible>(sse::Event::default().data(line)), driver))
-    });
-    answer(events)
 }
 
-/// The HTTP response that streams `events`.
-pub fn answer(events: impl Stream<Item = Result<sse::Event, Infallible>> + Send + 'static) -> Response {
-    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
-    // Otherwise nginx buffers the stream.
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    response
-}
-
-struct Driver<C> {
-    /// `None` after the run has ended; queued lines are still sent.
-    source: Option<(Run, C)>,
+/// Writes chunks, and counts the tokens of the response.
+pub struct Writer {
     envelope: Envelope,
     usage: Usage,
     stream_usage: StreamUsage,
-    queue: VecDeque<String>,
+    /// Events that have not been sent.
+    lines: Vec<u8>,
 }
 
-impl<C: Chunks> Driver<C> {
-    async fn next(&mut self) -> Option<String> {
-        while self.queue.is_empty() {
-            let (run, chunks) = self.source.as_mut()?;
-            match run.next().await {
-                Some((prompt, Event::PromptLogprobs(logprobs))) => chunks.prompt_logprobs(prompt, logprobs),
-                // A stream cannot request one.
-                Some((_, Event::Embedding(_))) => {}
-                Some((_, Event::Started { cached_tokens })) => self.usage.cached_tokens += cached_tokens,
-                Some((prompt, Event::Delta(delta))) => {
-                    self.usage.completion_tokens += delta.tokens.len();
-                    self.usage.drafts += delta.drafts;
-                    match run::failed(&delta) {
-                        Ok(()) => {
-                            if let Some(chunk) = block_if_large(&delta, || chunks.chunk(prompt, &delta)) {
-                                self.push(chunk);
-                            }
-                        }
-                        Err(error) => self.end(error.to_json().to_string()),
-                    }
-                }
-                None => {
-                    if let Some(error) = run.failure() {
-                        self.end(error.to_json().to_string());
-                        continue;
-                    }
-                    if self.stream_usage.at_end {
-                        let last = self.envelope.wrap(choices(Vec::new()), Some(self.usage.to_json()));
-                        self.queue.push_back(last.write());
-                    }
-                    self.end("[DONE]".to_string());
-                }
-            }
-        }
-        self.queue.pop_front()
-    }
-
-    fn push(&mut self, chunk: Chunk) {
+impl Writer {
+    /// Writes a chunk with these choices and further fields.
+    pub fn chunk(&mut self, choices: impl IntoIterator<Item: Serialize>, more: &[(&str, Json)]) {
         // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a
         // usage.
         let usage = match self.stream_usage {
             StreamUsage { in_all: true, .. } => Some(self.usage.to_json()),
             StreamUsage { at_end, .. } => at_end.then_some(Value::Null),
         };
-        self.queue.push_back(self.envelope.wrap(chunk, usage).write());
+        event(&mut self.lines, None, |text| self.envelope.write(text, ("choices", choices), more, usage));
     }
 
-    /// Ends the stream with this line. Dropping the run cancels the rest of it.
-    fn end(&mut self, last: String) {
-        self.queue.push_back(last);
+    /// Writes the last event: `[DONE]` after the usage if it was requested, or the error.
+    fn end(&mut self, failure: Option<ApiError>) {
+        if let Some(error) = failure {
+            return event(&mut self.lines, None, |text| put(text, &error.to_json()));
+        }
+        if self.stream_usage.at_end {
+            let (none, usage) = (("choices", [(); 0]), Some(self.usage.to_json()));
+            event(&mut self.lines, None, |text| self.envelope.write(text, none, &[], usage));
+        }
+        event(&mut self.lines, None, |text| text.extend_from_slice(b"[DONE]"));
+    }
+}
+
+struct Driver<C> {
+    /// `None` after the run has ended.
+    source: Option<(Run, C)>,
+    writer: Writer,
+}
+
+impl<C: Chunks> Source for Driver<C> {
+    fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool> {
+        let Driver { source, writer } = self;
+        // The chunks of the opening come first.
+        if writer.lines.is_empty() {
+            let Some((run, chunks)) = source else { return Poll::Ready(false) };
+            match ready!(run.poll_next(cx)) {
+                Some((prompt, Event::PromptLogprobs(logprobs))) => chunks.prompt_logprobs(prompt, logprobs),
+                // A stream cannot request one.
+                Some((_, Event::Embedding(_))) => {}
+                Some((_, Event::Started { cached_tokens })) => writer.usage.cached_tokens += cached_tokens,
+                Some((prompt, Event::Delta(delta))) => {
+                    writer.usage.completion_tokens += delta.tokens.len();
+                    writer.usage.drafts += delta.drafts;
+                    match run::failed(&delta) {
+                        Ok(()) => block_if_large(&delta, || chunks.delta(prompt, &delta, writer)),
+                        Err(error) => self.end(Some(error)),
+                    }
+                }
+                None => {
+                    let failure = run.failure();
+                    self.end(failure);
+                }
+            }
+        }
+        lines.append(&mut self.writer.lines);
+        Poll::Ready(true)
+    }
+}
+
+impl<C> Driver<C> {
+    /// Ends the stream. Dropping the run cancels the rest of it.
+    fn end(&mut self, failure: Option<ApiError>) {
+        self.writer.end(failure);
         self.source = None;
     }
 }

@@ -5,6 +5,8 @@ mod answers;
 mod boundary;
 mod common;
 mod conformance;
+#[path = "../../device/tests/support/allocations.rs"]
+mod counter;
 mod embeddings;
 mod errors;
 mod fuzzed;
@@ -25,4 +27,5 @@ mod scripted;
 mod searches;
 mod speculation;
 mod structured;
+mod token_cost;
 mod tools;

@@ -67,8 +67,8 @@ pub struct EngineConfig {
     pub enable_chunked_prefill: bool,
     /// Greatest number of requests in the queue of an [`AsyncEngine`](crate::AsyncEngine). More are refused.
     pub max_queued_requests: usize,
-    /// Greatest number of unread events per sequence in an [`AsyncEngine`](crate::AsyncEngine). If a reader falls further behind,
-    /// its request is cancelled.
+    /// Greatest number of steps of an [`AsyncEngine`](crate::AsyncEngine) whose events a stream may leave unread. If a reader falls
+    /// further behind, its requests are cancelled.
     pub max_unread_events: usize,
     /// Greatest size in bytes of a grammar's definition: a JSON schema, a regular expression, a list of choices or a Lark
     /// grammar. Larger ones are refused without compiling them.

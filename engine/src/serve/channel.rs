@@ -1,9 +1,10 @@
-//! What passes between handles and the engine's thread: commands to it, and the events of a request and snapshots from it.
+//! What passes between handles and the engine's thread: commands to it, and the events of requests and snapshots from it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
 
 use sampling::Constraint;
 use sched::RequestId;
@@ -12,8 +13,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::api::{Event, GenerationRequest};
 use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
+use crate::serve::outbox::{Batch, BatchSender, Emitted};
+use crate::serve::text_engine::TextEngine;
+use crate::serve::wakers::{Reader, Wakers};
 use crate::step::{LoadedAdapter, TransferSource};
 use crate::watch::Snapshot;
+
+/// Least time between two snapshots for watchers.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What a handle asks of the engine's thread.
 pub(super) enum Command {
@@ -53,45 +60,53 @@ pub(super) enum Command {
 pub(super) struct Submission {
     pub request: Box<GenerationRequest>,
     pub constraint: Option<Box<dyn Constraint>>,
-    pub events: EventSender,
+    pub events: BatchSender,
     pub reply: oneshot::Sender<Result<RequestId, SubmitError>>,
 }
 
 /// Tells who unloads an adapter that it is gone.
 pub(super) type UnloadReply = oneshot::Sender<Result<(), AdapterError>>;
 
-/// An event and the end of its step.
-pub(super) type Emitted = (Instant, Event);
-
-/// The engine's end of a request's channel.
-pub(super) struct EventSender {
-    pub sender: mpsc::Sender<Emitted>,
-    pub state: Arc<StreamState>,
-}
-
-/// State of a request that both ends of its channel see.
-#[derive(Default)]
-pub(super) struct StreamState {
-    pub scheduled: OnceLock<Instant>,
-    fell_behind: AtomicBool,
-}
-
-/// The events of one request. Dropping the stream before its end cancels the request and frees its blocks.
+/// The events of one or several requests. Dropping the stream before its end cancels the requests and frees their blocks.
 pub struct OutputStream {
-    pub(super) id: RequestId,
-    pub(super) events: mpsc::Receiver<Emitted>,
+    pub(super) ids: Vec<RequestId>,
+    pub(super) batches: mpsc::Receiver<Batch>,
     pub(super) commands: commands::Sender<Command>,
-    pub(super) prompt_len: usize,
-    pub(super) state: Arc<StreamState>,
+    pub(super) fell_behind: Arc<AtomicBool>,
+    /// Events of the batch that is being read.
+    pub(super) unread: std::vec::IntoIter<Emitted>,
     pub(super) last_event: Instant,
+    pub(super) scheduled: Option<Instant>,
+    pub(super) wakers: Arc<Wakers>,
+    /// The task that polled last, and its waker as a reader.
+    pub(super) reader: Option<(Waker, Waker)>,
 }
 
 impl OutputStream {
     /// Returns the next event; `None` after every sequence has finished. If a finish is missing, the engine thread has ended or
     /// the reader [fell behind](OutputStream::fell_behind).
     pub async fn next(&mut self) -> Option<Event> {
-        let emitted = self.events.recv().await;
-        self.note(emitted)
+        std::future::poll_fn(|cx| self.poll_next(cx)).await.map(|(_, event)| event)
+    }
+
+    /// Polls for the next event and the index of its request. The events of a step become ready together.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+        loop {
+            if let Some(emitted) = self.unread.next() {
+                return Poll::Ready(Some(self.note(emitted)));
+            }
+            let (_, reader) = match self.reader.take() {
+                Some((task, reader)) if task.will_wake(cx.waker()) => self.reader.insert((task, reader)),
+                _ => {
+                    let task = cx.waker().clone();
+                    self.reader.insert((task.clone(), Reader::waker(task, self.wakers.clone())))
+                }
+            };
+            match ready!(self.batches.poll_recv(&mut Context::from_waker(reader))) {
+                Some(batch) => self.begin(batch),
+                None => return Poll::Ready(None),
+            }
+        }
     }
 
     /// Like [`OutputStream::next`] for callers without an async runtime.
@@ -99,43 +114,49 @@ impl OutputStream {
     /// # Panics
     /// If called from within an async task.
     pub fn next_blocking(&mut self) -> Option<Event> {
-        let emitted = self.events.blocking_recv();
-        self.note(emitted)
+        loop {
+            if let Some(emitted) = self.unread.next() {
+                return Some(self.note(emitted).1);
+            }
+            let batch = self.batches.blocking_recv()?;
+            self.begin(batch);
+        }
     }
 
-    fn note(&mut self, emitted: Option<Emitted>) -> Option<Event> {
-        let (at, event) = emitted?;
-        self.last_event = at;
-        Some(event)
+    fn begin(&mut self, batch: Batch) {
+        self.last_event = batch.at;
+        self.unread = batch.events.into_iter();
     }
 
-    /// When the engine emitted the event that [`OutputStream::next`] returned last, however late it was read. Before the first
-    /// event, when the request was submitted.
+    fn note(&mut self, emitted: Emitted) -> (usize, Event) {
+        self.scheduled = emitted.scheduled;
+        (emitted.request, emitted.event)
+    }
+
+    /// When the engine emitted the event that was returned last, however late it was read. Before the first event, when the
+    /// requests were submitted.
     pub fn last_event(&self) -> Instant {
         self.last_event
     }
 
-    /// When the first step of this request began, which is when the request left the queue.
+    /// When the first step of the request of the last event began, which is when that request left the queue.
     pub fn scheduled(&self) -> Option<Instant> {
-        self.state.scheduled.get().copied()
+        self.scheduled
     }
 
-    /// Whether the request was cancelled because more events were unread than
+    /// Whether the requests were cancelled because the events of more steps were unread than
     /// [`max_unread_events`](crate::EngineConfig::max_unread_events) allows.
     pub fn fell_behind(&self) -> bool {
-        self.state.fell_behind.load(Ordering::Acquire)
-    }
-
-    /// Number of tokens in the prompt.
-    pub fn prompt_len(&self) -> usize {
-        self.prompt_len
+        self.fell_behind.load(Ordering::Acquire)
     }
 }
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
-        // The engine ignores this if the request has ended.
-        let _ = self.commands.send(Command::Abort(self.id));
+        // The engine ignores those that have ended.
+        for &id in &self.ids {
+            let _ = self.commands.send(Command::Abort(id));
+        }
     }
 }
 
@@ -159,16 +180,24 @@ impl Watcher {
     }
 }
 
-impl EventSender {
-    /// Sends an event. Returns `false` if the receiver is gone or has fallen behind.
-    pub fn send(&self, at: Instant, event: Event) -> bool {
-        match self.sender.try_send((at, event)) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.state.fell_behind.store(true, Ordering::Release);
-                false
-            }
+/// Publishes snapshots while there are watchers.
+pub(super) struct SnapshotPublisher {
+    pub sink: watch::Sender<Arc<Snapshot>>,
+    pub last: Instant,
+    /// A watcher has asked for a snapshot.
+    pub requested: bool,
+}
+
+impl SnapshotPublisher {
+    /// Publishes a snapshot if a watcher has asked for one, or if there are watchers and [`WATCH_INTERVAL`] has passed or work
+    /// has ended.
+    pub fn publish(&mut self, engine: &mut TextEngine) {
+        let due = self.last.elapsed() >= WATCH_INTERVAL || !engine.has_work();
+        // One receiver belongs to the handle.
+        if self.requested || (due && self.sink.receiver_count() > 1) {
+            self.requested = false;
+            self.last = Instant::now();
+            self.sink.send_replace(Arc::new(engine.snapshot()));
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The engine on a thread of its own, and a handle on it that any number of tasks may clone.
 //!
-//! The engine thread owns all state. Handles send it commands, and it sends each request's events through that request's
-//! channel. Dropping the receiver of a channel cancels the request.
+//! The engine thread owns all state. Handles send it commands, and it sends the events of each stream through that stream's
+//! channel. Dropping the receiver of a channel cancels its requests.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc as commands;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,14 @@ use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::parallel::Group;
 use crate::serve::adapters::{AdapterAccess, AdapterList};
-use crate::serve::channel::{Command, EventSender, OutputStream, StreamState, Submission, UnloadReply, Watcher};
+use crate::serve::channel::{Command, OutputStream, SnapshotPublisher, Submission, UnloadReply, Watcher};
+use crate::serve::outbox::{BatchSender, Outbox};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::{NextStep, TextEngine};
+use crate::serve::wakers::Wakers;
 use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::step::Engine;
 use crate::watch::Snapshot;
-
-/// Least time between two snapshots for watchers.
-const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 struct Shared {
     info: ModelInfo,
@@ -38,6 +37,9 @@ struct Shared {
     defaults: GenerationDefaults,
     status: Arc<Status>,
     max_unread_events: usize,
+    /// Number of streams so far.
+    streams: AtomicU64,
+    wakers: Arc<Wakers>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     adapters: AdapterAccess,
     /// The ranks that compute the model, if there are several.
@@ -91,10 +93,11 @@ impl AsyncEngine {
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
         let snapshots_out = SnapshotPublisher { sink, last: Instant::now(), requested: false };
+        let wakers = Arc::new(Wakers::default());
         let thread = EngineThread {
             engine,
             receiver,
-            streams: HashMap::new(),
+            outbox: Outbox::new(wakers.clone()),
             events: Vec::new(),
             status: status.clone(),
             snapshots: snapshots_out,
@@ -117,6 +120,8 @@ impl AsyncEngine {
             defaults: loaded.defaults,
             status,
             max_unread_events: config.max_unread_events,
+            streams: AtomicU64::new(0),
+            wakers,
             snapshots,
             adapters,
             ranks: loaded.ranks,
@@ -149,10 +154,41 @@ impl AsyncEngine {
     /// # Errors
     /// The request is refused. All checks are made here, before any output.
     pub async fn submit(&self, request: GenerationRequest) -> Result<OutputStream, SubmitError> {
+        self.submit_all(vec![request]).await
+    }
+
+    /// Submits requests whose events are read from one stream.
+    ///
+    /// # Errors
+    /// A request is refused. Those before it are cancelled.
+    pub async fn submit_all(&self, requests: Vec<GenerationRequest>) -> Result<OutputStream, SubmitError> {
+        let (sender, batches) = mpsc::channel(self.shared.max_unread_events.clamp(1, Semaphore::MAX_PERMITS));
+        let fell_behind = Arc::new(AtomicBool::new(false));
+        let stream = self.shared.streams.fetch_add(1, Ordering::Relaxed);
+        let mut output = OutputStream {
+            ids: Vec::with_capacity(requests.len()),
+            batches,
+            commands: self.commands.clone(),
+            fell_behind: fell_behind.clone(),
+            unread: Vec::new().into_iter(),
+            // Taken before the engine can emit an event.
+            last_event: Instant::now(),
+            scheduled: None,
+            wakers: self.shared.wakers.clone(),
+            reader: None,
+        };
+        for (index, request) in requests.into_iter().enumerate() {
+            let events =
+                BatchSender { stream, request: index, sender: sender.clone(), fell_behind: fell_behind.clone() };
+            output.ids.push(self.submit_one(request, events).await?);
+        }
+        Ok(output)
+    }
+
+    async fn submit_one(&self, request: GenerationRequest, events: BatchSender) -> Result<RequestId, SubmitError> {
         if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
         }
-        let prompt_len = request.prompt.len();
         let constraint = match &request.params.structured_outputs {
             Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
             None => None,
@@ -161,25 +197,14 @@ impl AsyncEngine {
         if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
         }
-        let params = &request.params;
-        // Sequences that end in one step send their events together, and two more events precede the first token.
-        let sequences = params.best_of.unwrap_or(params.n).max(params.n);
-        let capacity = sequences.saturating_mul(self.shared.max_unread_events).saturating_add(2);
-        let (sender, receiver) = mpsc::channel(capacity.min(Semaphore::MAX_PERMITS));
-        let state = Arc::new(StreamState::default());
-        let events = EventSender { sender, state: state.clone() };
         let (reply, answer) = oneshot::channel();
-        // Taken before the engine can emit an event.
-        let last_event = Instant::now();
         self.commands
             .send(Command::Submit {
                 request: Submission { request: Box::new(request), constraint, events, reply },
                 commands: self.commands.clone(),
             })
             .map_err(|_| SubmitError::Closed)?;
-        let id = answer.await.map_err(|_| SubmitError::Closed)??;
-        let commands = self.commands.clone();
-        Ok(OutputStream { id, events: receiver, commands, prompt_len, state, last_event })
+        answer.await.map_err(|_| SubmitError::Closed)?
     }
 
     /// Reads the LoRA adapter in a folder and gives it a name, which requests then may use. With `replace`, it takes the place of
@@ -276,6 +301,11 @@ impl AsyncEngine {
         self.shared.status.dump()
     }
 
+    /// Wakes the readers of streams until the engine ends. Without it, the engine's thread wakes them, which takes time of each step.
+    pub fn wake_readers(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.shared.wakers.task()
+    }
+
     /// Refuses new requests from now on. Requests that were accepted continue.
     pub fn drain(&self) {
         self.shared.status.drain();
@@ -293,33 +323,11 @@ impl AsyncEngine {
     }
 }
 
-/// Publishes snapshots while there are watchers.
-struct SnapshotPublisher {
-    sink: watch::Sender<Arc<Snapshot>>,
-    last: Instant,
-    /// A watcher has asked for a snapshot.
-    requested: bool,
-}
-
-impl SnapshotPublisher {
-    /// Publishes a snapshot if a watcher has asked for one, or if there are watchers and [`WATCH_INTERVAL`] has passed or work
-    /// has ended.
-    fn publish(&mut self, engine: &mut TextEngine) {
-        let due = self.last.elapsed() >= WATCH_INTERVAL || !engine.has_work();
-        // One receiver belongs to the handle.
-        if self.requested || (due && self.sink.receiver_count() > 1) {
-            self.requested = false;
-            self.last = Instant::now();
-            self.sink.send_replace(Arc::new(engine.snapshot()));
-        }
-    }
-}
-
 /// State of the engine thread.
 struct EngineThread {
     engine: TextEngine,
     receiver: commands::Receiver<Command>,
-    streams: HashMap<RequestId, EventSender>,
+    outbox: Outbox,
     /// Events of the current step, and whether each is its request's last. Reused by every step.
     events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
@@ -457,19 +465,19 @@ impl EngineThread {
         &mut self,
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
-        events: EventSender,
+        events: BatchSender,
     ) -> Result<RequestId, SubmitError> {
         let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
         if waiting >= limit {
             return Err(SubmitError::QueueFull { waiting, limit });
         }
         let id = self.engine.submit(request, constraint)?;
-        self.streams.insert(id, events);
+        self.outbox.open(id, events);
         Ok(id)
     }
 
     fn abort(&mut self, id: RequestId) {
-        if self.streams.remove(&id).is_some() {
+        if self.outbox.close(id) {
             self.engine.abort(id);
         }
     }
@@ -481,19 +489,12 @@ impl EngineThread {
         let EngineThread { engine, events, .. } = self;
         engine.step(next, |id, event, last| events.push((id, event, last)));
         self.publish();
-        for stream in self.engine.scheduled().iter().filter_map(|id| self.streams.get(id)) {
-            // Only this thread sets it, and only once.
-            let _ = stream.state.scheduled.set(began);
+        for &id in self.engine.scheduled() {
+            self.outbox.scheduled(id, began);
         }
-        let (mut events, over) = (std::mem::take(&mut self.events), Instant::now());
-        for (id, event, last) in events.drain(..) {
-            let sent = self.streams.get(&id).is_some_and(|stream| stream.send(over, event));
-            if !sent {
-                self.abort(id);
-            } else if last {
-                self.streams.remove(&id);
-            }
+        for (id, event, is_last) in self.events.drain(..) {
+            self.outbox.add(id, event, is_last);
         }
-        self.events = events;
+        self.outbox.send(Instant::now()).into_iter().for_each(|id| self.abort(id));
     }
 }

@@ -5,8 +5,10 @@ mod answer_buffer;
 mod channel;
 mod handle;
 mod llm;
+mod outbox;
 mod status;
 mod text_engine;
+mod wakers;
 
 pub use channel::{OutputStream, Watcher};
 pub use handle::AsyncEngine;

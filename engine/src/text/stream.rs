@@ -26,7 +26,7 @@ pub struct TextDelta {
 pub struct TextStream {
     detokenizer: Detokenizer,
     scanner: StopScanner,
-    /// Number of tokens whose text is still not searched, because a sequence must not end before them.
+    /// Number of tokens whose text is still not searched, because a sequence must not end before them, or for want of stop strings.
     unsearched: usize,
     characters: usize,
 }
@@ -38,7 +38,7 @@ impl TextStream {
         TextStream {
             detokenizer: Detokenizer::new(tokenizer, prompt, params.skip_special_tokens),
             scanner: StopScanner::new(&params.stop, params.include_stop_str_in_output),
-            unsearched: params.sampling.min_tokens,
+            unsearched: if params.stop.is_empty() { usize::MAX } else { params.sampling.min_tokens },
             characters: 0,
         }
     }

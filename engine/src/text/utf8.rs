@@ -33,6 +33,9 @@ impl Utf8Decoder {
 
     /// Returns the characters that `bytes` complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> String {
+        if let (true, Ok(text)) = (self.held.is_empty(), from_utf8(bytes)) {
+            return text.to_owned();
+        }
         let mut input = std::mem::take(&mut self.held);
         input.extend_from_slice(bytes);
         let mut text = String::with_capacity(input.len());

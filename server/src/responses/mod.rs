@@ -13,25 +13,24 @@ mod input;
 mod output;
 mod request;
 
-use std::convert::Infallible;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
-use axum::response::sse::Event as SseEvent;
 use engine::{Event, FinishReason};
-use futures_util::stream;
 use serde_json::json;
 
 use super::app::App;
 use super::assistant::Assistant;
 use super::body;
 use super::error::ApiError;
-use super::json::{Json, off_reactor};
+use super::json::{Json, off_reactor, put};
 use super::logprobs;
 use super::run::{self, Run};
-use super::stream::{answer, block_if_large};
+use super::stream::{self, Source, answer, block_if_large};
 use output::{Status, Writer};
 use request::prepare;
 pub use request::read;
@@ -49,9 +48,9 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer };
     if chat.options.stream {
         reply.writer.open();
-        return Ok(reply.stream());
+        return Ok(answer(reply));
     }
-    while reply.step().await? {
+    while poll_fn(|cx| reply.poll_step(cx)).await? {
         reply.writer.events.clear();
     }
     off_reactor(cost.is_large(), move || reply.writer.response().into_response()).await
@@ -85,9 +84,9 @@ struct Reply {
 
 impl Reply {
     /// Handles the next event of the engine; `false` at the end.
-    async fn step(&mut self) -> Result<bool, ApiError> {
-        let Some(run) = &mut self.run else { return Ok(false) };
-        match run.next().await {
+    fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, ApiError>> {
+        let Some(run) = &mut self.run else { return Poll::Ready(Ok(false)) };
+        match ready!(run.poll_next(cx)) {
             Some((_, Event::Started { cached_tokens })) => self.writer.usage.cached_tokens = cached_tokens,
             Some((_, Event::Delta(delta))) => {
                 run::failed(&delta)?;
@@ -105,26 +104,28 @@ impl Reply {
             }
             // Never requested here.
             Some((_, Event::PromptLogprobs(_) | Event::Embedding(_))) => {}
-            None => return run.failure().map_or(Ok(false), Err),
+            None => return Poll::Ready(run.failure().map_or(Ok(false), Err)),
         }
-        Ok(true)
+        Poll::Ready(Ok(true))
     }
+}
 
-    /// Streams the events. A failure is the last event.
-    fn stream(self) -> Response {
-        answer(stream::unfold(self, |mut reply| async move {
-            while reply.writer.events.is_empty() {
-                match reply.step().await {
-                    Ok(true) => {}
-                    Ok(false) => return None,
-                    Err(error) => {
-                        reply.run = None;
-                        reply.writer.fail(&error);
-                    }
-                }
+/// A failure is the last event.
+impl Source for Reply {
+    fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool> {
+        if self.writer.events.is_empty() {
+            let goes_on = ready!(self.poll_step(cx)).unwrap_or_else(|error| {
+                self.run = None;
+                self.writer.fail(&error);
+                true
+            });
+            if !goes_on {
+                return Poll::Ready(false);
             }
-            let (name, event) = reply.writer.events.pop_front()?;
-            Some((Ok::<_, Infallible>(SseEvent::default().event(name).data(event.write())), reply))
-        }))
+        }
+        while let Some((name, event)) = self.writer.events.pop_front() {
+            stream::event(lines, Some(&name), |text| put(text, &event));
+        }
+        Poll::Ready(true)
     }
 }

@@ -1,6 +1,7 @@
 //! A real server with the demo model on a free port, and a small HTTP client.
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
+pub mod long;
 #[path = "../../../engine/tests/common/slow.rs"]
 pub mod slow;
 
