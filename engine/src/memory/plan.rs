@@ -103,6 +103,7 @@ impl Plan {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
         }
+        engine.check_itl_target()?;
         let features = device.features();
         if let Some(lora) = &engine.lora {
             check_lora(lora)?;

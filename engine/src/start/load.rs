@@ -243,6 +243,7 @@ pub(crate) fn load_on(
         eos_token_ids: info.eos_token_ids.clone(),
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
+        itl_target: engine.itl_target,
         speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
         kv_events,
         kv_transfer,

@@ -1,0 +1,55 @@
+//! The target for the time between two tokens of a sequence.
+
+use std::str::FromStr;
+
+use super::EngineConfig;
+use crate::error::{EngineError, bad};
+
+/// The time between two tokens of a sequence that the engine aims at while prompts are computed beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ItlTarget {
+    /// A multiple, two and a half times, of what a step takes now without prompts.
+    Auto,
+    /// This number of milliseconds, from 1 to 60000.
+    Millis(f64),
+}
+
+const EXPECTED: &str = "a number of milliseconds from 1 to 60000";
+
+impl ItlTarget {
+    fn is_possible(self) -> bool {
+        match self {
+            ItlTarget::Auto => true,
+            ItlTarget::Millis(millis) => (1.0..=60_000.0).contains(&millis),
+        }
+    }
+}
+
+/// A number of milliseconds.
+impl FromStr for ItlTarget {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<ItlTarget, &'static str> {
+        text.parse().map(ItlTarget::Millis).ok().filter(|target| target.is_possible()).ok_or(EXPECTED)
+    }
+}
+
+impl EngineConfig {
+    /// Checks the target, and that prompts can be cut for it.
+    pub(crate) fn check_itl_target(&self) -> Result<(), EngineError> {
+        let Some(target) = self.itl_target else { return Ok(()) };
+        let (flag, found) = match target {
+            ItlTarget::Auto => ("--max-num-batched-tokens", "auto".to_string()),
+            ItlTarget::Millis(millis) => ("--itl-target-ms", millis.to_string()),
+        };
+        if !target.is_possible() {
+            return Err(bad(flag, found, EXPECTED));
+        }
+        if !self.enable_chunked_prefill {
+            let expected =
+                "chunked prefill too, because a target cuts prompts into chunks; remove one of the two flags";
+            return Err(bad(flag, found, expected));
+        }
+        Ok(())
+    }
+}
