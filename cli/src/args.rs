@@ -95,7 +95,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
     /// Maximum number of tokens per step, greater than --max-num-seqs; auto: the default, and fewer prompt tokens while sequences
-    /// decode, so that a step takes two and a half times as long as without prompts
+    /// decode, so that a step takes two and a half times as long as if all only decoded
     #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
     pub max_num_batched_tokens: Option<values::Tokens>,
     /// Target in milliseconds for the time between two tokens of a sequence: steps compute fewer prompt tokens while sequences decode
@@ -320,4 +320,32 @@ pub struct SamplingArgs {
     /// Continue after the end-of-sequence token
     #[arg(long)]
     pub ignore_eos: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn auto_and_a_target_choose_the_prompt_tokens_of_a_step_and_a_number_bounds_them() {
+        let chosen = |flags: &[&str]| {
+            let config = Command::parse_from([&["quire"], flags].concat()).engine.to_config();
+            (config.max_num_batched_tokens, config.itl_target)
+        };
+        let (auto, target) = ("--max-num-batched-tokens=auto", "--itl-target-ms=150");
+        assert_eq!(chosen(&[]), (2048, None));
+        assert_eq!(chosen(&["--max-num-batched-tokens=512"]), (512, None));
+        assert_eq!(chosen(&[auto]), (2048, Some(ItlTarget::Auto)));
+        assert_eq!(chosen(&[target]), (2048, Some(ItlTarget::Millis(150.0))));
+        assert_eq!(chosen(&[auto, target]), (2048, Some(ItlTarget::Millis(150.0))));
+        assert_eq!(chosen(&[target, "--max-num-batched-tokens=512"]), (512, Some(ItlTarget::Millis(150.0))));
+    }
 }

@@ -182,6 +182,23 @@ impl Scheduler {
         }
     }
 
+    /// Number of sequences that run, and of those that wait only for their share of a step: all that would decode if every
+    /// prompt were computed.
+    pub fn num_sequences_in_reach(&self) -> usize {
+        let sequences = |id: &RequestId| self.requests.get(id).map_or(0, LiveRequest::num_running_seqs);
+        let most = self.config.max_num_seqs;
+        let mut sum: usize = self.running.values().map(sequences).sum();
+        if !self.is_head_blocked() {
+            let mut queue = self.swapped.values().chain(self.waiting.values());
+            while sum < most
+                && let Some(id) = queue.next()
+            {
+                sum += sequences(id);
+            }
+        }
+        sum.min(most)
+    }
+
     /// Returns whether any request is live.
     pub fn has_work(&self) -> bool {
         !self.requests.is_empty()

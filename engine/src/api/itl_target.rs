@@ -1,5 +1,6 @@
 //! The target for the time between two tokens of a sequence.
 
+use std::fmt;
 use std::str::FromStr;
 
 use super::EngineConfig;
@@ -8,7 +9,7 @@ use crate::error::{EngineError, bad};
 /// The time between two tokens of a sequence that the engine aims at while prompts are computed beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ItlTarget {
-    /// A multiple, two and a half times, of what a step takes now without prompts.
+    /// Two and a half times the time of a step in which all sequences decode.
     Auto,
     /// This number of milliseconds, from 1 to 60000.
     Millis(f64),
@@ -21,6 +22,16 @@ impl ItlTarget {
         match self {
             ItlTarget::Auto => true,
             ItlTarget::Millis(millis) => (1.0..=60_000.0).contains(&millis),
+        }
+    }
+}
+
+/// Formats the target in words, for the log.
+impl fmt::Display for ItlTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ItlTarget::Auto => write!(f, "two and a half times the time of a step in which all sequences decode"),
+            ItlTarget::Millis(millis) => write!(f, "{millis} ms"),
         }
     }
 }
@@ -40,7 +51,7 @@ impl EngineConfig {
         let Some(target) = self.itl_target else { return Ok(()) };
         let (flag, found) = match target {
             ItlTarget::Auto => ("--max-num-batched-tokens", "auto".to_string()),
-            ItlTarget::Millis(millis) => ("--itl-target-ms", millis.to_string()),
+            ItlTarget::Millis(millis) => ("--itl-target-ms", format!("{millis:?}")),
         };
         if !target.is_possible() {
             return Err(bad(flag, found, EXPECTED));

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! If nobody decodes, there is no budget but that of the step ([`Scheduler::set_prompt_budget`](sched::Scheduler::set_prompt_budget)).
-//! A budget has at least [`LEAST_TOKENS`], even if decodes alone miss the target, so that prompts make progress.
+//! A budget has at least [`LEAST_TOKENS`], even if decodes alone miss the target, so that prompts make progress, unless the whole step
+//! has fewer.
 //!
 //! The budget steers times alone: a token's value does not depend on the chunks of its prompt. Only the rank that schedules has one.
 //! No clock is read here; the engine passes times in.
@@ -22,7 +23,7 @@ use crate::api::ItlTarget;
 
 /// The least number of prompt tokens.
 const LEAST_TOKENS: usize = 16;
-/// [`ItlTarget::Auto`]: target of a step as a multiple of the time of its decodes alone. Below 3, so that the 99th percentile of the
+/// [`ItlTarget::Auto`]: target of a step as a multiple of the time of a step in which all sequences decode. Below 3, so that the 99th percentile of the
 /// time between tokens stays below three times the median although times vary.
 const AUTO_MULTIPLE: f64 = 2.5;
 
@@ -56,18 +57,21 @@ impl PromptBudget {
         self.time.add(rows, tokens, seconds);
     }
 
-    /// Returns the number of prompt tokens of the next step, which computes `rows` rows for decodes.
-    pub fn next(&mut self, rows: usize) -> usize {
+    /// Returns the number of prompt tokens of the next step, which computes `rows` rows for decodes. `sequences` would decode if
+    /// their prompts were computed. [`ItlTarget::Auto`] is a multiple of the time with all of these: with few rows a step is short,
+    /// and a multiple of that would let others wait long, which keeps the rows few.
+    pub fn next(&mut self, rows: usize, sequences: usize) -> usize {
         if rows == 0 {
             return self.most;
         }
         let (decodes, token) = (self.time.of_decodes(rows), self.time.of_prompt_token());
         if self.target == ItlTarget::Auto {
-            self.seconds = AUTO_MULTIPLE * decodes.max(0.0) * self.steps_per_token;
+            let all = rows.max((sequences as f64 / self.steps_per_token) as usize);
+            self.seconds = AUTO_MULTIPLE * self.time.of_decodes(all).max(0.0) * self.steps_per_token;
         }
         let left = self.seconds / self.steps_per_token - decodes;
         // A step without a measurement has no estimate: 0 / 0 is no number, which becomes 0.
-        ((left / token) as usize).clamp(LEAST_TOKENS, self.most)
+        ((left / token) as usize).max(LEAST_TOKENS).min(self.most)
     }
 
     /// Seconds between two tokens of a sequence that the last budget was chosen for.

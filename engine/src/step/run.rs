@@ -108,7 +108,8 @@ impl Engine {
     /// Has the next step compute as many prompt tokens as the target of its time allows.
     fn limit_prompts(&mut self) {
         if let Some(budget) = &mut self.prompt_budget {
-            self.scheduler.set_prompt_budget(budget.next(self.scheduler.num_decode_rows()));
+            let (rows, sequences) = (self.scheduler.num_decode_rows(), self.scheduler.num_sequences_in_reach());
+            self.scheduler.set_prompt_budget(budget.next(rows, sequences));
         }
     }
 

@@ -53,6 +53,7 @@ fn prompts_beside_decodes_share_the_prompt_budget_and_decodes_and_drafts_take_no
     s.submit(request(1, 150, 5)).unwrap();
     s.submit(request(2, 150, 5)).unwrap();
     assert!(s.propose(seq(0, 0), vec![7; 4]));
+    assert_eq!(s.num_sequences_in_reach(), 3);
     assert_eq!((s.num_decode_rows(), spans(&step(&mut s))), (5, vec![(0, 5), (1, 100)]));
     assert_eq!(spans(&step(&mut s)), [(0, 1), (1, 50), (2, 50)]);
     s.set_prompt_budget(0);

@@ -78,7 +78,7 @@ impl Load {
         if self.machine.uniform() < 1.0 / self.every {
             self.waiting += 200 + (self.machine.uniform() * 600.0) as usize;
         }
-        let budget = self.budget.next(self.rows);
+        let budget = self.budget.next(self.rows, self.rows);
         let tokens = self.waiting.min(budget);
         self.waiting -= tokens;
         let seconds = self.machine.seconds(self.rows, tokens);
@@ -165,12 +165,15 @@ proptest! {
             (0..70usize, 0..3000usize, prop_oneof![Just(0.0), Just(f64::NAN), Just(f64::INFINITY), Just(1e-9), 0.0..1000f64]),
             0..50,
         ),
+        most in prop_oneof![Just(MOST), 2..100usize],
     ) {
+        let config = SchedConfig { max_num_batched_tokens: most, ..SchedConfig::new(100, 16) };
         for target in [ItlTarget::Auto, ItlTarget::Millis(millis)] {
-            let mut budget = Load::new(Machine { step: 1.0, row: 0.0, token: 0.0, noise: 0.0, random: 0 }, target, 1.0).budget;
+            let mut budget = PromptBudget::new(target, &config);
             for &(rows, tokens, seconds) in &steps {
-                let next = budget.next(rows);
-                prop_assert!((LEAST_TOKENS..=MOST).contains(&next) && (rows > 0 || next == MOST), "{next}");
+                let next = budget.next(rows, tokens);
+                let least = if rows > 0 { LEAST_TOKENS.min(most) } else { most };
+                prop_assert!((least..=most).contains(&next), "{next}");
                 prop_assert!(budget.target().is_finite() && budget.target() >= 0.0);
                 budget.measured(&plan(rows, tokens), seconds);
             }
@@ -187,9 +190,24 @@ fn in_a_pipeline_the_steps_of_all_stages_share_the_target() {
         for (rows, tokens) in [(0, 500), (10, 100), (20, 0), (5, 300)].repeat(50) {
             budget.measured(&plan(rows, tokens), 0.010 + 0.001 * (rows + tokens) as f64);
         }
-        budget.next(20)
+        budget.next(20, 30)
     };
     let near = |found: usize, expected: usize| found.abs_diff(expected) <= 3;
     assert!(near(tokens(1), 370), "{}", tokens(1));
     assert!(near(tokens(4), 70), "{}", tokens(4));
+}
+
+#[test]
+fn auto_gives_sequences_that_wait_the_time_of_a_step_in_which_they_decode() {
+    let config = SchedConfig::new(100, 16);
+    let mut budget = PromptBudget::new(ItlTarget::Auto, &config);
+    // A step takes 10 ms, and 1 ms for each row and token.
+    for (rows, tokens) in [(0, 500), (10, 100), (40, 0), (5, 300)].repeat(50) {
+        budget.measured(&plan(rows, tokens), 0.010 + 0.001 * (rows + tokens) as f64);
+    }
+    for (rows, sequences, target) in [(4, 4, 35), (4, 40, 125), (40, 4, 125)] {
+        let tokens = budget.next(rows, sequences);
+        assert!(tokens.abs_diff(target - 10 - rows) <= 3, "{rows} of {sequences}: {tokens}");
+        assert!((budget.target() * 1000.0 - target as f64).abs() < 2.0, "{}", budget.target());
+    }
 }
