@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::EngineConfig;
 use crate::error::{EngineError, bad};
 
 /// The time between two tokens of a sequence that the engine aims at while prompts are computed beside it.
@@ -16,15 +15,6 @@ pub enum ItlTarget {
 }
 
 const EXPECTED: &str = "a number of milliseconds from 1 to 60000";
-
-impl ItlTarget {
-    fn is_possible(self) -> bool {
-        match self {
-            ItlTarget::Auto => true,
-            ItlTarget::Millis(millis) => (1.0..=60_000.0).contains(&millis),
-        }
-    }
-}
 
 /// Formats the target in words, for the log.
 impl fmt::Display for ItlTarget {
@@ -45,18 +35,24 @@ impl FromStr for ItlTarget {
     }
 }
 
-impl EngineConfig {
-    /// Checks the target, and that prompts can be cut for it.
-    pub(crate) fn check_itl_target(&self) -> Result<(), EngineError> {
-        let Some(target) = self.itl_target else { return Ok(()) };
-        let (flag, found) = match target {
+impl ItlTarget {
+    fn is_possible(self) -> bool {
+        match self {
+            ItlTarget::Auto => true,
+            ItlTarget::Millis(millis) => (1.0..=60_000.0).contains(&millis),
+        }
+    }
+
+    /// Checks that the target is possible, and that prompts can be cut for it.
+    pub(crate) fn check(self, enable_chunked_prefill: bool) -> Result<(), EngineError> {
+        let (flag, found) = match self {
             ItlTarget::Auto => ("--max-num-batched-tokens", "auto".to_string()),
             ItlTarget::Millis(millis) => ("--itl-target-ms", format!("{millis:?}")),
         };
-        if !target.is_possible() {
+        if !self.is_possible() {
             return Err(bad(flag, found, EXPECTED));
         }
-        if !self.enable_chunked_prefill {
+        if !enable_chunked_prefill {
             let expected =
                 "chunked prefill too, because a target cuts prompts into chunks; remove one of the two flags";
             return Err(bad(flag, found, expected));

@@ -126,7 +126,7 @@ fn relative(machine: &Machine, rows: usize) -> f64 {
 proptest! {
     // Always the same cases: among all machines and loads there is one that misses any bound.
     #![proptest_config(ProptestConfig {
-        cases: 200,
+        cases: 100,
         failure_persistence: None,
         rng_seed: RngSeed::Fixed(1),
         ..ProptestConfig::default()
