@@ -95,7 +95,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
     /// Maximum number of tokens per step, greater than --max-num-seqs; auto: the default, and fewer prompt tokens while sequences
-    /// decode, so that a step takes two and a half times as long as if all only decoded
+    /// decode, so that a step takes 2.2 times as long as if all only decoded
     #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
     pub max_num_batched_tokens: Option<values::Tokens>,
     /// Target in milliseconds for the time between two tokens of a sequence: steps compute fewer prompt tokens while sequences decode

@@ -8,7 +8,7 @@ use crate::error::{EngineError, bad};
 /// The time between two tokens of a sequence that the engine aims at while prompts are computed beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ItlTarget {
-    /// Two and a half times the time of a step in which all sequences decode.
+    /// 2.2 times the time of a step in which all sequences decode.
     Auto,
     /// This number of milliseconds, from 1 to 60000.
     Millis(f64),
@@ -20,7 +20,7 @@ const EXPECTED: &str = "a number of milliseconds from 1 to 60000";
 impl fmt::Display for ItlTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ItlTarget::Auto => write!(f, "two and a half times the time of a step in which all sequences decode"),
+            ItlTarget::Auto => write!(f, "2.2 times the time of a step in which all sequences decode"),
             ItlTarget::Millis(millis) => write!(f, "{millis} ms"),
         }
     }

@@ -25,7 +25,7 @@ use crate::api::ItlTarget;
 const LEAST_TOKENS: usize = 16;
 /// [`ItlTarget::Auto`]: target of a step as a multiple of the time of a step in which all sequences decode. Below 3, so that the 99th percentile of the
 /// time between tokens stays below three times the median although times vary.
-const AUTO_MULTIPLE: f64 = 2.5;
+const AUTO_MULTIPLE: f64 = 2.2;
 
 /// See the [module](self).
 pub(super) struct PromptBudget {
