@@ -211,3 +211,17 @@ fn auto_gives_sequences_that_wait_the_time_of_a_step_in_which_they_decode() {
         assert!((budget.target() * 1000.0 - target as f64).abs() < 2.0, "{}", budget.target());
     }
 }
+
+#[test]
+fn one_time_that_is_far_too_long_or_too_short_hardly_moves_the_budget() {
+    for wrong in [1e-9, 1000.0] {
+        let mut budget = PromptBudget::new(ItlTarget::Millis(200.0), &SchedConfig::new(100, 16));
+        for (rows, tokens) in [(0, 500), (10, 100), (40, 0), (5, 300)].repeat(50) {
+            budget.measured(&plan(rows, tokens), 0.010 + 0.001 * (rows + tokens) as f64);
+        }
+        let before = budget.next(20, 20);
+        budget.measured(&plan(20, 100), wrong);
+        let after = budget.next(20, 20);
+        assert!(after.abs_diff(before) < before / 4, "{wrong}: from {before} to {after}");
+    }
+}
