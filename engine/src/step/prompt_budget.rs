@@ -35,6 +35,8 @@ pub(super) struct PromptBudget {
     /// `max_num_batched_tokens`.
     most: usize,
     time: StepTime,
+    /// Greatest number of rows of decodes in a step so far.
+    most_rows: usize,
     /// Seconds between two tokens that the last budget was chosen for.
     seconds: f64,
 }
@@ -44,7 +46,7 @@ impl PromptBudget {
         let steps_per_token = if sched.pipeline { sched.max_in_flight as f64 } else { 1.0 };
         let seconds = if let ItlTarget::Millis(millis) = target { millis / 1000.0 } else { 0.0 };
         let (most, time) = (sched.max_num_batched_tokens, StepTime::default());
-        PromptBudget { target, steps_per_token, most, time, seconds }
+        PromptBudget { target, steps_per_token, most, time, most_rows: 0, seconds }
     }
 
     /// A step has taken `seconds`.
@@ -54,19 +56,21 @@ impl PromptBudget {
             let is_decode = span.drafts > 0 || span.tokens.len() == 1;
             *if is_decode { &mut rows } else { &mut tokens } += span.tokens.len();
         }
+        self.most_rows = self.most_rows.max(rows);
         self.time.add(rows, tokens, seconds);
     }
 
     /// Returns the number of prompt tokens of the next step, which computes `rows` rows for decodes. `sequences` would decode if
     /// their prompts were computed. [`ItlTarget::Auto`] is a multiple of the time with all of these: with few rows a step is short,
-    /// and a multiple of that would let others wait long, which keeps the rows few.
+    /// and a multiple of that would let others wait long, which keeps the rows few. More rows than any step has had do not count,
+    /// because their time would be a guess: after a start it was three times too long.
     pub fn next(&mut self, rows: usize, sequences: usize) -> usize {
         if rows == 0 {
             return self.most;
         }
         let (decodes, token) = (self.time.of_decodes(rows), self.time.of_prompt_token());
         if self.target == ItlTarget::Auto {
-            let all = rows.max((sequences as f64 / self.steps_per_token) as usize);
+            let all = rows.max(self.most_rows.min((sequences as f64 / self.steps_per_token) as usize));
             self.seconds = AUTO_MULTIPLE * self.time.of_decodes(all).max(0.0) * self.steps_per_token;
         }
         let left = self.seconds / self.steps_per_token - decodes;

@@ -198,14 +198,14 @@ fn in_a_pipeline_the_steps_of_all_stages_share_the_target() {
 }
 
 #[test]
-fn auto_gives_sequences_that_wait_the_time_of_a_step_in_which_they_decode() {
+fn auto_counts_sequences_that_wait_up_to_the_most_rows_that_were_measured() {
     let config = SchedConfig::new(100, 16);
     let mut budget = PromptBudget::new(ItlTarget::Auto, &config);
     // A step takes 10 ms, and 1 ms for each row and token.
     for (rows, tokens) in [(0, 500), (10, 100), (40, 0), (5, 300)].repeat(50) {
         budget.measured(&plan(rows, tokens), 0.010 + 0.001 * (rows + tokens) as f64);
     }
-    for (rows, sequences, target) in [(4, 4, 31), (4, 40, 110), (40, 4, 110)] {
+    for (rows, sequences, target) in [(4, 4, 31), (4, 40, 110), (40, 4, 110), (4, 90, 110)] {
         let tokens = budget.next(rows, sequences);
         assert!(tokens.abs_diff(target - 10 - rows) <= 3, "{rows} of {sequences}: {tokens}");
         assert!((budget.target() * 1000.0 - target as f64).abs() < 2.0, "{}", budget.target());
