@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    Backend, EngineConfig, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource, ParallelConfig,
-    Policy, PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
+    Backend, EngineConfig, ItlTarget, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource,
+    ParallelConfig, Policy, PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -73,8 +73,8 @@ pub struct EngineArgs {
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
-    #[arg(long, value_name = "TOKENS", value_parser = values::max_model_len, env = "QUIRE_MAX_MODEL_LEN")]
-    pub max_model_len: Option<values::Length>,
+    #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_MODEL_LEN")]
+    pub max_model_len: Option<values::Tokens>,
     /// Tokens per cache block: 8, 16, 32, 64 or 128; more, up to 4096, where recurrent states need it [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
@@ -94,9 +94,14 @@ pub struct EngineArgs {
     /// Maximum number of sequences per step
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
-    /// Maximum number of tokens per step; must be greater than --max-num-seqs
-    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
-    pub max_num_batched_tokens: Option<usize>,
+    /// Maximum number of tokens per step, greater than --max-num-seqs; auto: the default, and fewer prompt tokens while sequences
+    /// decode, so that a step takes 2.2 times as long as if all only decoded
+    #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
+    pub max_num_batched_tokens: Option<values::Tokens>,
+    /// Target in milliseconds for the time between two tokens of a sequence: steps compute fewer prompt tokens while sequences decode
+    /// [default: none]
+    #[arg(long, value_name = "MS", value_parser = values::itl_target, env = "QUIRE_ITL_TARGET_MS")]
+    pub itl_target_ms: Option<ItlTarget>,
     /// Share cache blocks between requests with equal prefixes [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           overrides_with = "no_enable_prefix_caching", env = "QUIRE_ENABLE_PREFIX_CACHING")]
@@ -232,14 +237,20 @@ impl EngineArgs {
             device: self.common.device.clone().unwrap_or(default.device),
             kernels_dir: self.common.kernels_dir.clone(),
             block_size: self.block_size.or(default.block_size),
-            max_model_len: self.max_model_len.and_then(|length| length.0).or(default.max_model_len),
+            max_model_len: self.max_model_len.and_then(|tokens| tokens.0).or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),
             calculate_kv_scales: self.calculate_kv_scales,
             gpu_memory_utilization: self.gpu_memory_utilization.or(default.gpu_memory_utilization),
             enforce_eager: self.enforce_eager.unwrap_or(default.enforce_eager),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
-            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
+            max_num_batched_tokens: self
+                .max_num_batched_tokens
+                .and_then(|tokens| tokens.0)
+                .unwrap_or(default.max_num_batched_tokens),
+            itl_target: self
+                .itl_target_ms
+                .or((self.max_num_batched_tokens == Some(values::Tokens(None))).then_some(ItlTarget::Auto)),
             enable_prefix_caching: switch(
                 self.enable_prefix_caching,
                 self.no_enable_prefix_caching,
@@ -309,4 +320,32 @@ pub struct SamplingArgs {
     /// Continue after the end-of-sequence token
     #[arg(long)]
     pub ignore_eos: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn auto_and_a_target_choose_the_prompt_tokens_of_a_step_and_a_number_bounds_them() {
+        let chosen = |flags: &[&str]| {
+            let config = Command::parse_from([&["quire"], flags].concat()).engine.to_config();
+            (config.max_num_batched_tokens, config.itl_target)
+        };
+        let (auto, target) = ("--max-num-batched-tokens=auto", "--itl-target-ms=150");
+        assert_eq!(chosen(&[]), (2048, None));
+        assert_eq!(chosen(&["--max-num-batched-tokens=512"]), (512, None));
+        assert_eq!(chosen(&[auto]), (2048, Some(ItlTarget::Auto)));
+        assert_eq!(chosen(&[target]), (2048, Some(ItlTarget::Millis(150.0))));
+        assert_eq!(chosen(&[auto, target]), (2048, Some(ItlTarget::Millis(150.0))));
+        assert_eq!(chosen(&[target, "--max-num-batched-tokens=512"]), (512, Some(ItlTarget::Millis(150.0))));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use engine::{Dtype, Policy, PreemptionMode, Quantization, RoundActivations};
+use engine::{Dtype, ItlTarget, Policy, PreemptionMode, Quantization, RoundActivations};
 use serde_json::Value;
 
 pub use ::bench::values::{key, whole};
@@ -138,12 +138,19 @@ pub fn dtype(text: &str) -> Result<DtypeChoice, String> {
     }))
 }
 
-/// A value of `--max-model-len`; `None` is `auto`.
+/// A number of tokens; `None` is `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Length(pub Option<usize>);
+pub struct Tokens(pub Option<usize>);
 
-pub fn max_model_len(text: &str) -> Result<Length, String> {
-    if text == "auto" { Ok(Length(None)) } else { whole(text).map(|length| Length(Some(length))) }
+pub fn tokens_or_auto(text: &str) -> Result<Tokens, String> {
+    match text {
+        "auto" => Ok(Tokens(None)),
+        _ => whole(text).map(|tokens| Tokens(Some(tokens))).map_err(|expected| format!("{expected}, or auto")),
+    }
+}
+
+pub fn itl_target(text: &str) -> Result<ItlTarget, String> {
+    text.parse().map_err(|expected| format!("expected {expected}"))
 }
 
 /// `--swap-space` and `--kv-offloading-size`: parses GiB, returns bytes.

@@ -64,6 +64,23 @@ fn threads_are_at_most_the_cores() {
 }
 
 #[test]
+fn a_target_between_tokens_is_a_possible_number_of_milliseconds_and_cuts_prompts() {
+    let expected = "expected a number of milliseconds from 1 to 60000";
+    for bad in ["0", "-1", "0.9", "nan", "inf", "1e300", "60001", "auto", "", "1s"] {
+        let line = refusal(&format!("--itl-target-ms={bad}"));
+        assert!(line.contains("--itl-target-ms") && line.contains(expected), "{line}");
+    }
+    assert!(refusal("--max-num-batched-tokens=most").contains("expected a whole number from 0 to"));
+    for flag in ["--itl-target-ms=1", "--itl-target-ms=60000", "--max-num-batched-tokens=auto"] {
+        assert_eq!(planned(flag, "max_num_batched_tokens"), 2048);
+        let output = run(["plan", "--no-enable-chunked-prefill"], &[flag]);
+        let line = String::from_utf8(output.stderr).unwrap();
+        let name = flag.split('=').next().unwrap();
+        assert!(line.contains(&format!("{name}: found ")) && line.lines().count() == 1, "{line}");
+    }
+}
+
+#[test]
 fn adapters_are_planned_for_and_their_flags_are_checked() {
     let output = run(["plan", "--json"], &["--enable-lora", "--max-loras=3", "--max-lora-rank=8"]);
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -33,6 +33,7 @@ mod perplexity;
 mod plan;
 mod predictors;
 mod profile;
+mod prompt_budgets;
 mod proposers;
 mod quantized;
 mod ranks;

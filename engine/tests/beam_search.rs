@@ -179,6 +179,7 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
         eos_token_ids: vec![END],
         seed: 1,
         adapters: None,
+        itl_target: None,
         speculation: None,
         kv_events: None,
         kv_transfer: None,

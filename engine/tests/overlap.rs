@@ -108,6 +108,11 @@ pub fn option_requests() -> Vec<Load> {
 
 /// The events of each request, ordered by sequence, without the number of cached tokens. Audits the engine at the end.
 pub fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
+    answers_with(engine, loads, |_| {})
+}
+
+/// The same, with something to do before each step.
+pub fn answers_with(engine: &mut Engine, loads: &[Load], mut before: impl FnMut(&mut Engine)) -> Vec<Vec<TokenEvent>> {
     let mut places = HashMap::new();
     for (place, (request, constraint)) in loads.iter().enumerate() {
         let id = match constraint.clone() {
@@ -118,6 +123,7 @@ pub fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
     }
     let mut events = vec![Vec::new(); loads.len()];
     while engine.has_work() {
+        before(engine);
         engine.step(|id, event| {
             if !matches!(event, TokenEvent::Started { .. }) {
                 events[places[&id]].push(event);

@@ -55,6 +55,7 @@ fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
             eos_token_ids: vec![EOS],
             seed: 1,
             adapters: None,
+            itl_target: None,
             speculation: None,
             kv_events: None,
             kv_transfer: None,

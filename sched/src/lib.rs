@@ -35,7 +35,8 @@
 //! # A step
 //! Decodes come first, one token each and accepted drafts that are computed again; then prefills in progress; then
 //! admissions from the head of the waiting queue, in order. Because `max_num_batched_tokens > max_num_seqs` is required, prefills always get part of the budget;
-//! `long_prefill_token_threshold` keeps one long prompt from taking all of it. If blocks run out, the running request
+//! `long_prefill_token_threshold` keeps one long prompt from taking all of it, and the
+//! [prompt budget](Scheduler::set_prompt_budget), which the caller can change before each plan, keeps prompts from delaying decodes. If blocks run out, the running request
 //! of worst rank (lowest priority, then least work to lose, then latest arrival) is preempted: it loses all of its
 //! blocks and waits again at its position by arrival. Its outputs are kept. Its keys and values are computed again, or
 //! swapped to host memory and back ([`PreemptionMode`]). Within a priority, swapped requests are admitted before
@@ -100,7 +101,7 @@
 //! aged ones (those preempted three times), then by most computed tokens, its work. `M` is not preempted: it would have
 //! to have the worst rank too, so it would be alone, and alone it fits. `M` computes at least one token in each step.
 //! If one of its sequences decodes, that is because decodes are never left out. If not, `M` is first among the
-//! prefills, and at least one token of the budget is left for prefills. If its span lacks blocks, other requests are
+//! prefills, and at least one token of the budget is left for prefills, whatever the prompt budget is. If its span lacks blocks, other requests are
 //! preempted for it until `M` is alone. So between two ends of sequences each step improves the best rank: the best
 //! request of the next step is `M` with more work, or one of better rank. There are `C` priorities, `R + 1` ages (one
 //! per request, and none), and `W` values of work. So such an interval has at most `C * (R + 1) * W` steps, and there

@@ -2,7 +2,8 @@
 //!
 //! The spans are first chosen as numbers, before any table changes. Every decode gets a token, then decodes that compute
 //! accepted drafts again get their further tokens in order of admission, then prefills share the rest of the budget,
-//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. In a pipeline only a
+//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. While sequences decode,
+//! prefills and admissions get at most the [prompt budget](Scheduler::set_prompt_budget). In a pipeline only a
 //! share of the decodes is chosen (`share`). While the spans need more blocks than are free, the request of worst rank is
 //! preempted and the spans are chosen again.
 //!
@@ -24,7 +25,7 @@ impl Scheduler {
     pub(crate) fn schedule_running(&mut self, preempted: &mut Vec<RequestId>) -> RunningSpans {
         loop {
             let mut budget = self.config.max_num_batched_tokens;
-            let mut spans = self.choose_spans(&mut budget);
+            let (mut spans, for_drafts) = self.choose_spans(&mut budget);
             let mut needed = self.blocks_for(&spans);
             let available = self.pool.available();
             let freed_by_commit = if needed > available { self.num_blocks_freed_by_commit() } else { 0 };
@@ -34,7 +35,7 @@ impl Scheduler {
             }
             if needed > available && freed_by_commit > 0 && needed <= available + freed_by_commit {
                 self.counters.deferrals += 1;
-                return RunningSpans { spans: self.affordable(&spans), budget, is_deferred: true };
+                return RunningSpans { spans: self.affordable(&spans), budget, for_drafts, is_deferred: true };
             }
             match self.victim().filter(|_| needed > available) {
                 Some(victim) => {
@@ -42,12 +43,13 @@ impl Scheduler {
                     preempted.push(victim);
                     self.recycled.scheduled = spans;
                 }
-                None => return RunningSpans { spans, budget, is_deferred: false },
+                None => return RunningSpans { spans, budget, for_drafts, is_deferred: false },
             }
         }
     }
 
-    fn choose_spans(&mut self, budget: &mut usize) -> Vec<ScheduledSpan> {
+    /// Leaves in `budget` what prompts may still take, and returns the rest of the step's tokens beside it.
+    fn choose_spans(&mut self, budget: &mut usize) -> (Vec<ScheduledSpan>, usize) {
         let mut spans = std::mem::take(&mut self.recycled.scheduled);
         spans.clear();
         let mut prefills = Vec::new();
@@ -58,8 +60,17 @@ impl Scheduler {
             self.limit_to_share(&mut spans, budget);
         }
         Self::limit_decodes(&mut spans, budget);
+        let left = *budget;
+        *budget = left.min(self.most_prompt_tokens());
+        let for_drafts = left - *budget;
         self.choose_prefills(prefills, budget, &mut spans);
-        spans
+        (spans, for_drafts)
+    }
+
+    /// Greatest number of prompt tokens of a step, at least 1.
+    fn most_prompt_tokens(&self) -> usize {
+        let is_limited = self.config.enable_chunked_prefill && self.decoding_requests().next().is_some();
+        if is_limited { self.prompt_budget } else { usize::MAX }
     }
 
     /// Adds the pending tokens of a request: decodes to `spans`, taking the first token of each off the budget, and

@@ -56,6 +56,8 @@ pub struct Scheduler {
     /// Tokens to append to a table; kept so that a span does not allocate.
     pub(crate) appended: Vec<u32>,
     pub(crate) recycled: Recycled,
+    /// See [`Scheduler::set_prompt_budget`].
+    pub(crate) prompt_budget: usize,
     num_arrivals: u64,
     num_admissions: u64,
 }
@@ -64,6 +66,7 @@ impl Scheduler {
     /// Creates an idle scheduler with an empty pool.
     pub fn new(config: SchedConfig) -> Result<Scheduler, ConfigError> {
         config.validate()?;
+        let prompt_budget = config.max_num_batched_tokens;
         let pool = BlockPool::new(PoolConfig {
             prefix_caching: config.enable_prefix_caching,
             hash_seed: config.hash_seed,
@@ -90,6 +93,7 @@ impl Scheduler {
             spec: SpecStats::default(),
             appended: Vec::new(),
             recycled: Recycled::default(),
+            prompt_budget,
             num_arrivals: 0,
             num_admissions: 0,
         })
@@ -153,6 +157,46 @@ impl Scheduler {
                 pool.replace(table, span.start + at, token);
             }
         }
+    }
+
+    /// Sets the greatest number of prompt tokens of each later plan while sequences decode, tokens to recompute after
+    /// a preemption included. The least is 1, the default `max_num_batched_tokens`. Without chunked prefill this has no
+    /// effect, because a prompt has to fit one step.
+    pub fn set_prompt_budget(&mut self, tokens: usize) {
+        self.prompt_budget = tokens.clamp(1, self.config.max_num_batched_tokens);
+    }
+
+    /// Returns the greatest number of prompt tokens of a plan while sequences decode.
+    pub fn prompt_budget(&self) -> usize {
+        self.prompt_budget
+    }
+
+    /// Number of rows that the next plan computes for sequences that decode, with their proposed drafts.
+    pub fn num_decode_rows(&self) -> usize {
+        let decoding = || self.decoding_requests().flat_map(|live| &live.seqs).filter(|s| s.live);
+        let (sequences, drafts) = (decoding().count(), decoding().map(|s| s.drafts.len()).sum::<usize>());
+        if self.config.pipeline && sequences > 0 {
+            self.share() + drafts / self.config.max_in_flight
+        } else {
+            sequences + drafts
+        }
+    }
+
+    /// Number of sequences that run, and of those that wait only for their share of a step: all that would decode if every
+    /// prompt were computed.
+    pub fn num_sequences_in_reach(&self) -> usize {
+        let sequences = |id: &RequestId| self.requests.get(id).map_or(0, LiveRequest::num_running_seqs);
+        let most = self.config.max_num_seqs;
+        let mut sum: usize = self.running.values().map(sequences).sum();
+        if !self.is_head_blocked() {
+            let mut queue = self.swapped.values().chain(self.waiting.values());
+            while sum < most
+                && let Some(id) = queue.next()
+            {
+                sum += sequences(id);
+            }
+        }
+        sum.min(most)
     }
 
     /// Returns whether any request is live.
@@ -262,6 +306,11 @@ impl Scheduler {
     /// The running requests, in order of admission.
     pub(crate) fn running_requests(&self) -> impl Iterator<Item = &LiveRequest> {
         self.running.values().filter_map(|id| self.requests.get(id))
+    }
+
+    /// The running requests whose prompts are computed.
+    pub(crate) fn decoding_requests(&self) -> impl Iterator<Item = &LiveRequest> {
+        self.running_requests().filter(|live| !live.is_partial())
     }
 
     /// Number of events after which a request that could not be admitted may fit, or needs less work. The pool counts

@@ -48,9 +48,8 @@ impl Scheduler {
     }
 
     /// Number of sequences that decode in the step being planned, at least 1.
-    fn share(&self) -> usize {
-        let decoding = self.running_requests().filter(|live| !live.is_partial());
-        let sequences: usize = decoding.map(LiveRequest::num_live).sum();
+    pub(crate) fn share(&self) -> usize {
+        let sequences: usize = self.decoding_requests().map(LiveRequest::num_live).sum();
         let (least, rest) = (sequences / self.config.max_in_flight, sequences % self.config.max_in_flight);
         let decodes = |span: &&SpanInFlight| {
             self.requests.get(&span.seq.request).is_some_and(|live| span.start >= live.request.prompt.len())

@@ -29,11 +29,12 @@ impl Scheduler {
         }
         let mut builder = PlanBuilder { plan, in_flight: std::mem::take(&mut self.recycled.in_flight) };
         builder.plan.spans = std::mem::take(&mut self.recycled.span_list);
-        let RunningSpans { mut spans, mut budget, is_deferred } = self.schedule_running(&mut builder.plan.preempted);
+        let RunningSpans { mut spans, mut budget, for_drafts: beyond, is_deferred } =
+            self.schedule_running(&mut builder.plan.preempted);
         builder.plan.spans.reserve(spans.len());
         builder.in_flight.reserve(spans.len());
         let may_admit = builder.plan.preempted.is_empty() && !is_deferred;
-        let for_drafts = if may_admit { self.budget_for_drafts(&spans, budget) } else { 0 };
+        let for_drafts = if may_admit { self.budget_for_drafts(&spans, budget + beyond) } else { 0 };
         if for_drafts == 0 {
             self.push_spans(&mut builder, &spans);
             if may_admit {
@@ -41,9 +42,10 @@ impl Scheduler {
             }
         } else {
             // Drafts get what the admissions leave. So the running spans are pushed last, and then moved to the front.
-            budget -= for_drafts;
+            let of_prompts = for_drafts.saturating_sub(beyond);
+            budget -= of_prompts;
             self.admit(&mut builder, &mut budget, self.blocks_for(&spans));
-            self.add_drafts(&mut spans, budget + for_drafts);
+            self.add_drafts(&mut spans, budget + of_prompts + beyond);
             self.push_spans(&mut builder, &spans);
             builder.plan.spans.rotate_right(spans.len());
             builder.in_flight.rotate_right(spans.len());

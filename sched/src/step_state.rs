@@ -20,8 +20,10 @@ pub(crate) struct ScheduledSpan {
 /// The spans of the running requests.
 pub(crate) struct RunningSpans {
     pub spans: Vec<ScheduledSpan>,
-    /// Tokens left of the step's budget.
+    /// Tokens left of the step's budget for prompts.
     pub budget: usize,
+    /// Tokens left beyond that, which only drafts may take.
+    pub for_drafts: usize,
     /// Whether a span was left out for lack of blocks.
     pub is_deferred: bool,
 }

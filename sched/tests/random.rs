@@ -26,6 +26,8 @@ enum Event {
     },
     /// All steps in flight fail, in order.
     Fail,
+    /// Prompt tokens of the following steps.
+    Budget(usize),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -49,6 +51,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => (0..8usize, 0..4u32, 0..5usize, 0..5usize).prop_map(|(at, i, len, right)| Event::Propose(at, i, len, right)),
         1 => prop::bool::weighted(0.3).prop_map(|running| Event::Reset { running }),
         1 => Just(Event::Fail),
+        2 => prop_oneof![0..12usize, Just(usize::MAX)].prop_map(Event::Budget),
     ]
 }
 
@@ -122,6 +125,7 @@ struct World {
     cut: Vec<SeqId>,
     finished: Vec<SeqId>,
     preemptions: HashMap<RequestId, usize>,
+    prompt_budget: usize,
 }
 
 impl World {
@@ -137,6 +141,7 @@ impl World {
             cut: Vec::new(),
             finished: Vec::new(),
             preemptions: HashMap::new(),
+            prompt_budget: usize::MAX,
         }
     }
 
@@ -216,6 +221,11 @@ impl World {
                     self.executor.failed(&plan);
                 }
             }
+            Event::Budget(tokens) => {
+                self.prompt_budget = *tokens;
+                self.scheduler.set_prompt_budget(*tokens);
+                self.replica.set_prompt_budget(*tokens);
+            }
             _ => {}
         }
         self.forget_ended();
@@ -228,7 +238,9 @@ impl World {
     /// Runs a step, with events between its plan and the following commits. A patient step commits only if the next
     /// plan requires it.
     fn step(&mut self, between: &[Event], is_patient: bool) {
+        let decodes = self.scheduler.num_decode_rows() > 0;
         let plan = self.scheduler.plan();
+        self.check_prompt_budget(&plan, decodes);
         let mut same = self.replica.plan();
         let drafts = |span: &sched::Span| span.tokens[span.tokens.len() - span.drafts..].to_vec();
         self.replica.replace_drafts(&mut same, &plan.spans.iter().flat_map(drafts).collect::<Vec<_>>());
@@ -277,6 +289,19 @@ impl World {
         self.executor.committed(&outcomes);
         self.forget_ended();
         self.check();
+    }
+
+    /// Beside decodes, a plan computes at most the prompt budget. The last token of a prompt counts as a decode.
+    fn check_prompt_budget(&self, plan: &StepPlan, decodes: bool) {
+        let of_prompt = |span: &sched::Span| {
+            let prompt = self.executor.requests[&span.seq.request].request.prompt.len();
+            let tokens = prompt.min(span.start + span.tokens.len()).saturating_sub(span.start);
+            if tokens > 1 { tokens } else { 0 }
+        };
+        let tokens: usize = plan.spans.iter().map(of_prompt).sum();
+        let is_limited = decodes && self.config.enable_chunked_prefill;
+        assert!(!is_limited || tokens <= self.prompt_budget.max(1), "{tokens} of {}: {plan}", self.prompt_budget);
+        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
     }
 
     /// An aged request is preempted only for an earlier aged request or a higher priority.

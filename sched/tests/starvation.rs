@@ -31,9 +31,14 @@ fn is_live(scheduler: &Scheduler, id: u64) -> bool {
     scheduler.requests().any(|request| request.id() == RequestId(id))
 }
 
-/// Plans until request `watched` has ended, with at least four others waiting at each plan. Returns how often it was
-/// preempted.
-fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) -> Result<usize, TestCaseError> {
+/// Plans until request `watched` has ended, with at least four others waiting at each plan and these prompt budgets in turn.
+/// Returns how often it was preempted.
+fn watch(
+    config: &SchedConfig,
+    watched: Shape,
+    (others, before): (&[Shape], u64),
+    budgets: &[usize],
+) -> Result<usize, TestCaseError> {
     let mut s = Scheduler::new(config.clone()).unwrap();
     // A shape that can never run is refused and would leave the queue empty.
     let mut fitting: Vec<Shape> = others.to_vec();
@@ -57,6 +62,7 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
             next += 1;
         }
         let is_oldest = !(0..before).any(|id| is_live(&s, id));
+        s.set_prompt_budget(budgets[plans % budgets.len()]);
         let plan = s.plan();
         if plan.preempted.contains(&RequestId(before)) {
             prop_assert!(
@@ -84,23 +90,27 @@ fn every_request_ends_under_endless_arrivals() {
     let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], depth);
     let watched = (1..4usize, Just(1usize), 20..40usize);
     let others = prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12);
+    let budgets = prop::collection::vec(prop_oneof![0..4usize, Just(usize::MAX)], 1..5);
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let aged = Cell::new(0);
-    let run = TestRunner::new(config).run(&(pool, watched, others, 0..6u64), |(pool, watched, others, before)| {
-        let (num_blocks, max_num_seqs, extra, host_blocks, (max_in_flight, pipeline)) = pool;
-        let config = SchedConfig {
-            max_num_seqs,
-            max_num_batched_tokens: max_num_seqs + extra,
-            enable_prefix_caching: false,
-            host_blocks,
-            max_in_flight,
-            pipeline,
-            ..SchedConfig::new(num_blocks, 4)
-        };
-        let preempted = watch(&config, watched, &others, before)?;
-        aged.set(aged.get() + usize::from(preempted >= 3));
-        Ok(())
-    });
+    let run = TestRunner::new(config).run(
+        &(pool, watched, (others, 0..6u64), budgets),
+        |(pool, watched, others, budgets)| {
+            let (num_blocks, max_num_seqs, extra, host_blocks, (max_in_flight, pipeline)) = pool;
+            let config = SchedConfig {
+                max_num_seqs,
+                max_num_batched_tokens: max_num_seqs + extra,
+                enable_prefix_caching: false,
+                host_blocks,
+                max_in_flight,
+                pipeline,
+                ..SchedConfig::new(num_blocks, 4)
+            };
+            let preempted = watch(&config, watched, (&others.0, others.1), &budgets)?;
+            aged.set(aged.get() + usize::from(preempted >= 3));
+            Ok(())
+        },
+    );
     run.unwrap();
     println!("{} of 150 were preempted three times or more", aged.get());
     assert!(aged.get() > 0, "no request was preempted three times, so nothing was tested");

@@ -60,7 +60,7 @@ pub struct ServeBenchArgs {
     #[arg(long, value_enum, default_value = "completions")]
     pub endpoint: Endpoint,
     /// Prompts: random, or a file (ShareGPT-like .json or .jsonl, or a workload with token ids)
-    #[arg(long, value_name = "NAME", default_value = "random")]
+    #[arg(long, visible_alias = "dataset-name", value_name = "NAME", default_value = "random")]
     pub dataset: String,
     /// Number of requests [default: 100, or all of a workload]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]

@@ -48,6 +48,8 @@ type Module = (String, usize, usize);
 
 pub fn run(args: LoraArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let results = Results::open("--output-json", args.output_json.as_deref())?;
+    // Only decodes are timed.
+    config.itl_target = None;
     args.engine.fetch(&mut config)?;
     let time = |bench: &mut Bench| -> Result<f64, CliError> {
         let phase = bench.decode(args.batch_size, args.input_len, args.steps)?;

@@ -43,6 +43,8 @@ const PREFILLS: usize = 4;
 
 pub fn run(args: SweepArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
+    // No prompt is timed beside decodes.
+    config.itl_target = None;
     args.engine.fetch(&mut config)?;
     let mut bench = Bench::start(&config)?;
     println!("{}", bench.roofline_line());

@@ -9,7 +9,7 @@ use kvevents::KvEventsConfig;
 use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 
-use super::{KvCacheDtype, ParallelConfig};
+use super::{ItlTarget, KvCacheDtype, ParallelConfig};
 use crate::connector::KvTransferConfig;
 use crate::speculate::SpeculativeConfig;
 
@@ -61,6 +61,11 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Greatest number of tokens in one step.
     pub max_num_batched_tokens: usize,
+    /// Cuts prompts into smaller chunks while sequences decode, so that the time between two of their tokens meets this target;
+    /// `None`: chunks are as large as `max_num_batched_tokens` allows. A recording does not contain it, because chunks are part of the
+    /// recorded steps.
+    #[serde(skip)]
+    pub itl_target: Option<ItlTarget>,
     /// Shares the blocks of equal prefixes.
     pub enable_prefix_caching: bool,
     /// Computes a long prompt over several steps.
@@ -218,6 +223,7 @@ impl Default for EngineConfig {
             enforce_eager: false,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            itl_target: None,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
             max_queued_requests: 4096,

@@ -2,6 +2,7 @@
 
 mod config;
 mod event;
+mod itl_target;
 mod kv_cache;
 mod parallel;
 mod request;
@@ -9,6 +10,7 @@ mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
 pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
+pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;
 pub use parallel::{Backend, ParallelConfig};
 pub use request::{BeamSearch, GenerationParams, GenerationRequest};

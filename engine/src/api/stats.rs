@@ -76,6 +76,10 @@ pub struct EngineStats {
     pub requests_drawn_on_host: u64,
     /// Number of tokens computed per step.
     pub step_tokens: StepTokens,
+    /// Greatest number of prompt tokens of the last step that was planned.
+    pub prompt_budget: usize,
+    /// Seconds between two tokens of a sequence that this number was chosen for; 0 without a target.
+    pub itl_target: f64,
     /// Verification of drafts.
     pub spec_decode: SpecDecodeStats,
 }

@@ -103,6 +103,7 @@ impl Plan {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
         }
+        engine.itl_target.map_or(Ok(()), |target| target.check(engine.enable_chunked_prefill))?;
         let features = device.features();
         if let Some(lora) = &engine.lora {
             check_lora(lora)?;

@@ -34,7 +34,6 @@ pub(crate) struct Speculator {
     cost: StepCost,
     /// Number of sequences in the last step.
     batch: usize,
-    last_collected: Option<Instant>,
     proposals: Vec<Proposal>,
     /// Verifications, drafts, and right drafts since the last line of the log, and when that was.
     recent: ([usize; 3], Instant),
@@ -55,7 +54,6 @@ impl Speculator {
             sequences: BTreeMap::new(),
             cost,
             batch: 0,
-            last_collected: None,
             proposals: Vec::new(),
             recent: ([0; 3], Instant::now()),
             is_off: false,
@@ -152,16 +150,13 @@ impl Speculator {
         self.recent.0 = [self.recent.0[0] + 1, self.recent.0[1] + drafts, self.recent.0[2] + right];
     }
 
-    /// A step that was submitted at this time has just been collected.
-    pub fn collected(&mut self, plan: &StepPlan, submitted: Instant) {
-        let now = Instant::now();
-        // A step behind another begins when that one ends.
-        let begun = self.last_collected.replace(now).map_or(submitted, |last| last.max(submitted));
+    /// A step that took `seconds` has just been collected.
+    pub fn collected(&mut self, plan: &StepPlan, seconds: f64) {
         self.batch = plan.spans.len();
-        self.log(now);
+        self.log(Instant::now());
         // The rows of a prompt cost something else.
         if plan.spans.iter().all(|span| self.is_decode(span)) {
-            self.cost.add(plan.num_tokens(), (now - begun).as_secs_f64());
+            self.cost.add(plan.num_tokens(), seconds);
         }
     }
 

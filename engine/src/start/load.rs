@@ -207,6 +207,7 @@ pub(crate) fn load_on(
     let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
     notes.extend((!place.is_alone()).then(|| place.line()));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
+    notes.extend(engine.itl_target.map(|target| format!("target between tokens: {target}")));
     let Opened { files, config, whole, draft, .. } = &opened;
     let draft_len = draft.as_ref().map_or(usize::MAX, |draft| draft.max_len);
     let info = ModelInfo {
@@ -243,6 +244,7 @@ pub(crate) fn load_on(
         eos_token_ids: info.eos_token_ids.clone(),
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
+        itl_target: engine.itl_target,
         speculation: engine.speculative.as_ref().map(|config| config.speculation(draft_len)),
         kv_events,
         kv_transfer,

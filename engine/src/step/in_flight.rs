@@ -14,8 +14,8 @@ pub(super) struct StepInFlight {
     /// Indices of spans whose sequences end without a token, and why: the request asks for no token, or its grammar allows
     /// none.
     pub ends: Vec<(usize, FinishReason)>,
-    /// When it was submitted, if the engine speculates.
-    pub submitted: Option<Instant>,
+    /// When it was submitted.
+    pub submitted: Instant,
     /// The next step must not be planned before this one is committed.
     pub blocks_planning: bool,
 }

@@ -9,9 +9,12 @@ mod in_flight;
 mod kv_events;
 mod kv_transfer;
 mod prefix_cache;
+mod prompt_budget;
 mod publish;
 mod request;
 mod run;
+mod stats;
+mod step_time;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -25,11 +28,11 @@ use sampling::Constraint;
 use sampling::device::SampleError;
 use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
-use crate::api::{AdapterInfo, EngineStats, GenerationParams, GenerationRequest, StepTokens};
-use crate::error::{AdapterError, AuditError, EngineError, SubmitError};
+use crate::api::{AdapterInfo, GenerationParams, GenerationRequest, ItlTarget, StepTokens};
+use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::{Guides, MaskThreads};
 use crate::speculate::{Source, Speculation, Speculator};
-use crate::watch::{self, Recent, Snapshot};
+use crate::watch::Recent;
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
 use adapters::AdapterNames;
 pub(crate) use adapters::LoadedAdapter;
@@ -41,6 +44,7 @@ use kv_events::KvEvents;
 pub use kv_transfer::KvTransferParts;
 use kv_transfer::KvTransfers;
 pub(crate) use kv_transfer::{Fetch, TransferSource};
+use prompt_budget::PromptBudget;
 use publish::Outcomes;
 use request::{LiveRequest, end_reason};
 
@@ -71,11 +75,14 @@ pub struct Engine {
     current_step: CurrentStep,
     /// Steps that were submitted and not committed, oldest first.
     in_flight: VecDeque<StepInFlight>,
+    last_collected: Option<Instant>,
     /// Sequences that have ended since the last step was planned.
     ended: Vec<SeqId>,
     /// Requests whose first span was planned during the last [`Engine::step`].
     scheduled: Vec<RequestId>,
     recent: Recent,
+    /// `None` if steps have no target.
+    prompt_budget: Option<PromptBudget>,
     /// `None` without speculation.
     speculator: Option<Speculator>,
     /// `None` if no KV events are published.
@@ -102,6 +109,8 @@ pub struct EngineParts {
     pub seed: u64,
     /// Where the worker finds adapters; `None` if it takes none.
     pub adapters: Option<Arc<AdapterStore>>,
+    /// The time between two tokens of a sequence that prompts beside it are cut for; `None`: as many tokens as `sched` allows.
+    pub itl_target: Option<ItlTarget>,
     /// Where drafts come from; `None`: no speculation.
     pub speculation: Option<Speculation>,
     /// Where KV events are published; `None`: nowhere.
@@ -117,8 +126,8 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed, adapters, speculation, kv_events, kv_transfer } =
-            parts;
+        let EngineParts { worker, info, sched, eos_token_ids, seed, itl_target, .. } = parts;
+        let EngineParts { adapters, speculation, kv_events, kv_transfer, .. } = parts;
         let max_model_len = sched.max_model_len;
         let block_events = kv_events.is_some();
         let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
@@ -130,10 +139,12 @@ impl Engine {
             expected: "that the system can start a thread; raise its limit of threads".to_string(),
         })?;
         let (recompute_drafts, is_pipeline) = (sched.recompute_drafts, sched.pipeline);
+        let prompt_budget = itl_target.map(|target| PromptBudget::new(target, &sched));
         let scheduler = Scheduler::new(sched)?;
         Ok(Engine {
             scheduler,
             worker,
+            prompt_budget,
             speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size, recompute_drafts)),
             kv_events,
             is_pipeline,
@@ -154,6 +165,7 @@ impl Engine {
             logged_limits: Vec::new(),
             current_step: CurrentStep::default(),
             in_flight: VecDeque::new(),
+            last_collected: None,
             ended: Vec::new(),
             scheduled: Vec::new(),
             recent: Recent::new(),
@@ -344,6 +356,12 @@ impl Engine {
         was_live
     }
 
+    /// Sets the greatest number of prompt tokens of later steps while sequences decode, for a caller that runs the steps itself. With
+    /// [`EngineParts::itl_target`] the engine sets it before each step. No token depends on it.
+    pub fn set_prompt_budget(&mut self, tokens: usize) {
+        self.scheduler.set_prompt_budget(tokens);
+    }
+
     /// Ends one sequence of a request, for example because its text contains a stop string. Returns `false` if the sequence does
     /// not exist or has ended already, and for a beam search, whose results are unknown until it ends.
     pub fn finish_sequence(&mut self, id: RequestId, index: u32) -> bool {
@@ -398,76 +416,6 @@ impl Engine {
         self.requests.len() + self.kv_transfers.as_ref().map_or(0, |transfers| transfers.num_fetching)
     }
 
-    /// Current statistics.
-    pub fn stats(&self) -> EngineStats {
-        let stats = self.scheduler.stats();
-        let dropped = self.kv_events.as_ref().map_or((0, 0), |events| events.publisher().num_dropped());
-        let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
-        EngineStats {
-            num_running: stats.num_running,
-            num_waiting: stats.num_waiting,
-            num_swapped: stats.num_swapped,
-            kv_cache_usage: share(stats.blocks_in_use),
-            kv_cache_cached: share(stats.blocks_cached),
-            prompt_tokens: stats.prompt_tokens,
-            generation_tokens: self.generation_tokens,
-            prefix_cache_queries: stats.prefix_queries,
-            prefix_cache_hits: stats.prefix_hits,
-            host_prefix_cache_queries: if self.scheduler.caches_on_host() { stats.prefix_queries } else { 0 },
-            host_prefix_cache_hits: stats.host_prefix_hits,
-            blocks_offloaded: stats.blocks_offloaded,
-            blocks_loaded: stats.blocks_loaded,
-            num_preemptions: stats.preemptions,
-            num_swap_preemptions: stats.swap_preemptions,
-            host_cache_usage: stats.host_cache_usage(),
-            host_blocks_in_use: stats.host_blocks_in_use,
-            host_blocks_cached: stats.host_blocks_cached,
-            host_blocks_total: stats.host_blocks_total,
-            blocks_peak: stats.blocks_peak,
-            blocks_copied: stats.blocks_copied,
-            steps: self.completed_steps,
-            blocks_in_use: stats.blocks_in_use,
-            blocks_cached: stats.blocks_cached,
-            blocks_free: stats.blocks_free,
-            blocks_total: stats.blocks_total,
-            tokens_lost: stats.tokens_lost,
-            kv_event_steps_dropped: dropped.0,
-            kv_event_messages_dropped: dropped.1,
-            preemptions_by_priority: stats.preemptions_by_priority,
-            prefix_lookups: *self.scheduler.prefix_stats(),
-            failed_steps: self.failed_steps,
-            requests_drawn_on_host: self.requests_drawn_on_host,
-            step_tokens: self.step_tokens,
-            spec_decode: self.scheduler.spec_stats().into(),
-        }
-    }
-
-    /// Checks the engine's invariants: the block pool agrees with all block tables, and once no work is left, no block is in
-    /// use, no step is in flight, and neither the engine nor the worker keeps state of any request.
-    ///
-    /// Costs a pass over all tokens of live requests. Use it in tests and for debugging.
-    ///
-    /// # Errors
-    /// The first invariant that does not hold.
-    pub fn audit(&self) -> Result<(), AuditError> {
-        self.scheduler.audit()?;
-        if self.has_work() {
-            return Ok(());
-        }
-        let stats = self.scheduler.stats();
-        let kept = [
-            ("blocks in use", stats.blocks_in_use),
-            ("requests in the scheduler", stats.num_running + stats.num_waiting + stats.num_swapped),
-            ("requests in the engine", self.requests.len()),
-            ("sequences in the worker", self.worker.num_sequences()),
-            ("steps in flight", usize::from(lock(&self.current_step).is_some())),
-        ];
-        match kept.into_iter().find(|(_, count)| *count > 0) {
-            Some((what, count)) => Err(AuditError::Leftover { what, count }),
-            None => Ok(()),
-        }
-    }
-
     /// The oldest step in flight, for other threads.
     pub(crate) fn current_step(&self) -> CurrentStep {
         self.current_step.clone()
@@ -476,14 +424,6 @@ impl Engine {
     /// Requests that the last [`Engine::step`] took from the queue for the first time.
     pub(crate) fn scheduled(&self) -> &[RequestId] {
         &self.scheduled
-    }
-
-    /// Takes a snapshot of blocks, requests and speed. Costs a pass over the block tables ([details](watch)).
-    pub fn snapshot(&mut self) -> Snapshot {
-        let stats = self.stats();
-        let Engine { scheduler, recent, requests, .. } = self;
-        let age = |id| requests.get(&id).map_or(0.0, |request: &LiveRequest| request.arrived.elapsed().as_secs_f64());
-        watch::snapshot(scheduler, &stats, recent, age)
     }
 }
 

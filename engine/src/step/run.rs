@@ -105,10 +105,19 @@ impl Engine {
         self.in_flight.len() < self.info.max_in_flight && newest_allows
     }
 
+    /// Has the next step compute as many prompt tokens as the target of its time allows.
+    fn limit_prompts(&mut self) {
+        if let Some(budget) = &mut self.prompt_budget {
+            let (rows, sequences) = (self.scheduler.num_decode_rows(), self.scheduler.num_sequences_in_reach());
+            self.scheduler.set_prompt_budget(budget.next(rows, sequences));
+        }
+    }
+
     /// Plans a step, and decides what is drawn from each of its spans.
     fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
         self.propose_drafts();
+        self.limit_prompts();
         let plan = self.schedule();
         let mut input = StepInput { plan, ..std::mem::take(&mut self.recycled) };
         self.take_ended(&mut input);
@@ -140,7 +149,7 @@ impl Engine {
                 Draw::Nothing
             }));
         }
-        StepInFlight { input: Arc::new(input), ends, submitted: None, blocks_planning }
+        StepInFlight { input: Arc::new(input), ends, submitted: Instant::now(), blocks_planning }
     }
 
     /// Tells the worker and the source of drafts which sequences have ended.
@@ -162,7 +171,7 @@ impl Engine {
         tracing::debug!("{}", step.plan());
         // Published before anything that could hang: a CPU computes the whole step within `submit`.
         lock(&self.current_step).get_or_insert_with(|| step.input.clone());
-        step.submitted = self.speculator.as_ref().map(|_| Instant::now());
+        step.submitted = Instant::now();
         self.worker.submit(step.input.clone());
         if has_work {
             self.step_tokens.count(num_tokens);
@@ -178,8 +187,17 @@ impl Engine {
     fn collect(&mut self) -> Option<(StepInFlight, Result<(), StepError>)> {
         let step = self.in_flight.pop_front()?;
         let collected = self.worker.collect(&mut self.output);
-        if let (Some(speculator), Some(submitted), Ok(())) = (&mut self.speculator, step.submitted, &collected) {
-            speculator.collected(step.plan(), submitted);
+        let now = Instant::now();
+        // A step behind another begins when that one ends.
+        let begun = self.last_collected.replace(now).map_or(step.submitted, |last| last.max(step.submitted));
+        if collected.is_ok() {
+            let seconds = (now - begun).as_secs_f64();
+            if let Some(speculator) = &mut self.speculator {
+                speculator.collected(step.plan(), seconds);
+            }
+            if let Some(budget) = &mut self.prompt_budget {
+                budget.measured(step.plan(), seconds);
+            }
         }
         Some((step, collected))
     }

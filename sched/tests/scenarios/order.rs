@@ -44,6 +44,35 @@ fn s3_without_a_limit_per_request_the_first_prompt_takes_all_it_needs() {
 }
 
 #[test]
+fn prompts_beside_decodes_share_the_prompt_budget_and_decodes_and_drafts_take_none_of_it() {
+    let mut s = scheduler(config(200, 16));
+    s.set_prompt_budget(100);
+    s.submit(request(0, 800, 9)).unwrap();
+    // Nobody decodes.
+    assert_eq!((s.num_decode_rows(), spans(&step(&mut s))), (0, vec![(0, 800)]));
+    s.submit(request(1, 150, 5)).unwrap();
+    s.submit(request(2, 150, 5)).unwrap();
+    assert!(s.propose(seq(0, 0), vec![7; 4]));
+    assert_eq!(s.num_sequences_in_reach(), 3);
+    assert_eq!((s.num_decode_rows(), spans(&step(&mut s))), (5, vec![(0, 5), (1, 100)]));
+    assert_eq!(spans(&step(&mut s)), [(0, 1), (1, 50), (2, 50)]);
+    s.set_prompt_budget(0);
+    assert_eq!(spans(&step(&mut s)), [(0, 1), (1, 1), (2, 1)], "one prompt token is computed at least");
+    s.set_prompt_budget(usize::MAX);
+    assert_eq!(spans(&step(&mut s)), [(0, 1), (1, 1), (2, 99)]);
+}
+
+#[test]
+fn without_chunked_prefill_a_prompt_that_exceeds_the_prompt_budget_is_computed_in_one_step() {
+    let mut s = scheduler(SchedConfig { enable_chunked_prefill: false, max_model_len: 1000, ..config(200, 16) });
+    s.set_prompt_budget(100);
+    s.submit(request(0, 10, 5)).unwrap();
+    step(&mut s);
+    s.submit(request(1, 500, 5)).unwrap();
+    assert_eq!(spans(&s.plan()), [(0, 1), (1, 500)]);
+}
+
+#[test]
 fn a_long_prompt_leaves_budget_for_short_ones_behind_it() {
     let limits = SchedConfig { long_prefill_token_threshold: 100, max_num_batched_tokens: 128, ..config(200, 16) };
     let mut s = scheduler(limits);

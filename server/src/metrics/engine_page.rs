@@ -20,6 +20,16 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", engine.host_cache_usage),
         ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", engine.blocks_peak as f64),
         (
+            "quire:step_prompt_budget_tokens",
+            "Maximum number of prompt tokens in a step while sequences decode.",
+            engine.prompt_budget as f64,
+        ),
+        (
+            "quire:inter_token_latency_target_seconds",
+            "Time between two tokens of a sequence that this number is chosen for, 0 without a target.",
+            engine.itl_target,
+        ),
+        (
             "quire:engine_step_age_seconds",
             "Seconds since the last completed step while requests are unfinished, else 0.",
             step_age.map_or(0.0, |age| age.as_secs_f64()),
