@@ -190,6 +190,10 @@ impl<'a> Loader<'a> {
         let Some(module) = quantized::find(self.weights, part, inputs)? else {
             let weight = self.weights.expect(&part.weight(), &part.pick.shape(inputs))?;
             let numbers = picked(part.pick, part.rows, inputs, weight.dtype, weight.elements());
+            if part.pick.inputs.is_some() {
+                // They are a copy.
+                self.weights.release(weight.data);
+            }
             return Ok(Found::Numbers(weight.dtype, numbers));
         };
         if module.in_rows {
@@ -363,7 +367,10 @@ pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decode
             let parts: Option<Vec<_>> = modules.iter().map(|module| module.as_ref().map(Module::part)).collect();
             let parts: Vec<_> = parts.into_iter().flatten().map(|part| (part.rows, PartForm::Stored(part))).collect();
             let rounding = ByteMatrix::rounding_of(Features::LAUNCHING, Purpose::Product, linear.inputs, &parts);
-            linear.form = Form::Stored { takes_blocks, rounds: rounding.is_some() };
+            let grains = || modules.iter().flatten().map(Module::grain);
+            let fits = |most: usize| grains().all(|grain| grain > 0 && most.is_multiple_of(grain));
+            let grain = grains().max().filter(|most| fits(*most)).unwrap_or(0);
+            linear.form = Form::Stored { takes_blocks, rounds: rounding.is_some(), grain };
         }
     }
     Ok(decoder)

@@ -69,11 +69,36 @@ pub(crate) struct Module<'a> {
 
 impl StoredRows for Module<'_> {
     fn read(&self, row: usize, out: &mut StoredRow) {
-        self.source.read(self.pick.row(row), out);
+        let row = self.pick.row(row);
+        let Some((first, _)) = self.pick.inputs else { return self.source.read(row, out) };
+        let mut whole = StoredRow::new(&self.format, self.shape[1]);
+        self.source.read(row, &mut whole);
+        out.copy_cut(&self.format, &whole, first);
     }
 }
 
 impl Module<'_> {
+    /// Inputs at whose multiples its rows can be cut ([`Form::grain`](crate::decoder::Form::grain)).
+    pub fn grain(&self) -> usize {
+        let (k, grain) = (self.shape[1], self.format.grain(self.shape[1]));
+        match self.rounding {
+            _ if self.order.is_some() => 0,
+            // A scale of the whole row.
+            Rounding::Row => 0,
+            Rounding::Floats(width) if width >= k || !grain.max(width).is_multiple_of(grain.min(width).max(1)) => 0,
+            Rounding::Floats(width) => grain.max(width),
+            Rounding::None | Rounding::Blocks | Rounding::Static(_) => grain,
+        }
+    }
+
+    /// Leaves rows whose inputs are cut elsewhere to [`Module::numbers`].
+    fn checked(mut self, inputs: usize) -> Self {
+        let grain = self.grain();
+        let ends = |(first, all): (usize, usize)| [first, if first + inputs == all { 0 } else { first + inputs }];
+        self.in_rows &= self.pick.inputs.is_none_or(|cut| grain > 0 && ends(cut).iter().all(|end| end % grain == 0));
+        self
+    }
+
     /// The rows for a product.
     pub fn part(&self) -> StoredPart<'_> {
         let Module { rows, format, rounding, .. } = *self;
@@ -110,12 +135,12 @@ impl Module<'_> {
 pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Result<Option<Module<'a>>, LoadError> {
     let all = part.pick.inputs.map_or(inputs, |(_, all)| all);
     let [n, k] = if part.pick.transposed { [all, part.pick.total] } else { [part.pick.total, all] };
-    let in_rows = !part.pick.transposed && part.pick.inputs.is_none();
+    let in_rows = !part.pick.transposed;
     let name = part.weight();
     if let Some(raw) = weights.raw(&name) {
         if let Some((format, source)) = raw.encoded_rows(k) {
             raw.expect(&part.pick.shape(inputs), None)?;
-            return Ok(Some(Module {
+            let module = Module {
                 tensors: vec![raw.name],
                 bytes: (raw.data.len() * part.rows / part.pick.total.max(1)) as u64,
                 codes: raw.data,
@@ -127,7 +152,8 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
                 pick: part.pick,
                 order: None,
                 rounding: rounded(weights, &format, Rounding::None),
-            }));
+            };
+            return Ok(Some(module.checked(inputs)));
         }
         if matches!(raw.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Ok(None);
@@ -153,7 +179,7 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
     let by_rows = scheme.kind == Kind::Mxfp4;
     let [n, k] = if by_rows { [part.pick.total, all] } else { [n, k] };
     let reader = Reader { weights, config_file: &config.file, stem, n, k, tensors: Vec::new() };
-    reader.module(part, scheme, in_rows || by_rows).map(Some)
+    Ok(Some(reader.module(part, scheme, in_rows || by_rows)?.checked(inputs)))
 }
 
 /// The rounding of a product with these weights; `own`: that of the checkpoint.
