@@ -1,6 +1,7 @@
 //! Adapters in a tensor-parallel group: each rank reads the rows of B that belong to its outputs.
 
 use device::collective::threads;
+use models::decoder::Reduce;
 use models::{ModelConfig, ModelFiles};
 use testkit::adapters::simple;
 
@@ -25,7 +26,7 @@ fn rows_with_adapters_have_the_same_bits_on_two_three_and_four_ranks() {
             for ranks in all_ranks {
                 let of_ranks = std::thread::scope(|scope| {
                     let start = |group| {
-                        let work = || load_on(&case, form, 1, Some(&folders), group).logits(seqs(), &[9, 40, 11]);
+                        let work = || load_on(&case, form, 1, Some(&folders), (group, Reduce::Gather)).logits(seqs(), &[9, 40, 11]);
                         scope.spawn(work)
                     };
                     let running: Vec<_> = threads(*ranks).into_iter().map(start).collect();
