@@ -1,6 +1,6 @@
 //! Tensor-parallel groups: any number of ranks gives the bits of one.
 
-mod sums;
+pub mod sums;
 
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use crate::common::{CASES, expected, files, forward, ids, list, needs};
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 64;
+const MAX_ROWS: usize = 192;
 
 /// The decoder of a case in a form, and one of its prompts.
 fn declared(files: &ModelFiles, name: &str, form: Form) -> (Decoder, Weights, Vec<u32>) {
@@ -51,7 +52,7 @@ fn load(
     let first = partition[..stage].iter().sum();
     let decoder = shard.stage(first..first + partition[stage]).unwrap();
     let kernels = select(&KernelChoice::default(), needs).unwrap();
-    let mut model = Model::load(&decoder, weights, device, kernels, 64, &|_, _| Ok(())).unwrap();
+    let mut model = Model::load(&decoder, weights, device, kernels, MAX_ROWS, &|_, _| Ok(())).unwrap();
     assert_eq!(model.layout().groups.len(), PageLayout::new(whole).groups.len());
     model.join(wrap(world.split(stage).unwrap()));
     model.connect(world.split(place).unwrap());
@@ -59,7 +60,7 @@ fn load(
     let block_size = world.values(least[1] as u64).unwrap().into_iter().max().unwrap() as usize;
     let block_size = block_size.max(least[0]).max(BLOCK_SIZE);
     let limits = models::StepLimits {
-        max_rows: 64,
+        max_rows: MAX_ROWS,
         max_seqs: 1,
         max_model_len: 256.max(block_size),
         block_size,

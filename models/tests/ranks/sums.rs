@@ -30,12 +30,18 @@ impl Rank {
     }
 }
 
-/// What each rank of a group computes with sums.
-fn on_ranks<T: Send>(whole: &Decoder, weights: &Weights, ranks: usize, work: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+/// What each rank of a group computes with sums, or gathers.
+fn on_ranks<T: Send>(
+    (whole, weights): (&Decoder, &Weights),
+    ranks: usize,
+    reduce: Reduce,
+    wrap: &(dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync),
+    work: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
     let needs = needs(&*cpu(), whole);
     std::thread::scope(|scope| {
         let (work, needs) = (&work, &needs);
-        let load = move |world| load((whole, weights), (cpu(), needs), (world, (ranks, 1), Reduce::Sum), &|group| group);
+        let load = move |world| load((whole, weights), (cpu(), needs), (world, (ranks, 1), reduce), wrap);
         let running: Vec<_> = threads(ranks).into_iter().map(|world| scope.spawn(move || work(load(world)))).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -45,25 +51,43 @@ fn bits_of(rows: &[Vec<f32>]) -> Vec<u32> {
     rows.iter().flatten().map(|logit| logit.to_bits()).collect()
 }
 
+fn greatest(row: &[f32]) -> f32 {
+    row.iter().fold(0.0, |greatest, logit| greatest.max(logit.abs()))
+}
+
 /// The greatest difference of logits, as a share of the greatest logit of the row.
-fn difference(found: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
+pub fn difference(found: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
     let of_row = |(found, want): (&Vec<f32>, &Vec<f32>)| {
-        let greatest = want.iter().fold(0.0f32, |greatest, logit| greatest.max(logit.abs()));
-        found.iter().zip(want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / greatest
+        let difference: Vec<f32> = found.iter().zip(want).map(|(a, b)| a - b).collect();
+        greatest(&difference) / greatest(want)
     };
     found.iter().zip(want).map(of_row).fold(0.0, f32::max)
 }
 
-/// Compares groups of these sizes with one rank. Returns the numbers of products that are summed and gathered.
-fn compare(name: &str, form: Form, counts: impl IntoIterator<Item = usize>, tolerance: f32) -> Vec<(usize, usize)> {
-    let files = files(name);
+/// The first of the best tokens of a row, and how far it is from the second as a share of the greatest logit.
+fn best(row: &[f32]) -> (usize, f32) {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+    (order[0], (row[order[0]] - row[order[1]]) / greatest(row))
+}
+
+/// Float32: a product of the k < 2^8 inputs of these models, added in any order, is off by at most k · 2^-24 = 2^-16 of the sum of
+/// magnitudes. Measured over all cases: at most 2^-16.7 of the greatest logit.
+pub const ROUNDING: f32 = 1.0 / (1 << 15) as f32;
+/// Activations that are rounded to 8 bits: one near the middle between two integers may become the other, which is 1/127 of the greatest
+/// of its block of 32. Measured: 2^-6.
+const FLIPPED: f32 = 1.0 / 32.0;
+
+/// Compares groups of these sizes with one rank. Returns the numbers of products that are summed and gathered, and the difference.
+fn compare(name: &str, form: Form, counts: impl IntoIterator<Item = usize>) -> Vec<((usize, usize), f32)> {
+    let (files, sum) = (files(name), Reduce::Sum);
     let (decoder, weights, prompt) = declared(&files, name, form);
     let seqs = [&prompt[..], &prompt[..9], &prompt[4..11]];
-    let one = on_ranks(&decoder, &weights, 1, |mut rank| rank.logits(&seqs)).remove(0);
-    let mut joins = Vec::new();
-    for ranks in counts.into_iter().filter(|ranks| decoder.shard(0, *ranks, Reduce::Sum).is_ok()) {
-        joins.push(decoder.shard(0, ranks, Reduce::Sum).unwrap().joins());
-        let found = on_ranks(&decoder, &weights, ranks, |mut rank| {
+    let model = (&decoder, &weights);
+    let one = on_ranks(model, 1, sum, &|group| group, |mut rank| rank.logits(&seqs)).remove(0);
+    let of_ranks = |ranks| {
+        let joins = decoder.shard(0, ranks, sum).ok()?.joins();
+        let found = on_ranks(model, ranks, sum, &|group| group, |mut rank| {
             let alone = seqs.map(|seq| rank.logits(&[seq])).concat();
             (rank.logits(&seqs), alone)
         });
@@ -73,18 +97,109 @@ fn compare(name: &str, form: Form, counts: impl IntoIterator<Item = usize>, tole
             assert!(bits_of(together) == bits_of(alone), "{what}: rank {rank} has other logits of a sequence alone");
         }
         let difference = difference(&found[0].0, &one);
-        println!("DIFF {what}: {difference:e} {:?}", joins.last());
-        assert!(difference <= tolerance, "{what}: logits differ by {difference:e} of the greatest, at most {tolerance:e}");
-    }
-    joins
+        for (found, want) in found[0].0.iter().zip(&one) {
+            let ((token, _), (expected, distance)) = (best(found), best(want));
+            assert!(token == expected || distance <= 2.0 * difference, "{what}: greedy token {token}, not {expected}");
+        }
+        Some((joins, difference))
+    };
+    counts.into_iter().filter_map(of_ranks).collect()
 }
 
 #[test]
 fn sums_over_ranks_have_the_logits_of_one_rank_but_for_rounding() {
     for name in CASES {
-        compare(name, Form::Dense, 2..=4, 1.0);
-        for form in [Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)] {
-            compare(name, form, 2..=4, 1.0);
+        for ((summed, gathered), difference) in compare(name, Form::Dense, 2..=4) {
+            assert!(summed > 0 && gathered == 0, "{name}: {gathered} products are gathered");
+            assert!(difference <= ROUNDING, "{name}: logits differ by {difference:e}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_quantised_products_have_the_logits_of_one_rank_where_blocks_are_whole_and_others_are_gathered() {
+    let mut all = Vec::new();
+    for name in CASES {
+        let form = Form::Quantized(if all.len() % 2 == 0 { Quantization::Q8 } else { Quantization::Q4 });
+        all.extend(compare(name, form, 2..=4));
+    }
+    assert!(all.iter().all(|(_, difference)| *difference <= FLIPPED), "{all:?}");
+    // No other weights and no other rounding, but for few activations.
+    let unrounded = all.iter().filter(|(_, difference)| *difference <= ROUNDING).count();
+    assert!(unrounded * 4 >= all.len() * 3, "{unrounded} of {}", all.len());
+    // Blocks of 32: parts of 24 inputs cut them.
+    let fall_back = all.iter().filter(|((summed, gathered), _)| *summed > 0 && *gathered > 0).count();
+    assert!(fall_back > 5 && fall_back < all.len() / 2, "{fall_back} of {}", all.len());
+}
+
+/// A group that counts the bytes that its ranks get from others.
+struct Counted(Arc<dyn Collective>, Arc<AtomicU64>);
+
+impl Collective for Counted {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn carrier(&self) -> &'static str {
+        self.0.carrier()
+    }
+
+    fn split(&self, color: usize) -> Result<Arc<dyn Collective>, CollectiveError> {
+        self.0.split(color)
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        self.0.broadcast(root, bytes)
+    }
+
+    fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.fetch_add((all.len() - own.len()) as u64, Ordering::Relaxed);
+        self.0.all_gather(own, rows, widths, all)
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
+        self.0.send(to, bytes)
+    }
+
+    fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.0.receive(from, bytes)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+}
+
+#[test]
+fn ranks_receive_as_many_bytes_as_the_page_of_ranks_says() {
+    let (decoder, weights, _) = declared(&files("llama"), "llama", Form::Dense);
+    // 3 layers, hidden states of 64, 4 heads of 32, networks of 128.
+    let (layers, hidden, heads, network) = (3, 64, 4 * 32, 128);
+    let tokens: Vec<u32> = (3..163).collect();
+    for ranks in 2..=4 {
+        for rows in [1, tokens.len()] {
+            let received = |reduce| {
+                let count = Arc::new(AtomicU64::new(0));
+                let wrap = |group| Arc::new(Counted(group, count.clone())) as Arc<dyn Collective>;
+                on_ranks((&decoder, &weights), ranks, reduce, &wrap, |mut rank| {
+                    forward(&mut rank.model, &mut rank.caches, (BLOCK_SIZE, NUM_BLOCKS), &tokens[..rows], rows);
+                });
+                count.load(Ordering::Relaxed) as usize
+            };
+            // Each number of a row is received by all ranks but the one that has it.
+            let gathered = layers * (heads + hidden + network + hidden) * (ranks - 1);
+            let summed = match ranks == 2 || rows * hidden <= 1 << 13 {
+                true => layers * 2 * hidden * ranks * (ranks - 1),
+                false => layers * 2 * hidden * 2 * (ranks - 1),
+            };
+            let what = format!("{rows} rows on {ranks} ranks");
+            assert_eq!(received(Reduce::Gather), 4 * rows * gathered, "{what}");
+            assert_eq!(received(Reduce::Sum), 4 * rows * summed, "{what}");
         }
     }
 }
