@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sampling::Constraint;
 use sched::RequestId;
@@ -46,6 +46,8 @@ pub(super) enum Command {
     },
     /// A watcher asks for a snapshot now.
     Snapshot,
+    /// Probe the ranks when the engine has been idle for so long.
+    ProbeRanks(Duration),
     Shutdown,
 }
 

@@ -7,6 +7,7 @@ mod handle;
 mod llm;
 mod status;
 mod text_engine;
+mod thread;
 
 pub use channel::{OutputStream, Watcher};
 pub use handle::AsyncEngine;
