@@ -210,10 +210,10 @@ impl Collective for Stops {
 
     fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError> {
         let outcome = self.group.broadcast(root, bytes);
-        self.broadcasts.fetch_add(1, Ordering::SeqCst);
         while self.stopped.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
+        self.broadcasts.fetch_add(1, Ordering::SeqCst);
         outcome
     }
 
@@ -264,13 +264,13 @@ fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
     assert_eq!((probes(), engine.step_age()), (0, None));
     engine.probe_ranks(limit / 2);
     let three = wait(&|| probes() == 3);
-    assert!(three > limit, "three probes in {three:?} are too many");
-    assert!(engine.is_healthy(limit));
+    assert!(three > limit / 2, "three probes in {three:?} are too many");
+    wait(&|| engine.is_healthy(limit));
     // It hangs behind the next order, and has answered the last one.
     stopped.store(true, Ordering::SeqCst);
     let found = wait(&|| !engine.is_healthy(limit));
     assert!(found < 5 * limit, "found after {found:?}");
-    assert_eq!((probes(), engine.is_alive()), (4, true));
+    assert_eq!((probes(), engine.is_alive()), (3, true));
     assert!(engine.dump().contains("idle, ranks have not answered for 0."), "{}", engine.dump());
     assert!(engine.end_group("a test"));
     wait(&|| !engine.is_alive());

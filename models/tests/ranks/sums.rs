@@ -30,21 +30,59 @@ impl Rank {
     }
 }
 
-/// What each rank of a group computes with sums, or gathers.
-fn on_ranks<T: Send>(
-    (whole, weights): (&Decoder, &Weights),
-    ranks: usize,
-    reduce: Reduce,
-    wrap: &(dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync),
-    work: impl Fn(Rank) -> T + Sync,
-) -> Vec<T> {
-    let needs = needs(&*cpu(), whole);
-    std::thread::scope(|scope| {
-        let (work, needs) = (&work, &needs);
-        let load = move |world| load((whole, weights), (cpu(), needs), (world, (ranks, 1), reduce), wrap);
-        let running: Vec<_> = threads(ranks).into_iter().map(|world| scope.spawn(move || work(load(world)))).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+/// A model, and what opens its device.
+struct On<'a> {
+    model: (&'a Decoder, &'a Weights),
+    device: &'a (dyn Fn() -> Arc<dyn Device> + Sync),
+    needs: Needs,
+}
+
+impl<'a> On<'a> {
+    fn cpu(model: (&'a Decoder, &'a Weights)) -> On<'a> {
+        On { model, device: &cpu, needs: needs(&*cpu(), model.0) }
+    }
+
+    /// What each rank of a group computes with sums, or gathers.
+    fn ranks<T: Send>(
+        &self,
+        ranks: usize,
+        reduce: Reduce,
+        wrap: &(dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync),
+        work: impl Fn(Rank) -> T + Sync,
+    ) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let on = move || ((self.device)(), &self.needs);
+            let load = move |world| load(self.model, on(), (world, (ranks, 1), reduce), wrap);
+            let start = |world| scope.spawn(move || work(load(world)));
+            let running: Vec<_> = threads(ranks).into_iter().map(start).collect();
+            running.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    /// Compares a group with one rank, `one`: the greatest difference of the logits of sequences. All ranks must have equal bits, and each
+    /// sequence those that it has alone.
+    fn compare(&self, what: &str, ranks: usize, seqs: &[&[u32]], one: &[Vec<f32>]) -> f32 {
+        let found = self.ranks(ranks, Reduce::Sum, &|group| group, |mut rank| {
+            let alone: Vec<_> = seqs.iter().flat_map(|seq| rank.logits(&[seq])).collect();
+            (rank.logits(seqs), alone)
+        });
+        for (rank, (together, alone)) in found.iter().enumerate() {
+            assert!(bits_of(together) == bits_of(&found[0].0), "{what}: rank {rank} has other logits than rank 0");
+            assert!(bits_of(together) == bits_of(alone), "{what}: rank {rank} has other logits of a sequence alone");
+        }
+        let difference = difference(&found[0].0, one);
+        for (found, want) in found[0].0.iter().zip(one) {
+            let ((token, _), (expected, distance)) = (best(found), best(want));
+            assert!(token == expected || distance <= 2.0 * difference, "{what}: greedy token {token}, not {expected}");
+        }
+        difference
+    }
+
+    /// What one rank computes.
+    fn one(&self, seqs: &[&[u32]]) -> Vec<Vec<f32>> {
+        self.ranks(1, Reduce::Sum, &|group| group, |mut rank| rank.logits(seqs)).remove(0)
+    }
 }
 
 fn bits_of(rows: &[Vec<f32>]) -> Vec<u32> {
@@ -80,28 +118,12 @@ const FLIPPED: f32 = 1.0 / 32.0;
 
 /// Compares groups of these sizes with one rank. Returns the numbers of products that are summed and gathered, and the difference.
 fn compare(name: &str, form: Form, counts: impl IntoIterator<Item = usize>) -> Vec<((usize, usize), f32)> {
-    let (files, sum) = (files(name), Reduce::Sum);
-    let (decoder, weights, prompt) = declared(&files, name, form);
-    let seqs = [&prompt[..], &prompt[..9], &prompt[4..11]];
-    let model = (&decoder, &weights);
-    let one = on_ranks(model, 1, sum, &|group| group, |mut rank| rank.logits(&seqs)).remove(0);
+    let (decoder, weights, prompt) = declared(&files(name), name, form);
+    let (on, seqs) = (On::cpu((&decoder, &weights)), [&prompt[..], &prompt[..9], &prompt[4..11]]);
+    let one = on.one(&seqs);
     let of_ranks = |ranks| {
-        let joins = decoder.shard(0, ranks, sum).ok()?.joins();
-        let found = on_ranks(model, ranks, sum, &|group| group, |mut rank| {
-            let alone = seqs.map(|seq| rank.logits(&[seq])).concat();
-            (rank.logits(&seqs), alone)
-        });
-        let what = format!("{name} {form} on {ranks} ranks");
-        for (rank, (together, alone)) in found.iter().enumerate() {
-            assert!(bits_of(together) == bits_of(&found[0].0), "{what}: rank {rank} has other logits than rank 0");
-            assert!(bits_of(together) == bits_of(alone), "{what}: rank {rank} has other logits of a sequence alone");
-        }
-        let difference = difference(&found[0].0, &one);
-        for (found, want) in found[0].0.iter().zip(&one) {
-            let ((token, _), (expected, distance)) = (best(found), best(want));
-            assert!(token == expected || distance <= 2.0 * difference, "{what}: greedy token {token}, not {expected}");
-        }
-        Some((joins, difference))
+        let joins = decoder.shard(0, ranks, Reduce::Sum).ok()?.joins();
+        Some((joins, on.compare(&format!("{name} {form} on {ranks} ranks"), ranks, &seqs, &one)))
     };
     counts.into_iter().filter_map(of_ranks).collect()
 }
@@ -130,6 +152,29 @@ fn sums_of_quantised_products_have_the_logits_of_one_rank_where_blocks_are_whole
     // Blocks of 32: parts of 24 inputs cut them.
     let fall_back = all.iter().filter(|((summed, gathered), _)| *summed > 0 && *gathered > 0).count();
     assert!(fall_back > 5 && fall_back < all.len() / 2, "{fall_back} of {}", all.len());
+}
+
+/// bfloat16 has 8 bits: the partial sums of a product and their sum are each rounded by up to 2^-9. Measured: FIXME.
+const ROUNDING_OF_BF16: f32 = 1.0 / 16.0;
+
+#[test]
+fn sums_on_cuda_sim_are_those_of_one_rank_but_for_rounding() {
+    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
+    let open = || {
+        let kernels = Some(kernels.clone());
+        let options = Options { threads: Some(1), kernels, deterministic: true, ..Options::default() };
+        device::open_with("cuda-sim", &options).unwrap()
+    };
+    // Sums of 16 bits; experts with biases.
+    for (name, dtype, most) in [("llama", Dtype::Bf16, ROUNDING_OF_BF16), ("gpt-oss", Dtype::F32, ROUNDING)] {
+        let (decoder, weights, prompt) = declared(&files(name), name, Form::Dense);
+        let needs = Needs { dtype, row_invariant: true, ..needs(&*open(), &decoder) };
+        let on = On { model: (&decoder, &weights), device: &open, needs };
+        let seqs = [&prompt[..9], &prompt[4..11]];
+        let difference = on.compare(name, 2, &seqs, &on.one(&seqs));
+        println!("DIFF {name} {difference:e}");
+        assert!(difference <= most, "{name}: logits differ by {difference:e}");
+    }
 }
 
 /// A group that counts the bytes that its ranks get from others.
@@ -186,7 +231,7 @@ fn ranks_receive_as_many_bytes_as_the_page_of_ranks_says() {
             let received = |reduce| {
                 let count = Arc::new(AtomicU64::new(0));
                 let wrap = |group| Arc::new(Counted(group, count.clone())) as Arc<dyn Collective>;
-                on_ranks((&decoder, &weights), ranks, reduce, &wrap, |mut rank| {
+                On::cpu((&decoder, &weights)).ranks(ranks, reduce, &wrap, |mut rank| {
                     forward(&mut rank.model, &mut rank.caches, (BLOCK_SIZE, NUM_BLOCKS), &tokens[..rows], rows);
                 });
                 count.load(Ordering::Relaxed) as usize
