@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::format::Dtype;
 use crate::needs::{Needs, list};
 use crate::registry::variants;
 use crate::select::{KernelChoice, SelectError, select};
@@ -126,6 +127,9 @@ fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'
 fn abilities(variant: &Variant) -> Vec<String> {
     let can = &variant.capabilities;
     let mut words = vec![list(can.dtypes)];
+    if can.arithmetic != Dtype::F32 {
+        words.push(format!("rounds to {}", can.arithmetic));
+    }
     if variant.operation.is_on_caches() {
         words.push(format!("kv={}", list(can.kv_dtypes)));
         words.push(format!("heads={}", can.head_sizes));

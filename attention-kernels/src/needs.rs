@@ -20,6 +20,8 @@ pub struct Needs {
     pub compute_capability: Option<(u32, u32)>,
     /// Type of queries and outputs.
     pub dtype: Dtype,
+    /// Narrower type to which operations may round their operands before they multiply, on a CPU that holds them in float32.
+    pub arithmetic: Dtype,
     /// Type of the cache.
     pub kv_dtype: KvDtype,
     /// Elements per head.
@@ -60,6 +62,7 @@ impl Default for Needs {
             device: "cpu".to_string(),
             compute_capability: None,
             dtype: Dtype::F32,
+            arithmetic: Dtype::F32,
             kv_dtype: KvDtype::Same,
             head_dim: 64,
             other_head_dim: None,
@@ -147,6 +150,8 @@ impl Needs {
             Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
+        } else if can.arithmetic != Dtype::F32 && can.arithmetic != self.arithmetic {
+            Some(format!("it rounds to {}, the model computes in {}", can.arithmetic, self.arithmetic))
         } else if self.codes && variant.operation == Operation::Linear && !can.takes_codes {
             Some("it takes no weights in 8 or 4 bits".to_string())
         } else {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::AttentionArgs;
 use crate::batch::AttentionBatch;
 use crate::error::KernelError;
-use crate::format::{CacheFormat, Layout};
+use crate::format::{CacheFormat, Dtype, Layout};
 use crate::needs::{Needs, list};
 use crate::plugin::{self, PluginError};
 use crate::registry::variants;
@@ -128,6 +128,8 @@ pub enum SelectError {
 pub struct KernelSet {
     /// Format of the caches.
     pub format: CacheFormat,
+    /// Type to which products with weights round ([`Needs::arithmetic`]).
+    pub arithmetic: Dtype,
     /// Attention of single query tokens.
     pub decode: &'static Variant,
     /// Attention of many query tokens.
@@ -175,7 +177,8 @@ pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectE
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
     let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
     let [linear, low_rank] = [candidates(Operation::Linear)?[0], candidates(Operation::LowRank)?[0]];
-    Ok(KernelSet { format, decode, prefill, cache_write, block_copy, linear, low_rank })
+    let arithmetic = needs.arithmetic;
+    Ok(KernelSet { format, arithmetic, decode, prefill, cache_write, block_copy, linear, low_rank })
 }
 
 /// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`].

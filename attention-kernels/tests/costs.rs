@@ -60,7 +60,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     assert_eq!(window, Cost { bytes: rows + (2 + 3) * 128, operations: 4 * 16 * (2 * (1 + 2) + 2 * 3) });
 
     let weights = device
-        .packed_matrix(None, 4, &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])])
+        .packed_matrix(None, device::Dtype::F32, 4, &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])])
         .unwrap();
     let args = LinearArgs {
         x: Rows::Numbers(&query),

@@ -1,4 +1,4 @@
-//! The matrix product in every weight format, at the shapes of SmolLM2-135M, next to the limits of the machine.
+//! The matrix product in every weight format, at the shapes of SmolLM2-135M (`rounded`: bfloat16 weights and activations), next to the limits of the machine.
 //!
 //! `cargo bench -p device --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
 //! throughput is bytes of packed weights for few rows, multiply-adds for many. The limits of the machine are measured and
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::Dtype;
-use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, gemm};
+use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, WeightRows, gemm};
 use device::{Isa, Pool, roofline};
 
 /// `(name, k, n)`: the fused matrices of a layer, and the output layer.
@@ -25,11 +25,13 @@ fn pool() -> Pool {
 
 fn print_limits(pool: &Pool) {
     println!(
-        "limits, {} threads: read {:.1} GB/s from memory, {:.1} GB/s from 4 MiB; {:.0} GOP/s in int8, {:.0} GFLOP/s in f32",
+        "limits, {} threads: read {:.1} GB/s from memory, {:.1} GB/s from 4 MiB; {:.0} GOP/s in int8, {:.0} GFLOP/s in \
+         bf16, {:.0} in f32",
         pool.threads(),
         roofline::read_bandwidth(pool, 256 << 20) / 1e9,
         roofline::read_bandwidth(pool, 4 << 20) / 1e9,
         roofline::int8_peak(pool) / 1e9,
+        roofline::bf16_peak(pool) / 1e9,
         roofline::f32_peak(pool) / 1e9
     );
 }
@@ -54,6 +56,7 @@ fn products(criterion: &mut Criterion) {
         let matrices = [
             ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(Dtype::F32, &f32)]).ok()),
             ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(Dtype::F32, &f32)]).ok()),
+            ("rounded", PackedMatrix::stored(&pool, Dtype::Bf16, k, &[WeightRows::Numbers(Dtype::Bf16, &bf16)]).ok()),
             ("bf16", PackedMatrix::pack(&pool, k, &[(Dtype::Bf16, &bf16)]).ok()),
             ("f32", PackedMatrix::pack(&pool, k, &[(Dtype::F32, &f32)]).ok()),
         ];

@@ -21,7 +21,7 @@ use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
-    Device, DeviceError, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
+    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
 };
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
@@ -162,6 +162,7 @@ impl Device for Host {
     fn packed_matrix(
         &self,
         quantization: Option<Quantization>,
+        arithmetic: Dtype,
         k: usize,
         parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
@@ -169,7 +170,7 @@ impl Device for Host {
             return Err(DeviceError::NoMatrices(self.name()));
         }
         let packed = match quantization {
-            None => PackedMatrix::stored(&self.pool, k, parts),
+            None => PackedMatrix::stored(&self.pool, arithmetic, k, parts),
             Some(quantization) => {
                 let numbers = parts.iter().map(|part| match part {
                     WeightRows::Numbers(dtype, data) => Ok((*dtype, *data)),

@@ -110,7 +110,8 @@ pub struct MemoryInfo {
 /// Capabilities of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Types that layers can be computed in.
+    /// Types that layers can be computed in. On a device that packs matrices, buffers are float32 with each of them, and bfloat16
+    /// is the type to which products round.
     pub compute: &'static [Dtype],
     /// Whether weights are packed ([`Device::packed_matrix`]). Otherwise they are codes ([`gemm::Tiles`]) for kernels, or
     /// [`Matrix::dense`] in the type that layers are computed in, for [`Device::product`].
@@ -126,7 +127,7 @@ pub struct Features {
 impl Features {
     /// Capabilities of `cpu`.
     pub const HOST: Features = Features {
-        compute: &[Dtype::F32],
+        compute: &[Dtype::F32, Dtype::Bf16],
         packs_matrices: true,
         launches: false,
         multiplies_e4m3: false,
@@ -191,7 +192,8 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
     /// Packs a weight matrix `[n, k]` for the products of this device, in the form in which its rows are stored, or quantised if
-    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
+    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. With the arithmetic of bfloat16,
+    /// numbers become bfloat16, and products round activations to it. [`Uploader::matrix`] makes a matrix on any device.
     ///
     /// # Errors
     /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
@@ -200,6 +202,7 @@ pub trait Device: Send + Sync {
     fn packed_matrix(
         &self,
         _quantization: Option<gemm::Quantization>,
+        _arithmetic: Dtype,
         _k: usize,
         _parts: &[gemm::WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {

@@ -8,8 +8,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::simd::int8::{DotIsa, DotLanes, GROUP, IntLanes};
+use crate::simd::pairs::{PairLanes, pair};
 use crate::simd::{LANES, Lanes};
-use crate::{Isa, Pool, dispatch, dispatch_dot};
+use crate::{Isa, Pool, dispatch, dispatch_dot, dispatch_pairs};
 
 /// Minimum duration of all passes.
 const AT_LEAST: Duration = Duration::from_millis(200);
@@ -44,6 +45,12 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
 pub fn int8_peak(pool: &Pool) -> f64 {
     let isa = DotIsa::best_for(Isa::best());
     peak(pool, GROUP, || dispatch_dot!(isa, dots()))
+}
+
+/// Measures the operations per second (a multiplication and an addition are two) of products of bfloat16 pairs in registers.
+pub fn bf16_peak(pool: &Pool) -> f64 {
+    let isa = Isa::best();
+    peak(pool, 2 * LANES, || dispatch_pairs!(isa, pair_products()))
 }
 
 /// Measures the operations per second (a multiplication and an addition are two) of f32 multiply-adds in registers.
@@ -95,6 +102,18 @@ fn dots<D: DotLanes>() {
         sum.to_floats().store(&mut out);
         black_box(&out);
     }
+}
+
+#[inline(always)]
+fn pair_products<D: PairLanes>() {
+    let ones = D::splat(black_box(pair([1.0, -1.0])));
+    let mut sums = [D::Floats::splat(0.0); CHAINS];
+    for _ in 0..STEPS {
+        for sum in &mut sums {
+            *sum = D::dot(*sum, ones, ones);
+        }
+    }
+    black_box(sums.map(Lanes::greatest));
 }
 
 #[inline(always)]

@@ -83,7 +83,8 @@ impl<'a> Uploader<'a> {
     }
 
     /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with. A device
-    /// that packs matrices stores the rows as they are, or quantised if `quantization` is given. Another stores their codes if
+    /// that packs matrices stores the rows as they are, or quantised if `quantization` is given, and its products have the arithmetic of
+    /// `dtype` ([`Device::packed_matrix`]). Another stores their codes if
     /// all parts have some that it can multiply ([`ByteMatrix`], [`Tiles`]), otherwise numbers of type `dtype`.
     ///
     /// # Errors
@@ -98,7 +99,7 @@ impl<'a> Uploader<'a> {
         purpose: Purpose,
     ) -> Result<Matrix, DeviceError> {
         if self.device.features().packs_matrices {
-            return self.device.packed_matrix(quantization, k, parts);
+            return self.device.packed_matrix(quantization, dtype, k, parts);
         }
         let forms: Vec<_> =
             parts.iter().map(|part| Ok((part.rows(k)?, part.form()))).collect::<Result<_, DeviceError>>()?;

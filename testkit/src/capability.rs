@@ -45,6 +45,7 @@ capabilities! {
     Avx2: "avx2", "a CPU with AVX2, FMA and F16C", "use such a machine";
     AvxVnni: "avx-vnni", "a CPU with AVX-VNNI", "use such a machine";
     Avx512: "avx512", "a CPU with AVX-512 F, BW, DQ and VL", "use such a machine";
+    Avx512Bf16: "avx512-bf16", "a CPU with AVX512-BF16", "use such a machine";
     Avx512Vnni: "avx512-vnni", "a CPU with AVX-512 VNNI", "use such a machine";
     Neon: "neon", "a 64-bit ARM CPU", "use such a machine";
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
@@ -124,7 +125,7 @@ impl Capability {
             Qemu => cfg!(target_arch = "x86_64") && starts("qemu-x86_64"),
             Nvcc => toolkit::installed().is_some(),
             Cuda => driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists()),
-            Avx2 | AvxVnni | Avx512 | Avx512Vnni => has_vector_unit(self),
+            Avx2 | AvxVnni | Avx512 | Avx512Bf16 | Avx512Vnni => has_vector_unit(self),
             Neon => cfg!(target_arch = "aarch64"),
             NeonDotprod => has_dot_products(),
             Aarch64 => target_is_installed(AARCH64),
@@ -152,6 +153,7 @@ fn has_vector_unit(unit: Capability) -> bool {
     avx2 && match unit {
         AvxVnni => is_x86_feature_detected!("avxvnni"),
         Avx512 => avx512,
+        Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
         Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
         _ => true,
     }

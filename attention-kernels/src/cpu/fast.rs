@@ -22,6 +22,7 @@ use super::stored::{GivenScales, Pages};
 use super::tile::{Next, Scratch, Shared, Task};
 use crate::args::{AttentionArgs, LinearArgs};
 use crate::error::KernelError;
+use crate::format::Dtype;
 use crate::shape::PARTITION;
 
 /// Range of the number of queries (rows times heads of a group) of a task, if its sequence has as many. With more, the cost
@@ -104,22 +105,36 @@ impl Plan {
     }
 }
 
-pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+/// Attention in the arithmetic of float32, or in that of bfloat16 for a cache of bfloat16.
+pub(super) fn attention(
+    (isa, arithmetic): (Isa, Dtype),
+    device: &dyn Device,
+    args: AttentionArgs<'_>,
+) -> Result<(), KernelError> {
     args.check()?;
     let mut plan = PLAN.take();
-    let done = in_pieces(isa, device, args, &mut plan);
+    let done = in_pieces((isa, arithmetic), device, args, &mut plan);
     PLAN.set(plan);
     done
 }
 
-fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut Plan) -> Result<(), KernelError> {
+fn in_pieces(
+    (isa, arithmetic): (Isa, Dtype),
+    device: &dyn Device,
+    args: AttentionArgs<'_>,
+    plan: &mut Plan,
+) -> Result<(), KernelError> {
     let (shape, batch, pool) = (args.cache.shape, args.batch, device.pool());
     let (kv_heads, dim, stride) = (shape.num_kv_heads, shape.head_dim, args.query_stride);
     let value_dim = args.cache.value_dim();
     let group = args.num_heads / kv_heads;
     let pages = Pages::of(args.cache)?;
     let (window, sparse) = (args.window, args.sparse);
-    let shared = Shared { shape, value_dim, pages, window, sparse, soft_cap: args.soft_cap };
+    let halves = match (arithmetic, pages) {
+        (Dtype::Bf16, Pages::Bf16(halves)) => Some(halves),
+        _ => None,
+    };
+    let shared = Shared { shape, value_dim, pages, halves, window, sparse, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);

@@ -11,17 +11,23 @@
 //! products: the sums of several queries and several tokens, or columns, stay in registers while the operands that they
 //! share are loaded.
 //!
+//! A cache of bfloat16 can be multiplied in pairs instead ([`pair_scores`], [`pair_values`]); queries and weights are then rounded
+//! to that type.
+//!
 //! The order of every sum depends only on the tokens that the row and head see, so rows do not influence each other, whichever
 //! task they are in. In a block-sparse call a task reads the blocks that one of its queries sees, each query uses its own, and
 //! the softmax packs them side by side: a query that sees every block has the bits of a dense call.
 
 use device::Isa;
+use device::simd::pairs::{PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 
 use super::merge::Merged;
+use super::pair_values::{WEIGHTS, round_weights};
 use super::scores::score_all;
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Task};
 use super::values::sum_all;
+use super::{pair_scores, pair_values};
 
 /// Returns the length of a task's result: weighted values `[rows, group, value_dim]`, then `[rows, group]` of [`Merged`],
 /// two numbers each. A row that sees nothing has a total of 0.
@@ -31,30 +37,52 @@ pub(super) fn result_len(rows: usize, group: usize, value_dim: usize) -> usize {
 
 /// Runs a task; `result` is [`result_len`] long. The CPU must have the instruction set.
 pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
-    let (dim, queries) = (shared.value_dim, task.queries());
+    let (dim, queries, in_pairs) = (shared.value_dim, task.queries(), shared.halves.is_some());
     let key_dim = shared.shape.head_dim;
-    // Buffers only grow; their old contents do not matter.
-    for (room, len) in [
-        (&mut scratch.scores, queries * SCORES),
-        (&mut scratch.part, queries * dim),
-        (&mut scratch.tile, TILE * key_dim),
-    ] {
-        if room.len() < len {
-            room.resize(len, 0.0);
-        }
+    let (floats, pairs) = if in_pairs { (0, key_dim.div_ceil(2)) } else { (TILE * key_dim, 0) };
+    grow(&mut scratch.scores, queries * SCORES, 0.0);
+    grow(&mut scratch.part, queries * dim, 0.0);
+    grow(&mut scratch.tile, floats, 0.0);
+    grow(&mut scratch.states, queries, Merged::default());
+    if in_pairs {
+        grow(&mut scratch.queries, queries * pairs, 0);
+        grow(&mut scratch.weights, queries * WEIGHTS, 0);
+        grow(&mut scratch.pairs, (TILE / LANES * pairs).max(TILE / 2 * dim.div_ceil(LANES)), Pairs::ZERO);
     }
-    scratch.states.resize(queries.max(scratch.states.len()), Merged::default());
     let (sums, states) = result.split_at_mut(queries * dim);
     let states = states.as_chunks_mut::<2>().0;
     states.fill([0.0; 2]);
     for partition in task.partitions.clone() {
         let seen = &Seen { task, window: shared.window, sparse: shared.sparse, partition };
-        // Three functions, because inlining them into one doubled the build time of the crate.
-        score_all(isa, shared, seen, scratch);
-        device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
-        sum_all(isa, shared, seen, scratch);
+        // Several functions, because inlining them into one doubled the build time of the crate.
+        if in_pairs {
+            if partition == task.partitions.start {
+                pair_scores::round_all(isa, shared, seen, scratch);
+            }
+            pair_scores::score_all(isa, shared, seen, scratch);
+            device::dispatch_pairs!(isa, weigh_pairs(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+            pair_values::sum_all(isa, shared, seen, scratch);
+        } else {
+            score_all(isa, shared, seen, scratch);
+            device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+            sum_all(isa, shared, seen, scratch);
+        }
         merge(seen, scratch, dim, sums, states);
     }
+}
+
+/// Makes a buffer at least as long as it has to be. Its old contents do not matter.
+fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
+    if buffer.len() < len {
+        buffer.resize(len, value);
+    }
+}
+
+/// As [`softmax_all`], and rounds the weights to bfloat16.
+#[inline(always)]
+fn weigh_pairs<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    softmax_all::<D::Floats>(shared, seen, scratch);
+    round_weights::<D>(seen, scratch);
 }
 
 /// Converts the scores of every query into weights.

@@ -4,6 +4,8 @@ mod fast;
 mod kernel;
 mod low_rank;
 mod merge;
+mod pair_scores;
+mod pair_values;
 mod reference;
 mod scores;
 mod store;
@@ -13,7 +15,7 @@ mod values;
 
 use device::Isa;
 
-use crate::format::KvDtype;
+use crate::format::{Dtype, KvDtype};
 use crate::variant::{Capabilities, register};
 
 /// Capabilities of attention.
@@ -58,7 +60,7 @@ macro_rules! register_fast {
             $name,
             Isa::$isa,
             $rank,
-            |device, args| fast::attention(Isa::$isa, device, args),
+            |device, args| fast::attention((Isa::$isa, Dtype::F32), device, args),
             |device, args| fast::linear(Isa::$isa, device, args)
         );
         register!(
@@ -70,6 +72,23 @@ macro_rules! register_fast {
     };
 }
 
+/// Capabilities of attention that multiplies pairs of bfloat16.
+const fn in_pairs(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
+    Capabilities { arithmetic: Dtype::Bf16, kv_dtypes: &[KvDtype::Bf16], ..attention(name, isa, rank) }
+}
+
+/// Registers decode and prefill in pairs of bfloat16 for one instruction set.
+macro_rules! register_pairs {
+    ($name:literal, $isa:ident, $rank:literal) => {
+        register!($name, Decode, in_pairs($name, Isa::$isa, $rank), Attention(|device, args| {
+            fast::attention((Isa::$isa, Dtype::Bf16), device, args)
+        }));
+        register!($name, Prefill, in_pairs($name, Isa::$isa, $rank), Attention(|device, args| {
+            fast::attention((Isa::$isa, Dtype::Bf16), device, args)
+        }));
+    };
+}
+
 register_all!("cpu.reference", Isa::Portable, 0, reference::attention, reference::linear);
 register_fast!("cpu.portable", Portable, 1);
 #[cfg(target_arch = "x86_64")]
@@ -78,6 +97,17 @@ register_fast!("cpu.avx2", Avx2, 2);
 register_fast!("cpu.avx512", Avx512, 3);
 #[cfg(target_arch = "aarch64")]
 register_fast!("cpu.neon", Neon, 2);
+
+register_pairs!("cpu.portable_bf16", Portable, 4);
+#[cfg(target_arch = "x86_64")]
+register_pairs!("cpu.avx2_bf16", Avx2, 5);
+#[cfg(target_arch = "x86_64")]
+register_pairs!("cpu.avx512_bf16", Avx512Bf16, 6);
+// A matrix knows its arithmetic, so every linear layer multiplies pairs if it has to; this one by the instruction for them.
+#[cfg(target_arch = "x86_64")]
+register!("cpu.avx512_bf16", Linear, Capabilities { arithmetic: Dtype::Bf16, ..product(Isa::Avx512Bf16, 6) }, Linear(
+    |device, args| fast::linear(Isa::Avx512Bf16, device, args)
+));
 
 register!("cpu.reference", CacheWrite, plain(Isa::Portable, 0), CacheWrite(reference::cache_write));
 register!("cpu.rows", CacheWrite, plain(Isa::Portable, 1), CacheWrite(store::cache_write));

@@ -4,6 +4,7 @@ use std::iter::{Flatten, StepBy};
 use std::ops::Range;
 use std::option::IntoIter;
 
+use device::simd::pairs::Pairs;
 use device::simd::{Ahead, LANES};
 
 use super::merge::Merged;
@@ -30,6 +31,8 @@ pub(super) struct Shared<'a> {
     /// Elements of a value.
     pub value_dim: usize,
     pub pages: Pages<'a>,
+    /// Keys and values in bfloat16, if they are multiplied in pairs.
+    pub halves: Option<[&'a [u16]; 2]>,
     pub window: Option<usize>,
     pub sparse: Option<BlockSparse>,
     pub soft_cap: Option<f32>,
@@ -91,6 +94,12 @@ pub(super) struct Scratch {
     pub tile: Vec<f32>,
     /// States of one partition, `[queries]`.
     pub states: Vec<Merged>,
+    /// Queries in bfloat16, `[queries, head_dim / 2]`.
+    pub queries: Vec<u32>,
+    /// Weights in bfloat16, `[queries, WEIGHTS]`.
+    pub weights: Vec<u32>,
+    /// Keys `[TILE / LANES, head_dim / 2]` or values `[TILE / 2, value_dim / LANES]` in bfloat16.
+    pub pairs: Vec<Pairs>,
 }
 
 /// The tokens of one partition that the rows of a task see.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::numbers::{Random, element, from_byte, round, to_byte};
 use crate::batch::AttentionBatch;
-use crate::format::{CacheFormat, KvDtype};
+use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::shape::KvShape;
 use crate::sparse::BlockSparse;
 
@@ -180,6 +180,8 @@ impl Problem {
             token_scales[1] = token_scales[0].clone();
         }
         let rows = batch.num_rows();
+        // Beside a cache of bfloat16, variants may round the query too.
+        let of_query = if format.kv_dtype == KvDtype::Bf16 { Dtype::Bf16 } else { format.dtype };
         let scale_of = |per_head: bool, seed: u64| -> Vec<f32> {
             let mut random = Random::new(seed);
             (0..if per_head { heads.1 } else { 1 }).map(|_| (1.5 + random.unit()) / spread).collect()
@@ -188,7 +190,7 @@ impl Problem {
             format,
             shape,
             num_heads: heads.0,
-            query: (0..rows * heads.0 * dim).map(|_| round(format.dtype, random.unit() * 3.0)).collect(),
+            query: (0..rows * heads.0 * dim).map(|_| round(of_query, random.unit() * 3.0)).collect(),
             query_gap: 8 * random.below(3),
             keys,
             values,

@@ -1,16 +1,16 @@
 //! Products with float weights: a tile of M rows × P panels in registers, and the loop over all tiles.
 
 use super::output::{Output, numbers};
-use super::pack::{Panels, Segment};
+use super::pack::{Halves, Panels, Segment};
 use super::processor::Processor;
-use super::stored;
+use super::{rounded, stored};
 use super::tile::{Line, accumulate};
 use super::{Gemm, integer};
-use crate::dispatch;
+use crate::{Dtype, dispatch};
 use crate::simd::{LANES, Lanes};
 
 /// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
-const PANELS_PER_TASK: usize = 16;
+pub(super) const PANELS_PER_TASK: usize = 16;
 
 /// A part of the product: all rows, some panels.
 struct Task<'a, W> {
@@ -31,7 +31,12 @@ pub(super) fn run(processor: Processor<'_>, rows: usize, args: Gemm<'_>) {
         let out = (Output::new(y, weights.n(), *first, *n), *n);
         match panels {
             Panels::F32(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
-            Panels::Bf16(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
+            Panels::Bf16(Halves { lines, arithmetic: Dtype::Bf16 }) => {
+                rounded::run(processor, weights.k(), (x.numbers(), rows), lines, bias, out);
+            }
+            Panels::Bf16(Halves { lines, .. }) => {
+                run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out);
+            }
             Panels::Q8(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
             Panels::Q4(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
             Panels::Stored(panels) => stored::run(processor, panels, (x, rows), bias, out),
@@ -95,7 +100,8 @@ fn tiles<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, 
 fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, row: usize, panel: usize) {
     let k = task.k;
     let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
-    let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * k..][..k]);
+    let lines = k.div_ceil(W::INPUTS);
+    let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * lines..][..lines]);
     let acc = accumulate::<L, W, M, P, true>(x, w, [[L::splat(0.0); P]; M]);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
     unsafe { task.out.write_tile(row, panel, &numbers(acc), task.bias) };

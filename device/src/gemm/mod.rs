@@ -31,6 +31,7 @@ mod pack;
 mod processor;
 mod quantization;
 mod quantize;
+mod rounded;
 mod rows;
 mod stored;
 mod tile;
@@ -52,6 +53,7 @@ pub use tiles::{PANEL, TileCodes, TileForm, TileOffset, TileSegment, Tiles};
 pub(crate) use tiles::{PlannedSegment, StackedRows, plan};
 
 use crate::simd::int8::DotIsa;
+use crate::simd::pairs;
 use crate::{Isa, Pool};
 use pack::{Panels, Segment};
 
@@ -76,7 +78,8 @@ pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
     }
 }
 
-/// Computes the product with plain loops, as the reference for [`gemm`]. Activations of stored weights are not rounded.
+/// Computes the product with plain loops, as the reference for [`gemm`], with the same bits where activations are rounded to
+/// bfloat16. Activations of stored weights are not rounded.
 ///
 /// # Panics
 /// If the shapes do not match, or quantised rows meet unquantised weights.
@@ -94,10 +97,18 @@ pub fn gemm_reference(args: Gemm<'_>) {
     let (x, mut weights) = (args.x.numbers(), vec![0.0; k]);
     for column in 0..n {
         args.weights.copy_row(column, &mut weights);
+        let rounds = args.weights.rounds(column);
         for row in 0..rows {
-            let mut sum = 0.0f32;
-            for (x, weight) in x[row * k..][..k].iter().zip(&weights) {
-                sum += x * weight;
+            let (mut sum, x) = (0.0f32, &x[row * k..][..k]);
+            if rounds {
+                let pair = |two: &[f32]| pairs::pair([two[0], two.get(1).copied().unwrap_or_default()]);
+                for (x, weights) in x.chunks(2).zip(weights.chunks(2)) {
+                    sum = pairs::dot(sum, pair(x), pair(weights));
+                }
+            } else {
+                for (x, weight) in x.iter().zip(&weights) {
+                    sum += x * weight;
+                }
             }
             args.y[row * n + column] = sum + args.bias.map_or(0.0, |b| b[column]);
         }

@@ -1,8 +1,7 @@
 //! Weights packed in the order in which the kernel reads them.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use half::bf16;
 
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
@@ -10,15 +9,23 @@ use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
 use super::rows::RowBlock;
 use super::stored::{Rounding, Stored, StoredFormat, StoredPanels, StoredRow, StoredRows};
+use crate::simd::pairs::Pairs;
 use crate::simd::{LANES, Lanes};
 use crate::{DeviceError, Dtype, Isa, Pool, dispatch};
 
 pub(super) enum Panels {
     F32(Vec<[f32; LANES]>),
-    Bf16(Vec<[u16; LANES]>),
+    Bf16(Halves),
     Q8(Blocks<Bytes>),
     Q4(Blocks<Nibbles>),
     Stored(Stored),
+}
+
+/// Panels of bfloat16, `[panel][ceil(k / 2)]`: pairs of columns of sixteen outputs.
+pub(super) struct Halves {
+    pub lines: Vec<Pairs>,
+    /// bfloat16: products round activations to it ([`super::rounded`]). Otherwise weights are widened.
+    pub arithmetic: Dtype,
 }
 
 /// What a matrix is for, which decides how a device that launches kernels stores it.
@@ -124,8 +131,8 @@ impl StoredPart<'_> {
 }
 
 /// A weight matrix `[n, k]`. It consists of segments, one behind the other, which differ in form; a matrix whose parts have the
-/// same form is one segment. A segment is in panels of 16 outputs, padded with zeros. In panels of floats, `panel[p][i]` holds
-/// column i of rows 16p..16p+16.
+/// same form is one segment. A segment is in panels of 16 outputs, padded with zeros. In panels of f32, `panel[p][i]` holds
+/// column i of rows 16p..16p+16; in panels of bfloat16, columns 2i and 2i + 1.
 pub struct PackedMatrix {
     n: usize,
     k: usize,
@@ -142,16 +149,21 @@ pub(super) struct Segment {
 }
 
 impl PackedMatrix {
-    /// Packs the stacked rows of the parts on the pool's threads, in their stored form. Numbers become bfloat16 if all of them
-    /// are, otherwise f32.
+    /// Packs the stacked rows of the parts on the pool's threads, in their stored form. With the arithmetic of bfloat16, numbers
+    /// become bfloat16, and products round activations to it. Otherwise they become bfloat16 if all of them are, else f32.
     ///
     /// # Errors
     /// Those of [`PackedMatrix::pack`], and [`DeviceError::NotFinite`] for stored weights that are not finite.
-    pub fn stored(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<PackedMatrix, DeviceError> {
+    pub fn stored(
+        pool: &Pool,
+        arithmetic: Dtype,
+        k: usize,
+        parts: &[WeightRows<'_>],
+    ) -> Result<PackedMatrix, DeviceError> {
         let mut segments: Vec<Segment> = Vec::new();
         for run in parts.chunk_by(|a, b| a.form().joins(&b.form())) {
             let first = segments.last().map_or(0, |last| last.first + last.n);
-            let (n, panels) = pack_run(pool, k, run)?;
+            let (n, panels) = pack_run(pool, arithmetic, k, run)?;
             segments.push(Segment { first, n, panels });
         }
         let n = segments.last().map_or(0, |last| last.first + last.n);
@@ -165,7 +177,7 @@ impl PackedMatrix {
     /// [`DeviceError::BadMatrix`] if there are no rows, or a part does not consist of whole rows of `k` numbers.
     pub fn pack(pool: &Pool, k: usize, parts: &[(Dtype, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
-        Ok(PackedMatrix::of_one(n, k, pack_numbers(pool, n, k, parts)))
+        Ok(PackedMatrix::of_one(n, k, pack_numbers(pool, Dtype::F32, n, k, parts)))
     }
 
     fn of_one(n: usize, k: usize, panels: Panels) -> PackedMatrix {
@@ -193,7 +205,12 @@ impl PackedMatrix {
     }
 
     /// Returns the size in bytes of a matrix with rows of `k` weights, given the number of rows and the form of each part.
-    pub fn packed_bytes(k: usize, quantization: Option<Quantization>, parts: &[(usize, PartForm<'_>)]) -> usize {
+    pub fn packed_bytes(
+        arithmetic: Dtype,
+        k: usize,
+        quantization: Option<Quantization>,
+        parts: &[(usize, PartForm<'_>)],
+    ) -> usize {
         let rows = |parts: &[(usize, PartForm<'_>)]| parts.iter().map(|(rows, _)| rows).sum::<usize>();
         match quantization {
             Some(Quantization::Q8) => return Blocks::<Bytes>::packed_bytes(rows(parts), k),
@@ -205,8 +222,11 @@ impl PackedMatrix {
             _ => {
                 let dtypes =
                     run.iter().filter_map(|(_, form)| if let PartForm::Numbers(it) = form { Some(*it) } else { None });
-                let size = if stay_bf16(dtypes) { size_of::<u16>() } else { size_of::<f32>() };
-                rows(run).next_multiple_of(LANES) * k * size
+                rows(run).div_ceil(LANES)
+                    * match become_bf16(arithmetic, dtypes) {
+                        true => k.div_ceil(2) * size_of::<Pairs>(),
+                        false => k * LANES * size_of::<f32>(),
+                    }
             }
         };
         parts.chunk_by(|(_, a), (_, b)| a.joins(b)).map(bytes).sum()
@@ -235,7 +255,7 @@ impl PackedMatrix {
     pub fn bytes(&self) -> usize {
         let bytes = |segment: &Segment| match &segment.panels {
             Panels::F32(lines) => size_of_val(&lines[..]),
-            Panels::Bf16(lines) => size_of_val(&lines[..]),
+            Panels::Bf16(halves) => size_of_val(&halves.lines[..]),
             Panels::Q8(blocks) => blocks.bytes(),
             Panels::Q4(blocks) => blocks.bytes(),
             Panels::Stored(stored) => stored.panels.bytes(),
@@ -243,21 +263,34 @@ impl PackedMatrix {
         self.segments.iter().map(bytes).sum()
     }
 
+    fn segment(&self, row: usize) -> &Segment {
+        match self.segments.iter().find(|segment| row < segment.first + segment.n) {
+            Some(segment) => segment,
+            None => panic!("row {row} of {}", self.n),
+        }
+    }
+
+    /// Whether products with row `row` round activations to bfloat16.
+    pub(super) fn rounds(&self, row: usize) -> bool {
+        matches!(&self.segment(row).panels, Panels::Bf16(halves) if halves.arithmetic == Dtype::Bf16)
+    }
+
     /// Writes row `row` as floats, for example the embedding of a token whose matrix is also the output layer.
     ///
     /// # Panics
     /// If `row` is out of range or `out` is shorter than k.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
-        let Some(segment) = self.segments.iter().find(|segment| row < segment.first + segment.n) else {
-            panic!("row {row} of {}", self.n)
-        };
+        let segment = self.segment(row);
         let row = row - segment.first;
         let (out, lane) = (&mut out[..self.k], row % LANES);
-        let first = row / LANES * self.k;
+        let panel = row / LANES;
         match &segment.panels {
-            Panels::F32(lines) => out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = line[lane]),
-            Panels::Bf16(lines) => {
-                out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = bf16::from_bits(line[lane]).to_f32());
+            Panels::F32(lines) => out.iter_mut().zip(&lines[panel * self.k..]).for_each(|(x, line)| *x = line[lane]),
+            Panels::Bf16(halves) => {
+                for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * self.k.div_ceil(2)..]) {
+                    let pair = line.0[lane];
+                    two.iter_mut().zip([pair << 16, pair & 0xffff_0000]).for_each(|(x, bits)| *x = f32::from_bits(bits));
+                }
             }
             Panels::Q8(blocks) => blocks.copy_row(row, out),
             Panels::Q4(blocks) => blocks.copy_row(row, out),
@@ -267,7 +300,7 @@ impl PackedMatrix {
 }
 
 /// Packs parts of one form; returns the number of rows too.
-fn pack_run(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, Panels), DeviceError> {
+fn pack_run(pool: &Pool, arithmetic: Dtype, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, Panels), DeviceError> {
     let mut numbers = Vec::new();
     let mut stored = Vec::new();
     for part in parts {
@@ -278,7 +311,7 @@ fn pack_run(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, P
     }
     let Some(first) = stored.first() else {
         let n = rows(k, &numbers)?;
-        return Ok((n, pack_numbers(pool, n, k, &numbers)));
+        return Ok((n, pack_numbers(pool, arithmetic, n, k, &numbers)));
     };
     let n = stored.iter().map(|part| part.rows).sum();
     let panels = StoredPanels::pack(pool, first.format, [n, k], |mut row, out| {
@@ -292,15 +325,23 @@ fn pack_run(pool: &Pool, k: usize, parts: &[WeightRows<'_>]) -> Result<(usize, P
     Ok((n, Panels::Stored(Stored { panels, rounding: first.rounding, order: first.order.map(Box::from) })))
 }
 
-fn pack_numbers(pool: &Pool, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
+fn pack_numbers(pool: &Pool, arithmetic: Dtype, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
     let (panels, isa) = (n.div_ceil(LANES), Isa::best());
-    if stay_bf16(parts.iter().map(|(format, _)| *format)) {
-        Panels::Bf16(in_panels(pool, panels, k, LANES * k, [0; LANES], |panel, lines| {
-            let rows: [&[[u8; 2]]; LANES] = std::array::from_fn(|lane| {
-                find_row(parts, k, panel * LANES + lane).map_or(&[][..], |(_, row)| row.as_chunks().0)
+    if become_bf16(arithmetic, parts.iter().map(|(format, _)| *format)) {
+        let lines = in_panels(pool, panels, k.div_ceil(2), LANES * k, Pairs::ZERO, |panel, lines| {
+            let rows: [Cow<'_, [u8]>; LANES] = std::array::from_fn(|lane| match find_row(parts, k, panel * LANES + lane) {
+                None => Cow::default(),
+                Some((Dtype::Bf16, row)) => row.into(),
+                Some((other, row)) => {
+                    let mut halves = vec![0; k * Dtype::Bf16.bytes()];
+                    Dtype::Bf16.convert(other, row, &mut halves);
+                    halves.into()
+                }
             });
-            dispatch!(isa, pack_bf16(rows: [&[[u8; 2]]; LANES], lines: &mut [[u16; LANES]]));
-        }))
+            let rows = rows.each_ref().map(|row| &row[..]);
+            dispatch!(isa, pack_pairs(rows: [&[u8]; LANES], lines: &mut [Pairs]));
+        });
+        Panels::Bf16(Halves { lines, arithmetic })
     } else {
         Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
             let mut rows = vec![0.0; LANES * k];
@@ -311,41 +352,29 @@ fn pack_numbers(pool: &Pool, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Pa
     }
 }
 
-/// Moves rows to lines; rows that are missing are empty.
+/// Moves rows of bfloat16 to lines of pairs; rows that are missing are empty.
 #[inline(always)]
-fn pack_bf16<L: Lanes>(rows: [&[[u8; 2]]; LANES], lines: &mut [[u16; LANES]]) {
+fn pack_pairs<L: Lanes>(rows: [&[u8]; LANES], lines: &mut [Pairs]) {
+    let words = rows.map(|row| row.as_chunks::<4>().0);
     let mut done = 0;
-    if rows.iter().all(|row| row.len() == lines.len()) {
-        // A square of words, each with the numbers of two rows: eight pairs of rows for 16 inputs, then for the next 16.
-        for lines in lines.as_chunks_mut::<{ 2 * LANES }>().0 {
-            let mut square = [L::splat(0.0); LANES];
-            for (i, words) in square.iter_mut().enumerate() {
-                let (pair, first) = (i % (LANES / 2) * 2, done + i / (LANES / 2) * LANES);
-                let (low, high) = (&rows[pair][first..][..LANES], &rows[pair + 1][first..][..LANES]);
-                let mut bits = [0.0; LANES];
-                for lane in 0..LANES {
-                    let [a, b] = low[lane];
-                    let [c, d] = high[lane];
-                    bits[lane] = f32::from_le_bytes([a, b, c, d]);
-                }
-                *words = L::load(&bits);
-            }
-            for (i, words) in L::transpose(square).into_iter().enumerate() {
-                let mut bits = [0.0; LANES];
-                words.store(&mut bits);
-                for (half, words) in bits.as_chunks::<{ LANES / 2 }>().0.iter().enumerate() {
-                    for (two, word) in lines[i + half * LANES].as_chunks_mut().0.iter_mut().zip(words) {
-                        let [a, b, c, d] = word.to_le_bytes();
-                        *two = [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])];
-                    }
-                }
-            }
-            done += 2 * LANES;
+    while words.iter().all(|row| row.len() >= done + LANES) {
+        let mut square = [L::splat(0.0); LANES];
+        for (pairs, row) in square.iter_mut().zip(words) {
+            let mut bits = [0.0; LANES];
+            bits.iter_mut().zip(&row[done..]).for_each(|(bits, word)| *bits = f32::from_le_bytes(*word));
+            *pairs = L::load(&bits);
         }
+        for (line, pairs) in lines[done..].iter_mut().zip(L::transpose(square)) {
+            let mut bits = [0.0; LANES];
+            pairs.store(&mut bits);
+            line.0 = bits.map(f32::to_bits);
+        }
+        done += LANES;
     }
     for (lane, row) in rows.iter().enumerate() {
-        for (line, bytes) in lines[done..].iter_mut().zip(row.get(done..).unwrap_or_default()) {
-            line[lane] = u16::from_le_bytes(*bytes);
+        for (line, bytes) in lines[done..].iter_mut().zip(row.get(4 * done..).unwrap_or_default().chunks(4)) {
+            // The last pair of an odd row has a zero.
+            line.0[lane] = bytes.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
         }
     }
 }
@@ -374,7 +403,7 @@ fn pack_f32<L: Lanes>(rows: &[f32], lines: &mut [[f32; LANES]]) {
     }
 }
 
-/// Returns whether floats are packed as bfloat16.
-fn stay_bf16(formats: impl IntoIterator<Item = Dtype>) -> bool {
-    formats.into_iter().all(|format| format == Dtype::Bf16)
+/// Returns whether numbers are packed as bfloat16.
+fn become_bf16(arithmetic: Dtype, formats: impl IntoIterator<Item = Dtype>) -> bool {
+    arithmetic == Dtype::Bf16 || formats.into_iter().all(|format| format == Dtype::Bf16)
 }

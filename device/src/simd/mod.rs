@@ -8,6 +8,7 @@
 pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+pub mod pairs;
 mod portable;
 pub mod small_float;
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +34,8 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// The same with AVX512-BF16, for [`pairs`]; otherwise as [`Isa::Avx512`].
+    Avx512Bf16,
     /// 64-bit ARM.
     Neon,
 }
@@ -54,6 +57,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[allow(unreachable_patterns)]
@@ -61,9 +66,10 @@ impl Isa {
         }
     }
 
-    /// Returns the widest instruction set of this CPU.
+    /// Returns the most capable instruction set of this CPU.
     pub fn best() -> Isa {
-        [Isa::Avx512, Isa::Avx2, Isa::Neon].into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+        let vectors = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon];
+        vectors.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 }
 
@@ -73,6 +79,7 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Neon => "neon",
         })
     }
@@ -86,6 +93,11 @@ pub trait Lanes: Copy {
     fn load(from: &[f32; LANES]) -> Self;
     /// Loads and widens bfloat16 values.
     fn load_bf16(from: &[u16; LANES]) -> Self;
+    /// Loads and widens the lower bfloat16 of each pair (`HIGH`: the higher).
+    #[inline(always)]
+    fn load_half<const HIGH: bool>(from: &pairs::Pairs) -> Self {
+        Self::load(&from.0.map(|pair| f32::from_bits(if HIGH { pair & 0xffff_0000 } else { pair << 16 })))
+    }
     /// Loads and widens IEEE halves.
     fn load_f16(from: &[u16; LANES]) -> Self;
     /// As [`Lanes::load_f16`], for halves that are all finite; faster on some instruction sets.
@@ -250,7 +262,7 @@ macro_rules! dispatch {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 => unsafe { avx512$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 => unsafe { avx512$(::<$t>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },

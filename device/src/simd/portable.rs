@@ -2,11 +2,11 @@
 
 use super::{LANES, Lanes, small_float};
 
-/// Sixteen floats in an array.
+/// Sixteen floats in an array. `FUSED`: multiply-adds round once, as those of the other instruction sets do.
 #[derive(Clone, Copy)]
-pub struct Portable(pub(super) [f32; LANES]);
+pub struct Portable<const FUSED: bool = false>(pub(super) [f32; LANES]);
 
-impl Lanes for Portable {
+impl<const FUSED: bool> Lanes for Portable<FUSED> {
     const MANY: bool = false;
     const VECTORS: bool = false;
 
@@ -48,8 +48,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
-        // Rounds twice: without an FMA instruction a fused multiply-add is a slow library call.
-        Portable(std::array::from_fn(|i| self.0[i] * a.0[i] + b.0[i]))
+        Portable(std::array::from_fn(|i| match FUSED {
+            true => self.0[i].mul_add(a.0[i], b.0[i]),
+            // Rounds twice: without an FMA instruction a fused multiply-add is a slow library call.
+            false => self.0[i] * a.0[i] + b.0[i],
+        }))
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {

@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::pairs::Pairs;
 use super::{LANES, Lanes};
 
 /// One 512-bit register.
@@ -30,6 +31,17 @@ impl Lanes for Avx512 {
         Avx512(unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        })
+    }
+    #[inline(always)]
+    fn load_half<const HIGH: bool>(from: &Pairs) -> Self {
+        // SAFETY: see the module; the pairs are 64 bytes long.
+        Avx512(unsafe {
+            let pairs = _mm512_loadu_si512(from.0.as_ptr().cast());
+            _mm512_castsi512_ps(match HIGH {
+                true => _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32)),
+                false => _mm512_slli_epi32::<16>(pairs),
+            })
         })
     }
     #[inline(always)]
@@ -226,6 +238,20 @@ impl Lanes for Avx2 {
             }
         };
         Avx2(half(&from[..8]), half(&from[8..]))
+    }
+    #[inline(always)]
+    fn load_half<const HIGH: bool>(from: &Pairs) -> Self {
+        let half = |from: &[u32]| {
+            // SAFETY: see the module; each half of the pairs is 32 bytes long.
+            unsafe {
+                let pairs = _mm256_loadu_si256(from.as_ptr().cast());
+                _mm256_castsi256_ps(match HIGH {
+                    true => _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32)),
+                    false => _mm256_slli_epi32::<16>(pairs),
+                })
+            }
+        };
+        Avx2(half(&from.0[..8]), half(&from.0[8..]))
     }
     #[inline(always)]
     fn load_f16(from: &[u16; LANES]) -> Self {

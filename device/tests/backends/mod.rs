@@ -15,7 +15,7 @@ pub use driver::is_fake;
 use std::sync::Arc;
 
 use device::transfer::{CopyRange, Download, Upload};
-use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor};
+use device::{Arg, Buffer, Device, DeviceError, Dtype, Element, Launch, Options, Queue, Tensor};
 use testkit::capability::Capability;
 use testkit::kernels::manifest::Manifest;
 use testkit::kernels::{self, cuda, host, toolkit};
@@ -430,7 +430,7 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
         ] {
             assert!(matches!(outcome, Err(DeviceError::WrongDevice { .. })), "{outcome:?}");
         }
-        assert!(matches!(device.packed_matrix(None, 1, &[]), Err(DeviceError::NoMatrices(_))));
+        assert!(matches!(device.packed_matrix(None, Dtype::F32, 1, &[]), Err(DeviceError::NoMatrices(_))));
     }
 }
 

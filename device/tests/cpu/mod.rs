@@ -4,6 +4,7 @@
 mod gemm;
 mod lanes;
 mod low_rank;
+mod pairs;
 mod pool;
 mod quantize;
 mod quantized;
@@ -21,6 +22,12 @@ use crate::support::stored::values;
 /// Returns the instruction sets of this CPU.
 fn isas() -> impl Iterator<Item = Isa> {
     let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon];
+    all.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
+}
+
+/// Returns the instruction sets of this CPU for products of pairs.
+fn pair_isas() -> impl Iterator<Item = Isa> {
+    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512Bf16];
     all.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use device::gemm::{Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
+    Dtype,
     Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue,
 };
 
@@ -131,10 +132,11 @@ impl<H: Hooks> Device for Hooked<H> {
     fn packed_matrix(
         &self,
         quantization: Option<Quantization>,
+        arithmetic: Dtype,
         k: usize,
         parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {
-        self.device.packed_matrix(quantization, k, parts)
+        self.device.packed_matrix(quantization, arithmetic, k, parts)
     }
     fn features(&self) -> Features {
         self.device.features()

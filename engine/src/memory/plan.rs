@@ -422,6 +422,7 @@ impl Plan {
             model,
             block_size: Some(self.block_size),
             device: opened.device.name().to_string(),
+            dtype: Some(opened.dtype),
             kv_cache_memory_bytes: Some(self.num_blocks as u64 * block_bytes),
             swap_space_bytes: if self.host_caching { 0 } else { host_bytes },
             kv_offloading_bytes: if self.host_caching { host_bytes } else { 0 },

@@ -84,8 +84,8 @@ impl OpenedDraft {
             return Err(bad(FLAG, "this model for drafts", expected));
         }
         let head_tokens = models::head_tokens(&decoder, own)?;
-        let Needs { dtype, kv_dtype, block_size, codes, .. } = *target.needs;
-        let needs = Needs { dtype, kv_dtype, block_size, codes, ..Model::needs(&decoder, target.device) };
+        let Needs { dtype, arithmetic, kv_dtype, block_size, codes, .. } = *target.needs;
+        let needs = Needs { dtype, arithmetic, kv_dtype, block_size, codes, ..Model::needs(&decoder, target.device) };
         let kernels = select(&Default::default(), &needs)?;
         Ok(Some(OpenedDraft { decoder, weights, kernels, max_len, group, head_tokens, taps }))
     }

@@ -3,15 +3,16 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use attention_kernels::{CacheFormat, Dtype, KernelSet, Layout, Needs, select, serves_cache};
-use device::{Device, DeviceError, MemoryInfo};
+use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Layout, Needs, select, serves_cache};
+use device::simd::pairs;
+use device::{Device, DeviceError, Isa, MemoryInfo};
 use models::decoder::{Form, ShardError};
 use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, StageError, Weights};
 use siphasher::sip::SipHasher13;
 
 use super::draft::{OpenedDraft, Target};
-use crate::api::{EngineConfig, ModelSource};
+use crate::api::{EngineConfig, KvCacheDtype, ModelSource};
 use crate::error::{EngineError, bad};
 use crate::parallel::Place;
 
@@ -24,6 +25,7 @@ pub(crate) struct Opened {
     pub whole: Decoder,
     pub weights: Weights,
     pub device: Arc<dyn Device>,
+    /// Type of the computation.
     pub dtype: Dtype,
     pub kernels: KernelSet,
     /// Tokens per block.
@@ -195,14 +197,35 @@ fn dtype(
     config: &ModelConfig,
     weights: &Weights,
 ) -> Result<Dtype, EngineError> {
-    let computes = |dtype: &Dtype| device.features().compute.contains(dtype);
+    let features = device.features();
+    let computes = |dtype: &Dtype| features.compute.contains(dtype);
+    // Whether bfloat16 is at least as fast as float32.
+    let is_fast = |dtype: &Dtype| features.launches || *dtype != Dtype::Bf16 || pairs::are_fast();
     match engine.dtype {
-        None => Ok(models::checkpoint_dtype(&config.decoder, weights).filter(computes).unwrap_or_default()),
-        Some(dtype) if computes(&dtype) => Ok(dtype),
+        None => {
+            let of_checkpoint = models::checkpoint_dtype(&config.decoder, weights).filter(computes).filter(is_fast);
+            let dtype = of_checkpoint.unwrap_or_default();
+            if dtype == Dtype::Bf16 && !features.launches {
+                tracing::info!(
+                    "computing in bfloat16, the type of the checkpoint, by {}; for more exact results --dtype float32",
+                    Isa::best()
+                );
+            }
+            Ok(dtype)
+        }
+        Some(dtype) if computes(&dtype) => {
+            if !is_fast(&dtype) {
+                tracing::warn!(
+                    "--dtype bfloat16 is slower than float32 on this CPU ({}): it is emulated, or its instructions are slow",
+                    Isa::best()
+                );
+            }
+            Ok(dtype)
+        }
         Some(other) => Err(EngineError::Config {
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
-            expected: "auto or float32: a CPU computes in float32 with weights of any type; or use --device cuda"
+            expected: "auto, float32 or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
                 .to_string(),
         }),
     }
@@ -242,11 +265,20 @@ pub(crate) fn needs(
     device: &dyn Device,
     dtype: Dtype,
 ) -> Result<Needs, EngineError> {
+    // A CPU holds activations in float32, and rounds them where it multiplies.
+    let (dtype, arithmetic) = match device.features().packs_matrices {
+        true => (Dtype::F32, dtype),
+        false => (dtype, Dtype::F32),
+    };
     let refused =
         |expected| EngineError::Config { flag: "--kv-cache-dtype", found: engine.kv_cache_dtype.to_string(), expected };
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
         kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
+    let kv_dtype = match engine.kv_cache_dtype {
+        KvCacheDtype::Auto if arithmetic == Dtype::Bf16 => KvDtype::Bf16,
+        _ => kv_dtype,
+    };
     if !serves_cache(device, kv_dtype) {
         let name = device.name();
         return Err(refused(format!(
@@ -262,6 +294,7 @@ pub(crate) fn needs(
     }
     Ok(Needs {
         dtype,
+        arithmetic,
         kv_dtype,
         block_size: block_size(engine, &config.decoder, CacheFormat { dtype, kv_dtype, layout: Layout::default() })?,
         row_invariant: engine.deterministic,

@@ -87,14 +87,30 @@ pub(super) struct LoadedExperts {
 /// Called with the bytes of the checkpoint that are loaded and with all of them, before they are read; an error ends the loading.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), LoadError>;
 
+/// What weights become.
+#[derive(Clone, Copy)]
+pub(super) struct Types {
+    /// Type of biases.
+    pub dtype: Dtype,
+    /// Type of the computation with matrices: that in which products are computed, or to which they round.
+    pub products: Dtype,
+    /// Whether products take weights that are codes.
+    pub takes_codes: bool,
+}
+
+impl Types {
+    pub fn of(kernels: &KernelSet, features: Features) -> Types {
+        let dtype = kernels.format.dtype;
+        let products = if features.packs_matrices { kernels.arithmetic } else { dtype };
+        Types { dtype, products, takes_codes: kernels.linear.capabilities.takes_codes }
+    }
+}
+
 /// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
     pub weights: &'a Weights,
     uploader: Uploader<'a>,
-    /// Type of the computation: that of biases, and of matrices that are not packed.
-    dtype: Dtype,
-    /// Whether products take weights that are codes.
-    takes_codes: bool,
+    types: Types,
     progress: Progress<'a>,
     done: u64,
     /// The last quantised module whose weights were unpacked.
@@ -120,11 +136,11 @@ impl<'a> Loader<'a> {
     pub fn new(
         weights: &'a Weights,
         device: &'a dyn Device,
-        (dtype, takes_codes): (Dtype, bool),
+        types: Types,
         progress: Progress<'a>,
     ) -> Result<Loader<'a>, LoadError> {
         let uploader = Uploader::new(device)?;
-        Ok(Loader { weights, uploader, dtype, takes_codes, progress, done: 0, unpacked: None })
+        Ok(Loader { weights, uploader, types, progress, done: 0, unpacked: None })
     }
 
     /// All linear layers without those of experts and heads, in the order of [`Decoder::linears`], in their declared forms. Those that
@@ -170,8 +186,8 @@ impl<'a> Loader<'a> {
         self.progress(read)?;
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
         let parts: Vec<_> = rows.iter().map(Found::rows).collect();
-        let purpose = if self.takes_codes { purpose } else { Purpose::Numbers };
-        let weights = self.uploader.matrix(first.form.quantization(), self.dtype, shape, &parts, purpose)?;
+        let purpose = if self.types.takes_codes { purpose } else { Purpose::Numbers };
+        let weights = self.uploader.matrix(first.form.quantization(), self.types.products, shape, &parts, purpose)?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         for found in &rows {
             match found {
@@ -181,7 +197,7 @@ impl<'a> Loader<'a> {
             }
         }
         let biases: Vec<_> = biases.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
-        let bias = if first.bias { Some(self.uploader.numbers(self.dtype, &biases)?) } else { None };
+        let bias = if first.bias { Some(self.uploader.numbers(self.types.dtype, &biases)?) } else { None };
         Ok(Linear { weights, bias })
     }
 
@@ -348,7 +364,8 @@ pub fn load_matrix(
     dtype: Dtype,
 ) -> Result<Matrix, LoadError> {
     let plain = decoder::Linear { bias: false, ..linear.clone() };
-    let mut loader = Loader::new(weights, device, (dtype, true), &|_, _| Ok(()))?;
+    let types = Types { dtype, products: dtype, takes_codes: true };
+    let mut loader = Loader::new(weights, device, types, &|_, _| Ok(()))?;
     Ok(loader.stacked(&[&plain], Purpose::Product)?.weights)
 }
 

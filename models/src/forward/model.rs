@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use device::profile::Phase;
-use device::{Collective, Device, Features};
+use device::{Collective, Device, Dtype, Features};
 
 use super::adapters::Adapters;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::launched_recurrent;
-use super::linear::{Loader, Progress, scratch_sizes};
+use super::linear::{Loader, Progress, Types, scratch_sizes};
 use super::loaded::{AttentionLayer, Loaded};
 use super::ops::LayerOps;
 use super::program::Program;
@@ -79,7 +79,14 @@ impl Model {
             0 => 0,
             widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
-        sizes(LOGIT_ROWS) + (scratch + adapters) as u64
+        let rounded = match kernels.arithmetic {
+            Dtype::F32 => 0,
+            dtype => {
+                let widest = decoder.all_linears().map(|linear| linear.inputs).max().unwrap_or(0);
+                limits.max_rows.max(LOGIT_ROWS) * widest.next_multiple_of(2) * dtype.bytes()
+            }
+        };
+        sizes(LOGIT_ROWS) + (scratch + rounded + adapters) as u64
     }
 
     /// What a decoder needs of kernels on a device, in float32 and with the default cache.
@@ -134,8 +141,7 @@ impl Model {
         let dtype = kernels.format.dtype;
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let layout = PageLayout::new(decoder);
-        let forms = (dtype, kernels.linear.capabilities.takes_codes);
-        let mut loader = Loader::new(weights, &*device, forms, progress)?;
+        let mut loader = Loader::new(weights, &*device, Types::of(&kernels, device.features()), progress)?;
         let linears = loader.linears(decoder, target.map(|target| (&target.decoder, &target.loaded.linears[..])))?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;

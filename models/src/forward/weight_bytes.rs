@@ -86,7 +86,7 @@ pub fn weight_bytes_beside(
         let (k, quantization) = (first.inputs, first.form.quantization());
         let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
         let codes = match features.packs_matrices {
-            true => Some(PackedMatrix::packed_bytes(k, quantization, &parts)),
+            true => Some(PackedMatrix::packed_bytes(kernels.arithmetic, k, quantization, &parts)),
             false => Tiles::stored_bytes(features, purpose, dtype, k, quantization, &parts),
         };
         let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());

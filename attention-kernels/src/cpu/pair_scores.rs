@@ -1,0 +1,162 @@
+//! Scores of a partition in products of bfloat16 pairs ([`device::simd::pairs`]), with a token in each lane.
+//!
+//! ```text
+//! 16 keys, transposed     k[0..2] of 16 tokens   × q[0][0..2], q[1][0..2] …
+//!                         k[2..4] of 16 tokens   × q[0][2..4], …
+//! ```
+//!
+//! **Order of sums.** A score is one running sum over the pairs of the head in their order. Keys are transposed for a single query
+//! too, so decode and prefill have the same bits.
+
+// Loops over registers are most readable with an index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use device::Isa;
+use device::simd::pairs::{PairLanes, Pairs};
+use device::simd::{LANES, Lanes};
+
+use super::stored::{Bf16, Slot, place};
+use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead, by_queries};
+
+/// Number of queries that take a tile together: six times four vectors of sums leave enough registers of AVX-512 for operands.
+const AT_ONCE: usize = 6;
+
+/// Panels of a tile.
+const PANELS: usize = TILE / LANES;
+
+/// Rounds the queries of a task.
+pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch_pairs!(isa, round_queries(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+}
+
+#[inline(always)]
+fn round_queries<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let (task, dim) = (seen.task, shared.shape.head_dim);
+    for (query, to) in scratch.queries.chunks_exact_mut(dim.div_ceil(2)).take(task.queries()).enumerate() {
+        round_row::<D>(task.query(query, dim), to);
+    }
+}
+
+/// Rounds numbers to pairs; the last one of an odd number is padded with zero.
+#[inline(always)]
+pub(super) fn round_row<D: PairLanes>(from: &[f32], to: &mut [u32]) {
+    for (from, to) in from.chunks(2 * LANES).zip(to.chunks_mut(LANES)) {
+        match (from.try_into(), (&mut *to).try_into()) {
+            (Ok(from), Ok(to)) => D::round(from, to),
+            _ => {
+                let (mut padded, mut pairs) = ([0.0; 2 * LANES], [0; LANES]);
+                padded[..from.len()].copy_from_slice(from);
+                D::round(&padded, &mut pairs);
+                to.copy_from_slice(&pairs[..to.len()]);
+            }
+        }
+    }
+}
+
+/// Computes `scores[query][token - first] = scale * q·k` for all tokens that some row sees in a partition. Also fills some
+/// further entries of whole tiles.
+pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch_pairs!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+}
+
+#[inline(always)]
+fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let (pairs, queries) = (shared.shape.head_dim.div_ceil(2), seen.task.queries());
+    let Scratch { scores, pairs: keys, queries: rounded, .. } = scratch;
+    for offset in seen.tiles() {
+        let Some(tile) = &seen.tile(offset, shared.shape.block_size) else { continue };
+        for panel in tile.panels() {
+            if tile.reads_panel(panel) {
+                ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
+                transpose::<D>(shared, seen, tile, panel, &mut keys[panel * pairs..][..pairs]);
+            }
+        }
+        by_queries!(queries, 1 2 3 4 5 .. AT_ONCE, |first, R| {
+            let mut rows = [&rounded[..0]; R];
+            for r in 0..R {
+                rows[r] = &rounded[(first + r) * pairs..][..pairs];
+            }
+            let scores = &mut scores[first * SCORES + offset..];
+            // Few tokens of a short context are one panel.
+            match tile.panels().len() {
+                1 => {
+                    let at = tile.panels().start;
+                    score_panels::<D, R, 1>(&keys[at * pairs..], rows, seen.task.scale, &mut scores[at * LANES..]);
+                }
+                _ => score_panels::<D, R, PANELS>(keys, rows, seen.task.scale, scores),
+            }
+        });
+    }
+}
+
+/// Transposes the keys of a panel of a tile.
+#[inline(always)]
+fn transpose<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, panel: usize, to: &mut [Pairs]) {
+    let (shape, Some([keys, _])) = (&shared.shape, shared.halves) else { return };
+    let slots: &[Slot; LANES] = &tile.slots.as_chunks().0[panel];
+    let mut rows = [&keys[..0]; LANES];
+    for (row, slot) in rows.iter_mut().zip(slots) {
+        *row = &keys[place::<Bf16>(shape, *slot, seen.task.kv_head).0..][..shape.head_dim];
+    }
+    let (squares, rest) = to.as_chunks_mut::<LANES>();
+    let done = squares.len();
+    for (i, square) in squares.iter_mut().enumerate() {
+        // An odd head ends in the middle of a pair.
+        if (i + 1) * 2 * LANES > shape.head_dim {
+            scalar(&rows, i * LANES, square);
+            continue;
+        }
+        let mut columns = [&[0; 2 * LANES]; LANES];
+        for (columns, row) in columns.iter_mut().zip(rows) {
+            *columns = &row.as_chunks().0[i];
+        }
+        D::transpose(columns, square);
+    }
+    scalar(&rows, done * LANES, rest);
+}
+
+/// Transposes pairs from `first` on, one at a time.
+#[inline(always)]
+fn scalar(rows: &[&[u16]; LANES], first: usize, to: &mut [Pairs]) {
+    for (i, line) in to.iter_mut().enumerate() {
+        for (pair, row) in line.0.iter_mut().zip(rows) {
+            let column = |d: usize| row.get(d).copied().map_or(0, u32::from);
+            *pair = column(2 * (first + i)) | column(2 * (first + i) + 1) << 16;
+        }
+    }
+}
+
+/// Computes the scores of `R` queries with `P` panels, `[P, pairs]`.
+#[inline(always)]
+fn score_panels<D: PairLanes, const R: usize, const P: usize>(
+    keys: &[Pairs],
+    queries: [&[u32]; R],
+    scale: f32,
+    scores: &mut [f32],
+) {
+    let pairs = queries[0].len();
+    let mut panels = [&keys[..0]; P];
+    for p in 0..P {
+        panels[p] = &keys[p * pairs..][..pairs];
+    }
+    let queries = queries.map(|query| &query[..pairs]);
+    let mut sums = [[D::Floats::splat(0.0); P]; R];
+    for i in 0..pairs {
+        let mut k = [D::splat(0); P];
+        for p in 0..P {
+            k[p] = D::load(&panels[p][i]);
+        }
+        for r in 0..R {
+            let q = D::splat(queries[r][i]);
+            for p in 0..P {
+                sums[r][p] = D::dot(sums[r][p], q, k[p]);
+            }
+        }
+    }
+    for r in 0..R {
+        let to = &mut scores[r * SCORES..].as_chunks_mut::<LANES>().0[..P];
+        for p in 0..P {
+            sums[r][p].mul(D::Floats::splat(scale)).store(&mut to[p]);
+        }
+    }
+}

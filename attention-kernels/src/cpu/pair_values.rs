@@ -1,0 +1,275 @@
+//! Weighted sums of the values of a partition in products of bfloat16 pairs ([`device::simd::pairs`]), with a column in each
+//! lane.
+//!
+//! ```text
+//!                 64 columns of v[2j], v[2j+1]      Σ[q][64]   in registers, q up to 6
+//!   tokens 0, 1   v0v1 v0v1 v0v1 …              × p[q][0..2]
+//!   tokens 2, 3   v2v3 v2v3 v2v3 …              × p[q][2..4]   …
+//! ```
+//!
+//! **Order of sums.** Each sum adds pairs of tokens in the order of the tokens; pairs begin at even tokens. If a query sees only
+//! one token of a pair, at an end of its range, the weight and the value of the other are zero, whatever is stored there.
+
+// Loops over registers are most readable with an index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use device::Isa;
+use device::simd::pairs::{PairLanes, Pairs};
+use device::simd::{LANES, Lanes};
+
+use super::pair_scores::round_row;
+use super::stored::{Bf16, place};
+use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries};
+use crate::shape::PARTITION;
+
+/// Number of queries whose sums are in registers together.
+const AT_ONCE: usize = 6;
+
+/// Pairs of tokens of a partition: the distance between the weights of two queries.
+pub(super) const WEIGHTS: usize = PARTITION / 2;
+
+/// Pairs of values of a tile, `[TILE / 2, vectors]`.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    pairs: &'a [Pairs],
+    /// Vectors of sixteen columns.
+    vectors: usize,
+    dim: usize,
+}
+
+/// Rounds the weights that each query has for the tokens that it sees.
+#[inline(always)]
+pub(super) fn round_weights<D: PairLanes>(seen: &Seen<'_>, scratch: &mut Scratch) {
+    let first = seen.first();
+    let Scratch { scores, weights, .. } = scratch;
+    for query in 0..seen.task.queries() {
+        let (scores, weights) = (&mut scores[query * SCORES..][..SCORES], &mut weights[query * WEIGHTS..][..WEIGHTS]);
+        if seen.sparse.is_some() {
+            for run in seen.runs(query) {
+                round_run::<D>(run.start - first..run.end - first, scores, weights);
+            }
+        } else {
+            let seen = seen.by(query / seen.task.group);
+            round_run::<D>(seen.start - first..seen.end - first, scores, weights);
+        }
+    }
+}
+
+/// Rounds the weights of some tokens; what is beside them in their pairs has none.
+#[inline(always)]
+fn round_run<D: PairLanes>(run: Range<usize>, weights: &mut [f32], to: &mut [u32]) {
+    if run.start % 2 == 1 {
+        weights[run.start - 1] = 0.0;
+    }
+    if run.end % 2 == 1 {
+        weights[run.end] = 0.0;
+    }
+    let pairs = run.start / 2..run.end.div_ceil(2);
+    round_row::<D>(&weights[2 * pairs.start..2 * pairs.end], &mut to[pairs]);
+}
+
+/// Computes `part[query] = Σ_j p[query][j] * v[j]` over the tokens that each query sees in a partition, in the order of j.
+/// Pairs that a group of queries sees in common are added for the group; those before and after query by query.
+pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch_pairs!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+}
+
+#[inline(always)]
+fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let (task, dim) = (seen.task, shared.value_dim);
+    let Scratch { part, pairs, weights, .. } = scratch;
+    part[..task.queries() * dim].fill(0.0);
+    for offset in seen.tiles() {
+        let Some(tile) = seen.tile(offset, shared.shape.block_size) else { continue };
+        interleave::<D>(shared, seen, &tile, pairs);
+        let values = Values { pairs, vectors: dim.div_ceil(LANES), dim };
+        let weights = &weights[offset / 2..];
+        if seen.sparse.is_some() {
+            for query in 0..task.queries() {
+                for run in seen.runs(query) {
+                    add_weighted::<D, 1>(values, tile.part(seen, run), query, weights, part);
+                }
+            }
+            continue;
+        }
+        // If all rows see all tokens, the ends of the tile are the same for all.
+        if tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens {
+            by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
+                add_weighted::<D, R>(values, tile.tokens.clone(), first, weights, part);
+            });
+            continue;
+        }
+        by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
+            let common = common(seen, first, first + R - 1);
+            for query in first..first + R {
+                let mine = seen.by(query / task.group);
+                let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
+                add_weighted::<D, 1>(values, tokens, query, weights, part);
+            }
+            add_weighted::<D, R>(values, tile.part(seen, common.clone()), first, weights, part);
+            for query in first..first + R {
+                let mine = seen.by(query / task.group);
+                let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
+                add_weighted::<D, 1>(values, tokens, query, weights, part);
+            }
+        });
+    }
+}
+
+/// Returns the tokens of whole pairs that all queries from the first to the last see.
+#[inline(always)]
+fn common(seen: &Seen<'_>, first: usize, last: usize) -> Range<usize> {
+    let (start, end) = (seen.by(last / seen.task.group).start, seen.by(first / seen.task.group).end);
+    let start = start.next_multiple_of(2);
+    start..(end / 2 * 2).max(start)
+}
+
+/// Pairs up the values of a tile.
+#[inline(always)]
+fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, to: &mut [Pairs]) {
+    let (dim, shape, Some([_, values])) = (shared.value_dim, &shared.shape, shared.halves) else { return };
+    let vectors = dim.div_ceil(LANES);
+    for pair in tile.tokens.start / 2..tile.tokens.end.div_ceil(2) {
+        if pair % (LANES / 2) == 0 {
+            ahead(shared, seen, 1, tile.offset + 2 * pair).ask(0, LANES);
+        }
+        let row = |token: usize| &values[place::<Bf16>(shape, tile.slots[token], seen.task.kv_head).0..][..dim];
+        let ((even, even_rest), (odd, odd_rest)) = (row(2 * pair).as_chunks(), row(2 * pair + 1).as_chunks());
+        let (whole, last) = to[pair * vectors..][..vectors].split_at_mut(even.len());
+        for (to, (even, odd)) in whole.iter_mut().zip(even.iter().zip(odd)) {
+            D::interleave(even, odd, to);
+        }
+        if let [last] = last {
+            last.0 = [0; LANES];
+            for (to, (even, odd)) in last.0.iter_mut().zip(even_rest.iter().zip(odd_rest)) {
+                *to = u32::from(*even) | u32::from(*odd) << 16;
+            }
+        }
+    }
+}
+
+/// Adds the weighted values of some tokens of a tile to the sums of `R` queries, which see no token beside them in their pairs.
+#[inline(always)]
+fn add_weighted<D: PairLanes, const R: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    first: usize,
+    weights: &[u32],
+    part: &mut [f32],
+) {
+    if tokens.is_empty() {
+        return;
+    }
+    let part = &mut part[first * values.dim..][..R * values.dim];
+    let weights = &weights[first * WEIGHTS..];
+    let mut at = 0;
+    while at < values.vectors {
+        at += match values.vectors - at {
+            4.. => columns::<D, R, 4>(values, tokens.clone(), weights, part, at),
+            2.. => columns::<D, R, 2>(values, tokens.clone(), weights, part, at),
+            _ => columns::<D, R, 1>(values, tokens.clone(), weights, part, at),
+        };
+    }
+}
+
+/// The part of [`add_weighted`] for `C` vectors of the head, whose sums stay in registers. Returns C.
+#[inline(always)]
+fn columns<D: PairLanes, const R: usize, const C: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    weights: &[u32],
+    part: &mut [f32],
+    at: usize,
+) -> usize {
+    let (dim, vectors) = (values.dim, values.vectors);
+    let mut sums = [[D::Floats::splat(0.0); C]; R];
+    for r in 0..R {
+        for c in 0..C {
+            sums[r][c] = load::<D>(&part[r * dim..][..dim], at + c);
+        }
+    }
+    let pairs = tokens.start.div_ceil(2)..tokens.end / 2;
+    if tokens.start % 2 == 1 {
+        let pair = tokens.start / 2;
+        let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0xffff_0000);
+        add::<D, R, C>(&mut sums, &lines, weights, pair);
+    }
+    if !pairs.is_empty() {
+        for pair in pairs {
+            if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
+                add::<D, R, C>(&mut sums, lines, weights, pair);
+            }
+        }
+    }
+    if tokens.end % 2 == 1 {
+        let pair = tokens.end / 2;
+        let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0x0000_ffff);
+        add::<D, R, C>(&mut sums, &lines, weights, pair);
+    }
+    for r in 0..R {
+        for c in 0..C {
+            store::<D>(sums[r][c], &mut part[r * dim..][..dim], at + c);
+        }
+    }
+    C
+}
+
+/// Adds one pair of tokens.
+#[inline(always)]
+fn add<D: PairLanes, const R: usize, const C: usize>(
+    sums: &mut [[D::Floats; C]; R],
+    lines: &[Pairs; C],
+    weights: &[u32],
+    pair: usize,
+) {
+    let mut v = [D::splat(0); C];
+    for c in 0..C {
+        v[c] = D::load(&lines[c]);
+    }
+    for r in 0..R {
+        let p = D::splat(weights[r * WEIGHTS + pair]);
+        for c in 0..C {
+            sums[r][c] = D::dot(sums[r][c], p, v[c]);
+        }
+    }
+}
+
+/// Returns values of which one token of the pair is zero.
+#[inline(always)]
+fn masked<const C: usize>(lines: &[Pairs], mask: u32) -> [Pairs; C] {
+    let mut masked = [Pairs::ZERO; C];
+    for (masked, line) in masked.iter_mut().zip(lines) {
+        masked.0 = line.0.map(|pair| pair & mask);
+    }
+    masked
+}
+
+/// Loads vector `at` of a row; the last one is padded with zeros.
+#[inline(always)]
+fn load<D: PairLanes>(row: &[f32], at: usize) -> D::Floats {
+    let rest = &row[at * LANES..];
+    match rest.first_chunk() {
+        Some(vector) => D::Floats::load(vector),
+        None => {
+            let mut padded = [0.0; LANES];
+            padded[..rest.len()].copy_from_slice(rest);
+            D::Floats::load(&padded)
+        }
+    }
+}
+
+/// Stores what [`load`] loads.
+#[inline(always)]
+fn store<D: PairLanes>(vector: D::Floats, row: &mut [f32], at: usize) {
+    let rest = &mut row[at * LANES..];
+    match rest.first_chunk_mut() {
+        Some(to) => vector.store(to),
+        None => {
+            let mut padded = [0.0; LANES];
+            vector.store(&mut padded);
+            rest.copy_from_slice(&padded[..rest.len()]);
+        }
+    }
+}
