@@ -85,7 +85,7 @@ impl Group {
     pub(crate) fn enter(self, engine: &EngineConfig, follow: Follow) -> Result<Place, EngineError> {
         let Group { world, others } = self;
         if world.rank() > 0 {
-            let expected = "a command that all ranks can take part in (serve, chat or generate), or threads";
+            let expected = "a command that all ranks can take part in (serve, chat, generate, bench latency, bench throughput), or threads";
             let found = format!("an engine of its own on rank {}", world.rank());
             return together(&*world, Err(bad("--distributed-executor-backend", found, expected)));
         }

@@ -52,6 +52,14 @@ impl Engine {
         Engine::new(EngineParts::load(config, progress)?)
     }
 
+    /// Like [`Engine::load`], as rank 0 of a group.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and what any rank of the group reports.
+    pub fn load_in(config: &EngineConfig, group: Group, progress: Progress<'_>) -> Result<Engine, EngineError> {
+        Engine::new(load(config, group, progress)?.parts)
+    }
+
     /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
     ///
     /// # Errors
