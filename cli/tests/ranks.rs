@@ -217,7 +217,8 @@ fn ranks_that_cannot_compute_together_are_one_line_of_rank_0() {
 
 #[test]
 fn a_benchmark_is_reported_by_rank_0_alone() {
-    let args = "bench latency --input-len 4 --output-len 4 --batch-size 1 --num-iters 1 --tensor-parallel-size 2 --threads 1";
+    let args =
+        "bench latency --input-len 4 --output-len 4 --batch-size 1 --num-iters 1 --tensor-parallel-size 2 --threads 1";
     let reported = |command: &mut Command| {
         let output = command.args(args.split(' ')).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -105,7 +105,8 @@ fn products_of_a_quantised_checkpoint_that_cannot_be_cut_are_gathered_and_counte
         let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
         engine.info().notes.iter().find(|line| line.starts_with("sums over ranks")).cloned()
     };
-    let counts = "sums over ranks: 5 products, 5 gathered, whose stored form cannot be cut between the inputs of the ranks";
+    let counts =
+        "sums over ranks: 5 products, 5 gathered, whose stored form cannot be cut between the inputs of the ranks";
     assert_eq!(line(two).as_deref(), Some(counts));
     assert_eq!(line(ranked(&one, 2, 1)), None);
 }

@@ -245,7 +245,8 @@ fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
         let place = Place::new(Arc::new(second), &config(), Vec::new()).unwrap();
         obey(&place, &mut Stub { step: 0, odd: None, ended })
     });
-    let mut loaded = load(&EngineConfig::default(), Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
+    let mut loaded =
+        load(&EngineConfig::default(), Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
     let place = Place::new(first, &config(), Vec::new()).unwrap();
     loaded.ranks = Some(place.world.clone());
     loaded.parts.worker = Box::new(GroupWorker::new(place, loaded.parts.worker));

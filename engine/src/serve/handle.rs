@@ -85,8 +85,13 @@ impl AsyncEngine {
         let (sender, receiver) = commands::channel();
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
-        let thread =
-            EngineThread::new(engine, receiver, status.clone(), sink, (adapters.list.clone(), config.max_queued_requests));
+        let thread = EngineThread::new(
+            engine,
+            receiver,
+            status.clone(),
+            sink,
+            (adapters.list.clone(), config.max_queued_requests),
+        );
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",

@@ -220,7 +220,7 @@ impl<'a> Loader<'a> {
             Some((name, numbers)) if name == part.name => numbers,
             _ => module.numbers(),
         };
-        let cut = picked(part.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
+        let cut = picked(module.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
         self.unpacked = Some((part.name.clone(), numbers));
         Ok(Found::Numbers(Dtype::F32, Cow::Owned(cut)))
     }

@@ -33,13 +33,7 @@ impl Ranks {
     }
 
     /// Adds the first `count` numbers of all ranks.
-    pub fn sum(
-        &self,
-        device: &dyn Device,
-        dtype: Dtype,
-        values: &mut Buffer,
-        count: usize,
-    ) -> Result<(), KernelError> {
+    pub fn sum(&self, device: &dyn Device, dtype: Dtype, values: &mut Buffer, count: usize) -> Result<(), KernelError> {
         Ok(self.group.sum_on(device, dtype, values, count)?)
     }
 }

@@ -12,13 +12,16 @@ impl Rank {
     /// The logits of all rows of sequences that are computed in one step.
     fn logits(&mut self, seqs: &[&[u32]]) -> Vec<Vec<f32>> {
         let Rank { model, caches, block_size } = self;
-        let (groups, mut batch, mut next) = (model.layout().groups.len(), ForwardBatch::default(), 0..NUM_BLOCKS as i32);
+        let (groups, mut batch, mut next) =
+            (model.layout().groups.len(), ForwardBatch::default(), 0..NUM_BLOCKS as i32);
         batch.clear(groups);
         let mut rows = Vec::new();
         for seq in seqs {
             let blocks = seq.len().div_ceil(*block_size);
             let tables: Vec<Vec<i32>> = (0..groups).map(|_| next.by_ref().take(blocks).collect()).collect();
-            let slot = |table: &[i32], p: usize| i64::from(table[p / *block_size]) * *block_size as i64 + (p % *block_size) as i64;
+            let slot = |table: &[i32], p: usize| {
+                i64::from(table[p / *block_size]) * *block_size as i64 + (p % *block_size) as i64
+            };
             let slots = |table: &Vec<i32>| (0..seq.len()).map(|p| slot(table, p)).collect();
             let slots: Vec<Vec<i64>> = tables.iter().map(slots).collect();
             let last = batch.push(0, seq, slots.iter().zip(&tables).map(|(slots, table)| (&slots[..], &table[..])));

@@ -1,5 +1,7 @@
 //! The tensors of a quantised module, found and checked. Only headers, zero points and orders of inputs are read.
 
+mod cut;
+
 use std::sync::Arc;
 
 use device::gemm::{Codes, Offset, Rounding, Scale, StoredFormat, StoredPart, StoredRow, StoredRows};
@@ -62,43 +64,13 @@ pub(crate) struct Module<'a> {
     rows: usize,
     format: StoredFormat,
     source: Box<dyn StoredRows + Send + 'a>,
-    pick: Pick,
+    /// Where the part lies in [`Module::numbers`].
+    pub pick: Pick,
     order: Option<Arc<[u32]>>,
     rounding: Rounding,
 }
 
-impl StoredRows for Module<'_> {
-    fn read(&self, row: usize, out: &mut StoredRow) {
-        let row = self.pick.row(row);
-        let Some((first, _)) = self.pick.inputs else { return self.source.read(row, out) };
-        let mut whole = StoredRow::new(&self.format, self.shape[1]);
-        self.source.read(row, &mut whole);
-        out.copy_cut(&self.format, &whole, first);
-    }
-}
-
 impl Module<'_> {
-    /// Inputs at whose multiples its rows can be cut ([`Form::grain`](crate::decoder::Form::grain)).
-    pub fn grain(&self) -> usize {
-        let (k, grain) = (self.shape[1], self.format.grain(self.shape[1]));
-        match self.rounding {
-            _ if self.order.is_some() => 0,
-            // A scale of the whole row.
-            Rounding::Row => 0,
-            Rounding::Floats(width) if width >= k || !grain.max(width).is_multiple_of(grain.min(width).max(1)) => 0,
-            Rounding::Floats(width) => grain.max(width),
-            Rounding::None | Rounding::Blocks | Rounding::Static(_) => grain,
-        }
-    }
-
-    /// Leaves rows whose inputs are cut elsewhere to [`Module::numbers`].
-    fn checked(mut self, inputs: usize) -> Self {
-        let grain = self.grain();
-        let ends = |(first, all): (usize, usize)| [first, if first + inputs == all { 0 } else { first + inputs }];
-        self.in_rows &= self.pick.inputs.is_none_or(|cut| grain > 0 && ends(cut).iter().all(|end| end % grain == 0));
-        self
-    }
-
     /// The rows for a product.
     pub fn part(&self) -> StoredPart<'_> {
         let Module { rows, format, rounding, .. } = *self;
@@ -235,7 +207,8 @@ impl<'a> Reader<'a, '_> {
             rows: part.rows,
             format,
             source,
-            pick: part.pick,
+            // The rows are those of one matrix already.
+            pick: Pick { transposed: !in_rows, matrix: None, ..part.pick },
             order,
             rounding: rounded(self.weights, &format, own),
         })
