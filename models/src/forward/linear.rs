@@ -113,8 +113,8 @@ pub(super) struct Loader<'a> {
     types: Types,
     progress: Progress<'a>,
     done: u64,
-    /// The last quantised module whose weights were unpacked.
-    unpacked: Option<(String, Vec<u8>)>,
+    /// The last quantised module whose weights were unpacked, with the number of its matrix.
+    unpacked: Option<((String, Option<usize>), Vec<u8>)>,
 }
 
 /// The rows of a part of a linear layer.
@@ -216,12 +216,13 @@ impl<'a> Loader<'a> {
             return Ok(Found::Stored(Box::new(module)));
         }
         // The heads of latent attention are cut out of one module, one after the other.
+        let name = (part.name.clone(), part.pick.matrix.map(|(index, _)| index));
         let numbers = match self.unpacked.take() {
-            Some((name, numbers)) if name == part.name => numbers,
+            Some((last, numbers)) if last == name => numbers,
             _ => module.numbers(),
         };
         let cut = picked(module.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
-        self.unpacked = Some((part.name.clone(), numbers));
+        self.unpacked = Some((name, numbers));
         Ok(Found::Numbers(Dtype::F32, Cow::Owned(cut)))
     }
 

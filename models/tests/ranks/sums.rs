@@ -157,7 +157,7 @@ fn sums_of_quantised_products_have_the_logits_of_one_rank_where_blocks_are_whole
     assert!(fall_back > 5 && fall_back < all.len() / 2, "{fall_back} of {}", all.len());
 }
 
-/// bfloat16 has 8 bits: the partial sums of a product and their sum are each rounded by up to 2^-9. Measured: FIXME.
+/// bfloat16 has 8 bits: both partial sums of a product and their sum are rounded by up to 2^-9, in 6 products. Measured: 2^-5.5.
 const ROUNDING_OF_BF16: f32 = 1.0 / 16.0;
 
 #[test]
@@ -175,7 +175,6 @@ fn sums_on_cuda_sim_are_those_of_one_rank_but_for_rounding() {
         let on = On { model: (&decoder, &weights), device: &open, needs };
         let seqs = [&prompt[..9], &prompt[4..11]];
         let difference = on.compare(name, 2, &seqs, &on.one(&seqs));
-        println!("DIFF {name} {difference:e}");
         assert!(difference <= most, "{name}: logits differ by {difference:e}");
     }
 }
