@@ -10,7 +10,7 @@ use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
     Backend, EngineConfig, ItlTarget, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource,
-    ParallelConfig, Policy, PreemptionMode, Quantization, RoundActivations, SpeculativeConfig,
+    ParallelConfig, Policy, PreemptionMode, Quantization, Reduce, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -177,6 +177,10 @@ pub struct RanksArgs {
     /// Number of ranks that each matrix is cut over [default: 1]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<usize>,
+    /// What the ranks that a matrix is cut over exchange: gather, rows, for the bits of one rank; or sum, partial sums, for fast
+    /// links and other last bits [default: gather]
+    #[arg(long, value_name = "FORM", env = "QUIRE_TP_REDUCE")]
+    pub tp_reduce: Option<Reduce>,
     /// Number of stages that the layers are cut into [default: 1]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_PIPELINE_PARALLEL_SIZE")]
     pub pipeline_parallel_size: Option<usize>,
@@ -195,6 +199,7 @@ impl RanksArgs {
         let default = ParallelConfig::default();
         ParallelConfig {
             tensor_parallel_size: self.tensor_parallel_size.unwrap_or(default.tensor_parallel_size),
+            tp_reduce: self.tp_reduce.unwrap_or(default.tp_reduce),
             pipeline_parallel_size: self.pipeline_parallel_size.unwrap_or(default.pipeline_parallel_size),
             pipeline_partition: self.pipeline_partition.clone(),
             backend: self.distributed_executor_backend,

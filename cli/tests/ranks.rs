@@ -207,12 +207,28 @@ fn ranks_that_cannot_compute_together_are_one_line_of_rank_0() {
     assert_eq!((line.contains("rank 1: hash of the settings "), count), (true, 1), "{line}");
     let (line, count) = start("-n 2 QUIRE serve --port 0 --tensor-parallel-size 2 /no/such/model");
     assert_eq!((line.contains("/no/such/model"), count), (true, 1), "{line}");
-    let (line, count) = start("-n 2 QUIRE bench latency --tensor-parallel-size 2");
+    let (line, count) = start("-n 2 QUIRE bench sweep --tensor-parallel-size 2");
     assert_eq!((line.contains("an engine of its own on rank 1"), count >= 1), (true, true), "{line}");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let (line, count) = start(&format!("-n 2 QUIRE serve --port {port} --tensor-parallel-size 2"));
     assert_eq!((line.contains(&format!("--port {port}: ")), count), (true, 1), "{line}");
+}
+
+#[test]
+fn a_benchmark_is_reported_by_rank_0_alone() {
+    let args =
+        "bench latency --input-len 4 --output-len 4 --batch-size 1 --num-iters 1 --tensor-parallel-size 2 --threads 1";
+    let reported = |command: &mut Command| {
+        let output = command.args(args.split(' ')).stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let threads = reported(&mut Command::new(QUIRE));
+    assert!(threads.contains("decode"), "{threads}");
+    let Some(mpiexec) = mpiexec() else { return };
+    let processes = reported(mpiexec.command().args(["-n", "2", QUIRE]));
+    assert_eq!(processes.lines().count(), threads.lines().count(), "{processes}");
 }
 
 #[test]

@@ -54,6 +54,7 @@ pub use grammar::{Grammar, Grammars, StructuredOutput};
 pub use kvevents::KvEventsConfig;
 pub use memory::Plan;
 pub use models::RoundActivations;
+pub use models::decoder::Reduce;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
 };

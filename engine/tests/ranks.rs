@@ -1,7 +1,11 @@
 //! Replicas of several ranks answer as one rank does, to the bit.
 
+use std::path::Path;
+
+use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
-    Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, ParallelConfig, PreemptionMode,
+    AsyncEngine, Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, Llm, ModelSource,
+    ParallelConfig, PreemptionMode, Reduce, SamplingParams,
 };
 use testkit::reference;
 
@@ -56,10 +60,61 @@ fn ranks_on_cuda_sim_give_the_tokens_of_one() {
     }
 }
 
+/// Greedy tokens of prompts together, and of each alone.
+fn greedy(config: &EngineConfig) -> [Vec<Vec<u32>>; 2] {
+    const PROMPTS: [&str; 3] = ["The capital of France is", "A quire is", "The cache of a request holds"];
+    let sampling = SamplingParams { temperature: 0.0, ..Default::default() };
+    let params = GenerationParams { sampling, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+    let mut llm = Llm::new(config.clone()).unwrap();
+    let mut tokens = |prompts: &[&str]| {
+        let completions = llm.generate(prompts, &params).unwrap();
+        completions.into_iter().map(|it| it.outputs[0].token_ids.clone()).collect::<Vec<_>>()
+    };
+    [tokens(&PROMPTS), PROMPTS.into_iter().flat_map(|prompt| tokens(&[prompt])).collect()]
+}
+
+fn summing(config: &EngineConfig, tensor: usize, stages: usize) -> EngineConfig {
+    let mut config = ranked(config, tensor, stages);
+    config.parallel.tp_reduce = Reduce::Sum;
+    config
+}
+
+#[test]
+fn ranks_that_sum_give_the_greedy_tokens_of_one() {
+    let one = config(200);
+    let want = greedy(&one);
+    assert_eq!(want[0], want[1]);
+    for (tensor, stages) in [(2, 1), (3, 1), (4, 1), (2, 2)] {
+        assert_eq!(greedy(&summing(&one, tensor, stages)), want, "{tensor} x {stages}");
+    }
+}
+
+#[test]
+fn products_of_a_quantised_checkpoint_that_cannot_be_cut_are_gathered_and_counted() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    // Groups of 64: the 6 heads of 32 are cut in the middle of one, the 384 inputs of a network between two.
+    let options = ConvertOptions { method: Method::Q4, group_size: 64, calibration: None };
+    let converted = folder.path().join("q4");
+    let from = EngineConfig { model: ModelSource::Folder(demo), ..config(0) };
+    convert(&from, &converted, &options, &|_, _| {}).unwrap();
+    let one = EngineConfig { model: ModelSource::Folder(converted), kv_cache_memory_bytes: Some(8 << 20), ..config(0) };
+    let two = summing(&one, 2, 1);
+    assert_eq!(greedy(&two), greedy(&one));
+    let line = |config: EngineConfig| {
+        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        engine.info().notes.iter().find(|line| line.starts_with("sums over ranks")).cloned()
+    };
+    let counts =
+        "sums over ranks: 5 products, 5 gathered, whose stored form cannot be cut between the inputs of the ranks";
+    assert_eq!(line(two).as_deref(), Some(counts));
+    assert_eq!(line(ranked(&one, 2, 1)), None);
+}
+
 #[test]
 fn all_ranks_have_the_blocks_of_the_one_with_the_fewest() {
     // Three heads that share keys and values: each rank has all of them, so its blocks are as large as those of one rank.
-    let model = engine::ModelSource::Folder(reference::folder("qwen2"));
+    let model = ModelSource::Folder(reference::folder("qwen2"));
     let one = EngineConfig { model, kv_cache_memory_bytes: Some(1 << 20), ..config(0) };
     let parallel = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
     let two = EngineConfig { parallel, ..one.clone() };
@@ -84,6 +139,10 @@ fn settings_that_ranks_cannot_share_are_one_line() {
         refused(&|config| tensor(config, 0)),
         "--tensor-parallel-size: found 0, expected 1 or more, and at most 256 ranks in all"
     );
+    let recorded = refused(&|config| {
+        *config = EngineConfig { record: Some("recording".into()), ..summing(config, 2, 1) };
+    });
+    assert!(recorded.starts_with("--tp-reduce: found sum with --record, expected gather"), "{recorded}");
     let stages = |config: &mut EngineConfig, stages| config.parallel.pipeline_parallel_size = stages;
     assert_eq!(
         refused(&|config| stages(config, 4)),

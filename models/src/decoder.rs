@@ -43,7 +43,7 @@ pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;
 pub use rope::{Rope, RopeScaling};
-pub use shard::ShardError;
+pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};
 
 /// A decoder-only transformer.

@@ -97,6 +97,17 @@ impl Module {
         let mut found = vec![f32::NAN; want.len()];
         found.chunks_mut(k).enumerate().for_each(|(r, out)| matrix.host().unwrap().copy_row(r, out));
         assert!(found == want, "{name}: {:?}", found.iter().zip(&want).position(|(a, b)| a != b));
+        // Some of the inputs, whether the form can be cut there or not.
+        for inputs in [0..32, 32..k, 64..k.max(96), 8..40].into_iter().filter(|inputs| inputs.end <= k) {
+            let mut piece = Linear { inputs: inputs.len(), ..linear.clone() };
+            piece.parts.iter_mut().for_each(|part| part.pick.inputs = Some((inputs.start, k)));
+            let matrix = load_matrix(&piece, &weights, &*host, device::Dtype::F32).unwrap();
+            let mut found = vec![f32::NAN; inputs.len()];
+            for (row, want) in want.chunks(k).enumerate() {
+                matrix.host().unwrap().copy_row(row, &mut found);
+                assert!(found == want[inputs.clone()], "{name}: row {row}, inputs {inputs:?}");
+            }
+        }
         let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
         let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
         let sim = device::open_with("cuda-sim", &options).unwrap();

@@ -1,12 +1,14 @@
 //! Tensor-parallel groups: any number of ranks gives the bits of one.
 
+pub mod sums;
+
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelChoice, Needs, select};
+use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
 use device::collective::{single, threads};
 use device::gemm::Quantization;
 use device::{Collective, Device, Options};
-use models::decoder::Form;
+use models::decoder::{Form, Reduce};
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights, partition};
 use testkit::reference::context;
 
@@ -14,6 +16,7 @@ use crate::common::{CASES, expected, files, forward, ids, list, needs};
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 64;
+const MAX_ROWS: usize = 192;
 
 /// The decoder of a case in a form, and one of its prompts.
 fn declared(files: &ModelFiles, name: &str, form: Form) -> (Decoder, Weights, Vec<u32>) {
@@ -29,44 +32,63 @@ fn declared(files: &ModelFiles, name: &str, form: Form) -> (Decoder, Weights, Ve
 /// Number of ranks that matrices are cut over, and number of stages that layers are cut into.
 type Grid = (usize, usize);
 
-/// The bits of the logits behind a prompt, whole and in chunks, as one rank of a group computes them; none from ranks that have no head.
-fn bits(
-    whole: &Decoder,
-    weights: &Weights,
-    prompt: &[u32],
+/// What one rank of a group has loaded.
+struct Rank {
+    model: Model,
+    caches: Vec<KvCache>,
+    block_size: usize,
+}
+
+/// Loads the part of one rank. `tensor` wraps the group that matrices are cut over.
+fn load(
+    (whole, weights): (&Decoder, &Weights),
     (device, needs): (Arc<dyn Device>, &Needs),
-    (world, (tensor, stages)): (Arc<dyn Collective>, Grid),
-) -> Option<Vec<u32>> {
+    (world, (tensor, stages), reduce): (Arc<dyn Collective>, Grid, Reduce),
+    wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
+) -> Rank {
     let (place, stage) = (world.rank() % tensor, world.rank() / tensor);
-    let shard = whole.shard(place, tensor).unwrap();
+    let shard = whole.shard(place, tensor, reduce).unwrap();
     let partition = partition(whole, stages).unwrap();
     let first = partition[..stage].iter().sum();
     let decoder = shard.stage(first..first + partition[stage]).unwrap();
     let kernels = select(&KernelChoice::default(), needs).unwrap();
-    let mut model = Model::load(&decoder, weights, device, kernels, 64, &|_, _| Ok(())).unwrap();
+    let mut model = Model::load(&decoder, weights, device, kernels, MAX_ROWS, &|_, _| Ok(())).unwrap();
     assert_eq!(model.layout().groups.len(), PageLayout::new(whole).groups.len());
-    model.join(world.split(stage).unwrap());
+    model.join(wrap(world.split(stage).unwrap()));
     model.connect(world.split(place).unwrap());
     let least = [whole, &decoder].map(|decoder| PageLayout::least_block_size(decoder, &kernels.format));
     let block_size = world.values(least[1] as u64).unwrap().into_iter().max().unwrap() as usize;
     let block_size = block_size.max(least[0]).max(BLOCK_SIZE);
     let limits = models::StepLimits {
-        max_rows: 64,
+        max_rows: MAX_ROWS,
         max_seqs: 1,
         max_model_len: 256.max(block_size),
         block_size,
         num_blocks: NUM_BLOCKS,
     };
     model.reserve(&limits).unwrap();
-    let mut caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
-    let mut bits = Vec::new();
+    let caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
+    Rank { model, caches, block_size }
+}
+
+/// The bits of the logits behind a prompt, whole and in chunks, as one rank of a group computes them; none from ranks that have no head.
+fn bits(
+    whole: &Decoder,
+    weights: &Weights,
+    prompt: &[u32],
+    on: (Arc<dyn Device>, &Needs),
+    (world, grid): (Arc<dyn Collective>, Grid),
+) -> Option<Vec<u32>> {
+    let loaded = load((whole, weights), on, (world, grid, Reduce::Gather), &|group| group);
+    let Rank { mut model, mut caches, block_size } = loaded;
+    let (mut bits, sends) = (Vec::new(), model.decoder().sends());
     for chunk in [prompt.len(), 7] {
         let last = forward(&mut model, &mut caches, (block_size, NUM_BLOCKS), prompt, chunk);
-        if !decoder.sends() {
+        if !sends {
             bits.extend(model.logits(&[last]).unwrap().iter().map(|logit| logit.to_bits()));
         }
     }
-    (!decoder.sends()).then_some(bits)
+    (!sends).then_some(bits)
 }
 
 /// What each rank of a group of threads computes.
@@ -108,7 +130,7 @@ fn two_three_and_four_ranks_have_the_bits_of_one_in_every_architecture_and_form(
             // The parts are the same in every form.
             let counts = if form == Form::Dense { 2..=4 } else { 2..=3 };
             for ranks in counts {
-                if let Err(error) = decoder.shard(0, ranks) {
+                if let Err(error) = decoder.shard(0, ranks, Reduce::Gather) {
                     refused.push((name, ranks, error.to_string()));
                     continue;
                 }
@@ -121,7 +143,6 @@ fn two_three_and_four_ranks_have_the_bits_of_one_in_every_architecture_and_form(
         }
     }
     refused.dedup();
-    println!("{refused:?}");
     // Two and three query heads.
     let heads = |ranks, most| format!("found {ranks}, expected at most {most}: each rank needs a query head");
     let expected = [("qwen2", 4, heads(4, 3)), ("qwen3", 3, heads(3, 2)), ("qwen3", 4, heads(4, 2))];
@@ -172,7 +193,7 @@ fn ranks_have_the_bits_of_one_in_every_stored_form() {
         let decoder = models::in_stored_forms(config.decoder, &weights).unwrap();
         let (prompt, needs) = ((3..20).collect::<Vec<u32>>(), needs(&*cpu(), &decoder));
         let one = of_one(&decoder, &weights, &prompt, (cpu(), &needs));
-        let possible = [2, 3].into_iter().filter(|ranks| decoder.shard(0, *ranks).is_ok());
+        let possible = [2, 3].into_iter().filter(|ranks| decoder.shard(0, *ranks, Reduce::Gather).is_ok());
         for of_rank in possible.flat_map(|n| of_ranks(&decoder, &weights, &prompt, (&cpu, &needs), (n, 1))) {
             assert!(of_rank == one, "{}: a rank has other logits", folder.display());
         }
@@ -199,7 +220,6 @@ fn stages_have_the_bits_of_one_rank_in_every_architecture() {
             }
         }
     }
-    println!("{refused:?}");
     assert!(
         refused.iter().all(|(_, grid, error)| grid.1 == 3 && error == "found 3, expected 1 to 2, the number of layers")
     );

@@ -12,6 +12,8 @@ use super::app::App;
 pub async fn watch(app: Arc<App>) {
     let limit = app.options.limits.engine_iteration_timeout;
     let pause = (limit / 4).clamp(Duration::from_millis(10), Duration::from_secs(5));
+    // Twice within the limit, so that a rank that hangs is found in time if there are no requests either.
+    app.engine.probe_ranks(limit / 2);
     let mut was_stuck = false;
     loop {
         sleep(pause).await;

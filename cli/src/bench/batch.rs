@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use ::bench::random::Random;
 use engine::{
-    Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, RequestId, Roofline, TokenEvent, Work,
+    Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Group, RequestId, Roofline, TokenEvent,
+    Work,
 };
 use serde_json::{Value, json};
 
@@ -73,8 +74,13 @@ pub struct Bench {
 impl Bench {
     /// Measures the machine, then loads the model.
     pub fn start(config: &EngineConfig) -> Result<Bench, CliError> {
-        let roofline = Roofline::measure(config)?;
-        let engine = Engine::load(config, &|_, _| {})?;
+        Bench::start_in(config, Group::open(&config.parallel)?)
+    }
+
+    /// Like [`Bench::start`], as rank 0 of a group.
+    pub fn start_in(config: &EngineConfig, group: Group) -> Result<Bench, CliError> {
+        let roofline = Roofline::measure(config).inspect_err(|error| group.refuse(error))?;
+        let engine = Engine::load_in(config, group, &|_, _| {})?;
         let &EngineConfig { max_num_seqs, max_num_batched_tokens, .. } = config;
         let block_size = engine::plan(config)?.block_size;
         let random = Random::new(config.seed.unwrap_or(0));

@@ -8,7 +8,7 @@ use engine::EngineConfig;
 use serde_json::json;
 
 use super::batch::{Batch, Bench, Phase, Run};
-use super::write_figures;
+use super::{rank_0, write_figures};
 use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
@@ -44,9 +44,10 @@ pub struct LatencyArgs {
 
 pub fn run(args: LatencyArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let batch = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: args.output_len };
-    let results = Results::open("--output-json", args.output_json.as_deref())?;
-    args.engine.fetch(&mut config)?;
-    let mut bench = Bench::start(&config)?;
+    let group = rank_0(&args.engine, &mut config)?;
+    let results = Results::open("--output-json", args.output_json.as_deref());
+    let results = results.inspect_err(|error| group.refuse(error))?;
+    let mut bench = Bench::start_in(&config, group)?;
     for _ in 0..args.num_iters_warmup {
         bench.run(&batch)?;
     }

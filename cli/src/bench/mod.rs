@@ -12,10 +12,12 @@ mod throughput;
 
 use ::bench::results::Results;
 use clap::{Args, Subcommand};
-use engine::EngineConfig;
+use engine::{EngineConfig, Group};
 use serde_json::Value;
 
+use crate::args::EngineArgs;
 use crate::error::CliError;
+use crate::session;
 use crate::shared::Shared;
 
 #[derive(Debug, Args)]
@@ -54,6 +56,17 @@ impl BenchArgs {
         };
         Shared { engine: Some(engine), record: None, profile }
     }
+}
+
+/// Opens the group of ranks and finds the model. Only rank 0 returns and prints a report; the others compute until it ends.
+fn rank_0(engine: &EngineArgs, config: &mut EngineConfig) -> Result<Group, CliError> {
+    let group = session::open_group(config)?;
+    let fetched = engine.fetch(config);
+    if group.rank() > 0 {
+        match session::follow(config, group, fetched)? {}
+    }
+    fetched.inspect_err(|error| group.refuse(error))?;
+    Ok(group)
 }
 
 /// Writes figures to the file of `--output-json`, if given. Returns whether that was standard output, which has no tables then.

@@ -8,7 +8,7 @@ use engine::EngineConfig;
 use serde_json::json;
 
 use super::batch::{Batch, Bench};
-use super::write_figures;
+use super::{rank_0, write_figures};
 use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
@@ -40,9 +40,10 @@ pub struct ThroughputArgs {
 }
 
 pub fn run(args: ThroughputArgs, mut config: EngineConfig) -> Result<(), CliError> {
-    let results = Results::open("--output-json", args.output_json.as_deref())?;
-    args.engine.fetch(&mut config)?;
-    let mut bench = Bench::start(&config)?;
+    let group = rank_0(&args.engine, &mut config)?;
+    let results = Results::open("--output-json", args.output_json.as_deref());
+    let results = results.inspect_err(|error| group.refuse(error))?;
+    let mut bench = Bench::start_in(&config, group)?;
     let lengths = match &args.lengths {
         Some(file) => read_lengths(file)?,
         None => vec![(args.input_len, args.output_len); args.num_prompts],

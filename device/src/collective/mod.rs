@@ -1,8 +1,8 @@
 //! Groups of ranks that compute one model: the trait [`Collective`] and what carries it.
 //!
 //! A rank is a thread or a process with a part of the model. All ranks of a group call the same methods in the same order, as in MPI;
-//! a method returns on a rank once that rank has what it asked for. Only bits move: no method rounds, and the one that adds
-//! ([`Collective::sum`]) is not used where results must not depend on the number of ranks.
+//! a method returns on a rank once that rank has what it asked for. Only bits move, but for [`Collective::sum`], which adds in the order of
+//! the ranks: its result depends on their number, and on nothing else.
 //!
 //! | carrier | ranks are | made by |
 //! |---|---|---|
@@ -17,6 +17,7 @@ mod error;
 mod mpi;
 mod nccl;
 mod single;
+mod sum;
 mod symbols;
 mod threads;
 
@@ -28,7 +29,7 @@ pub use nccl::{NcclError, nccl};
 pub use single::single;
 pub use threads::threads;
 
-use crate::{Buffer, Device};
+use crate::{Buffer, Device, Dtype};
 
 /// Most bytes of one [`Collective::broadcast`].
 pub const MOST_BROADCAST_BYTES: usize = 64 << 20;
@@ -73,11 +74,13 @@ pub trait Collective: Send + Sync {
     /// See [`Collective::split`]. [`CollectiveError::Size`] if the slices have other lengths than these.
     fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Replaces each value with its sum over all ranks, which is the same on every rank. The order of the additions depends on the carrier.
+    /// Replaces each value with its sum over all ranks, added in their order: the same on every rank, whatever values are beside it.
     ///
     /// # Errors
     /// See [`Collective::split`].
-    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError>;
+    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        sum::sum(self, values)
+    }
 
     /// Sends bytes to another rank, in the order of the calls. Does not wait for the receiver.
     ///
@@ -121,21 +124,30 @@ pub trait Collective: Send + Sync {
         Ok(device.upload(all, 0, gathered)?)
     }
 
-    /// [`Collective::sum`] of float32 memory of a device, on its compute queue. The default implementation copies over the host.
+    /// [`Collective::sum`] of the first `count` numbers in memory of a device, on its compute queue. The default implementation copies over
+    /// the host, and rounds sums of 16 bits once.
     ///
     /// # Errors
     /// See [`Collective::sum`]; errors of the copies.
-    fn sum_on(&self, device: &dyn Device, values: &mut Buffer, count: usize) -> Result<(), CollectiveError> {
-        if let Ok(values) = values.host_mut::<f32>()
+    fn sum_on(
+        &self,
+        device: &dyn Device,
+        dtype: Dtype,
+        values: &mut Buffer,
+        count: usize,
+    ) -> Result<(), CollectiveError> {
+        if dtype == Dtype::F32
+            && let Ok(values) = values.host_mut::<f32>()
             && let Some(values) = values.get_mut(..count)
         {
             return self.sum(values);
         }
-        let mut bytes = vec![0; count * size_of::<f32>()];
+        let (mut bytes, mut numbers) = (vec![0; count * dtype.bytes()], vec![0.0; count]);
         device.download(values, 0, &mut bytes)?;
-        let mut numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+        dtype.read_row(&bytes, &mut numbers);
         self.sum(&mut numbers)?;
-        Ok(device.upload(values, 0, crate::bytes_of(&numbers))?)
+        dtype.write_row(&numbers, &mut bytes);
+        Ok(device.upload(values, 0, &bytes)?)
     }
 
     /// Returns the value of every rank.

@@ -250,22 +250,6 @@ impl Collective for Threads {
         )
     }
 
-    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        let own = crate::bytes_of(values).to_vec();
-        values.fill(0.0);
-        // In the order of the ranks, on every rank.
-        self.exchange(
-            "sum",
-            |slot| slot.extend_from_slice(&own),
-            |rank, given| {
-                CollectiveError::check(rank, "numbers given to sum", given.len(), own.len())?;
-                let given = given.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes));
-                values.iter_mut().zip(given).for_each(|(sum, given)| *sum += given);
-                Ok(())
-            },
-        )
-    }
-
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
         CollectiveError::check_rank(to, self.group.size)?;
         self.group.stop.check()?;

@@ -22,7 +22,7 @@ impl Dtype {
     }
 
     /// Rounds `row` to this type, to nearest even.
-    pub(super) fn write_row(self, row: &[f32], data: &mut [u8]) {
+    pub(crate) fn write_row(self, row: &[f32], data: &mut [u8]) {
         match self {
             Dtype::F32 => data.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes()),
             Dtype::Bf16 => {

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier};
 
 use device::collective::{nccl, single};
-use device::{Collective, CollectiveError, Device, DeviceError};
+use device::{Collective, CollectiveError, Device, DeviceError, Dtype};
 
 use super::on_ranks_of;
 use crate::backends::is_fake;
@@ -77,7 +77,7 @@ fn rows_of_gpus_are_gathered_in_pieces_that_fit_and_numbers_are_added() {
         rank.gather(group, &[3; 3], 0);
         let mut values = device.alloc(12).unwrap();
         device.upload(&mut values, 0, device::bytes_of(&[1.5f32, group.rank() as f32, 7.0])).unwrap();
-        group.sum_on(device, &mut values, 2).unwrap();
+        group.sum_on(device, Dtype::F32, &mut values, 2).unwrap();
         let mut sums = [0; 12];
         device.download(&values, 0, &mut sums).unwrap();
         assert_eq!(sums, device::bytes_of(&[4.5f32, 3.0, 7.0]));
@@ -104,7 +104,7 @@ fn groups_of_gpus_are_split_and_end() {
         }
         while group.min(0).is_ok() {}
         group.abort("a test");
-        let error = group.sum_on(device, &mut own, 1).unwrap_err().to_string();
+        let error = group.sum_on(device, Dtype::F32, &mut own, 1).unwrap_err().to_string();
         rank.release(own);
         error
     });
@@ -121,7 +121,7 @@ fn wrong_memory_of_gpus_is_an_error_of_this_rank_alone() {
         let outside = |outcome| matches!(outcome, Err(CollectiveError::Device(DeviceError::Outside { .. })));
         assert!(outside(group.all_gather_on(device, &own, 3, &[4, 4], &mut all)));
         assert!(outside(group.all_gather_on(device, &own, 2, &[4, 5], &mut all)));
-        assert!(outside(group.sum_on(device, &mut own, 3)));
+        assert!(outside(group.sum_on(device, Dtype::F32, &mut own, 3)));
         let wrong = group.all_gather_on(device, &own, 2, &[4], &mut all);
         assert!(matches!(wrong, Err(CollectiveError::Size { found: 1, expected: 2, .. })));
         let foreign = host.alloc(8).unwrap();
@@ -138,7 +138,7 @@ fn wrong_memory_of_gpus_is_an_error_of_this_rank_alone() {
 fn an_exchange_that_has_failed() {
     let device = device::open("cuda", Some(1)).unwrap();
     let mut values = device.alloc(4).unwrap();
-    let outcome = nccl(single(), &device, 64).and_then(|group| group.sum_on(&*device, &mut values, 1));
+    let outcome = nccl(single(), &device, 64).and_then(|group| group.sum_on(&*device, Dtype::F32, &mut values, 1));
     println!("{}", outcome.map_or_else(|error| error.to_string(), |()| "added".into()));
 }
 

@@ -108,7 +108,8 @@ pub struct EngineConfig {
     /// drafts are part of the recorded steps.
     #[serde(skip)]
     pub speculative: Option<SpeculativeConfig>,
-    /// The ranks that compute the model together. A recording does not contain it: one rank computes the same bits.
+    /// The ranks that compute the model together. A recording does not contain it: one rank computes the same bits, and where it would
+    /// not, there is no recording.
     #[serde(skip)]
     pub parallel: ParallelConfig,
     /// Announces which prefixes the cache holds; `None`: no events. A recording does not contain it.

@@ -3,11 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use models::decoder::Reduce;
+
 /// The ranks that compute one model together. The default is one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelConfig {
     /// Number of ranks that each matrix is cut over.
     pub tensor_parallel_size: usize,
+    /// What the ranks that a matrix is cut over exchange.
+    pub tp_reduce: Reduce,
     /// Number of stages that the layers are cut into.
     pub pipeline_parallel_size: usize,
     /// Number of layers of each stage; `None`: stages of about equal cost.
@@ -18,7 +22,13 @@ pub struct ParallelConfig {
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        ParallelConfig { tensor_parallel_size: 1, pipeline_parallel_size: 1, pipeline_partition: None, backend: None }
+        ParallelConfig {
+            tensor_parallel_size: 1,
+            tp_reduce: Reduce::Gather,
+            pipeline_parallel_size: 1,
+            pipeline_partition: None,
+            backend: None,
+        }
     }
 }
 
@@ -26,6 +36,11 @@ impl ParallelConfig {
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.tensor_parallel_size.saturating_mul(self.pipeline_parallel_size)
+    }
+
+    /// Whether sums are split over ranks, so that results have other bits than those of one rank.
+    pub(crate) fn splits_sums(&self) -> bool {
+        self.tp_reduce == Reduce::Sum && self.tensor_parallel_size > 1
     }
 }
 

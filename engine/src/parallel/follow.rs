@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::Collective;
 
 use super::place::Place;
-use super::worker::{Order, Outcomes};
+use super::worker::{ANSWER, Order, Outcomes};
 use crate::worker::{StepOutput, Worker};
 
 /// Computes the orders of rank 0. Returns why the group has failed.
@@ -33,6 +33,7 @@ pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> 
                     collected.map_err(|error| error.to_string())?;
                 }
             }
+            Order::Probe => place.world.agree(ANSWER, expected).map_err(|error| error.to_string())?,
             Order::End => return Ok(()),
         }
     }

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Rank 0 has the server, the scheduler and the sources of drafts. It broadcasts every [`StepInput`](crate::worker::StepInput) with its
-//! number, and all ranks run the same worker on it, each with its part of the weights ([`models::Decoder::shard`]). Since any number
-//! of ranks computes the same bits, every rank draws the same tokens, and none has to be told what another drew. After each step the
-//! ranks compare hashes of their outcomes: a rank that differs ends the group, and both ranks are named.
+//! number, and all ranks run the same worker on it, each with its part of the weights ([`models::Decoder::shard`]). Since all ranks of a
+//! group get the same logits, every rank draws the same tokens, and none has to be told what another drew. After each step the ranks
+//! compare hashes of their outcomes: a rank that differs ends the group, and both ranks are named.
 //!
 //! With several stages of layers ([`models::Decoder::stage`]), rows go from stage to stage. The ranks of the last stage alone draw, and the
 //! first of them sends the outcome to rank 0. The ranks of a stage compare theirs.

@@ -85,7 +85,7 @@ impl Group {
     pub(crate) fn enter(self, engine: &EngineConfig, follow: Follow) -> Result<Place, EngineError> {
         let Group { world, others } = self;
         if world.rank() > 0 {
-            let expected = "a command that all ranks can take part in (serve, chat or generate), or threads";
+            let expected = "a command that all ranks can take part in (serve, chat, generate, bench latency, bench throughput), or threads";
             let found = format!("an engine of its own on rank {}", world.rank());
             return together(&*world, Err(bad("--distributed-executor-backend", found, expected)));
         }
@@ -199,6 +199,9 @@ impl Place {
         let mut hasher = SipHasher13::new();
         postcard::to_allocvec(&common).unwrap_or_default().hash(&mut hasher);
         engine.parallel.hash(&mut hasher);
+        // Of speculation, what the memory of every rank depends on.
+        let speculative = engine.speculative.as_ref();
+        (engine.most_drafts(), speculative.map(|it| std::mem::discriminant(&it.method))).hash(&mut hasher);
         Ok(self.world.agree("hash of the settings", hasher.finish())?)
     }
 

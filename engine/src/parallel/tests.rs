@@ -1,16 +1,22 @@
 //! Ranks whose workers differ, fail, or end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use device::collective::threads;
+use device::{Collective, CollectiveError};
+use models::decoder::Reduce;
 use sampling::Sampled;
 use sched::{RequestId, SeqId};
 
 use super::follow::{EndOnPanic, obey};
-use super::place::Place;
+use super::place::{Group, Place};
 use super::worker::GroupWorker;
-use crate::api::ParallelConfig;
+use crate::api::{EngineConfig, ParallelConfig};
+use crate::serve::AsyncEngine;
+use crate::start::load::load;
 use crate::worker::{StepError, StepInput, StepOutput, Worker};
 
 /// Draws its step's number, or something else in one step.
@@ -57,9 +63,13 @@ impl Drop for Stub {
     }
 }
 
+fn config() -> ParallelConfig {
+    ParallelConfig { tensor_parallel_size: 2, ..Default::default() }
+}
+
 /// A group of two ranks, of which `odd` does something else in one step, and what tells that a worker was dropped.
 fn group(odd: Option<(usize, u64, Odd)>) -> (GroupWorker, Receiver<u64>) {
-    let config = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
+    let config = config();
     let (ended, wait) = channel();
     let stub = |rank: usize| {
         let odd = odd.filter(|(of, ..)| *of == rank).map(|(_, step, odd)| (step, odd));
@@ -116,7 +126,7 @@ fn a_failure_of_every_rank_fails_the_step_alone() {
     let (mut worker, _wait) = group(None);
     let both = |worker: &mut GroupWorker| step(worker, 5);
     assert_eq!(both(&mut worker), Ok(5));
-    let config = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
+    let config = config();
     drop(worker);
     // Both ranks fail in step 2.
     let (ended, _wait) = channel();
@@ -141,4 +151,130 @@ fn a_panic_of_a_rank_ends_the_group_with_an_error() {
     assert_eq!(step(&mut worker, 1), Ok(1));
     let error = step(&mut worker, 2).unwrap_err();
     assert!(error.contains("rank 1 has panicked"), "{error}");
+}
+
+#[test]
+fn ranks_with_other_settings_are_named_before_they_load() {
+    let agreed = |change: fn(&mut EngineConfig)| {
+        let first = EngineConfig { parallel: config(), ..Default::default() };
+        let mut second = first.clone();
+        change(&mut second);
+        let ranks = threads(2).into_iter().zip([first, second]).map(|(world, engine)| {
+            std::thread::spawn(move || {
+                let place = Place::new(world, &config(), Vec::new()).unwrap();
+                place.agree(&engine, 7).map_err(|error| error.to_string())
+            })
+        });
+        let ranks: Vec<_> = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert_eq!(ranks[0], ranks[1]);
+        ranks[0].clone()
+    };
+    // What differs from machine to machine.
+    assert_eq!(agreed(|engine| engine.threads = Some(3)), Ok(()));
+    let changes: [fn(&mut EngineConfig); 5] = [
+        |engine| engine.max_num_seqs += 1,
+        |engine| engine.parallel.tp_reduce = Reduce::Sum,
+        |engine| engine.parallel.pipeline_partition = Some(vec![3]),
+        |engine| engine.speculative = r#"{"method": "ngram", "num_speculative_tokens": 4}"#.parse().ok(),
+        |engine| engine.quantization = Some(device::gemm::Quantization::Q8),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let line = agreed(change).unwrap_err();
+        assert!(line.contains("rank 1: hash of the settings "), "{number}: {line}");
+    }
+}
+
+/// A rank that counts its broadcasts, and stops in one while it is told to.
+struct Stops {
+    group: Arc<dyn Collective>,
+    broadcasts: Arc<AtomicU64>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Collective for Stops {
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn carrier(&self) -> &'static str {
+        self.group.carrier()
+    }
+
+    fn split(&self, color: usize) -> Result<Arc<dyn Collective>, CollectiveError> {
+        self.group.split(color)
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError> {
+        let outcome = self.group.broadcast(root, bytes);
+        while self.stopped.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.broadcasts.fetch_add(1, Ordering::SeqCst);
+        outcome
+    }
+
+    fn all_gather(&self, own: &[u8], rows: usize, widths: &[usize], all: &mut [u8]) -> Result<(), CollectiveError> {
+        self.group.all_gather(own, rows, widths, all)
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
+        self.group.send(to, bytes)
+    }
+
+    fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.group.receive(from, bytes)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+}
+
+#[test]
+fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
+    let limit = Duration::from_millis(400);
+    let (broadcasts, stopped, (ended, _wait)) = (Arc::default(), Arc::<AtomicBool>::default(), channel());
+    let mut ranks = threads(2).into_iter();
+    let (first, group) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let second = Stops { group, broadcasts: Arc::clone(&broadcasts), stopped: stopped.clone() };
+    let follower = std::thread::spawn(move || {
+        let place = Place::new(Arc::new(second), &config(), Vec::new()).unwrap();
+        obey(&place, &mut Stub { step: 0, odd: None, ended })
+    });
+    let mut loaded =
+        load(&EngineConfig::default(), Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
+    let place = Place::new(first, &config(), Vec::new()).unwrap();
+    loaded.ranks = Some(place.world.clone());
+    loaded.parts.worker = Box::new(GroupWorker::new(place, loaded.parts.worker));
+    let engine = AsyncEngine::run(&EngineConfig::default(), loaded).unwrap();
+    let probes = || broadcasts.load(Ordering::SeqCst);
+    let wait = |is_over: &dyn Fn() -> bool| {
+        let since = Instant::now();
+        while !is_over() {
+            assert!(since.elapsed() < Duration::from_secs(20), "it waits for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        since.elapsed()
+    };
+    // Nobody asks before it is told to.
+    std::thread::sleep(limit / 4);
+    assert_eq!((probes(), engine.step_age()), (0, None));
+    engine.probe_ranks(limit / 2);
+    let three = wait(&|| probes() == 3);
+    assert!(three > limit / 2, "three probes in {three:?} are too many");
+    wait(&|| engine.is_healthy(limit));
+    // It hangs behind the next order, and has answered the last one.
+    stopped.store(true, Ordering::SeqCst);
+    let found = wait(&|| !engine.is_healthy(limit));
+    assert!(found < 5 * limit, "found after {found:?}");
+    assert_eq!((probes(), engine.is_alive()), (3, true));
+    assert!(engine.dump().contains("idle, ranks have not answered for 0."), "{}", engine.dump());
+    assert!(engine.end_group("a test"));
+    wait(&|| !engine.is_alive());
+    stopped.store(false, Ordering::SeqCst);
+    assert!(follower.join().unwrap().unwrap_err().contains("a test"));
 }

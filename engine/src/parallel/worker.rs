@@ -14,11 +14,16 @@ use super::place::Place;
 use crate::speculate::ProposeError;
 use crate::worker::{StepError, StepInput, StepOutput, Worker};
 
+/// What the ranks compare when they are probed.
+pub(super) const ANSWER: &str = "number of orders";
+
 /// What rank 0 tells the other ranks. [`OrderRef`], which is sent, has the same form.
 #[derive(Deserialize)]
 pub(super) enum Order {
     /// Compute a step.
     Step(StepInput),
+    /// Give a sign of life.
+    Probe,
     /// The engine has ended.
     End,
 }
@@ -26,6 +31,7 @@ pub(super) enum Order {
 #[derive(Serialize)]
 enum OrderRef<'a> {
     Step(&'a StepInput),
+    Probe,
     End,
 }
 
@@ -134,6 +140,14 @@ impl Worker for GroupWorker {
 
     fn profile_step(&self) -> Option<Step> {
         self.local.profile_step()
+    }
+
+    fn probe(&mut self) {
+        self.send(&OrderRef::Probe);
+        if self.lost.is_none() {
+            let answered = self.world.agree(ANSWER, self.sent);
+            answered.err().into_iter().for_each(|error| self.end(error.to_string()));
+        }
     }
 
     fn is_lost(&self) -> bool {

@@ -53,6 +53,8 @@ pub(super) enum Command {
     },
     /// A watcher asks for a snapshot now.
     Snapshot,
+    /// Probe the ranks when the engine has been idle for so long.
+    ProbeRanks(Duration),
     Shutdown,
 }
 

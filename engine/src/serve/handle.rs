@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use device::{Collective, Device};
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
-use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::api::{AdapterInfo, EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
+use crate::api::{AdapterInfo, EngineConfig, EngineStats, GenerationRequest, ModelInfo};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::parallel::Group;
-use crate::serve::adapters::{AdapterAccess, AdapterList};
-use crate::serve::channel::{Command, OutputStream, SnapshotPublisher, Submission, UnloadReply, Watcher};
-use crate::serve::outbox::{BatchSender, Outbox};
-use crate::serve::status::{Alive, Status};
-use crate::serve::text_engine::{NextStep, TextEngine};
+use crate::serve::adapters::AdapterAccess;
+use crate::serve::channel::{Command, OutputStream, Submission, Watcher};
+use crate::serve::outbox::BatchSender;
+use crate::serve::status::Status;
+use crate::serve::text_engine::TextEngine;
+use crate::serve::thread::EngineThread;
 use crate::serve::wakers::Wakers;
 use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::step::Engine;
@@ -85,26 +85,21 @@ impl AsyncEngine {
         AsyncEngine::run(&config, loaded)
     }
 
-    fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
+    pub(crate) fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let adapters = AdapterAccess::new(engine.adapter_store().cloned());
         let (sender, receiver) = commands::channel();
         // The handle's own receiver only serves to be cloned.
         let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
-        let snapshots_out = SnapshotPublisher { sink, last: Instant::now(), requested: false };
         let wakers = Arc::new(Wakers::default());
-        let thread = EngineThread {
+        let thread = EngineThread::new(
             engine,
             receiver,
-            outbox: Outbox::new(wakers.clone()),
-            events: Vec::new(),
-            status: status.clone(),
-            snapshots: snapshots_out,
-            adapters: adapters.list.clone(),
-            unloads: Vec::new(),
-            max_queued_requests: config.max_queued_requests,
-        };
+            status.clone(),
+            (sink, wakers.clone()),
+            (adapters.list.clone(), config.max_queued_requests),
+        );
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",
@@ -278,10 +273,18 @@ impl AsyncEngine {
         self.shared.status.is_alive()
     }
 
-    /// Time without a completed step: the time since the last completed step while requests are unfinished, and the time between
-    /// the first and the last failed step since then. `None` if neither applies.
+    /// Time without a completed step: the time since the last completed step while requests are unfinished or ranks are
+    /// [probed](AsyncEngine::probe_ranks), and the time between the first and the last failed step since then. `None` if neither applies.
     pub fn step_age(&self) -> Option<Duration> {
         self.shared.status.step_age()
+    }
+
+    /// From now on, asks the ranks that compute the model for a sign of life whenever the engine has been idle for `interval`. Until all
+    /// have answered, [`AsyncEngine::step_age`] is the time since they last did. Does nothing if there is one rank.
+    pub fn probe_ranks(&self, interval: Duration) {
+        if self.shared.ranks.is_some() {
+            let _ = self.commands.send(Command::ProbeRanks(interval));
+        }
     }
 
     /// Ends the group of ranks that compute the model, if there are several: what waits for another rank fails. Returns whether there
@@ -320,181 +323,5 @@ impl AsyncEngine {
     pub fn shutdown(&self) {
         self.drain();
         let _ = self.commands.send(Command::Shutdown);
-    }
-}
-
-/// State of the engine thread.
-struct EngineThread {
-    engine: TextEngine,
-    receiver: commands::Receiver<Command>,
-    outbox: Outbox,
-    /// Events of the current step, and whether each is its request's last. Reused by every step.
-    events: Vec<(RequestId, Event, bool)>,
-    status: Arc<Status>,
-    max_queued_requests: usize,
-    snapshots: SnapshotPublisher,
-    /// For handles.
-    adapters: AdapterList,
-    /// Who waits for which adapter to be gone.
-    unloads: Vec<(String, UnloadReply)>,
-}
-
-impl EngineThread {
-    fn run(mut self) {
-        let _alive = Alive(self.status.clone());
-        while self.take_commands() {
-            if self.engine.has_work() {
-                self.step(NextStep::Planned);
-            }
-            if self.engine.is_lost() {
-                return self.give_up();
-            }
-        }
-    }
-
-    /// Ends all requests with an error: the worker can compute nothing more.
-    fn give_up(&mut self) {
-        self.status.drain();
-        while self.engine.has_work() {
-            self.step(NextStep::Planned);
-        }
-        self.status.fail();
-    }
-
-    /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
-    fn take_commands(&mut self) -> bool {
-        self.finish_unloads();
-        if !self.engine.has_work() {
-            // The last step may have cancelled a request whose reader fell behind.
-            self.status.publish(&self.engine);
-            let Ok(command) = self.receiver.recv() else { return false };
-            if !self.apply(command) {
-                return false;
-            }
-        }
-        loop {
-            match self.receiver.try_recv() {
-                Ok(command) => {
-                    if !self.apply(command) {
-                        return false;
-                    }
-                }
-                Err(commands::TryRecvError::Empty) => break,
-                Err(commands::TryRecvError::Disconnected) => return false,
-            }
-        }
-        self.finish_unloads();
-        self.publish();
-        true
-    }
-
-    fn publish(&mut self) {
-        self.status.publish(&self.engine);
-        self.snapshots.publish(&mut self.engine);
-    }
-
-    fn apply(&mut self, command: Command) -> bool {
-        match command {
-            Command::Submit { request, commands } => match self.engine.to_fetch(&request.request) {
-                Some(fetch) => {
-                    self.engine.fetch(fetch, move |source, found| {
-                        // The engine's thread may have ended.
-                        let _ = commands.send(Command::Fetched { source, found, request });
-                    });
-                    self.status.count_requests(&self.engine);
-                }
-                None => self.accept(request),
-            },
-            Command::Fetched { source, found, request } => {
-                self.engine.import(&source, &found);
-                self.accept(request);
-            }
-            Command::Abort(id) => self.abort(id),
-            Command::AddAdapter { name, loaded, replace, reply } => {
-                let added = self.engine.add_adapter(&name, loaded, replace);
-                self.adapters.set(self.engine.adapters());
-                // The caller may have stopped waiting for the reply.
-                let _ = reply.send(added);
-            }
-            Command::UnloadAdapter { name, reply } => match self.engine.unload_adapter(&name) {
-                Ok(()) => {
-                    self.unloads.push((name, reply));
-                    self.adapters.set(self.engine.adapters());
-                }
-                Err(error) => drop(reply.send(Err(error))),
-            },
-            Command::ResetPrefixCache { reset_running, reply } => {
-                if reset_running {
-                    self.step(NextStep::None);
-                }
-                // The caller may have stopped waiting for the reply.
-                let _ = reply.send(self.engine.reset_prefix_cache(reset_running));
-            }
-            Command::Snapshot => self.snapshots.requested = true,
-            Command::Shutdown => return false,
-        }
-        true
-    }
-
-    /// Submits a request and tells its caller.
-    fn accept(&mut self, request: Submission) {
-        let Submission { request, constraint, events, reply } = request;
-        let result = self.submit(*request, constraint, events);
-        // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
-        self.status.count_requests(&self.engine);
-        // The caller may have stopped waiting for the reply.
-        if let Err(Ok(id)) = reply.send(result) {
-            self.abort(id);
-        }
-    }
-
-    /// Answers those who wait for adapters that are gone.
-    fn finish_unloads(&mut self) {
-        if self.unloads.is_empty() {
-            return;
-        }
-        let left = self.engine.adapters();
-        self.adapters.set(left.clone());
-        let is_gone = |name: &String| !left.iter().any(|info| info.name == *name);
-        for (_, reply) in self.unloads.extract_if(.., |(name, _)| is_gone(name)) {
-            let _ = reply.send(Ok(()));
-        }
-    }
-
-    fn submit(
-        &mut self,
-        request: GenerationRequest,
-        constraint: Option<Box<dyn Constraint>>,
-        events: BatchSender,
-    ) -> Result<RequestId, SubmitError> {
-        let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
-        if waiting >= limit {
-            return Err(SubmitError::QueueFull { waiting, limit });
-        }
-        let id = self.engine.submit(request, constraint)?;
-        self.outbox.open(id, events);
-        Ok(id)
-    }
-
-    fn abort(&mut self, id: RequestId) {
-        if self.outbox.close(id) {
-            self.engine.abort(id);
-        }
-    }
-
-    /// Runs one step, or completes those in flight. The events are sent after the statistics are published, so that whoever has an answer finds its blocks
-    /// free and its tokens counted.
-    fn step(&mut self, next: NextStep) {
-        let began = Instant::now();
-        let EngineThread { engine, events, .. } = self;
-        engine.step(next, |id, event, last| events.push((id, event, last)));
-        self.publish();
-        for &id in self.engine.scheduled() {
-            self.outbox.scheduled(id, began);
-        }
-        for (id, event, is_last) in self.events.drain(..) {
-            self.outbox.add(id, event, is_last);
-        }
-        self.outbox.send(Instant::now()).into_iter().for_each(|id| self.abort(id));
     }
 }

@@ -8,6 +8,7 @@ mod llm;
 mod outbox;
 mod status;
 mod text_engine;
+mod thread;
 mod wakers;
 
 pub use channel::{OutputStream, Watcher};

@@ -29,11 +29,13 @@ enum Thread {
 /// The engine's state, for other threads.
 pub(crate) struct Status {
     stats: Mutex<EngineStats>,
-    /// When the last step completed, or when work arrived at an idle engine.
+    /// When the last step completed, when all ranks last gave a sign of life, or when work arrived at an idle engine.
     last_progress: Mutex<Instant>,
     /// When the first and the last step failed since the last completed one.
     failing: Mutex<Option<(Instant, Instant)>>,
     unfinished: AtomicUsize,
+    /// The ranks are asked for a sign of life.
+    probing: AtomicBool,
     thread: watch::Sender<Thread>,
     draining: AtomicBool,
     current_step: CurrentStep,
@@ -46,6 +48,7 @@ impl Status {
             last_progress: Mutex::new(Instant::now()),
             failing: Mutex::new(None),
             unfinished: AtomicUsize::new(0),
+            probing: AtomicBool::new(false),
             thread: watch::Sender::new(Thread::Running),
             draining: AtomicBool::new(false),
             current_step: engine.current_step(),
@@ -98,10 +101,24 @@ impl Status {
         self.thread.send_replace(Thread::Failed);
     }
 
-    /// Time without a completed step: the time since the last one while there is work, and the time between the first and the
-    /// last failed step, however quickly failures empty the queue. `None` without work and failures.
+    /// Runs a probe of an idle engine's ranks, which counts as progress once it returns.
+    pub fn probe(&self, probe: impl FnOnce()) {
+        self.probing.store(true, Ordering::Release);
+        probe();
+        *lock(&self.last_progress) = Instant::now();
+        self.probing.store(false, Ordering::Release);
+    }
+
+    /// Time since the last progress.
+    pub fn progress_age(&self) -> Duration {
+        lock(&self.last_progress).elapsed()
+    }
+
+    /// Time without a completed step: the time since the last one while there is work or the ranks are probed, and the time between
+    /// the first and the last failed step, however quickly failures empty the queue. `None` if neither applies.
     pub fn step_age(&self) -> Option<Duration> {
-        let waiting = (self.num_unfinished() > 0).then(|| lock(&self.last_progress).elapsed());
+        let waits = self.num_unfinished() > 0 || self.probing.load(Ordering::Acquire);
+        let waiting = waits.then(|| self.progress_age());
         let failing = lock(&self.failing).map(|(first, last)| last - first);
         waiting.max(failing)
     }
@@ -118,6 +135,9 @@ impl Status {
     pub fn dump(&self) -> String {
         let (stats, alive) = (self.stats(), if self.is_alive() { "alive" } else { "ended" });
         let mut text = match self.step_age() {
+            Some(age) if self.probing.load(Ordering::Acquire) => {
+                format!("engine thread {alive}, idle, ranks have not answered for {:.1} s", age.as_secs_f64())
+            }
             Some(age) => format!("engine thread {alive}, last step completed {:.1} s ago", age.as_secs_f64()),
             None => format!("engine thread {alive}, no work"),
         };

@@ -120,6 +120,11 @@ impl TextEngine {
         self.engine.is_lost()
     }
 
+    /// See [`Engine::probe`].
+    pub fn probe(&mut self) {
+        self.engine.probe();
+    }
+
     pub fn has_work(&self) -> bool {
         self.engine.has_work()
     }

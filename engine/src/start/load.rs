@@ -52,6 +52,14 @@ impl Engine {
         Engine::new(EngineParts::load(config, progress)?)
     }
 
+    /// Like [`Engine::load`], as rank 0 of a group.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and what any rank of the group reports.
+    pub fn load_in(config: &EngineConfig, group: Group, progress: Progress<'_>) -> Result<Engine, EngineError> {
+        Engine::new(load(config, group, progress)?.parts)
+    }
+
     /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
     ///
     /// # Errors
@@ -188,6 +196,10 @@ pub(crate) fn load_on(
 ) -> Result<Loaded, EngineError> {
     let place = group.enter(engine, follow_in)?;
     let opened = open_rank(engine, device, &place).and_then(|opened| {
+        if engine.record.is_some() && engine.parallel.splits_sums() {
+            let expected = "gather: a recording is replayed by one rank, which computes the same bits only then";
+            return Err(bad("--tp-reduce", "sum with --record", expected));
+        }
         // Before the weights, which take long to load, if a port is in use.
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
         let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
@@ -206,6 +218,7 @@ pub(crate) fn load_on(
     let (tokenizer, started) = together(&*place.world, started)?;
     let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
     notes.extend((!place.is_alone()).then(|| place.line()));
+    notes.extend(engine.parallel.splits_sums().then(|| sums_line(&opened.config.decoder)));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
     notes.extend(engine.itl_target.map(|target| format!("target between tokens: {target}")));
     let Opened { files, config, whole, draft, .. } = &opened;
@@ -393,6 +406,16 @@ fn kv_scales_line(
         layers => format!("those of the checkpoint in {layers} of {all} layers, else {rest}"),
     };
     Ok(Some(format!("scales of the cache: {found}")))
+}
+
+/// One line about the products of this rank that are summed over the ranks.
+fn sums_line(decoder: &Decoder) -> String {
+    let (summed, gathered) = decoder.joins();
+    let rest = match gathered {
+        0 => String::new(),
+        _ => format!(", {gathered} gathered, whose stored form cannot be cut between the inputs of the ranks"),
+    };
+    format!("sums over ranks: {summed} products{rest}")
 }
 
 /// Opens the connector to other replicas.

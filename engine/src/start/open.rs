@@ -110,7 +110,7 @@ fn part_of(engine: &EngineConfig, decoder: &Decoder, place: &Place) -> Result<De
         let expected = format!("at most {}: {}", error.most, error.what);
         bad("--tensor-parallel-size", ranks, expected)
     };
-    let part = |rank| decoder.shard(rank, ranks).map_err(refused);
+    let part = |rank| decoder.shard(rank, ranks, engine.parallel.tp_reduce).map_err(refused);
     let own = part(place.world.rank() % ranks.max(1))?;
     // One scheduler serves all ranks, so their layers must be in the same groups.
     let groups = PageLayout::new(&own).groups;
@@ -237,7 +237,10 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 /// Returns the number of tokens per block. The states of recurrent layers must fit into a block.
 fn block_size(engine: &EngineConfig, decoder: &Decoder, format: CacheFormat) -> Result<usize, EngineError> {
     let ranks = engine.parallel.tensor_parallel_size;
-    let least_of = |rank| Some(PageLayout::least_block_size(&decoder.shard(rank, ranks).ok()?, &format));
+    let least_of = |rank| {
+        let part = decoder.shard(rank, ranks, engine.parallel.tp_reduce).ok()?;
+        Some(PageLayout::least_block_size(&part, &format))
+    };
     let least = (0..ranks).filter_map(least_of).max().unwrap_or(1);
     let (smallest, greatest) = if least > 1 { (least.max(8), 4096) } else { (8, 128) };
     let expected = || match least > 1 {

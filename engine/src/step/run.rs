@@ -37,6 +37,11 @@ use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
 impl Engine {
+    /// Waits for a sign of life of all ranks that compute the model, if there are several. For an engine without work.
+    pub(crate) fn probe(&mut self) {
+        self.worker.probe();
+    }
+
     /// Runs one step and passes what each running request has gained to `emit`. If the step fails, its requests end with
     /// [`FinishReason::Error`]; all other requests go on, and those that were being swapped are computed again.
     ///

@@ -83,6 +83,9 @@ pub trait Worker: Send {
     /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
+    /// Waits for a sign of life of all ranks that compute with it, if there are others. Called between steps, when none is submitted.
+    fn probe(&mut self) {}
+
     /// Whether the worker can compute no further step, so that every later one fails.
     fn is_lost(&self) -> bool {
         false

@@ -135,6 +135,10 @@ impl Worker for Recorder {
         self.worker.num_sequences()
     }
 
+    fn probe(&mut self) {
+        self.worker.probe();
+    }
+
     fn is_lost(&self) -> bool {
         self.worker.is_lost()
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::gemm::Quantization;
+use device::gemm::{Quantization, RowBlock};
 use serde::{Serialize, Serializer};
 
 /// Linear layer `y = x·Wᵀ + bias`. W may consist of several tensors of the checkpoint, stacked by rows: one fused product.
@@ -26,6 +26,9 @@ pub struct Linear {
     /// How many outputs each rank of a group computes, if those of all ranks are gathered behind the product; else empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gathered_outputs: Vec<usize>,
+    /// Whether each rank of a group has some of the inputs, and the outputs of all are added behind the product.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub summed: bool,
 }
 
 /// Rows of a [`Linear`]: a tensor, or rows of a packed one.
@@ -142,6 +145,8 @@ pub enum Form {
         takes_blocks: bool,
         /// Whether devices that launch kernels may round activations to 8 bits ([`ByteMatrix`](device::gemm::ByteMatrix)).
         rounds: bool,
+        /// Inputs at whose multiples rows can be cut without a change of weights and rounded activations; 0: nowhere.
+        grain: usize,
     },
 }
 
@@ -151,6 +156,15 @@ impl Form {
         match self {
             Form::Dense | Form::Stored { .. } => None,
             Form::Quantized(quantization) => Some(quantization),
+        }
+    }
+
+    /// Inputs at whose multiples rows can be cut without a change of weights and rounded activations; 0: nowhere.
+    pub fn grain(self) -> usize {
+        match self {
+            Form::Dense => 1,
+            Form::Quantized(_) => RowBlock::LEN,
+            Form::Stored { grain, .. } => grain,
         }
     }
 
@@ -176,8 +190,9 @@ impl Serialize for Form {
     }
 }
 
-/// Place of a [`Linear`] in a branch, as the row-parallel form of tensor parallelism has it (Shoeybi et al., "Megatron-LM", 2019).
-/// [`Decoder::shard`](crate::Decoder::shard) cuts both kinds by outputs, so that no sum is split.
+/// Place of a [`Linear`] in a branch, as the row-parallel form of tensor parallelism has it (Shoeybi et al., "Megatron-LM", 2019):
+/// that of [`Reduce::Sum`](super::Reduce::Sum). With [`Reduce::Gather`](super::Reduce::Gather) both kinds are cut by outputs, so that no
+/// sum is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -203,6 +218,7 @@ impl Linear {
             adapters: true,
             gathered_inputs,
             gathered_outputs,
+            summed: false,
         }
     }
 

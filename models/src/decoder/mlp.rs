@@ -65,6 +65,9 @@ pub struct Experts {
     /// How many outputs each rank of a group computes, if those of all ranks are gathered behind the sum; else empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gathered_outputs: Vec<usize>,
+    /// Whether each rank of a group has some of the inputs of the down projections, and the results of all are added.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub summed: bool,
 }
 
 impl Experts {

@@ -1,7 +1,7 @@
 //! The part of a decoder that one rank of a tensor-parallel group computes.
 //!
-//! Every matrix is cut by output rows, so no sum is ever split and any number of ranks gives the bits of one. Where a product reads
-//! whole rows, the ranks' parts are gathered before it:
+//! With [`Reduce::Gather`] every matrix is cut by output rows, so no sum is ever split and any number of ranks gives the bits of one.
+//! Where a product reads whole rows, the ranks' parts are gathered before it:
 //!
 //! ```text
 //! attention   qkv of own heads ─▶ attention ─▶ gather ─▶ own rows of output ─▶ gather
@@ -10,12 +10,23 @@
 //! head        own rows of the vocabulary ─▶ gather
 //! ```
 //!
+//! With [`Reduce::Sum`] the second matrices are cut by inputs, those that the rank has computed (Shoeybi et al., "Megatron-LM", 2019):
+//!
+//! ```text
+//! attention   qkv of own heads ─▶ attention ─▶ own inputs of output ─▶ sum
+//! network     own rows of gate and up ─▶ activation ─▶ own inputs of down ─▶ sum
+//! experts     the same for each expert; outputs are summed after their weighted sum
+//! ```
+//!
+//! The first rank adds their biases. A matrix whose storage form cannot be cut there ([`Form::grain`](super::Form::grain)) is cut by rows.
+//!
 //! Attention and recurrent layers are cut by groups of heads that share keys and values. If there are fewer groups than ranks, several
 //! ranks hold the keys and values of one, each with some of its query heads. Parts need not be equal: 9 heads of 3 groups are cut over
 //! 2 ranks as 6 and 3. Each rank has the whole of: embeddings, norms, routers, projections to latents, inputs of layers, and attention
 //! whose norm of queries or keys spans all heads.
 
 use std::ops::Range;
+use std::str::FromStr;
 
 use super::attention::HeadShard;
 use super::linear::{Linear, Part, Pick};
@@ -36,6 +47,29 @@ pub struct ShardError {
     pub ranks: usize,
 }
 
+/// What the ranks of a tensor-parallel group exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// Rows: the same bits for any number of ranks.
+    #[default]
+    Gather,
+    /// Partial sums, which are added: about half of the exchanges, and results that differ in their last bits from those of another
+    /// number of ranks.
+    Sum,
+}
+
+impl FromStr for Reduce {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Reduce, &'static str> {
+        match name {
+            "gather" => Ok(Reduce::Gather),
+            "sum" => Ok(Reduce::Sum),
+            _ => Err("expected gather or sum"),
+        }
+    }
+}
+
 /// The heads of each rank: query heads and key/value heads.
 type HeadRanges = Vec<(Range<usize>, Range<usize>)>;
 
@@ -44,14 +78,15 @@ type HeadRanges = Vec<(Range<usize>, Range<usize>)>;
 struct Rank {
     rank: usize,
     ranks: usize,
+    reduce: Reduce,
 }
 
-/// Cuts `total` in order into a part for each rank, as equal as multiples of the grain are.
-fn cut(total: usize, ranks: usize, what: &'static str) -> Result<Vec<Range<usize>>, ShardError> {
+/// Cuts `total` in order into a part for each rank, as equal as multiples of the grain are, or of 1 if there are too few of them.
+fn cut(total: usize, ranks: usize, grain: usize, what: &'static str) -> Result<Vec<Range<usize>>, ShardError> {
     if total < ranks {
         return Err(ShardError { what, most: total, ranks });
     }
-    let grain = if total >= GRAIN * ranks { GRAIN } else { 1 };
+    let grain = if total >= grain * ranks { grain } else { 1 };
     let units = total.div_ceil(grain);
     let at = |rank: usize| (units * rank / ranks * grain).min(total);
     Ok((0..ranks).map(|rank| at(rank)..at(rank + 1)).collect())
@@ -132,9 +167,43 @@ impl Linear {
     }
 
     /// This rank's outputs; those of all ranks are gathered.
-    fn gathered(&self, Rank { rank, ranks }: Rank, what: &'static str) -> Result<Linear, ShardError> {
-        let ranges = cut(self.rows(), ranks, what)?;
+    fn gathered(&self, Rank { rank, ranks, .. }: Rank, what: &'static str) -> Result<Linear, ShardError> {
+        let ranges = cut(self.rows(), ranks, GRAIN, what)?;
         Ok(Linear { gathered_outputs: widths(&ranges), ..self.outputs(std::iter::once(ranges[rank].clone())) })
+    }
+
+    /// Whether the layer is cut by inputs if each rank has so many of them.
+    fn is_summed(&self, reduce: Reduce, widths: &[usize]) -> bool {
+        let grain = self.form.grain();
+        let ends = widths.iter().scan(0, |end, width| {
+            *end += width;
+            Some(*end)
+        });
+        let fits = |end: usize| end == self.inputs || grain > 0 && end.is_multiple_of(grain);
+        reduce == Reduce::Sum && ends.into_iter().all(fits)
+    }
+
+    /// The layer whose inputs are cut over the ranks like this.
+    fn joined(&self, on: Rank, widths: Vec<usize>, what: &'static str) -> Result<Linear, ShardError> {
+        if self.is_summed(on.reduce, &widths) {
+            return Ok(Linear { summed: true, ..self.inputs(on, &widths) });
+        }
+        Ok(Linear { gathered_inputs: widths, ..self.gathered(on, what)? })
+    }
+
+    /// This rank's inputs, and on the first rank the bias.
+    fn inputs(&self, Rank { rank, .. }: Rank, widths: &[usize]) -> Linear {
+        let begin: usize = widths[..rank].iter().sum();
+        let cut = |pick: Pick| {
+            let (first, all) = pick.inputs.unwrap_or((0, self.inputs));
+            Pick { inputs: Some((first + begin, all)), ..pick }
+        };
+        let part = |part: &Part| {
+            let own = part.own.as_ref().map(|(name, own)| (name.clone(), cut(*own)));
+            Part { pick: cut(part.pick), own, ..part.clone() }
+        };
+        let parts = self.parts.iter().map(part).collect();
+        Linear { parts, inputs: widths[rank], bias: self.bias && rank == 0, ..self.clone() }
     }
 }
 
@@ -155,10 +224,10 @@ impl Attention {
     }
 
     fn shard(&self, rank: Rank) -> Result<Attention, ShardError> {
+        const OUTPUT: &str = "rows of the output of attention";
         let Heads { num_heads, num_kv_heads, head_dim } = self.heads;
-        let output = self.output.gathered(rank, "rows of the output of attention")?;
         if self.has_wide_norm() || self.beside.is_some() {
-            return Ok(Attention { output, ..self.clone() });
+            return Ok(Attention { output: self.output.gathered(rank, OUTPUT)?, ..self.clone() });
         }
         let ranges = match self.latent {
             // Every rank has the latents.
@@ -169,7 +238,7 @@ impl Attention {
         };
         let (heads, kv) = ranges[rank.rank].clone();
         let value_dim = self.latent.as_ref().map_or(head_dim, |latent| latent.value_dim);
-        let gathered_inputs = ranges.iter().map(|(heads, _)| heads.len() * value_dim).collect();
+        let inputs = ranges.iter().map(|(heads, _)| heads.len() * value_dim).collect();
         let elements =
             |first: usize, heads: &Range<usize>| first + heads.start * head_dim..first + heads.end * head_dim;
         let (queries, keys) = (num_heads * head_dim, self.own_kv_heads() * head_dim);
@@ -199,7 +268,7 @@ impl Attention {
                 sparse
             }),
             latent: self.latent.as_ref().map(|latent| latent.shard(&heads)),
-            output: Linear { gathered_inputs, ..output },
+            output: self.output.joined(rank, inputs, OUTPUT)?,
             ..self.clone()
         })
     }
@@ -236,8 +305,7 @@ impl Recurrent {
             part(&values, value_heads, 1),
             part(&values, value_heads, 1),
         ];
-        let output = self.output.gathered(rank, "rows of the output of a recurrent layer")?;
-        let gathered_inputs = ranges.iter().map(|(values, _)| values.len() * value_dim).collect();
+        let inputs = ranges.iter().map(|(values, _)| values.len() * value_dim).collect();
         Ok(Recurrent {
             projections: self.projections.outputs(parts),
             key_heads: keys.len(),
@@ -248,39 +316,49 @@ impl Recurrent {
                 num_heads: value_heads,
                 num_kv_heads: key_heads,
             }),
-            output: Linear { gathered_inputs, ..output },
+            output: self.output.joined(rank, inputs, "rows of the output of a recurrent layer")?,
             ..self.clone()
         })
     }
 }
 
 impl Mlp {
+    /// The elements between activation and down projection of each rank.
+    fn cut(&self, Rank { ranks, reduce, .. }: Rank) -> Result<Vec<Range<usize>>, ShardError> {
+        let grain = if reduce == Reduce::Sum { self.down.form.grain().max(GRAIN) } else { GRAIN };
+        cut(self.down.inputs, ranks, grain, "the width of a network")
+    }
+
     fn shard(&self, rank: Rank) -> Result<Mlp, ShardError> {
-        let width = self.down.inputs;
-        let ranges = cut(width, rank.ranks, "the width of a network")?;
+        let (width, ranges) = (self.down.inputs, self.cut(rank)?);
         let own = ranges[rank.rank].clone();
         let up = self.gated.then(|| width + own.start..width + own.end);
-        let down = self.down.gathered(rank, "rows of the output of a network")?;
         Ok(Mlp {
             gate_up: self.gate_up.outputs(std::iter::once(own).chain(up)),
-            down: Linear { gathered_inputs: widths(&ranges), ..down },
+            down: self.down.joined(rank, widths(&ranges), "rows of the output of a network")?,
             ..self.clone()
         })
     }
 }
 
 impl Experts {
-    /// The outputs of all networks are added before they are gathered.
-    fn shard(&self, rank: Rank) -> Result<Experts, ShardError> {
-        let mut gathered_outputs = Vec::new();
+    /// The outputs of all networks are added before they are gathered or summed over the ranks, so all are cut alike.
+    fn shard(&self, mut rank: Rank) -> Result<Experts, ShardError> {
+        for mlp in self.experts.iter().chain(&self.shared) {
+            if !mlp.down.is_summed(rank.reduce, &widths(&mlp.cut(rank)?)) {
+                rank.reduce = Reduce::Gather;
+            }
+        }
+        let (mut gathered_outputs, mut summed) = (Vec::new(), false);
         let mut network = |mlp: &Mlp| {
             let mut mlp = mlp.shard(rank)?;
             gathered_outputs = std::mem::take(&mut mlp.down.gathered_outputs);
+            summed = std::mem::take(&mut mlp.down.summed);
             Ok(mlp)
         };
         let experts = self.experts.iter().map(&mut network).collect::<Result<_, _>>()?;
         let shared = self.shared.as_ref().map(&mut network).transpose()?;
-        Ok(Experts { experts, shared, gathered_outputs, ..self.clone() })
+        Ok(Experts { experts, shared, gathered_outputs, summed, ..self.clone() })
     }
 }
 
@@ -303,15 +381,15 @@ fn of_branches(branches: &[Branch], rank: Rank) -> Result<Vec<Branch>, ShardErro
 
 impl Decoder {
     /// The part of the decoder that rank `rank` of `ranks` computes (see the [module](crate::decoder)). A decoder of its own, but for
-    /// rows that the ranks [gather](Linear::gathered_outputs).
+    /// rows that the ranks [gather](Linear::gathered_outputs) or [add](Linear::summed).
     ///
     /// # Errors
     /// A layer has fewer heads or rows than there are ranks.
-    pub fn shard(&self, rank: usize, ranks: usize) -> Result<Decoder, ShardError> {
+    pub fn shard(&self, rank: usize, ranks: usize, reduce: Reduce) -> Result<Decoder, ShardError> {
         if ranks <= 1 {
             return Ok(self.clone());
         }
-        let on = Rank { rank: rank.min(ranks - 1), ranks };
+        let on = Rank { rank: rank.min(ranks - 1), ranks, reduce };
         let mut sharded = self.clone();
         for layer in &mut sharded.layers {
             layer.branches = of_branches(&layer.branches, on)?;
@@ -323,6 +401,16 @@ impl Decoder {
             sharded.head.linear = Some(head.gathered(on, "rows of the vocabulary")?);
         }
         Ok(sharded)
+    }
+
+    /// Number of exchanges in a step that sum the outputs of products, and of products whose inputs are gathered before them.
+    pub fn joins(&self) -> (usize, usize) {
+        let gathers = |linear: &&Linear| !linear.gathered_inputs.is_empty();
+        let summed = self.linears().filter(|linear| linear.summed).count();
+        let gathered = self.linears().filter(gathers).count();
+        let mixtures = || self.experts().filter_map(|experts| Some((experts, &experts.experts.first()?.down)));
+        let summed_mixtures = mixtures().filter(|(experts, _)| experts.summed).count();
+        (summed + summed_mixtures, gathered + mixtures().filter(|(_, down)| gathers(down)).count())
     }
 }
 

@@ -73,6 +73,7 @@ pub(super) fn mixture(
         routing,
         experts,
         gathered_outputs: Vec::new(),
+        summed: false,
         shared_gate: shared.as_ref().is_some_and(|shared| shared.gate),
         shared: shared
             .map(|Shared { module, width, .. }| common.gated(module, ["gate_proj", "up_proj", "down_proj"], width)),

@@ -113,8 +113,8 @@ pub(super) struct Loader<'a> {
     types: Types,
     progress: Progress<'a>,
     done: u64,
-    /// The last quantised module whose weights were unpacked.
-    unpacked: Option<(String, Vec<u8>)>,
+    /// The last quantised module whose weights were unpacked, with the number of its matrix.
+    unpacked: Option<((String, Option<usize>), Vec<u8>)>,
 }
 
 /// The rows of a part of a linear layer.
@@ -206,18 +206,23 @@ impl<'a> Loader<'a> {
         let Some(module) = quantized::find(self.weights, part, inputs)? else {
             let weight = self.weights.expect(&part.weight(), &part.pick.shape(inputs))?;
             let numbers = picked(part.pick, part.rows, inputs, weight.dtype, weight.elements());
+            if part.pick.inputs.is_some() {
+                // They are a copy.
+                self.weights.release(weight.data);
+            }
             return Ok(Found::Numbers(weight.dtype, numbers));
         };
         if module.in_rows {
             return Ok(Found::Stored(Box::new(module)));
         }
         // The heads of latent attention are cut out of one module, one after the other.
+        let name = (part.name.clone(), part.pick.matrix.map(|(index, _)| index));
         let numbers = match self.unpacked.take() {
-            Some((name, numbers)) if name == part.name => numbers,
+            Some((last, numbers)) if last == name => numbers,
             _ => module.numbers(),
         };
-        let cut = picked(part.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
-        self.unpacked = Some((part.name.clone(), numbers));
+        let cut = picked(module.pick, part.rows, inputs, Dtype::F32, Cow::Borrowed(&numbers)).into_owned();
+        self.unpacked = Some((name, numbers));
         Ok(Found::Numbers(Dtype::F32, Cow::Owned(cut)))
     }
 
@@ -380,7 +385,10 @@ pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decode
             let parts: Option<Vec<_>> = modules.iter().map(|module| module.as_ref().map(Module::part)).collect();
             let parts: Vec<_> = parts.into_iter().flatten().map(|part| (part.rows, PartForm::Stored(part))).collect();
             let rounding = ByteMatrix::rounding_of(Features::LAUNCHING, Purpose::Product, linear.inputs, &parts);
-            linear.form = Form::Stored { takes_blocks, rounds: rounding.is_some() };
+            let grains = || modules.iter().flatten().map(Module::grain);
+            let fits = |most: usize| grains().all(|grain| grain > 0 && most.is_multiple_of(grain));
+            let grain = grains().max().filter(|most| fits(*most)).unwrap_or(0);
+            linear.form = Form::Stored { takes_blocks, rounds: rounding.is_some(), grain };
         }
     }
     Ok(decoder)

@@ -117,6 +117,8 @@ pub(super) enum Op {
     AddNorm { norm: usize, scale: f32, to: Register },
     /// `to` = the rows of `from` of all ranks, side by side; `widths` are the elements of each rank.
     Gather { from: Register, to: Register, widths: Arc<[usize]> },
+    /// Adds the rows of a register of all ranks, of `width` elements.
+    Sum { register: Register, width: usize },
     /// Swaps the names of two registers of equal width.
     Swap { a: Register, b: Register },
 }
@@ -127,7 +129,7 @@ impl Op {
         match *self {
             Op::Embed { .. } | Op::Receive { .. } | Op::RopeTable { .. } | Op::States { .. } => false,
             Op::AddPositions { .. } | Op::Send | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
-            Op::Scale { register: scaled, .. } => register == scaled,
+            Op::Scale { register: own, .. } | Op::Sum { register: own, .. } => register == own,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
             Op::Norm { from, .. } | Op::Linear { from, .. } | Op::Gather { from, .. } => register == from,
             Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } | Op::Recurrent { .. } => {

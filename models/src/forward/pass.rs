@@ -342,6 +342,10 @@ impl Model {
                     let _time = time("gather_ranks", rows * widths.iter().sum::<usize>());
                     ranks::needed(ranks)?.gather(device, own, (rows, widths, dtype.bytes()), all)?;
                 }
+                Op::Sum { register, width } => {
+                    let _time = time("sum_ranks", rows * width);
+                    ranks::needed(ranks)?.sum(device, dtype, step.register_mut(register), rows * width)?;
+                }
                 Op::Swap { a, b } => step.swap(a, b),
             }
         }

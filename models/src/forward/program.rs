@@ -161,6 +161,7 @@ impl Program {
                 | Op::KeepNeeded { .. }
                 | Op::Swap { .. }
                 | Op::Scale { .. }
+                | Op::Sum { .. }
                 | Op::Add { .. } => {}
             }
         }

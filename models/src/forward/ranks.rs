@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::KernelError;
+use attention_kernels::{Dtype, KernelError};
 use device::{Buffer, Collective, Device};
 
 /// This rank's place in its group.
@@ -30,6 +30,11 @@ impl Ranks {
         self.widths.clear();
         self.widths.extend(widths.iter().map(|width| width * size));
         Ok(self.group.all_gather_on(device, own, rows, &self.widths, all)?)
+    }
+
+    /// Adds the first `count` numbers of all ranks.
+    pub fn sum(&self, device: &dyn Device, dtype: Dtype, values: &mut Buffer, count: usize) -> Result<(), KernelError> {
+        Ok(self.group.sum_on(device, dtype, values, count)?)
     }
 }
 

@@ -42,13 +42,14 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// A product, and what gathers its inputs and outputs of all ranks.
+    /// A product, and what gathers its inputs, and gathers or sums its outputs, of all ranks.
     fn linear(&mut self, from: Register, to: Register) {
         let linear = self.declared[self.linears];
         let from = self.gather(&linear.gathered_inputs, from, Register::Gathered);
         let own = if linear.gathered_outputs.is_empty() { to } else { Register::Shard };
         self.ops.push(Op::Linear { linear: self.linears, from, to: own });
         self.gather(&linear.gathered_outputs, own, to);
+        self.ops.extend(linear.summed.then(|| Op::Sum { register: to, width: linear.rows() }));
         self.linears += 1;
     }
 
@@ -319,6 +320,8 @@ impl Writer<'_> {
         }
         self.ops.push(Op::Experts { experts: self.experts, from: input });
         self.experts += 1;
+        let summed = experts.experts.first().filter(|_| experts.summed);
+        self.ops.extend(summed.map(|mlp| Op::Sum { register: Register::Mixed, width: mlp.down.rows() }));
         if self.gather(&experts.gathered_outputs, Register::Mixed, to) == Register::Mixed {
             self.ops.push(Op::Swap { a: Register::Mixed, b: to });
         }

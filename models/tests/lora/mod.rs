@@ -14,7 +14,7 @@ use std::sync::Arc;
 use attention_kernels::{KernelChoice, KvCache, select};
 use device::Collective;
 use device::collective::single;
-use models::decoder::Form;
+use models::decoder::{Form, Reduce};
 use models::lora::{Adapter, AdapterLimits};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, ModelFiles, Weights};
 use testkit::adapters::Module;
@@ -55,7 +55,7 @@ struct Loaded {
 }
 
 fn load(folder: &Path, form: Form, threads: usize, adapters: Option<&[PathBuf]>) -> Loaded {
-    load_on(folder, form, threads, adapters, single())
+    load_on(folder, form, threads, adapters, (single(), Reduce::Gather))
 }
 
 /// The part of a model that one rank computes.
@@ -64,11 +64,11 @@ fn load_on(
     form: Form,
     threads: usize,
     adapters: Option<&[PathBuf]>,
-    group: Arc<dyn Collective>,
+    (group, reduce): (Arc<dyn Collective>, Reduce),
 ) -> Loaded {
     let files = ModelFiles::open(folder).unwrap();
     let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form).with_adapters(adapters.map(|_| LIMITS));
-    let decoder = decoder.shard(group.rank(), group.size()).unwrap();
+    let decoder = decoder.shard(group.rank(), group.size(), reduce).unwrap();
     let device = device::open("cpu", Some(threads)).unwrap();
     let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
     let weights = Weights::open(&files).unwrap();

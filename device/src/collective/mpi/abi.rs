@@ -35,12 +35,8 @@ pub(super) struct Status([u8; 32]);
 pub(super) struct Constants<T> {
     pub world: T,
     pub byte: T,
-    pub float: T,
-    pub sum: T,
     pub errors_return: T,
     pub request_null: T,
-    /// `MPI_IN_PLACE`.
-    pub in_place: isize,
     /// `MPI_THREAD_SERIALIZED`; a larger level allows more.
     pub serialized: c_int,
     /// `MPI_THREAD_MULTIPLE`.
@@ -51,11 +47,8 @@ pub(super) struct Constants<T> {
 const STANDARD: Constants<usize> = Constants {
     world: 0x101,
     byte: 0x247,
-    float: 0x210,
-    sum: 0x21,
     errors_return: 0x143,
     request_null: 0x180,
-    in_place: 1,
     serialized: 2048,
     multiple: 4096,
 };
@@ -64,11 +57,8 @@ const STANDARD: Constants<usize> = Constants {
 const MPICH: Constants<c_int> = Constants {
     world: 0x4400_0000,
     byte: 0x4c00_010d,
-    float: 0x4c00_040a,
-    sum: 0x5800_0003,
     errors_return: 0x5400_0001,
     request_null: 0x2c00_0000,
-    in_place: -1,
     serialized: 2,
     multiple: 3,
 };
@@ -77,11 +67,8 @@ const MPICH: Constants<c_int> = Constants {
 const OPEN_MPI: Constants<&str> = Constants {
     world: "ompi_mpi_comm_world",
     byte: "ompi_mpi_byte",
-    float: "ompi_mpi_float",
-    sum: "ompi_mpi_op_sum",
     errors_return: "ompi_mpi_errors_return",
     request_null: "ompi_request_null",
-    in_place: 1,
     serialized: 2,
     multiple: 3,
 };
@@ -91,11 +78,8 @@ impl<T: Copy> Constants<T> {
         Ok(Constants {
             world: get(self.world)?,
             byte: get(self.byte)?,
-            float: get(self.float)?,
-            sum: get(self.sum)?,
             errors_return: get(self.errors_return)?,
             request_null: get(self.request_null)?,
-            in_place: self.in_place,
             serialized: self.serialized,
             multiple: self.multiple,
         })
@@ -115,7 +99,6 @@ functions! {
     comm_set_errhandler = "MPI_Comm_set_errhandler"(H, H);
     ibcast = "MPI_Ibcast"(*mut c_void, c_int, H, c_int, H, *mut H);
     iallgatherv = "MPI_Iallgatherv"(*const c_void, c_int, H, *mut c_void, *const c_int, *const c_int, H, H, *mut H);
-    iallreduce = "MPI_Iallreduce"(*const c_void, *mut c_void, c_int, H, H, H, *mut H);
     isend = "MPI_Isend"(*const c_void, c_int, H, c_int, c_int, H, *mut H);
     irecv = "MPI_Irecv"(*mut c_void, c_int, H, c_int, c_int, H, *mut H);
     iprobe = "MPI_Iprobe"(c_int, c_int, H, *mut c_int, *mut Status);

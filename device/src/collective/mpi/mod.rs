@@ -8,7 +8,6 @@
 //! |---|---|---|
 //! | `broadcast` | one `Ibcast` of [`FIRST`] bytes, a second one for what does not fit | one |
 //! | `all_gather` | one `Iallgatherv` for [`PIECE`] bytes of rows | one of the own rows, one of all rows |
-//! | `sum` | `Iallreduce` in place: the order of the additions is that of the library | none |
 //! | `send`, `receive` | `Isend` of a copy; `Iprobe`, then `Irecv` | one; none |
 //!
 //! **Failure.** MPI is fail-stop: the launcher ends the other ranks when one ends. After an error of a call, every later call of
@@ -40,8 +39,6 @@ const FIRST: usize = 4096;
 const HEADER: usize = 2 * size_of::<u64>();
 /// Bytes that one exchange of rows gathers, but for a row that is longer.
 const PIECE: usize = 16 << 20;
-/// Numbers that one exchange adds.
-const SUM_PIECE: usize = 4 << 20;
 /// Tag of the messages; they arrive in the order in which they were sent.
 const TAG: c_int = 1;
 
@@ -115,10 +112,9 @@ enum Method {
     Split,
     Broadcast,
     AllGather,
-    Sum,
 }
 
-const METHODS: [&str; 4] = ["split", "broadcast", "all_gather", "sum"];
+const METHODS: [&str; 3] = ["split", "broadcast", "all_gather"];
 
 /// What stands in front of bytes: which call this is, and how many bytes it has.
 #[derive(Clone, Copy, PartialEq)]
@@ -354,23 +350,6 @@ impl<H: Handle> Collective for Mpi<H> {
                 return Ok(());
             }
         }
-    }
-
-    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.enter(Method::Sum, values.len())?;
-        let constants = self.world.api.constants;
-        for piece in values.chunks_mut(SUM_PIECE) {
-            let length = count("numbers to add", self.rank, piece.len())?;
-            let request = self.world.begin("adding", |mpi, request| {
-                let (own, all) = (std::ptr::without_provenance(constants.in_place as usize), piece.as_mut_ptr().cast());
-                // SAFETY: `piece` has this length, and is borrowed until the request is done.
-                unsafe {
-                    (mpi.iallreduce)(own, all, length, constants.float, constants.sum, self.communicator, request)
-                }
-            })?;
-            self.world.finish("adding", request)?;
-        }
-        Ok(())
     }
 
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {

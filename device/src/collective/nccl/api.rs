@@ -6,6 +6,7 @@ use cudarc::driver::sys::CUstream;
 use libloading::Library;
 
 use super::error::NcclError;
+use crate::Dtype;
 use crate::collective::symbols::{functions, reason};
 
 /// Names the file of the library.
@@ -15,10 +16,17 @@ const NAME: &str = "libnccl.so.2";
 
 /// `ncclUint8`.
 pub(super) const BYTE: c_int = 1;
-/// `ncclFloat32`.
-pub(super) const FLOAT: c_int = 7;
 /// `ncclSum`.
 pub(super) const SUM: c_int = 0;
+
+/// `ncclFloat32`, `ncclFloat16` or `ncclBfloat16`.
+pub(super) fn type_of(dtype: Dtype) -> c_int {
+    match dtype {
+        Dtype::F32 => 7,
+        Dtype::F16 => 6,
+        Dtype::Bf16 => 9,
+    }
+}
 
 /// `ncclComm_t`.
 pub(super) type Handle = *mut c_void;

@@ -28,8 +28,8 @@ use super::{Collective, CollectiveError};
 use crate::buffer::Memory;
 use crate::cuda::{Context, CudaError, Refusal};
 use crate::lock::lock;
-use crate::{Buffer, Device, Queue};
-use api::{Api, BYTE, FLOAT, Functions, Handle, SUM, UniqueId};
+use crate::{Buffer, Device, Dtype, Queue};
+use api::{Api, BYTE, Functions, Handle, SUM, UniqueId, type_of};
 pub use error::NcclError;
 
 const NAME: &str = "cuda";
@@ -207,10 +207,6 @@ impl Collective for Nccl {
         self.control.all_gather(own, rows, widths, all)
     }
 
-    fn sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.control.sum(values)
-    }
-
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
         self.control.send(to, bytes)
     }
@@ -269,13 +265,20 @@ impl Collective for Nccl {
         Ok(())
     }
 
-    fn sum_on(&self, device: &dyn Device, values: &mut Buffer, count: usize) -> Result<(), CollectiveError> {
-        let address = self.address(values, 0, count * size_of::<f32>())?;
+    /// The library chooses the order of the additions, by the number of values too.
+    fn sum_on(
+        &self,
+        device: &dyn Device,
+        dtype: Dtype,
+        values: &mut Buffer,
+        count: usize,
+    ) -> Result<(), CollectiveError> {
+        let address = self.address(values, 0, count * dtype.bytes())?;
         // As in `all_gather_on`.
         device.copy(&lock(&self.scratch), 0, values, 0, 0)?;
         // SAFETY: inside of the buffer, whose drop waits for the stream.
         self.enqueue("adding", |nccl, group, stream| unsafe {
-            (nccl.all_reduce)(address, address, count, FLOAT, SUM, group, stream)
+            (nccl.all_reduce)(address, address, count, type_of(dtype), SUM, group, stream)
         })
     }
 }

@@ -9,6 +9,7 @@
 //! The scale of some formats is itself a product of two numbers. Every product of a half-precision or bfloat16 scale and a
 //! code is exact in float32, so a weight is rounded at most once, when its minimum is added or its scale is a float32.
 
+use crate::gemm::quantize::BLOCK;
 use crate::simd::small_float::{bf16_to_f32, e4m3_to_f32, f16_to_f32};
 
 /// Inputs that share the outer scale of [`Scale::Byte`] and [`Scale::SignedByte`].
@@ -167,6 +168,14 @@ impl StoredFormat {
         k.div_ceil(self.group)
     }
 
+    /// Inputs at whose multiples rows of `k` inputs can be cut into rows of this format: groups, outer groups and blocks of activations
+    /// stay whole.
+    pub fn grain(&self, k: usize) -> usize {
+        let outer = if self.scale.has_outer() { OUTER } else { BLOCK };
+        // A scale of the whole row is that of its pieces.
+        if self.group >= k { outer } else { self.group.max(outer) }
+    }
+
     /// Whether a group has fewer inputs than a block of quantised activations.
     pub(super) fn halves(&self) -> bool {
         self.group < 32
@@ -206,6 +215,19 @@ impl StoredRow {
             offsets: vec![0; if format.offset == Offset::None { 0 } else { groups }],
             outer: vec![[0; 2]; if format.scale.has_outer() { k.div_ceil(OUTER) } else { 0 }],
         }
+    }
+
+    /// Copies the piece of a row of this format that begins at input `first`, a multiple of its [grain](StoredFormat::grain).
+    pub fn copy_cut(&mut self, format: &StoredFormat, whole: &StoredRow, first: usize) {
+        fn copy<T: Copy>(to: &mut [T], from: &[T], first: usize) {
+            let piece = from.get(first..).unwrap_or_default();
+            to.iter_mut().zip(piece).for_each(|(to, from)| *to = *from);
+        }
+        let group = first / format.group;
+        copy(&mut self.codes, &whole.codes, first);
+        copy(&mut self.scales, &whole.scales, group);
+        copy(&mut self.offsets, &whole.offsets, group);
+        copy(&mut self.outer, &whole.outer, first / OUTER);
     }
 
     /// Bits of the outer scale and the outer minimum of a group.

@@ -1,5 +1,7 @@
 //! The tensors of a quantised module, found and checked. Only headers, zero points and orders of inputs are read.
 
+mod cut;
+
 use std::sync::Arc;
 
 use device::gemm::{Codes, Offset, Rounding, Scale, StoredFormat, StoredPart, StoredRow, StoredRows};
@@ -62,15 +64,10 @@ pub(crate) struct Module<'a> {
     rows: usize,
     format: StoredFormat,
     source: Box<dyn StoredRows + Send + 'a>,
-    pick: Pick,
+    /// Where the part lies in [`Module::numbers`].
+    pub pick: Pick,
     order: Option<Arc<[u32]>>,
     rounding: Rounding,
-}
-
-impl StoredRows for Module<'_> {
-    fn read(&self, row: usize, out: &mut StoredRow) {
-        self.source.read(self.pick.row(row), out);
-    }
 }
 
 impl Module<'_> {
@@ -110,12 +107,12 @@ impl Module<'_> {
 pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Result<Option<Module<'a>>, LoadError> {
     let all = part.pick.inputs.map_or(inputs, |(_, all)| all);
     let [n, k] = if part.pick.transposed { [all, part.pick.total] } else { [part.pick.total, all] };
-    let in_rows = !part.pick.transposed && part.pick.inputs.is_none();
+    let in_rows = !part.pick.transposed;
     let name = part.weight();
     if let Some(raw) = weights.raw(&name) {
         if let Some((format, source)) = raw.encoded_rows(k) {
             raw.expect(&part.pick.shape(inputs), None)?;
-            return Ok(Some(Module {
+            let module = Module {
                 tensors: vec![raw.name],
                 bytes: (raw.data.len() * part.rows / part.pick.total.max(1)) as u64,
                 codes: raw.data,
@@ -127,7 +124,8 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
                 pick: part.pick,
                 order: None,
                 rounding: rounded(weights, &format, Rounding::None),
-            }));
+            };
+            return Ok(Some(module.checked(inputs)));
         }
         if matches!(raw.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Ok(None);
@@ -153,7 +151,7 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
     let by_rows = scheme.kind == Kind::Mxfp4;
     let [n, k] = if by_rows { [part.pick.total, all] } else { [n, k] };
     let reader = Reader { weights, config_file: &config.file, stem, n, k, tensors: Vec::new() };
-    reader.module(part, scheme, in_rows || by_rows).map(Some)
+    Ok(Some(reader.module(part, scheme, in_rows || by_rows)?.checked(inputs)))
 }
 
 /// The rounding of a product with these weights; `own`: that of the checkpoint.
@@ -209,7 +207,8 @@ impl<'a> Reader<'a, '_> {
             rows: part.rows,
             format,
             source,
-            pick: part.pick,
+            // The rows are those of one matrix already.
+            pick: Pick { transposed: !in_rows, matrix: None, ..part.pick },
             order,
             rounding: rounded(self.weights, &format, own),
         })

@@ -1,0 +1,233 @@
+//! The thread that owns the engine: it applies commands, runs steps while there is work, and sends events to requests.
+//!
+//! While it is idle it waits for commands. If several ranks compute the model, it then asks them for a sign of life from time to time, so
+//! that one that hangs is found before the next request.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self as commands, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use sampling::Constraint;
+use sched::RequestId;
+use tokio::sync::watch;
+
+use crate::api::{Event, GenerationRequest};
+use crate::error::SubmitError;
+use crate::serve::adapters::AdapterList;
+use crate::serve::channel::{Command, SnapshotPublisher, Submission, UnloadReply};
+use crate::serve::outbox::{BatchSender, Outbox};
+use crate::serve::status::{Alive, Status};
+use crate::serve::text_engine::{NextStep, TextEngine};
+use crate::serve::wakers::Wakers;
+use crate::watch::Snapshot;
+
+/// State of the engine thread.
+pub(super) struct EngineThread {
+    engine: TextEngine,
+    receiver: commands::Receiver<Command>,
+    outbox: Outbox,
+    /// Events of the current step, and whether each is its request's last. Reused by every step.
+    events: Vec<(RequestId, Event, bool)>,
+    status: Arc<Status>,
+    max_queued_requests: usize,
+    snapshots: SnapshotPublisher,
+    /// For handles.
+    adapters: AdapterList,
+    /// Who waits for which adapter to be gone.
+    unloads: Vec<(String, UnloadReply)>,
+    /// After how much idle time the ranks are probed; `None`: never.
+    probes: Option<Duration>,
+}
+
+impl EngineThread {
+    pub fn new(
+        engine: TextEngine,
+        receiver: commands::Receiver<Command>,
+        status: Arc<Status>,
+        (snapshots, wakers): (watch::Sender<Arc<Snapshot>>, Arc<Wakers>),
+        (adapters, max_queued_requests): (AdapterList, usize),
+    ) -> EngineThread {
+        EngineThread {
+            engine,
+            receiver,
+            outbox: Outbox::new(wakers),
+            events: Vec::new(),
+            status,
+            max_queued_requests,
+            snapshots: SnapshotPublisher { sink: snapshots, last: Instant::now(), requested: false },
+            adapters,
+            unloads: Vec::new(),
+            probes: None,
+        }
+    }
+
+    pub fn run(mut self) {
+        let _alive = Alive(self.status.clone());
+        while self.take_commands() {
+            if self.engine.has_work() {
+                self.step(NextStep::Planned);
+            }
+            if self.engine.is_lost() {
+                return self.give_up();
+            }
+        }
+    }
+
+    /// Ends all requests with an error: the worker can compute nothing more.
+    fn give_up(&mut self) {
+        self.status.drain();
+        while self.engine.has_work() {
+            self.step(NextStep::Planned);
+        }
+        self.status.fail();
+    }
+
+    /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
+    fn take_commands(&mut self) -> bool {
+        self.finish_unloads();
+        if !self.engine.has_work() {
+            // The last step may have cancelled a request whose reader fell behind.
+            self.status.publish(&self.engine);
+            let command = match self.probes {
+                None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(interval) => self.receiver.recv_timeout(interval.saturating_sub(self.status.progress_age())),
+            };
+            let goes_on = match command {
+                Ok(command) => self.apply(command),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.status.probe(|| self.engine.probe());
+                    true
+                }
+                Err(RecvTimeoutError::Disconnected) => false,
+            };
+            if !goes_on {
+                return false;
+            }
+        }
+        loop {
+            match self.receiver.try_recv() {
+                Ok(command) => {
+                    if !self.apply(command) {
+                        return false;
+                    }
+                }
+                Err(commands::TryRecvError::Empty) => break,
+                Err(commands::TryRecvError::Disconnected) => return false,
+            }
+        }
+        self.finish_unloads();
+        self.publish();
+        true
+    }
+
+    fn publish(&mut self) {
+        self.status.publish(&self.engine);
+        self.snapshots.publish(&mut self.engine);
+    }
+
+    fn apply(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { request, commands } => match self.engine.to_fetch(&request.request) {
+                Some(fetch) => {
+                    self.engine.fetch(fetch, move |source, found| {
+                        // The engine's thread may have ended.
+                        let _ = commands.send(Command::Fetched { source, found, request });
+                    });
+                    self.status.count_requests(&self.engine);
+                }
+                None => self.accept(request),
+            },
+            Command::Fetched { source, found, request } => {
+                self.engine.import(&source, &found);
+                self.accept(request);
+            }
+            Command::Abort(id) => self.abort(id),
+            Command::AddAdapter { name, loaded, replace, reply } => {
+                let added = self.engine.add_adapter(&name, loaded, replace);
+                self.adapters.set(self.engine.adapters());
+                // The caller may have stopped waiting for the reply.
+                let _ = reply.send(added);
+            }
+            Command::UnloadAdapter { name, reply } => match self.engine.unload_adapter(&name) {
+                Ok(()) => {
+                    self.unloads.push((name, reply));
+                    self.adapters.set(self.engine.adapters());
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Command::ResetPrefixCache { reset_running, reply } => {
+                if reset_running {
+                    self.step(NextStep::None);
+                }
+                // The caller may have stopped waiting for the reply.
+                let _ = reply.send(self.engine.reset_prefix_cache(reset_running));
+            }
+            Command::Snapshot => self.snapshots.requested = true,
+            Command::ProbeRanks(interval) => self.probes = Some(interval),
+            Command::Shutdown => return false,
+        }
+        true
+    }
+
+    /// Submits a request and tells its caller.
+    fn accept(&mut self, request: Submission) {
+        let Submission { request, constraint, events, reply } = request;
+        let result = self.submit(*request, constraint, events);
+        // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
+        self.status.count_requests(&self.engine);
+        // The caller may have stopped waiting for the reply.
+        if let Err(Ok(id)) = reply.send(result) {
+            self.abort(id);
+        }
+    }
+
+    /// Answers those who wait for adapters that are gone.
+    fn finish_unloads(&mut self) {
+        if self.unloads.is_empty() {
+            return;
+        }
+        let left = self.engine.adapters();
+        self.adapters.set(left.clone());
+        let is_gone = |name: &String| !left.iter().any(|info| info.name == *name);
+        for (_, reply) in self.unloads.extract_if(.., |(name, _)| is_gone(name)) {
+            let _ = reply.send(Ok(()));
+        }
+    }
+
+    fn submit(
+        &mut self,
+        request: GenerationRequest,
+        constraint: Option<Box<dyn Constraint>>,
+        events: BatchSender,
+    ) -> Result<RequestId, SubmitError> {
+        let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
+        if waiting >= limit {
+            return Err(SubmitError::QueueFull { waiting, limit });
+        }
+        let id = self.engine.submit(request, constraint)?;
+        self.outbox.open(id, events);
+        Ok(id)
+    }
+
+    fn abort(&mut self, id: RequestId) {
+        if self.outbox.close(id) {
+            self.engine.abort(id);
+        }
+    }
+
+    /// Runs one step, or completes those in flight. The events are sent after the statistics are published, so that whoever has an answer finds its blocks
+    /// free and its tokens counted.
+    fn step(&mut self, next: NextStep) {
+        let began = Instant::now();
+        let EngineThread { engine, events, .. } = self;
+        engine.step(next, |id, event, last| events.push((id, event, last)));
+        self.publish();
+        for &id in self.engine.scheduled() {
+            self.outbox.scheduled(id, began);
+        }
+        for (id, event, is_last) in self.events.drain(..) {
+            self.outbox.add(id, event, is_last);
+        }
+        self.outbox.send(Instant::now()).into_iter().for_each(|id| self.abort(id));
+    }
+}
