@@ -106,6 +106,9 @@ impl Types {
     }
 }
 
+/// A module, and which of its matrices if it has several.
+type MatrixName = (String, Option<usize>);
+
 /// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
     pub weights: &'a Weights,
@@ -114,7 +117,7 @@ pub(super) struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     /// The last quantised module whose weights were unpacked, with the number of its matrix.
-    unpacked: Option<((String, Option<usize>), Vec<u8>)>,
+    unpacked: Option<(MatrixName, Vec<u8>)>,
 }
 
 /// The rows of a part of a linear layer.
