@@ -7,7 +7,7 @@ use std::time::Duration;
 use attention_kernels::trial::grid::{Cell, Grid, Shape};
 use attention_kernels::trial::numbers::{from_byte, to_byte};
 use attention_kernels::trial::{self, Peaks, Time};
-use attention_kernels::{Dtype, KernelError, KvDtype, Operation, variants};
+use attention_kernels::{Dtype, KernelError, KvDtype, Operation, Variant, variants};
 use device::Device;
 
 fn tiny() -> (Arc<dyn Device>, Grid) {
@@ -39,7 +39,12 @@ fn every_variant_that_runs_here_is_measured_with_its_error() {
     })
     .unwrap();
     for operation in Operation::ALL {
-        for variant in variants(operation).into_iter().filter(|variant| variant.capabilities.runs_on("cpu")) {
+        // A grid has a cache of the type of the queries, which attention does not round.
+        let in_grid = |variant: &&Variant| {
+            let can = &variant.capabilities;
+            can.runs_on("cpu") && (can.arithmetic == Dtype::F32 || operation == Operation::Linear)
+        };
+        for variant in variants(operation).into_iter().filter(in_grid) {
             assert!(seen.contains(&(operation, variant.name)), "{operation} {}", variant.name);
         }
     }

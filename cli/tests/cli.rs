@@ -43,7 +43,7 @@ fn file(name: &str, content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn an_invalid_flag_is_one_line_with_the_flag_and_what_was_found() {
     for (arguments, parts) in [
-        (&["serve", "--dtype", "bfloat16"][..], &["--dtype", "bfloat16", "float32"][..]),
+        (&["serve", "--dtype", "float16"][..], &["--dtype", "float16", "float32"][..]),
         (&["serve", "--dtype", "int4"], &["--dtype", "int4", "bfloat16"]),
         (&["serve", "--tensor-parallel-size", "0"], &["--tensor-parallel-size", "found 0", "1 or more"]),
         (&["serve", "--distributed-executor-backend", "ray"], &["'ray'", "threads or mpi"]),

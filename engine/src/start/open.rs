@@ -199,22 +199,11 @@ fn dtype(
 ) -> Result<Dtype, EngineError> {
     let features = device.features();
     let computes = |dtype: &Dtype| features.compute.contains(dtype);
-    // Whether bfloat16 is at least as fast as float32.
-    let is_fast = |dtype: &Dtype| features.launches || *dtype != Dtype::Bf16 || pairs::are_fast();
     match engine.dtype {
-        None => {
-            let of_checkpoint = models::checkpoint_dtype(&config.decoder, weights).filter(computes).filter(is_fast);
-            let dtype = of_checkpoint.unwrap_or_default();
-            if dtype == Dtype::Bf16 && !features.launches {
-                tracing::info!(
-                    "computing in bfloat16, the type of the checkpoint, by {}; for more exact results --dtype float32",
-                    Isa::best()
-                );
-            }
-            Ok(dtype)
-        }
+        None if !features.launches => Ok(Dtype::F32),
+        None => Ok(models::checkpoint_dtype(&config.decoder, weights).filter(computes).unwrap_or_default()),
         Some(dtype) if computes(&dtype) => {
-            if !is_fast(&dtype) {
+            if dtype == Dtype::Bf16 && !features.launches && !pairs::are_fast() {
                 tracing::warn!(
                     "--dtype bfloat16 is slower than float32 on this CPU ({}): it is emulated, or its instructions are slow",
                     Isa::best()
@@ -226,7 +215,7 @@ fn dtype(
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
             expected:
-                "auto, float32 or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
+                "float32 (auto) or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
                     .to_string(),
         }),
     }
