@@ -13,7 +13,6 @@ use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
 use crate::values;
-use ::bench::results::Results;
 use ::bench::statistics::{mean, median_and_spread, percentile};
 
 #[derive(Debug, Args)]
@@ -44,9 +43,7 @@ pub struct LatencyArgs {
 
 pub fn run(args: LatencyArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let batch = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: args.output_len };
-    let group = rank_0(&args.engine, &mut config)?;
-    let results = Results::open("--output-json", args.output_json.as_deref());
-    let results = results.inspect_err(|error| group.refuse(error))?;
+    let (group, results) = rank_0(&args.engine, &mut config, args.output_json.as_deref())?;
     let mut bench = Bench::start_in(&config, group)?;
     for _ in 0..args.num_iters_warmup {
         bench.run(&batch)?;

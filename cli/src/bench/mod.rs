@@ -10,6 +10,8 @@ mod steady;
 mod sweep;
 mod throughput;
 
+use std::path::Path;
+
 use ::bench::results::Results;
 use clap::{Args, Subcommand};
 use engine::{EngineConfig, Group};
@@ -58,15 +60,21 @@ impl BenchArgs {
     }
 }
 
-/// Opens the group of ranks and finds the model. Only rank 0 returns and prints a report; the others compute until it ends.
-fn rank_0(engine: &EngineArgs, config: &mut EngineConfig) -> Result<Group, CliError> {
+/// Opens the group of ranks and the file of `--output-json`, and finds the model. Only rank 0 returns and prints a report; the others
+/// compute until it ends.
+fn rank_0(
+    engine: &EngineArgs,
+    config: &mut EngineConfig,
+    output_json: Option<&Path>,
+) -> Result<(Group, Option<Results>), CliError> {
     let group = session::open_group(config)?;
-    let fetched = engine.fetch(config);
     if group.rank() > 0 {
+        let fetched = engine.fetch(config);
         match session::follow(config, group, fetched)? {}
     }
-    fetched.inspect_err(|error| group.refuse(error))?;
-    Ok(group)
+    let results = Results::open("--output-json", output_json).inspect_err(|error| group.refuse(error))?;
+    engine.fetch(config).inspect_err(|error| group.refuse(error))?;
+    Ok((group, results))
 }
 
 /// Writes figures to the file of `--output-json`, if given. Returns whether that was standard output, which has no tables then.

@@ -13,7 +13,6 @@ use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
 use crate::values;
-use ::bench::results::Results;
 use ::bench::statistics::percentile;
 
 #[derive(Debug, Args)]
@@ -40,9 +39,7 @@ pub struct ThroughputArgs {
 }
 
 pub fn run(args: ThroughputArgs, mut config: EngineConfig) -> Result<(), CliError> {
-    let group = rank_0(&args.engine, &mut config)?;
-    let results = Results::open("--output-json", args.output_json.as_deref());
-    let results = results.inspect_err(|error| group.refuse(error))?;
+    let (group, results) = rank_0(&args.engine, &mut config, args.output_json.as_deref())?;
     let mut bench = Bench::start_in(&config, group)?;
     let lengths = match &args.lengths {
         Some(file) => read_lengths(file)?,

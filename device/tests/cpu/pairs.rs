@@ -110,7 +110,7 @@ fn numbers_are_rounded_and_words_are_moved() {
             assert_eq!(*got, half::bf16::from_f32(*number).to_bits(), "{isa}: {number}");
         }
         for (i, line) in out.1.iter().enumerate() {
-            let want = |j: usize| (j << 24 | (2 * i + 1) << 16 | j << 8 | 2 * i) as u32;
+            let want = |j: usize| ((j << 24) | ((2 * i + 1) << 16) | (j << 8) | (2 * i)) as u32;
             assert_eq!(line.0, std::array::from_fn(want), "{isa}");
         }
         assert_eq!(out.2.0, std::array::from_fn(|j| (0x100_0000 | j << 16 | j) as u32), "{isa}");
