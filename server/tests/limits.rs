@@ -250,6 +250,8 @@ fn a_queue_that_is_full_answers_429_with_retry_after() {
     let server = Server::with(small, ServerOptions::default(), Duration::ZERO);
     let mut first = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
     first.read_exact(&mut [0; 64]).unwrap();
+    // The head of the answer comes before its first step.
+    server.until("the first has left the queue", |s| s.metric("vllm:num_requests_running") == 1.0);
     let waiting: Vec<TcpStream> =
         (0..2).map(|_| server.open("POST", COMPLETIONS, &JSON, long(false).as_bytes())).collect();
     server.until("one runs and two wait", |s| {

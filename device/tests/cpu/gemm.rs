@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{f32_bytes, isas, values};
 
-fn run(isa: Option<Isa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<f32> {
+pub fn run(isa: Option<Isa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len() / w.k() * w.n()];
     let args = Gemm { x: Rows::Numbers(x), weights: w, bias, y: &mut y };
     match isa {

@@ -1,12 +1,13 @@
 //! Products of bfloat16 pairs: one definition of every bit, on every instruction set.
 
 use device::dispatch_pairs;
-use device::gemm::{Gemm, PackedMatrix, PartForm, Rows, WeightRows, gemm, gemm_reference};
+use device::gemm::{PackedMatrix, PartForm, WeightRows};
 use device::simd::pairs::{self, PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 use device::{Dtype, Isa, Pool};
 use proptest::prelude::*;
 
+use super::gemm::run;
 use super::{f32_bytes, pair_isas, values};
 
 #[inline(always)]
@@ -117,16 +118,6 @@ fn numbers_are_rounded_and_words_are_moved() {
     }
 }
 
-fn product(isa: Option<Isa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<f32> {
-    let mut y = vec![f32::NAN; x.len() / w.k() * w.n()];
-    let args = Gemm { x: Rows::Numbers(x), weights: w, bias, y: &mut y };
-    match isa {
-        Some(isa) => gemm(isa, pool, args),
-        None => gemm_reference(args),
-    }
-    y
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
@@ -146,12 +137,12 @@ proptest! {
         prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Dtype::Bf16, k, None, &[(n, PartForm::Numbers(from))]));
         let bias = values(n, seed ^ 7);
         let bias = with_bias.then_some(&bias[..]);
-        let want = product(None, &pool, &x, &w, bias);
+        let want = run(None, &pool, &x, &w, bias);
         for isa in pair_isas() {
-            let got = product(Some(isa), &pool, &x, &w, bias);
+            let got = run(Some(isa), &pool, &x, &w, bias);
             prop_assert_eq!(&got, &want, "{}", isa);
             for row in 0..rows {
-                let alone = product(Some(isa), &pool, &x[row * k..(row + 1) * k], &w, bias);
+                let alone = run(Some(isa), &pool, &x[row * k..(row + 1) * k], &w, bias);
                 prop_assert_eq!(&alone[..], &got[row * n..(row + 1) * n], "{} row {}", isa, row);
             }
         }
