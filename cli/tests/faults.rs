@@ -207,7 +207,7 @@ fn the_program_with_a_faulty_kernel() {
 fn p23_the_program_exits_with_an_error_when_its_engine_thread_dies() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("quire.toml");
-    std::fs::write(&file, "[kernels]\ncache_write = \"test.faulty\"\n").unwrap();
+    std::fs::write(&file, "dtype = \"float32\"\n[kernels]\ncache_write = \"test.faulty\"\n").unwrap();
     let mut program = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "faults::the_program_with_a_faulty_kernel", "--ignored", "--nocapture"])
         .env(PROGRAM, &file)

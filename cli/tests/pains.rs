@@ -58,10 +58,17 @@ fn p13_the_context_is_fitted_to_the_cache_and_a_table_says_what_fits() {
     let context = |server: &Server| server.get("/v1/models").json()["data"][0]["max_model_len"].as_u64().unwrap();
     assert_eq!(context(&with_blocks(8)), 128);
     let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_quire")).args(args).output().unwrap();
-    let plan = run(&["plan", "--kv-cache-memory-bytes", &(8 * BLOCK).to_string()]);
+    let plan = run(&["plan", "--dtype=float32", "--kv-cache-memory-bytes", &(8 * BLOCK).to_string()]);
     let table = String::from_utf8(plan.stdout).unwrap();
     assert!(table.contains("sequences at once") && table.contains("128"), "{table}");
-    let asked = run(&["plan", "--max-model-len", "512", "--kv-cache-memory-bytes", &(8 * BLOCK).to_string()]);
+    let asked = run(&[
+        "plan",
+        "--dtype=float32",
+        "--max-model-len",
+        "512",
+        "--kv-cache-memory-bytes",
+        &(8 * BLOCK).to_string(),
+    ]);
     let error = String::from_utf8(asked.stderr).unwrap();
     assert!(error.contains(&format!("--kv-cache-memory-bytes {}", 32 * BLOCK)), "the flag to set: {error}");
 }

@@ -299,6 +299,8 @@ impl World {
             if tokens > 1 { tokens } else { 0 }
         };
         let tokens: usize = plan.spans.iter().map(of_prompt).sum();
+        // If the plan preempts what decoded, nothing waits for its prompts.
+        let decodes = decodes && (plan.preempted.is_empty() || plan.spans.iter().any(|span| of_prompt(span) == 0));
         let is_limited = decodes && self.config.enable_chunked_prefill;
         assert!(!is_limited || tokens <= self.prompt_budget.max(1), "{tokens} of {}: {plan}", self.prompt_budget);
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);

@@ -5,7 +5,7 @@
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
-//! - [`bench_cpu`]: the comparison with llama.cpp;
+//! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
 //! - [`conformance`]: an external test suite of the API against our server; [`routers`]: replicas behind routers from PyPI.
 //!
@@ -28,6 +28,7 @@ pub mod conformance;
 pub mod docs;
 pub mod doctor;
 pub mod flakes;
+mod http;
 pub mod parts;
 pub mod routers;
 pub mod server;

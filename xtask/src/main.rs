@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
-use xtask::{bench_cpu, build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, test_mpi, tidy};
+use xtask::bench_cpu::{self, Options};
+use xtask::{build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, test_mpi, tidy};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -114,21 +115,33 @@ enum Task {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
-    /// Compare Quire and llama.cpp on the same weights: a table of tokens per second
+    /// Compare Quire, llama.cpp and vLLM on the same weights: a table of tokens per second of each phase, and one of servers
     BenchCpu {
         /// Shapes to measure
         #[arg(long, value_delimiter = ',', default_value = "m135,q05")]
         models: Vec<String>,
+        /// Forms of the weights
+        #[arg(long, value_delimiter = ',', default_value = "bf16,q8,q4")]
+        forms: Vec<String>,
         /// Folder with the models; missing ones are made [default: bench-models/ in the target folder]
         #[arg(long)]
         folder: Option<PathBuf>,
         /// Python interpreter with llama-cpp-python
         #[arg(long, default_value = "python3")]
-        python: PathBuf,
-        /// Runs of each program per line
+        llama: PathBuf,
+        /// Python interpreter with vLLM for CPUs
+        #[arg(long, default_value = "python3")]
+        vllm: PathBuf,
+        /// Measure only prefill and decode
+        #[arg(long, conflicts_with = "only_serving")]
+        only_steps: bool,
+        /// Measure only servers
+        #[arg(long)]
+        only_serving: bool,
+        /// Runs of each engine per line
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Threads of each program
+        /// Threads of each engine
         #[arg(long, default_value_t = kernels::cores())]
         threads: usize,
     },
@@ -188,9 +201,11 @@ fn run(task: Task) -> Result<(), String> {
             bundle::peers::run(&root, &options).map(drop)
         }
         Task::BenchModel { shape, folder, seed } => model::write(&model::Shape::named(&shape)?, &folder, seed),
-        Task::BenchCpu { models, folder, python, rounds, threads } => {
+        Task::BenchCpu { models, forms, folder, llama, vllm, only_steps, only_serving, rounds, threads } => {
             let folder = folder.unwrap_or_else(|| kernels::target(&root).join("bench-models"));
-            bench_cpu::run(&root, &bench_cpu::Options { models, folder, python, rounds, threads })
+            let (steps, serving) = (!only_serving, !only_steps);
+            let options = Options { models, forms, folder, llama, vllm, rounds, threads, steps, serving };
+            bench_cpu::run(&root, &options)
         }
         Task::Docs => docs::run(&root),
         Task::Doctor { require } => {

@@ -80,15 +80,13 @@ const fn in_pairs(isa: Isa, rank: u32) -> Capabilities {
 /// Registers decode and prefill in pairs of bfloat16 for one instruction set.
 macro_rules! register_pairs {
     ($name:literal, $isa:ident, $rank:literal) => {
+        register_pairs!($name, $isa, $rank, Decode);
+        register_pairs!($name, $isa, $rank, Prefill);
+    };
+    ($name:literal, $isa:ident, $rank:literal, $op:ident) => {
         register!(
             $name,
-            Decode,
-            in_pairs(Isa::$isa, $rank),
-            Attention(|device, args| { fast::attention((Isa::$isa, Dtype::Bf16), device, args) })
-        );
-        register!(
-            $name,
-            Prefill,
+            $op,
             in_pairs(Isa::$isa, $rank),
             Attention(|device, args| { fast::attention((Isa::$isa, Dtype::Bf16), device, args) })
         );
@@ -109,7 +107,7 @@ register_pairs!("cpu.portable_bf16", Portable, 4);
 register_pairs!("cpu.avx2_bf16", Avx2, 5);
 #[cfg(target_arch = "x86_64")]
 register_pairs!("cpu.avx512_bf16", Avx512Bf16, 6);
-// A matrix knows its arithmetic, so every linear layer multiplies pairs if it has to; this one by the instruction for them.
+// Every linear layer multiplies a matrix in the arithmetic that it was packed for; this one uses the instruction for pairs.
 #[cfg(target_arch = "x86_64")]
 register!(
     "cpu.avx512_bf16",

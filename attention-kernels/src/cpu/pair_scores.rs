@@ -14,13 +14,13 @@
 use std::ops::Range;
 
 use device::Isa;
-use device::simd::pairs::{PairLanes, Pairs};
+use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
 use super::stored::{Bf16, Slot, place};
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead};
 
-/// Panels of a tile. Six queries take a tile together: six times four vectors of sums leave enough registers of AVX-512 for operands.
+/// Panels of a tile. With six queries, a tile has 24 vectors of sums, which leaves 8 of the 32 registers for operands.
 const PANELS: usize = TILE / LANES;
 
 /// Rounds the queries of a task.
@@ -33,22 +33,6 @@ fn round_queries<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &m
     let (task, dim) = (seen.task, shared.shape.head_dim);
     for (query, to) in scratch.queries.chunks_exact_mut(dim.div_ceil(2)).take(task.queries()).enumerate() {
         round_row::<D>(task.query(query, dim), to);
-    }
-}
-
-/// Rounds numbers to pairs; the last one of an odd number is padded with zero.
-#[inline(always)]
-pub(super) fn round_row<D: PairLanes>(from: &[f32], to: &mut [u32]) {
-    for (from, to) in from.chunks(2 * LANES).zip(to.chunks_mut(LANES)) {
-        match (from.try_into(), (&mut *to).try_into()) {
-            (Ok(from), Ok(to)) => D::round(from, to),
-            _ => {
-                let (mut padded, mut pairs) = ([0.0; 2 * LANES], [0; LANES]);
-                padded[..from.len()].copy_from_slice(from);
-                D::round(&padded, &mut pairs);
-                to.copy_from_slice(&pairs[..to.len()]);
-            }
-        }
     }
 }
 

@@ -16,10 +16,9 @@
 use std::ops::Range;
 
 use device::Isa;
-use device::simd::pairs::{PairLanes, Pairs};
+use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
-use super::pair_scores::round_row;
 use super::stored::{Bf16, place};
 use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead};
 use crate::shape::PARTITION;
@@ -83,42 +82,28 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
         interleave::<D>(shared, seen, &tile, pairs);
         let values = Values { pairs, vectors: dim.div_ceil(LANES), dim };
         let weights = &weights[offset / 2..];
-        if seen.sparse.is_some() {
-            for query in 0..task.queries() {
-                for run in seen.runs(query) {
-                    add_weighted::<D, 1>(values, tile.part(seen, run), query, weights, part);
-                }
-            }
-            continue;
-        }
-        // If all rows see all tokens, the ends of the tile are the same for all.
-        let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens;
         let mut first = 0;
         while first < task.queries() {
+            if seen.sparse.is_some() {
+                for run in seen.runs(first) {
+                    add_weighted::<D, 1>(values, tile.part(seen, run), first, weights, part);
+                }
+                first += 1;
+                continue;
+            }
             let count = match (D::Floats::MANY, task.queries() - first) {
                 (true, 6..) => 6,
                 (true, 3..) => 3,
                 (true, 2) => 2,
                 _ => 1,
             };
-            let common = if everyone { seen.by(0) } else { common(seen, first, first + count - 1) };
-            for before in [true, false] {
-                for query in first..first + if everyone { 0 } else { count } {
-                    let mine = seen.by(query / task.group);
-                    let own = if before {
-                        mine.start..mine.end.min(common.start)
-                    } else {
-                        mine.start.max(common.end)..mine.end
-                    };
-                    add_weighted::<D, 1>(values, tile.part(seen, own), query, weights, part);
-                }
-                let tokens = if everyone { tile.tokens.clone() } else { tile.part(seen, common.clone()) };
-                match (before, count) {
-                    (false, _) => {}
-                    (true, 6) => add_weighted::<D, 6>(values, tokens, first, weights, part),
-                    (true, 3) => add_weighted::<D, 3>(values, tokens, first, weights, part),
-                    (true, 2) => add_weighted::<D, 2>(values, tokens, first, weights, part),
-                    (true, _) => add_weighted::<D, 1>(values, tokens, first, weights, part),
+            for (queries, tokens) in parts(seen, &tile, first..first + count) {
+                let first = queries.start;
+                match queries.len() {
+                    6 => add_weighted::<D, 6>(values, tokens, first, weights, part),
+                    3 => add_weighted::<D, 3>(values, tokens, first, weights, part),
+                    2 => add_weighted::<D, 2>(values, tokens, first, weights, part),
+                    _ => add_weighted::<D, 1>(values, tokens, first, weights, part),
                 }
             }
             first += count;
@@ -126,12 +111,27 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
     }
 }
 
-/// Returns the tokens of whole pairs that all queries from the first to the last see.
-#[inline(always)]
-fn common(seen: &Seen<'_>, first: usize, last: usize) -> Range<usize> {
-    let (start, end) = (seen.by(last / seen.task.group).start, seen.by(first / seen.task.group).end);
-    let start = start.next_multiple_of(2);
-    start..(end / 2 * 2).max(start)
+/// Returns the tokens of a tile that each of some queries adds: those before the pairs that all of them see, query by query; then
+/// these pairs, for all queries at once; then those after them.
+fn parts(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let group = seen.task.group;
+    // If all rows see all tokens, the ends of the tile are the same for all.
+    let everyone = tile.part(seen, seen.by(seen.task.rows - 1).start..seen.by(0).end) == tile.tokens;
+    let common = if everyone {
+        seen.by(0)
+    } else {
+        let start = seen.by((queries.end - 1) / group).start.next_multiple_of(2);
+        start..(seen.by(queries.start / group).end / 2 * 2).max(start)
+    };
+    let alone = if everyone { 0..0 } else { queries.clone() };
+    let shared = if everyone { tile.tokens.clone() } else { tile.part(seen, common.clone()) };
+    let before = alone.clone().map(move |query| (query, 0..common.start));
+    let after = alone.map(move |query| (query, common.end..usize::MAX));
+    let own = move |(query, within): (usize, Range<usize>)| {
+        let mine = seen.by(query / group);
+        (query..query + 1, tile.part(seen, mine.start.max(within.start)..mine.end.min(within.end)))
+    };
+    before.map(own).chain([(queries, shared)]).chain(after.map(own))
 }
 
 /// Pairs up the values of a tile.
@@ -204,11 +204,9 @@ fn columns<D: PairLanes, const R: usize, const C: usize>(
         let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0xffff_0000);
         add::<D, R, C>(&mut sums, &lines, weights, pair);
     }
-    if !pairs.is_empty() {
-        for pair in pairs {
-            if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
-                add::<D, R, C>(&mut sums, lines, weights, pair);
-            }
+    for pair in pairs {
+        if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
+            add::<D, R, C>(&mut sums, lines, weights, pair);
         }
     }
     if tokens.end % 2 == 1 {

@@ -20,7 +20,7 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
-    // Of one source and one family, whose bits are compared.
+    // The emulation has the source and, as its family promises, the bits of the native variant.
     let emulated = variant.capabilities.arithmetic != Dtype::F32 && variant.capabilities.isa != Isa::Avx512Bf16;
     if (another_s || emulated) && !testkit::everything() {
         // This variant launches the kernel of another, or has its bits, which is tested with all looks.

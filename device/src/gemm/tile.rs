@@ -1,12 +1,118 @@
-//! The sums of a tile of float weights.
+//! Products with float weights: a tile of M rows × P panels in registers, and the loop over all tiles.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::output::{Output, numbers};
+use super::processor::PANELS_PER_TASK;
+use crate::Pool;
 use crate::simd::{LANES, Lanes, Pairs, prefetch};
 
 /// Bands of fewer rows are bound by memory, so they prefetch.
-const FEW_ROWS: usize = 12;
+pub(super) const FEW_ROWS: usize = 12;
 
 /// Prefetch distance in bytes.
-const AHEAD: usize = 4 << 10;
+pub(super) const AHEAD: usize = 4 << 10;
+
+/// A part of a product: all rows, some panels.
+pub(super) struct Task<'a, X, W> {
+    /// `[rows, row]`.
+    pub x: &'a [X],
+    pub rows: usize,
+    /// Elements of a row.
+    pub row: usize,
+    /// `[panels, lines]`.
+    pub lines: &'a [W],
+    pub panels: Range<usize>,
+    pub bias: Option<&'a [f32]>,
+    pub out: Output,
+}
+
+impl<X: Sync, W: Sync> Task<'_, X, W> {
+    /// Calls `walk` for parts of the task, on all threads.
+    pub fn run(&self, pool: &Pool, walk: impl Fn(&Task<'_, X, W>) + Sync) {
+        let Task { x, rows, row, lines, ref panels, bias, out } = *self;
+        pool.run(panels.len().div_ceil(PANELS_PER_TASK), x.len() * LANES * PANELS_PER_TASK, |part| {
+            let first = panels.start + part * PANELS_PER_TASK;
+            let panels = first..panels.end.min(first + PANELS_PER_TASK);
+            walk(&Task { x, rows, row, lines, panels, bias, out });
+        });
+    }
+}
+
+/// How a tile is summed.
+pub(super) trait Tile {
+    /// An element of a row of activations.
+    type Number: Sync;
+    /// A line of a panel.
+    type Line: Sync;
+    /// Sums of one row with sixteen outputs.
+    type Sums: Lanes;
+    /// Elements of a row that one line is multiplied with.
+    const NUMBERS_PER_LINE: usize;
+    /// Multiplies rows with panels that are not in a cache yet.
+    fn accumulate<const M: usize, const P: usize>(
+        x: [&[Self::Number]; M],
+        w: [&[Self::Line]; P],
+    ) -> [[Self::Sums; P]; M];
+}
+
+/// Sums of float32 activations, input after input.
+pub(super) struct Floats<L, W>(PhantomData<(L, W)>);
+
+impl<L: Lanes, W: Line> Tile for Floats<L, W> {
+    type Number = f32;
+    type Line = W;
+    type Sums = L;
+    const NUMBERS_PER_LINE: usize = W::INPUTS;
+
+    #[inline(always)]
+    fn accumulate<const M: usize, const P: usize>(x: [&[f32]; M], w: [&[W]; P]) -> [[L; P]; M] {
+        accumulate::<L, W, M, P, true>(x, w, [[L::splat(0.0); P]; M])
+    }
+}
+
+/// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at
+/// a time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+#[inline(always)]
+pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
+    let mut row = 0;
+    while row < task.rows {
+        row += match (T::Sums::MANY, task.rows - row) {
+            (true, 12..) => band::<T, 12, 2>(task, row),
+            (true, 8..) => band::<T, 8, 2>(task, row),
+            (true, 4..) => band::<T, 4, 2>(task, row),
+            (false, 6..) => band::<T, 6, 1>(task, row),
+            (_, 4..) => band::<T, 4, 1>(task, row),
+            (_, 2..) => band::<T, 2, 2>(task, row),
+            _ => band::<T, 1, 2>(task, row),
+        };
+    }
+}
+
+/// Computes M rows of all panels of the task. Returns M.
+#[inline(always)]
+fn band<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, row: usize) -> usize {
+    let mut panels = task.panels.clone();
+    while panels.len() >= P {
+        tile::<T, M, P>(task, row, panels.start);
+        panels.start += P;
+    }
+    for panel in panels {
+        tile::<T, M, 1>(task, row, panel);
+    }
+    M
+}
+
+#[inline(always)]
+fn tile<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, row: usize, panel: usize) {
+    let x: [&[T::Number]; M] = std::array::from_fn(|m| &task.x[(row + m) * task.row..][..task.row]);
+    let lines = task.row.div_ceil(T::NUMBERS_PER_LINE);
+    let w: [&[T::Line]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * lines..][..lines]);
+    let sums = T::accumulate::<M, P>(x, w);
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
+    unsafe { task.out.write_tile(row, panel, &numbers(sums), task.bias) };
+}
 
 /// A line of a panel: sixteen weights for each of some inputs.
 pub(super) trait Line: Copy + Sync {

@@ -76,6 +76,22 @@ pub trait PairLanes: Sized {
     fn transpose(rows: [&[u16; 2 * LANES]; LANES], to: &mut [Pairs; LANES]);
 }
 
+/// Rounds the numbers of a row to `len.div_ceil(2)` pairs of adjacent numbers; the last pair of an odd row is padded with zero.
+#[inline(always)]
+pub fn round_row<D: PairLanes>(from: &[f32], to: &mut [u32]) {
+    for (from, to) in from.chunks(2 * LANES).zip(to.chunks_mut(LANES)) {
+        match (from.try_into(), (&mut *to).try_into()) {
+            (Ok(from), Ok(to)) => D::round(from, to),
+            _ => {
+                let (mut padded, mut pairs) = ([0.0; 2 * LANES], [0; LANES]);
+                padded[..from.len()].copy_from_slice(from);
+                D::round(&padded, &mut pairs);
+                to.copy_from_slice(&pairs[..to.len()]);
+            }
+        }
+    }
+}
+
 /// A subnormal number becomes zero.
 #[inline(always)]
 fn flush(number: f32) -> f32 {

@@ -199,7 +199,7 @@ impl Place {
         let mut hasher = SipHasher13::new();
         postcard::to_allocvec(&common).unwrap_or_default().hash(&mut hasher);
         engine.parallel.hash(&mut hasher);
-        // Of speculation, what the memory of every rank depends on.
+        // The part of the speculation that the memory of every rank depends on.
         let speculative = engine.speculative.as_ref();
         (engine.most_drafts(), speculative.map(|it| std::mem::discriminant(&it.method))).hash(&mut hasher);
         Ok(self.world.agree("hash of the settings", hasher.finish())?)

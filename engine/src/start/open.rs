@@ -199,9 +199,17 @@ fn dtype(
 ) -> Result<Dtype, EngineError> {
     let features = device.features();
     let computes = |dtype: &Dtype| features.compute.contains(dtype);
+    let stored = models::checkpoint_dtype(&config.decoder, weights);
     match engine.dtype {
-        None if !features.launches => Ok(Dtype::F32),
-        None => Ok(models::checkpoint_dtype(&config.decoder, weights).filter(computes).unwrap_or_default()),
+        None if features.launches => Ok(stored.filter(computes).unwrap_or_default()),
+        None if stored == Some(Dtype::Bf16) && pairs::are_fast() => {
+            tracing::info!(
+                "--dtype auto: bfloat16, the type of the checkpoint, in which this CPU is fast ({}); float32 is more accurate",
+                Isa::best()
+            );
+            Ok(Dtype::Bf16)
+        }
+        None => Ok(Dtype::F32),
         Some(dtype) if computes(&dtype) => {
             if dtype == Dtype::Bf16 && !features.launches && !pairs::are_fast() {
                 tracing::warn!(
@@ -214,9 +222,8 @@ fn dtype(
         Some(other) => Err(EngineError::Config {
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
-            expected:
-                "float32 (auto) or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
-                    .to_string(),
+            expected: "float32 or bfloat16, in which a CPU computes with weights of any type; or use --device cuda"
+                .to_string(),
         }),
     }
 }

@@ -172,7 +172,7 @@ impl Linear {
         Ok(Linear { gathered_outputs: widths(&ranges), ..self.outputs(std::iter::once(ranges[rank].clone())) })
     }
 
-    /// Whether the layer is cut by inputs if each rank has so many of them.
+    /// Returns whether the layer is cut by inputs, `widths` of them for each rank.
     fn is_summed(&self, reduce: Reduce, widths: &[usize]) -> bool {
         let grain = self.form.grain();
         let ends = widths.iter().scan(0, |end, width| {

@@ -40,6 +40,7 @@ pub fn configure(context: usize, sequences: usize) -> (TempDir, EngineConfig) {
         max_num_seqs: sequences,
         max_unread_events: 2 * context,
         threads: Some(1),
+        dtype: Some(engine::Dtype::F32),
         ..EngineConfig::default()
     };
     (folder, config)

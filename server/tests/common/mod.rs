@@ -25,9 +25,10 @@ pub struct Server {
     thread: Option<JoinHandle<usize>>,
 }
 
-/// A cache small enough for several servers at a time.
+/// A cache small enough for several servers at a time, in float32 on every CPU.
 pub fn config() -> EngineConfig {
-    EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(1), ..EngineConfig::default() }
+    let dtype = Some(engine::Dtype::F32);
+    EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(1), dtype, ..EngineConfig::default() }
 }
 
 impl Server {

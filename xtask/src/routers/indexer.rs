@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::MODEL;
-use super::http::{Client, Service, free_port};
 use super::packages::Packages;
 use super::random::Random;
+use crate::http::{Client, Service, free_port};
 use crate::server::Server;
 
 /// Number of prompts.

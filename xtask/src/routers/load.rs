@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::MODEL;
-use super::http::Client;
 use super::random::Random;
+use crate::http::Client;
 
 /// Number of conversations.
 const CONVERSATIONS: usize = 15;

@@ -5,7 +5,6 @@
 //! Round robin without retries is there to show that both measures can fail. The packages come from the index that pip is configured for, in
 //! the versions of `requirements.txt`; what cannot be installed is reported as not run.
 
-mod http;
 mod indexer;
 mod load;
 mod packages;
@@ -18,8 +17,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cargo;
+use crate::http::{Client, Service, free_port};
 use crate::server::Server;
-use http::{Client, Service, free_port};
 use packages::Packages;
 
 /// A router with a policy.

@@ -12,8 +12,8 @@ use ureq::Agent;
 /// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time limit for the start of a program.
-const START: Duration = Duration::from_secs(90);
+/// Time limit for the start of a program; vLLM compiles its model first.
+const START: Duration = Duration::from_secs(300);
 
 /// A client of one server.
 #[derive(Clone)]

@@ -1,0 +1,108 @@
+//! Workloads over HTTP: each server stays up, and its prefix cache is emptied before each run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use testkit::kernels;
+use testkit::model::Shape;
+
+use super::{DTYPES, Form, Options, Series, has_module, measure, shown, times};
+use crate::http::{Client, Service, free_port};
+
+/// Files of requests with prompts of token ids below 49152: 64 of mixed lengths (8,434 tokens in, 8,501 out), and 32 that share 512
+/// tokens.
+const WORKLOADS: [&str; 2] = ["workload64", "prefix32"];
+
+/// Requests at a time.
+const CONCURRENCY: &str = "16";
+
+/// Fields of the output of `quire bench serve`.
+const FIELDS: [&str; 4] = ["output_throughput", "p50_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
+
+/// A server that is running.
+struct Subject {
+    name: String,
+    url: String,
+    /// Runs as long as this exists.
+    _service: Service,
+}
+
+pub(super) fn run(
+    root: &Path,
+    quire: &Path,
+    options: &Options,
+    subjects: &[(&Shape, PathBuf)],
+    forms: &[&Form],
+) -> Result<(), String> {
+    let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
+    let threads = options.threads.to_string();
+    println!();
+    println!("| model | form | workload | | output tokens/s | first token, p50 ms | between tokens, p50 ms | p99 ms |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (shape, folder) in subjects {
+        for form in forms {
+            let mut servers = Vec::new();
+            if let (true, Some(dtype)) = (has_vllm, form.vllm) {
+                let mut command = Command::new(&options.vllm);
+                command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(folder);
+                command.args(["--dtype", dtype, "--max-num-seqs", CONCURRENCY]);
+                command.envs([("VLLM_CPU_KVCACHE_SPACE", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")]);
+                // With it, the server has the route that empties the prefix cache.
+                command.envs([("VLLM_SERVER_DEV_MODE", "1"), ("HF_HUB_OFFLINE", "1")]).env("OMP_NUM_THREADS", &threads);
+                servers.push(start("vLLM".to_owned(), command)?);
+            }
+            for (dtype, _) in DTYPES {
+                let mut command = Command::new(quire);
+                command.arg("serve").arg(folder).args(["--dtype", dtype]);
+                form.add_to(&mut command);
+                command.args(["--max-num-seqs", CONCURRENCY, "--threads", &threads]);
+                servers.push(start(format!("Quire, {dtype}"), command)?);
+            }
+            for workload in WORKLOADS {
+                let mut figures: Vec<Series> = servers.iter().map(|_| Series::default()).collect();
+                for _ in 0..options.rounds {
+                    for (server, figures) in servers.iter().zip(&mut figures) {
+                        Client::new(&server.url).post("/reset_prefix_cache", &Value::Null)?;
+                        let dataset = root.join("xtask/workloads").join(workload).with_extension("json");
+                        let mut command = Command::new(quire);
+                        command.args(["bench", "serve", "--ignore-eos", "--output-json=-", "--base-url", &server.url]);
+                        command.args(["--max-concurrency", CONCURRENCY, "--dataset"]).arg(dataset);
+                        measure(&mut command, &FIELDS, figures)?;
+                    }
+                }
+                let peers: Vec<(&str, &[f64])> = servers
+                    .iter()
+                    .zip(&figures)
+                    .filter(|(server, _)| server.name == "vLLM")
+                    .map(|(server, figures)| (server.name.as_str(), &figures[0][..]))
+                    .collect();
+                for (server, [tokens, first, between, worst]) in servers.iter().zip(&figures) {
+                    let times = if server.name == "vLLM" { String::new() } else { times(tokens, &peers) };
+                    println!(
+                        "| {} | {} | {workload} | {} | {}{times} | {} | {} | {} |",
+                        shape.name,
+                        form.name,
+                        server.name,
+                        shown(tokens),
+                        shown(first),
+                        shown(between),
+                        shown(worst)
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts a server on a free port, and waits until it answers.
+fn start(name: String, mut command: Command) -> Result<Subject, String> {
+    let port = free_port()?;
+    command.args(["--port", &port.to_string()]);
+    let url = format!("http://127.0.0.1:{port}");
+    let log = kernels::target(&testkit::workspace::root()).join(format!("bench-cpu-{port}.log"));
+    let client = Client::new(&url);
+    let service = Service::start(command, &log, || client.metric("up").is_ok())?;
+    Ok(Subject { name, url, _service: service })
+}

@@ -1,0 +1,116 @@
+//! Prefill and decode of a batch, without a server.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testkit::model::Shape;
+
+use super::resident::Resident;
+use super::{DTYPES, Form, Options, Series, add, has_module, measure, median, shown, times};
+
+/// Sequences at once, tokens of each prompt and tokens to generate.
+const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (8, 256, 33), (16, 256, 33), (32, 256, 33), (1, 8064, 65)];
+
+/// Tokens per block of Quire's cache.
+const BLOCK_SIZE: usize = 16;
+
+/// Fields of the output of `quire bench latency`, in the order of [`Series`].
+const FIELDS: [&str; 4] =
+    ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_roofline", "decode_share_of_roofline"];
+
+/// Settings of vLLM: a cache of 2 GiB, both cores, and no second process that would be busy while others are measured.
+const VLLM: [(&str, &str); 4] = [
+    ("VLLM_CPU_KVCACHE_SPACE", "2"),
+    ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
+    ("HF_HUB_OFFLINE", "1"),
+];
+
+pub(super) fn run(
+    quire: &Path,
+    options: &Options,
+    subjects: &[(&Shape, PathBuf)],
+    forms: &[&Form],
+) -> Result<(), String> {
+    let has_llama = has_module(&options.llama, "llama_cpp", "--llama");
+    let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
+    let threads = options.threads.to_string();
+    println!("| model | form | sequences, context | | prefill | of the limit | decode | of the limit |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (shape, folder) in subjects {
+        for form in forms {
+            let mut peers = Vec::new();
+            if has_llama {
+                let file = folder.join(format!("{}-{}.gguf", shape.name, form.gguf)).display().to_string();
+                let script = (include_str!("llama.py"), &[file.as_str(), &threads][..]);
+                peers.push(Resident::start("llama.cpp", &options.llama, script, &[])?);
+            }
+            if let (true, Some(dtype)) = (has_vllm, form.vllm) {
+                let folder = folder.display().to_string();
+                let script = (include_str!("vllm.py"), &[folder.as_str(), dtype][..]);
+                let environment = [&VLLM[..], &[("OMP_NUM_THREADS", &threads)]].concat();
+                peers.push(Resident::start("vLLM", &options.vllm, script, &environment)?);
+            }
+            for setting @ (batch, input, _) in SETTINGS {
+                let mut theirs: Vec<Series> = peers.iter().map(|_| Series::default()).collect();
+                let mut ours = DTYPES.map(|_| Series::default());
+                for _ in 0..options.rounds {
+                    for (dtype, ours) in DTYPES.into_iter().zip(&mut ours) {
+                        let mut command = latency(quire, options, (shape, folder), form, dtype, setting);
+                        measure(&mut command, &FIELDS, ours)?;
+                    }
+                    for (peer, theirs) in peers.iter_mut().zip(&mut theirs) {
+                        add(peer.name, &peer.measure(setting)?, &["prefill", "decode"], theirs)?;
+                    }
+                }
+                let row = format!("| {} | {} | {batch}, {input}", shape.name, form.name);
+                for (peer, [prefill, decode, ..]) in peers.iter().zip(&theirs) {
+                    println!("{row} | {} | {} | | {} | |", peer.name, shown(prefill), shown(decode));
+                }
+                let of = |which: usize| -> Vec<(&str, &[f64])> {
+                    peers.iter().zip(&theirs).map(|(peer, series)| (peer.name, &series[which][..])).collect()
+                };
+                for ((dtype, _), [prefill, decode, prefill_share, decode_share]) in DTYPES.iter().zip(&ours) {
+                    println!(
+                        "{row} | Quire, {dtype} | {}{} | {:.0} % | {}{} | {:.0} % |",
+                        shown(prefill),
+                        times(prefill, &of(0)),
+                        100.0 * median(prefill_share),
+                        shown(decode),
+                        times(decode, &of(1)),
+                        100.0 * median(decode_share)
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn latency(
+    quire: &Path,
+    options: &Options,
+    (shape, folder): (&Shape, &Path),
+    form: &Form,
+    (dtype, number_bytes): (&str, usize),
+    (batch, input, output): (usize, usize, usize),
+) -> Command {
+    // As large as the sequences need, like that of llama.cpp, so that no run touches new pages.
+    let tokens = batch * (input + output).next_multiple_of(BLOCK_SIZE);
+    let bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim() * number_bytes * tokens;
+    let mut command = Command::new(quire);
+    command.args(["bench", "latency"]).arg(folder).args([
+        &format!("--dtype={dtype}"),
+        &format!("--kv-cache-memory-bytes={bytes}"),
+        &format!("--block-size={BLOCK_SIZE}"),
+        &format!("--threads={}", options.threads),
+        &format!("--batch-size={batch}"),
+        &format!("--input-len={input}"),
+        &format!("--output-len={output}"),
+        "--num-iters=1",
+        "--num-iters-warmup=1",
+        "--output-json=-",
+    ]);
+    form.add_to(&mut command);
+    command
+}
