@@ -91,14 +91,12 @@ fn read<L: Lanes>(data: &[f32]) {
 #[inline(always)]
 fn dots<D: DotLanes>() {
     let weights = D::load(black_box(&[3; GROUP]));
-    let mut sums = [D::start(0); CHAINS];
-    for _ in 0..STEPS {
-        for sum in &mut sums {
-            *sum = D::dot(*sum, weights, black_box([1, -1, 1, -1]));
-        }
+    let mut sums = D::begin::<CHAINS, 1>([0; CHAINS]);
+    for _ in 0..STEPS / 2 {
+        D::add(&mut sums, [[weights; 2]], [black_box(&[[1, -1, 1, -1]; 2]); CHAINS], false);
     }
     let mut out = [0.0; LANES];
-    for sum in sums {
+    for [sum] in sums {
         sum.to_floats().store(&mut out);
         black_box(&out);
     }

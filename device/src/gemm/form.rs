@@ -8,7 +8,6 @@
 
 use super::Quantization;
 use super::quantize::BLOCK;
-use super::rows::RowBlock;
 use crate::simd::int8::{DotLanes, GROUP, IntLanes, OFFSET, Weights};
 
 /// A cache line: one group of bytes, or two groups of nibbles.
@@ -25,8 +24,8 @@ pub(super) trait Form: Send + Sync + 'static {
     const QUANTIZATION: Quantization;
     /// Weights of sixteen outputs for 32 k.
     type Block: Copy + Sync + Send;
-    /// Lines in a block.
-    const LINES: usize;
+    /// Whether [`Form::load`] returns codes of at most 6 bits, without [`OFFSET`].
+    const SMALL: bool;
     /// A block before anything is stored.
     const EMPTY: Self::Block;
 
@@ -34,14 +33,10 @@ pub(super) trait Form: Send + Sync + 'static {
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]);
     /// Returns the integer of output `lane` at index `index` of the block.
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
-    /// Weights of a line, ready to be multiplied with many rows.
-    type Loaded<D: DotLanes>: Copy;
-    /// Returns empty sums for activations with this [correction](RowBlock::correction).
-    fn start<D: DotLanes>(correction: i32) -> D::Sums;
-    /// Loads line `line` of a block.
-    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Self::Loaded<D>;
-    /// Adds the products of line `line` with a row.
-    fn dot<D: DotLanes>(sums: D::Sums, weights: Self::Loaded<D>, row: &RowBlock, line: usize) -> D::Sums;
+    /// Returns what sums start from for activations with this [correction](super::rows::RowBlock::correction).
+    fn start<D: DotLanes>(correction: i32) -> i32;
+    /// Loads the groups of k = 8e..8e+8 of a block.
+    fn load<D: DotLanes>(block: &Self::Block, e: usize) -> [Weights<D>; 2];
 }
 
 /// 8-bit integers.
@@ -50,8 +45,8 @@ pub(super) struct Bytes;
 impl Form for Bytes {
     const QUANTIZATION: Quantization = Quantization::Q8;
     type Block = [Line; BLOCK / 4];
-    const LINES: usize = BLOCK / 4;
-    const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
+    const SMALL: bool = false;
+    const EMPTY: Self::Block = [Line([0; GROUP]); BLOCK / 4];
 
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
         for (line, four) in block.iter_mut().zip(values.as_chunks::<4>().0) {
@@ -61,18 +56,13 @@ impl Form for Bytes {
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
         block[index / 4].0[lane * 4 + index % 4].wrapping_sub(OFFSET) as i8
     }
-    type Loaded<D: DotLanes> = Weights<D>;
     #[inline(always)]
-    fn start<D: DotLanes>(correction: i32) -> D::Sums {
+    fn start<D: DotLanes>(correction: i32) -> i32 {
         D::start(correction)
     }
     #[inline(always)]
-    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Weights<D> {
-        D::load(&block[line].0)
-    }
-    #[inline(always)]
-    fn dot<D: DotLanes>(sums: D::Sums, weights: Weights<D>, row: &RowBlock, line: usize) -> D::Sums {
-        D::dot(sums, weights, row.values[line])
+    fn load<D: DotLanes>(block: &Self::Block, e: usize) -> [Weights<D>; 2] {
+        [D::load(&block[2 * e].0), D::load(&block[2 * e + 1].0)]
     }
 }
 
@@ -82,8 +72,8 @@ pub(super) struct Nibbles;
 impl Form for Nibbles {
     const QUANTIZATION: Quantization = Quantization::Q4;
     type Block = [Line; BLOCK / 8];
-    const LINES: usize = BLOCK / 8;
-    const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
+    const SMALL: bool = true;
+    const EMPTY: Self::Block = [Line([0; GROUP]); BLOCK / 8];
 
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
         for (line, eight) in block.iter_mut().zip(values.as_chunks::<8>().0) {
@@ -97,18 +87,13 @@ impl Form for Nibbles {
         let byte = block[index / 8].0[lane * 4 + index % 4];
         ((byte >> (index % 8 / 4 * 4)) & 15) as i8 - NIBBLE_OFFSET
     }
-    type Loaded<D: DotLanes> = [Weights<D>; 2];
     #[inline(always)]
-    fn start<D: DotLanes>(correction: i32) -> D::Sums {
+    fn start<D: DotLanes>(correction: i32) -> i32 {
         // The correction is −128·Σ; an offset of 8 needs −8·Σ, and the division is exact.
-        D::Sums::splat(correction / 16)
+        correction / 16
     }
     #[inline(always)]
-    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [Weights<D>; 2] {
-        [D::Sums::load_codes(&block[line].0, 0, 4), D::Sums::load_codes(&block[line].0, 4, 4)]
-    }
-    #[inline(always)]
-    fn dot<D: DotLanes>(sums: D::Sums, [low, high]: [Weights<D>; 2], row: &RowBlock, line: usize) -> D::Sums {
-        D::dot_small(D::dot_small(sums, low, row.values[2 * line]), high, row.values[2 * line + 1])
+    fn load<D: DotLanes>(block: &Self::Block, e: usize) -> [Weights<D>; 2] {
+        [D::Sums::load_codes(&block[e].0, 0, 4), D::Sums::load_codes(&block[e].0, 4, 4)]
     }
 }

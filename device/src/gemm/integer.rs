@@ -17,6 +17,7 @@ use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
 use super::form::Form;
 use super::output::{Output, numbers};
 use super::processor::Processor;
+use super::quantize::BLOCK;
 use super::rows::{RowBlock, Rows};
 use crate::dispatch_dot;
 use crate::simd::Lanes;
@@ -151,15 +152,12 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     let mut acc = [[Floats::<D>::splat(0.0); P]; M];
     for (b, unit) in task.weights.pair(pair).iter().enumerate() {
         next.prefetch();
-        let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(x[m][b].correction); P]);
-        for line in 0..F::LINES {
-            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], line));
-            for m in 0..M {
-                for p in 0..P {
-                    sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
-                }
-            }
+        let mut sums = D::begin::<M, P>(std::array::from_fn(|m| F::start::<D>(x[m][b].correction)));
+        for e in 0..BLOCK / 8 {
+            let weights: [_; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], e));
+            D::add(&mut sums, weights, std::array::from_fn(|m| x[m][b].eight(e)), F::SMALL);
         }
+        let sums = D::by_rows(sums);
         let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
         for m in 0..M {
             let scale = Floats::<D>::splat(x[m][b].scale);

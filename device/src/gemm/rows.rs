@@ -31,6 +31,12 @@ impl RowBlock {
     /// Cost of quantising one number, in multiply-adds, for [`Pool::run`](crate::Pool::run).
     pub const COST: usize = 8;
 
+    /// Integers 8e..8e+8.
+    #[inline(always)]
+    pub(super) fn eight(&self, e: usize) -> &[[i8; 4]; 2] {
+        &self.values.as_chunks().0[e]
+    }
+
     /// Quantises `numbers` into this block. Pad the last block of a row with zeros.
     #[inline(always)]
     pub fn set<L: Lanes>(&mut self, numbers: &[f32; BLOCK]) {

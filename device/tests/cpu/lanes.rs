@@ -55,7 +55,8 @@ fn every_available_isa_agrees_with_the_standard_library() {
 #[inline(always)]
 fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u16; LANES], out: &mut [[f32; LANES]; 3]) {
     let correction = -i32::from(OFFSET) * a.iter().flatten().map(|&a| i32::from(a)).sum::<i32>();
-    let sums = D::dot(D::dot(D::start(correction), D::load(&w[0]), a[0]), D::load(&w[1]), a[1]);
+    let start = D::Sums::splat(D::start(correction));
+    let sums = D::dot(D::dot(start, D::load(&w[0]), a[0]), D::load(&w[1]), a[1]);
     sums.to_floats().store(&mut out[0]);
     Floats::<D>::load_finite_f16(halves).store(&mut out[1]);
     let (low, high) = (D::Sums::load_codes(&w[0], 0, 4), D::Sums::load_codes(&w[0], 4, 4));

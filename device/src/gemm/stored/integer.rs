@@ -29,8 +29,13 @@ const AT_ONCE: usize = 16;
 trait Cut: 'static {
     /// Whether weights are codes of at most 6 bits; else they are bytes with an [`OFFSET`].
     const SMALL: bool;
+    /// Inputs 8e..8e+8 of the lines of a panel.
+    #[inline(always)]
+    fn load<D: DotLanes>(lines: &[Line], e: usize, codebook: &Codebook) -> [Weights<D>; 2] {
+        [Self::group::<D>(lines, 2 * e, codebook), Self::group::<D>(lines, 2 * e + 1, codebook)]
+    }
     /// Inputs 4g..4g+4 of the lines of a panel.
-    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D>;
+    fn group<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D>;
 }
 
 /// What codes stand for.
@@ -46,7 +51,7 @@ struct Planes<const LOW: u32, const HIGH: u32>;
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const SMALL: bool = true;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
+    fn group<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         codes::<D::Sums, LOW, HIGH>(lines, g)
     }
 }
@@ -57,7 +62,7 @@ struct Whole;
 impl Cut for Whole {
     const SMALL: bool = false;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
+    fn group<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         D::load(&lines[g].0)
     }
 }
@@ -68,7 +73,7 @@ struct Table;
 impl Cut for Table {
     const SMALL: bool = false;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
+    fn group<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
         D::Sums::look_up(codes::<D::Sums, 4, 0>(lines, g), &codebook.table)
     }
 }
@@ -79,7 +84,7 @@ struct Any;
 impl Cut for Any {
     const SMALL: bool = false;
     #[inline(always)]
-    fn load<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
+    fn group<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
         D::load(&std::array::from_fn(|i| {
             let number = codebook.codes.number(code(codebook.codes, lines, 4 * g + i % 4, i / 4));
             (number as i8 as u8).wrapping_add(OFFSET)
@@ -158,7 +163,7 @@ fn pairs<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
                 while row < last {
                     row += match last - row {
                         6.. if D::WIDE => tile::<D, C, 6>(task, row, blocks, &mut next),
-                        4.. if D::WIDE => tile::<D, C, 4>(task, row, blocks, &mut next),
+                        4.. if D::WIDE || D::ROWS == 4 => tile::<D, C, 4>(task, row, blocks, &mut next),
                         2.. => tile::<D, C, 2>(task, row, blocks, &mut next),
                         _ => tile::<D, C, 1>(task, row, blocks, &mut next),
                     };
@@ -209,7 +214,7 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
     for (b, block) in blocks.range.clone().enumerate() {
         next.prefetch();
         let lines: [&[Line]; P] = std::array::from_fn(|p| &blocks.lines[(block * PAIR + panel + p) * size..][..size]);
-        let mut sums = [[D::Sums::splat(0); P]; M];
+        let mut sums = D::begin::<M, P>([0; M]);
         for half in 0..2 {
             if left == 0 {
                 left = format.group;
@@ -225,28 +230,28 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
                 };
             }
             if half == 0 || halves {
+                let mut starts = [0; M];
                 for m in 0..M {
-                    let none =
-                        if C::SMALL { D::Sums::splat(corrections[m] / 128 * zero) } else { D::start(corrections[m]) };
-                    sums[m] = [none; P];
+                    starts[m] = if C::SMALL { corrections[m] / 128 * zero } else { D::start(corrections[m]) };
                 }
+                sums = D::begin(starts);
             }
-            for line in 0..BLOCK / 8 {
-                let g = half * (BLOCK / 8) + line;
-                for p in 0..P {
-                    let weights = C::load::<D>(lines[p], g, blocks.codebook);
-                    for m in 0..M {
-                        sums[m][p] = match C::SMALL {
-                            true => D::dot_small(sums[m][p], weights, x[m][b].values[g]),
-                            false => D::dot(sums[m][p], weights, x[m][b].values[g]),
-                        };
-                    }
+            for e in half * (BLOCK / 16)..(half + 1) * (BLOCK / 16) {
+                let mut rows = [&[[0; 4]; 2]; M];
+                for m in 0..M {
+                    rows[m] = x[m][b].eight(e);
                 }
+                let mut weights = [C::load::<D>(lines[0], e, blocks.codebook); P];
+                for p in 1..P {
+                    weights[p] = C::load::<D>(lines[p], e, blocks.codebook);
+                }
+                D::add(&mut sums, weights, rows, C::SMALL);
             }
             left -= BLOCK / 2;
             if half == 0 && !halves {
                 continue;
             }
+            let sums = D::by_rows(sums);
             for m in 0..M {
                 let row_scale = Floats::<D>::splat(x[m][b].scale);
                 for p in 0..P {

@@ -22,7 +22,7 @@ mod x86;
 use std::fmt;
 
 #[cfg(target_arch = "aarch64")]
-pub use neon::{NeonDot, NeonWiden};
+pub use neon::{NeonDot, NeonI8mm, NeonWiden};
 pub use portable::PortableDot;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2Dot, Avx512Vnni, AvxVnni, Halves};
@@ -50,12 +50,21 @@ pub enum DotIsa {
     Neon,
     /// 64-bit ARM with `sdot`.
     NeonDot,
+    /// 64-bit ARM with `usmmla`, which multiplies two rows with two outputs.
+    NeonI8mm,
 }
 
 impl DotIsa {
     /// Every instruction set, the most capable last.
-    pub const ALL: [DotIsa; 6] =
-        [DotIsa::Portable, DotIsa::Avx2, DotIsa::AvxVnni, DotIsa::Avx512Vnni, DotIsa::Neon, DotIsa::NeonDot];
+    pub const ALL: [DotIsa; 7] = [
+        DotIsa::Portable,
+        DotIsa::Avx2,
+        DotIsa::AvxVnni,
+        DotIsa::Avx512Vnni,
+        DotIsa::Neon,
+        DotIsa::NeonDot,
+        DotIsa::NeonI8mm,
+    ];
 
     /// Returns whether this CPU has the instructions.
     pub fn is_available(self) -> bool {
@@ -71,6 +80,8 @@ impl DotIsa {
             DotIsa::Neon => true,
             #[cfg(target_arch = "aarch64")]
             DotIsa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            DotIsa::NeonI8mm => std::arch::is_aarch64_feature_detected!("i8mm"),
             #[allow(unreachable_patterns)]
             _ => false,
         }
@@ -82,7 +93,7 @@ impl DotIsa {
             Isa::Portable => &[],
             Isa::Avx2 => &[DotIsa::AvxVnni, DotIsa::Avx2],
             Isa::Avx512 | Isa::Avx512Bf16 => &[DotIsa::Avx512Vnni, DotIsa::AvxVnni, DotIsa::Avx2],
-            Isa::Neon => &[DotIsa::NeonDot, DotIsa::Neon],
+            Isa::Neon => &[DotIsa::NeonI8mm, DotIsa::NeonDot, DotIsa::Neon],
         };
         candidates.iter().copied().find(|dot| dot.is_available()).unwrap_or(DotIsa::Portable)
     }
@@ -97,6 +108,7 @@ impl fmt::Display for DotIsa {
             DotIsa::Avx512Vnni => "avx512-vnni",
             DotIsa::Neon => "neon",
             DotIsa::NeonDot => "neon-dotprod",
+            DotIsa::NeonI8mm => "neon-i8mm",
         })
     }
 }
@@ -157,11 +169,11 @@ pub trait DotLanes: Sized {
     /// Whether [`DotLanes::dot`] multiplies weights with their [`OFFSET`].
     const UNSIGNED: bool;
 
-    /// Returns empty sums. `correction` is −128·Σ of all activations that will be multiplied; it removes the offset of
-    /// unsigned weights.
+    /// Returns what a sum starts from. `correction` is −128·Σ of all activations that will be multiplied; it removes the offset
+    /// of unsigned weights.
     #[inline(always)]
-    fn start(correction: i32) -> Self::Sums {
-        Self::Sums::splat(if Self::UNSIGNED { correction } else { 0 })
+    fn start(correction: i32) -> i32 {
+        if Self::UNSIGNED { correction } else { 0 }
     }
     /// Loads a group of weights for [`DotLanes::dot`].
     #[inline(always)]
@@ -174,6 +186,40 @@ pub trait DotLanes: Sized {
     #[inline(always)]
     fn dot_small(sums: Self::Sums, weights: Weights<Self>, activations: [i8; 4]) -> Self::Sums {
         Self::dot(sums, weights, activations)
+    }
+
+    /// Returns the sums of a tile, in the order of [`DotLanes::add`]: row `m` starts from `starts[m]`.
+    #[inline(always)]
+    fn begin<const M: usize, const P: usize>(starts: [i32; M]) -> [[Self::Sums; P]; M] {
+        let mut sums = [[Self::Sums::splat(0); P]; M];
+        for m in 0..M {
+            sums[m] = [Self::Sums::splat(starts[m]); P];
+        }
+        sums
+    }
+    /// Adds two groups of each panel times eight activations of each row. `small`: as [`DotLanes::dot_small`].
+    #[inline(always)]
+    fn add<const M: usize, const P: usize>(
+        sums: &mut [[Self::Sums; P]; M],
+        weights: [[Weights<Self>; 2]; P],
+        rows: [&[[i8; 4]; 2]; M],
+        small: bool,
+    ) {
+        for g in 0..2 {
+            for m in 0..M {
+                for p in 0..P {
+                    sums[m][p] = match small {
+                        true => Self::dot_small(sums[m][p], weights[p][g], rows[m][g]),
+                        false => Self::dot(sums[m][p], weights[p][g], rows[m][g]),
+                    };
+                }
+            }
+        }
+    }
+    /// Returns the sums by rows and lanes.
+    #[inline(always)]
+    fn by_rows<const M: usize, const P: usize>(sums: [[Self::Sums; P]; M]) -> [[Self::Sums; P]; M] {
+        sums
     }
 }
 
@@ -198,6 +244,9 @@ macro_rules! dispatch_dot {
         #[cfg(target_arch = "aarch64")]
         #[target_feature(enable = "dotprod")]
         fn neon_dot$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::NeonDot $(, $form)?>($($arg),*) }
+        #[cfg(target_arch = "aarch64")]
+        #[target_feature(enable = "i8mm")]
+        fn neon_i8mm$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::NeonI8mm $(, $form)?>($($arg),*) }
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
@@ -211,6 +260,9 @@ macro_rules! dispatch_dot {
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             int8::DotIsa::NeonDot => unsafe { neon_dot$(::<$form>)?($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            int8::DotIsa::NeonI8mm => unsafe { neon_i8mm$(::<$form>)?($($arg),*) },
             #[cfg(target_arch = "aarch64")]
             int8::DotIsa::Neon => $kernel::<int8::NeonWiden $(, $form)?>($($arg),*),
             _ => $kernel::<int8::PortableDot $(, $form)?>($($arg),*),
