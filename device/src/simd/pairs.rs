@@ -34,7 +34,6 @@ pub fn pair([even, odd]: [f32; 2]) -> u32 {
 /// Adds the products of two pairs, as one lane of [`PairLanes::dot`] does.
 #[inline(always)]
 pub fn dot(sum: f32, a: u32, b: u32) -> f32 {
-    let halves = |pair: u32| [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)];
     let ([a_even, a_odd], [b_even, b_odd]) = (halves(a), halves(b));
     add_product(add_product(sum, a_odd, b_odd), a_even, b_even)
 }
@@ -116,6 +115,19 @@ fn near_zero(sum: f32, a: f32, b: f32, rounded: f32) -> f32 {
     if exact.abs() < least { 0.0f32.copysign(rounded) } else { rounded }
 }
 
+/// The numbers of a pair.
+#[inline(always)]
+fn halves(pair: u32) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}
+
+/// One lane after the other.
+#[cold]
+#[inline(never)]
+fn exactly(sums: Portable<true>, a: [u32; LANES], b: [u32; LANES]) -> Portable<true> {
+    Portable(std::array::from_fn(|i| dot(sums.0[i], a[i], b[i])))
+}
+
 /// Pairs in plain arrays.
 pub struct Emulated;
 
@@ -131,9 +143,20 @@ impl PairLanes for Emulated {
     fn splat(pair: u32) -> [u32; LANES] {
         [pair; LANES]
     }
+    /// Multiplies without a look at subnormal numbers, which the compiler vectorises. If it meets one, it starts again.
     #[inline(always)]
     fn dot(sums: Portable<true>, a: [u32; LANES], b: [u32; LANES]) -> Portable<true> {
-        Portable(std::array::from_fn(|i| dot(sums.0[i], a[i], b[i])))
+        let (mut out, mut least) = (sums.0, u32::MAX);
+        for i in 0..LANES {
+            let ([a_even, a_odd], [b_even, b_odd]) = (halves(a[i]), halves(b[i]));
+            let odd = a_odd.mul_add(b_odd, sums.0[i]);
+            out[i] = a_even.mul_add(b_even, odd);
+            for number in [a_even, a_odd, b_even, b_odd, sums.0[i], odd, out[i]] {
+                // The magnitude, and the greatest one for zero.
+                least = least.min((number.to_bits() << 1).wrapping_sub(1));
+            }
+        }
+        if least < f32::MIN_POSITIVE.to_bits() << 1 { exactly(sums, a, b) } else { Portable(out) }
     }
     #[inline(always)]
     fn round(from: &[f32; 2 * LANES], to: &mut [u32; LANES]) {
