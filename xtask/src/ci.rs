@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use testkit::capability::{AARCH64, Capability};
+use testkit::capability::{AARCH64, AARCH64_LINKER, Capability};
 use testkit::not_run::{self, Required};
 
 use crate::parts::{self, Part};
@@ -80,6 +80,7 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         // The engine and all below it: ring, which the downloads need, wants a C compiler for the target.
         Step::new("NEON", format!("cargo check -p engine --locked --target {AARCH64}")).needs(Capability::Aarch64),
+        neon_step(root),
         Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
             .needs(Capability::CargoDeny),
         Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
@@ -134,6 +135,18 @@ fn thread_sanitizer_step() -> Step {
     let packages = "-p attention-kernels -p models -p sampling";
     let command = format!("cargo test {packages} --test all --locked -- --ignored the_thread_sanitizer");
     Step::new("thread sanitizer", command).needs(Capability::Tsan)
+}
+
+/// The CPU tests of `device` on an emulated 64-bit ARM CPU with all extensions. Its reports of x86 units are not counted: they go to
+/// a folder of their own.
+fn neon_step(root: &Path) -> Step {
+    let reports = testkit::kernels::target(root).join("emulated");
+    let runner = format!("qemu-aarch64 -L /usr/aarch64-linux-gnu -E CARGO_TARGET_DIR={}", reports.display());
+    Step::new("NEON tests", format!("cargo test -p device --test all --locked --target {AARCH64} cpu::"))
+        .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_LINKER)
+        .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
+        .with("QUIRE_REQUIRE", "neon,neon-dotprod,neon-i8mm")
+        .needs(Capability::QemuAarch64)
 }
 
 fn soak_step() -> Step {
