@@ -192,54 +192,83 @@ fn columns<D: PairLanes, const R: usize, const C: usize>(
     at: usize,
 ) -> usize {
     let (dim, vectors) = (values.dim, values.vectors);
+    let mut stored = [[[0.0; LANES]; C]; R];
+    for r in 0..R {
+        for c in 0..C {
+            let from = vector(&mut part[r * dim..][..dim], at + c);
+            stored[r][c][..from.len()].copy_from_slice(from);
+        }
+    }
+    // Loops that do nothing else are unrolled, so that the sums stay in registers.
     let mut sums = [[D::Floats::splat(0.0); C]; R];
     for r in 0..R {
         for c in 0..C {
-            sums[r][c] = load::<D>(&part[r * dim..][..dim], at + c);
+            sums[r][c] = D::Floats::load(&stored[r][c]);
         }
     }
     let pairs = tokens.start.div_ceil(2)..tokens.end / 2;
     if tokens.start % 2 == 1 {
         let pair = tokens.start / 2;
         let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0xffff_0000);
-        add::<D, R, C>(&mut sums, &lines, weights, pair);
+        sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
     }
-    for pair in pairs {
-        if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
-            add::<D, R, C>(&mut sums, lines, weights, pair);
+    if pairs.start < pairs.end {
+        let rows = weights_of(weights, pairs.clone());
+        for (i, pair) in pairs.enumerate() {
+            if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
+                sums = add::<D, R, C>(sums, lines, rows, i);
+            }
         }
     }
     if tokens.end % 2 == 1 {
         let pair = tokens.end / 2;
         let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0x0000_ffff);
-        add::<D, R, C>(&mut sums, &lines, weights, pair);
+        sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
     }
     for r in 0..R {
         for c in 0..C {
-            store::<D>(sums[r][c], &mut part[r * dim..][..dim], at + c);
+            sums[r][c].store(&mut stored[r][c]);
+        }
+    }
+    for r in 0..R {
+        for c in 0..C {
+            let to = vector(&mut part[r * dim..][..dim], at + c);
+            to.copy_from_slice(&stored[r][c][..to.len()]);
         }
     }
     C
 }
 
-/// Adds one pair of tokens.
+/// Returns the weights of some pairs for each query.
+#[inline(always)]
+fn weights_of<const R: usize>(weights: &[u32], pairs: Range<usize>) -> [&[u32]; R] {
+    let mut rows = [&weights[..0]; R];
+    for r in 0..R {
+        // All have this length, so no index into them is checked.
+        rows[r] = &weights[r * WEIGHTS + pairs.start..][..pairs.end - pairs.start];
+    }
+    rows
+}
+
+/// Adds pair `i` of the weights.
 #[inline(always)]
 fn add<D: PairLanes, const R: usize, const C: usize>(
-    sums: &mut [[D::Floats; C]; R],
+    mut sums: [[D::Floats; C]; R],
     lines: &[Pairs; C],
-    weights: &[u32],
-    pair: usize,
-) {
+    weights: [&[u32]; R],
+    i: usize,
+) -> [[D::Floats; C]; R] {
     let mut v = [D::splat(0); C];
     for c in 0..C {
         v[c] = D::load(&lines[c]);
     }
     for r in 0..R {
-        let p = D::splat(weights[r * WEIGHTS + pair]);
+        let p = D::splat(weights[r][i]);
         for c in 0..C {
             sums[r][c] = D::dot(sums[r][c], p, v[c]);
         }
     }
+    sums
 }
 
 /// Returns values of which one token of the pair is zero.
@@ -252,30 +281,10 @@ fn masked<const C: usize>(lines: &[Pairs], mask: u32) -> [Pairs; C] {
     masked
 }
 
-/// Loads vector `at` of a row; the last one is padded with zeros.
+/// Returns vector `at` of a row; the last one may be shorter.
 #[inline(always)]
-fn load<D: PairLanes>(row: &[f32], at: usize) -> D::Floats {
-    let rest = &row[at * LANES..];
-    match rest.first_chunk() {
-        Some(vector) => D::Floats::load(vector),
-        None => {
-            let mut padded = [0.0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            D::Floats::load(&padded)
-        }
-    }
-}
-
-/// Stores what [`load`] loads.
-#[inline(always)]
-fn store<D: PairLanes>(vector: D::Floats, row: &mut [f32], at: usize) {
+fn vector(row: &mut [f32], at: usize) -> &mut [f32] {
     let rest = &mut row[at * LANES..];
-    match rest.first_chunk_mut() {
-        Some(to) => vector.store(to),
-        None => {
-            let mut padded = [0.0; LANES];
-            vector.store(&mut padded);
-            rest.copy_from_slice(&padded[..rest.len()]);
-        }
-    }
+    let len = rest.len().min(LANES);
+    &mut rest[..len]
 }

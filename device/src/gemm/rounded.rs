@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::output::Output;
 use super::processor::Processor;
 use super::rows::RowBlock;
-use super::tile::{AHEAD, FEW_ROWS, Task, Tile, walk};
+use super::tile::{AHEAD, Task, Tile, walk};
 use crate::dispatch_pairs;
 use crate::simd::pairs::{PairLanes, Pairs, round_row};
 use crate::simd::{LANES, Lanes, prefetch};
@@ -63,10 +63,8 @@ impl<D: PairLanes> Tile for Rounded<D> {
         // The compiler sees that no index is out of bounds.
         let (x, w) = (x.map(|x| &x[..pairs]), w.map(|w| &w[..pairs]));
         for i in 0..pairs {
-            if M < FEW_ROWS {
-                for w in w {
-                    prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
-                }
+            for w in w {
+                prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
             }
             let weights: [D::Words; P] = std::array::from_fn(|p| D::load(&w[p][i]));
             for m in 0..M {
