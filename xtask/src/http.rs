@@ -15,6 +15,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the start of a program; vLLM compiles its model first.
 const START: Duration = Duration::from_secs(300);
 
+/// Time limit for the end of a program.
+const END: Duration = Duration::from_secs(10);
+
 /// A client of one server.
 #[derive(Clone)]
 pub struct Client {
@@ -95,7 +98,13 @@ impl Service {
 }
 
 impl Drop for Service {
+    /// Asks the program to end, so that it can end its own processes; kills it if it does not.
     fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let begun = Instant::now();
+        while begun.elapsed() < END && self.0.try_wait().is_ok_and(|status| status.is_none()) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
         // It may have ended already, and has nothing to save.
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use testkit::kernels;
 use testkit::model::Shape;
 
-use super::{DTYPES, Form, Options, Series, has_module, measure, shown, times};
+use super::{DTYPES, Form, Options, Series, add, has_module, shown, times};
 use crate::http::{Client, Service, free_port};
 
 /// Files of requests with prompts of token ids below 49152: 64 of mixed lengths (8,434 tokens in, 8,501 out), and 32 that share 512
@@ -37,6 +37,7 @@ pub(super) fn run(
 ) -> Result<(), String> {
     let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
     let threads = options.threads.to_string();
+    let results = kernels::target(root).join("bench-cpu.json");
     println!();
     println!("| model | form | workload | | output tokens/s | first token, p50 ms | between tokens, p50 ms | p99 ms |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -66,9 +67,9 @@ pub(super) fn run(
                         Client::new(&server.url).post("/reset_prefix_cache", &Value::Null)?;
                         let dataset = root.join("xtask/workloads").join(workload).with_extension("json");
                         let mut command = Command::new(quire);
-                        command.args(["bench", "serve", "--ignore-eos", "--output-json=-", "--base-url", &server.url]);
+                        command.args(["bench", "serve", "--ignore-eos", "--base-url", &server.url, "--json"]).arg(&results);
                         command.args(["--max-concurrency", CONCURRENCY, "--dataset"]).arg(dataset);
-                        measure(&mut command, &FIELDS, figures)?;
+                        add(&server.name, &figures_of(command, &results)?, &FIELDS, figures)?;
                     }
                 }
                 let peers: Vec<(&str, &[f64])> = servers
@@ -94,6 +95,16 @@ pub(super) fn run(
         }
     }
     Ok(())
+}
+
+/// Runs a command that writes JSON to a file.
+fn figures_of(mut command: Command, file: &Path) -> Result<Value, String> {
+    let output = command.output().map_err(|error| format!("quire did not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("quire bench serve ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// Starts a server on a free port, and waits until it answers.
