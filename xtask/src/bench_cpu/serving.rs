@@ -67,7 +67,9 @@ pub(super) fn run(
                         Client::new(&server.url).post("/reset_prefix_cache", &Value::Null)?;
                         let dataset = root.join("xtask/workloads").join(workload).with_extension("json");
                         let mut command = Command::new(quire);
-                        command.args(["bench", "serve", "--ignore-eos", "--base-url", &server.url, "--json"]).arg(&results);
+                        command
+                            .args(["bench", "serve", "--ignore-eos", "--base-url", &server.url, "--json"])
+                            .arg(&results);
                         command.args(["--max-concurrency", CONCURRENCY, "--dataset"]).arg(dataset);
                         add(&server.name, &figures_of(command, &results)?, &FIELDS, figures)?;
                     }
@@ -101,7 +103,11 @@ pub(super) fn run(
 fn figures_of(mut command: Command, file: &Path) -> Result<Value, String> {
     let output = command.output().map_err(|error| format!("quire did not start: {error}"))?;
     if !output.status.success() {
-        return Err(format!("quire bench serve ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+        return Err(format!(
+            "quire bench serve ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        ));
     }
     let text = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
     serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))
