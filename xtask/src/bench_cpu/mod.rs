@@ -4,9 +4,9 @@
 //! change all figures, so `quire bench` also measures the limits of the hardware in each run, and the first table has the share of
 //! them.
 //!
-//! - [`steps`]: prefill and decode of a batch. Quire's figures come from `quire bench latency`, those of the others from a script
+//! - `steps`: prefill and decode of a batch. Quire's figures come from `quire bench latency`, those of the others from a script
 //!   in Python that stays in memory and is idle while another engine runs.
-//! - [`serving`]: two workloads over HTTP, by `quire bench serve`.
+//! - `serving`: two workloads over HTTP, by `quire bench serve`.
 
 mod resident;
 mod serving;
