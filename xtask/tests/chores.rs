@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use xtask::bench_cpu::{Series, measure, shown, times};
+use xtask::bench_cpu::{self, Series, measure, shown, times};
 use xtask::cargo::{TestProgram, programs};
 use xtask::conformance::{CASES, Report, check_python};
 use xtask::doctor::minor;
@@ -103,6 +103,25 @@ fn rounds_are_shown_by_median_and_range() {
     assert!(problem.contains("it is broken") && problem.contains('3'), "{problem}");
     assert_eq!(shell("echo first; echo '{\"b\": 2, \"a\": 1}'"), Ok(()));
     assert_eq!(series, [vec![1.0], vec![2.0], vec![], vec![]]);
+}
+
+#[test]
+fn a_form_that_bench_cpu_does_not_have_is_refused_before_anything_is_built() {
+    let (folder, llama, vllm) = Default::default();
+    let forms = vec!["q9".to_owned()];
+    let options = bench_cpu::Options {
+        models: Vec::new(),
+        forms,
+        folder,
+        llama,
+        vllm,
+        rounds: 1,
+        threads: 1,
+        steps: true,
+        serving: true,
+    };
+    let problem = bench_cpu::run(&testkit::workspace::root(), &options).unwrap_err();
+    assert!(problem.contains("--forms: found q9; expected some of bf16, q8 and q4"), "{problem}");
 }
 
 #[test]

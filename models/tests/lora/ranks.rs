@@ -1,6 +1,7 @@
 //! Adapters in a tensor-parallel group: each rank reads the rows of B that belong to its outputs, or the columns of A that belong to its
 //! inputs.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::Collective;
@@ -23,14 +24,20 @@ fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Collective>) -> T + Syn
     })
 }
 
-#[test]
-fn sums_of_rows_with_adapters_are_those_of_one_rank_but_for_rounding() {
-    let case = folder("llama");
-    let modules = modules(&ModelConfig::load(&ModelFiles::open(&case).unwrap()).unwrap().decoder);
+/// Two adapters for a model: one of all modules, one of some with a greater rank.
+fn adapters(case: &Path) -> (tempfile::TempDir, [PathBuf; 2]) {
+    let modules = modules(&ModelConfig::load(&ModelFiles::open(case).unwrap()).unwrap().decoder);
     let temporary = tempfile::TempDir::new().unwrap();
     let folders = ["a", "b"].map(|name| temporary.path().join(name));
     simple(&folders[0], &modules, 3, 1);
     simple(&folders[1], &modules[1..4], 20, 2);
+    (temporary, folders)
+}
+
+#[test]
+fn sums_of_rows_with_adapters_are_those_of_one_rank_but_for_rounding() {
+    let case = folder("llama");
+    let (_temporary, folders) = adapters(&case);
     let tokens: Vec<u32> = (5..30).collect();
     let seqs = [None, Some(0), Some(1)].map(|slot| Seq::new(slot, &tokens));
     let one = load(&case, Form::Dense, 1, Some(&folders)).logits(seqs.to_vec(), &[9, 40, 11]);
@@ -54,11 +61,7 @@ fn rows_with_adapters_have_the_same_bits_on_two_three_and_four_ranks() {
     // Separate projections and four heads; packed ones and three.
     for (name, all_ranks) in [("llama", &[2, 3, 4][..]), ("qwen2", &[2, 3])] {
         let case = folder(name);
-        let modules = modules(&ModelConfig::load(&ModelFiles::open(&case).unwrap()).unwrap().decoder);
-        let temporary = tempfile::TempDir::new().unwrap();
-        let folders = ["a", "b"].map(|name| temporary.path().join(name));
-        simple(&folders[0], &modules, 3, 1);
-        simple(&folders[1], &modules[1..4], 20, 2);
+        let (_temporary, folders) = adapters(&case);
         let tokens: Vec<u32> = (5..30).collect();
         let seqs = || [None, Some(0), Some(1)].map(|slot| Seq::new(slot, &tokens)).to_vec();
         for form in FORMS {

@@ -69,6 +69,10 @@ const FORMS: [Form; 3] = [
 /// `--dtype` of Quire, which is also the type of its cache, with the bytes of a number.
 const DTYPES: [(&str, usize); 2] = [("bfloat16", 2), ("float32", 4)];
 
+/// Settings of vLLM: a cache of 2 GiB, all cores, and no network.
+const VLLM: [(&str, &str); 3] =
+    [("VLLM_CPU_KVCACHE_SPACE", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("HF_HUB_OFFLINE", "1")];
+
 /// Figures of all rounds: tokens per second of prefill and decode, and their shares of the hardware's limit.
 pub type Series = [Vec<f64>; 4];
 

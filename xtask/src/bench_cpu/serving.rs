@@ -7,7 +7,7 @@ use serde_json::Value;
 use testkit::kernels;
 use testkit::model::Shape;
 
-use super::{DTYPES, Form, Options, Series, add, has_module, shown, times};
+use super::{DTYPES, Form, Options, Series, VLLM, add, has_module, shown, times};
 use crate::http::{Client, Service, free_port};
 
 /// Files of requests with prompts of token ids below 49152: 64 of mixed lengths (8,434 tokens in, 8,501 out), and 32 that share 512
@@ -48,9 +48,8 @@ pub(super) fn run(
                 let mut command = Command::new(&options.vllm);
                 command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(folder);
                 command.args(["--dtype", dtype, "--max-num-seqs", CONCURRENCY]);
-                command.envs([("VLLM_CPU_KVCACHE_SPACE", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")]);
-                // With it, the server has the route that empties the prefix cache.
-                command.envs([("VLLM_SERVER_DEV_MODE", "1"), ("HF_HUB_OFFLINE", "1")]).env("OMP_NUM_THREADS", &threads);
+                // In this mode the server has the route that empties the prefix cache.
+                command.envs(VLLM).env("OMP_NUM_THREADS", &threads).env("VLLM_SERVER_DEV_MODE", "1");
                 servers.push(start("vLLM".to_owned(), command)?);
             }
             for (dtype, _) in DTYPES {

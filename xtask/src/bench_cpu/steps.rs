@@ -6,7 +6,7 @@ use std::process::Command;
 use testkit::model::Shape;
 
 use super::resident::Resident;
-use super::{DTYPES, Form, Options, Series, add, has_module, measure, median, shown, times};
+use super::{DTYPES, Form, Options, Series, VLLM, add, has_module, measure, median, shown, times};
 
 /// Sequences at once, tokens of each prompt and tokens to generate.
 const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (8, 256, 33), (16, 256, 33), (32, 256, 33), (1, 8064, 65)];
@@ -17,14 +17,6 @@ const BLOCK_SIZE: usize = 16;
 /// Fields of the output of `quire bench latency`, in the order of [`Series`].
 const FIELDS: [&str; 4] =
     ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_roofline", "decode_share_of_roofline"];
-
-/// Settings of vLLM: a cache of 2 GiB, both cores, and no second process that would be busy while others are measured.
-const VLLM: [(&str, &str); 4] = [
-    ("VLLM_CPU_KVCACHE_SPACE", "2"),
-    ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
-    ("HF_HUB_OFFLINE", "1"),
-];
 
 pub(super) fn run(
     quire: &Path,
@@ -48,7 +40,9 @@ pub(super) fn run(
             if let (true, Some(dtype)) = (has_vllm, form.vllm) {
                 let folder = folder.display().to_string();
                 let script = (include_str!("vllm.py"), &[folder.as_str(), dtype][..]);
-                let environment = [&VLLM[..], &[("OMP_NUM_THREADS", &threads)]].concat();
+                // No second process, which would be busy while others are measured.
+                let alone = [("OMP_NUM_THREADS", threads.as_str()), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")];
+                let environment = [&VLLM[..], &alone].concat();
                 peers.push(Resident::start("vLLM", &options.vllm, script, &environment)?);
             }
             for setting @ (batch, input, _) in SETTINGS {
