@@ -408,7 +408,10 @@ impl Executor {
     /// Commits the oldest step. Ignores sequences that have ended since the plan.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
         for (seq, computed) in self.in_flight.pop_front().into_iter().flat_map(|(_, computed)| computed) {
-            self.computed.insert(seq, computed);
+            // Keys of accepted drafts are computed too, except where drafts are computed again.
+            let outcome = outcomes.iter().find(|outcome| outcome.seq == seq && !self.config.recompute_drafts);
+            let accepted = outcome.map_or(0, |outcome| outcome.tokens.len().saturating_sub(1));
+            self.computed.insert(seq, computed + accepted);
         }
         let before: HashMap<RequestId, (Vec<Vec<u32>>, Vec<bool>)> =
             self.requests.iter().map(|(id, t)| (*id, (t.outputs.clone(), t.live.clone()))).collect();
