@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use device::simd::LANES;
 use device::{Buffer, Device, DeviceError, Matrix};
 
 use crate::batch::AttentionBatch;
@@ -101,6 +102,11 @@ impl KvCache {
     pub(crate) fn check(&self) -> Result<(), KernelError> {
         let bytes = self.shape.num_blocks * self.format.block_bytes(&self.shape);
         expect("key cache bytes", self.keys.len_bytes(), bytes)?;
+        let KvShape { block_size, head_dim, .. } = self.shape;
+        if !self.format.layout.suits(self.format.kv_dtype, block_size, head_dim, self.is_latent()) {
+            let found = format!("{} in blocks of {block_size} and heads of {head_dim}", self.format);
+            return Err(KernelError::Unsupported { variant: "KvCache", found });
+        }
         match &self.values {
             Values::Separate(values) => expect("value cache bytes", values.len_bytes(), bytes)?,
             Values::InKeys { .. } if self.format.kv_dtype.takes_scales() => {
@@ -174,19 +180,33 @@ impl KvCache {
         let fill = if format.kv_dtype == KvDtype::Int8 { 0x80 } else { 0xff };
         let row = shape.head_dim * format.element_bytes();
         let scale = format.row_bytes(shape.head_dim) - row;
-        // Runs of equal-sized items, one item per slot: the start of the run within the block, and bytes per item.
-        let heads = shape.num_kv_heads;
-        let stretches: Vec<(usize, usize)> = match format.layout {
-            Layout::Nhd => vec![(0, heads * row)],
-            Layout::Hnd => {
-                let head = shape.block_size * (row + scale);
-                (0..heads).flat_map(|i| [(i * head, row), (i * head + shape.block_size * row, scale)]).collect()
+        // Runs of equal-sized items, one item for each of some slots: start of the run within the block, slots, bytes per item.
+        let (heads, size, dim) = (shape.num_kv_heads, shape.block_size, shape.head_dim);
+        let head = size * (row + scale);
+        let runs = |which: usize| -> Vec<(usize, Range<usize>, usize)> {
+            match (format.layout, which) {
+                (Layout::Nhd, _) => vec![(0, 0..size, heads * row)],
+                (Layout::Hnd, _) => {
+                    let of_head = |i| [(i * head, 0..size, row), (i * head + size * row, 0..size, scale)];
+                    (0..heads).flat_map(of_head).collect()
+                }
+                // A line of sixteen pairs.
+                (Layout::Pairs, 0) => {
+                    let line = |i| (64 * i, i / (dim / 2) * LANES % size..i / (dim / 2) * LANES % size + LANES, 4);
+                    (0..heads * head / 64).map(line).collect()
+                }
+                // A pair.
+                (Layout::Pairs, _) => {
+                    let pair = |i| (4 * i, i / dim * 2 % size..i / dim * 2 % size + 2, 2);
+                    (0..heads * head / 4).map(pair).collect()
+                }
             }
         };
-        for pages in self.buffers_mut() {
-            for (start, bytes) in stretches.iter().filter(|(_, bytes)| *bytes > 0) {
-                let at = block * format.block_bytes(&shape) + start + from_slot * bytes;
-                device.fill(pages, at, (shape.block_size - from_slot) * bytes, fill)?;
+        for (which, pages) in self.buffers_mut().enumerate() {
+            for (start, slots, bytes) in runs(which).into_iter().filter(|(_, slots, _)| from_slot < slots.end) {
+                let skipped = from_slot.saturating_sub(slots.start);
+                let at = block * format.block_bytes(&shape) + start + skipped * bytes;
+                device.fill(pages, at, (slots.len() - skipped) * bytes, fill)?;
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::fmt;
 
 pub use device::Dtype;
+use device::simd::LANES;
 
 use crate::error::{KernelError, expect};
 use crate::shape::KvShape;
@@ -97,6 +98,15 @@ pub enum Layout {
     Hnd,
     /// `[num_blocks, block_size, num_kv_heads, head_dim]`: the heads of a token are contiguous.
     Nhd,
+    /// Pairs of bfloat16 as a CPU multiplies them ([`device::simd::pairs`]), in blocks and heads as in [`Layout::Hnd`]. Keys are
+    /// `[block_size / 16, head_dim / 2, 16, 2]`: the pair of two elements of sixteen tokens. Values are
+    /// `[block_size / 2, head_dim / 16, 16, 2]`: the pair of two tokens in sixteen columns.
+    ///
+    /// ```text
+    /// keys      k0[0..2] k1[0..2] … k15[0..2] │ k0[2..4] k1[2..4] … k15[2..4] │ …
+    /// values    v0[0] v1[0] v0[1] v1[1] … v0[15] v1[15] │ v0[16] v1[16] …
+    /// ```
+    Pairs,
 }
 
 /// Distance, in elements, from one block, head or token of a cache to the next.
@@ -112,17 +122,50 @@ pub struct Strides {
 
 impl Layout {
     /// All layouts, in the order in which a set of kernels prefers them.
-    pub const ALL: [Layout; 2] = [Layout::Hnd, Layout::Nhd];
+    pub const ALL: [Layout; 3] = [Layout::Pairs, Layout::Hnd, Layout::Nhd];
+
+    /// Layouts that CUDA kernels and plug-ins can support, in the order of the header's numbers.
+    pub const COMMON: [Layout; 2] = [Layout::Hnd, Layout::Nhd];
 
     /// Returns the name in the table of variants.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Hnd => "HND",
             Layout::Nhd => "NHD",
+            Layout::Pairs => "pairs",
         }
     }
 
-    /// Returns the strides of a dense cache of that shape.
+    /// Whether a cache can have the layout: one of pairs holds keys and values of bfloat16, and whole vectors of both.
+    pub fn suits(self, kv_dtype: KvDtype, block_size: usize, head_dim: usize, latent: bool) -> bool {
+        let whole = block_size.is_multiple_of(LANES) && head_dim.is_multiple_of(LANES);
+        self != Layout::Pairs || kv_dtype == KvDtype::Bf16 && whole && !latent
+    }
+
+    /// Returns the index of an element of a dense cache of keys (`which` is 0) or values (1). The token is that of a slot, block ×
+    /// block_size + offset.
+    ///
+    /// ```
+    /// use attention_kernels::{KvShape, Layout};
+    /// let shape = KvShape { num_blocks: 9, num_kv_heads: 1, block_size: 16, head_dim: 64 };
+    /// assert_eq!([0, 1].map(|which| Layout::Hnd.index(&shape, which, 3, 0, 2)), [3 * 64 + 2; 2]);
+    /// assert_eq!([0, 1].map(|which| Layout::Pairs.index(&shape, which, 3, 0, 2)), [32 + 2 * 3, 2 * 64 + 2 * 2 + 1]);
+    /// ```
+    pub fn index(self, shape: &KvShape, which: usize, slot: usize, head: usize, column: usize) -> usize {
+        let (dim, at) = (shape.head_dim, slot % shape.block_size);
+        let unit = (slot / shape.block_size * shape.num_kv_heads + head) * shape.block_size * dim;
+        match (self, which) {
+            (Layout::Hnd, _) => unit + at * dim + column,
+            (Layout::Nhd, _) => (slot * shape.num_kv_heads + head) * dim + column,
+            (Layout::Pairs, 0) => {
+                unit + at / LANES * LANES * dim + column / 2 * 2 * LANES + at % LANES * 2 + column % 2
+            }
+            (Layout::Pairs, _) => unit + at / 2 * 2 * dim + column * 2 + at % 2,
+        }
+    }
+
+    /// Returns the strides of a dense cache of that shape. In [`Layout::Pairs`] no row is contiguous; the stride between tokens is
+    /// then the number of elements of a row.
     ///
     /// ```
     /// use attention_kernels::{KvShape, Layout};
@@ -133,7 +176,7 @@ impl Layout {
     pub fn strides(self, shape: &KvShape) -> Strides {
         let (block, dim) = (shape.block_elements(), shape.head_dim);
         match self {
-            Layout::Hnd => Strides { block, head: shape.block_size * dim, token: dim },
+            Layout::Hnd | Layout::Pairs => Strides { block, head: shape.block_size * dim, token: dim },
             Layout::Nhd => Strides { block, head: dim, token: shape.num_kv_heads * dim },
         }
     }

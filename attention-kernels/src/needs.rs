@@ -94,6 +94,12 @@ impl Needs {
         CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout }
     }
 
+    /// Whether the cache can have a layout.
+    pub(crate) fn suit(&self, layout: Layout) -> bool {
+        let dims = [Some(self.head_dim), self.other_head_dim];
+        dims.into_iter().flatten().all(|dim| layout.suits(self.kv_dtype, self.block_size, dim, self.latent))
+    }
+
     /// Returns why a variant cannot serve; `None` if it can.
     pub(crate) fn unmet(&self, variant: &Variant) -> Option<String> {
         let can = &variant.capabilities;

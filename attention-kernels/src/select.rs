@@ -187,7 +187,7 @@ fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [
     for (able, operation) in able.iter_mut().zip(Operation::ON_CACHES) {
         *able = candidates(operation, choice.name(operation), needs)?;
     }
-    for layout in Layout::ALL {
+    for layout in Layout::ALL.into_iter().filter(|layout| needs.suit(*layout)) {
         let [decodes, prefills, writes, copies] = able
             .each_ref()
             .map(|able| able.iter().copied().filter(|v| v.capabilities.layouts.contains(&layout)).collect::<Vec<_>>());

@@ -291,7 +291,7 @@ impl Variant {
         if let Some((_, found)) = extras.into_iter().find(|extra| extra.0) {
             return Err(self.not_for(found));
         }
-        self.expect_values_of(args.cache)?;
+        self.expect_takes(args.cache)?;
         match self.kernel {
             Kernel::Attention(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation.is_attention() => kernel.attention(device, args),
@@ -305,7 +305,7 @@ impl Variant {
     /// As for [`Variant::attention`].
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
-        self.expect_values_of(args.cache)?;
+        self.expect_takes(args.cache)?;
         match self.kernel {
             Kernel::CacheWrite(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::CacheWrite => kernel.cache_write(device, args),
@@ -319,7 +319,7 @@ impl Variant {
     /// As for [`Variant::attention`].
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
-        self.expect_values_of(args.cache)?;
+        self.expect_takes(args.cache)?;
         match self.kernel {
             Kernel::BlockCopy(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::BlockCopy => kernel.block_copy(device, args),
@@ -356,8 +356,14 @@ impl Variant {
         profile::start(device, Queue::Compute, self.operation.key(), self.name, cost)
     }
 
-    fn expect_values_of(&self, cache: &KvCache) -> Result<(), KernelError> {
-        if cache.is_latent() && !self.capabilities.latent { Err(self.not_for("a latent cache")) } else { Ok(()) }
+    fn expect_takes(&self, cache: &KvCache) -> Result<(), KernelError> {
+        if cache.is_latent() && !self.capabilities.latent {
+            Err(self.not_for("a latent cache"))
+        } else if !self.capabilities.layouts.contains(&cache.format.layout) {
+            Err(self.not_for(&cache.format.to_string()))
+        } else {
+            Ok(())
+        }
     }
 
     fn not_for(&self, found: &str) -> KernelError {

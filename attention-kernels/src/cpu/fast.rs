@@ -18,7 +18,7 @@ use device::{Device, Isa};
 use super::kernel::{self, result_len};
 use super::merge::Merged;
 use super::reference::{of_heads, with_gemm};
-use super::stored::{GivenScales, Pages};
+use super::stored::{GivenScales, Halves, Pages};
 use super::tile::{Next, Scratch, Shared, Task};
 use crate::args::{AttentionArgs, LinearArgs};
 use crate::error::KernelError;
@@ -130,10 +130,7 @@ fn in_pieces(
     let group = args.num_heads / kv_heads;
     let pages = Pages::of(args.cache)?;
     let (window, sparse) = (args.window, args.sparse);
-    let halves = match (arithmetic, pages) {
-        (Dtype::Bf16, Pages::Bf16(halves)) => Some(halves),
-        _ => None,
-    };
+    let halves = if arithmetic == Dtype::Bf16 { Halves::of(args.cache)? } else { None };
     let shared = Shared { shape, value_dim, pages, halves, window, sparse, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;

@@ -25,7 +25,7 @@ use device::simd::{LANES, Lanes};
 use super::merge::Merged;
 use super::pair_values::{WEIGHTS, round_weights};
 use super::scores::score_all;
-use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Task};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, TILE, Task};
 use super::values::sum_all;
 use super::{pair_scores, pair_values};
 
@@ -47,7 +47,7 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
     if in_pairs {
         grow(&mut scratch.queries, queries * pairs, 0);
         grow(&mut scratch.weights, queries * WEIGHTS, 0);
-        grow(&mut scratch.pairs, (TILE / LANES * pairs).max(TILE / 2 * dim.div_ceil(LANES)), Pairs::ZERO);
+        grow(&mut scratch.pairs, (PANELS * pairs).max(TILE / 2 * dim.div_ceil(LANES)), Pairs::ZERO);
     }
     let (sums, states) = result.split_at_mut(queries * dim);
     let states = states.as_chunks_mut::<2>().0;

@@ -15,7 +15,7 @@ mod values;
 
 use device::Isa;
 
-use crate::format::{Dtype, KvDtype};
+use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, register};
 
 /// Capabilities of attention.
@@ -36,6 +36,11 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
 /// Capabilities of the other operations.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
     Capabilities { isa, kv_dtypes: &KvDtype::ALL, latent: true, rank, ..Capabilities::CPU }
+}
+
+/// Capabilities of writing to a cache and of copying its blocks.
+const fn memory(rank: u32) -> Capabilities {
+    Capabilities { layouts: &[Layout::Pairs, Layout::Hnd], ..plain(Isa::Portable, rank) }
 }
 
 /// Capabilities of linear layers. The reference takes only unquantised rows, so quantising them before a product is tested
@@ -74,7 +79,8 @@ macro_rules! register_fast {
 
 /// Capabilities of attention that multiplies pairs of bfloat16. Every instruction set computes the same bits.
 const fn in_pairs(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { arithmetic: Dtype::Bf16, kv_dtypes: &[KvDtype::Bf16], ..attention("cpu.bf16", isa, rank) }
+    let (arithmetic, layouts) = (Dtype::Bf16, &[Layout::Pairs, Layout::Hnd]);
+    Capabilities { arithmetic, layouts, kv_dtypes: &[KvDtype::Bf16], ..attention("cpu.bf16", isa, rank) }
 }
 
 /// Registers decode and prefill in pairs of bfloat16 for one instruction set.
@@ -116,7 +122,7 @@ register!(
     Linear(|device, args| fast::linear(Isa::Avx512Bf16, device, args))
 );
 
-register!("cpu.reference", CacheWrite, plain(Isa::Portable, 0), CacheWrite(reference::cache_write));
-register!("cpu.rows", CacheWrite, plain(Isa::Portable, 1), CacheWrite(store::cache_write));
-register!("cpu.reference", BlockCopy, plain(Isa::Portable, 0), BlockCopy(reference::block_copy));
-register!("cpu.rows", BlockCopy, plain(Isa::Portable, 1), BlockCopy(store::block_copy));
+register!("cpu.reference", CacheWrite, memory(0), CacheWrite(reference::cache_write));
+register!("cpu.rows", CacheWrite, memory(1), CacheWrite(store::cache_write));
+register!("cpu.reference", BlockCopy, memory(0), BlockCopy(reference::block_copy));
+register!("cpu.rows", BlockCopy, memory(1), BlockCopy(store::block_copy));

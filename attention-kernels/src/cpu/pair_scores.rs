@@ -5,8 +5,10 @@
 //!                         k[2..4] of 16 tokens   × q[0][2..4], …
 //! ```
 //!
-//! **Order of sums.** A score is one running sum over the pairs of the head in their order. Keys are transposed for a single query
-//! too, so decode and prefill have the same bits.
+//! A cache in pairs has its panels in this order. Keys in rows, and those of a tree whose tokens are not adjacent, are first put
+//! into it.
+//!
+//! **Order of sums.** A score is one running sum over the pairs of the head in their order, in decode and in prefill.
 
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
@@ -17,11 +19,8 @@ use device::Isa;
 use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
-use super::stored::{Bf16, Slot, place};
-use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead};
-
-/// Panels of a tile. With six queries, a tile has 24 vectors of sums, which leaves 8 of the 32 registers for operands.
-const PANELS: usize = TILE / LANES;
+use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, ahead};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
@@ -48,14 +47,18 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
     let Scratch { scores, pairs: keys, queries: rounded, .. } = scratch;
     for offset in seen.tiles() {
         let Some(tile) = &seen.tile(offset, shared.shape.block_size) else { continue };
-        for panel in tile.panels() {
-            if tile.reads_panel(panel) {
-                ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
-                transpose::<D>(shared, seen, tile, panel, &mut keys[panel * pairs..][..pairs]);
-            }
-        }
-        let task = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
         let panels = tile.panels();
+        // Panels that nobody reads have space too, and their scores are not used.
+        let mut keys_of = [&[][..]; PANELS];
+        for (i, (keys, space)) in keys_of.iter_mut().zip(keys.chunks_exact_mut(pairs)).enumerate() {
+            *keys = if panels.contains(&i) && tile.reads_panel(i) {
+                ahead(shared, seen, 0, tile.offset + i * LANES).ask(0, LANES);
+                panel::<D>(shared, seen, tile, i, space)
+            } else {
+                space
+            };
+        }
+        let task = &Panels { keys: keys_of, queries: rounded, pairs, scale: seen.task.scale };
         let mut first = 0;
         while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
@@ -71,8 +74,8 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
 
 /// The operands of a tile.
 struct Panels<'a> {
-    /// `[PANELS, pairs]`.
-    keys: &'a [Pairs],
+    /// `[pairs]` each.
+    keys: [&'a [Pairs]; PANELS],
     /// `[queries, pairs]`.
     queries: &'a [u32],
     /// Pairs of a head.
@@ -80,7 +83,8 @@ struct Panels<'a> {
     scale: f32,
 }
 
-/// Computes the scores of `R` queries, from `first` on, with the panels of a tile. Returns R.
+/// Computes the scores of `R` queries, from `first` on, with the panels of a tile. Returns R. Six queries have 24 vectors of sums
+/// with a whole tile, which leaves 8 of the 32 registers for operands.
 #[inline(always)]
 fn score<D: PairLanes, const R: usize>(
     task: &Panels<'_>,
@@ -96,17 +100,48 @@ fn score<D: PairLanes, const R: usize>(
         score_panels::<D, R, PANELS>(task.keys, rows, task.scale, scores);
     } else {
         for panel in panels {
-            score_panels::<D, R, 1>(&task.keys[panel * task.pairs..], rows, task.scale, &mut scores[panel * LANES..]);
+            score_panels::<D, R, 1>([task.keys[panel]], rows, task.scale, &mut scores[panel * LANES..]);
         }
     }
     R
 }
 
-/// Transposes the keys of a panel of a tile.
+/// Returns the keys of a panel of a tile: in place, or put into `space`.
 #[inline(always)]
-fn transpose<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, panel: usize, to: &mut [Pairs]) {
-    let (shape, Some([keys, _])) = (&shared.shape, shared.halves) else { return };
-    let slots: &[Slot; LANES] = &tile.slots.as_chunks().0[panel];
+fn panel<'a, D: PairLanes>(
+    shared: &Shared<'a>,
+    seen: &Seen<'_>,
+    tile: &Tile,
+    panel: usize,
+    space: &'a mut [Pairs],
+) -> &'a [Pairs] {
+    let (slots, in_place) = tile.panel(shared, seen.task, panel);
+    match (shared.halves, in_place) {
+        (Some(Halves::Pairs([keys, _])), Some(first)) => return &keys[first..][..space.len()],
+        (Some(Halves::Pairs([keys, _])), None) => {
+            for (i, slot) in slots.iter().enumerate() {
+                let (first, at) = place_in_pairs(&shared.shape, *slot, seen.task.kv_head);
+                for (to, line) in space.iter_mut().zip(&keys[first..]) {
+                    to.0[i] = line.0[at];
+                }
+            }
+        }
+        (Some(Halves::Rows([keys, _])), _) => transpose::<D>(shared, seen, keys, slots, space),
+        (None, _) => {}
+    }
+    space
+}
+
+/// Transposes the keys of sixteen slots.
+#[inline(always)]
+fn transpose<D: PairLanes>(
+    shared: &Shared<'_>,
+    seen: &Seen<'_>,
+    keys: &[u16],
+    slots: &[Slot; LANES],
+    to: &mut [Pairs],
+) {
+    let shape = &shared.shape;
     let mut rows = [&keys[..0]; LANES];
     for (row, slot) in rows.iter_mut().zip(slots) {
         *row = &keys[place::<Bf16>(shape, *slot, seen.task.kv_head).0..][..shape.head_dim];
@@ -142,17 +177,13 @@ fn scalar(rows: &[&[u16]; LANES], first: usize, to: &mut [Pairs]) {
 /// Computes the scores of `R` queries with `P` panels, `[P, pairs]`.
 #[inline(always)]
 fn score_panels<D: PairLanes, const R: usize, const P: usize>(
-    keys: &[Pairs],
+    keys: [&[Pairs]; P],
     queries: [&[u32]; R],
     scale: f32,
     scores: &mut [f32],
 ) {
     let pairs = queries[0].len();
-    let mut panels = [&keys[..0]; P];
-    for p in 0..P {
-        panels[p] = &keys[p * pairs..][..pairs];
-    }
-    let queries = queries.map(|query| &query[..pairs]);
+    let (panels, queries) = (keys.map(|keys| &keys[..pairs]), queries.map(|query| &query[..pairs]));
     let mut sums = [[D::Floats::splat(0.0); P]; R];
     for i in 0..pairs {
         let mut k = [D::splat(0); P];

@@ -7,6 +7,9 @@
 //!   tokens 2, 3   v2v3 v2v3 v2v3 …              × p[q][2..4]   …
 //! ```
 //!
+//! A cache in pairs has its values in this order. Values in rows, and those of a tree whose tokens are not adjacent, are first put
+//! into it.
+//!
 //! **Order of sums.** Each sum adds pairs of tokens in the order of the tokens; pairs begin at even tokens. If a query sees only
 //! one token of a pair, at an end of its range, the weight and the value of the other are zero, whatever is stored there.
 
@@ -19,17 +22,21 @@ use device::Isa;
 use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
-use super::stored::{Bf16, place};
-use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead};
+use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, ahead};
 use crate::shape::PARTITION;
 
 /// Pairs of tokens of a partition: the distance between the weights of two queries.
 pub(super) const WEIGHTS: usize = PARTITION / 2;
 
-/// Pairs of values of a tile, `[TILE / 2, vectors]`.
+/// Pairs of tokens of a panel.
+const PAIRS: usize = LANES / 2;
+
+/// Values of a tile.
 #[derive(Clone, Copy)]
 struct Values<'a> {
-    pairs: &'a [Pairs],
+    /// Of each panel that is read, `[PAIRS, vectors]`.
+    panels: [&'a [Pairs]; PANELS],
     /// Vectors of sixteen columns.
     vectors: usize,
     dim: usize,
@@ -79,8 +86,15 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
     part[..task.queries() * dim].fill(0.0);
     for offset in seen.tiles() {
         let Some(tile) = seen.tile(offset, shared.shape.block_size) else { continue };
-        interleave::<D>(shared, seen, &tile, pairs);
-        let values = Values { pairs, vectors: dim.div_ceil(LANES), dim };
+        let vectors = dim.div_ceil(LANES);
+        let mut panels = [&[][..]; PANELS];
+        for (i, (values, space)) in panels.iter_mut().zip(pairs.chunks_exact_mut(PAIRS * vectors)).enumerate() {
+            if tile.panels().contains(&i) && tile.reads_panel(i) {
+                ahead(shared, seen, 1, tile.offset + i * LANES).ask(0, LANES);
+                *values = panel::<D>(shared, seen, &tile, i, space);
+            }
+        }
+        let values = Values { panels, vectors, dim };
         let weights = &weights[offset / 2..];
         let mut first = 0;
         while first < task.queries() {
@@ -134,26 +148,55 @@ fn parts(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>) -> impl Iterator<I
     before.map(own).chain([(queries, shared)]).chain(after.map(own))
 }
 
-/// Pairs up the values of a tile.
+/// Returns the values of a panel of a tile: in place, or put into `space`.
 #[inline(always)]
-fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, to: &mut [Pairs]) {
-    let (dim, shape, Some([_, values])) = (shared.value_dim, &shared.shape, shared.halves) else { return };
-    let vectors = dim.div_ceil(LANES);
-    for pair in tile.tokens.start / 2..tile.tokens.end.div_ceil(2) {
-        if pair % (LANES / 2) == 0 {
-            ahead(shared, seen, 1, tile.offset + 2 * pair).ask(0, LANES);
-        }
-        let row = |token: usize| &values[place::<Bf16>(shape, tile.slots[token], seen.task.kv_head).0..][..dim];
-        let ((even, even_rest), (odd, odd_rest)) = (row(2 * pair).as_chunks(), row(2 * pair + 1).as_chunks());
-        let (whole, last) = to[pair * vectors..][..vectors].split_at_mut(even.len());
-        for (to, (even, odd)) in whole.iter_mut().zip(even.iter().zip(odd)) {
-            D::interleave(even, odd, to);
-        }
-        if let [last] = last {
-            last.0 = [0; LANES];
-            for (to, (even, odd)) in last.0.iter_mut().zip(even_rest.iter().zip(odd_rest)) {
-                *to = u32::from(*even) | u32::from(*odd) << 16;
+fn panel<'a, D: PairLanes>(
+    shared: &Shared<'a>,
+    seen: &Seen<'_>,
+    tile: &Tile,
+    panel: usize,
+    space: &'a mut [Pairs],
+) -> &'a [Pairs] {
+    let (slots, in_place) = tile.panel(shared, seen.task, panel);
+    let vectors = space.len() / PAIRS;
+    match (shared.halves, in_place) {
+        (Some(Halves::Pairs([_, values])), Some(first)) => return &values[first..][..space.len()],
+        (Some(Halves::Pairs([_, values])), None) => {
+            let half = |slot: Slot, vector: usize, lane: usize| {
+                let (first, at) = place_in_pairs(&shared.shape, slot, seen.task.kv_head);
+                values[first + at / 2 * vectors + vector].0[lane] >> (at % 2 * 16) & 0xffff
+            };
+            for (lines, slots) in space.chunks_exact_mut(vectors).zip(slots.as_chunks::<2>().0) {
+                for (vector, line) in lines.iter_mut().enumerate() {
+                    for (lane, pair) in line.0.iter_mut().enumerate() {
+                        *pair = half(slots[0], vector, lane) | half(slots[1], vector, lane) << 16;
+                    }
+                }
             }
+        }
+        (Some(Halves::Rows([_, values])), _) => {
+            let row = |slot: Slot| &values[place::<Bf16>(&shared.shape, slot, seen.task.kv_head).0..];
+            for (lines, slots) in space.chunks_exact_mut(vectors).zip(slots.as_chunks::<2>().0) {
+                interleave::<D>(slots.map(|slot| &row(slot)[..shared.value_dim]), lines);
+            }
+        }
+        (None, _) => {}
+    }
+    space
+}
+
+/// Pairs up the values of two tokens.
+#[inline(always)]
+fn interleave<D: PairLanes>(rows: [&[u16]; 2], to: &mut [Pairs]) {
+    let [(even, even_rest), (odd, odd_rest)] = rows.map(|row| row.as_chunks());
+    let (whole, last) = to.split_at_mut(even.len());
+    for (to, (even, odd)) in whole.iter_mut().zip(even.iter().zip(odd)) {
+        D::interleave(even, odd, to);
+    }
+    if let [last] = last {
+        last.0 = [0; LANES];
+        for (to, (even, odd)) in last.0.iter_mut().zip(even_rest.iter().zip(odd_rest)) {
+            *to = u32::from(*even) | u32::from(*odd) << 16;
         }
     }
 }
@@ -207,22 +250,27 @@ fn columns<D: PairLanes, const R: usize, const C: usize>(
         }
     }
     let pairs = tokens.start.div_ceil(2)..tokens.end / 2;
+    // Lines of a pair of tokens of the tile.
+    let lines_of = |pair: usize| &values.panels[pair / PAIRS][pair % PAIRS * vectors + at..];
     if tokens.start % 2 == 1 {
         let pair = tokens.start / 2;
-        let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0xffff_0000);
+        let lines = masked::<C>(lines_of(pair), 0xffff_0000);
         sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
     }
-    if pairs.start < pairs.end {
-        let rows = weights_of(weights, pairs.clone());
-        for (i, pair) in pairs.enumerate() {
-            if let Some(lines) = values.pairs[pair * vectors + at..].first_chunk() {
-                sums = add::<D, R, C>(sums, lines, rows, i);
+    for (i, panel) in values.panels.iter().enumerate() {
+        let own = pairs.start.max(i * PAIRS)..pairs.end.min((i + 1) * PAIRS);
+        if own.start < own.end {
+            let (panel, rows) = (&panel[own.start % PAIRS * vectors + at..], weights_of(weights, own));
+            for (i, lines) in panel.chunks(vectors).take(rows[0].len()).enumerate() {
+                if let Some(lines) = lines.first_chunk() {
+                    sums = add::<D, R, C>(sums, lines, rows, i);
+                }
             }
         }
     }
     if tokens.end % 2 == 1 {
         let pair = tokens.end / 2;
-        let lines = masked::<C>(&values.pairs[pair * vectors + at..], 0x0000_ffff);
+        let lines = masked::<C>(lines_of(pair), 0x0000_ffff);
         sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
     }
     for r in 0..R {

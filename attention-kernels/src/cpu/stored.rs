@@ -4,7 +4,10 @@
 //! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
 //! ```
 
+use std::ops::Range;
+
 use device::Element;
+use device::simd::pairs::Pairs;
 use device::simd::{Ahead, LANES, Lanes, small_float};
 
 use crate::args::{KvCache, KvScales};
@@ -174,6 +177,27 @@ macro_rules! by_kind {
     };
 }
 
+/// Keys and values in bfloat16 that are multiplied in pairs.
+#[derive(Clone, Copy)]
+pub(super) enum Halves<'a> {
+    /// In rows ([`Layout::Hnd`]).
+    Rows([&'a [u16]; 2]),
+    /// In pairs ([`Layout::Pairs`]).
+    Pairs([&'a [Pairs]; 2]),
+}
+
+impl<'a> Halves<'a> {
+    /// Returns the elements of a checked cache; `None` if it has another type.
+    pub fn of(cache: &'a KvCache) -> Result<Option<Halves<'a>>, KernelError> {
+        let (keys, values) = (&cache.keys, cache.values());
+        Ok(match (cache.format.kv_dtype, cache.format.layout) {
+            (KvDtype::Bf16, Layout::Pairs) => Some(Halves::Pairs([keys.host()?, values.host()?])),
+            (KvDtype::Bf16, _) => Some(Halves::Rows([keys.host()?, values.host()?])),
+            _ => None,
+        })
+    }
+}
+
 impl<'a> Pages<'a> {
     /// Returns the elements of a checked cache.
     ///
@@ -326,9 +350,9 @@ fn widen<L: Lanes, S: Stored>(raw: &[S::Raw], to: &mut [f32]) {
     }
 }
 
-/// Checks that CPU variants support the format of a cache.
+/// Checks that CPU variants support the format of a cache. Those that support one layout only are not called with another.
 pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
-    if (cache.format.dtype, cache.format.layout) == (Dtype::F32, Layout::Hnd) {
+    if cache.format.dtype == Dtype::F32 && cache.format.layout != Layout::Nhd {
         Ok(())
     } else {
         Err(KernelError::Unsupported { variant: "cpu", found: cache.format.to_string() })
@@ -382,6 +406,14 @@ impl Slot {
         block_size - self.at as usize
     }
 
+    /// Whether the tokens of a panel are those of sixteen adjacent slots, as far as they are in a range.
+    #[inline(always)]
+    pub fn are_adjacent(slots: &[Slot; LANES], tokens: Range<usize>) -> bool {
+        let first = slots[tokens.start];
+        let (block, start) = (first.block, first.at / LANES as u32 * LANES as u32);
+        tokens.into_iter().all(|token| slots[token].block == block && slots[token].at == start + token as u32)
+    }
+
     /// Returns the place of a slot of a slot mapping.
     #[inline(always)]
     pub fn of(number: usize, block_size: usize) -> Slot {
@@ -406,6 +438,14 @@ impl Slot {
             }
         }
     }
+}
+
+/// Returns the first pairs of the sixteen tokens that a slot is one of, in keys and in values, and its place among them.
+#[inline(always)]
+pub(super) fn place_in_pairs(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
+    let (block, at) = (slot.block as usize, slot.at as usize);
+    let panel = (block * shape.num_kv_heads + kv_head) * (shape.block_size / LANES) + at / LANES;
+    (panel * shape.head_dim / 2, at % LANES)
 }
 
 /// Returns the index of the first element of a slot's row, and that of its scale.

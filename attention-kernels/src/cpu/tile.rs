@@ -8,13 +8,16 @@ use device::simd::pairs::Pairs;
 use device::simd::{Ahead, LANES};
 
 use super::merge::Merged;
-use super::stored::{Pages, Slot};
+use super::stored::{Halves, Pages, Slot, place_in_pairs};
 use crate::shape::{KvShape, PARTITION};
 use crate::sparse::{BlockSparse, Runs};
 use crate::tree::Path;
 
 /// Number of tokens of a tile.
-pub(super) const TILE: usize = 4 * LANES;
+pub(super) const TILE: usize = PANELS * LANES;
+
+/// Panels of sixteen tokens of a tile.
+pub(super) const PANELS: usize = 4;
 
 /// Distance in tokens of prefetching: the keys and values of a tile are prefetched while the previous tile is computed.
 /// Blocks are scattered, so the prefetcher of the hardware stops at the end of each; without this an 8-bit decode spent two
@@ -32,7 +35,7 @@ pub(super) struct Shared<'a> {
     pub value_dim: usize,
     pub pages: Pages<'a>,
     /// Keys and values in bfloat16, if they are multiplied in pairs.
-    pub halves: Option<[&'a [u16]; 2]>,
+    pub halves: Option<Halves<'a>>,
     pub window: Option<usize>,
     pub sparse: Option<BlockSparse>,
     pub soft_cap: Option<f32>,
@@ -90,7 +93,7 @@ pub(super) struct Scratch {
     pub scores: Vec<f32>,
     /// Weighted values of one partition, `[queries, value_dim]`.
     pub part: Vec<f32>,
-    /// Keys `[TILE / LANES, head_dim, LANES]` or values `[TILE, value_dim]` in float32.
+    /// Keys `[PANELS, head_dim, LANES]` or values `[TILE, value_dim]` in float32.
     pub tile: Vec<f32>,
     /// States of one partition, `[queries]`.
     pub states: Vec<Merged>,
@@ -98,7 +101,7 @@ pub(super) struct Scratch {
     pub queries: Vec<u32>,
     /// Weights in bfloat16, `[queries, WEIGHTS]`.
     pub weights: Vec<u32>,
-    /// Keys `[TILE / LANES, head_dim / 2]` or values `[TILE / 2, value_dim / LANES]` in bfloat16.
+    /// Keys `[PANELS, head_dim / 2]` or values `[TILE / 2, value_dim / LANES]` in bfloat16.
     pub pairs: Vec<Pairs>,
 }
 
@@ -256,6 +259,16 @@ impl Tile {
         self.read >> (panel * LANES) & ((1 << LANES) - 1) != 0
     }
 
+    /// Returns the slots of a panel, and the first pairs of the panel if its tokens are adjacent in a cache in pairs.
+    #[inline(always)]
+    pub fn panel(&self, shared: &Shared<'_>, task: &Task<'_>, panel: usize) -> (&[Slot; LANES], Option<usize>) {
+        let slots: &[Slot; LANES] = &self.slots.as_chunks().0[panel];
+        let first = panel * LANES;
+        let tokens = self.tokens.start.max(first) - first..self.tokens.end.min(first + LANES) - first;
+        let in_place = task.path.is_none() || Slot::are_adjacent(slots, tokens);
+        (slots, in_place.then(|| place_in_pairs(&shared.shape, slots[0], task.kv_head).0))
+    }
+
     /// Returns the part of a range of the context that lies in the tile, relative to the tile.
     #[inline(always)]
     pub fn part(&self, seen: &Seen<'_>, range: Range<usize>) -> Range<usize> {
@@ -312,7 +325,11 @@ pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: u
     if first >= end {
         return Ahead::NONE;
     }
-    let tokens = LANES.min(end - first).min(shape.block_size - first % shape.block_size);
+    let (first, tokens) = match shared.halves {
+        // Each token is in all cache lines of the keys of its panel.
+        Some(Halves::Pairs(_)) => (first / LANES * LANES, LANES),
+        _ => (first, LANES.min(end - first).min(shape.block_size - first % shape.block_size)),
+    };
     shared.pages.ahead(which, shape, Slot::of_token(table, shape.block_size, first), kv_head, tokens)
 }
 

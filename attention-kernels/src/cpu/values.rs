@@ -16,7 +16,7 @@ use std::ops::Range;
 use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
-use super::tile::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
 
 /// Number of queries whose sums are in registers together: six times four vectors leave enough registers for operands in
 /// AVX-512, six times one (two registers) in AVX2.
@@ -29,7 +29,7 @@ struct Values<'a> {
     starts: &'a [usize; TILE],
     dim: usize,
     /// What to prefetch with each panel.
-    next: &'a [Ahead; TILE / LANES],
+    next: &'a [Ahead; PANELS],
 }
 
 impl<'a> Values<'a> {
@@ -57,11 +57,11 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
         let slots = &tile.slots[tokens.clone()];
         let floats = shared.pages.rows::<L>(1, shape, slots, (task.kv_head, dim), widened, &mut starts[tokens]);
         scale_tokens(shared, task, 1, &tile, scores);
-        let mut next = [Ahead::NONE; TILE / LANES];
+        let mut next = [Ahead::NONE; PANELS];
         for panel in tile.panels() {
             next[panel] = ahead(shared, seen, 1, tile.offset + panel * LANES);
         }
-        let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; TILE / LANES] };
+        let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; PANELS] };
         let scores = &scores[tile.offset..];
         if seen.sparse.is_some() {
             sum_some::<L>(Values { next: &next, ..values }, seen, offset, scores, part);
@@ -77,7 +77,7 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
         by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
             let values = Values { next: &next, ..values };
             add_weighted::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
-            next = [Ahead::NONE; TILE / LANES];
+            next = [Ahead::NONE; PANELS];
         });
         for query in 0..edges {
             let (mine, common) = (seen.by(query / task.group), common(seen, query));
@@ -114,7 +114,7 @@ fn sum_some<L: Lanes>(values: Values<'_>, seen: &Seen<'_>, offset: usize, scores
                 4 => add_weighted::<L, 4>(values, start..start + len, query, scores, part),
                 _ => add_weighted::<L, 1>(values, start..start + len, query, scores, part),
             }
-            values.next = &[Ahead::NONE; TILE / LANES];
+            values.next = &[Ahead::NONE; PANELS];
         }
         query += taken;
     }

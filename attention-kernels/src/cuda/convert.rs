@@ -57,8 +57,8 @@ pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Res
     let small = if quantise { &*to } else { from };
     let (per_scale, num_scales) = match layout {
         _ if small.scale_stride() == 0 => (elements, 1),
-        Layout::Hnd => (shape.block_size * shape.head_dim, shape.num_kv_heads),
         Layout::Nhd => (shape.head_dim, shape.num_kv_heads),
+        _ => (shape.block_size * shape.head_dim, shape.num_kv_heads),
     };
     let run = ConvertShape {
         elements: elements as i64,

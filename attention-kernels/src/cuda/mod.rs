@@ -38,7 +38,7 @@ const ANY: Capabilities = Capabilities {
     compute_capability: (8, 0),
     dtypes: &Dtype::ALL,
     kv_dtypes: &KvDtype::ON_GPU,
-    layouts: &Layout::ALL,
+    layouts: &Layout::COMMON,
     head_sizes: Sizes::UpTo { max: usize::MAX, step: 8 },
     block_sizes: Sizes::ANY,
     proven: false,

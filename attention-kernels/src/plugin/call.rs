@@ -166,7 +166,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
         scales_per_head: cache.scale_stride(),
         dtype: number(&Dtype::ALL, format.dtype),
         kv_dtype: format.kv_code("a plug-in", &KvDtype::COMMON)?,
-        layout: number(&Layout::ALL, format.layout),
+        layout: number(&Layout::COMMON, format.layout),
         num_blocks: shape.num_blocks as u64,
         num_kv_heads: shape.num_kv_heads as u64,
         block_size: shape.block_size as u64,

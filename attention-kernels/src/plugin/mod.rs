@@ -159,7 +159,7 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
         isa: Isa::Portable,
         dtypes: bits("dtypes", variant.dtypes, &Dtype::ALL).map_err(&in_variant)?,
         kv_dtypes: bits("kv_dtypes", variant.kv_dtypes, &KvDtype::COMMON).map_err(&in_variant)?,
-        layouts: bits("layouts", variant.layouts, &Layout::ALL).map_err(&in_variant)?,
+        layouts: bits("layouts", variant.layouts, &Layout::COMMON).map_err(&in_variant)?,
         head_sizes: sizes("head", variant.max_head_dim, variant.head_dim_step)?,
         block_sizes: sizes("block", variant.max_block_size, variant.block_size_step)?,
         max_query_len: usize::try_from(variant.max_query_len).unwrap_or(usize::MAX),

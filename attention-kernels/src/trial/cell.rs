@@ -52,10 +52,12 @@ impl Shape {
         }
     }
 
-    /// Returns the cache format in the first layout that a variant supports.
+    /// Returns the cache format in the first suitable layout that a variant supports.
     pub(super) fn format(&self, variant: &Variant) -> CacheFormat {
-        let layouts = Layout::ALL.into_iter().find(|layout| variant.capabilities.layouts.contains(layout));
-        CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout: layouts.unwrap_or_default() }
+        let (kv_dtype, size, dim) = (self.kv_dtype, self.block_size, self.head_size);
+        let takes = |layout: &Layout| variant.capabilities.layouts.contains(layout);
+        let layout = Layout::ALL.into_iter().filter(takes).find(|layout| layout.suits(kv_dtype, size, dim, false));
+        CacheFormat { dtype: self.dtype, kv_dtype, layout: layout.unwrap_or_default() }
     }
 
     /// Returns the inputs of a matrix product, as many as an output of attention has elements.

@@ -172,7 +172,7 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut workspace = workspace(device, &of, rows, 0)?;
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, &slots, None)?;
-    let (scale, strides) = (1.0 / 128.0, format.strides(&of));
+    let scale = 1.0 / 128.0;
     let moved = 2 * rows * (width * format.dtype.bytes() + shape.kv_heads * format.row_bytes(shape.head_size));
     let mut caches = Vec::new();
     for _ in 0..case.sets(moved) {
@@ -203,19 +203,21 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
                 let row_of = &numbers[which * rows * width + row * width..][..width];
                 row_of.chunks(shape.head_size).enumerate().all(|(head, want)| {
                     let slot = slots[row] as usize;
-                    let (block, token) = (slot / of.block_size, slot % of.block_size);
-                    let place = block * strides.block + head * strides.head;
-                    let row = &stored[(place + token * strides.token) * format.element_bytes()..];
-                    match element(format) {
-                        Some(dtype) => row.starts_with(&to_bytes(dtype, want)),
-                        None if format.kv_dtype == KvDtype::Int8PerToken => {
-                            let ((want, scale), scales) = (int8_row(want), place + of.block_size * of.head_dim);
-                            row.starts_with(&want) && stored[scales + 4 * token..].starts_with(&scale.to_le_bytes())
-                        }
-                        None => {
-                            want.iter().zip(row).all(|(want, byte)| to_byte(format.kv_dtype, want / scale) == *byte)
-                        }
+                    if format.kv_dtype == KvDtype::Int8PerToken {
+                        let (block, token) = (slot / of.block_size, slot % of.block_size);
+                        let ((want, scale), strides) = (int8_row(want), format.strides(&of));
+                        let place = block * strides.block + head * strides.head;
+                        let (row, scales) = (place + token * strides.token, place + of.block_size * of.head_dim);
+                        return stored[row..].starts_with(&want)
+                            && stored[scales + 4 * token..].starts_with(&scale.to_le_bytes());
                     }
+                    want.iter().enumerate().all(|(column, want)| {
+                        let at = format.layout.index(&of, which, slot, head, column) * format.element_bytes();
+                        match element(format) {
+                            Some(dtype) => stored[at..].starts_with(&to_bytes(dtype, &[*want])),
+                            None => stored[at] == to_byte(format.kv_dtype, want / scale),
+                        }
+                    })
                 })
             })
         });

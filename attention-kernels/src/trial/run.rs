@@ -28,8 +28,8 @@ impl Problem {
     /// # Errors
     /// As [`Problem::on`].
     pub fn with_partials(&self, device: &Arc<dyn Device>, max_partials: usize) -> Result<OnDevice<'_>, KernelError> {
-        let cache = |numbers: &[f32], of_tokens: &[f32]| {
-            buffer(&**device, &cache_bytes(self.format, &self.shape, numbers, of_tokens))
+        let cache = |which: usize, numbers: &[f32]| {
+            buffer(&**device, &cache_bytes(self.format, &self.shape, which, numbers, &self.token_scales[which]))
         };
         let scales = match &self.scales {
             None => None,
@@ -66,10 +66,10 @@ impl Problem {
             cache: KvCache {
                 shape: self.shape,
                 format: self.format,
-                keys: cache(&self.keys, &self.token_scales[0])?,
+                keys: cache(0, &self.keys)?,
                 values: match self.latent {
                     Some(dim) => Values::InKeys { dim },
-                    None => cache(&self.values, &self.token_scales[1])?.into(),
+                    None => cache(1, &self.values)?.into(),
                 },
                 scales,
             },
@@ -214,15 +214,16 @@ impl Results {
     }
 }
 
-/// Returns the bytes of a cache from its numbers, in the order of [`KvShape::offset`], and the scales of tokens.
-pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tokens: &[f32]) -> Vec<u8> {
-    let (strides, dim) = (format.layout.strides(shape), shape.head_dim);
+/// Returns the bytes of keys (`which` is 0) or values (1) from their numbers, in the order of [`KvShape::offset`], and the scales
+/// of tokens.
+pub fn cache_bytes(format: CacheFormat, shape: &KvShape, which: usize, numbers: &[f32], of_tokens: &[f32]) -> Vec<u8> {
+    let dim = shape.head_dim;
     let mut ordered = vec![0.0; numbers.len()];
     for slot in 0..shape.num_blocks * shape.block_size {
         for head in 0..shape.num_kv_heads {
-            let (block, token) = (slot / shape.block_size, slot % shape.block_size);
-            let to = block * strides.block + head * strides.head + token * strides.token;
-            ordered[to..to + dim].copy_from_slice(&numbers[shape.offset(slot, head)..][..dim]);
+            for (column, number) in numbers[shape.offset(slot, head)..][..dim].iter().enumerate() {
+                ordered[format.layout.index(shape, which, slot, head, column)] = *number;
+            }
         }
     }
     if let Some(dtype) = element(format) {

@@ -294,6 +294,14 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 let whole = Problem::new(4, &Look { sinks: can.sinks, latent, sparse, ..look });
                 let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
                 want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
+                let suits =
+                    |layout: &Layout| layout.suits(can.kv_dtypes[0], 16, whole.shape.head_dim, latent.is_some());
+                for layout in can.layouts.iter().copied().filter(suits) {
+                    let mut ordered = whole.clone();
+                    ordered.format.layout = layout;
+                    let got = ordered.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
+                    assert!(got == want, "{}: {layout} has other bits", prefill.name);
+                }
                 let family = variants_on(&*device, &ATTENTION);
                 let family =
                     family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));

@@ -29,12 +29,21 @@ fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
     }
 }
 
-/// Scales in the page require one layout, and CUDA kernels require whole vectors of them, so odd block sizes become even.
-pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat, usize) {
-    match format.kv_dtype {
-        KvDtype::Int8PerToken => (CacheFormat { layout: Layout::Hnd, ..format }, block_size.next_multiple_of(4)),
-        _ => (format, block_size),
+/// Returns a format that exists, with a block size and a head size for it. Scales in the page require one layout, and CUDA kernels
+/// require whole vectors of them; pairs require whole vectors of tokens and of elements.
+pub fn that_exists(format: CacheFormat, block_size: usize, dim: usize) -> (CacheFormat, usize, usize) {
+    let rows = CacheFormat { layout: Layout::Hnd, ..format };
+    match (format.kv_dtype, format.layout) {
+        (KvDtype::Int8PerToken, _) => (rows, block_size.next_multiple_of(4), dim),
+        (KvDtype::Bf16, Layout::Pairs) => (format, block_size.next_multiple_of(16), dim.next_multiple_of(16)),
+        (_, Layout::Pairs) => (rows, block_size, dim),
+        _ => (format, block_size, dim),
     }
+}
+
+/// A latent has no layout of pairs.
+pub fn without_pairs(layout: Layout) -> Layout {
+    if layout == Layout::Pairs { Layout::Hnd } else { layout }
 }
 
 /// Returns all looks of a variant.
@@ -48,7 +57,8 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
         let latent = with(variant, strength, &kv_dtypes, &LATENT.map(|dims| dims.0)).into_iter();
         looks.extend(latent.map(|look| {
             let dims = LATENT.iter().find(|dims| dims.0 == look.dim);
-            Look { latent: dims.map(|dims| dims.1), ..look }
+            let format = CacheFormat { layout: without_pairs(look.format.layout), ..look.format };
+            Look { format, latent: dims.map(|dims| dims.1), ..look }
         }));
     }
     looks
@@ -103,12 +113,11 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
         let format =
             CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: kv_dtypes[row[1]], layout: can.layouts[row[2]] };
         let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.takes_scales());
-        let block_size = block_sizes[row[4]];
-        let (format, block_size) = with_scaled_rows(format, block_size);
+        let (format, block_size, dim) = that_exists(format, block_sizes[row[4]], dims[row[3]]);
         Look {
             format,
             heads: HEADS[row[5]],
-            dim: dims[row[3]],
+            dim,
             latent: None,
             block_size,
             scales,

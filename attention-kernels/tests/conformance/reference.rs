@@ -190,7 +190,7 @@ fn cache_writes_equal_the_reference_cases() {
         let slots = tensors.tensor("slot_mapping").unwrap();
         let slots: Vec<i64> = slots.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
         let want = ["key_cache", "value_cache"]
-            .map(|name| cache_bytes(format, &shape, &stored(&tensors, name, format, &shape), &[]));
+            .map(|name| cache_bytes(format, &shape, 0, &stored(&tensors, name, format, &shape), &[]));
         let source = [tensors.tensor("key").unwrap().data(), tensors.tensor("value").unwrap().data()].concat();
         for device in devices::all() {
             let writers = variants_on(&*device, &[Operation::CacheWrite]);

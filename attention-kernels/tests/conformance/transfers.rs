@@ -118,7 +118,7 @@ fn settings(strength: usize) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let kv_dtypes = [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
     let rows = covering::rows(&[3, 3, 2, 3, 2, 3, 3], strength, 5).into_iter();
     let setting = rows.map(|row| {
-        let (dtype, kv_dtype, layout) = (Dtype::ALL[row[0]], kv_dtypes[row[1]], Layout::ALL[row[2]]);
+        let (dtype, kv_dtype, layout) = (Dtype::ALL[row[0]], kv_dtypes[row[1]], Layout::COMMON[row[2]]);
         let (head_dim, block_size, num_kv_heads) = ([8, 40, 128][row[3]], [5, 16][row[4]], [1, 2, 3][row[5]]);
         let shape = KvShape { num_blocks: 5, num_kv_heads, block_size, head_dim };
         (CacheFormat { dtype, kv_dtype, layout }, shape, [None, Some(false), Some(true)][row[6]])
@@ -170,8 +170,8 @@ impl Pair {
     fn scale(&self, which: usize, at: usize) -> f32 {
         let KvShape { num_kv_heads, block_size, head_dim, .. } = self.full.shape;
         let head = match self.full.format.layout {
-            Layout::Hnd => at / (block_size * head_dim) % num_kv_heads,
             Layout::Nhd => at / head_dim % num_kv_heads,
+            _ => at / (block_size * head_dim) % num_kv_heads,
         };
         self.scales[which][head.min(self.scales[which].len() - 1)]
     }

@@ -1,7 +1,9 @@
 //! Trees of query rows: the bits of a row are those of its path, beside the comparisons with float64.
 
 use attention_kernels::trial::{Look, Problem};
-use attention_kernels::{AttentionBatch, BlockSparse, KernelChoice, KvDtype, Needs, Operation, PARTITION, select};
+use attention_kernels::{
+    AttentionBatch, BlockSparse, CacheFormat, KernelChoice, KvDtype, Needs, Operation, PARTITION, select,
+};
 
 use super::attention::at_the_borders;
 use super::devices::{self, variants_on};
@@ -58,7 +60,8 @@ fn a_row_of_a_tree_has_the_bits_of_its_path_at_the_end_of_the_sequence() {
             for (i, (window, sparse, alibi)) in settings.into_iter().enumerate() {
                 let kv_dtype = can.kv_dtypes[i % can.kv_dtypes.len()];
                 let look = at_the_borders(can.dtypes[0], kv_dtype, window, 1);
-                let (format, _) = super::looks::with_scaled_rows(look.format, look.block_size);
+                let format = CacheFormat { layout: can.layouts[i % can.layouts.len()], ..look.format };
+                let (format, ..) = super::looks::that_exists(format, look.block_size, look.dim);
                 let lens = LENS.iter().copied().filter(|lens| lens.0 <= can.max_query_len).collect();
                 let look = Look { trees: true, format, lens, sparse, alibi, ..look };
                 let problem = Problem::new(i as u64 + 5, &look);

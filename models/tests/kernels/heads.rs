@@ -33,10 +33,13 @@ pub fn looks(strength: usize) -> Vec<Look> {
     let heads = [(2, 2), (6, 2), (5, 1), (32, 8)];
     let norms = [(false, false), (true, true), (true, false)];
     let sizes =
-        [Dtype::ALL.len(), KvDtype::ON_GPU.len(), Layout::ALL.len(), dims.len(), heads.len(), norms.len(), 3, 2];
+        [Dtype::ALL.len(), KvDtype::ON_GPU.len(), Layout::COMMON.len(), dims.len(), heads.len(), norms.len(), 3, 2];
     let look = |row: Vec<usize>| {
-        let format =
-            CacheFormat { dtype: Dtype::ALL[row[0]], kv_dtype: KvDtype::ON_GPU[row[1]], layout: Layout::ALL[row[2]] };
+        let format = CacheFormat {
+            dtype: Dtype::ALL[row[0]],
+            kv_dtype: KvDtype::ON_GPU[row[1]],
+            layout: Layout::COMMON[row[2]],
+        };
         let scales = [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales());
         // Scales in the page have one layout.
         let scaled = format.kv_dtype == KvDtype::Int8PerToken;
