@@ -71,7 +71,7 @@ impl PromptBudget {
         let (decodes, token) = (self.time.of_decodes(rows), self.time.of_prompt_token());
         if self.target == ItlTarget::Auto {
             let all = rows.max(self.most_rows.min((sequences as f64 / self.steps_per_token) as usize));
-            self.seconds = AUTO_MULTIPLE * self.time.of_decodes(all).max(0.0) * self.steps_per_token;
+            self.seconds = AUTO_MULTIPLE * self.time.of_decodes(all) * self.steps_per_token;
         }
         let left = self.seconds / self.steps_per_token - decodes;
         // A step without a measurement has no estimate: 0 / 0 is no number, which becomes 0.

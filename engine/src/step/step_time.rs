@@ -88,9 +88,10 @@ impl StepTime {
         self.step = mean_y - self.cost[0] * mean[0] - self.cost[1] * mean[1];
     }
 
-    /// Seconds of a step that computes only `rows` rows of decodes.
+    /// Seconds of a step that computes only `rows` rows of decodes; above 0 after the first measurement. The fit to steps of which
+    /// some were interrupted can have a line that crosses zero, but no step takes less than its rows.
     pub fn of_decodes(&self, rows: usize) -> f64 {
-        self.step + self.cost[0] * rows as f64
+        self.step.max(0.0) + self.cost[0] * rows as f64
     }
 
     /// Seconds that a prompt token adds to a step; 0 before the first measurement.

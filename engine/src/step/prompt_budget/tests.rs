@@ -169,9 +169,11 @@ proptest! {
     ) {
         let config = SchedConfig { max_num_batched_tokens: most, ..SchedConfig::new(100, 16) };
         for target in [ItlTarget::Auto, ItlTarget::Millis(millis)] {
-            let mut budget = PromptBudget::new(target, &config);
+            let (mut budget, mut was_measured) = (PromptBudget::new(target, &config), false);
             for &(rows, tokens, seconds) in &steps {
                 let next = budget.next(rows, tokens);
+                prop_assert!(rows == 0 || !was_measured || budget.target() > 0.0);
+                was_measured |= rows + tokens > 0 && seconds > 0.0 && seconds.is_finite();
                 let least = if rows > 0 { LEAST_TOKENS.min(most) } else { most };
                 prop_assert!((least..=most).contains(&next), "{next}");
                 prop_assert!(budget.target().is_finite() && budget.target() >= 0.0);
