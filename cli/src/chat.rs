@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
 
-use engine::{AsyncEngine, ChatInput, ChatTemplate, EngineConfig, Event, GenerationParams, GenerationRequest};
+use engine::{ChatInput, ChatTemplate, EngineConfig, Event, GenerationParams, GenerationRequest};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
@@ -66,7 +66,7 @@ fn unreadable(error: io::Error) -> CliError {
 
 struct Conversation {
     runtime: Runtime,
-    engine: AsyncEngine,
+    engine: session::Running,
     template: Arc<ChatTemplate>,
     params: GenerationParams,
     messages: Vec<Value>,

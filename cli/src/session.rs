@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::ops::Deref;
+use std::time::Duration;
 
 use engine::{
     AsyncEngine, Delta, EngineConfig, EngineError, FinishReason, GenerationDefaults, GenerationParams, Group,
@@ -28,7 +30,7 @@ pub fn open_group(config: &EngineConfig) -> Result<Group, CliError> {
 }
 
 /// Loads the model with a progress bar. On a rank other than 0 of a group, computes until rank 0 ends, and ends the process.
-pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
+pub fn start(config: EngineConfig) -> Result<Running, CliError> {
     let group = open_group(&config)?;
     match group.rank() {
         0 => start_in(config, group),
@@ -52,7 +54,7 @@ pub fn follow(config: &EngineConfig, group: Group, fetched: Result<(), CliError>
 }
 
 /// Loads the model with a progress bar, as rank 0 of a group.
-pub fn start_in(config: EngineConfig, group: Group) -> Result<AsyncEngine, CliError> {
+pub fn start_in(config: EngineConfig, group: Group) -> Result<Running, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
     let engine = AsyncEngine::start_in(config, group, &|done, total| {
         if bar.length() != Some(total) {
@@ -61,7 +63,27 @@ pub fn start_in(config: EngineConfig, group: Group) -> Result<AsyncEngine, CliEr
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(engine?)
+    Ok(Running(engine?))
+}
+
+/// Time that the end of the engine may take: longer than ranks take to leave their group.
+const END_TIME: Duration = Duration::from_secs(5);
+
+/// An engine that ends before the process does.
+pub struct Running(AsyncEngine);
+
+impl Deref for Running {
+    type Target = AsyncEngine;
+
+    fn deref(&self) -> &AsyncEngine {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.end(END_TIME);
+    }
 }
 
 pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {

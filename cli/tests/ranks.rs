@@ -1,6 +1,6 @@
 //! `quire serve` on several ranks: threads, and processes of an MPI job where `cargo xtask test-mpi` has installed MPICH.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -127,8 +127,10 @@ impl Server {
     /// Stops it in order.
     fn stop(mut self) {
         signal("-TERM", &self.process.id().to_string());
-        self.errors.lines().for_each(|line| drop(line.unwrap()));
-        assert!(self.process.wait().unwrap().success());
+        let mut log = String::new();
+        self.errors.read_to_string(&mut log).unwrap();
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}: {log}");
     }
 }
 

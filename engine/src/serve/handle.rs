@@ -324,4 +324,14 @@ impl AsyncEngine {
         self.drain();
         let _ = self.commands.send(Command::Shutdown);
     }
+
+    /// Like [`AsyncEngine::shutdown`], and waits until the thread has ended, at most for `limit`. A process that ends earlier takes the
+    /// thread with it, and a launcher of ranks then kills the others, which are still leaving their group.
+    pub fn end(&self, limit: Duration) {
+        self.shutdown();
+        let since = Instant::now();
+        while self.shared.status.is_alive() && since.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

@@ -61,8 +61,14 @@ impl EngineThread {
         }
     }
 
-    pub fn run(mut self) {
+    /// Runs until the last handle is gone or the engine is shut down. Only then, with everything that the thread owned gone too, it counts
+    /// as ended.
+    pub fn run(self) {
         let _alive = Alive(self.status.clone());
+        self.serve();
+    }
+
+    fn serve(mut self) {
         while self.take_commands() {
             if self.engine.has_work() {
                 self.step(NextStep::Planned);
