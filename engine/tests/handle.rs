@@ -96,6 +96,16 @@ fn health_follows_the_engine_thread() {
 }
 
 #[test]
+fn an_engine_has_ended_when_nothing_of_its_thread_is_left() {
+    let device = NoOp::new();
+    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
+    engine.end(Duration::from_secs(60));
+    assert_eq!(Arc::strong_count(&device), 1);
+    assert!(deltas(stream).iter().all(|d| d.finish.is_none()));
+}
+
+#[test]
 fn health_follows_completed_steps_and_not_planned_ones() {
     let device = NoOp::new();
     let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
