@@ -1,7 +1,8 @@
 //! Which variants are selected, and the errors of choices that are impossible.
 
 use attention_kernels::{
-    AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, Variant, select, variants,
+    AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Layout, Needs, Operation, SelectError, Variant, select,
+    variants,
 };
 
 fn cpu(head_dim: usize) -> Needs {
@@ -75,6 +76,26 @@ fn nothing_rounds_for_a_model_that_computes_in_float32() {
     );
     let set = select(&choice, &Needs { arithmetic: Dtype::Bf16, ..needs }).unwrap();
     assert_eq!((set.prefill.name.ends_with("_bf16"), set.arithmetic), (true, Dtype::Bf16));
+}
+
+#[test]
+fn a_cache_is_in_pairs_if_they_are_multiplied_and_all_vectors_are_whole() {
+    let pairs = Needs { kv_dtype: KvDtype::Bf16, arithmetic: Dtype::Bf16, ..cpu(1024) };
+    let layout = |needs: &Needs| select(&KernelChoice::default(), needs).unwrap().format.layout;
+    assert_eq!(layout(&pairs), Layout::Pairs);
+    for in_rows in [
+        Needs { arithmetic: Dtype::F32, ..pairs.clone() },
+        Needs { kv_dtype: KvDtype::Same, ..pairs.clone() },
+        Needs { block_size: 8, ..pairs.clone() },
+        Needs { head_dim: 20, ..pairs.clone() },
+        Needs { other_head_dim: Some(24), ..pairs.clone() },
+        Needs { latent: true, ..pairs.clone() },
+    ] {
+        assert_eq!(layout(&in_rows), Layout::Hnd, "{in_rows:?}");
+    }
+    // A variant that reads rows only has its cache in rows.
+    let choice = KernelChoice { decode: "cpu.portable".into(), ..KernelChoice::default() };
+    assert_eq!(select(&choice, &pairs).unwrap().format.layout, Layout::Hnd);
 }
 
 #[test]
