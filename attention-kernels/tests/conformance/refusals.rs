@@ -1,12 +1,13 @@
 //! Calls that the wrappers refuse before a kernel runs. A kernel checks nothing, so each would access invalid memory.
 
+use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{
     AttentionArgs, AttentionBatch, BlockTables, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache,
-    KvShape, Operation, Workspace, WorkspaceLimits, variants,
+    KvDtype, KvShape, Layout, Operation, Workspace, WorkspaceLimits, variants,
 };
 use device::{Buffer, Device};
 
-use super::devices;
+use super::devices::{self, variants_on};
 
 const SHAPE: KvShape = KvShape { num_blocks: 8, num_kv_heads: 2, block_size: 16, head_dim: 64 };
 
@@ -222,6 +223,22 @@ fn an_empty_step_launches_nothing_that_a_driver_would_refuse() {
                 workspace,
             };
             writer.cache_write(device, args).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_cache_in_a_layout_that_a_variant_does_not_take_is_refused() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
+            let can = &variant.capabilities;
+            for layout in Layout::ALL.into_iter().filter(|layout| !can.layouts.contains(layout)) {
+                let kv_dtype = if layout == Layout::Pairs { KvDtype::Bf16 } else { can.kv_dtypes[0] };
+                let format = CacheFormat { dtype: can.dtypes[0], kv_dtype, layout };
+                let problem = Problem::new(1, &Look::plain(format, vec![(1, 20)]));
+                let error = problem.on(&device).unwrap().run(variant, 0..1, false).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("{} was called with {format}", variant.name)), "{error}");
+            }
         }
     }
 }
