@@ -14,8 +14,8 @@
 //! for.
 //!
 //! **When another process takes a core**, a worker can stop in the middle of a piece, and the caller has to wait. Then the
-//! caller sleeps instead of spinning, which leaves its own core to the worker. If it waits often, fewer threads compute for a while
-//! ([`Crew`]): shares, wake-ups and stealing are those of the first threads, and the other workers sleep.
+//! caller sleeps instead of spinning, which leaves its own core to the worker; and for some loops after such a wait, workers
+//! spin only briefly and may change cores. So only the other process's share of the machine is lost.
 //!
 //! **Why a job needs no lock.** A ticket holds the epoch of its job and the rest of a share: the next piece and the end. Taking
 //! a piece replaces (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before it takes a piece, and the caller
@@ -27,12 +27,11 @@ use std::any::Any;
 use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::affinity::Place;
-use super::crew::Crew;
 use crate::lock::lock;
 
 /// Maximum number of threads; the number of their pieces must fit [`PIECE_BITS`].
@@ -52,8 +51,14 @@ const REACH: usize = 8;
 /// Time that a worker spins for the next loop: longer than the pause between two decode steps.
 const SPIN: Duration = Duration::from_micros(200);
 
+/// Time that any thread spins while the machine is crowded: about as long as sleeping and waking takes.
+const SPIN_CROWDED: Duration = Duration::from_micros(5);
+
 /// A wait of the caller that is longer than this, and longer than its own share took, is for a worker that has lost its core.
 const LATE: Duration = Duration::from_micros(200);
+
+/// Number of loops for which the machine then counts as crowded.
+const CROWDED_LOOPS: u32 = 200;
 
 /// A value on its own pair of cache lines, because CPUs fetch lines in pairs.
 #[repr(align(128))]
@@ -73,10 +78,8 @@ pub(super) struct Handover {
     tickets: Box<[Apart<AtomicU64>]>,
     /// One per worker.
     asleep: Box<[Apart<AtomicBool>]>,
-    /// Only the caller that has taken the workers locks it.
-    crew: Mutex<Crew>,
-    /// Number of threads that compute; changes between loops.
-    active: AtomicUsize,
+    /// Number of loops for which the machine still counts as crowded.
+    crowded: AtomicU32,
     stopped: AtomicBool,
     /// Whether the caller is sleeping until `left` is 0.
     waiting: AtomicBool,
@@ -113,8 +116,7 @@ impl Handover {
             left: Apart(AtomicUsize::new(0)),
             tickets: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
             asleep: (1..threads).map(|_| Apart(AtomicBool::new(false))).collect(),
-            crew: Mutex::new(Crew::new(threads)),
-            active: AtomicUsize::new(threads),
+            crowded: AtomicU32::new(0),
             stopped: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             gate: Mutex::new(()),
@@ -122,11 +124,6 @@ impl Handover {
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         }
-    }
-
-    /// Number of threads that compute, the caller's included.
-    pub fn active(&self) -> usize {
-        self.active.load(Ordering::Relaxed)
     }
 
     /// Makes the workers return once they are awake.
@@ -146,28 +143,25 @@ impl Handover {
         if BUSY.get() || self.taken.swap(true, Ordering::Acquire) {
             return false;
         }
-        let threads = self.active();
-        let pieces = pieces.min(threads * PIECES);
+        let pieces = pieces.min(self.threads * PIECES);
         let epoch = self.epoch.0.load(Ordering::Relaxed) + 1;
         self.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
         self.job.0.tasks.store(tasks, Ordering::Relaxed);
         self.job.0.pieces.store(pieces, Ordering::Relaxed);
         self.left.0.store(pieces, Ordering::Relaxed);
         for (thread, ticket) in self.tickets.iter().enumerate() {
-            let share = share(pieces, threads, thread);
+            let share = share(pieces, self.threads, thread);
             let left = (share.end << PIECE_BITS | share.start) as u64;
             ticket.0.store(epoch << (2 * PIECE_BITS) | left, Ordering::Release);
         }
         self.epoch.0.store(epoch, Ordering::SeqCst);
-        wake(pieces.min(threads) - 1);
+        wake(pieces.min(self.threads) - 1);
 
         let start = Instant::now();
         BUSY.set(true);
         self.work(0, epoch, self.threads);
         BUSY.set(false);
-        let own = start.elapsed();
-        let lost = self.wait(own);
-        self.active.store(lock(&self.crew).after(own + lost, lost), Ordering::Relaxed);
+        self.wait(start.elapsed());
 
         let panic = match self.panicked.swap(false, Ordering::Relaxed) {
             true => lock(&self.panic).take(),
@@ -186,23 +180,21 @@ impl Handover {
         let mut seen = 0;
         while let Some(epoch) = self.next(index, seen, &mut place) {
             seen = epoch;
-            if index + 1 < self.active() {
-                self.work(index + 1, epoch, REACH);
-            }
+            self.work(index + 1, epoch, REACH);
         }
     }
 
     /// Waits for a loop after `seen` and returns its epoch, or `None` when the pool is stopped.
     fn next(&self, index: usize, seen: u64, place: &mut Option<Place>) -> Option<u64> {
         loop {
-            let active = self.active();
-            if index + 1 < active && spin(SPIN, || self.epoch.0.load(Ordering::Acquire) != seen) {
+            let crowded = self.crowded.load(Ordering::Relaxed) > 0;
+            let budget = if crowded { SPIN_CROWDED } else { SPIN };
+            if spin(budget, || self.epoch.0.load(Ordering::Acquire) != seen) {
                 return Some(self.epoch.0.load(Ordering::Acquire));
             }
             let asleep = &self.asleep[index].0;
             if let Some(place) = place {
-                // The system knows which cores others use.
-                place.pin(active == self.threads);
+                place.pin(!crowded);
             }
             asleep.store(true, Ordering::SeqCst);
             // These loads come after the store: either they see a new loop or the stop, or its publisher sees the store.
@@ -210,7 +202,7 @@ impl Handover {
                 return None;
             }
             let epoch = self.epoch.0.load(Ordering::SeqCst);
-            if epoch != seen && index + 1 < self.active() {
+            if epoch != seen {
                 asleep.store(false, Ordering::Relaxed);
                 return Some(epoch);
             }
@@ -261,22 +253,25 @@ impl Handover {
         }
     }
 
-    /// Waits, as the caller, for the pieces of other threads; `own` is the time that its own work took. Returns the time that was
-    /// lost if a thread had lost its core.
-    fn wait(&self, own: Duration) -> Duration {
-        if spin(LATE.max(own), || self.left.0.load(Ordering::Acquire) == 0) {
-            return Duration::ZERO;
+    /// Waits, as the caller, for the pieces of other threads; `own` is the time that its own work took.
+    fn wait(&self, own: Duration) {
+        let crowded = self.crowded.load(Ordering::Relaxed);
+        let done = || self.left.0.load(Ordering::Acquire) == 0;
+        if !spin(if crowded > 0 { SPIN_CROWDED } else { LATE.max(own) }, done) {
+            self.waiting.store(true, Ordering::SeqCst);
+            let mut gate = lock(&self.gate);
+            while self.left.0.load(Ordering::SeqCst) != 0 {
+                gate = self.done.wait(gate).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(gate);
+            self.waiting.store(false, Ordering::Relaxed);
+            if crowded == 0 {
+                self.crowded.store(CROWDED_LOOPS, Ordering::Relaxed);
+            }
         }
-        let start = Instant::now();
-        self.waiting.store(true, Ordering::SeqCst);
-        let mut gate = lock(&self.gate);
-        while self.left.0.load(Ordering::SeqCst) != 0 {
-            gate = self.done.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        if crowded > 0 {
+            self.crowded.store(crowded - 1, Ordering::Relaxed);
         }
-        drop(gate);
-        self.waiting.store(false, Ordering::Relaxed);
-        // A worker on the same core spins for the next loop before it gives the core back.
-        LATE + start.elapsed() + SPIN
     }
 }
 

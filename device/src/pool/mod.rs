@@ -7,7 +7,6 @@
 //! The split of the work never changes a result: each item is computed by one thread, in one order.
 
 mod affinity;
-mod crew;
 mod handover;
 
 use std::ops::Range;
@@ -85,7 +84,7 @@ impl Pool {
 
     /// Runs `f`, which has many small loops. Sleeping workers are woken first, so that the first loop finds them ready.
     pub fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.workers.wake(self.workers.handover.active() - 1);
+        self.workers.wake(self.workers.threads.len());
         f()
     }
 
