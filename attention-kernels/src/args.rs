@@ -203,7 +203,8 @@ impl KvCache {
             }
         };
         for (which, pages) in self.buffers_mut().enumerate() {
-            for (start, slots, bytes) in runs(which).into_iter().filter(|(_, slots, _)| from_slot < slots.end) {
+            let is_filled = |(_, slots, bytes): &(usize, Range<usize>, usize)| from_slot < slots.end && *bytes > 0;
+            for (start, slots, bytes) in runs(which).into_iter().filter(is_filled) {
                 let skipped = from_slot.saturating_sub(slots.start);
                 let at = block * format.block_bytes(&shape) + start + skipped * bytes;
                 device.fill(pages, at, (slots.len() - skipped) * bytes, fill)?;

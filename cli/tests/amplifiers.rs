@@ -41,17 +41,8 @@ impl Process {
         let limited = format!("ulimit -v {ADDRESS_SPACE}; exec \"$0\" \"$@\"");
         let mut child = Command::new("sh")
             .args(["-c", &limited, env!("CARGO_BIN_EXE_quire")])
-            .args([
-                "serve",
-                "--port",
-                "0",
-                "--kv-cache-memory-bytes",
-                "16M",
-                "--threads",
-                "1",
-                "--max-num-batched-tokens",
-                "512",
-            ])
+            .args(["serve", "--port", "0", "--kv-cache-memory-bytes", "16M", "--threads", "1"])
+            .args(["--max-num-batched-tokens", "512"])
             .args(args)
             .stderr(Stdio::piped())
             .spawn()
