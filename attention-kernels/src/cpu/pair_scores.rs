@@ -20,7 +20,7 @@ use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
-use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, ahead};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, panels};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
@@ -44,29 +44,23 @@ pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch:
 #[inline(always)]
 fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (pairs, queries) = (shared.shape.head_dim.div_ceil(2), seen.task.queries());
-    let Scratch { scores, pairs: keys, queries: rounded, .. } = scratch;
+    let Scratch { scores, pairs: space, queries: rounded, .. } = scratch;
     for offset in seen.tiles() {
         let Some(tile) = &seen.tile(offset, shared.shape.block_size) else { continue };
-        let panels = tile.panels();
-        // Panels that nobody reads have space too, and their scores are not used.
-        let mut keys_of = [&[][..]; PANELS];
-        for (i, (keys, space)) in keys_of.iter_mut().zip(keys.chunks_exact_mut(pairs)).enumerate() {
-            *keys = if panels.contains(&i) && tile.reads_panel(i) {
-                ahead(shared, seen, 0, tile.offset + i * LANES).ask(0, LANES);
-                panel::<D>(shared, seen, tile, i, space)
-            } else {
-                space
-            };
-        }
-        let task = &Panels { keys: keys_of, queries: rounded, pairs, scale: seen.task.scale };
+        let keys =
+            panels((shared, seen, tile), 0, pairs, &mut space[..PANELS * pairs], |halves, slots, to| match halves {
+                Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
+                Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
+            });
+        let task = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
         let mut first = 0;
         while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
             first += match (D::Floats::MANY, queries - first) {
-                (true, 6..) => score::<D, 6>(task, first, panels.clone(), scores),
-                (true, 3..) => score::<D, 3>(task, first, panels.clone(), scores),
-                (true, 2) => score::<D, 2>(task, first, panels.clone(), scores),
-                _ => score::<D, 1>(task, first, panels.clone(), scores),
+                (true, 6..) => score::<D, 6>(task, first, tile.panels(), scores),
+                (true, 3..) => score::<D, 3>(task, first, tile.panels(), scores),
+                (true, 2) => score::<D, 2>(task, first, tile.panels(), scores),
+                _ => score::<D, 1>(task, first, tile.panels(), scores),
             };
         }
     }
@@ -106,30 +100,15 @@ fn score<D: PairLanes, const R: usize>(
     R
 }
 
-/// Returns the keys of a panel of a tile: in place, or put into `space`.
+/// Collects the keys of sixteen slots of a cache in pairs.
 #[inline(always)]
-fn panel<'a, D: PairLanes>(
-    shared: &Shared<'a>,
-    seen: &Seen<'_>,
-    tile: &Tile,
-    panel: usize,
-    space: &'a mut [Pairs],
-) -> &'a [Pairs] {
-    let (slots, in_place) = tile.panel(shared, seen.task, panel);
-    match (shared.halves, in_place) {
-        (Some(Halves::Pairs([keys, _])), Some(first)) => return &keys[first..][..space.len()],
-        (Some(Halves::Pairs([keys, _])), None) => {
-            for (i, slot) in slots.iter().enumerate() {
-                let (first, at) = place_in_pairs(&shared.shape, *slot, seen.task.kv_head);
-                for (to, line) in space.iter_mut().zip(&keys[first..]) {
-                    to.0[i] = line.0[at];
-                }
-            }
+fn gather(shared: &Shared<'_>, seen: &Seen<'_>, keys: &[Pairs], slots: &[Slot; LANES], to: &mut [Pairs]) {
+    for (i, slot) in slots.iter().enumerate() {
+        let (first, at) = place_in_pairs(&shared.shape, *slot, seen.task.kv_head);
+        for (to, line) in to.iter_mut().zip(&keys[first..]) {
+            to.0[i] = line.0[at];
         }
-        (Some(Halves::Rows([keys, _])), _) => transpose::<D>(shared, seen, keys, slots, space),
-        (None, _) => {}
     }
-    space
 }
 
 /// Transposes the keys of sixteen slots.

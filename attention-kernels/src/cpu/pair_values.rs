@@ -23,7 +23,7 @@ use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
-use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, ahead};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, panels};
 use crate::shape::PARTITION;
 
 /// Pairs of tokens of a partition: the distance between the weights of two queries.
@@ -87,13 +87,15 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
     for offset in seen.tiles() {
         let Some(tile) = seen.tile(offset, shared.shape.block_size) else { continue };
         let vectors = dim.div_ceil(LANES);
-        let mut panels = [&[][..]; PANELS];
-        for (i, (values, space)) in panels.iter_mut().zip(pairs.chunks_exact_mut(PAIRS * vectors)).enumerate() {
-            if tile.panels().contains(&i) && tile.reads_panel(i) {
-                ahead(shared, seen, 1, tile.offset + i * LANES).ask(0, LANES);
-                *values = panel::<D>(shared, seen, &tile, i, space);
+        let space = &mut pairs[..PANELS * PAIRS * vectors];
+        let panels = panels((shared, seen, &tile), 1, PAIRS * vectors, space, |halves, slots, to| {
+            for (lines, slots) in to.chunks_exact_mut(vectors).zip(slots.as_chunks().0) {
+                match halves {
+                    Halves::Rows([_, values]) => interleave::<D>(shared, seen, values, slots, lines),
+                    Halves::Pairs([_, values]) => gather(shared, seen, values, slots, lines),
+                }
             }
-        }
+        });
         let values = Values { panels, vectors, dim };
         let weights = &weights[offset / 2..];
         let mut first = 0;
@@ -148,47 +150,26 @@ fn parts(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>) -> impl Iterator<I
     before.map(own).chain([(queries, shared)]).chain(after.map(own))
 }
 
-/// Returns the values of a panel of a tile: in place, or put into `space`.
+/// Collects the values of two tokens of a cache in pairs.
 #[inline(always)]
-fn panel<'a, D: PairLanes>(
-    shared: &Shared<'a>,
-    seen: &Seen<'_>,
-    tile: &Tile,
-    panel: usize,
-    space: &'a mut [Pairs],
-) -> &'a [Pairs] {
-    let (slots, in_place) = tile.panel(shared, seen.task, panel);
-    let vectors = space.len() / PAIRS;
-    match (shared.halves, in_place) {
-        (Some(Halves::Pairs([_, values])), Some(first)) => return &values[first..][..space.len()],
-        (Some(Halves::Pairs([_, values])), None) => {
-            let half = |slot: Slot, vector: usize, lane: usize| {
-                let (first, at) = place_in_pairs(&shared.shape, slot, seen.task.kv_head);
-                values[first + at / 2 * vectors + vector].0[lane] >> (at % 2 * 16) & 0xffff
-            };
-            for (lines, slots) in space.chunks_exact_mut(vectors).zip(slots.as_chunks::<2>().0) {
-                for (vector, line) in lines.iter_mut().enumerate() {
-                    for (lane, pair) in line.0.iter_mut().enumerate() {
-                        *pair = half(slots[0], vector, lane) | half(slots[1], vector, lane) << 16;
-                    }
-                }
-            }
+fn gather(shared: &Shared<'_>, seen: &Seen<'_>, values: &[Pairs], slots: &[Slot; 2], to: &mut [Pairs]) {
+    let vectors = to.len();
+    let half = |slot: Slot, vector: usize, lane: usize| {
+        let (first, at) = place_in_pairs(&shared.shape, slot, seen.task.kv_head);
+        values[first + at / 2 * vectors + vector].0[lane] >> (at % 2 * 16) & 0xffff
+    };
+    for (vector, line) in to.iter_mut().enumerate() {
+        for (lane, pair) in line.0.iter_mut().enumerate() {
+            *pair = half(slots[0], vector, lane) | half(slots[1], vector, lane) << 16;
         }
-        (Some(Halves::Rows([_, values])), _) => {
-            let row = |slot: Slot| &values[place::<Bf16>(&shared.shape, slot, seen.task.kv_head).0..];
-            for (lines, slots) in space.chunks_exact_mut(vectors).zip(slots.as_chunks::<2>().0) {
-                interleave::<D>(slots.map(|slot| &row(slot)[..shared.value_dim]), lines);
-            }
-        }
-        (None, _) => {}
     }
-    space
 }
 
-/// Pairs up the values of two tokens.
+/// Pairs up the values of two tokens of a cache in rows.
 #[inline(always)]
-fn interleave<D: PairLanes>(rows: [&[u16]; 2], to: &mut [Pairs]) {
-    let [(even, even_rest), (odd, odd_rest)] = rows.map(|row| row.as_chunks());
+fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, values: &[u16], slots: &[Slot; 2], to: &mut [Pairs]) {
+    let [(even, even_rest), (odd, odd_rest)] = slots
+        .map(|slot| values[place::<Bf16>(&shared.shape, slot, seen.task.kv_head).0..][..shared.value_dim].as_chunks());
     let (whole, last) = to.split_at_mut(even.len());
     for (to, (even, odd)) in whole.iter_mut().zip(even.iter().zip(odd)) {
         D::interleave(even, odd, to);

@@ -261,7 +261,7 @@ impl Tile {
 
     /// Returns the slots of a panel, and the first pairs of the panel if its tokens are adjacent in a cache in pairs.
     #[inline(always)]
-    pub fn panel(&self, shared: &Shared<'_>, task: &Task<'_>, panel: usize) -> (&[Slot; LANES], Option<usize>) {
+    fn panel(&self, shared: &Shared<'_>, task: &Task<'_>, panel: usize) -> (&[Slot; LANES], Option<usize>) {
         let slots: &[Slot; LANES] = &self.slots.as_chunks().0[panel];
         let first = panel * LANES;
         let tokens = self.tokens.start.max(first) - first..self.tokens.end.min(first + LANES) - first;
@@ -331,6 +331,36 @@ pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: u
         _ => (first, LANES.min(end - first).min(shape.block_size - first % shape.block_size)),
     };
     shared.pages.ahead(which, shape, Slot::of_token(table, shape.block_size, first), kv_head, tokens)
+}
+
+/// Returns keys (0) or values (1) of a tile in pairs, `[len]` of each panel: in place, or in `space`, `[PANELS, len]`, where `put`
+/// writes those of sixteen slots. Panels that nobody reads have anything. Prefetches what is read next.
+#[inline(always)]
+pub(super) fn panels<'a>(
+    (shared, seen, tile): (&Shared<'a>, &Seen<'_>, &Tile),
+    which: usize,
+    len: usize,
+    space: &'a mut [Pairs],
+    put: impl Fn(Halves<'a>, &[Slot; LANES], &mut [Pairs]),
+) -> [&'a [Pairs]; PANELS] {
+    let mut panels = [&[][..]; PANELS];
+    for (i, (panel, space)) in panels.iter_mut().zip(space.chunks_exact_mut(len)).enumerate() {
+        let is_read = tile.panels().contains(&i) && tile.reads_panel(i);
+        let Some(halves) = shared.halves.filter(|_| is_read) else {
+            *panel = space;
+            continue;
+        };
+        ahead(shared, seen, which, tile.offset + i * LANES).ask(0, LANES);
+        let (slots, in_place) = tile.panel(shared, seen.task, i);
+        *panel = match (halves, in_place) {
+            (Halves::Pairs(pages), Some(first)) => &pages[which][first..][..len],
+            _ => {
+                put(halves, slots, space);
+                space
+            }
+        };
+    }
+    panels
 }
 
 /// Multiplies the scores (or weights) of each token by its scale, if keys (0) or values (1) have scales in the page.
