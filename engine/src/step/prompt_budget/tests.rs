@@ -1,7 +1,8 @@
 //! The budget on simulated machines.
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use sched::{RequestId, SeqId, Span, StepPlan};
 
 use super::*;
@@ -123,40 +124,49 @@ fn relative(machine: &Machine, rows: usize) -> f64 {
     AUTO_MULTIPLE * machine.usual(rows, 0)
 }
 
-proptest! {
-    // Always the same cases: among all machines and loads there is one that misses any bound.
-    #![proptest_config(ProptestConfig {
-        cases: 100,
-        failure_persistence: None,
-        rng_seed: RngSeed::Fixed(1),
-        ..ProptestConfig::default()
-    })]
+/// Checks that `miss` returns `None` for at least 97 of 100 random cases. Not for all: interrupted steps come at random, and among all
+/// machines and loads there are some that miss any bound.
+fn hits_nearly_always<S: Strategy>(cases: S, miss: impl Fn(S::Value) -> Option<String>) {
+    let mut runner = TestRunner::default();
+    let mut draw = || cases.new_tree(&mut runner).expect("the strategies reject nothing").current();
+    let misses: Vec<String> = (0..200).filter_map(|_| miss(draw())).collect();
+    assert!(misses.len() <= 6, "{} of 200 cases miss: {misses:#?}", misses.len());
+}
 
-    #[test]
-    fn steps_with_prompts_settle_near_the_target(machine in machine(), every in 1.0..30f64, absolute: bool, share in 1.3..6f64) {
+#[test]
+fn steps_with_prompts_settle_near_the_target() {
+    let cases = (machine(), 1.0..30f64, any::<bool>(), 1.3..6f64);
+    hits_nearly_always(cases, |(machine, every, absolute, share)| {
         let millis = 1000.0 * share * machine.usual(64, 0);
         let target = if absolute { ItlTarget::Millis(millis) } else { ItlTarget::Auto };
         let mut load = Load::new(machine, target, every);
         let seconds = |machine: &Machine, rows: usize| if absolute { millis / 1000.0 } else { relative(machine, rows) };
         load.relative_times(200, seconds);
-        if let Some((median, p95)) = load.relative_times(600, seconds) {
-            let (most, most_p95) = if absolute { (0.06, 1.2) } else { (0.3, 1.6) };
-            prop_assert!((median - 1.0).abs() < most, "median {median}");
-            prop_assert!(p95 < most_p95, "95th percentile {p95}");
-        }
-    }
+        let (median, p95) = load.relative_times(600, seconds)?;
+        let (most, most_p95) = if absolute { (0.06, 1.2) } else { (0.3, 1.6) };
+        let hits = (median - 1.0).abs() < most && p95 < most_p95;
+        (!hits).then(|| {
+            format!("median {median}, 95th percentile {p95}: {machine:?}, {target:?}, a prompt in {every} steps")
+        })
+    });
+}
 
-    #[test]
-    fn a_machine_that_becomes_faster_or_slower_is_followed(machine in machine(), factor in prop_oneof![0.1..0.5f64, 2.0..10f64]) {
+#[test]
+fn a_machine_that_becomes_faster_or_slower_is_followed() {
+    let cases = (machine(), prop_oneof![0.1..0.5f64, 2.0..10f64]);
+    hits_nearly_always(cases, |(machine, factor)| {
         let mut load = Load::new(machine, ItlTarget::Auto, 5.0);
         load.relative_times(300, relative);
         let Machine { step, row, token, .. } = machine;
         load.machine = Machine { step: factor * step, row: factor * row, token: factor * token, ..load.machine };
         load.relative_times(200, relative);
-        if let Some((median, _)) = load.relative_times(400, relative) {
-            prop_assert!((median - 1.0).abs() < 0.3, "median {median}");
-        }
-    }
+        let (median, _) = load.relative_times(400, relative)?;
+        ((median - 1.0).abs() >= 0.3).then(|| format!("median {median}: {machine:?}, factor {factor}"))
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn a_budget_is_never_below_the_least_nor_above_the_step(
