@@ -17,10 +17,10 @@ use std::ops::Range;
 
 use device::Isa;
 use device::simd::pairs::{PairLanes, Pairs, round_row};
-use device::simd::{LANES, Lanes};
+use device::simd::{LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
-use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, panels};
+use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, panels};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
@@ -56,6 +56,7 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
         let mut first = 0;
         while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
+            let task = &Panels { keys: if first == 0 { keys } else { keys.again() }, ..*task };
             first += match (D::Floats::MANY, queries - first) {
                 (true, 6..) => score::<D, 6>(task, first, tile.panels(), scores),
                 (true, 3..) => score::<D, 3>(task, first, tile.panels(), scores),
@@ -69,7 +70,7 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
 /// The operands of a tile.
 struct Panels<'a> {
     /// `[pairs]` each.
-    keys: [&'a [Pairs]; PANELS],
+    keys: PairPanels<'a>,
     /// `[queries, pairs]`.
     queries: &'a [u32],
     /// Pairs of a head.
@@ -91,10 +92,11 @@ fn score<D: PairLanes, const R: usize>(
         rows[r] = &task.queries[(first + r) * task.pairs..][..task.pairs];
     }
     if D::Floats::MANY && panels.len() > 1 {
-        score_panels::<D, R, PANELS>(task.keys, rows, task.scale, scores);
+        score_panels::<D, R, PANELS>((task.keys.lines, task.keys.ahead), rows, task.scale, scores);
     } else {
         for panel in panels {
-            score_panels::<D, R, 1>([task.keys[panel]], rows, task.scale, &mut scores[panel * LANES..]);
+            let keys = ([task.keys.lines[panel]], [task.keys.ahead[panel]]);
+            score_panels::<D, R, 1>(keys, rows, task.scale, &mut scores[panel * LANES..]);
         }
     }
     R
@@ -156,7 +158,7 @@ fn scalar(rows: &[&[u16]; LANES], first: usize, to: &mut [Pairs]) {
 /// Computes the scores of `R` queries with `P` panels, `[P, pairs]`.
 #[inline(always)]
 fn score_panels<D: PairLanes, const R: usize, const P: usize>(
-    keys: [&[Pairs]; P],
+    (keys, ahead): ([&[Pairs]; P], [*const Pairs; P]),
     queries: [&[u32]; R],
     scale: f32,
     scores: &mut [f32],
@@ -165,6 +167,9 @@ fn score_panels<D: PairLanes, const R: usize, const P: usize>(
     let (panels, queries) = (keys.map(|keys| &keys[..pairs]), queries.map(|query| &query[..pairs]));
     let mut sums = [[D::Floats::splat(0.0); P]; R];
     for i in 0..pairs {
+        for p in 0..P {
+            prefetch(ahead[p].wrapping_add(i).cast());
+        }
         let mut k = [D::splat(0); P];
         for p in 0..P {
             k[p] = D::load(&panels[p][i]);

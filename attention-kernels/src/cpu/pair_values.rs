@@ -20,10 +20,10 @@ use std::ops::Range;
 
 use device::Isa;
 use device::simd::pairs::{PairLanes, Pairs, round_row};
-use device::simd::{LANES, Lanes};
+use device::simd::{LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
-use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, Tile, panels};
+use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
 use crate::shape::PARTITION;
 
 /// Pairs of tokens of a partition: the distance between the weights of two queries.
@@ -36,7 +36,7 @@ const PAIRS: usize = LANES / 2;
 #[derive(Clone, Copy)]
 struct Values<'a> {
     /// Of each panel that is read, `[PAIRS, vectors]`.
-    panels: [&'a [Pairs]; PANELS],
+    panels: PairPanels<'a>,
     /// Vectors of sixteen columns.
     vectors: usize,
     dim: usize,
@@ -96,10 +96,10 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
                 }
             }
         });
-        let values = Values { panels, vectors, dim };
         let weights = &weights[offset / 2..];
         let mut first = 0;
         while first < task.queries() {
+            let values = Values { panels: if first == 0 { panels } else { panels.again() }, vectors, dim };
             if seen.sparse.is_some() {
                 for run in seen.runs(first) {
                     add_weighted::<D, 1>(values, tile.part(seen, run), first, weights, part);
@@ -232,18 +232,22 @@ fn columns<D: PairLanes, const R: usize, const C: usize>(
     }
     let pairs = tokens.start.div_ceil(2)..tokens.end / 2;
     // Lines of a pair of tokens of the tile.
-    let lines_of = |pair: usize| &values.panels[pair / PAIRS][pair % PAIRS * vectors + at..];
+    let lines_of = |pair: usize| &values.panels.lines[pair / PAIRS][pair % PAIRS * vectors + at..];
     if tokens.start % 2 == 1 {
         let pair = tokens.start / 2;
         let lines = masked::<C>(lines_of(pair), 0xffff_0000);
         sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
     }
-    for (i, panel) in values.panels.iter().enumerate() {
+    for (i, (panel, ahead)) in values.panels.lines.iter().zip(values.panels.ahead).enumerate() {
         let own = pairs.start.max(i * PAIRS)..pairs.end.min((i + 1) * PAIRS);
         if own.start < own.end {
-            let (panel, rows) = (&panel[own.start % PAIRS * vectors + at..], weights_of(weights, own));
+            let first = own.start % PAIRS * vectors + at;
+            let (panel, ahead, rows) = (&panel[first..], ahead.wrapping_add(first), weights_of(weights, own));
             for (i, lines) in panel.chunks(vectors).take(rows[0].len()).enumerate() {
                 if let Some(lines) = lines.first_chunk() {
+                    for c in 0..C {
+                        prefetch(ahead.wrapping_add(i * vectors + c).cast());
+                    }
                     sums = add::<D, R, C>(sums, lines, rows, i);
                 }
             }

@@ -333,8 +333,26 @@ pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: u
     shared.pages.ahead(which, shape, Slot::of_token(table, shape.block_size, first), kv_head, tokens)
 }
 
+/// Keys or values of a tile in pairs.
+#[derive(Clone, Copy)]
+pub(super) struct PairPanels<'a> {
+    /// Lines of each panel. Those of panels that nobody reads have anything.
+    pub lines: [&'a [Pairs]; PANELS],
+    /// Where as many lines are that are read next, for each panel. They are prefetched one by one between computations, so that
+    /// neither waits for the other.
+    pub ahead: [*const Pairs; PANELS],
+}
+
+impl PairPanels<'_> {
+    /// The same without a need to prefetch: names lines that are in a cache.
+    #[inline(always)]
+    pub fn again(self) -> Self {
+        PairPanels { ahead: self.lines.map(<[Pairs]>::as_ptr), ..self }
+    }
+}
+
 /// Returns keys (0) or values (1) of a tile in pairs, `[len]` of each panel: in place, or in `space`, `[PANELS, len]`, where `put`
-/// writes those of sixteen slots. Panels that nobody reads have anything. Prefetches what is read next.
+/// writes those of sixteen slots.
 #[inline(always)]
 pub(super) fn panels<'a>(
     (shared, seen, tile): (&Shared<'a>, &Seen<'_>, &Tile),
@@ -342,23 +360,26 @@ pub(super) fn panels<'a>(
     len: usize,
     space: &'a mut [Pairs],
     put: impl Fn(Halves<'a>, &[Slot; LANES], &mut [Pairs]),
-) -> [&'a [Pairs]; PANELS] {
-    let mut panels = [&[][..]; PANELS];
-    for (i, (panel, space)) in panels.iter_mut().zip(space.chunks_exact_mut(len)).enumerate() {
+) -> PairPanels<'a> {
+    let mut panels = PairPanels { lines: [&[]; PANELS], ahead: [std::ptr::null(); PANELS] };
+    for (i, space) in space.chunks_exact_mut(len).enumerate().take(PANELS) {
         let is_read = tile.panels().contains(&i) && tile.reads_panel(i);
         let Some(halves) = shared.halves.filter(|_| is_read) else {
-            *panel = space;
+            panels.lines[i] = space;
+            panels.ahead[i] = space.as_ptr();
             continue;
         };
-        ahead(shared, seen, which, tile.offset + i * LANES).ask(0, LANES);
         let (slots, in_place) = tile.panel(shared, seen.task, i);
-        *panel = match (halves, in_place) {
+        let lines = match (halves, in_place) {
             (Halves::Pairs(pages), Some(first)) => &pages[which][first..][..len],
             _ => {
                 put(halves, slots, space);
                 space
             }
         };
+        panels.lines[i] = lines;
+        panels.ahead[i] =
+            ahead(shared, seen, which, tile.offset + i * LANES).start().map_or(lines.as_ptr(), <*const u8>::cast);
     }
     panels
 }

@@ -221,6 +221,12 @@ impl Ahead {
         Ahead { first: numbers.as_ptr().cast(), rows, row_bytes: row * size_of::<T>() }
     }
 
+    /// Returns the address of the first number, if there are any.
+    #[inline(always)]
+    pub fn start(self) -> Option<*const u8> {
+        (self.rows > 0).then_some(self.first)
+    }
+
     /// Prefetches rows `from..to`, as far as they exist. Call it with a few rows at a time, between computations, so that
     /// neither waits for the other.
     #[inline(always)]
