@@ -96,7 +96,7 @@ fn assert_profile(recorded: &Recorded) {
     assert_nested(events);
     let calls: u64 = recorded.totals.values().map(|total| total.calls).sum();
     assert_eq!(calls, recorded.spans.len() as u64);
-    let table = table(recorded, &Best { bytes: Some(1e10), operations: Some(1e11) });
+    let table = table(recorded, &Best { bytes: Some(1e10), operations: Some(1e11), ..Best::default() });
     assert_eq!(table.lines().count(), 2 + 3 + recorded.totals.len() + 2, "{table}");
 }
 
@@ -146,8 +146,20 @@ fn recorded() -> Recorded {
 }
 
 #[test]
+fn a_variant_that_rounds_is_compared_with_the_peak_of_rounded_products() {
+    let mut recorded = recorded();
+    let name = |operation, variant| Name { track: Track::Compute, operation, variant };
+    let total = recorded.totals[&name("linear", "cpu.avx2")];
+    recorded.totals.insert(name("decode", "cpu.portable_bf16"), total);
+    // A billion operations in 50 ms.
+    let text = table(&recorded, &Best { bytes: None, operations: Some(25e9), rounded: Some(100e9) });
+    let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_default().to_string();
+    assert!(line("cpu.avx2").ends_with(" 80 %") && line("cpu.portable_bf16").ends_with(" 20 %"), "{text}");
+}
+
+#[test]
 fn the_rows_of_a_track_add_up_to_the_steps_in_descending_order() {
-    let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9) });
+    let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9), ..Best::default() });
     let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     let share = |line: &[&str]| {
         line.iter().position(|cell| *cell == "%").map(|at| line[at - 1].parse::<f64>().unwrap()).unwrap()

@@ -225,7 +225,7 @@ fn the_table_names_the_shapes_that_a_sweep_did_not_measure() {
         "{\"kind\":\"decode\",\"batch\":1,\"tokens\":512,\"steps\":2,\"seconds\":0.004,\"tokens_per_second\":500,\
          \"bytes\":4000000000,\"operations\":1000}\n{\"kind\":\"dec",
     );
-    work("roofline.json", "{\"peaks\":{\"read_bytes_per_second\":4e12,\"tensor_operations_per_second\":1e12}}");
+    work("roofline.json", "{\"peaks\":{\"read_bytes_per_second\":4e12,\"bf16_operations_per_second\":1e12}}");
     work("bundle.txt", "Quire, commit 1\n");
     let place = bundle.0.to_str().unwrap();
     let started = Command::new("python3")

@@ -14,9 +14,10 @@ use crate::variant::Variant;
 /// A point of the grid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Type of queries.
+    /// Type in which operations compute. A CPU holds queries, activations and outputs in float32, and rounds them to this type
+    /// where it multiplies.
     pub dtype: Dtype,
-    /// Type of the cache.
+    /// Type of the cache. [`KvDtype::Same`] is `dtype`.
     pub kv_dtype: KvDtype,
     /// Number of query heads.
     pub heads: usize,
@@ -41,9 +42,11 @@ pub struct Shape {
 impl Shape {
     /// Returns the requirements that a variant must meet.
     pub(super) fn needs(&self, device: &dyn Device) -> Needs {
+        let rounds = device.features().packs_matrices && self.dtype == Dtype::Bf16;
         Needs {
-            dtype: self.dtype,
-            kv_dtype: self.kv_dtype,
+            dtype: if rounds { Dtype::F32 } else { self.dtype },
+            arithmetic: if rounds { self.dtype } else { Dtype::F32 },
+            kv_dtype: if rounds && self.kv_dtype == KvDtype::Same { KvDtype::Bf16 } else { self.kv_dtype },
             head_dim: self.head_size,
             block_size: self.block_size,
             decode_query_len: self.query_len,
@@ -53,11 +56,10 @@ impl Shape {
     }
 
     /// Returns the cache format in the first suitable layout that a variant supports.
-    pub(super) fn format(&self, variant: &Variant) -> CacheFormat {
-        let (kv_dtype, size, dim) = (self.kv_dtype, self.block_size, self.head_size);
+    pub(super) fn format(&self, variant: &Variant, device: &dyn Device) -> CacheFormat {
+        let needs = self.needs(device);
         let takes = |layout: &Layout| variant.capabilities.layouts.contains(layout);
-        let layout = Layout::ALL.into_iter().filter(takes).find(|layout| layout.suits(kv_dtype, size, dim, false));
-        CacheFormat { dtype: self.dtype, kv_dtype, layout: layout.unwrap_or_default() }
+        needs.format(Layout::ALL.into_iter().filter(takes).find(|layout| needs.suit(*layout)).unwrap_or_default())
     }
 
     /// Returns the inputs of a matrix product, as many as an output of attention has elements.
@@ -82,7 +84,7 @@ pub struct Cell {
     pub bytes: u64,
     /// Number of multiplications and additions of a call.
     pub operations: u64,
-    /// Greatest error against float64, in ulps of the output's type. For operations whose result is exact: 0 if it is
+    /// Greatest error against float64, in ulps of the shape's type. For operations whose result is exact: 0 if it is
     /// correct, else infinity.
     pub ulps: f64,
 }

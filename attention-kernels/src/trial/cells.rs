@@ -89,10 +89,12 @@ pub(super) fn run(
     // Variants with the same layout share their inputs.
     let mut rest = variants.to_vec();
     while let Some(first) = rest.first() {
-        let format = shape.format(first);
-        let (same, others) = rest.iter().copied().partition(|v| shape.format(v) == format);
+        let format = shape.format(first, &**device);
+        let (same, others) = rest.iter().copied().partition(|v| shape.format(v, &**device) == format);
         let same: Vec<&'static Variant> = same;
         let case = Case { device, shape, format, variants: &same, runs };
+        let unit = ulp(shape.dtype, 1.0) / ulp(format.dtype, 1.0);
+        let found: Found<'_> = &mut |variant, cell| found(variant, Cell { ulps: cell.ulps / unit, ..cell });
         match operation {
             Operation::Decode | Operation::Prefill => attention(&case, found)?,
             Operation::CacheWrite => writes(&case, found)?,
@@ -265,18 +267,14 @@ fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
 }
 
 fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
-    let Case { shape, variants, .. } = *case;
+    let Case { shape, variants, format, .. } = *case;
     let device = &**case.device;
-    if variants.is_empty() {
-        return Ok(());
-    }
     let (rows, k, n) = (shape.batch * shape.query_len, shape.inputs(), shape.outputs);
-    // A CPU computes in float32.
-    let dtype = if device.features().packs_matrices { Dtype::F32 } else { shape.dtype };
+    let dtype = format.dtype;
     let mut random = Random::new(4);
-    let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| round(dtype, random.unit())).collect() };
-    let (x, mut w) = (draw(rows * k), draw(n * k));
-    let raw = to_bytes(Dtype::F32, &w);
+    let mut draw = |dtype, len: usize| -> Vec<f32> { (0..len).map(|_| round(dtype, random.unit())).collect() };
+    let (x, mut w) = (draw(dtype, rows * k), draw(shape.dtype, n * k));
+    let raw = to_bytes(shape.dtype, &w);
     if let Some(quantization) = shape.weights {
         w.chunks_mut(k).for_each(|row| as_stored(quantization, dtype, row));
     }
@@ -284,8 +282,8 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut output: Buffer = device.alloc(rows * n * dtype.bytes())?;
     let mut uploader = Uploader::new(device)?;
     let mut matrix = || {
-        let rows = [WeightRows::Numbers(Dtype::F32, raw.as_slice())];
-        uploader.matrix(shape.weights, dtype, [n, k], &rows, Purpose::Product)
+        let rows = [WeightRows::Numbers(shape.dtype, raw.as_slice())];
+        uploader.matrix(shape.weights, shape.dtype, [n, k], &rows, Purpose::Product)
     };
     let mut matrices = vec![matrix()?];
     let weights = matrices[0].bytes();
@@ -330,22 +328,22 @@ fn as_stored(quantization: Quantization, dtype: Dtype, row: &mut [f32]) {
 
 /// The layer is square, like the output matrix of attention. Each sequence has an adapter; at most [`ADAPTERS`] are different.
 fn additions(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
-    let Case { device, shape, variants, .. } = *case;
+    let Case { device, shape, variants, format, .. } = *case;
     let width = shape.heads * shape.head_size;
     let slots: Vec<SlotRanks> = (0..shape.batch.min(ADAPTERS)).map(|_| vec![Some(RANK)]).collect();
     let of_rows = (0..shape.batch * shape.query_len).map(|row| Some((row / shape.query_len % slots.len()) as u32));
-    let problem = LowRankProblem::new(5, shape.dtype, [width, RANK], &[width], &slots, of_rows.collect());
+    let problem = LowRankProblem::new(5, format.dtype, [width, RANK], &[width], &slots, of_rows.collect());
     let rows = problem.num_rows();
     let factors = slots.len() * 2 * width * RANK;
     let mut places =
-        (0..case.sets(factors * shape.dtype.bytes())).map(|_| problem.on(device)).collect::<Result<Vec<_>, _>>()?;
+        (0..case.sets(factors * format.dtype.bytes())).map(|_| problem.on(device)).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         places[0].reset()?;
         let ((), kernels) = case.first(|| places[0].call(variant))?;
         let ulps = problem.worst(&places[0].output()?, rows.div_ceil(SAMPLE));
         let count = places.len();
         let time = case.time(|i| places[i % count].call(variant))?;
-        let bytes = ((factors + 3 * rows * width) * shape.dtype.bytes()) as u64;
+        let bytes = ((factors + 3 * rows * width) * format.dtype.bytes()) as u64;
         found(variant, Cell { time, kernels, bytes, operations: 4 * (rows * width * RANK) as u64, ulps });
     }
     Ok(())

@@ -27,7 +27,7 @@ pub struct Grid {
     pub operations: Vec<Operation>,
     /// Names of variants; empty: all that support a shape.
     pub variants: Vec<String>,
-    /// Types of queries.
+    /// Types in which operations compute; see [`Shape::dtype`].
     pub dtypes: Vec<Dtype>,
     /// Types of caches.
     pub kv_dtypes: Vec<KvDtype>,
@@ -299,7 +299,7 @@ impl Peaks {
             Operation::CacheWrite | Operation::BlockCopy => bytes / self.copy?,
             _ => bytes / self.read?,
         };
-        let peak = if shape.dtype == Dtype::F32 { self.f32 } else { self.tensor };
+        let peak = self.operations(shape.dtype, shape.weights.is_some());
         // Many rows at once are bound by arithmetic, so without its peak there is no bound.
         let arithmetic = match operation {
             Operation::Prefill | Operation::Linear if shape.batch * shape.query_len > 1 => {

@@ -9,6 +9,7 @@ use super::run::buffer;
 use super::time::time;
 use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 use crate::error::KernelError;
+use crate::format::Dtype;
 
 /// Several times the last-level cache of common CPUs, and more than four times the L2 cache of a GPU.
 pub(super) const BEYOND_CACHES: usize = 256 << 20;
@@ -24,8 +25,8 @@ pub struct Peaks {
     pub f32: Option<f64>,
     /// The same in 8-bit integers.
     pub int8: Option<f64>,
-    /// The same in bf16 and f16 on tensor cores, with `mma.sync`, which most kernels use.
-    pub tensor: Option<f64>,
+    /// The same in 16 bits: on tensor cores with `mma.sync`, which most kernels use; on a CPU in pairs of bf16.
+    pub halves: Option<f64>,
 }
 
 impl Peaks {
@@ -40,23 +41,29 @@ impl Peaks {
                 copy: Some(copy(device, BEYOND_CACHES / 2)?),
                 f32: Some(roofline::f32_peak(device.pool())),
                 int8: Some(roofline::int8_peak(device.pool())),
-                tensor: None,
+                halves: Some(roofline::bf16_peak(device.pool())),
             }),
             "cuda" => Ok(Peaks {
                 read: Some(read(device, 4 * BEYOND_CACHES)?),
                 copy: Some(copy(device, 4 * BEYOND_CACHES)?),
-                tensor: Some(tensor(device)?),
+                halves: Some(tensor(device)?),
                 ..Peaks::default()
             }),
             _ => Ok(Peaks::default()),
         }
     }
 
+    /// Returns the operations per second of products in a type, `quantized` if their weights are; `None` if they were not measured.
+    pub fn operations(&self, dtype: Dtype, quantized: bool) -> Option<f64> {
+        let of_type = if dtype == Dtype::F32 { self.f32 } else { self.halves };
+        self.int8.filter(|_| quantized).or(of_type)
+    }
+
     /// Returns the greater of each rate.
     pub fn max(&self, other: &Peaks) -> Peaks {
-        let [read, copy, f32, int8, tensor] =
+        let [read, copy, f32, int8, halves] =
             std::array::from_fn(|i| self.all()[i].into_iter().chain(other.all()[i]).reduce(f64::max));
-        Peaks { read, copy, f32, int8, tensor }
+        Peaks { read, copy, f32, int8, halves }
     }
 
     /// Returns how far the lowest of several measurements lies below the highest, as a share of the highest; the maximum
@@ -78,7 +85,7 @@ impl Peaks {
     }
 
     fn all(&self) -> [Option<f64>; 5] {
-        [self.read, self.copy, self.f32, self.int8, self.tensor]
+        [self.read, self.copy, self.f32, self.int8, self.halves]
     }
 }
 
@@ -90,7 +97,7 @@ impl fmt::Display for Peaks {
             self.copy.map(|copy| format!("copy {} (bytes read and written)", giga(copy, "GB/s"))),
             self.f32.map(|f32| format!("f32 {}", giga(f32, "GFLOP/s"))),
             self.int8.map(|int8| format!("int8 {}", giga(int8, "GOP/s"))),
-            self.tensor.map(|tensor| format!("tensor cores {} (mma.sync, bf16)", giga(tensor, "GFLOP/s"))),
+            self.halves.map(|halves| format!("bf16 {}", giga(halves, "GFLOP/s"))),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&if parts.is_empty() { "none: time means nothing here".to_string() } else { parts.join(", ") })

@@ -25,7 +25,7 @@ pub struct KernelArgs {
     /// Variants, named as by `quire kernels` [default: all that support a shape]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub variant: Vec<String>,
-    /// Types of queries: float32, float16, bfloat16; auto is float32 on cpu, otherwise bfloat16 [default: auto]
+    /// Types to compute in: float32, float16, bfloat16; auto is float32 on cpu, otherwise bfloat16 [default: auto]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = dtype, env = "QUIRE_DTYPE")]
     pub dtype: Vec<Option<Dtype>>,
     /// Types of caches: same, fp8_e4m3, fp8_e5m2, int8 [default: same]

@@ -55,6 +55,6 @@ pub fn record(peaks: &Peaks) -> Value {
         "copy_bytes_per_second": peaks.copy,
         "f32_operations_per_second": peaks.f32,
         "int8_operations_per_second": peaks.int8,
-        "tensor_operations_per_second": peaks.tensor,
+        "bf16_operations_per_second": peaks.halves,
     })
 }

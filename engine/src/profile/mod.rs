@@ -9,7 +9,8 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use attention_kernels::trial::Peaks;
-use device::profile::{Cost, ExpertCounts, Recorded, Total, Track};
+use attention_kernels::{Dtype, Operation, variants};
+use device::profile::{ExpertCounts, Recorded, Total, Track};
 
 pub use trace::trace;
 
@@ -20,19 +21,22 @@ pub struct Best {
     pub bytes: Option<f64>,
     /// Multiplications and additions per second.
     pub operations: Option<f64>,
+    /// The same for variants that round to bfloat16.
+    pub rounded: Option<f64>,
 }
 
 impl Best {
     /// Selects from measured peaks. `quantized` says that products are of 8-bit integers.
     pub fn of(peaks: &Peaks, quantized: bool) -> Best {
-        let on_host = if quantized { peaks.int8 } else { peaks.f32 };
-        Best { bytes: peaks.read, operations: peaks.tensor.or(on_host) }
+        let of = |dtype| peaks.operations(dtype, quantized);
+        Best { bytes: peaks.read, operations: of(Dtype::F32).or(of(Dtype::Bf16)), rounded: of(Dtype::Bf16) }
     }
 
-    /// Lower bound of the time for `cost` in seconds; `None` if the cost or the device's peak is unknown.
-    fn seconds(&self, cost: &Cost) -> Option<f64> {
+    /// Lower bound of the time of a row in seconds; `None` if its cost or the device's peak is unknown.
+    fn seconds(&self, row: &Row) -> Option<f64> {
         let least = |amount: u64, rate: Option<f64>| (amount > 0).then(|| rate.map(|rate| amount as f64 / rate))?;
-        let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, self.operations));
+        let (rate, cost) = (if row.rounds { self.rounded } else { self.operations }, &row.total.cost);
+        let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, rate));
         bytes.into_iter().chain(operations).reduce(f64::max)
     }
 }
@@ -41,6 +45,8 @@ impl Best {
 struct Row {
     track: Track,
     name: String,
+    /// Whether its variant rounds to bfloat16.
+    rounds: bool,
     total: Total,
 }
 
@@ -69,7 +75,8 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
             continue;
         }
         write!(out, "\n{title}")?;
-        for Row { name, total: Total { calls, own, cost, .. }, .. } in rows.iter().filter(|row| row.track == track) {
+        for row in rows.iter().filter(|row| row.track == track) {
+            let Row { name, total: Total { calls, own, cost, .. }, .. } = row;
             let (calls, seconds) = (*calls, own.as_secs_f64());
             let share = 100.0 * seconds / whole.as_secs_f64().max(f64::MIN_POSITIVE);
             write!(out, "\n{name:width$}  ")?;
@@ -83,7 +90,7 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
                 amount => format!("{:.1}", amount as f64 / seconds.max(1e-9) / 1e9),
             };
             let bound =
-                best.seconds(cost).map_or(String::new(), |least| format!("{:.0} %", 100.0 * least / seconds.max(1e-9)));
+                best.seconds(row).map_or(String::new(), |least| format!("{:.0} %", 100.0 * least / seconds.max(1e-9)));
             let cells = format!(" {:>9} {:>9} {bound:>12}", rate(cost.bytes), rate(cost.operations));
             out.push_str(cells.trim_end());
         }
@@ -126,12 +133,17 @@ fn rows(recorded: &Recorded) -> Vec<Row> {
             (Track::Host, "step") => "  rest of the step".to_string(),
             _ => format!("  {:<11} {}", name.operation, name.variant).trim_end().to_string(),
         };
-        rows.push(Row { track: name.track, name: text, total: *total });
+        let operation = Operation::ALL.into_iter().find(|operation| operation.key() == name.operation);
+        let rounds = operation
+            .into_iter()
+            .flat_map(variants)
+            .any(|variant| variant.name == name.variant && variant.capabilities.arithmetic == Dtype::Bf16);
+        rows.push(Row { track: name.track, name: text, rounds, total: *total });
     }
     for track in [Track::Compute, Track::Copy] {
         let busy: Duration = rows.iter().filter(|row| row.track == track).map(|row| row.total.own).sum();
         let own = whole(recorded).saturating_sub(busy);
-        rows.push(Row { track, name: "  idle".to_string(), total: Total { own, ..Total::default() } });
+        rows.push(Row { track, name: "  idle".to_string(), rounds: false, total: Total { own, ..Total::default() } });
     }
     rows.sort_by_key(|row| (row.track, std::cmp::Reverse(row.total.own)));
     rows

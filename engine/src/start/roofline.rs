@@ -71,7 +71,7 @@ impl Roofline {
             // Infinite where time has no meaning, so that every share is 0.
             _ => {
                 let peaks = Peaks::measure(&*opened.device)?;
-                (peaks.read.unwrap_or(f64::INFINITY), peaks.tensor.unwrap_or(f64::INFINITY))
+                (peaks.read.unwrap_or(f64::INFINITY), peaks.halves.unwrap_or(f64::INFINITY))
             }
         };
         // A step reads only a few rows of an embedding that is not the output layer.

@@ -135,7 +135,7 @@ class Run:
         best = lambda *rates: max((rate for rate in rates if rate), default=None)
         self.bandwidth = best(peaks.get("read_bytes_per_second"), peaks.get("copy_bytes_per_second"),
                               self.rate("copy", "bytes_per_second"))
-        self.products = best(peaks.get("tensor_operations_per_second"), self.rate("matmul", "operations_per_second"))
+        self.products = best(peaks.get("bf16_operations_per_second"), self.rate("matmul", "operations_per_second"))
 
     def rate(self, kind, field):
         return next((line[field] for line in self.pytorch if line["kind"] == kind), None)
@@ -286,7 +286,7 @@ def main(work, out, device, card, bundle):
     giga = lambda rate: number(over(rate, 1e9), 0)
     tera = lambda rate: number(over(rate, 1e12), 0)
     print(f"- measured: read {giga(peaks.get('read_bytes_per_second'))} GB/s, copy {giga(peaks.get('copy_bytes_per_second'))}; "
-          f"PyTorch copy {giga(run.rate('copy', 'bytes_per_second'))}; mma.sync {tera(peaks.get('tensor_operations_per_second'))} "
+          f"PyTorch copy {giga(run.rate('copy', 'bytes_per_second'))}; mma.sync {tera(peaks.get('bf16_operations_per_second'))} "
           f"TFLOP/s, PyTorch matmul {tera(run.rate('matmul', 'operations_per_second'))}; the lower bounds use the best of each")
     if run.start:
         print(f"- from the start of the process to its first token, with the checkpoint in memory: "
