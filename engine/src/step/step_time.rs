@@ -25,6 +25,9 @@ const PULL: [f64; 2] = [1.0, 4.0];
 /// ...or this share of the mean.
 const PULL_SHARE: f64 = 0.03;
 
+/// Standard deviation of prompt tokens, as a share of their mean, that tells their cost.
+const VARIATION: f64 = 0.2;
+
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct StepTime {
@@ -86,6 +89,12 @@ impl StepTime {
             *cost = solved.clamp(*cost / MOST_CHANGE, *cost * MOST_CHANGE);
         }
         self.step = mean_y - self.cost[0] * mean[0] - self.cost[1] * mean[1];
+    }
+
+    /// Whether the numbers of prompt tokens of recent steps differ enough to tell the cost of prompts from the rest.
+    pub fn tokens_vary(&self) -> bool {
+        let mean = self.x[1] / self.weight;
+        self.xx[1][1] / self.weight - mean * mean >= (VARIATION * mean).powi(2)
     }
 
     /// Seconds of a step that computes only `rows` rows of decodes; above 0 after the first measurement. The fit to steps of which

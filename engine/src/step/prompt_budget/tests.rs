@@ -1,5 +1,7 @@
 //! The budget on simulated machines.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -162,6 +164,62 @@ fn a_machine_that_becomes_faster_or_slower_is_followed() {
         load.relative_times(200, relative);
         let (median, _) = load.relative_times(400, relative)?;
         ((median - 1.0).abs() >= 0.3).then(|| format!("median {median}: {machine:?}, factor {factor}"))
+    });
+}
+
+/// Returns tokens per second, and median and 99th percentile of the time between tokens, of 64 clients that send a prompt of 200 tokens
+/// whenever they have got 100. The first step takes `cold` times as long as others. Without a budget, that of one who knows the
+/// machine is used.
+fn closed_loop(machine: Machine, mut budget: Option<PromptBudget>, cold: f64) -> [f64; 3] {
+    let mut most = 0;
+    let mut known = |rows: usize| {
+        most = rows.max(most);
+        let tokens = (AUTO_MULTIPLE * machine.usual(most, 0) - machine.usual(rows, 0)) / machine.token;
+        if rows == 0 { MOST } else { (tokens as usize).max(LEAST_TOKENS) }
+    };
+    let mut timed = machine;
+    // Prompt tokens that wait, and tokens that are left to decode.
+    let (mut waiting, mut left) = (VecDeque::from([200; 64]), Vec::new());
+    let (mut between, mut time, mut made, mut factor) = (Vec::new(), 0.0, 0, cold);
+    for _ in 0..1000 {
+        let rows = left.len();
+        let mut free = budget.as_mut().map_or_else(|| known(rows), |budget| budget.next(rows, 64)).clamp(1, MOST);
+        let mut tokens = 0;
+        while let Some(prompt) = waiting.front_mut().filter(|_| free > 0) {
+            let now = free.min(*prompt);
+            (*prompt, free, tokens) = (*prompt - now, free - now, tokens + now);
+            if *prompt == 0 {
+                waiting.pop_front();
+                left.push(100);
+            }
+        }
+        let usual = machine.usual(rows, tokens) * factor;
+        if let Some(budget) = &mut budget {
+            budget.measured(&plan(rows, tokens), timed.seconds(rows, tokens) * factor);
+        }
+        factor = 1.0;
+        between.extend(std::iter::repeat_n(usual, rows));
+        (time, made) = (time + usual, made + rows);
+        left[..rows].iter_mut().for_each(|left| *left -= 1);
+        let before = left.len();
+        left.retain(|left| *left > 0);
+        waiting.extend(std::iter::repeat_n(200, before - left.len()));
+    }
+    between.sort_by(f64::total_cmp);
+    let at = |share: f64| between[(between.len() as f64 * share) as usize];
+    [made as f64 / time, at(0.5), at(0.99)]
+}
+
+#[test]
+fn auto_is_nearly_as_good_as_a_budget_that_knows_the_machine() {
+    hits_nearly_always((machine(), 1.0..4f64), |(machine, cold)| {
+        let config = SchedConfig { max_num_batched_tokens: MOST, ..SchedConfig::new(100, 16) };
+        let budget = PromptBudget::new(ItlTarget::Auto, &config);
+        let ([with, p50, p99], [known, ..]) =
+            (closed_loop(machine, Some(budget), cold), closed_loop(machine, None, cold));
+        let hits = with > 0.9 * known && p99 < 3.0 * p50;
+        (!hits)
+            .then(|| format!("{:.2} of the speed, p99 {:.1} times p50: {machine:?}, {cold}", with / known, p99 / p50))
     });
 }
 
