@@ -110,8 +110,9 @@ impl Server {
             head += &format!("{name}: {value}\r\n");
         }
         head += &format!("Content-Length: {}\r\n\r\n", body.len());
-        stream.write_all(head.as_bytes()).unwrap();
-        stream.write_all(body).unwrap();
+        // In one piece: a server that refuses a request by its head closes the connection, and a body that arrives after that resets
+        // it, which may take the response from the client.
+        stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
         stream
     }
 
