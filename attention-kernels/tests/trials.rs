@@ -97,7 +97,7 @@ fn a_share_is_of_the_greater_of_the_peaks_before_and_after_an_operation() {
 }
 
 #[test]
-fn prefill_in_16_bits_is_compared_with_the_tensor_cores() {
+fn prefill_in_16_bits_is_compared_with_the_peak_of_16_bits() {
     let (_, grid) = tiny();
     let shape = &grid.shapes(Operation::Prefill)[0];
     let halves = Shape { dtype: Dtype::Bf16, ..shape.clone() };

@@ -28,7 +28,7 @@ pub struct KernelArgs {
     /// Types to compute in: float32, float16, bfloat16; auto is float32 on cpu, otherwise bfloat16 [default: auto]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = dtype, env = "QUIRE_DTYPE")]
     pub dtype: Vec<Option<Dtype>>,
-    /// Types of caches: same, fp8_e4m3, fp8_e5m2, int8 [default: same]
+    /// Types of caches: same (the type to compute in), fp8_e4m3, fp8_e5m2, int8 [default: same]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_dtype)]
     pub kv_dtype: Vec<KvDtype>,
     /// Number of query heads [default: 32]

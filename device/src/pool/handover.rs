@@ -15,7 +15,8 @@
 //!
 //! **When another process takes a core**, a worker can stop in the middle of a piece, and the caller has to wait. Then the
 //! caller sleeps instead of spinning, which leaves its own core to the worker; and for some loops after such a wait, workers
-//! spin only briefly and may change cores. So only the other process's share of the machine is lost.
+//! spin only briefly and may change cores. More than the other process's share is lost all the same: a busy neighbour costs one stream
+//! about half of its speed.
 //!
 //! **Why a job needs no lock.** A ticket holds the epoch of its job and the rest of a share: the next piece and the end. Taking
 //! a piece replaces (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before it takes a piece, and the caller

@@ -15,8 +15,8 @@
 //!
 //! [`ItlTarget::Auto`] depends on the estimated time of decodes. While prompts queue up, each step may have as many rows and prompt
 //! tokens as the one before, which says nothing about the part of decodes. If that were guessed too low, the target would be too
-//! low, the budget the least, and all steps equal: with a slow first step a server stayed so. Budgets therefore alternate between a
-//! quarter more and less whenever recent steps are too much alike.
+//! low, the budget the least, and all steps equal: after a slow first step, a simulated server stays so. Budgets therefore alternate
+//! between a quarter more and less (at the least, between half more and the least) whenever recent steps are too much alike.
 //!
 //! The budget steers times alone: a token's value does not depend on the chunks of its prompt. Only the rank that schedules has one.
 //! No clock is read here; the engine passes times in.
@@ -42,8 +42,8 @@ pub(super) struct PromptBudget {
     time: StepTime,
     /// Greatest number of rows of decodes in a step so far.
     most_rows: usize,
-    /// Number of budgets so far.
-    steps: usize,
+    /// Whether the last of alternating budgets was above the one that meets the target.
+    more: bool,
     /// Seconds between two tokens that the last budget was chosen for.
     seconds: f64,
 }
@@ -53,7 +53,7 @@ impl PromptBudget {
         let steps_per_token = if sched.pipeline { sched.max_in_flight as f64 } else { 1.0 };
         let seconds = if let ItlTarget::Millis(millis) = target { millis / 1000.0 } else { 0.0 };
         let (most, time) = (sched.max_num_batched_tokens, StepTime::default());
-        PromptBudget { target, steps_per_token, most, time, most_rows: 0, steps: 0, seconds }
+        PromptBudget { target, steps_per_token, most, time, most_rows: 0, more: false, seconds }
     }
 
     /// A step has taken `seconds`.
@@ -83,10 +83,10 @@ impl PromptBudget {
         let left = self.seconds / self.steps_per_token - decodes;
         // A step without a measurement has no estimate: 0 / 0 is no number, which becomes 0.
         let mut tokens = ((left / token) as usize).max(LEAST_TOKENS);
-        self.steps += 1;
         if self.target == ItlTarget::Auto && !self.time.tokens_vary() {
             let change = (tokens / 4).max(LEAST_TOKENS / 2);
-            tokens = if self.steps.is_multiple_of(2) { tokens + change } else { (tokens - change).max(LEAST_TOKENS) };
+            self.more = !self.more;
+            tokens = if self.more { tokens + change } else { (tokens - change).max(LEAST_TOKENS) };
         }
         tokens.min(self.most)
     }
