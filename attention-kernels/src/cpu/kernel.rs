@@ -41,7 +41,7 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
     let key_dim = shared.shape.head_dim;
     let (floats, pairs) = if in_pairs { (0, key_dim.div_ceil(2)) } else { (TILE * key_dim, 0) };
     grow(&mut scratch.scores, queries * SCORES, 0.0);
-    grow(&mut scratch.part, queries * dim, 0.0);
+    grow(&mut scratch.part, queries * shared.width(), 0.0);
     grow(&mut scratch.tile, floats, 0.0);
     grow(&mut scratch.states, queries, Merged::default());
     if in_pairs {
@@ -67,7 +67,7 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
             device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
             sum_all(isa, shared, seen, scratch);
         }
-        merge(seen, scratch, dim, sums, states);
+        merge(seen, scratch, shared, sums, states);
     }
 }
 
@@ -127,12 +127,13 @@ fn softmax_some<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, query: usize, sc
 }
 
 /// Merges the weighted values of a partition into those of the partitions before it.
-fn merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
+fn merge(seen: &Seen<'_>, scratch: &Scratch, shared: &Shared<'_>, sums: &mut [f32], states: &mut [[f32; 2]]) {
+    let dim = shared.value_dim;
     for query in 0..seen.task.queries() {
         if seen.sees_some(query) {
             let [greatest, total] = states[query];
             let mut merged = Merged { greatest, total };
-            let part = &scratch.part[query * dim..][..dim];
+            let part = &scratch.part[query * shared.width()..][..dim];
             merged.merge(scratch.states[query], &mut sums[query * dim..][..dim], part);
             states[query] = [merged.greatest, merged.total];
         }

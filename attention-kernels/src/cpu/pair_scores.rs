@@ -52,11 +52,12 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
                 Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
                 Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
             });
-        let task = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
+        let asking = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
+        let task = &Panels { keys: keys.again(), ..*asking };
         let mut first = 0;
         while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
-            let task = &Panels { keys: if first == 0 { keys } else { keys.again() }, ..*task };
+            let task = if first == 0 { asking } else { task };
             first += match (D::Floats::MANY, queries - first) {
                 (true, 6..) => score::<D, 6>(task, first, tile.panels(), scores),
                 (true, 3..) => score::<D, 3>(task, first, tile.panels(), scores),

@@ -39,7 +39,6 @@ struct Values<'a> {
     panels: PairPanels<'a>,
     /// Vectors of sixteen columns.
     vectors: usize,
-    dim: usize,
 }
 
 /// Rounds the weights that each query has for the tokens that it sees.
@@ -81,12 +80,12 @@ pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &
 
 #[inline(always)]
 fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    let (task, dim) = (seen.task, shared.value_dim);
+    let (task, width) = (seen.task, shared.width());
     let Scratch { part, pairs, weights, .. } = scratch;
-    part[..task.queries() * dim].fill(0.0);
+    part[..task.queries() * width].fill(0.0);
     for offset in seen.tiles() {
         let Some(tile) = seen.tile(offset, shared.shape.block_size) else { continue };
-        let vectors = dim.div_ceil(LANES);
+        let vectors = width / LANES;
         let space = &mut pairs[..PANELS * PAIRS * vectors];
         let panels = panels((shared, seen, &tile), 1, PAIRS * vectors, space, |halves, slots, to| {
             for (lines, slots) in to.chunks_exact_mut(vectors).zip(slots.as_chunks().0) {
@@ -96,10 +95,12 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
                 }
             }
         });
+        let (asking, values) = (&Values { panels, vectors }, &Values { panels: panels.again(), vectors });
         let weights = &weights[offset / 2..];
+        let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens;
         let mut first = 0;
         while first < task.queries() {
-            let values = Values { panels: if first == 0 { panels } else { panels.again() }, vectors, dim };
+            let values = if first == 0 { asking } else { values };
             if seen.sparse.is_some() {
                 for run in seen.runs(first) {
                     add_weighted::<D, 1>(values, tile.part(seen, run), first, weights, part);
@@ -113,7 +114,11 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
                 (true, 2) => 2,
                 _ => 1,
             };
-            for (queries, tokens) in parts(seen, &tile, first..first + count) {
+            for i in 0..if everyone { 1 } else { 2 * count + 1 } {
+                let (queries, tokens) = match everyone {
+                    true => (first..first + count, tile.tokens.clone()),
+                    false => part_of(seen, &tile, first..first + count, i),
+                };
                 let first = queries.start;
                 match queries.len() {
                     6 => add_weighted::<D, 6>(values, tokens, first, weights, part),
@@ -127,27 +132,19 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
     }
 }
 
-/// Returns the tokens of a tile that each of some queries adds: those before the pairs that all of them see, query by query; then
-/// these pairs, for all queries at once; then those after them.
-fn parts(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let group = seen.task.group;
-    // If all rows see all tokens, the ends of the tile are the same for all.
-    let everyone = tile.part(seen, seen.by(seen.task.rows - 1).start..seen.by(0).end) == tile.tokens;
-    let common = if everyone {
-        seen.by(0)
-    } else {
-        let start = seen.by((queries.end - 1) / group).start.next_multiple_of(2);
-        start..(seen.by(queries.start / group).end / 2 * 2).max(start)
-    };
-    let alone = if everyone { 0..0 } else { queries.clone() };
-    let shared = if everyone { tile.tokens.clone() } else { tile.part(seen, common.clone()) };
-    let before = alone.clone().map(move |query| (query, 0..common.start));
-    let after = alone.map(move |query| (query, common.end..usize::MAX));
-    let own = move |(query, within): (usize, Range<usize>)| {
-        let mine = seen.by(query / group);
-        (query..query + 1, tile.part(seen, mine.start.max(within.start)..mine.end.min(within.end)))
-    };
-    before.map(own).chain([(queries, shared)]).chain(after.map(own))
+/// Returns part `i` of what some queries add of a tile, and the queries that add it: the tokens before the pairs that all of them
+/// see, query by query; then these pairs, for all queries at once; then the tokens after them, query by query.
+fn part_of(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>, i: usize) -> (Range<usize>, Range<usize>) {
+    let (group, count) = (seen.task.group, queries.len());
+    let start = seen.by((queries.end - 1) / group).start.next_multiple_of(2);
+    let common = start..(seen.by(queries.start / group).end / 2 * 2).max(start);
+    if i == count {
+        return (queries, tile.part(seen, common));
+    }
+    let query = if i < count { queries.start + i } else { queries.start + i - count - 1 };
+    let mine = seen.by(query / group);
+    let own = if i < count { mine.start..mine.end.min(common.start) } else { mine.start.max(common.end)..mine.end };
+    (query..query + 1, tile.part(seen, own))
 }
 
 /// Collects the values of two tokens of a cache in pairs.
@@ -185,7 +182,7 @@ fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, values: &[u16]
 /// Adds the weighted values of some tokens of a tile to the sums of `R` queries, which see no token beside them in their pairs.
 #[inline(always)]
 fn add_weighted<D: PairLanes, const R: usize>(
-    values: Values<'_>,
+    values: &Values<'_>,
     tokens: Range<usize>,
     first: usize,
     weights: &[u32],
@@ -194,7 +191,8 @@ fn add_weighted<D: PairLanes, const R: usize>(
     if tokens.is_empty() {
         return;
     }
-    let part = &mut part[first * values.dim..][..R * values.dim];
+    let width = values.vectors * LANES;
+    let part = &mut part[first * width..][..R * width];
     let weights = &weights[first * WEIGHTS..];
     let mut at = 0;
     while at < values.vectors {
@@ -206,39 +204,36 @@ fn add_weighted<D: PairLanes, const R: usize>(
     }
 }
 
-/// The part of [`add_weighted`] for `C` vectors of the head, whose sums stay in registers. Returns C.
+/// The part of [`add_weighted`] for `C` vectors of the head. Returns C.
 #[inline(always)]
 fn columns<D: PairLanes, const R: usize, const C: usize>(
-    values: Values<'_>,
+    values: &Values<'_>,
     tokens: Range<usize>,
     weights: &[u32],
     part: &mut [f32],
     at: usize,
 ) -> usize {
-    let (dim, vectors) = (values.dim, values.vectors);
-    let mut stored = [[[0.0; LANES]; C]; R];
-    for r in 0..R {
-        for c in 0..C {
-            let from = vector(&mut part[r * dim..][..dim], at + c);
-            stored[r][c][..from.len()].copy_from_slice(from);
-        }
-    }
-    // Loops that do nothing else are unrolled, so that the sums stay in registers.
-    let mut sums = [[D::Floats::splat(0.0); C]; R];
-    for r in 0..R {
-        for c in 0..C {
-            sums[r][c] = D::Floats::load(&stored[r][c]);
-        }
-    }
-    let pairs = tokens.start.div_ceil(2)..tokens.end / 2;
-    // Lines of a pair of tokens of the tile.
-    let lines_of = |pair: usize| &values.panels.lines[pair / PAIRS][pair % PAIRS * vectors + at..];
     if tokens.start % 2 == 1 {
-        let pair = tokens.start / 2;
-        let lines = masked::<C>(lines_of(pair), 0xffff_0000);
-        sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
+        half_pair::<D, R, C>(values, tokens.start / 2, 0xffff_0000, weights, part, at);
     }
-    for (i, (panel, ahead)) in values.panels.lines.iter().zip(values.panels.ahead).enumerate() {
+    whole_pairs::<D, R, C>(values, tokens.start.div_ceil(2)..tokens.end / 2, weights, part, at);
+    if tokens.end % 2 == 1 {
+        half_pair::<D, R, C>(values, tokens.end / 2, 0x0000_ffff, weights, part, at);
+    }
+    C
+}
+
+/// Adds some pairs of tokens. The sums stay in registers.
+#[inline(always)]
+fn whole_pairs<D: PairLanes, const R: usize, const C: usize>(
+    &Values { panels, vectors }: &Values<'_>,
+    pairs: Range<usize>,
+    weights: &[u32],
+    part: &mut [f32],
+    at: usize,
+) {
+    let mut sums = load_sums::<D, R, C>(part, vectors, at);
+    for (i, (panel, ahead)) in panels.lines.iter().zip(panels.ahead).enumerate() {
         let own = pairs.start.max(i * PAIRS)..pairs.end.min((i + 1) * PAIRS);
         if own.start < own.end {
             let first = own.start % PAIRS * vectors + at;
@@ -253,23 +248,60 @@ fn columns<D: PairLanes, const R: usize, const C: usize>(
             }
         }
     }
-    if tokens.end % 2 == 1 {
-        let pair = tokens.end / 2;
-        let lines = masked::<C>(lines_of(pair), 0x0000_ffff);
-        sums = add::<D, R, C>(sums, &lines, weights_of(weights, pair..pair + 1), 0);
+    store_sums::<D, R, C>(sums, part, vectors, at);
+}
+
+/// Adds a pair of tokens of whose values only those in `mask` count.
+#[inline(always)]
+fn half_pair<D: PairLanes, const R: usize, const C: usize>(
+    &Values { panels, vectors }: &Values<'_>,
+    pair: usize,
+    mask: u32,
+    weights: &[u32],
+    part: &mut [f32],
+    at: usize,
+) {
+    let lines = &panels.lines[pair / PAIRS][pair % PAIRS * vectors + at..][..C];
+    let mut masked = [Pairs::ZERO; C];
+    for (masked, line) in masked.iter_mut().zip(lines) {
+        masked.0 = line.0.map(|pair| pair & mask);
     }
+    let sums = load_sums::<D, R, C>(part, vectors, at);
+    let sums = add::<D, R, C>(sums, &masked, weights_of(weights, pair..pair + 1), 0);
+    store_sums::<D, R, C>(sums, part, vectors, at);
+}
+
+/// Loads `C` vectors of the sums of `R` queries.
+#[inline(always)]
+fn load_sums<D: PairLanes, const R: usize, const C: usize>(
+    part: &[f32],
+    vectors: usize,
+    at: usize,
+) -> [[D::Floats; C]; R] {
+    let mut sums = [[D::Floats::splat(0.0); C]; R];
     for r in 0..R {
+        let from = &part.as_chunks::<LANES>().0[r * vectors + at..][..C];
         for c in 0..C {
-            sums[r][c].store(&mut stored[r][c]);
+            sums[r][c] = D::Floats::load(&from[c]);
         }
     }
+    sums
+}
+
+/// The reverse of [`load_sums`]. A loop that does nothing else is unrolled, so that the sums are in registers before it.
+#[inline(always)]
+fn store_sums<D: PairLanes, const R: usize, const C: usize>(
+    sums: [[D::Floats; C]; R],
+    part: &mut [f32],
+    vectors: usize,
+    at: usize,
+) {
     for r in 0..R {
+        let to = &mut part.as_chunks_mut::<LANES>().0[r * vectors + at..][..C];
         for c in 0..C {
-            let to = vector(&mut part[r * dim..][..dim], at + c);
-            to.copy_from_slice(&stored[r][c][..to.len()]);
+            sums[r][c].store(&mut to[c]);
         }
     }
-    C
 }
 
 /// Returns the weights of some pairs for each query.
@@ -302,22 +334,4 @@ fn add<D: PairLanes, const R: usize, const C: usize>(
         }
     }
     sums
-}
-
-/// Returns values of which one token of the pair is zero.
-#[inline(always)]
-fn masked<const C: usize>(lines: &[Pairs], mask: u32) -> [Pairs; C] {
-    let mut masked = [Pairs::ZERO; C];
-    for (masked, line) in masked.iter_mut().zip(lines) {
-        masked.0 = line.0.map(|pair| pair & mask);
-    }
-    masked
-}
-
-/// Returns vector `at` of a row; the last one may be shorter.
-#[inline(always)]
-fn vector(row: &mut [f32], at: usize) -> &mut [f32] {
-    let rest = &mut row[at * LANES..];
-    let len = rest.len().min(LANES);
-    &mut rest[..len]
 }

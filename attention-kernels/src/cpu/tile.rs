@@ -41,6 +41,14 @@ pub(super) struct Shared<'a> {
     pub soft_cap: Option<f32>,
 }
 
+impl Shared<'_> {
+    /// Elements from one weighted value of a partition to the next: whole vectors.
+    #[inline(always)]
+    pub fn width(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+}
+
 /// Adjacent query rows of one sequence, the heads of one group, and some partitions of their context.
 pub(super) struct Task<'a> {
     /// The queries, from the heads of the first row on, `[group, head_dim]`.
@@ -91,7 +99,7 @@ impl<'a> Task<'a> {
 pub(super) struct Scratch {
     /// `[queries, SCORES]`.
     pub scores: Vec<f32>,
-    /// Weighted values of one partition, `[queries, value_dim]`.
+    /// Weighted values of one partition, `[queries, width]`; what is behind `value_dim` has no meaning.
     pub part: Vec<f32>,
     /// Keys `[PANELS, head_dim, LANES]` or values `[TILE, value_dim]` in float32.
     pub tile: Vec<f32>,

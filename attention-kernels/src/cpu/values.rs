@@ -28,6 +28,8 @@ struct Values<'a> {
     floats: &'a [f32],
     starts: &'a [usize; TILE],
     dim: usize,
+    /// [`Shared::width`].
+    width: usize,
     /// What to prefetch with each panel.
     next: &'a [Ahead; PANELS],
 }
@@ -49,7 +51,7 @@ pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &
 fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shared.value_dim, scratch);
-    part[..task.queries() * dim].fill(0.0);
+    part[..task.queries() * shared.width()].fill(0.0);
     for offset in seen.tiles() {
         let Some(tile) = seen.tile(offset, shape.block_size) else { continue };
         let mut starts = [0; TILE];
@@ -61,7 +63,7 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
         for panel in tile.panels() {
             next[panel] = ahead(shared, seen, 1, tile.offset + panel * LANES);
         }
-        let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; PANELS] };
+        let values = Values { floats, starts: &starts, dim, width: shared.width(), next: &[Ahead::NONE; PANELS] };
         let scores = &scores[tile.offset..];
         if seen.sparse.is_some() {
             sum_some::<L>(Values { next: &next, ..values }, seen, offset, scores, part);
@@ -140,12 +142,12 @@ fn add_weighted<L: Lanes, const R: usize>(
     if tokens.is_empty() {
         return;
     }
-    let (dim, vectors) = (values.dim, values.dim / LANES);
+    let (Values { dim, width, .. }, vectors) = (values, values.dim / LANES);
     let mut weights = [&scores[..0]; R];
     for r in 0..R {
         weights[r] = &scores[(first + r) * SCORES..][..TILE];
     }
-    let part = &mut part[first * dim..][..R * dim];
+    let part = &mut part[first * width..][..R * width];
     let mut at = 0;
     if L::MANY || R == 1 {
         while at + 4 <= vectors {
@@ -160,7 +162,7 @@ fn add_weighted<L: Lanes, const R: usize>(
     for d in vectors * LANES..dim {
         for r in 0..R {
             for j in tokens.clone() {
-                part[r * dim + d] += weights[r][j] * values.row(j)[d];
+                part[r * width + d] += weights[r][j] * values.row(j)[d];
             }
         }
     }
@@ -175,10 +177,10 @@ fn columns<L: Lanes, const R: usize, const C: usize>(
     part: &mut [f32],
     at: usize,
 ) {
-    let dim = values.dim;
+    let width = values.width;
     let mut sums = [[L::splat(0.0); C]; R];
     for r in 0..R {
-        let from = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
+        let from = &part[r * width + at * LANES..].as_chunks::<LANES>().0[..C];
         for c in 0..C {
             sums[r][c] = L::load(&from[c]);
         }
@@ -207,7 +209,7 @@ fn columns<L: Lanes, const R: usize, const C: usize>(
         }
     }
     for r in 0..R {
-        let to = &mut part[r * dim + at * LANES..].as_chunks_mut::<LANES>().0[..C];
+        let to = &mut part[r * width + at * LANES..].as_chunks_mut::<LANES>().0[..C];
         for c in 0..C {
             sums[r][c].store(&mut to[c]);
         }

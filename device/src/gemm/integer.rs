@@ -35,9 +35,6 @@ struct Task<'a, F: Form> {
     out: Output,
 }
 
-/// Several, so that a thread that loses its core leaves little work behind.
-const TASKS_PER_THREAD: usize = 4;
-
 /// Bytes of activations that are multiplied with all panels of a task before the next ones: a quarter of the L2 cache of
 /// current cores.
 const ROWS_BYTES: usize = 256 << 10;
@@ -50,12 +47,8 @@ pub(super) fn run<F: Form>(
     bias: Option<&[f32]>,
     (out, n): (Output, usize),
 ) {
-    let pairs = n.div_ceil(OUTPUTS);
-    let tasks = pairs.min(pool.threads() * TASKS_PER_THREAD);
-    let start = |task: usize| task * pairs / tasks;
     activations::with_activations(isa, pool, x, k, |x| {
-        pool.run(tasks, rows * k * OUTPUTS * pairs / tasks, |task| {
-            let pairs = start(task)..start(task + 1);
+        pool.ranges(n.div_ceil(OUTPUTS), rows * k * OUTPUTS, |pairs| {
             let task = &Task { x, weights, rows, first: 0, pairs, bias, out };
             dispatch_dot!(dot, walk::<F: Form>(task: &Task<'_, F>));
         });

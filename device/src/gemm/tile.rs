@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::blocks::PAIR;
 use super::output::{Output, numbers};
-use super::processor::PANELS_PER_TASK;
 use crate::Pool;
 use crate::simd::{LANES, Lanes, Pairs, prefetch};
 
@@ -31,11 +31,10 @@ pub(super) struct Task<'a, X, W> {
 impl<X: Sync, W: Sync> Task<'_, X, W> {
     /// Calls `walk` for parts of the task, on all threads.
     pub fn run(&self, pool: &Pool, walk: impl Fn(&Task<'_, X, W>) + Sync) {
-        let Task { x, rows, row, lines, ref panels, bias, out } = *self;
-        pool.run(panels.len().div_ceil(PANELS_PER_TASK), x.len() * LANES * PANELS_PER_TASK, |part| {
-            let first = panels.start + part * PANELS_PER_TASK;
-            let panels = first..panels.end.min(first + PANELS_PER_TASK);
-            walk(&Task { x, rows, row, lines, panels, bias, out });
+        let pairs = self.panels.len().div_ceil(PAIR);
+        pool.ranges(pairs, self.x.len() * LANES * PAIR, |pairs| {
+            let (start, end) = (self.panels.start + pairs.start * PAIR, self.panels.start + pairs.end * PAIR);
+            walk(&Task { panels: start..end.min(self.panels.end), ..*self });
         });
     }
 }

@@ -144,7 +144,11 @@ impl Handover {
         if BUSY.get() || self.taken.swap(true, Ordering::Acquire) {
             return false;
         }
-        let pieces = pieces.min(self.threads * PIECES);
+        let mut pieces = pieces.min(self.threads * PIECES);
+        if self.threads < pieces && pieces < tasks {
+            // As many for each thread.
+            pieces -= pieces % self.threads;
+        }
         let epoch = self.epoch.0.load(Ordering::Relaxed) + 1;
         self.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
         self.job.0.tasks.store(tasks, Ordering::Relaxed);

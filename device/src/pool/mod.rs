@@ -94,15 +94,19 @@ impl Pool {
     /// # Panics
     /// If a task panics, after all other tasks have ended.
     pub fn run(&self, tasks: usize, work_per_task: usize, f: impl Fn(usize) + Sync) {
+        self.ranges(tasks, work_per_task, |range| range.for_each(&f));
+    }
+
+    /// Cuts `0..tasks` into a few ranges per thread, and calls `f` once for each; see [`Pool::run`].
+    pub fn ranges(&self, tasks: usize, work_per_task: usize, f: impl Fn(Range<usize>) + Sync) {
         // Number of tasks in the smallest piece of work that is worth a thread.
         let grain = (MIN_WORK_PER_TASK / work_per_task.max(1)).max(1);
-        let each = |range: Range<usize>| range.for_each(&f);
         if self.workers.threads.is_empty() || tasks <= grain {
-            return each(0..tasks);
+            return f(0..tasks);
         }
-        let done = self.workers.handover.run(tasks, tasks.div_ceil(grain), &each, |workers| self.workers.wake(workers));
+        let done = self.workers.handover.run(tasks, tasks.div_ceil(grain), &f, |workers| self.workers.wake(workers));
         if !done {
-            each(0..tasks);
+            f(0..tasks);
         }
     }
 

@@ -28,9 +28,6 @@ const AT_ONCE: usize = 4;
 /// Greatest number of rows that are multiplied with weights in registers; more share weights that are unpacked to memory.
 const FEW: usize = 4;
 
-/// Several, so that a thread that loses its core leaves little work behind.
-const TASKS_PER_THREAD: usize = 4;
-
 /// Stored weights and the activations that they take.
 pub(crate) struct Stored {
     pub panels: StoredPanels,
@@ -82,11 +79,8 @@ pub(crate) fn run(
 impl Processor<'_> {
     /// Runs the parts of a task on the pool.
     fn split<X: Sync>(self, whole: &Task<'_, X>, run: impl Fn(&Task<'_, X>) + Sync) {
-        let pairs = whole.pairs.len();
-        let tasks = pairs.min(self.pool.threads() * TASKS_PER_THREAD);
-        let start = |task: usize| task * pairs / tasks;
-        self.pool.run(tasks, whole.rows * whole.weights.k * OUTPUTS * pairs / tasks.max(1), |task| {
-            run(&Task { pairs: start(task)..start(task + 1), ..*whole });
+        self.pool.ranges(whole.pairs.len(), whole.rows * whole.weights.k * OUTPUTS, |pairs| {
+            run(&Task { pairs, ..*whole });
         });
     }
 
