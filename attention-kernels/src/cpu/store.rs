@@ -2,7 +2,7 @@
 //! for the widest vectors of this CPU; the bits are those of a conversion number by number.
 
 use device::simd::pairs::Pairs;
-use device::simd::{LANES, Lanes};
+use device::simd::{LANES, Lanes, prefetch};
 use device::{Device, Isa, Pool};
 
 use super::stored::{Bf16, GivenScales, Slot, Stored, by_kv_dtype, expect_ours, of_head, place, place_in_pairs};
@@ -102,15 +102,18 @@ fn write_pairs<L: Lanes>(which: &usize, rows: &Rows<'_>, to: &mut [Pairs]) {
         let panel = rest.first_chunk().filter(|slots| is_panel(slots));
         let count = if panel.is_some() { LANES } else { 1 };
         if let Ok(slot) = usize::try_from(slot) {
-            let slot = Slot::of(slot, rows.shape.block_size);
+            let next = rest.get(count).and_then(|next| usize::try_from(*next).ok()).unwrap_or(slot);
+            let [slot, next] = [slot, next].map(|slot| Slot::of(slot, rows.shape.block_size));
             for head in 0..rows.shape.num_kv_heads {
                 let (start, at) = place_in_pairs(&rows.shape, slot, head);
+                let (ahead, at_next) = place_in_pairs(&rows.shape, next, head);
+                let ahead = to.as_ptr().wrapping_add(ahead);
                 let lines = &mut to[start..][..rows.shape.head_dim / 2];
                 match (panel.is_some(), which) {
                     (true, 0) => write_keys::<L>(rows, first, head, lines),
                     (true, _) => write_values(rows, first, head, lines),
-                    (false, 0) => write_key(rows.row(first, head), at, lines),
-                    (false, _) => write_value(rows.row(first, head), at, lines),
+                    (false, 0) => write_key(rows.row(first, head), at, lines, ahead),
+                    (false, _) => write_value(rows.row(first, head), [at, at_next], lines, ahead),
                 }
             }
         }
@@ -163,19 +166,23 @@ fn paired(even: &[f32; LANES], odd: &[f32; LANES]) -> Pairs {
     pairs
 }
 
-/// Writes the key of one token: a pair of each line of its panel.
+/// Writes the key of one token: a pair of each line of its panel. `ahead` is the panel of the next token, usually of another
+/// sequence; its lines are prefetched, because stores alone wait for one line after another.
 #[inline(always)]
-fn write_key(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs]) {
-    for (line, pair) in lines.iter_mut().zip(row.as_flattened().as_chunks::<2>().0) {
+fn write_key(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs], ahead: *const Pairs) {
+    for (i, (line, pair)) in lines.iter_mut().zip(row.as_flattened().as_chunks::<2>().0).enumerate() {
+        prefetch(ahead.wrapping_add(i).cast());
         line.0[at] = u32::from(Bf16::narrow(pair[0])) | u32::from(Bf16::narrow(pair[1])) << 16;
     }
 }
 
-/// Writes the value of one token: one half of each pair of its lines.
+/// Writes the value of one token: one half of each pair of its lines. `ahead` as in [`write_key`].
 #[inline(always)]
-fn write_value(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs]) {
+fn write_value(row: &[[f32; LANES]], [at, next]: [usize; 2], lines: &mut [Pairs], ahead: *const Pairs) {
     let (kept, shift) = if at.is_multiple_of(2) { (0xffff_0000, 0) } else { (0x0000_ffff, 16) };
-    for (line, from) in lines[at / 2 * row.len()..].iter_mut().zip(row) {
+    let ahead = ahead.wrapping_add(next / 2 * row.len());
+    for (i, (line, from)) in lines[at / 2 * row.len()..].iter_mut().zip(row).enumerate() {
+        prefetch(ahead.wrapping_add(i).cast());
         for (pair, number) in line.0.iter_mut().zip(from) {
             *pair = *pair & kept | u32::from(Bf16::narrow(*number)) << shift;
         }
