@@ -1,5 +1,5 @@
-//! Error responses to connections and bytes that never become a request: the error object, written by hand. Then the
-//! connection is closed.
+//! Error responses to connections and bytes that never become a request: the error object, written by hand. Also how
+//! connections are closed.
 
 use std::io;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use super::error::ApiError;
 use super::settings::Limits;
 
-/// Time limit for the client to read the response.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit for the client to take the response and to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of rejected connections that get a response at a time; further ones are closed at once.
 const MAX_REJECTIONS: usize = 64;
@@ -93,15 +93,25 @@ pub async fn send(mut stream: TcpStream, error: &ApiError) {
         error.status(),
         body.len()
     );
-    let _ = timeout(READ_TIMEOUT, async {
+    let _ = timeout(CLOSE_TIMEOUT, async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;
-        // Closing with unread bytes would discard the response.
-        let mut rest = [0; 4096];
-        while stream.read(&mut rest).await? > 0 {}
-        io::Result::Ok(())
+        drain(&mut stream).await
     })
     .await;
+}
+
+/// Closes a connection after its last response, once the client has closed it. If it was closed at once, the rest of a body that
+/// nobody has read, as after a 401, would reset it, and the client could lose the response (RFC 9112, section 9.6).
+pub async fn close(mut stream: TcpStream) {
+    let _ = timeout(CLOSE_TIMEOUT, drain(&mut stream)).await;
+}
+
+/// Reads until the client closes the connection.
+async fn drain(stream: &mut TcpStream) -> io::Result<()> {
+    let mut rest = [0; 4096];
+    while stream.read(&mut rest).await? > 0 {}
+    Ok(())
 }
 
 #[cfg(test)]

@@ -193,15 +193,23 @@ impl Server {
                     (&mut connection).await
                 }
             };
-            if let Err(error) = ended {
-                tracing::debug!("connection closed: {error}");
-                let parts = connection.into_parts();
-                let (stream, suppressed) = parts.io.into_inner().into_parts();
-                if let Some(error) = refusal::explain(&error, suppressed, &parts.read_buf, &app.options.limits) {
-                    refusal::send(stream, &error).await;
+            let parts = connection.into_parts();
+            let (stream, suppressed) = parts.io.into_inner().into_parts();
+            match ended {
+                Ok(()) => {
+                    // Everything is answered: a shutdown need not wait.
+                    drop(finish);
+                    refusal::close(stream).await;
+                }
+                Err(error) => {
+                    tracing::debug!("connection closed: {error}");
+                    if let Some(error) = refusal::explain(&error, suppressed, &parts.read_buf, &app.options.limits) {
+                        refusal::send(stream, &error).await;
+                    }
+                    drop(finish);
                 }
             }
-            drop((permit, finish));
+            drop(permit);
         });
     }
 }

@@ -87,6 +87,25 @@ fn every_form_of_a_good_request_is_answered() {
 }
 
 #[test]
+fn a_client_whose_body_arrives_after_the_refusal_can_send_all_of_it_and_reads_the_refusal() {
+    const BODY: usize = 100_000;
+    let mut stream = TcpStream::connect(SERVER.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n";
+    stream.write_all(format!("{head}Content-Length: {BODY}\r\n\r\n").as_bytes()).unwrap();
+    stream.peek(&mut [0]).unwrap();
+    // Each write would see the reset that answers the one before.
+    for part in [0; BODY].chunks(BODY / 4) {
+        std::thread::sleep(Duration::from_millis(30));
+        stream.write_all(part).unwrap();
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(statuses(&answer), [415], "{answer}");
+}
+
+#[test]
 fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
     let deep = |open: &str, close: &str| {
         format!("{{\"prompt\": \"a\", \"x\": {}{}}}", open.repeat(100_000), close.repeat(100_000))
