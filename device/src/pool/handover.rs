@@ -321,6 +321,18 @@ mod tests {
         assert_eq!(handover.left.0.load(Ordering::Relaxed), 16);
     }
 
+    /// Five pieces for two threads would give one of them three fifths of the work.
+    #[test]
+    fn every_thread_gets_as_many_pieces_if_the_tasks_can_be_cut_so() {
+        for (tasks, pieces, expected) in [(18, 5, 4), (18, 18, 16), (18, 2, 2), (3, 3, 3), (18, 1, 1)] {
+            let ranges = Mutex::new(Vec::new());
+            assert!(Handover::new(2).run(tasks, pieces, &|range| lock(&ranges).push(range), |_| ()));
+            let ranges = lock(&ranges);
+            assert_eq!(ranges.len(), expected, "{tasks} tasks in {pieces} pieces");
+            assert_eq!(ranges.iter().cloned().flatten().collect::<Vec<_>>(), (0..tasks).collect::<Vec<_>>());
+        }
+    }
+
     #[test]
     fn shares_cover_all_pieces_in_order() {
         for threads in 1..70 {
