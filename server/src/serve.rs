@@ -206,7 +206,6 @@ impl Server {
                     if let Some(error) = refusal::explain(&error, suppressed, &parts.read_buf, &app.options.limits) {
                         refusal::send(stream, &error).await;
                     }
-                    drop(finish);
                 }
             }
             drop(permit);

@@ -167,7 +167,7 @@ fn paired(even: &[f32; LANES], odd: &[f32; LANES]) -> Pairs {
 }
 
 /// Writes the key of one token: a pair of each line of its panel. `ahead` is the panel of the next token, usually of another
-/// sequence; its lines are prefetched, because stores alone wait for one line after another.
+/// sequence; its lines are prefetched.
 #[inline(always)]
 fn write_key(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs], ahead: *const Pairs) {
     for (i, (line, pair)) in lines.iter_mut().zip(row.as_flattened().as_chunks::<2>().0).enumerate() {

@@ -110,8 +110,7 @@ impl Server {
             head += &format!("{name}: {value}\r\n");
         }
         head += &format!("Content-Length: {}\r\n\r\n", body.len());
-        // In one piece: a server that refuses a request by its head closes the connection, and a body that arrives after that resets
-        // it, which may take the response from the client.
+        // In one piece: a connection over all limits is closed at once, which may be before a second write.
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
         stream
     }
