@@ -117,11 +117,28 @@ async fn drain(stream: &mut TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use tokio::net::TcpListener;
+    use tokio::time::sleep;
+
     use super::*;
 
     #[tokio::test]
+    async fn a_client_that_never_closes_and_keeps_sending_is_let_go_after_the_time_limit() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = listener.accept().await.unwrap().0;
+        let sender = async {
+            while client.write_all(b"x").await.is_ok() {
+                sleep(CLOSE_TIMEOUT / 20).await;
+            }
+        };
+        let both = async { tokio::join!(sender, close(stream)) };
+        timeout(CLOSE_TIMEOUT * 10, both).await.expect("the connection is still open");
+    }
+
+    #[tokio::test]
     async fn connections_over_the_limit_get_a_response_only_up_to_a_number() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (rejector, mut clients) = (Rejector::over(1), Vec::new());
         let mut streams = Vec::new();

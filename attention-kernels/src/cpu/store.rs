@@ -112,7 +112,7 @@ fn write_pairs<L: Lanes>(which: &usize, rows: &Rows<'_>, to: &mut [Pairs]) {
                 match (panel.is_some(), which) {
                     (true, 0) => write_keys::<L>(rows, first, head, lines),
                     (true, _) => write_values(rows, first, head, lines),
-                    (false, 0) => write_key(rows.row(first, head), at, lines, ahead),
+                    (false, 0) => write_key(rows.row(first, head), at, lines),
                     (false, _) => write_value(rows.row(first, head), [at, at_next], lines, ahead),
                 }
             }
@@ -166,17 +166,16 @@ fn paired(even: &[f32; LANES], odd: &[f32; LANES]) -> Pairs {
     pairs
 }
 
-/// Writes the key of one token: a pair of each line of its panel. `ahead` is the panel of the next token, usually of another
-/// sequence; its lines are prefetched.
+/// Writes the key of one token: a pair of each line of its panel.
 #[inline(always)]
-fn write_key(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs], ahead: *const Pairs) {
-    for (i, (line, pair)) in lines.iter_mut().zip(row.as_flattened().as_chunks::<2>().0).enumerate() {
-        prefetch(ahead.wrapping_add(i).cast());
+fn write_key(row: &[[f32; LANES]], at: usize, lines: &mut [Pairs]) {
+    for (line, pair) in lines.iter_mut().zip(row.as_flattened().as_chunks::<2>().0) {
         line.0[at] = u32::from(Bf16::narrow(pair[0])) | u32::from(Bf16::narrow(pair[1])) << 16;
     }
 }
 
-/// Writes the value of one token: one half of each pair of its lines. `ahead` as in [`write_key`].
+/// Writes the value of one token: one half of each pair of its lines. `ahead` is the panel of the next token, usually of another
+/// sequence; the lines to be written there are prefetched.
 #[inline(always)]
 fn write_value(row: &[[f32; LANES]], [at, next]: [usize; 2], lines: &mut [Pairs], ahead: *const Pairs) {
     let (kept, shift) = if at.is_multiple_of(2) { (0xffff_0000, 0) } else { (0x0000_ffff, 16) };
