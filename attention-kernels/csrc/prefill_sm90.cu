@@ -19,8 +19,8 @@
 // tile that is STAGES earlier, which they do after their turns up to n - STAGES + 1 without another one. With at least two
 // stages these turns come before turn n, so every wait is for an earlier turn.
 //
-// A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context may contain NaN,
-// and 0 * NaN is NaN. So the values of a block that is not seen whole are not loaded by a box: the producer's lanes
+// A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context or a token before the
+// window may contain NaN, and 0 * NaN is NaN. So the values of a block that is not seen whole are not loaded by a box: the producer's lanes
 // store them, with zeros for what is not seen. Keys need no such care, because their scores are masked.
 //
 // A row's sums are one online softmax over the tiles from its first on, not merged by partitions of 512, and its tiles
@@ -100,7 +100,7 @@ __device__ __forceinline__ void produce(typename Shape::Shared& shared, Tiles<Sh
         // A sparse block has whole cache blocks.
         const bool seen = lane < blocks && begin < tiles.seen.end && begin + size > tiles.seen.first &&
                           task.sparse.see_token(task.args, begin);
-        const bool whole = seen && begin + size <= context;
+        const bool whole = seen && begin >= tiles.seen.first && begin + size <= context;
         const int block = seen ? task.table[begin / size] : 0;
 
         mbarrier_wait(&shared.keys_free[state.stage], state.parity ^ 1);

@@ -116,7 +116,8 @@ impl Look {
 
 impl Problem {
     /// Generates a problem. Memory that must not be read holds NaN (in int8 −128, which no writer stores; scales too) or
-    /// invalid block ids. In a block-sparse problem this includes, for each KV head, the blocks that none of its heads sees.
+    /// invalid block ids. This includes the tokens before the windows of all rows of a sequence and, in a block-sparse problem, for
+    /// each KV head the blocks that none of its heads sees.
     pub fn new(seed: u64, look: &Look) -> Problem {
         let &Look { format, heads, dim, block_size, window, sparse, .. } = look;
         let mut random = Random::new(seed);
@@ -209,29 +210,22 @@ impl Problem {
         problem
     }
 
-    /// Overwrites, for each KV head, the blocks that none of its heads sees.
+    /// Overwrites the tokens before the windows of all rows, and for each KV head the blocks that none of its heads sees.
     fn poison_hidden(&mut self, poison: f32) {
-        if self.sparse.is_none() {
-            return;
-        }
         let KvShape { num_kv_heads, block_size, head_dim, .. } = self.shape;
         for seq in 0..self.batch.num_seqs() {
-            let (rows, context) = (self.rows_of(seq).len(), self.batch.context_lens[seq] as usize);
-            for block in 0..context.div_ceil(block_size) {
+            let context = self.batch.context_lens[seq] as usize;
+            let before = context.saturating_sub(self.rows_of(seq).len());
+            let behind = self.window.map_or(0, |window| (before + 1).saturating_sub(window));
+            for start in (0..context).step_by(block_size) {
+                let block = start..start + block_size;
+                let first = self.batch.table(seq)[start / block_size] as usize * block_size;
                 for kv_head in 0..num_kv_heads {
-                    let group = self.num_heads / num_kv_heads;
-                    let heads = kv_head * group..(kv_head + 1) * group;
-                    let tokens = block * block_size..(block + 1) * block_size;
-                    let mut positions = context.saturating_sub(rows)..context;
-                    if !self.batch.tree_mask.is_empty() && tokens.end > positions.start {
-                        continue;
-                    }
-                    if positions.any(|at| heads.clone().any(|head| tokens.clone().any(|key| self.sees(head, at, key))))
-                    {
-                        continue;
-                    }
-                    let first = self.batch.table(seq)[block] as usize * block_size;
-                    for slot in first..first + block_size {
+                    let in_tree = !self.batch.tree_mask.is_empty() && block.end > before;
+                    let in_part =
+                        self.sparse.is_none() || in_tree || self.anyone_sees(kv_head, before..context, &block);
+                    let hidden = if in_part { behind.saturating_sub(start).min(block_size) } else { block_size };
+                    for slot in first..first + hidden {
                         let at = self.shape.offset(slot, kv_head);
                         self.keys[at..at + head_dim].fill(poison);
                         self.values[at..at + head_dim].fill(poison);
@@ -243,6 +237,13 @@ impl Problem {
                 }
             }
         }
+    }
+
+    /// Whether a head with this KV head sees one of the keys from a query at one of the positions.
+    fn anyone_sees(&self, kv_head: usize, positions: Range<usize>, keys: &Range<usize>) -> bool {
+        let group = self.num_heads / self.shape.num_kv_heads;
+        let mut heads = kv_head * group..(kv_head + 1) * group;
+        heads.any(|head| positions.clone().any(|at| keys.clone().any(|key| self.sees(head, at, key))))
     }
 
     /// Whether a head of the query at a position sees the key at another, by causality, window and sparse blocks.
