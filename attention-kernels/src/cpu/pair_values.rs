@@ -143,7 +143,7 @@ fn part_of(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>, i: usize) -> (Ra
     }
     let query = if i < count { queries.start + i } else { queries.start + i - count - 1 };
     let mine = seen.by(query / group);
-    let own = if i < count { mine.start..mine.end.min(common.start) } else { mine.start.max(common.end)..mine.end };
+    let own = if i < count { mine.start..mine.end.min(common.start) } else { common.end..mine.end };
     (query..query + 1, tile.part(seen, own))
 }
 
@@ -162,7 +162,7 @@ fn gather(shared: &Shared<'_>, seen: &Seen<'_>, values: &[Pairs], slots: &[Slot;
     }
 }
 
-/// Pairs up the values of two tokens of a cache in rows.
+/// Pairs up the values of two tokens of a cache in rows. Of the last vector, nobody reads the columns past those of a value.
 #[inline(always)]
 fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, values: &[u16], slots: &[Slot; 2], to: &mut [Pairs]) {
     let [(even, even_rest), (odd, odd_rest)] = slots
@@ -172,7 +172,6 @@ fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, values: &[u16]
         D::interleave(even, odd, to);
     }
     if let [last] = last {
-        last.0 = [0; LANES];
         for (to, (even, odd)) in last.0.iter_mut().zip(even_rest.iter().zip(odd_rest)) {
             *to = u32::from(*even) | u32::from(*odd) << 16;
         }

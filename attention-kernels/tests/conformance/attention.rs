@@ -285,12 +285,14 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             if can.row_invariant.is_none() {
                 continue; // it claims nothing of the kind
             }
-            let cases = [(None, None), (Some(40), None), (None, Some(SPARSE))];
-            for (latent, sparse) in cases {
-                if latent.is_some() && !can.latent || sparse.is_some() && !can.block_sparse {
-                    continue;
-                }
-                let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], None, 5);
+            let cases = [
+                Some((None, None, None)),
+                can.latent.then_some((Some(40), None, None)),
+                can.block_sparse.then_some((None, Some(SPARSE), None)),
+                can.window.then_some((None, None, Some(19))),
+            ];
+            for (latent, sparse, window) in cases.into_iter().flatten() {
+                let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], window, 5);
                 let whole = Problem::new(4, &Look { sinks: can.sinks, latent, sparse, ..look });
                 let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
                 want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
