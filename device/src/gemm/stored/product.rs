@@ -79,8 +79,9 @@ pub(crate) fn run(
 impl Processor<'_> {
     /// Runs the parts of a task on the pool.
     fn split<X: Sync>(self, whole: &Task<'_, X>, run: impl Fn(&Task<'_, X>) + Sync) {
+        let first = whole.pairs.start;
         self.pool.ranges(whole.pairs.len(), whole.rows * whole.weights.k * OUTPUTS, |pairs| {
-            run(&Task { pairs, ..*whole });
+            run(&Task { pairs: first + pairs.start..first + pairs.end, ..*whole });
         });
     }
 
