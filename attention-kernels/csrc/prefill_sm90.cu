@@ -19,9 +19,10 @@
 // tile that is STAGES earlier, which they do after their turns up to n - STAGES + 1 without another one. With at least two
 // stages these turns come before turn n, so every wait is for an earlier turn.
 //
-// A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context or a token before the
-// window may contain NaN, and 0 * NaN is NaN. So the values of a block that is not seen whole are not loaded by a box: the producer's lanes
-// store them, with zeros for what is not seen. Keys need no such care, because their scores are masked.
+// A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context or a token before
+// the window may contain NaN, and 0 * NaN is NaN. So the values of a block that is not seen whole are not loaded by a box:
+// the producer's lanes store them, with zeros for what is not seen. Keys need no such care, because their scores are
+// masked.
 //
 // A row's sums are one online softmax over the tiles from its first on, not merged by partitions of 512, and its tiles
 // start where neighbouring rows start to see. So bits depend on how rows are split into chunks, and the variant is not
