@@ -118,7 +118,7 @@ async fn drain(stream: &mut TcpStream) -> io::Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use tokio::net::TcpListener;
-    use tokio::time::sleep;
+    use tokio::time::{Instant, sleep};
 
     use super::*;
 
@@ -133,7 +133,9 @@ mod tests {
             }
         };
         let both = async { tokio::join!(sender, close(stream)) };
+        let start = Instant::now();
         timeout(CLOSE_TIMEOUT * 10, both).await.expect("the connection is still open");
+        assert!(start.elapsed() >= CLOSE_TIMEOUT);
     }
 
     #[tokio::test]

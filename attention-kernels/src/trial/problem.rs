@@ -115,7 +115,7 @@ impl Look {
 }
 
 impl Problem {
-    /// Generates a problem. Memory that must not be read holds NaN (in int8 −128, which no writer stores; scales too) or
+    /// Generates a problem. Memory that must not change a result holds NaN (in int8 −128, which no writer stores; scales too) or
     /// invalid block ids. This includes the tokens before the windows of all rows of a sequence and, in a block-sparse problem, for
     /// each KV head the blocks that none of its heads sees.
     pub fn new(seed: u64, look: &Look) -> Problem {

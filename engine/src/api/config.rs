@@ -98,7 +98,8 @@ pub struct EngineConfig {
     pub quantization: Option<Quantization>,
     /// Which activations are rounded before products with weights that the checkpoint stores in fewer bits.
     pub activations: RoundActivations,
-    /// Type of the computation; `None` uses that of the checkpoint on a GPU, and float32 on a CPU, which supports no other.
+    /// Type of the computation. `None` uses that of the checkpoint on a GPU; on a CPU, bfloat16 for a checkpoint in bfloat16 if the
+    /// CPU is faster in it, otherwise float32.
     pub dtype: Option<Dtype>,
     /// The `[kernels]` table: a variant name or `"auto"` for each operation.
     pub kernels: attention_kernels::KernelChoice,
