@@ -2,7 +2,7 @@
 //
 // linear_<form>_<type>_few    grid (ceil(n / 16), parts), 256 threads: 16 outputs of up to 8 rows
 // linear_<form>_<type>_many   grid (ceil(n / 64), parts), 256 threads: 64 outputs of up to 32 rows
-// expert_linear_f32           grid (ceil(n / 8), experts), 256 threads: a warp per output, eight assignments at a time
+// linear_f32                  grid (ceil(n / 8), max(experts, 1)), 256 threads: a warp per output, eight rows at a time
 // unpack_<form>_<type>        grid (ceil(n / 16), any), 256 threads: weights become numbers, a warp for 16 outputs x 64 inputs
 //
 // A part is consecutive rows, or, with experts, consecutive assignments of one expert: those of expert e are
@@ -370,12 +370,12 @@ __device__ __forceinline__ void unpack(const void* weights, const float* table, 
     }
 }
 
-// The same for float32, of experts whose weights are numbers, without tensor cores: eight assignments at a time.
-__device__ __forceinline__ void expert_linear(const float* x, const float* weights, const float* bias, float* y,
-                                              const uint32_t* order, const uint32_t* starts, const LinearShape& shape) {
+// The same for float32, whose weights are numbers, without tensor cores: eight rows or assignments at a time.
+__device__ __forceinline__ void linear(const float* x, const float* weights, const float* bias, float* y, const uint32_t* order,
+                                       const uint32_t* starts, const LinearShape& shape) {
     constexpr uint32_t ROWS = 8;
     const uint32_t expert = blockIdx.y, lane = threadIdx.x % 32, output = blockIdx.x * LINEAR_WARPS + threadIdx.x / 32;
-    const uint32_t begin = starts[expert], end = starts[expert + 1];
+    const uint32_t begin = starts ? starts[expert] : 0, end = starts ? starts[expert + 1] : shape.rows;
     if (begin == end || output >= shape.n) return;
     const int64_t of_bias = static_cast<int64_t>(expert) * shape.n + output;
     for (uint32_t first = begin; first < end; first += ROWS) {
@@ -386,14 +386,16 @@ __device__ __forceinline__ void expert_linear(const float* x, const float* weigh
 #pragma unroll
             for (uint32_t r = 0; r < ROWS; r++) {
                 if (r >= count) break;
-                sums[r] += weight * x[static_cast<int64_t>(order[first + r] / shape.top_k) * shape.k + at];
+                const uint32_t row = order ? order[first + r] / shape.top_k : first + r;
+                sums[r] += weight * x[static_cast<int64_t>(row) * shape.k + at];
             }
         }
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; r++) {
             for (uint32_t step = 16; step > 0; step /= 2) sums[r] += __shfl_xor_sync(~0u, sums[r], step);
             if (lane == 0 && r < count) {
-                y[static_cast<int64_t>(order[first + r]) * shape.y_stride + output] = sums[r] + (bias ? bias[of_bias] : 0.0f);
+                const uint32_t row = order ? order[first + r] : first + r;
+                y[static_cast<int64_t>(row) * shape.y_stride + output] = sums[r] + (bias ? bias[of_bias] : 0.0f);
             }
         }
     }
@@ -438,10 +440,10 @@ LINEAR_FORMS(bf16, __nv_bfloat16)
 #endif
 #ifdef QUIRE_F32
 extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, 1)
-    expert_linear_f32(const float* x, const float* weights, const float* bias, float* y, const uint32_t* order,
-                      const uint32_t* starts, const quire::LinearShape shape) {
+    linear_f32(const float* x, const float* weights, const float* bias, float* y, const uint32_t* order, const uint32_t* starts,
+               const quire::LinearShape shape) {
     quire::wait_for_launches();
-    quire::expert_linear(x, weights, bias, y, order, starts, shape);
+    quire::linear(x, weights, bias, y, order, starts, shape);
 }
-QUIRE_EXPORT_OVERLAPPED(expert_linear_f32, 0);
+QUIRE_EXPORT_OVERLAPPED(linear_f32, 0);
 #endif

@@ -55,4 +55,13 @@ struct ScaleShape {
 };
 static_assert(sizeof(ScaleShape) == 16, "no hidden padding");
 
+// Sums of slices of k that are added.
+struct SliceShape {
+    uint32_t rows;
+    uint32_t n;           // outputs, a multiple of 4
+    uint32_t slices;      // at least 1
+    uint32_t y_is_float;  // whether y and bias are float instead of T
+};
+static_assert(sizeof(SliceShape) == 16, "no hidden padding");
+
 }  // namespace quire

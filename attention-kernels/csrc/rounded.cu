@@ -1,9 +1,10 @@
-// Around a product of factors of 8 bits (cuBLASLt): round_rows before it, scale_rows behind it.
+// Around a product by cuBLASLt: round_rows and scale_rows where factors have 8 bits, add_slices where k is cut into slices.
 //
 // round_rows_<type>   grid (rows), 256 threads: rows of x become bytes (int8 or e4m3) and a scale each
 // scale_rows_<type>   grid of any size, 256 threads: y = sum * scale of the output * scale of the row + bias
+// add_slices_<type>   grid of any size, 256 threads: y = sums of the slices, added in order, + bias
 //
-// Rows of x and y are multiples of 16 elements. A row's scale is max |x| / 127 (int8) or / 448 (e4m3), or one that is given. A row with a
+// Rows of x and y are multiples of 16 elements; behind slices, rows of y are multiples of 4. A row's scale is max |x| / 127 (int8) or / 448 (e4m3), or one that is given. A row with a
 // NaN or an infinity has the scale NaN, and so has its whole result.
 
 #include <quire/export.cuh>
@@ -48,7 +49,35 @@ __device__ __forceinline__ void round_rows(const T* x, uint8_t* codes, float* sc
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
-// Four outputs at a time. bias: [n] of y's type, or null.
+// Writes y[4 i..4 i + 4], outputs 4 `of_bias`.. of a row: the sums + bias. bias: [n] of y's type, or null.
+template <class T>
+__device__ __forceinline__ void store_four(float4 sum, const void* bias, void* y, uint32_t i, uint32_t of_bias, bool y_is_float) {
+    if (y_is_float) {
+        const float4 add = bias ? static_cast<const float4*>(bias)[of_bias] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        static_cast<float4*>(y)[i] = make_float4(sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w);
+        return;
+    }
+    const uint2 words = bias ? static_cast<const uint2*>(bias)[of_bias] : uint2{0, 0};
+    const float2 low = Pair<T>::widen(words.x), high = Pair<T>::widen(words.y);
+    static_cast<uint2*>(y)[i] =
+        make_uint2(Pair<T>::narrow(sum.x + low.x, sum.y + low.y), Pair<T>::narrow(sum.z + high.x, sum.w + high.y));
+}
+
+// sums: [slices, rows, n].
+template <class T>
+__device__ __forceinline__ void add_slices(const float4* sums, const void* bias, void* y, const SliceShape& shape) {
+    const uint32_t fours = shape.n / 4, all = shape.rows * fours;
+    for (uint32_t i = blockIdx.x * ROUND_THREADS + threadIdx.x; i < all; i += gridDim.x * ROUND_THREADS) {
+        float4 sum = sums[i];
+        for (uint32_t slice = 1; slice < shape.slices; slice++) {
+            const float4 more = sums[static_cast<int64_t>(slice) * all + i];
+            sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+        }
+        store_four<T>(sum, bias, y, i, i % fours, shape.y_is_float);
+    }
+}
+
+// Four outputs at a time.
 template <class T>
 __device__ __forceinline__ void scale_rows(const void* sums, const float* row_scales, const float* scales, const void* bias,
                                            void* y, const ScaleShape& shape) {
@@ -66,17 +95,7 @@ __device__ __forceinline__ void scale_rows(const void* sums, const float* row_sc
         }
         sum = {sum.x * of_outputs.x * row_scale, sum.y * of_outputs.y * row_scale, sum.z * of_outputs.z * row_scale,
                sum.w * of_outputs.w * row_scale};
-        if (shape.y_is_float) {
-            const float4 add = bias ? static_cast<const float4*>(bias)[output] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-            const float4 four = make_float4(sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w);
-            static_cast<float4*>(y)[i] = four;
-        } else {
-            const uint2 words = bias ? static_cast<const uint2*>(bias)[output] : uint2{0, 0};
-            const float2 low = Pair<T>::widen(words.x), high = Pair<T>::widen(words.y);
-            const uint2 four = make_uint2(Pair<T>::narrow(sum.x + low.x, sum.y + low.y),
-                                          Pair<T>::narrow(sum.z + high.x, sum.w + high.y));
-            static_cast<uint2*>(y)[i] = four;
-        }
+        store_four<T>(sum, bias, y, i, output, shape.y_is_float);
     }
 }
 
@@ -95,7 +114,13 @@ __device__ __forceinline__ void scale_rows(const void* sums, const float* row_sc
         quire::wait_for_launches();                                                                                         \
         quire::scale_rows<T>(sums, row_scales, scales, bias, y, shape);                                                     \
     }                                                                                                                       \
-    QUIRE_EXPORT_OVERLAPPED(scale_rows_##type, 0);
+    QUIRE_EXPORT_OVERLAPPED(scale_rows_##type, 0);                                                                          \
+    extern "C" __global__ void __launch_bounds__(quire::ROUND_THREADS)                                                      \
+        add_slices_##type(const float* sums, const void* bias, void* y, const quire::SliceShape shape) {                    \
+        quire::wait_for_launches();                                                                                         \
+        quire::add_slices<T>(reinterpret_cast<const float4*>(sums), bias, y, shape);                                        \
+    }                                                                                                                       \
+    QUIRE_EXPORT_OVERLAPPED(add_slices_##type, 0);
 
 ROUNDED(f16, __half)
 ROUNDED(bf16, __nv_bfloat16)

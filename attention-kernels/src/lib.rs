@@ -74,7 +74,7 @@ pub use needs::Needs;
 pub use plugin::abi as plugin_abi;
 pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
 pub use registry::{serves_cache, variants};
-pub use scratch::{LinearScratch, Rewritten, ScratchSizes, linear_products};
+pub use scratch::{LinearScratch, PlannedProduct, Rewritten, ScratchSizes, linear_products, slices};
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
 pub use shape::{KvShape, PARTITION};
 pub use sparse::{BlockSparse, Pattern, Runs};

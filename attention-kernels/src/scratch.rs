@@ -1,8 +1,8 @@
-//! Memory for linear layers whose operands are rewritten before [`Device::product`]: rows that are rounded to 8 bits, and weights that are
-//! unpacked for many rows.
+//! Memory for linear layers that are more than a [`Device::product`]: rows that are rounded to 8 bits, weights that are unpacked for
+//! many rows, and sums of slices of k.
 
-use device::gemm::{FactorType, PANEL, ProductShape, TileSegment};
-use device::{Buffer, Device, DeviceError, Matrix};
+use device::gemm::{Factor, FactorType, PANEL, ProductShape, TileSegment};
+use device::{Buffer, Device, DeviceError, Features, Matrix};
 
 use crate::format::Dtype;
 
@@ -15,13 +15,34 @@ const STEP: usize = 64;
 /// Fewest rows for which weights are unpacked (`src/cuda/unpacked.rs` says why).
 pub(crate) const LEAST_ROWS: usize = 257;
 
-/// How operands of a linear layer are rewritten.
+/// Number of equal slices of k whose products are added in order where the bits of a row must not depend on the number of rows. The
+/// shape alone determines it.
+///
+/// A GPU's library splits k at will if there are too few outputs to keep it busy. Where that is forbidden, two slices take its time or
+/// less on an H100 for up to 256 rows, and one takes up to a third more on an H200 (14336 inputs, 4096 outputs, bf16).
+pub fn slices(features: Features, [n, k]: [usize; 2], format: FactorType) -> usize {
+    /// Outputs from which on one slice is enough.
+    const MANY: usize = 6144;
+    /// Fewest inputs of which a slice saves time.
+    const LONG: usize = 4096;
+    /// Elements of 16 bytes, at whose multiples the rows of a slice begin.
+    let vector = 16 / format.bytes();
+    let is_long = k >= LONG && k >= 2 * n && n <= MANY && k.is_multiple_of(2 * vector) && n.is_multiple_of(4);
+    let is_sliced = features.deterministic
+        && features.launches
+        && matches!(format, FactorType::Numbers(dtype) if dtype != Dtype::F32);
+    if is_sliced && is_long { 2 } else { 1 }
+}
+
+/// What a linear layer needs the memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewritten {
     /// Rows of `x` become 8 bits.
     Rows,
     /// Codes of weights become numbers, from 257 rows on.
     Weights,
+    /// The sums of so many slices of k.
+    Slices(usize),
 }
 
 /// Sizes of a [`LinearScratch`].
@@ -46,6 +67,10 @@ impl ScratchSizes {
                 self.wide = self.wide.max(n.next_multiple_of(PANEL).min(fitting(row)) * row);
             }
             Rewritten::Weights => {}
+            Rewritten::Slices(slices) => {
+                let row = slices * n * size_of::<f32>();
+                self.wide = self.wide.max(max_rows.min(fitting(row)) * row);
+            }
         }
     }
 
@@ -64,7 +89,7 @@ fn row_bytes(k: usize) -> usize {
 pub struct LinearScratch {
     /// Codes of rows, then a scale for each.
     pub(crate) rows: Buffer,
-    /// Sums of products of rounded rows, or weights as numbers.
+    /// Sums of products of rounded rows or of slices, or weights as numbers.
     pub(crate) wide: Buffer,
     /// Whether weights may be unpacked: the bits of a row then depend on the number of rows.
     unpacks: bool,
@@ -85,6 +110,11 @@ impl LinearScratch {
         (self.rows.len_bytes() / row_bytes(k)).min(self.wide.len_bytes() / (n * size_of::<f32>()))
     }
 
+    /// Rows whose slices are summed at a time.
+    pub(crate) fn sliced_rows(&self, n: usize, slices: usize) -> usize {
+        self.wide.len_bytes() / (slices * n * size_of::<f32>()).max(1)
+    }
+
     /// Outputs whose weights are unpacked at a time.
     pub(crate) fn unpacked_outputs(&self, k: usize, dtype: Dtype) -> usize {
         self.wide.len_bytes() / (k * dtype.bytes()) / PANEL * PANEL
@@ -102,24 +132,39 @@ impl LinearScratch {
     }
 }
 
-/// The products that a linear layer asks of the device in steps of at most `max_rows` rows, each with its greatest number of rows, for
-/// [`Device::plan_product`].
-pub fn linear_products(
-    weights: &Matrix,
+/// A product that a linear layer asks of the device, for [`Device::plan_product`].
+pub struct PlannedProduct<'a> {
+    /// Its shape.
+    pub shape: ProductShape,
+    /// Weights of this shape.
+    pub weights: &'a Buffer,
+    /// Greatest number of rows.
+    pub max_rows: usize,
+}
+
+/// The products that a linear layer asks of the device in steps of at most `max_rows` rows.
+pub fn linear_products<'a>(
+    features: Features,
+    weights: &'a Matrix,
     bias: bool,
     output: Dtype,
-    scratch: Option<&LinearScratch>,
+    scratch: &'a LinearScratch,
     max_rows: usize,
-) -> Vec<(ProductShape, usize)> {
+) -> Vec<PlannedProduct<'a>> {
     let (n, k) = (weights.n(), weights.k());
-    let whole = |format| ProductShape { n, k, format, y_format: output, bias, stride: n };
+    let whole = |format| ProductShape { n, k, format, y_format: output, bias, stride: n, slices: 1 };
+    let sums = |factor: Factor<'a>, slices, most: usize| {
+        let shape = ProductShape { y_format: Dtype::F32, bias: false, slices, ..whole(factor.format) };
+        vec![PlannedProduct { shape, weights: factor.elements, max_rows: max_rows.min(most) }]
+    };
     if let Ok(factor) = weights.factor() {
-        return vec![(whole(factor.format), max_rows)];
+        return match slices(features, [n, k], factor.format) {
+            1 => vec![PlannedProduct { shape: whole(factor.format), weights: factor.elements, max_rows }],
+            slices => sums(factor, slices, scratch.sliced_rows(n, slices)),
+        };
     }
-    let Some(scratch) = scratch else { return Vec::new() };
     if let Some(matrix) = weights.bytes_and_scales() {
-        let shape = ProductShape { y_format: Dtype::F32, bias: false, ..whole(matrix.factor().format) };
-        return vec![(shape, max_rows.min(scratch.rounded_rows([n, k])))];
+        return sums(matrix.factor(), 1, scratch.rounded_rows([n, k]));
     }
     if max_rows < LEAST_ROWS || !scratch.unpacks(weights, output) {
         return Vec::new();
@@ -128,9 +173,9 @@ pub fn linear_products(
     let segments = weights.tiles().map_or(&[][..], |tiles| tiles.segments());
     let strips = segments.iter().flat_map(|segment| strips(segment, most));
     let shape = whole(FactorType::Numbers(weights.dtype()));
-    let mut shapes: Vec<_> = strips.map(|(_, n)| (ProductShape { n, ..shape }, max_rows)).collect();
+    let mut shapes: Vec<_> = strips.map(|(_, n)| ProductShape { n, ..shape }).collect();
     shapes.dedup();
-    shapes
+    shapes.into_iter().map(|shape| PlannedProduct { shape, weights: &scratch.wide, max_rows }).collect()
 }
 
 /// The first output of each strip of at most `most` outputs of a segment, within it, and their number.

@@ -195,11 +195,11 @@ impl Device for Host {
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
         let Some(kernels) = &self.kernels else { return Err(DeviceError::NoMatrices(self.name())) };
-        let (shape, first) = product.check()?;
+        let (shape, [x_from, first]) = product.check()?;
         let part = |buffer: &Buffer, at| {
             self.own_sim(buffer, at, 0).map(|memory| Part::new(memory, at, buffer.len_bytes() - at))
         };
-        let (x, weights, y) = (part(product.x, 0)?, part(product.weights.elements, 0)?, part(product.y, first)?);
+        let (x, weights, y) = (part(product.x, x_from)?, part(product.weights.elements, 0)?, part(product.y, first)?);
         let bias = product.bias.map(|bias| part(bias, first)).transpose()?;
         self.submit(kernels, Work::Product { shape, rows: product.rows, x, weights, bias, y })
     }

@@ -224,18 +224,21 @@ pub trait Device: Send + Sync {
         0
     }
     /// Chooses now how products of 1 to `max_rows` rows of this shape are computed, instead of at the first product of each
-    /// size. The default implementation does nothing: the other backends have no choice.
+    /// size. Algorithms are tried with `weights`, a matrix of the shape. A shape that cannot be computed is not an error before its
+    /// product. The default implementation does nothing: the other backends have no choice.
     ///
     /// # Errors
-    /// [`CudaError::Blas`] if no algorithm serves the product.
-    fn plan_product(&self, _shape: gemm::ProductShape, _max_rows: usize) -> Result<(), DeviceError> {
+    /// [`DeviceError::Outside`] if `weights` is too small; [`DeviceError::Capturing`] during a capture.
+    fn plan_product(&self, _shape: gemm::ProductShape, _weights: &Buffer, _max_rows: usize) -> Result<(), DeviceError> {
         Ok(())
     }
     /// Enqueues a matrix product on [`Queue::Compute`].
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::BadMatrix`] for columns outside of `y`, and for a bias or
-    /// a result that factors of 8 bits do not have; [`DeviceError::NoMatrices`] on `cpu`.
+    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::BadMatrix`] for columns outside of `y`, slices that do not
+    /// divide k, and for a bias or a result that factors of 8 bits or slices do not have; [`CudaError::NoAlgorithm`] if the library of
+    /// `cuda` cannot compute the shape, with any number of rows if results must not depend on it; [`DeviceError::NoMatrices`] on
+    /// `cpu`.
     fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }

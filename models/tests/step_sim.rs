@@ -31,9 +31,17 @@ impl Hooks for Log {
         self.0.lock().unwrap().planned.push((*shape, max_rows));
     }
     fn product(&self, device: &dyn Device, product: Product<'_>) -> Result<(), DeviceError> {
-        let Product { weights: Factor { format, n, k, .. }, rows, y_format, columns, .. } = product;
+        let Product { weights: Factor { format, n, k, .. }, rows, y_format, columns, slices, .. } = product;
         let stride = columns.map_or(n, |columns| columns.stride);
-        let shape = ProductShape { n, k, format, y_format, bias: product.bias.is_some(), stride };
+        let shape = ProductShape {
+            n,
+            k,
+            format,
+            y_format,
+            bias: product.bias.is_some(),
+            stride,
+            slices: slices.map_or(1, |slices| slices.count),
+        };
         self.0.lock().unwrap().products.push((shape, rows));
         device.product(product)
     }

@@ -1,16 +1,16 @@
 //! Launches of matrix products with weights that are codes, and of products of experts.
 
-use device::gemm::{PANEL, Product};
-use device::{Arg, Buffer, Device, DeviceError, Launch};
+use device::gemm::{Factor, FactorType, PANEL, Product, Slices};
+use device::{Arg, Buffer, CudaError, Device, DeviceError, Launch, Matrix};
 
 use super::names::{MODULE, Name};
-use super::parameters::{LinearShape, count};
+use super::parameters::{LinearShape, SliceShape, count};
 use super::tiles::{form_name, of_weights, table};
 use super::{rounded, unpacked};
 use crate::args::{ExpertLinearArgs, LinearArgs};
 use crate::error::{KernelError, at_least, expect};
 use crate::format::Dtype;
-use crate::scratch::LEAST_ROWS;
+use crate::scratch::{LEAST_ROWS, LinearScratch, slices};
 
 const NAME: &str = "cuda.linear";
 
@@ -18,7 +18,7 @@ const NAME: &str = "cuda.linear";
 const THREADS: u32 = 256;
 /// Most parts of a launch: the bound of a grid's y axis.
 const MOST_PARTS: usize = 65535;
-/// Outputs of a block of `expert_linear_f32`.
+/// Outputs of a block of `linear_f32`.
 const F32_OUTPUTS: usize = 8;
 
 /// What a block of `linear_<form>_<type>_<name>` computes at most.
@@ -39,7 +39,8 @@ impl Size {
 }
 
 /// Computes a linear layer: with [`Device::product`] if its weights are numbers, if they and the rounded inputs have 8 bits
-/// ([`rounded`]), or if unpacking the weights takes little time beside the product of many rows ([`unpacked`]); otherwise with `linear.cu`.
+/// ([`rounded`]), or if unpacking the weights takes little time beside the product of many rows ([`unpacked`]); otherwise, and where the
+/// device has no algorithm for the product, with `linear.cu`.
 pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     let LinearArgs { x, rows, weights, bias, y, output, scratch } = args;
     let x = x.numbers(NAME)?;
@@ -54,8 +55,22 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
         return rounded::linear(device, matrix, (x, rows, dtype), bias, (y, output), scratch);
     }
     let Some(tiles) = weights.tiles() else {
-        let weights = weights.factor()?;
-        return Ok(device.product(Product { x, rows, weights, bias, y, y_format: output, columns: None })?);
+        let factor = weights.factor()?;
+        let slices = slices(device.features(), [n, k], factor.format);
+        let computed = if slices > 1 {
+            let scratch = scratch.ok_or(KernelError::NotLoaded { variant: NAME, what: "memory for sums of slices" })?;
+            sliced(device, (factor, slices), (x, rows), bias, (y, output), scratch)
+        } else {
+            let y = &mut *y;
+            let product = Product { x, rows, weights: factor, bias, y, y_format: output, columns: None, slices: None };
+            device.product(product).map_err(KernelError::from)
+        };
+        return match computed {
+            Err(KernelError::Device(DeviceError::Cuda(CudaError::NoAlgorithm(_)))) => {
+                numbers(device, weights, (x, rows), bias, (y, output))
+            }
+            computed => computed,
+        };
     };
     if let Some(scratch) = scratch.filter(|scratch| rows >= LEAST_ROWS && scratch.unpacks(weights, output)) {
         return unpacked::linear(device, (tiles, dtype), (x, rows), bias, (y, output), [n, k], scratch);
@@ -80,6 +95,86 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
             };
             let form = form_name(Some(&segment.form), dtype);
             launch(device, (form, dtype), &size, count_of_rows.div_ceil(size.rows), &operands, &shape)?;
+        }
+    }
+    Ok(())
+}
+
+/// Computes the products of slices of k, then their sums in order, as many rows at a time as the scratch memory holds.
+fn sliced(
+    device: &dyn Device,
+    (weights, slices): (Factor<'_>, usize),
+    (x, rows): (&Buffer, usize),
+    bias: Option<&Buffer>,
+    (y, output): (&mut Buffer, Dtype),
+    scratch: &mut LinearScratch,
+) -> Result<(), KernelError> {
+    let FactorType::Numbers(dtype) = weights.format else {
+        return Err(KernelError::Unsupported { variant: NAME, found: "slices of 8-bit factors".to_string() });
+    };
+    let Factor { n, .. } = weights;
+    let most = scratch.sliced_rows(n, slices);
+    at_least("rows whose slices are summed at a time", most, 1)?;
+    for first_row in (0..rows).step_by(most) {
+        let rows = most.min(rows - first_row);
+        let (y_format, columns, of_k) = (Dtype::F32, None, Some(Slices { count: slices, first_row }));
+        device.product(Product {
+            x,
+            rows,
+            weights,
+            bias: None,
+            y: &mut scratch.wide,
+            y_format,
+            columns,
+            slices: of_k,
+        })?;
+        let (rows_of_sums, y_is_float) = (count(rows)?, (output == Dtype::F32).into());
+        let shape = SliceShape { rows: rows_of_sums, n: count(n)?, slices: count(slices)?, y_is_float };
+        let bias = bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0));
+        let to = Arg::pointer(y, first_row * n * output.bytes());
+        device.launch(&Launch {
+            module: MODULE,
+            kernel: &Name::new(format_args!("add_slices_{dtype}")),
+            grid: [count((rows * n / 4).div_ceil(THREADS as usize).min(MOST_PARTS))?, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args: &[Arg::pointer(&scratch.wide, 0), bias, to, Arg::bytes(&shape)],
+        })?;
+    }
+    Ok(())
+}
+
+/// Computes a layer whose weights are numbers with `linear.cu`.
+fn numbers(
+    device: &dyn Device,
+    weights: &Matrix,
+    (x, rows): (&Buffer, usize),
+    bias: Option<&Buffer>,
+    (y, output): (&mut Buffer, Dtype),
+) -> Result<(), KernelError> {
+    let (factor, dtype) = (weights.factor()?, weights.dtype());
+    let (n, k, size) = (factor.n, factor.k, Size::of(rows));
+    let most = if dtype == Dtype::F32 { rows.max(1) } else { MOST_PARTS * size.rows };
+    for first in (0..rows).step_by(most) {
+        let rows = most.min(rows - first);
+        let shape = LinearShape {
+            rows: count(rows)?,
+            y_stride: count(n)?,
+            y_is_float: (output == Dtype::F32).into(),
+            top_k: 1,
+            ..of_weights(None, [n, k])?
+        };
+        let operands = Operands {
+            x: Arg::pointer(x, first * k * dtype.bytes()),
+            weights: Arg::pointer(factor.elements, 0),
+            table: Arg::null(),
+            bias: bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0)),
+            y: Arg::pointer(y, first * n * output.bytes()),
+            assignments: [Arg::null(); 2],
+        };
+        match dtype {
+            Dtype::F32 => launch_f32(device, 1, &operands, &shape)?,
+            _ => launch(device, (form_name(None, dtype), dtype), &size, rows.div_ceil(size.rows), &operands, &shape)?,
         }
     }
     Ok(())
@@ -132,15 +227,7 @@ pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<
         return Ok(()); // a driver refuses an empty grid
     }
     if dtype == Dtype::F32 {
-        let Operands { x, weights, bias, y, assignments: [order, starts], .. } = operands;
-        return Ok(device.launch(&Launch {
-            module: MODULE,
-            kernel: "expert_linear_f32",
-            grid: [count(n.div_ceil(F32_OUTPUTS))?, count(experts)?, 1],
-            block: [THREADS, 1, 1],
-            shared_bytes: 0,
-            args: &[x, weights, bias, y, order, starts, Arg::bytes(&shape)],
-        })?);
+        return launch_f32(device, experts, &operands, &shape);
     }
     let size = Size::of(assignments.div_ceil(experts));
     // Each expert with assignments has at most one part that is not full.
@@ -176,6 +263,24 @@ fn launch(
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: &[x, weights, table, bias, y, order, starts, Arg::bytes(shape)],
+    })?)
+}
+
+/// As [`launch`], in float32.
+fn launch_f32(
+    device: &dyn Device,
+    experts: usize,
+    operands: &Operands<'_>,
+    shape: &LinearShape,
+) -> Result<(), KernelError> {
+    let Operands { x, weights, bias, y, assignments: [order, starts], .. } = *operands;
+    Ok(device.launch(&Launch {
+        module: MODULE,
+        kernel: "linear_f32",
+        grid: [count((shape.n as usize).div_ceil(F32_OUTPUTS))?, count(experts)?, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: &[x, weights, bias, y, order, starts, Arg::bytes(shape)],
     })?)
 }
 

@@ -131,5 +131,5 @@ register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     let LinearArgs { x, rows, weights, bias, y, output: y_format, .. } = args;
     let (x, weights) = (x.numbers("cuda.product")?, weights.factor()?);
-    Ok(device.product(Product { x, rows, weights, bias, y, y_format, columns: None })?)
+    Ok(device.product(Product { x, rows, weights, bias, y, y_format, columns: None, slices: None })?)
 }

@@ -103,6 +103,14 @@ device::kernel_structs! {
         pub y_is_float: u32,
     }
 
+    /// Sums of slices that are added.
+    pub(super) struct SliceShape: 16 bytes {
+        pub rows: u32,
+        pub n: u32,
+        pub slices: u32,
+        pub y_is_float: u32,
+    }
+
     /// Sizes of a conversion.
     pub(super) struct ConvertShape: 24 bytes {
         pub elements: i64,

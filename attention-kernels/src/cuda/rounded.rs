@@ -47,7 +47,16 @@ pub(super) fn linear(
         let from = Arg::pointer(x, first * k * dtype.bytes());
         launch("round", rows, &[from, codes, scales, Arg::bytes(&shape)])?;
         let (x, y_format, columns) = (&scratch.rows, Dtype::F32, None);
-        device.product(Product { x, rows, weights, bias: None, y: &mut scratch.wide, y_format, columns })?;
+        device.product(Product {
+            x,
+            rows,
+            weights,
+            bias: None,
+            y: &mut scratch.wide,
+            y_format,
+            columns,
+            slices: None,
+        })?;
         let (rows_of_sums, y_is_float) = (count(rows)?, (output == Dtype::F32).into());
         let shape = ScaleShape { rows: rows_of_sums, n: count(n)?, format, y_is_float };
         let to = Arg::pointer(y, first * n * output.bytes());

@@ -44,7 +44,7 @@ pub(super) fn linear(
             })?;
             let weights = Factor { elements: &scratch.wide, format: FactorType::Numbers(dtype), n, k };
             let columns = Some(Columns { first: segment.first + first, stride });
-            device.product(Product { x, rows, weights, bias, y, y_format, columns })?;
+            device.product(Product { x, rows, weights, bias, y, y_format, columns, slices: None })?;
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ mod attention;
 mod caches;
 mod counts;
 mod covering;
+mod deterministic;
 mod devices;
 mod graphs;
 mod latent;

@@ -6,7 +6,9 @@ use attention_kernels::trial::numbers::{Random, round, to_bytes, ulp};
 use attention_kernels::{
     Dtype, KernelError, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, linear_products,
 };
-use device::gemm::{ByteMatrix, Codes, Offset, Purpose, Rounding, RowRounding, Scale, StoredFormat, WeightRows};
+use device::gemm::{
+    ByteMatrix, Codes, Offset, ProductShape, Purpose, Rounding, RowRounding, Scale, StoredFormat, WeightRows,
+};
 use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use device::{Device, Features, Matrix, Options, Uploader};
 use testkit::everything;
@@ -20,6 +22,19 @@ pub fn scratch(device: &dyn Device, rewritten: Rewritten, shape: [usize; 2], max
     let mut sizes = ScratchSizes::default();
     sizes.add(rewritten, shape, max_rows);
     LinearScratch::new(device, sizes).unwrap()
+}
+
+/// Shapes and row counts of the products that a layer asks of the device.
+pub fn products(
+    device: &dyn Device,
+    weights: &Matrix,
+    bias: bool,
+    output: Dtype,
+    scratch: &LinearScratch,
+    max_rows: usize,
+) -> Vec<(ProductShape, usize)> {
+    let planned = linear_products(device.features(), weights, bias, output, scratch, max_rows);
+    planned.into_iter().map(|planned| (planned.shape, planned.max_rows)).collect()
 }
 
 /// A matrix of stored parts, one below the other, each with its rounding.
@@ -56,14 +71,14 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
             assert!(found != by_kernel || output != Dtype::F32, "{what}: the weights were not unpacked");
             let fewer = multiply(device, &weights, &x[k..], Some(&bias), output, Some(&mut space));
             assert!(fewer == by_kernel[n..], "{what}: 256 rows");
-            let products = linear_products(&weights, true, output, Some(&space), ROWS);
+            let products = products(device, &weights, true, output, &space, ROWS);
             assert!(products.iter().all(|(shape, rows)| shape.stride == n && *rows == ROWS), "{products:?}");
             // A product for each size of strip.
             let strips = |n: usize| (0..n).step_by(32).map(move |at| 32.min(n - at));
             let mut sizes: Vec<usize> = [first, second].into_iter().flat_map(strips).collect();
             sizes.dedup();
             assert!(products.iter().map(|(shape, _)| shape.n).eq(sizes), "{products:?}");
-            assert!(linear_products(&weights, true, output, Some(&space), ROWS - 1).is_empty());
+            assert!(self::products(device, &weights, true, output, &space, ROWS - 1).is_empty());
         }
     }
 }
@@ -79,7 +94,7 @@ fn a_deterministic_device_never_unpacks_weights() {
     let mut space = scratch(&*device, Rewritten::Weights, [32, k], 300);
     let found = multiply(&*device, &weights, &x, None, Dtype::F32, Some(&mut space));
     assert!(found == multiply(&*device, &weights, &x, None, Dtype::F32, None));
-    assert!(linear_products(&weights, false, Dtype::F32, Some(&space), 300).is_empty());
+    assert!(products(&*device, &weights, false, Dtype::F32, &space, 300).is_empty());
 }
 
 const INT8: StoredFormat = StoredFormat {
@@ -147,7 +162,7 @@ fn rows_are_rounded_as_the_format_says_and_do_not_depend_on_the_others() {
             let is_static = matches!(rounding, Rounding::Static(_));
             assert!(found[..n].iter().all(|y| y.is_nan()), "{rounding:?}: a NaN is lost");
             assert!(is_static || found[n..].iter().all(|y| y.is_nan()), "{rounding:?}: an infinity is lost");
-            let products = linear_products(&weights, true, output, Some(&space), 11);
+            let products = products(device, &weights, true, output, &space, 11);
             assert!(products.len() == 1 && products[0].1 == 4 && !products[0].0.bias, "{products:?}");
             let without = without_memory(device, &weights, &x[..k]);
             assert!(matches!(without, Err(KernelError::NotLoaded { .. })), "{without:?}");

@@ -167,22 +167,23 @@ impl Device for Cuda {
     }
 
     fn product_bytes(&self) -> u64 {
-        blas::WORKSPACE as u64
+        Blas::bytes(self.deterministic) as u64
     }
 
-    fn plan_product(&self, shape: ProductShape, max_rows: usize) -> Result<(), DeviceError> {
+    fn plan_product(&self, shape: ProductShape, weights: &Buffer, max_rows: usize) -> Result<(), DeviceError> {
         self.tape.refuse(CHOICE)?;
-        self.with_blas(|blas| blas.plan(shape, max_rows))
+        let weights = self.own(weights, 0, shape.n * shape.k * shape.format.bytes())?;
+        self.with_blas(|blas| blas.plan(shape, weights, max_rows))
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        let ((shape, first), rows) = (product.check()?, product.rows);
+        let ((shape, [x_from, first]), rows) = (product.check()?, product.rows);
         if rows == 0 {
             return Ok(());
         }
         let operands = blas::Operands {
             weights: self.work_on(product.weights.elements, 0, 0)?,
-            x: self.work_on(product.x, 0, 0)?,
+            x: self.work_on(product.x, x_from, 0)?,
             bias: product.bias.map(|bias| self.work_on(bias, first, 0)).transpose()?,
             y: self.work_on(product.y, first, 0)?,
         };

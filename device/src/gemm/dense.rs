@@ -64,6 +64,15 @@ pub struct Columns {
     pub stride: usize,
 }
 
+/// Equal parts of k whose products are not added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slices {
+    /// Number of parts, at least 1. It divides k.
+    pub count: usize,
+    /// Rows of `x` before those that are computed.
+    pub first_row: usize,
+}
+
 /// Operands of one product `y = x·Wᵀ + bias`, rounded once.
 pub struct Product<'a> {
     /// Activations `[rows, k]` in the type of the weights.
@@ -80,6 +89,8 @@ pub struct Product<'a> {
     pub y_format: Dtype,
     /// Where `y` and `bias` begin in wider ones; `None`: they have `n` columns.
     pub columns: Option<Columns>,
+    /// With slices, `y` is `[slices, rows, n]` in f32, without bias or columns. Only numbers have slices.
+    pub slices: Option<Slices>,
 }
 
 /// Sizes and types of products with any number of rows.
@@ -97,33 +108,42 @@ pub struct ProductShape {
     pub bias: bool,
     /// Columns of the matrix that `y` is a part of; `n` if it is whole.
     pub stride: usize,
+    /// Number of [`Slices`]; 1: none.
+    pub slices: usize,
 }
 
 impl fmt::Display for ProductShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ProductShape { n, k, format, y_format, bias, stride } = self;
+        let ProductShape { n, k, format, y_format, bias, stride, slices } = self;
         write!(f, "n = {n}, k = {k}, {format} to {y_format} {} bias", if *bias { "with" } else { "without" })?;
-        if stride == n { Ok(()) } else { write!(f, ", of {stride} columns") }
+        if stride != n {
+            write!(f, ", of {stride} columns")?;
+        }
+        if *slices == 1 { Ok(()) } else { write!(f, ", in {slices} slices") }
     }
 }
 
 impl Product<'_> {
-    /// Checks the size of every operand; returns the shape, and the first byte of `y` and of the bias.
-    pub(crate) fn check(&self) -> Result<(ProductShape, usize), DeviceError> {
+    /// Checks the size of every operand; returns the shape, and the first bytes of `x` and of `y` and the bias.
+    pub(crate) fn check(&self) -> Result<(ProductShape, [usize; 2]), DeviceError> {
         let (Factor { format, n, k, .. }, y_bytes) = (self.weights, self.y_format.bytes());
         let Columns { first, stride } = self.columns.unwrap_or(Columns { first: 0, stride: n });
         let numbers = matches!(format, FactorType::Numbers(_));
-        if first + n > stride || !numbers && (self.bias.is_some() || self.y_format != Dtype::F32) {
+        let Slices { count: slices, first_row } = self.slices.unwrap_or(Slices { count: 1, first_row: 0 });
+        let is_plain = self.bias.is_none() && self.y_format == Dtype::F32;
+        let may_have_slices = numbers && is_plain && self.columns.is_none() && slices > 0 && k.is_multiple_of(slices);
+        if first + n > stride || !numbers && !is_plain || self.slices.is_some() && !may_have_slices {
             return Err(DeviceError::BadMatrix(k));
         }
+        let x_from = first_row * k * format.bytes();
         inside(0, n * k * format.bytes(), self.weights.elements.len_bytes())?;
-        inside(0, self.rows * k * format.bytes(), self.x.len_bytes())?;
-        inside(0, self.rows * stride * y_bytes, self.y.len_bytes())?;
+        inside(x_from, self.rows * k * format.bytes(), self.x.len_bytes())?;
+        inside(0, slices * self.rows * stride * y_bytes, self.y.len_bytes())?;
         if let Some(bias) = self.bias {
             inside(0, stride * y_bytes, bias.len_bytes())?;
         }
-        let shape = ProductShape { n, k, format, y_format: self.y_format, bias: self.bias.is_some(), stride };
-        Ok((shape, first * y_bytes))
+        let shape = ProductShape { n, k, format, y_format: self.y_format, bias: self.bias.is_some(), stride, slices };
+        Ok((shape, [x_from, first * y_bytes]))
     }
 }
 
@@ -140,7 +160,8 @@ const LANES: usize = 16;
 
 /// Computes `rows` rows over bytes, one row of weights at a time. `bias` and `y` begin at the first column.
 pub(crate) fn on_host(shape: &ProductShape, rows: usize, weights: &[u8], x: &[u8], bias: Option<&[u8]>, y: &mut [u8]) {
-    let ProductShape { n, k, format, y_format, stride, .. } = *shape;
+    let ProductShape { n, k, format, y_format, stride, slices, .. } = *shape;
+    let of_slice = (k / slices).max(1);
     let mut biases = vec![0.0; n];
     if let Some(bias) = bias {
         y_format.read_row(&bias[..n * y_format.bytes()], &mut biases);
@@ -155,13 +176,20 @@ pub(crate) fn on_host(shape: &ProductShape, rows: usize, weights: &[u8], x: &[u8
     for column in 0..n {
         read(&weights[column * k * format.bytes()..][..k * format.bytes()], &mut row);
         for (i, x) in wide.chunks(k).enumerate() {
-            let to = &mut y[(i * stride + column) * y_format.bytes()..][..y_format.bytes()];
+            let at = |slice: usize| {
+                let first = ((slice * rows + i) * stride + column) * y_format.bytes();
+                first..first + y_format.bytes()
+            };
             match format {
                 FactorType::Int8 => {
                     let products = x.iter().zip(&row).map(|(x, weight)| *x as i32 * *weight as i32);
-                    to.copy_from_slice(&products.fold(0, i32::wrapping_add).to_ne_bytes());
+                    y[at(0)].copy_from_slice(&products.fold(0, i32::wrapping_add).to_ne_bytes());
                 }
-                FactorType::Numbers(_) | FactorType::E4m3 => y_format.write_row(&[dot(x, &row) + biases[column]], to),
+                FactorType::Numbers(_) | FactorType::E4m3 => {
+                    for (slice, (x, row)) in x.chunks(of_slice).zip(row.chunks(of_slice)).enumerate() {
+                        y_format.write_row(&[dot(x, row) + biases[column]], &mut y[at(slice)]);
+                    }
+                }
             }
         }
     }

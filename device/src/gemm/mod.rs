@@ -40,7 +40,7 @@ mod tiles;
 pub use activations::scratch_bytes;
 pub(crate) use byte_matrix::ByteRows;
 pub use byte_matrix::{ByteMatrix, RowRounding};
-pub use dense::{Columns, Factor, FactorType, Product, ProductShape};
+pub use dense::{Columns, Factor, FactorType, Product, ProductShape, Slices};
 pub(crate) use dense::{Dense, on_host};
 pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
 pub use operands::Gemm;

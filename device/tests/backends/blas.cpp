@@ -6,8 +6,10 @@
 // workspace smaller than needed, and anything that still exists when the handle is destroyed are errors. The environment variable
 // FAKE_BLAS_VERSION changes its version.
 //
-// The heuristics name three algorithms. The first serves many rows only, and the second, which may split k, needs more
-// workspace the more rows there are; as in the real library, the caller must ask whether an algorithm serves other rows.
+// The heuristics name three algorithms. The first serves many rows only, and sums in another order than the third. The second
+// may split k, and then needs more workspace the more rows there are; if it may not, its order depends on the number of rows
+// that it was asked for. The third serves at most 1000 rows, and not 12 outputs. From 200 rows on each needs some workspace. As
+// in the real library, the caller must ask whether an algorithm serves other rows.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,6 +32,8 @@ struct Layout {
     int type;
     uint64_t rows, columns;
     int64_t leading;
+    int32_t batch = 1;
+    int64_t offset = 0;
 };
 struct Product {
     int compute, transposed = 0, epilogue = 1, bias_type = -1;
@@ -109,7 +113,8 @@ void write(int type, unsigned long long at, size_t index, float value) {
 bool fits(const Product* product, const Layout* a, const Layout* b, const Layout* d) {
     return product->transposed == 1 && a->rows == b->rows && a->columns == d->rows && b->columns == d->columns &&
            a->type == b->type && a->leading >= static_cast<int64_t>(a->rows) && b->leading >= static_cast<int64_t>(b->rows) &&
-           d->leading >= static_cast<int64_t>(d->rows) && (a->type == R_8I) == (product->compute == COMPUTE_32I) &&
+           d->leading >= static_cast<int64_t>(d->rows) && a->batch == b->batch && a->batch == d->batch &&
+           (a->batch == 1 || product->epilogue == 1) && (a->type == R_8I) == (product->compute == COMPUTE_32I) &&
            (a->type == R_8I) == (d->type == R_32I) &&
            // Tensor cores of 8 bits.
            (size_of(a->type) > 1 || (a->rows % 16 == 0 && a->columns % 16 == 0 && product->epilogue == 1)) &&
@@ -118,10 +123,11 @@ bool fits(const Product* product, const Layout* a, const Layout* b, const Layout
 
 // The workspace that an algorithm needs for a result: the sums of the parts.
 size_t needed(const Algorithm& algorithm, const Layout* d) {
-    return algorithm.data[3] > 1 ? algorithm.data[3] * d->rows * d->columns * sizeof(float) : 0;
+    const size_t always = d->columns >= 200 ? 4096 : 0;
+    return algorithm.data[3] > 1 ? algorithm.data[3] * d->rows * d->columns * sizeof(float) : always;
 }
 bool serves(const Algorithm& algorithm, const Layout* d, size_t workspace) {
-    return d->columns >= algorithm.data[5] && needed(algorithm, d) <= workspace;
+    return d->columns >= algorithm.data[5] && d->columns <= algorithm.data[7] && needed(algorithm, d) <= workspace;
 }
 
 }  // namespace
@@ -140,9 +146,13 @@ CALL(cublasLtDestroy, int* handle) {
 CALL(cublasLtMatrixLayoutCreate, Layout** layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     return make(layout, Layout{type, rows, columns, leading});
 }
-CALL(cublasLtMatrixLayoutSetAttribute, Layout* layout, int attribute, const uint64_t* columns, size_t bytes) {
-    if (!alive.count(layout) || attribute != 3 || bytes != 8) return INVALID_VALUE;
-    layout->columns = *columns;
+CALL(cublasLtMatrixLayoutSetAttribute, Layout* layout, int attribute, const void* value, size_t bytes) {
+    void* const to = attribute == 3   ? static_cast<void*>(&layout->columns)
+                     : attribute == 5 ? static_cast<void*>(&layout->batch)
+                     : attribute == 6 ? static_cast<void*>(&layout->offset)
+                                      : nullptr;
+    if (!alive.count(layout) || !to || bytes != (attribute == 5 ? 4u : 8u)) return INVALID_VALUE;
+    std::memcpy(to, value, bytes);
     return SUCCESS;
 }
 CALL(cublasLtMatrixLayoutDestroy, Layout* layout) { return destroy(layout); }
@@ -182,16 +192,24 @@ CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const
     // length of the first part differs.
     const bool splits = preference->reductions && preference->workspace;
     const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
-    const auto algorithm = [&](uint64_t parts, uint64_t first, uint64_t least_rows) {
+    const auto algorithm = [&](uint64_t parts, uint64_t first, uint64_t least_rows, uint64_t most_rows) {
         const uint64_t alignment = std::min(preference->alignment_c, preference->alignment_d);
-        return Heuristic{{{MARK, a->columns, a->rows, parts, first, least_rows, alignment, 0}}, 0, SUCCESS, 1.0f, {}};
+        return Heuristic{{{MARK, a->columns, a->rows, parts, first, least_rows, alignment, most_rows}}, 0, SUCCESS, 1.0f, {}};
     };
+    const uint64_t any = UINT64_MAX, least = a->columns == 12 ? 2 : 0;
     *found = 0;
-    for (const Heuristic& candidate : {algorithm(1, 3, 100), algorithm(parts, first, 0), algorithm(1, 0, 0)}) {
+    for (const Heuristic& candidate :
+         {algorithm(1, 3, 100, any), algorithm(parts, first, least, any), algorithm(1, 0, least, 1000)}) {
         results[*found] = candidate;
         results[*found].state = serves(candidate.algorithm, d, preference->workspace) ? SUCCESS : NOT_SUPPORTED;
         ++*found;
     }
+    return SUCCESS;
+}
+CALL(cublasLtMatmulAlgoConfigGetAttribute, const Algorithm* algorithm, int attribute, void* value, size_t bytes, size_t* written) {
+    if (algorithm->data[0] != MARK || attribute != 2 || bytes != 4 || !written) return INVALID_VALUE;
+    const uint32_t parts = static_cast<uint32_t>(algorithm->data[3]);
+    std::memcpy(value, &parts, *written = 4);
     return SUCCESS;
 }
 CALL(cublasLtMatmulAlgoCheck, void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
@@ -218,13 +236,18 @@ CALL(cublasLtMatmul, void* handle, const Product* product, const void* alpha, un
     const Layout al = *a_layout, bl = *b_layout, dl = *d_layout;
     const unsigned long long bias = product->epilogue == 4 ? product->bias : 0;
     const unsigned long long memory[] = {a, b, d, workspace, bias ? bias : d};
-    const size_t bytes[] = {al.leading * n * size_of(al.type), bl.leading * rows * size_of(bl.type),
-                            (dl.leading * (rows - 1) + n) * size_of(dl.type), workspace_bytes, n * size_of(dl.type)};
+    const uint64_t last = al.batch - 1;
+    const auto size = [&](const Layout& of, uint64_t count, uint64_t of_last) {
+        return (of.offset * last + of.leading * (count - 1) + of_last) * size_of(of.type);
+    };
+    const size_t bytes[] = {size(al, n, k), size(bl, rows, k), size(dl, rows, n), workspace_bytes, n * size_of(dl.type)};
     std::function<void()> work = [=] {
-        for (uint64_t row = 0; row < rows; row++) {
+        for (uint64_t all = rows * (last + 1), at = 0; at < all; at++) {
+            const uint64_t row = at % rows, slice = at / rows;
             for (uint64_t column = 0; column < n; column++) {
                 const auto product = [&](uint64_t i) {
-                    return read(al.type, a, column * al.leading + i) * read(bl.type, b, row * bl.leading + i);
+                    return read(al.type, a, slice * al.offset + column * al.leading + i) *
+                           read(bl.type, b, slice * bl.offset + row * bl.leading + i);
                 };
                 // Sums of integers are exact in the numbers of a test.
                 float sum = 0;
@@ -233,7 +256,7 @@ CALL(cublasLtMatmul, void* handle, const Product* product, const void* alpha, un
                     for (uint64_t i = part; i < k; i += parts) of_part += product((i + first) % k);
                     sum += of_part;
                 }
-                write(dl.type, d, row * dl.leading + column, sum + (bias ? read(dl.type, bias, column) : 0));
+                write(dl.type, d, slice * dl.offset + row * dl.leading + column, sum + (bias ? read(dl.type, bias, column) : 0));
             }
         }
     };

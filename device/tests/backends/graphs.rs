@@ -12,7 +12,16 @@ fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
     let (format, bias) = (Dtype::F32, Some(&on.bias));
     let (weights, columns) = (on.weights.factor()?, None);
-    device.product(Product { x: &on.x, rows: 2, weights, bias, y: &mut on.y, y_format: format, columns })?;
+    device.product(Product {
+        x: &on.x,
+        rows: 2,
+        weights,
+        bias,
+        y: &mut on.y,
+        y_format: format,
+        columns,
+        slices: None,
+    })?;
     device.fill(&mut on.values, 8, 4, 0xff)
 }
 
@@ -160,6 +169,7 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
                     y,
                     y_format: Dtype::F32,
                     columns: None,
+                    slices: None,
                 }));
             })
             .unwrap();

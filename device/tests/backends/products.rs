@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Columns, Factor, FactorType, Product, ProductShape};
-use device::{Device, DeviceError, Dtype, Options};
+use device::gemm::{Columns, Factor, FactorType, Product, ProductShape, Slices};
+use device::{CudaError, Device, DeviceError, Dtype, Options};
 
 use super::{contents, filled, launching};
 
@@ -34,7 +34,8 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
                 let mut y = filled(&*device, &vec![0x55u8; (rows * n + 1) * y_format.bytes()]);
                 let bias = with_bias.then_some(&b_on);
                 let factor = weights.factor().unwrap();
-                let product = Product { x: &x_on, rows, weights: factor, bias, y: &mut y, y_format, columns: None };
+                let product =
+                    Product { x: &x_on, rows, weights: factor, bias, y: &mut y, y_format, columns: None, slices: None };
                 device.product(product).unwrap();
                 let sum = |at: usize| (0..k).map(|i| x[at / n * k + i] * w[at % n * k + i]).sum::<f32>();
                 let want = (0..rows * n).map(|at| sum(at) + if with_bias { b[at % n] } else { 0.0 });
@@ -43,8 +44,16 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
                 let mut got = vec![0; y.len_bytes()];
                 device.download(&y, 0, &mut got).unwrap();
                 assert!(got == want, "{} {format:?} to {y_format:?}, {rows} × {n} × {k}", device.name());
-                let product =
-                    Product { x: &x_on, rows: rows + 1, weights: factor, bias, y: &mut y, y_format, columns: None };
+                let product = Product {
+                    x: &x_on,
+                    rows: rows + 1,
+                    weights: factor,
+                    bias,
+                    y: &mut y,
+                    y_format,
+                    columns: None,
+                    slices: None,
+                };
                 assert!(matches!(device.product(product), Err(DeviceError::Outside { .. })));
             }
         }
@@ -65,7 +74,16 @@ fn factors_of_8_bits_are_summed_exactly_and_integers_beyond_24_bits_too() {
         let mut y = filled(&*device, &vec![0x55u8; rows * n * 4]);
         let mut multiply = |format, bias, y_format| {
             let weights = Factor { elements: &w_on, format, n, k };
-            device.product(Product { x: &x_on, rows, weights, bias, y: &mut y, y_format, columns: None })?;
+            device.product(Product {
+                x: &x_on,
+                rows,
+                weights,
+                bias,
+                y: &mut y,
+                y_format,
+                columns: None,
+                slices: None,
+            })?;
             Ok::<_, DeviceError>(contents(&*device, &y))
         };
         let found = multiply(FactorType::Int8, None, Dtype::F32).unwrap();
@@ -110,6 +128,7 @@ fn a_product_writes_only_its_columns_of_a_wider_matrix_and_adds_their_biases() {
                 y: &mut y,
                 y_format: Dtype::F32,
                 columns,
+                slices: None,
             })
         };
         at(4).unwrap();
@@ -126,7 +145,7 @@ fn a_product_writes_only_its_columns_of_a_wider_matrix_and_adds_their_biases() {
 
 #[test]
 fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
-    const MOST: usize = 300;
+    const MOST: usize = 1100;
     let (n, k) = (8, 64);
     let values = |len: usize, step: usize| -> Vec<u8> {
         (0..len).flat_map(|i| (((i * step) % 1009) as f32 / 700.0 - 0.7).to_le_bytes()).collect()
@@ -138,26 +157,88 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
             let mut y = filled(device, &vec![0u8; rows * n * 4]);
             let y_format = Dtype::F32;
             let weights = weights.factor().unwrap();
-            device.product(Product { x: &x, rows, weights, bias: None, y: &mut y, y_format, columns: None }).unwrap();
+            device
+                .product(Product { x: &x, rows, weights, bias: None, y: &mut y, y_format, columns: None, slices: None })
+                .unwrap();
             let mut got = vec![0; y.len_bytes()];
             device.download(&y, 0, &mut got).unwrap();
             got
         };
-        [MOST, 1, 2, 3, 17, 64, 128, 129, 257].map(product).to_vec()
+        [MOST, 1, 2, 3, 17, 64, 128, 129, 257, 1000].map(product).to_vec()
     };
     for device in launching() {
-        let deterministic = match device.name() {
-            "cuda" => {
-                let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(Into::into);
-                let options = Options { deterministic: true, kernels, threads: Some(1), ..Options::default() };
-                device::open_with("cuda", &options).unwrap()
-            }
-            _ => Arc::clone(&device),
-        };
+        let deterministic = deterministic(&device);
         let same = |products: &[Vec<u8>]| products.iter().all(|rows| products[0].starts_with(rows));
         assert!(same(&rows_of(&*deterministic)), "{}", device.name());
         // The cuBLASLt in host code uses another order for another number of rows, as the real one may.
         assert!(!super::driver::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
+    }
+}
+
+/// The same device, whose products do not depend on the number of rows.
+fn deterministic(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    if device.name() != "cuda" {
+        return Arc::clone(device);
+    }
+    let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(Into::into);
+    let options = Options { deterministic: true, kernels, threads: Some(1), ..Options::default() };
+    device::open_with("cuda", &options).unwrap()
+}
+
+#[test]
+fn slices_of_k_are_products_of_their_own_with_the_same_bits_for_any_number_of_rows() {
+    let (most, n, k, count) = (130, 8, 96, 3);
+    // Small whole numbers: every sum is exact.
+    let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
+    let (x, w) = (values(most * k, 5), values(n * k, 3));
+    for device in launching().map(|device| deterministic(&device)) {
+        let (x_on, w_on) = (filled(&*device, &x), filled(&*device, &w));
+        let format = FactorType::Numbers(Dtype::F32);
+        let product = |rows: usize, first_row, count, bias: Option<&device::Buffer>| {
+            let mut y = filled(&*device, &vec![0.5f32; (count * rows + 1) * n]);
+            let (weights, slices) = (Factor { elements: &w_on, format, n, k }, Some(Slices { count, first_row }));
+            let (y_format, columns) = (Dtype::F32, None);
+            device.product(Product { x: &x_on, rows, weights, bias, y: &mut y, y_format, columns, slices })?;
+            Ok::<_, DeviceError>(contents(&*device, &y).iter().map(|b| f32::from_bits(*b as u32)).collect::<Vec<_>>())
+        };
+        for (rows, first) in [(1, 0), (2, 7), (30, 100), (129, 1), (most, 0)] {
+            let found = product(rows, first, count, None).unwrap();
+            let sum = |slice: usize, row: usize, output: usize| -> f32 {
+                let inputs = slice * k / count..(slice + 1) * k / count;
+                inputs.map(|i| x[(first + row) * k + i] * w[output * k + i]).sum()
+            };
+            for (at, found) in found[..count * rows * n].iter().enumerate() {
+                let want = sum(at / n / rows, at / n % rows, at % n);
+                assert_eq!(*found, want, "{}: {rows} rows from {first}, element {at}", device.name());
+            }
+            assert!(found[count * rows * n..].iter().all(|x| *x == 0.5), "{}: {rows} rows", device.name());
+        }
+        for (rows, first, count, bias) in [(1, 0, 5, None), (1, 0, 0, None), (1, 0, 3, Some(&w_on))] {
+            let refused = product(rows, first, count, bias);
+            assert!(matches!(refused, Err(DeviceError::BadMatrix(_))), "{}: {count} slices", device.name());
+        }
+        assert!(matches!(product(most, 1, count, None), Err(DeviceError::Outside { .. })), "{}", device.name());
+    }
+}
+
+#[test]
+fn a_shape_without_an_algorithm_is_planned_and_its_products_are_refused_for_any_number_of_rows() {
+    let fakes = launching().filter(|device| super::driver::is_fake() && device.name() == "cuda");
+    for device in fakes.map(|device| deterministic(&device)) {
+        // The cuBLASLt in host code has no algorithm for 1 row of 12 outputs.
+        let (n, k) = (12, 16);
+        let format = FactorType::Numbers(Dtype::F32);
+        let (weights, x) = (filled(&*device, &vec![1.0f32; n * k]), filled(&*device, &vec![1.0f32; 300 * k]));
+        let shape = ProductShape { n, k, format, y_format: Dtype::F32, bias: false, stride: n, slices: 1 };
+        device.plan_product(shape, &weights, 300).unwrap();
+        let mut y = device.alloc(300 * n * 4).unwrap();
+        for rows in [1, 2, 100, 128, 300] {
+            let (weights, y_format) = (Factor { elements: &weights, format, n, k }, Dtype::F32);
+            let product =
+                Product { x: &x, rows, weights, bias: None, y: &mut y, y_format, columns: None, slices: None };
+            let refused = device.product(product);
+            assert!(matches!(refused, Err(DeviceError::Cuda(CudaError::NoAlgorithm(_)))), "{rows} rows: {refused:?}");
+        }
     }
 }
 
@@ -170,8 +251,16 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
         let weights = device::Matrix::dense(format, n, k, filled(device, &vec![1.0f32; n * k])).unwrap();
         let (x, bias) = (filled(device, &vec![2.0f32; (most + 100) * k]), filled(device, &vec![0.5f32; n]));
         let mut y = device.alloc((most + 100) * n * 4).unwrap();
-        let shape = ProductShape { n, k, format: FactorType::Numbers(format), y_format: format, bias: true, stride: n };
-        device.plan_product(shape, most).unwrap();
+        let shape = ProductShape {
+            n,
+            k,
+            format: FactorType::Numbers(format),
+            y_format: format,
+            bias: true,
+            stride: n,
+            slices: 1,
+        };
+        device.plan_product(shape, weights.numbers().unwrap(), most).unwrap();
         let weights = weights.factor().unwrap();
         let mut outcomes = Vec::new();
         // A capture refuses to choose one.
@@ -180,10 +269,19 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
                 for (rows, bias) in
                     (1..=most).map(|rows| (rows, Some(&bias))).chain([(1, None), (most + 100, Some(&bias))])
                 {
-                    let product = Product { x: &x, rows, weights, bias, y: &mut y, y_format: format, columns: None };
+                    let product = Product {
+                        x: &x,
+                        rows,
+                        weights,
+                        bias,
+                        y: &mut y,
+                        y_format: format,
+                        columns: None,
+                        slices: None,
+                    };
                     outcomes.push(device.product(product));
                 }
-                outcomes.push(device.plan_product(ProductShape { bias: false, ..shape }, 1));
+                outcomes.push(device.plan_product(ProductShape { bias: false, ..shape }, weights.elements, 1));
             })
             .unwrap();
         let planned = &outcomes[..most];
@@ -193,7 +291,8 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
         let before = crate::counter::allocations();
         for rows in [1, 7, most] {
             let bias = Some(&bias);
-            let product = Product { x: &x, rows, weights, bias, y: &mut y, y_format: format, columns: None };
+            let product =
+                Product { x: &x, rows, weights, bias, y: &mut y, y_format: format, columns: None, slices: None };
             device.product(product).unwrap();
         }
         assert!(name != "cuda" || crate::counter::allocations() == before, "{name}: a product allocates");

@@ -147,9 +147,9 @@ impl<H: Hooks> Device for Hooked<H> {
     fn product_bytes(&self) -> u64 {
         self.device.product_bytes()
     }
-    fn plan_product(&self, shape: ProductShape, max_rows: usize) -> Result<(), DeviceError> {
+    fn plan_product(&self, shape: ProductShape, weights: &Buffer, max_rows: usize) -> Result<(), DeviceError> {
         self.hooks.before_plan(&shape, max_rows);
-        self.device.plan_product(shape, max_rows)
+        self.device.plan_product(shape, weights, max_rows)
     }
     fn pool(&self) -> &Pool {
         self.device.pool()

@@ -76,8 +76,7 @@ impl Kernels {
             return None;
         }
         let open = || {
-            let kernels = bundle().map_or_else(|| kernels::folder(&workspace::root()), |bundle| bundle.join("kernels"));
-            let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
+            let options = Options { threads: Some(1), kernels: Some(fat_binaries()), ..Options::default() };
             let device = device::open_with("cuda", &options).map_err(|missing| missing.to_string())?;
             device.load(&self.module()).map_err(|missing| missing.to_string())?;
             println!("cuda: {}", device.description());
@@ -96,6 +95,16 @@ impl Kernels {
     /// Opens every device of this machine that runs the kernels, the simulator with a seed.
     pub fn devices(&self, seed: u64) -> Vec<Arc<dyn Device>> {
         self.sim(seed).into_iter().chain(self.cuda()).collect()
+    }
+
+    /// Opens the same devices with results that do not depend on the number of rows.
+    pub fn deterministic(&self) -> Vec<Arc<dyn Device>> {
+        let open = |device: Arc<dyn Device>| {
+            let kernels = if device.name() == "cuda" { Some(fat_binaries()) } else { self.host_library() };
+            let options = Options { threads: Some(1), kernels, deterministic: true, ..Options::default() };
+            device::open_with(device.name(), &options).unwrap()
+        };
+        self.devices(1).into_iter().map(open).collect()
     }
 
     /// Records the launches of `work` and replays them in a process under a sanitizer, each once for every seed. Returns the
@@ -129,6 +138,11 @@ impl Kernels {
         }
         host::replay_for_tests(&manifest, compiler()?, sanitizer)
     }
+}
+
+/// Returns the folder of the kernels that are compiled for GPUs.
+fn fat_binaries() -> PathBuf {
+    bundle().map_or_else(|| kernels::folder(&workspace::root()), |bundle| bundle.join("kernels"))
 }
 
 /// Returns the folder of the bundle, if the tests run in one.

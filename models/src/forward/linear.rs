@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes};
-use device::gemm::{ByteMatrix, PartForm, Purpose, WeightRows};
+use attention_kernels::{
+    Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, slices,
+};
+use device::gemm::{ByteMatrix, FactorType, PartForm, Purpose, WeightRows};
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use crate::checkpoint::quantized::{self, Module};
@@ -34,7 +36,7 @@ impl Linear {
     }
 }
 
-/// The memory that products of a device that launches kernels need for operands that are rewritten, in steps of this size.
+/// The memory that linear layers of a device that launches kernels need beside their operands, in steps of this size.
 pub(super) fn scratch_sizes(
     features: Features,
     decoder: &Decoder,
@@ -47,7 +49,14 @@ pub(super) fn scratch_sizes(
     }
     for linear in decoder.linears() {
         let (rounds, may_be_codes) = match linear.form {
-            Form::Dense => continue,
+            Form::Dense => {
+                let (shape, format) = ([linear.rows(), linear.inputs], FactorType::Numbers(kernels.format.dtype));
+                let slices = slices(features, shape, format);
+                if slices > 1 {
+                    sizes.add(Rewritten::Slices(slices), shape, max_rows);
+                }
+                continue;
+            }
             Form::Quantized(_) => (false, true),
             Form::Stored { rounds, .. } => (rounds, !rounds || !features.multiplies_e4m3),
         };

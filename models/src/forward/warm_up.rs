@@ -31,8 +31,9 @@ impl Model {
     fn plan_products(&self) -> Result<(), KernelError> {
         let (loaded, dtype) = (&self.loaded, self.kernels.format.dtype);
         let plan = |weights, bias, output, max_rows| {
-            let products = linear_products(weights, bias, output, Some(&self.scratch), max_rows);
-            products.into_iter().try_for_each(|(shape, max_rows)| self.device.plan_product(shape, max_rows))
+            let mut products =
+                linear_products(self.device.features(), weights, bias, output, &self.scratch, max_rows).into_iter();
+            products.try_for_each(|planned| self.device.plan_product(planned.shape, planned.weights, planned.max_rows))
         };
         for op in &self.program.ops {
             if let Op::Linear { linear, .. } = *op {

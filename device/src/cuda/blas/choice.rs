@@ -1,0 +1,343 @@
+//! The choice of algorithms.
+//!
+//! An algorithm determines the order in which an element is summed: by the inputs that an instruction adds, and by whether it
+//! splits k. Of the algorithms that do not split k nearly all add in the same order, whatever their tiles, but a few do not, and
+//! nothing in the library says which. So where bits must not depend on the number of rows, each algorithm is tried before it is
+//! used: it computes a product of up to [`PROBE_ROWS`] random rows with the first weights of the shape, and it is dropped unless
+//! every row has the bits that the shape's first algorithm gave it. Each bucket of row counts then has the fastest of those that are
+//! left:
+//!
+//! ```text
+//! heuristics, for the bucket and for some other row counts    candidates
+//!   without those that split k, or do not accept the bucket
+//!   without those whose bits differ in the probe              proven
+//!     up to 256 rows: the one that took the least time        chosen
+//!     more rows: the first, by the heuristics
+//! ```
+//!
+//! For few rows the heuristics alone are no guide: without algorithms that split k they put kernels first that take seven times as
+//! long as others of their list (`docs/benchmarks/`). The times decide between equal bits only, so they may differ from one start
+//! to the next.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::{self as driver, CUdeviceptr};
+
+use super::plan::Plan;
+use super::{Library, Operands, refused};
+use crate::cuda::buckets::{bucket, buckets};
+use crate::cuda::context::Context;
+use crate::cuda::error::{self, CudaError};
+use crate::cuda::memory::{DeviceMemory, Point};
+use crate::gemm::{FactorType, ProductShape};
+use crate::{DeviceError, Dtype, Queue};
+
+/// Most rows of a probe. An algorithm that is the first of a shape serves any smaller number.
+pub(super) const PROBE_ROWS: usize = 128;
+/// Most rows of the buckets whose algorithms are timed.
+const TIMED_ROWS: usize = 256;
+/// Row counts whose candidates are tried for every bucket that is timed.
+const POOL: [usize; 3] = [16, 64, PROBE_ROWS];
+/// Runs of an algorithm in one measurement of its time, and measurements of which the shortest counts.
+const RUNS: usize = 4;
+const ROUNDS: usize = 2;
+
+/// An algorithm of the library, with its configuration.
+#[derive(Clone, Copy)]
+pub(super) struct Algorithm(pub sys::cublasLtMatmulAlgo_t);
+
+impl PartialEq for Algorithm {
+    fn eq(&self, other: &Algorithm) -> bool {
+        self.0.data == other.0.data
+    }
+}
+
+/// Returns the best algorithm for a bucket of row counts by the heuristics, if any serves all of it.
+pub(super) fn first(
+    library: &Library,
+    plan: &Plan,
+    bucket: RangeInclusive<usize>,
+) -> Result<Option<Algorithm>, CublasError> {
+    for algorithm in plan.candidates(library, *bucket.end(), false)? {
+        if plan.accepts(library, &algorithm, *bucket.start())? {
+            return Ok(Some(algorithm));
+        }
+    }
+    Ok(None)
+}
+
+/// The algorithms of a shape.
+#[derive(Default)]
+pub(super) struct Choices {
+    /// By the last row count of a bucket; `None`: no algorithm serves it.
+    chosen: BTreeMap<usize, Option<Algorithm>>,
+    /// `Some(None)`: no algorithm can be the first.
+    proof: Option<Option<Proof>>,
+}
+
+/// What is known of the bits of a shape.
+struct Proof {
+    first: Algorithm,
+    /// A hash of the bits of each row of the probe.
+    rows: Vec<u64>,
+    /// Candidates of [`POOL`].
+    pool: Vec<Algorithm>,
+    /// Algorithms that were tried, and whether they gave these bits.
+    tried: Vec<(Algorithm, bool)>,
+}
+
+impl Choices {
+    /// Returns what was chosen for so many rows.
+    pub fn of(&self, rows: usize) -> Option<Option<Algorithm>> {
+        self.chosen.get(bucket(rows).end()).copied()
+    }
+
+    /// Keeps what was chosen for the bucket of so many rows.
+    pub fn keep(&mut self, rows: usize, chosen: Option<Algorithm>) -> Option<Algorithm> {
+        self.chosen.insert(*bucket(rows).end(), chosen);
+        chosen
+    }
+
+    /// Returns whether some algorithm serves the shape; `false` is the same for every number of rows.
+    pub fn any(&self) -> bool {
+        matches!(self.proof, Some(Some(_)))
+    }
+
+    /// Returns the fastest algorithm for a bucket whose bits do not depend on the number of rows.
+    pub fn proven(
+        &mut self,
+        library: &Library,
+        plan: &Plan,
+        probe: &mut Probe,
+        weights: CUdeviceptr,
+        bucket: RangeInclusive<usize>,
+    ) -> Result<Option<Algorithm>, CudaError> {
+        let failed =
+            |error| refused(format_args!("the choice of an algorithm for {bucket:?} rows, {}", plan.shape))(error);
+        if plan.is_exact() {
+            return first(library, plan, bucket.clone()).map_err(failed);
+        }
+        probe.load(&plan.shape)?;
+        let on = Bench { library, plan, probe, weights };
+        if self.proof.is_none() {
+            self.proof = Some(on.prove()?);
+        }
+        let Some(Some(proof)) = &mut self.proof else { return Ok(None) };
+        let is_timed = *bucket.end() <= TIMED_ROWS.min(on.most_rows());
+        let mut candidates = plan.candidates(library, *bucket.end(), true).map_err(failed)?;
+        candidates.extend(proof.pool.iter().filter(|_| is_timed));
+        candidates.push(proof.first);
+        let mut able: Vec<Algorithm> = Vec::new();
+        for algorithm in candidates {
+            let accepts = |rows: &usize| plan.accepts(library, &algorithm, *rows).map_err(failed);
+            if !able.contains(&algorithm)
+                && accepts(bucket.start())?
+                && accepts(bucket.end())?
+                && on.holds(proof, algorithm, *bucket.end())?
+            {
+                able.push(algorithm);
+            }
+        }
+        if !is_timed || able.len() < 2 {
+            return Ok(able.first().copied());
+        }
+        let mut fastest: Option<(Duration, Algorithm)> = None;
+        for algorithm in able {
+            let time = on.time(&algorithm, *bucket.end())?;
+            if fastest.is_none_or(|(least, _)| time < least) {
+                fastest = Some((time, algorithm));
+            }
+        }
+        Ok(fastest.map(|(_, algorithm)| algorithm))
+    }
+}
+
+/// Memory for the products that prove algorithms: random rows `x`, then the result.
+pub(super) struct Probe {
+    memory: DeviceMemory,
+    /// Type and inputs of the rows that the memory holds.
+    rows: Option<(FactorType, usize)>,
+}
+
+impl Probe {
+    /// Size of the memory.
+    pub const BYTES: usize = 32 << 20;
+    const ALIGNMENT: usize = 256;
+
+    pub fn new(context: &Arc<Context>) -> Result<Probe, DeviceError> {
+        Ok(Probe { memory: DeviceMemory::zeroed(context, Probe::BYTES)?, rows: None })
+    }
+
+    /// Number of rows of a shape for which the memory has space.
+    fn fits(shape: &ProductShape) -> usize {
+        let ProductShape { k, format, y_format, stride, slices, .. } = *shape;
+        (Probe::BYTES - Probe::ALIGNMENT) / (k * format.bytes() + slices * stride * y_format.bytes()).max(1)
+    }
+
+    /// Byte at which the result begins.
+    fn result(shape: &ProductShape) -> usize {
+        let rows = Probe::fits(shape).min(TIMED_ROWS);
+        (rows * shape.k * shape.format.bytes()).next_multiple_of(Probe::ALIGNMENT)
+    }
+
+    /// Fills the memory with rows for a shape, unless it holds them.
+    fn load(&mut self, shape: &ProductShape) -> Result<(), CudaError> {
+        let holds = Some((shape.format, shape.k));
+        if self.rows == holds {
+            return Ok(());
+        }
+        let rows = random(shape.format, Probe::fits(shape).min(TIMED_ROWS) * shape.k);
+        let context = &self.memory.context;
+        // SAFETY: the memory is larger than the rows, and the stream has copied them before this returns.
+        unsafe {
+            let stream = context.stream(Queue::Compute);
+            driver::cuMemcpyHtoDAsync_v2(self.memory.address, rows.as_ptr().cast(), rows.len(), stream)
+        }
+        .result()
+        .map_err(error::refused("copying to the GPU"))?;
+        context.finish(Queue::Compute)?;
+        self.rows = holds;
+        Ok(())
+    }
+}
+
+/// Returns numbers of different magnitudes from −1 to 1, so that each order of summation gives other bits.
+fn random(format: FactorType, count: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(count * format.bytes());
+    for _ in 0..count {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let number = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        let number = if state & (1 << 39) == 0 { number } else { number / 16.0 };
+        match format {
+            FactorType::Numbers(Dtype::F32) => bytes.extend(number.to_ne_bytes()),
+            FactorType::Numbers(Dtype::F16) => bytes.extend(half::f16::from_f32(number).to_ne_bytes()),
+            FactorType::Numbers(Dtype::Bf16) => bytes.extend(half::bf16::from_f32(number).to_ne_bytes()),
+            // All signs and exponents up to that of 128.
+            FactorType::E4m3 | FactorType::Int8 => bytes.push((state >> 48) as u8 & 0xf7),
+        }
+    }
+    bytes
+}
+
+/// A shape with what its probes need.
+struct Bench<'a> {
+    library: &'a Library,
+    plan: &'a Plan,
+    probe: &'a Probe,
+    weights: CUdeviceptr,
+}
+
+impl Bench<'_> {
+    fn most_rows(&self) -> usize {
+        Probe::fits(&self.plan.shape)
+    }
+
+    fn failed(&self, rows: usize) -> impl Fn(CublasError) -> CudaError {
+        refused(format!("the probe of an algorithm with {rows} rows, {}", self.plan.shape))
+    }
+
+    fn run(&self, algorithm: &Algorithm, rows: usize) -> Result<(), CublasError> {
+        let x = self.probe.memory.address;
+        let y = x + Probe::result(&self.plan.shape) as CUdeviceptr;
+        // The bias is added behind the sum; any numbers serve.
+        let bias = self.plan.shape.bias.then_some(x);
+        self.library.run(self.plan, algorithm, [rows, rows], Operands { weights: self.weights, x, bias, y })
+    }
+
+    /// Finds the first algorithm of the shape, and the bits that others must give.
+    fn prove(&self) -> Result<Option<Proof>, CudaError> {
+        let rows = self.most_rows().min(PROBE_ROWS);
+        let failed = self.failed(rows);
+        let mut pool = Vec::new();
+        for rows in POOL {
+            pool.extend(self.plan.candidates(self.library, rows, true).map_err(&failed)?);
+        }
+        // Those for many rows are the last, and the likeliest to serve few.
+        'next: for first in pool.iter().rev().copied() {
+            for bucket in buckets(PROBE_ROWS) {
+                for rows in [*bucket.start(), *bucket.end()] {
+                    if !self.plan.accepts(self.library, &first, rows).map_err(&failed)? {
+                        continue 'next;
+                    }
+                }
+            }
+            if rows == 0 || self.run(&first, rows).is_err() {
+                continue;
+            }
+            let (rows, differ) = self.bits(rows)?;
+            if !differ {
+                // The weights are zeros, and the probe shows nothing.
+                pool.clear();
+            }
+            return Ok(Some(Proof {
+                first,
+                rows: if differ { rows } else { Vec::new() },
+                pool,
+                tried: vec![(first, true)],
+            }));
+        }
+        Ok(None)
+    }
+
+    /// Returns whether an algorithm that serves so many rows gives every row of the probe its bits.
+    fn holds(&self, proof: &mut Proof, algorithm: Algorithm, rows: usize) -> Result<bool, CudaError> {
+        if let Some((_, holds)) = proof.tried.iter().find(|(tried, _)| *tried == algorithm) {
+            return Ok(*holds);
+        }
+        let rows = rows.min(proof.rows.len());
+        let serves = rows > 0 && self.plan.accepts(self.library, &algorithm, rows).map_err(self.failed(rows))?;
+        // An algorithm that fails is dropped like one that differs.
+        let holds = serves && self.run(&algorithm, rows).is_ok() && self.bits(rows)?.0 == proof.rows[..rows];
+        proof.tried.push((algorithm, holds));
+        Ok(holds)
+    }
+
+    /// Returns a hash of each row of the last result, and whether any row differs from zeros.
+    fn bits(&self, rows: usize) -> Result<(Vec<u64>, bool), CudaError> {
+        let ProductShape { n, y_format, stride, slices, .. } = self.plan.shape;
+        let (row_bytes, context) = (stride * y_format.bytes(), &self.library.context);
+        let mut result = vec![0u8; slices * rows * row_bytes];
+        // SAFETY: the memory holds that many bytes of the result, and the stream has copied them before they are read.
+        unsafe {
+            let from = self.probe.memory.address + Probe::result(&self.plan.shape) as CUdeviceptr;
+            let stream = context.stream(Queue::Compute);
+            driver::cuMemcpyDtoHAsync_v2(result.as_mut_ptr().cast(), from, result.len(), stream)
+        }
+        .result()
+        .map_err(error::refused("copying from the GPU"))?;
+        context.finish(Queue::Compute)?;
+        let mut hashes = vec![DefaultHasher::new(); rows];
+        let mut differ = false;
+        for slice in result.chunks(rows * row_bytes) {
+            for (hash, row) in hashes.iter_mut().zip(slice.chunks(row_bytes)) {
+                let row = &row[..n * y_format.bytes()];
+                hash.write(row);
+                differ |= row.iter().any(|byte| *byte != 0);
+            }
+        }
+        Ok((hashes.into_iter().map(|hash| hash.finish()).collect(), differ))
+    }
+
+    /// Returns the time of some runs.
+    fn time(&self, algorithm: &Algorithm, rows: usize) -> Result<Duration, CudaError> {
+        let run = || self.run(algorithm, rows).map_err(self.failed(rows));
+        let context = &self.library.context;
+        run()?;
+        let mut least = Duration::MAX;
+        for _ in 0..ROUNDS {
+            let start = Point::record(context, Queue::Compute)?;
+            (0..RUNS).try_for_each(|_| run())?;
+            let end = Point::record(context, Queue::Compute)?;
+            end.synchronize()?;
+            least = least.min(end.since(&start)?);
+        }
+        Ok(least)
+    }
+}
