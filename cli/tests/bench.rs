@@ -67,7 +67,7 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
 }
 
 #[test]
-fn kernels_counts_what_a_kernel_moves_and_predicts_its_time() {
+fn kernels_counts_what_a_kernel_moves() {
     let sources = |unit: &mut Unit| ["copy_blocks", "read_memory"].contains(&unit.name.as_str());
     let Some(built) = host::counts_for_tests("attention_kernels", "cli", sources) else { return };
     let (folder, name) = (tempfile::tempdir().unwrap(), "libquire_sim_attention_kernels.so");
@@ -75,15 +75,12 @@ fn kernels_counts_what_a_kernel_moves_and_predicts_its_time() {
     let lines = "copy_blocks\tsm_80\t24\t0\t0\t0\ncopy_blocks\tsm_90a\t26\t0\t0\t8\n";
     std::fs::write(folder.path().join("attention_kernels.resources.tsv"), lines).unwrap();
     let (file, kernels) = (folder.path().join("counts.json"), folder.path().to_str().unwrap());
-    let run = |card: &str, scale: &str| -> (String, Value) {
-        let flags = ["--device=cuda-sim", "--counts", "--op=block_copy,linear", "--batch=2", "--context=70"];
-        let more = ["--card", card, "--scale", scale, "--kernels-dir", kernels, "--json", file.to_str().unwrap()];
-        let output = bench(&[&["kernels"], &flags[..], &more].concat());
-        assert!(output.status.success(), "{output:?}");
-        (String::from_utf8(output.stdout).unwrap(), serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap())
-    };
-    let (table, counted) = run("h200", "1");
-    assert!(table.contains("predicted: microseconds in a graph on H200, from counts; no GPU was timed\n"), "{table}");
+    let flags = ["--device=cuda-sim", "--counts", "--op=block_copy,linear", "--batch=2", "--context=70"];
+    let more = ["--kernels-dir", kernels, "--json", file.to_str().unwrap()];
+    let output = bench(&[&["kernels"], &flags[..], &more].concat());
+    assert!(output.status.success(), "{output:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let counted: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert!(!table.contains("median us") && !table.contains("peaks"), "{table}");
     let row = &counted["rows"][0];
     assert!(row["median_seconds"].is_null(), "{row}");
@@ -95,25 +92,16 @@ fn kernels_counts_what_a_kernel_moves_and_predicts_its_time() {
     assert_eq!(kernel["distinct_read_bytes"].as_u64(), Some(bytes / 2 + 2 * 5 * 8));
     assert_eq!((kernel["registers"].as_u64(), kernel["spill_bytes"].as_u64()), (Some(26), Some(8)));
     let line = table.lines().find(|line| line.starts_with("  copy_blocks ")).unwrap();
-    assert!(line.contains(" 26     8 ") && line.ends_with(" launch"), "{line}");
-    assert!(table.contains("cuBLAS, which is not counted\n") && counted["rows"][1]["predicted_seconds"].is_null());
-    // So much more work takes the time of the memory, which is slower on the older card.
-    let seconds = |card| {
-        let (_, counted) = run(card, "100000");
-        assert_eq!(counted["rows"][0]["kernels"][0]["bound"], "memory");
-        counted["rows"][0]["predicted_seconds"].as_f64().unwrap()
-    };
-    let (newest, oldest) = (seconds("H200"), seconds("a100"));
-    assert!((2.2..2.5).contains(&(oldest / newest)), "{oldest} and {newest}");
+    assert!(line.ends_with("   26     8"), "{line}");
+    assert!(table.contains("cuBLAS, which is not counted\n"), "{table}");
+    assert_eq!(counted["rows"][1]["kernels"], serde_json::json!([]));
 }
 
 #[test]
 fn counts_that_cannot_be_made_are_one_line() {
     for (arguments, parts) in [
         (&["--counts"][..], &["--counts: found --device auto, expected cuda-sim"][..]),
-        (&["--counts", "--device=cuda-sim", "--card=V100"], &["--card: found no card \"V100\"", "H200, H100, A100"]),
         (&["--counts", "--device=cuda-sim", "--kernels-dir=/no/such"], &["/no/such", "build-kernels --sim --counts"]),
-        (&["--card=H100"], &["--counts"]),
         (&["--counts", "--repeat=3"], &["--counts", "--repeat"]),
     ] {
         let said = refusal(&[&["kernels"], arguments].concat());

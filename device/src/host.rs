@@ -122,7 +122,7 @@ impl Host {
 
 /// [`Device::resident_blocks`] of `cuda-sim`: few, so that a block gets several items.
 const RESIDENT_BLOCKS: u32 = 6;
-/// The same if launches are counted: so many that each item has a block, since predictions are for another number.
+/// The same if launches are counted: so many that each item has a block of its own.
 const COUNTED_BLOCKS: u32 = 4096;
 
 impl Device for Host {

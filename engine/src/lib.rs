@@ -39,7 +39,7 @@ pub mod kernels {
     pub use attention_kernels::trial::Peaks;
     pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};
     pub use attention_kernels::{Dtype, KvDtype, Operation, load_plugin};
-    pub use device::sim::{Bound, Card, Counts, Prediction, SECTOR, Tally, assumption};
+    pub use device::sim::{Counts, SECTOR, Tally};
     pub use device::{Device, DeviceError, Options, Resources, open_with};
 }
 

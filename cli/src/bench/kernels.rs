@@ -64,15 +64,9 @@ pub struct KernelArgs {
     /// Maximum number of timed runs; at most one second of them [default: 20]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub repeat: Option<usize>,
-    /// Count what each kernel does on cuda-sim, and predict its time on a card, instead of timing
+    /// Count what each kernel does on cuda-sim, instead of timing
     #[arg(long, conflicts_with_all = ["warmup", "repeat"])]
     pub counts: bool,
-    /// Card whose times --counts predicts: H200, H100, A100, L40S or RTX 4090 [default: H200]
-    #[arg(long, value_name = "NAME", requires = "counts")]
-    pub card: Option<String>,
-    /// Predict the time of so many times the counted work, such as more sequences of the same length [default: 1]
-    #[arg(long, value_name = "N", value_parser = values::whole::<u64>, requires = "counts")]
-    pub scale: Option<u64>,
     /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE", value_parser = values::file)]
     pub json: Option<PathBuf>,
@@ -112,8 +106,7 @@ impl KernelArgs {
         if !self.counts {
             return Ok((self.common.open()?, None));
         }
-        let (name, options) = (self.common.device_name(), self.common.options());
-        let (device, counting) = Counting::open(&name, options, self.card.as_deref(), self.scale)?;
+        let (device, counting) = Counting::open(&self.common.device_name(), self.common.options())?;
         Ok((device, Some(counting)))
     }
 
@@ -156,10 +149,7 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     if device.name() == "cuda-sim" {
         writeln!(out, "cuda-sim runs GPU code on the CPU: its errors are meaningful, its times are not")?;
     }
-    match &counting {
-        Some(counting) => writeln!(out, "{}\n{}", counting.about(), counted::HEAD)?,
-        None => writeln!(out, "{}", HEAD.trim_end())?,
-    }
+    writeln!(out, "{}", if counting.is_some() { counted::HEAD } else { HEAD.trim_end() })?;
     let (mut rows, mut broken, mut peaks) = (Vec::new(), None, Vec::new());
     let mut measure = || {
         let measured = Peaks::measure(&*device)?;
@@ -202,7 +192,6 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
             "times_mean_something": device.name() != "cuda-sim",
             "peaks": super::roofline::record(&best),
             "peaks_measured": peaks.iter().map(super::roofline::record).collect::<Vec<_>>(),
-            "counting": counting.as_ref().map(Counting::record),
             "rows": rows,
             "not_measured": left_out,
         }))?;

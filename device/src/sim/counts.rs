@@ -6,6 +6,9 @@ use std::sync::Mutex;
 
 use crate::lock::lock;
 
+/// Bytes of a sector.
+pub const SECTOR: u64 = 32;
+
 /// Makes the structure and its addition from one list of fields.
 macro_rules! counts {
     ($($(#[$what:meta])* $field:ident,)*) => {
@@ -17,14 +20,6 @@ macro_rules! counts {
         #[repr(C)]
         pub struct Counts {
             $($(#[$what])* pub $field: u64,)*
-        }
-
-        impl Counts {
-            /// Returns the counts of `factor` times the work, at most the greatest number.
-            #[must_use]
-            pub fn scaled(self, factor: u64) -> Counts {
-                Counts { $($field: self.$field.saturating_mul(factor),)* }
-            }
         }
 
         impl AddAssign for Counts {

@@ -22,19 +22,15 @@
 
 mod api;
 mod call;
-mod card;
 mod counts;
 mod error;
 mod libraries;
-mod predict;
 mod replay;
 mod work;
 
-pub use card::{Card, UnknownCard, assumption};
-pub use counts::{Counts, Tally};
+pub use counts::{Counts, SECTOR, Tally};
 pub use error::{Fault, FaultKind, SimError};
 pub(crate) use libraries::Libraries;
-pub use predict::{Bound, Prediction, SECTOR};
 pub(crate) use work::{Part, Work};
 
 use std::ffi::{CStr, CString};

@@ -1,7 +1,6 @@
 //! The SIMT simulator, one feature per test: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched
 //! from Rust. Without a compiler, every test prints one line that begins with `NOT RUN:`.
 
-mod cards;
 mod counts;
 mod hopper;
 mod mistakes;
