@@ -191,7 +191,8 @@ fn a_library_that_is_not_a_plug_in_of_this_version_is_refused_in_one_line() {
     assert!(found.contains("its decode variant \"cpu.reference\" has the name of another"), "{found}");
     let found = message(Path::new("no/such/library.so"));
     assert!(found.contains("No such file") && found.ends_with("name an existing shared library"), "{found}");
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library.so");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("no-library.so");
     std::fs::write(&file, "text").unwrap();
     let found = message(&file);
     assert!(found.ends_with("expected a shared library for this machine"), "{found}");
@@ -209,8 +210,9 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
         testkit::not_run::report(Capability::Cc, "found none of cc, gcc and clang");
         return;
     };
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
-    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sizes.c");
+    let include = testkit::workspace::root().join("attention-kernels/include");
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("sizes.c");
     let expected = [
         ("quire_host", "parallel_for", size_of::<abi::Host>(), offset_of!(abi::Host, parallel_for)),
         ("quire_cache", "token_stride", size_of::<abi::Cache>(), offset_of!(abi::Cache, token_stride)),

@@ -1,6 +1,6 @@
 //! Continuous batching and preemption: the result of a request depends neither on other requests nor on the pool.
 
-use crate::common::{alone, alone_on, config, on_sim, prompt, request, tokens};
+use crate::common::{alone, alone_on, config, on_sim, prompt, request, shared, tokens};
 use engine::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, Llm};
 use proptest::prelude::*;
 
@@ -158,7 +158,7 @@ fn any_load(
     prop_assume!(longest as u64 <= pool * 8);
     let small =
         EngineConfig { max_num_batched_tokens: budget, enable_prefix_caching: prefix_caching, ..config(pool.max(2)) };
-    let mut llm = Llm::new(on(small)).unwrap();
+    let mut llm = shared::llm(on(small)).unwrap();
     prop_assert_eq!(tokens(&mut llm, requests.clone()), alone_on(on(config(256)), &requests));
     prop_assert_eq!(llm.stats().kv_cache_usage, 0.0);
     Ok(())

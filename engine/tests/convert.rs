@@ -7,7 +7,7 @@ use engine::{EngineConfig, GenerationParams, Llm, ModelSource};
 use tempfile::TempDir;
 
 fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo")
+    testkit::workspace::root().join("models/demo")
 }
 
 fn config(model: &Path) -> EngineConfig {

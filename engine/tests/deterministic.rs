@@ -1,11 +1,11 @@
 //! `--deterministic` on the CUDA path, with every launch run by `cuda-sim`: the bits of a request do not depend on other requests.
 
-use crate::common::{config, request};
+use crate::common::{config, opened, request, shared};
 use engine::{AsyncEngine, Dtype, EngineConfig, Event, GenerationRequest, KvCacheDtype, Llm, PreemptionMode};
 
 /// In halves, which have two families of attention kernels. `None`, reported, where there is no compiler.
 fn on_sim(blocks: u64) -> Option<EngineConfig> {
-    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
+    let kernels_dir = Some(opened::kernels()?);
     // `config` counts blocks of float32.
     let config =
         EngineConfig { kv_cache_memory_bytes: config(blocks).kv_cache_memory_bytes.map(|b| b / 2), ..config(blocks) };
@@ -38,17 +38,17 @@ fn requests() -> Vec<GenerationRequest> {
 fn a_request_has_its_bits_in_every_batch_chunk_cache_hit_and_preemption() {
     let Some(plain) = on_sim(64) else { return };
     let requests = requests();
-    let mut alone = Llm::new(plain.clone()).unwrap();
+    let mut alone = shared::llm(plain.clone()).unwrap();
     let want: Bits = requests.iter().flat_map(|request| run(&mut alone, std::slice::from_ref(request))).collect();
     assert_eq!(run(&mut alone, &requests), want, "together, and with the prefix cache");
     assert!(alone.stats().prefix_cache_hits > 0, "nothing was found in the prefix cache: the test shows nothing");
     // Chunks of a few rows, some of them of one, which the decode kernel computes.
     let chunks = EngineConfig { max_num_batched_tokens: 5, max_num_seqs: 4, ..plain.clone() };
-    assert_eq!(run(&mut Llm::new(chunks).unwrap(), &requests), want, "chunks");
+    assert_eq!(run(&mut shared::llm(chunks).unwrap(), &requests), want, "chunks");
     let blocks = EngineConfig { block_size: Some(16), enable_prefix_caching: false, ..plain };
-    assert_eq!(run(&mut Llm::new(blocks).unwrap(), &requests), want, "block size");
+    assert_eq!(run(&mut shared::llm(blocks).unwrap(), &requests), want, "block size");
     let mut small =
-        Llm::new(EngineConfig { preemption_mode: PreemptionMode::Recompute, ..on_sim(12).unwrap() }).unwrap();
+        shared::llm(EngineConfig { preemption_mode: PreemptionMode::Recompute, ..on_sim(12).unwrap() }).unwrap();
     assert_eq!(run(&mut small, &requests), want, "preemption");
     assert!(small.stats().num_preemptions > 0, "nothing was preempted: the test shows nothing");
 }
@@ -58,10 +58,10 @@ fn an_int8_cache_keeps_its_bits_too() {
     let Some(plain) = on_sim(64) else { return };
     let plain = EngineConfig { kv_cache_dtype: KvCacheDtype::Int8, ..plain };
     let requests = requests();
-    let mut alone = Llm::new(plain.clone()).unwrap();
+    let mut alone = shared::llm(plain.clone()).unwrap();
     let want: Bits = requests.iter().flat_map(|request| run(&mut alone, std::slice::from_ref(request))).collect();
     let chunks = EngineConfig { max_num_batched_tokens: 5, max_num_seqs: 4, enable_prefix_caching: false, ..plain };
-    assert_eq!(run(&mut Llm::new(chunks).unwrap(), &requests), want);
+    assert_eq!(run(&mut shared::llm(chunks).unwrap(), &requests), want);
 }
 
 fn notes(config: EngineConfig) -> String {

@@ -15,7 +15,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testkit::reference;
 
-use crate::common::{VOCABULARY, config, on_sim, request};
+use crate::common::{VOCABULARY, config, on_sim, request, shared};
 use crate::overlap::{Load, answers};
 use crate::speculate::{CERTAIN, case, check_with, loads, plain};
 
@@ -26,8 +26,7 @@ fn drafts_of(model: &Path, num_speculative_tokens: usize) -> Option<SpeculativeC
 
 /// An engine that always verifies as many drafts of a model as it may.
 fn speculating(config: &EngineConfig, model: &Path, most: usize) -> Engine {
-    let parts =
-        EngineParts::load(&EngineConfig { speculative: drafts_of(model, most), ..config.clone() }, &|_, _| {}).unwrap();
+    let parts = shared::parts(&EngineConfig { speculative: drafts_of(model, most), ..config.clone() }).unwrap();
     let speculation = parts.speculation.map(|speculation| Speculation { is_adaptive: false, ..speculation });
     Engine::new(EngineParts { speculation, ..parts }).unwrap()
 }
@@ -168,7 +167,7 @@ impl Proposer for Sometimes {
 #[test]
 fn a_draft_model_computes_what_was_drawn_instead_of_its_wrong_drafts() {
     let config = EngineConfig { speculative: drafts_of(&llama(), 4), ..twice(config(60)) };
-    let parts = EngineParts::load(&config, &|_, _| {}).unwrap();
+    let parts = shared::parts(&config).unwrap();
     let speculation =
         Some(Speculation { proposer: Box::new(Sometimes(0)), num_speculative_tokens: 4, is_adaptive: false });
     let mut engine = Engine::new(EngineParts { speculation, ..parts }).unwrap();
@@ -240,7 +239,7 @@ impl Worker for Failing {
 #[test]
 fn a_draft_model_that_fails_ends_no_request() {
     let requests: Vec<Load> = (0..3).map(|i| (request(i, 9, 10, 1), None)).collect();
-    let want = answers(&mut Engine::load(&config(60), &|_, _| {}).unwrap(), &requests);
+    let want = answers(&mut shared::engine(&config(60)).unwrap(), &requests);
     for (good, begins) in [(0, false), (0, true), (2, true), (3, false)] {
         let parts =
             EngineParts::load(&twice(EngineConfig { speculative: drafts_of(&llama(), 3), ..config(60) }), &|_, _| {})
@@ -258,7 +257,7 @@ fn a_draft_model_that_fails_ends_no_request() {
 fn a_draft_model_that_cannot_be_used_is_one_line() {
     let load = |config: &EngineConfig, draft: &Path| {
         let config = EngineConfig { speculative: drafts_of(draft, 2), ..config.clone() };
-        let line = Engine::load(&config, &|_, _| {}).err().unwrap().to_string();
+        let line = shared::engine(&config).err().unwrap().to_string();
         assert!(!line.contains('\n'), "{line}");
         line
     };
@@ -280,7 +279,7 @@ fn texts_longer_than_the_context_of_the_draft_model_go_on_without_drafts() {
     let short = changed("llama", &json!({"max_position_embeddings": 32}));
     // The last prompt alone is longer.
     let requests: Vec<Load> = vec![(request(3, 20, 40, 1), None), (request(4, 50, 10, 1), None)];
-    let want = answers(&mut Engine::load(&config(60), &|_, _| {}).unwrap(), &requests);
+    let want = answers(&mut shared::engine(&config(60)).unwrap(), &requests);
     let mut engine = speculating(&twice(config(60)), short.path(), 4);
     let got = answers(&mut engine, &requests);
     assert_eq!(plain(&engine, got), want);

@@ -1,8 +1,6 @@
 //! Embeddings against `transformers` (`embedding_reference.json`: the last hidden states of the `llama` and `qwen3`
 //! reference cases in float32, pooled and brought to length 1), and bit for bit the same in every company.
 
-use std::path::PathBuf;
-
 use engine::{
     Engine, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Policy, Pooling,
     PreemptionMode, SubmitError, TokenEvent,
@@ -53,7 +51,7 @@ fn run(llm: &mut Llm, requests: Vec<GenerationRequest>) -> Vec<Vec<Event>> {
 #[test]
 fn embeddings_are_those_of_transformers() {
     for model in ["llama", "qwen3"] {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(model);
+        let folder = testkit::reference::folder(model);
         let config = EngineConfig { model: ModelSource::Folder(folder), ..crate::common::config(64) };
         let mut llm = Llm::new(config).unwrap();
         for case in cases(model) {

@@ -9,7 +9,7 @@ use engine::{
 };
 
 use crate::common::faulty::{COPIES, PASSES, count, faulty};
-use crate::common::{config, overlapping};
+use crate::common::{config, opened, overlapping};
 
 /// `blocks` blocks of 8 tokens and a swap space three times as large, on the CPU.
 fn engine(blocks: u64) -> Engine {
@@ -23,13 +23,13 @@ fn engine(blocks: u64) -> Engine {
     Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
 }
 
-/// The same on `cuda-sim`, where a step is planned while the one before it runs.
+/// The same on a device that launches kernels, where a step is planned while the one before it runs.
 fn overlapped(blocks: u64) -> Option<Engine> {
     let config = overlapping(blocks)?;
     let swap_space_bytes = 3 * config.kv_cache_memory_bytes.unwrap();
     let config = EngineConfig { swap_space_bytes, preemption_mode: PreemptionMode::Swap, ..config };
-    let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
-    let device = faulty(device::open_with("cuda-sim", &options).unwrap());
+    let options = device::Options { deterministic: config.deterministic, ..Default::default() };
+    let device = faulty(opened::open(options)?);
     Some(Engine::load_on(&config, device, &|_, _| {}).unwrap())
 }
 

@@ -13,7 +13,7 @@ use engine::{
 };
 use testkit::capability::Capability;
 use testkit::everything;
-
+use testkit::kernels::host;
 use testkit::reference::{CASES, FIRST, block_size};
 
 use crate::common::cases::{folder, prompts};
@@ -61,7 +61,7 @@ impl Setting {
         };
         if let Some(dtype) = self.sim {
             config.device = "cuda-sim".into();
-            config.kernels_dir = testkit::kernels::host::folder_for_tests();
+            config.kernels_dir = host::folder_for_tests();
             config.dtype = Some(dtype);
             config.deterministic = !self.other_kernels;
         } else if self.other_kernels {
@@ -175,7 +175,7 @@ fn no_bit_of_a_result_has_moved() {
         testkit::not_run::report(Capability::Libm, "the hashes are of other sines and cosines");
         return;
     }
-    let has_sim = testkit::kernels::host::folder_for_tests().is_some();
+    let has_sim = host::simulator_for_tests("hashes of its bits") && host::folder_for_tests().is_some();
     let all = settings();
     let runs = |(number, setting): &(usize, &Setting)| {
         (everything() || setting.is_ordinary(*number)) && (setting.sim.is_none() || has_sim)

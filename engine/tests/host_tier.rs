@@ -2,7 +2,7 @@
 
 use engine::{Engine, EngineConfig, Event, GenerationRequest, Llm, PreemptionMode};
 
-use crate::common::{TOKEN_BYTES, alone_on, config, overlapping, prompt, request, tokens};
+use crate::common::{TOKEN_BYTES, alone_on, config, overlapping, prompt, request, shared, tokens};
 use crate::lora::{LORA, adapters, with_lora};
 
 /// `blocks` blocks of 8 tokens on the device and `host` in host memory.
@@ -93,9 +93,9 @@ fn conversations_that_exceed_the_pool_have_the_same_bits_with_and_without_the_ho
 fn on_cuda_sim_a_step_waits_for_the_prefixes_that_it_reads_from_the_host() {
     let Some(base) = overlapping(1) else { return };
     let base = EngineConfig { swap_space_bytes: 0, max_model_len: Some(64), ..base };
-    let (want, most) = converse(&mut Llm::new(tiers(base.clone(), 100, 0)).unwrap(), conversations(false), 2, false);
+    let (want, most) = converse(&mut shared::llm(tiers(base.clone(), 100, 0)).unwrap(), conversations(false), 2, false);
     for at_once in [false, true] {
-        let mut tiered = Llm::new(tiers(base.clone(), 10, 40)).unwrap();
+        let mut tiered = shared::llm(tiers(base.clone(), 10, 40)).unwrap();
         let (same, cached) = converse(&mut tiered, conversations(false), 2, at_once);
         assert_eq!(same, want);
         assert!(cached == most || at_once, "{cached} of {most} tokens were cached");

@@ -8,7 +8,7 @@ use engine::{
     TokenEvent, TokenSet,
 };
 
-use crate::common::{VOCABULARY, alone, config, on_sim, request};
+use crate::common::{VOCABULARY, alone, config, on_sim, request, shared};
 
 /// Where a constraint misbehaves, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,7 +74,7 @@ fn a_constraint_that_panics_ends_its_own_request_and_nothing_else() {
     let others: Vec<GenerationRequest> = (0..3).map(|i| request(i, 12, 10, 1)).collect();
     let want = alone(&others);
     for config in [Some(config(64)), on_sim(config(64))].into_iter().flatten() {
-        let mut engine = Engine::load(&config, &|_, _| {}).unwrap();
+        let mut engine = shared::engine(&config).unwrap();
         for fault in
             [Fault::Mask, Fault::Accept, Fault::Complete, Fault::Fork, Fault::Drop, Fault::Beyond, Fault::Nothing]
         {
@@ -227,7 +227,7 @@ fn a_request_of_any_numbers_is_served_or_refused_in_one_line() {
 #[test]
 fn a_request_of_any_numbers_is_served_or_refused_where_the_device_draws() {
     let Some(config) = on_sim(EngineConfig { max_model_len: Some(64), ..config(64) }) else { return };
-    let mut engine = Engine::load(&config, &|_, _| {}).unwrap();
+    let mut engine = shared::engine(&config).unwrap();
     let mut accepted = 0;
     for mut request in hostile_requests() {
         // A full context of each is no more hostile than a few steps of it.

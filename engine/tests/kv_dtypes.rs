@@ -6,10 +6,10 @@ use std::path::Path;
 use testkit::reference::FIRST;
 
 use crate::common::cases::{Prompt, folder, prompts};
-use crate::common::{TOKEN_BYTES, config, request, tokens};
+use crate::common::{TOKEN_BYTES, config, opened, request, shared, tokens};
 use engine::{
-    AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
-    PreemptionMode, plan,
+    AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, ModelSource, PreemptionMode,
+    plan,
 };
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ fn kept(kv_cache_dtype: KvCacheDtype, model: &Path) -> EngineConfig {
 /// Of the reference's own continuations, computed as parts of prompts: the log-probability of each token, and whether it is the
 /// likeliest.
 fn teacher_forced(config: EngineConfig, prompts: &[Prompt]) -> Vec<(f32, bool)> {
-    let mut llm = Llm::new(config).unwrap();
+    let mut llm = shared::llm(config).unwrap();
     let request = |p: &Prompt| GenerationRequest {
         prompt: [&p.ids[..], &p.greedy].concat(),
         params: GenerationParams { prompt_logprobs: Some(1), max_tokens: Some(0), ..Default::default() },
@@ -165,9 +165,9 @@ fn short(case: &str) -> Vec<Prompt> {
     prompts
 }
 
-/// An engine on `cuda-sim`; `None`, reported, where there is no compiler.
+/// An engine on a device that launches kernels; `None`, reported, where there is no compiler.
 fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
-    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
+    let kernels_dir = Some(opened::kernels()?);
     let dtype = config.dtype.or(Some(engine::Dtype::F32));
     let device = testkit::kernels::host::device_for_tests().into();
     Some(EngineConfig { device, kernels_dir, dtype, max_num_batched_tokens: 128, ..config })
@@ -187,7 +187,7 @@ fn the_cuda_kernels_change_log_probabilities_as_little() {
 
 /// The bits of the log-probabilities of requests, one after the other, in one engine.
 fn scored_in_turn(config: EngineConfig, requests: &[&GenerationRequest]) -> Vec<Vec<u32>> {
-    let mut llm = Llm::new(config).unwrap();
+    let mut llm = shared::llm(config).unwrap();
     let score = |request: &&GenerationRequest| {
         let (_, events) = llm.run_with_events(vec![(*request).clone()]).unwrap().remove(0);
         let deltas = events.into_iter().filter_map(|e| if let Event::Delta(delta) = e { Some(delta) } else { None });
@@ -201,7 +201,8 @@ fn scales_of_the_first_step_stay_and_the_prefix_cache_holds_none_of_others() {
     let base = EngineConfig { kv_cache_dtype: KvCacheDtype::Fp8E4m3, calculate_kv_scales: true, ..config(256) };
     let [first, second] = [request(1, 40, 8, 1), request(2, 40, 8, 1)];
     let run = |enable_prefix_caching, sim: bool, requests: &[&GenerationRequest]| {
-        let config = EngineConfig { enable_prefix_caching, ..base.clone() };
+        // Rows that are read from the cache are then those of no step: products must not depend on their number.
+        let config = EngineConfig { enable_prefix_caching, deterministic: true, ..base.clone() };
         Some(scored_in_turn(if sim { on_sim(config)? } else { config }, requests))
     };
     for sim in [false, true] {
@@ -275,11 +276,11 @@ fn preemption_and_swap_change_no_token_in_any_type() {
             let token = plan(&EngineConfig { kv_cache_dtype: dtype, ..config(256) }).unwrap().kv_bytes_per_token;
             EngineConfig { kv_cache_dtype: dtype, kv_cache_memory_bytes: Some(blocks * 8 * token), ..config(256) }
         };
-        let mut alone = Llm::new(of_blocks(256)).unwrap();
+        let mut alone = shared::llm(of_blocks(256)).unwrap();
         let want: Vec<_> = requests.iter().map(|request| tokens(&mut alone, vec![request.clone()]).remove(0)).collect();
         for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
             let swap_space_bytes = if preemption_mode == PreemptionMode::Swap { 60 * 8 * TOKEN_BYTES } else { 0 };
-            let mut llm = Llm::new(EngineConfig { swap_space_bytes, preemption_mode, ..of_blocks(20) }).unwrap();
+            let mut llm = shared::llm(EngineConfig { swap_space_bytes, preemption_mode, ..of_blocks(20) }).unwrap();
             assert_eq!(tokens(&mut llm, requests.clone()), want, "{dtype}, {preemption_mode:?}");
             let stats = llm.stats();
             assert!(stats.num_preemptions > 0, "{dtype}: nothing was preempted: the test shows nothing");
@@ -303,7 +304,7 @@ fn a_plan_counts_the_bytes_of_the_type() {
 
 #[test]
 fn types_that_the_cuda_kernels_do_not_have_are_refused_in_one_line() {
-    if testkit::kernels::host::folder_for_tests().is_none() {
+    if opened::kernels().is_none() {
         return;
     }
     let on = |dtype| on_sim(kept(dtype, &folder("llama"))).unwrap();
@@ -396,7 +397,7 @@ fn invalid_scales_are_refused_in_one_line_that_names_the_tensor() {
         let copy = with_scales(tensors);
         let config = kept(KvCacheDtype::Fp8E5m2, copy.path());
         let planned = plan(&config).unwrap_err().to_string();
-        assert_eq!(Llm::new(config).err().unwrap().to_string(), planned);
+        assert_eq!(shared::llm(config).err().unwrap().to_string(), planned);
         assert!(!planned.contains('\n'), "{planned}");
         planned
     };

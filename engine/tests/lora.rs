@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testkit::adapters::{Module, simple};
 
 use crate::common::slow::slow;
-use crate::common::{config, on_sim, overlapping, request};
+use crate::common::{config, on_sim, overlapping, request, shared};
 use crate::speculate::{Spy, speculating};
 
 pub const LORA: LoraConfig = LoraConfig { max_loras: 2, max_lora_rank: 16, max_cpu_loras: None };
@@ -183,7 +183,7 @@ fn a_recording_with_adapters_is_replayed_by_a_worker_alone() {
 
 /// Tokens of requests with and without adapters; more adapters than a step has take turns in its slots.
 fn run_all(config: EngineConfig, folder: &Path) -> Vec<Vec<u32>> {
-    let mut llm = Llm::new(config).unwrap();
+    let mut llm = shared::llm(config).unwrap();
     load(&mut llm, folder, &["a", "b", "c", "d"]);
     let names = [Some("a"), None, Some("b"), Some("c"), Some("d"), None];
     let requests = names.iter().zip(0..).map(|(name, i)| of(*name, request(i % 3, 7 + i as usize, 5, 1))).collect();

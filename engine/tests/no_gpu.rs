@@ -6,6 +6,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use engine::{AsyncEngine, EngineConfig, plan};
+use testkit::kernels::{self, host};
+use testkit::workspace;
 
 /// The device that the program is to start on, which is started for that alone.
 const DEVICE: &str = "NO_GPU_DEVICE";
@@ -17,12 +19,14 @@ fn model_on(device: &str) -> EngineConfig {
     EngineConfig { device: device.into(), kernels_dir, kv_cache_memory_bytes: None, ..crate::common::config(64) }
 }
 
-/// The folder of the driver, which also contains some kernels; `None`, reported, without a compiler.
+/// The folder of the driver, which also contains some kernels; `None`, reported, without a compiler or
+/// where another device is tested.
 fn driver() -> Option<&'static PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        let kernels = testkit::kernels::host::folder_for_tests()?.join("libquire_sim_models.so");
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no_gpu");
+        host::compiler_for_tests("a driver in host code")?;
+        let kernels = host::folder_for_tests()?.join("libquire_sim_models.so");
+        let folder = kernels::target(&workspace::root()).join("tmp/no_gpu");
         std::fs::create_dir_all(&folder).unwrap();
         let over = folder.join("libquire_sim_models.so");
         crate::fake::copy(&kernels, &over);

@@ -1,6 +1,6 @@
 //! Draws on the device and steps planned ahead give the same answers, to the bit, as draws on the host without planning ahead.
 //!
-//! Every launch is run by `cuda-sim`, on the tiny reference model in float32.
+//! Every launch is run by `cuda-sim`, or by `cuda` where `QUIRE_TEST_DEVICE` says so, on the tiny reference model in float32.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use engine::{
 use proptest::prelude::*;
 
 use crate::common::workers::{counted, on_host};
-use crate::common::{VOCABULARY, overlapping};
+use crate::common::{VOCABULARY, opened, overlapping, shared};
 
 fn load(config: &EngineConfig) -> Engine {
-    Engine::load(config, &|_, _| {}).unwrap()
+    shared::engine(config).unwrap()
 }
 
 /// Restricts every token to a class of ids that depends on the previous tokens, for `left` tokens.
@@ -190,8 +190,8 @@ fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
         [None, r#"{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}"#.parse().ok()]
     {
         let config = EngineConfig { speculative, ..config.clone() };
-        let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
-        let device = device::open_with("cuda-sim", &options).unwrap();
+        let options = device::Options { deterministic: config.deterministic, ..Default::default() };
+        let device = opened::open(options).unwrap();
         let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
         let plan = engine::plan(&config).unwrap();
         let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use testkit::reference;
 use testkit::tensors::{Tensors, random_tensors, write_checkpoint};
 
-use crate::common::{VOCABULARY, config, on_sim, request};
+use crate::common::{VOCABULARY, config, on_sim, request, shared};
 use crate::overlap::Load;
 use crate::speculate::{Case, check_with};
 
@@ -150,7 +150,7 @@ impl Predictor {
         most: usize,
         wrap: impl FnOnce(Box<dyn Worker>) -> Box<dyn Worker>,
     ) -> Engine {
-        let parts = EngineParts::load(&self.config(config.clone(), most), &|_, _| {}).unwrap();
+        let parts = shared::parts(&self.config(config.clone(), most)).unwrap();
         let speculation = parts.speculation.map(|speculation| Speculation { is_adaptive: false, ..speculation });
         Engine::new(EngineParts { speculation, worker: wrap(parts.worker), ..parts }).unwrap()
     }
@@ -352,7 +352,7 @@ fn on_cuda_sim_drafts_of_predictors_change_nothing_either() {
 #[test]
 fn a_predictor_that_cannot_be_used_is_one_line() {
     let refused = |config: EngineConfig| {
-        let line = Engine::load(&config, &|_, _| {}).err().unwrap().to_string();
+        let line = shared::engine(&config).err().unwrap().to_string();
         assert!(!line.contains('\n'), "{line}");
         line
     };

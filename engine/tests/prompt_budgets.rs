@@ -3,13 +3,13 @@
 use engine::speculate::Ngram;
 use engine::{Engine, EngineConfig, ItlTarget, ParallelConfig, PreemptionMode, TokenEvent};
 
-use crate::common::{config, overlapping, request};
+use crate::common::{config, overlapping, request, shared};
 use crate::overlap::{Load, answers, answers_with};
 use crate::recurrent;
 use crate::speculate::{loads, plain, speculating};
 
 fn load(config: &EngineConfig) -> Engine {
-    Engine::load(config, &|_, _| {}).unwrap()
+    shared::engine(config).unwrap()
 }
 
 /// The answers with another prompt budget before each step, most of them small.

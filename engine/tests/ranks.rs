@@ -1,7 +1,5 @@
 //! Replicas of several ranks answer as one rank does, to the bit.
 
-use std::path::Path;
-
 use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
     AsyncEngine, Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, Llm, ModelSource,
@@ -92,7 +90,7 @@ fn ranks_that_sum_give_the_greedy_tokens_of_one() {
 #[test]
 fn products_of_a_quantised_checkpoint_that_cannot_be_cut_are_gathered_and_counted() {
     let folder = tempfile::TempDir::new().unwrap();
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    let demo = testkit::workspace::root().join("models/demo");
     // Groups of 64: the 6 heads of 32 are cut in the middle of one, the 384 inputs of a network between two.
     let options = ConvertOptions { method: Method::Q4, group_size: 64, calibration: None };
     let converted = folder.path().join("q4");

@@ -5,7 +5,7 @@ use engine::{
 };
 
 use crate::common::cases::folder;
-use crate::common::{alone_on, on_sim, tokens};
+use crate::common::{alone_on, on_sim, shared, tokens};
 
 /// Least number of tokens per block that holds a state of the model, which `auto` chooses.
 const BLOCK_SIZE: usize = 64;
@@ -133,7 +133,7 @@ fn steps_planned_while_others_run_keep_the_states() {
         max_model_len: Some(128),
         ..sim
     };
-    let mut llm = Llm::new(small).unwrap();
+    let mut llm = shared::llm(small).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
     assert!(llm.stats().num_preemptions > 0);
 }

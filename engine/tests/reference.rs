@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::cases::{Prompt, expected, folder, prompts};
+use crate::common::{opened, shared};
 use engine::{
     Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     SamplingParams,
@@ -106,7 +107,7 @@ impl Setting {
         };
         if let Some(dtype) = self.sim {
             config.device = device_for_tests().into();
-            config.kernels_dir = testkit::kernels::host::folder_for_tests();
+            config.kernels_dir = opened::kernels();
             config.dtype = Some(dtype);
             // A row has the same bits in every step, on any thread.
             config.deterministic = !self.fast;
@@ -134,7 +135,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
 type Bits = Vec<Vec<u32>>;
 
 fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
-    let mut llm = Llm::new(setting.config(case)).unwrap();
+    let mut llm = shared::llm(setting.config(case)).unwrap();
     let mut requests: Vec<GenerationRequest> = prompts.iter().map(|p| request(&p.ids, p.greedy.len())).collect();
     if setting.prefix_cache {
         // A first run fills the prefix cache, so that the second one reads it.
@@ -238,7 +239,7 @@ fn check_teacher_forced_in(case: &str, setting: Setting, mut prompts: Vec<Prompt
     let (greatest, mean) = noise(case, setting.computes());
     let (greatest, mean) = if FIRST.contains(&case) { (greatest, mean) } else { (2.0 * greatest, 2.0 * mean) };
     let mut errors = Vec::new();
-    let mut llm = Llm::new(setting.config(case)).unwrap();
+    let mut llm = shared::llm(setting.config(case)).unwrap();
     let greedy: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
     for (prompt, scores) in prompts.iter().zip(scored(&mut llm, &prompts, &greedy)) {
         assert_eq!([scores.len(), prompt.logprobs.len(), prompt.margins.len()], [prompt.greedy.len(); 3], "{case}");
@@ -429,7 +430,7 @@ fn qwen3_next_gives_the_reference_tokens_in_every_setting() {
 
 #[test]
 fn qwen3_next_gives_the_reference_tokens_on_cuda_sim() {
-    if testkit::kernels::host::folder_for_tests().is_none() {
+    if opened::kernels().is_none() {
         return;
     }
     let all = with_larger_blocks(product()).into_iter().filter(|s| s.threads == 1 && !s.reference_kernels);
@@ -455,7 +456,7 @@ const ON_GPU: [KvCacheDtype; 4] =
     [KvCacheDtype::Auto, KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2, KvCacheDtype::Int8];
 
 fn check_on_sim(case: &str) {
-    if testkit::kernels::host::folder_for_tests().is_none() {
+    if opened::kernels().is_none() {
         return;
     }
     let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
@@ -538,7 +539,7 @@ fn compare_two(case: &str, whole: Setting, prompts: &[Prompt]) {
 
 #[test]
 fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
-    if testkit::kernels::host::folder_for_tests().is_none() {
+    if opened::kernels().is_none() {
         return;
     }
     for dtype in [Dtype::F16, Dtype::Bf16] {
@@ -586,7 +587,7 @@ fn auto_is_bfloat16_for_a_checkpoint_in_it_on_a_cpu_that_is_fast_in_it() {
 
 #[test]
 fn what_runs_where_no_bits_are_promised_gives_the_reference_tokens_with_graphs_and_without() {
-    if testkit::kernels::host::folder_for_tests().is_none() {
+    if opened::kernels().is_none() {
         return;
     }
     // On a GPU that is the fastest of each kind; on `cuda-sim` only which kernels are chosen differs.

@@ -13,7 +13,7 @@ use sched::SeqId;
 use testkit::reference;
 
 use crate::common::workers::counted_parts;
-use crate::common::{VOCABULARY, config, on_sim, overlapping, request};
+use crate::common::{VOCABULARY, config, on_sim, overlapping, request, shared};
 use crate::overlap::{Load, answers, option_requests};
 
 /// Proposes what a run without speculation has drawn, with a wrong token at one of `wrong` positions.
@@ -65,13 +65,13 @@ impl Proposer for Oracle {
 }
 
 pub fn speculating(config: &EngineConfig, proposer: Box<dyn Proposer>, most: usize) -> Engine {
-    let parts = EngineParts::load(config, &|_, _| {}).unwrap();
+    let parts = shared::parts(config).unwrap();
     let speculation = Some(Speculation { proposer, num_speculative_tokens: most, is_adaptive: false });
     Engine::new(EngineParts { speculation, ..parts }).unwrap()
 }
 
 fn load(config: &EngineConfig) -> Engine {
-    Engine::load(config, &|_, _| {}).unwrap()
+    shared::engine(config).unwrap()
 }
 
 /// Takes the numbers of drafts out of the events, and compares them with the engine's.
@@ -405,7 +405,7 @@ fn steps_overlap_again_if_nothing_is_found_or_nothing_is_right() {
     let requests: Vec<Load> = vec![(request(0, 9, 50, 1), None)];
     let want = answers(&mut load(&config), &requests);
     for proposer in [Box::new(Spy::default()) as Box<dyn Proposer>, Oracle::new(&want, 1)] {
-        let parts = EngineParts::load(&config, &|_, _| {}).unwrap();
+        let parts = shared::parts(&config).unwrap();
         let speculation = Some(Speculation { proposer, num_speculative_tokens: 3, is_adaptive: true });
         let (mut engine, steps) = counted_parts(EngineParts { speculation, ..parts });
         engine.submit(requests[0].0.clone()).unwrap();
@@ -422,7 +422,7 @@ fn steps_overlap_again_if_nothing_is_found_or_nothing_is_right() {
 fn drafts_that_are_always_wrong_are_proposed_ever_less() {
     let requests: Vec<Load> = vec![(request(0, 9, 400, 1), None)];
     let want = answers(&mut load(&config(60)), &requests);
-    let parts = EngineParts::load(&config(60), &|_, _| {}).unwrap();
+    let parts = shared::parts(&config(60)).unwrap();
     let speculation = Speculation { proposer: Oracle::new(&want, 1), num_speculative_tokens: 8, is_adaptive: true };
     let mut engine = Engine::new(EngineParts { speculation: Some(speculation), ..parts }).unwrap();
     let got = answers(&mut engine, &requests);

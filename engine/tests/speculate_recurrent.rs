@@ -2,10 +2,10 @@
 
 use std::sync::Mutex;
 
-use engine::{Engine, EngineConfig, GenerationRequest, Llm, TokenEvent};
+use engine::{EngineConfig, GenerationRequest, TokenEvent};
 use proptest::prelude::*;
 
-use crate::common::{on_sim, tokens};
+use crate::common::{on_sim, shared, tokens};
 use crate::overlap::{Classes, Load, answers};
 use crate::recurrent::{BLOCK_BYTES, config, request};
 use crate::speculate::{Case, Oracle, case, compare, loads, speculating};
@@ -76,7 +76,7 @@ fn speculation_of_a_recurrent_model_changes_nothing_on_cuda_sim_either() {
 #[test]
 fn a_block_that_drafts_have_reached_is_cached_with_the_state_of_its_last_token() {
     let large = config(256);
-    let mut without = Engine::load(&large, &|_, _| {}).unwrap();
+    let mut without = shared::engine(&large).unwrap();
     let first: Vec<Load> = (0..3).map(|i| (request(i, 30 + i as usize, 80, 1), None)).collect();
     let want = answers(&mut without, &first);
     let mut engine = speculating(&large, Oracle::new(&want, 11), 8);
@@ -95,7 +95,7 @@ fn a_block_that_drafts_have_reached_is_cached_with_the_state_of_its_last_token()
         before.iter().zip(&first).map(turn).collect()
     };
     let uncached = EngineConfig { enable_prefix_caching: false, ..config(256) };
-    let alone = answers(&mut Engine::load(&uncached, &|_, _| {}).unwrap(), &second());
+    let alone = answers(&mut shared::engine(&uncached).unwrap(), &second());
     let hits = engine.stats().prefix_cache_hits;
     // The source of drafts knows no more requests.
     let again: Vec<Load> = second().into_iter().map(|(request, constraint)| (undrafted(request), constraint)).collect();
@@ -113,8 +113,8 @@ fn a_model_with_recurrent_layers_takes_the_flag_and_gives_the_same_tokens() {
     let speculative = r#"{"method": "suffix"}"#.parse().ok();
     let small = EngineConfig { kv_cache_memory_bytes: Some(60 * BLOCK_BYTES), ..config(256) };
     let requests = || (1..4).map(|i| request(i, 40, 90, 2)).collect::<Vec<_>>();
-    let want = tokens(&mut Llm::new(small.clone()).unwrap(), requests());
-    let mut llm = Llm::new(EngineConfig { speculative, ..small }).unwrap();
+    let want = tokens(&mut shared::llm(small.clone()).unwrap(), requests());
+    let mut llm = shared::llm(EngineConfig { speculative, ..small }).unwrap();
     assert_eq!(tokens(&mut llm, requests()), want);
     assert_eq!(tokens(&mut llm, requests()), want, "with drafts from the first round");
     // How many there are depends on the times of steps.

@@ -1,4 +1,4 @@
-//! Verification of drafts on `cuda-sim`: steps are replayed as CUDA graphs and drawn by the device's sampler, with the bits of an
+//! Verification of drafts on a device that launches kernels: steps are replayed as CUDA graphs and drawn by the device's sampler, with the bits of an
 //! engine without speculation.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,11 +11,11 @@ use engine::{Engine, EngineConfig, EngineParts, TokenEvent};
 use proptest::prelude::*;
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
-use crate::common::{VOCABULARY, config, on_sim};
+use crate::common::{VOCABULARY, config, on_sim, opened, shared};
 use crate::overlap::{Load, answers, option_requests};
 use crate::speculate::{CERTAIN, Case, Oracle, check, plain};
 
-/// `cuda-sim` in f16, for which the decode kernel computes several rows of a sequence, with room for `drafts` of each.
+/// That device in f16, for which the decode kernel computes several rows of a sequence, with room for `drafts` of each.
 fn in_halves(config: EngineConfig, drafts: usize, graphs: bool) -> EngineConfig {
     let json = format!(r#"{{"method": "ngram", "num_speculative_tokens": {drafts}}}"#);
     let speculative = json.parse().ok();
@@ -119,16 +119,13 @@ impl Worker for Counting {
 /// drafts and of steps of at most four rows of each sequence.
 fn observed(config: &EngineConfig, loads: &[Load]) -> (Seen, [u64; 2]) {
     let without = EngineConfig { speculative: None, ..config.clone() };
-    let want = answers(&mut Engine::load(&without, &|_, _| {}).unwrap(), loads);
-    let options = device::Options {
-        threads: Some(1),
-        kernels: config.kernels_dir.clone(),
-        deterministic: true,
-        ..Default::default()
-    };
+    let want = answers(&mut shared::engine(&without).unwrap(), loads);
+    let options = device::Options { deterministic: true, ..Default::default() };
     let seen = Observer::default();
-    let device = Hooked { device: device::open_with("cuda-sim", &options).unwrap(), hooks: seen.clone() };
+    let device = Hooked { device: opened::open(options).unwrap(), hooks: seen.clone() };
     let parts = EngineParts::load_on(config, Arc::new(device), &|_, _| {}).unwrap();
+    // A GPU captures its graphs while it loads.
+    *seen.0.lock().unwrap() = Seen::default();
     let proposer = Oracle::new(&want, 4);
     let speculation = Some(Speculation { proposer, num_speculative_tokens: 3, is_adaptive: false });
     let steps = Arc::<[AtomicU64; 2]>::default();

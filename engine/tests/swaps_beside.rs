@@ -12,7 +12,7 @@ use engine::{Engine, EngineConfig, EngineParts, GenerationRequest, PreemptionMod
 use sched::{MemOp, SeqId, StepPlan};
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
-use crate::common::{TOKEN_BYTES, overlapping, request};
+use crate::common::{TOKEN_BYTES, opened, overlapping, request};
 
 const BLOCK_SIZE: usize = 8;
 /// Bytes of a block of keys in one of the three layers.
@@ -185,12 +185,12 @@ impl Worker for Observing {
     }
 }
 
-/// An engine on `cuda-sim` that swaps, and its observer.
+/// An engine that swaps, and its observer.
 fn observed(blocks: u64) -> Option<(Engine, Arc<Observer>)> {
     let config = EngineConfig { preemption_mode: PreemptionMode::Swap, ..overlapping(blocks)? };
-    let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
+    let options = device::Options { deterministic: config.deterministic, ..Default::default() };
     let hooks = Arc::new(Observer::default());
-    let device = Hooked { device: device::open_with("cuda-sim", &options).unwrap(), hooks: hooks.clone() };
+    let device = Hooked { device: opened::open(options)?, hooks: hooks.clone() };
     let parts = EngineParts::load_on(&config, Arc::new(device), &|_, _| {}).unwrap();
     let worker = Box::new(Observing(parts.worker, hooks.clone()));
     Some((Engine::new(EngineParts { worker, ..parts }).unwrap(), hooks))

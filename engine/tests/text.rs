@@ -3,7 +3,7 @@
 //! The tokenizers are those of five reference checkpoints, each of another kind (byte fallback with and without a metaspace
 //! pre-tokenizer, byte-level as Llama 3 and Qwen have it). `text_reference/<case>/texts.json` has
 //! continuations of prompts and lists of ids, both with their texts.
-use std::path::Path;
+
 use std::sync::Arc;
 
 use crate::counter::{allocations, largest_allocation};
@@ -23,7 +23,7 @@ struct Case {
 }
 
 fn load(case: &str) -> Case {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text_reference").join(case);
+    let folder = testkit::workspace::root().join("engine/tests/text_reference").join(case);
     let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
     let checkpoint = testkit::reference::folder(case);
     let tokenizer = Tokenizer::load(&ModelFiles::open(&checkpoint).unwrap()).unwrap();

@@ -6,7 +6,7 @@ use crate::common::{prompt, request, tokens};
 use engine::{EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource};
 
 fn case(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(name)
+    testkit::reference::folder(name)
 }
 
 /// The `qwen2` case with a window of 24 in two of its three layers.

@@ -1,10 +1,11 @@
-//! Decode steps in which sequences have several rows, their last token and drafts, as graphs on `cuda-sim`: equal bits to the same
+//! Decode steps in which sequences have several rows, their last token and drafts, as graphs: equal bits to the same
 //! steps given kernel by kernel, whatever the numbers of rows, and in no other slot of the cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::graphs_sim::{LIMITS, Loaded, load_on, sim, step};
+use crate::common::assert_graph_bytes;
+use crate::graphs_sim::{LIMITS, Loaded, launching, load_on, step};
 use crate::support::hooked::{Hooked, Hooks};
 use attention_kernels::{Dtype, KernelChoice, KvCache};
 use device::gemm::Product;
@@ -49,7 +50,7 @@ impl Calls {
 
 fn load(case: &str, dtype: Dtype, windows: bool, drafts: Option<usize>) -> Option<(Loaded, Calls)> {
     let calls = Calls::default();
-    let device: Arc<dyn Device> = Arc::new(Hooked { device: sim()?, hooks: calls.clone() });
+    let device: Arc<dyn Device> = Arc::new(Hooked { device: launching()?, hooks: calls.clone() });
     let choice = KernelChoice::default();
     Some((load_on((device, Arc::default()), (case, dtype, windows), &choice, drafts, &SMALL), calls))
 }
@@ -124,8 +125,8 @@ fn replayed_steps_with_up_to_k_drafts_of_each_sequence_have_the_bits_of_eager_on
 fn a_graph_for_drafts_is_captured_on_padding_and_serves_every_distribution_of_its_rows() {
     let Some((mut eager, _)) = load("llama", Dtype::F16, false, None) else { return };
     let (mut graphs, calls) = load("llama", Dtype::F16, false, Some(DRAFTS)).unwrap();
-    let Loaded { model, caches, .. } = &mut graphs;
-    assert_eq!(model.measure_graphs(caches).unwrap(), 0, "cuda-sim counts no bytes");
+    let Loaded { device, model, caches, .. } = &mut graphs;
+    assert_graph_bytes(&**device, model.measure_graphs(caches).unwrap());
     assert_eq!(model.graphs(), GraphCount { sizes: 10, captured: 2, failed: 0 });
     model.capture_graphs(caches).unwrap();
     assert_eq!(model.graphs(), GraphCount { sizes: 10, captured: 10, failed: 0 });
@@ -156,13 +157,18 @@ fn steps_with_more_rows_of_a_sequence_than_the_graphs_are_for_run_without_one() 
     assert!(logits(&mut eager, &batch) == logits(&mut graphs, &batch));
     assert_eq!((calls.now()[1], graphs.model.graphs().captured), (0, 0));
     // A kernel with one row of a sequence: single tokens only.
-    let device: Arc<dyn Device> = sim().unwrap();
+    let device: Arc<dyn Device> = launching().unwrap();
     let any = KernelChoice::default();
     let loaded = load_on((device, Arc::default()), ("llama", Dtype::F32, false), &any, Some(DRAFTS), &SMALL);
     assert_eq!((loaded.model.decode_rows(), loaded.model.graphs().sizes), (1, 4));
     // A state that cannot be reset to an earlier token.
     let limits = StepLimits { block_size: 128, ..SMALL };
-    let recurrent =
-        load_on((sim().unwrap(), Arc::default()), ("qwen3-next", Dtype::Bf16, false), &any, Some(DRAFTS), &limits);
+    let recurrent = load_on(
+        (launching().unwrap(), Arc::default()),
+        ("qwen3-next", Dtype::Bf16, false),
+        &any,
+        Some(DRAFTS),
+        &limits,
+    );
     assert_eq!((recurrent.model.decode_rows(), recurrent.model.graphs().sizes), (16, 4));
 }

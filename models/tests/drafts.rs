@@ -7,6 +7,7 @@ use device::{Device, Options};
 use models::{ForwardBatch, Model, ModelConfig, PageLayout, StepLimits, Weights};
 
 use crate::common::{files, needs};
+use crate::support::opened;
 
 const CASE: &str = "qwen3-next";
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 3, max_model_len: 384, block_size: 0, num_blocks: 64 };
@@ -117,12 +118,13 @@ fn rows_of_drafts_have_the_bits_of_other_rows_and_change_no_state() {
 
 #[test]
 fn rows_of_drafts_in_a_kernel_have_the_bits_of_other_rows_and_change_no_state() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let options =
-        Options { threads: Some(1), kernels: Some(kernels), seed: 7, deterministic: true, ..Options::default() };
+    if opened::kernels().is_none() {
+        return;
+    }
     let types = if testkit::everything() { &[Dtype::F32, Dtype::Bf16][..] } else { &[Dtype::F32] };
     for dtype in types {
-        check(load(device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap(), *dtype));
+        let options = Options { seed: 7, deterministic: true, ..Options::default() };
+        check(load(opened::open(options).unwrap(), *dtype));
     }
 }
 

@@ -1,7 +1,6 @@
-//! Models whose weights are codes, on `cuda-sim`: the logits of unpacked weights, the planned memory, and the same bits in every
+//! Models whose weights are codes, on a device that launches kernels: the logits of unpacked weights, the planned memory, and the same bits in every
 //! chunk.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, Needs, select};
@@ -14,14 +13,13 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-use crate::common::{self, Copy, ids, last_logits, list, needs, text};
+use crate::common::{self, Copy, assert_allocated, ids, last_logits, list, needs, text};
+use crate::support::opened;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };
 
 fn device(deterministic: bool) -> Option<Arc<dyn Device>> {
-    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, seed: 3, deterministic, ..Options::default() };
-    Some(device::open_with("cuda-sim", &options).unwrap())
+    opened::open(Options { seed: 3, deterministic, ..Options::default() })
 }
 
 /// The logits behind each prompt, and the bytes of the weights. The device has what was planned, and chunks change no bit.
@@ -42,7 +40,7 @@ fn run(
     let bytes = weight_bytes(decoder, weights, device.features(), &kernels).unwrap();
     assert_eq!(bytes.codes > 0, linear == "cuda.linear", "{bytes:?}");
     let planned = bytes.all + Model::step_bytes(device.features(), decoder, &kernels, &LIMITS);
-    assert_eq!(device.allocated(), Some(planned), "{linear} in {dtype}");
+    assert_allocated(&*device, planned, &format!("{linear} in {dtype}"));
     let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
     let mut logits = Vec::new();
     for prompt in prompts {
@@ -65,7 +63,7 @@ fn mean_error(found: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
 
 #[test]
 fn codes_of_a_checkpoint_give_the_logits_of_unpacked_weights_and_chunks_change_no_bit() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/reference");
+    let folder = testkit::workspace::root().join("models/tests/gguf/reference");
     for (case, dtype) in [("gguf-llama-spm-q2_k", Dtype::F16), ("gguf-qwen2-iq4_nl", Dtype::Bf16)] {
         let case = folder.join(case);
         let bytes = std::fs::read(case.join("expected.json")).unwrap();
@@ -197,7 +195,7 @@ fn long_chunks_are_multiplied_with_unpacked_weights_in_planned_memory() {
     model.reserve(&limits).unwrap();
     let bytes = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap();
     let step = |limits: &StepLimits| Model::step_bytes(device.features(), &decoder, &kernels, limits);
-    assert_eq!(device.allocated(), Some(bytes.all + step(&limits)));
+    assert_allocated(&*device, bytes.all + step(&limits), "long chunks");
     let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
     let prompt: Vec<u32> = (0..265).map(|i| i * 7 % 500 + 3).collect();
     let mut in_chunks =

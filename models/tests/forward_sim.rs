@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::common::{CASES, expected, files, folder, ids, last_logits, list, needs, text};
+use crate::common::{CASES, assert_allocated, expected, files, folder, ids, last_logits, list, needs, text};
+use crate::support::opened;
 use attention_kernels::{Dtype, KernelChoice, KernelSet, KvDtype, Needs, select};
 use device::{Device, Options};
 use models::{Decoder, Model, ModelConfig, PageLayout, StepLimits, Weights, kv_scale_bytes, weight_bytes};
@@ -39,9 +40,7 @@ fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
 
 /// Scales of a cache that takes some are made in the first step.
 fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoice) -> Option<Loaded> {
-    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, seed: 7, deterministic: true, ..Options::default() };
-    let device = device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap();
+    let device = opened::open(Options { seed: 7, deterministic: true, ..Options::default() })?;
     let files = files(case);
     let config = ModelConfig::load(&files).unwrap();
     // The prompts here are short.
@@ -141,13 +140,13 @@ fn a_model_takes_the_planned_memory_and_no_step_allocates_any() {
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
         let step = Model::step_bytes(device.features(), &decoder, &kernels, &limits);
         let planned = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap().all + step + scales;
-        assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
+        assert_allocated(&*device, planned, &format!("{case} in {dtype}"));
         let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;
         last_logits(&mut model, &mut caches, (limits.block_size, limits.num_blocks), &(1..60).collect::<Vec<_>>(), 50);
         model.copy_blocks(&[(31, 2), (2, 3)], &mut caches).unwrap();
         assert!(!model.is_calibrating());
-        assert_eq!(device.allocated(), Some(planned + cache), "{case} in {dtype}");
+        assert_allocated(&*device, planned + cache, &format!("{case} in {dtype}"));
     }
 }
 
@@ -169,9 +168,7 @@ fn a_warm_up_of_the_greatest_size_leaves_every_slot_as_it_was() {
 
 #[test]
 fn recurrent_heads_that_the_kernel_does_not_compute_are_refused_by_their_sizes_while_loading() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
-    let device = device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap();
+    let Some(device) = opened::open(Options::default()) else { return };
     let weights = Weights::open(&files("qwen3-next")).unwrap();
     for (key_dim, value_dim, kernel) in [(24, 32, 4), (32, 24, 4), (256, 32, 4), (32, 256, 4), (32, 32, 9)] {
         let keys = serde_json::json!({"linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim,

@@ -421,9 +421,8 @@ fn an_eagle_3_head_is_what_its_paper_says() {
 
 #[test]
 fn predictors_on_cuda_sim_give_nearly_the_logits_of_the_cpu() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let options = Options { threads: Some(1), kernels: Some(kernels), deterministic: true, ..Options::default() };
-    let sim = device::open_with("cuda-sim", &options).unwrap();
+    let options = Options { deterministic: true, ..Options::default() };
+    let Some(launching) = crate::support::opened::open(options) else { return };
     let run = |device: &Arc<dyn Device>, decoder: &Decoder, predictor: &Decoder, weights: [&Weights; 2]| {
         let mut target = Running::load(decoder, weights[0], device);
         let mut module = Running::predictor(predictor, weights[1], &target, device);
@@ -445,8 +444,8 @@ fn predictors_on_cuda_sim_give_nearly_the_logits_of_the_cpu() {
         logits
     };
     let compare = |decoder: &Decoder, predictor: &Decoder, weights: [&Weights; 2], what: &str| {
-        let [on_cpu, on_sim] = [&cpu(), &sim].map(|device| run(device, decoder, predictor, weights));
-        for (at, (a, b)) in on_sim.iter().zip(on_cpu).enumerate() {
+        let [on_cpu, found] = [&cpu(), &launching].map(|device| run(device, decoder, predictor, weights));
+        for (at, (a, b)) in found.iter().zip(on_cpu).enumerate() {
             // The states of the target differ too.
             check_within(a, &wide(&b), 2e-3, &format!("{what}, row {at}"));
         }

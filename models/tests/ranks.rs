@@ -13,6 +13,7 @@ use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights, parti
 use testkit::reference::context;
 
 use crate::common::{CASES, expected, files, forward, ids, list, needs};
+use crate::support::opened;
 
 const BLOCK_SIZE: usize = 8;
 const NUM_BLOCKS: usize = 64;
@@ -155,12 +156,10 @@ fn two_three_and_four_ranks_have_the_bits_of_one_in_every_architecture_and_form(
 
 #[test]
 fn two_ranks_on_cuda_sim_have_the_bits_of_one() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let open = || {
-        let kernels = Some(kernels.clone());
-        let options = Options { threads: Some(1), kernels, deterministic: true, ..Options::default() };
-        device::open_with("cuda-sim", &options).unwrap()
-    };
+    if opened::kernels().is_none() {
+        return;
+    }
+    let open = || opened::open(Options { deterministic: true, ..Options::default() }).unwrap();
     // Dense, a mixture with shared experts and latent attention, sinks and biases of experts, recurrent layers.
     for name in ["llama", "deepseek-v2-lite", "gpt-oss", "qwen3-next"] {
         let files = files(name);

@@ -62,7 +62,7 @@ fn kind(files: &ModelFiles) -> String {
 
 #[test]
 fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
-    let demo = ModelFiles::open(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("demo")).unwrap();
+    let demo = ModelFiles::open(&testkit::workspace::root().join("models/demo")).unwrap();
     let mut seen = HashSet::new();
     for (name, files) in cases().into_iter().map(|case| (case.clone(), files(&case))).chain([("demo".into(), demo)]) {
         if !seen.insert(kind(&files)) && !testkit::everything() {

@@ -1,9 +1,10 @@
-//! What the host does for a step on `cuda-sim`: the products that it plans, and its uploads.
+//! What the host does for a step on a device that launches kernels: the products that it plans, and its uploads.
 
 use std::sync::{Arc, Mutex};
 
 use crate::common::{files, last_logits, needs};
 use crate::support::hooked::{Hooked, Hooks, Transfer};
+use crate::support::opened;
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
 use device::gemm::{Factor, FactorType, Product, ProductShape, Quantization};
 use device::{Device, DeviceError, Options};
@@ -54,10 +55,8 @@ impl Hooks for Log {
 }
 
 fn load(files: &ModelFiles, form: Form, dtype: Dtype, max_rows: usize) -> Option<(Model, Vec<KvCache>, Log)> {
-    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, ..Options::default() };
     let log = Log::default();
-    let device = Hooked { device: device::open_with("cuda-sim", &options).unwrap(), hooks: log.clone() };
+    let device = Hooked { device: opened::open(Options::default())?, hooks: log.clone() };
     let device: Arc<dyn Device> = Arc::new(device);
     let weights = Weights::open(files).unwrap();
     let decoder = in_stored_forms(ModelConfig::load(files).unwrap().decoder, &weights).unwrap();

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns the root folder of the workspace, which is the parent of a crate's folder. In a bundle for a GPU machine (`cargo xtask
-/// gpu-bundle`), returns the folder of the bundle: the files that tests read have the same paths there.
+/// Returns the root folder of the workspace, which is the parent of a crate's folder. Cargo names that folder in `CARGO_MANIFEST_DIR`
+/// also at run time, and so may a program that runs tests in a checkout elsewhere. Without the variable, in a bundle for a GPU machine
+/// (`cargo xtask gpu-bundle`), returns the folder of the bundle: the files that tests read have the same paths there.
 pub fn root() -> PathBuf {
-    if let Some(bundle) = bundle() {
-        return bundle;
-    }
-    // Cargo sets the variable at run time too, so a checkout that was moved is found at its new place.
-    let here =
-        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let named = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let here = match (named, bundle()) {
+        (Some(here), _) => here,
+        (None, Some(bundle)) => return bundle,
+        (None, None) => PathBuf::from(env!("CARGO_MANIFEST_DIR")),
+    };
     here.parent().map_or_else(|| here.clone(), Path::to_path_buf)
 }
 

@@ -30,7 +30,7 @@ mod time;
 pub use low_rank::{LowRankOnDevice, LowRankProblem, SlotRanks};
 pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};
-pub use run::{OnDevice, Results, UNTOUCHED, buffer, bytes, cache_bytes, floats};
+pub use run::{OnDevice, Results, UNTOUCHED, Wrong, buffer, bytes, cache_bytes, floats};
 pub use time::{Time, time};
 
 pub use crate::cuda::{TILE_THREADS, multiply_tiles, read_memory};

@@ -193,24 +193,64 @@ impl Results {
     /// Returns the greatest error in ulps.
     ///
     /// # Errors
-    /// An error exceeds the [`tolerance`]; the message names the element.
-    pub fn check(&self, what: &str, variant: &Variant, problem: &Problem, truth: &Truth) -> Result<f64, String> {
+    /// An error exceeds the [`tolerance`]: the first such element of the output, else of the lse.
+    pub fn check(&self, variant: &Variant, problem: &Problem, truth: &Truth) -> Result<f64, Wrong> {
         let allowed = tolerance(&variant.capabilities, problem.format);
-        let within = |ulps: f64| ulps <= allowed.output;
-        if let Some((at, got, ulps)) = self.errors(problem, truth).find(|&(.., ulps)| !within(ulps)) {
-            let dim = problem.value_dim();
-            let place = (at / problem.out_width(), at / dim % problem.num_heads, at % dim);
-            let want = truth.output[at];
-            return Err(format!("{what}: (row, head, element) {place:?} is {got}, want {want}: {ulps:.2} ulps"));
-        }
-        for (i, got) in self.lse.iter().flat_map(|lse| from_bytes(Dtype::F32, lse)).enumerate() {
-            let want = truth.lse[i];
-            let close = (f64::from(got) - want).abs() <= allowed.lse * want.abs().max(1.0);
-            if !close && f64::from(got) != want {
-                return Err(format!("{what}: lse {i} is {got}, want {want}"));
+        let (width, dim, heads) = (problem.out_width(), problem.value_dim(), problem.num_heads);
+        let outputs = self.errors(problem, truth).map(|(at, got, ulps)| {
+            let place = [at / width, at / dim % heads, at % dim];
+            (
+                ulps <= allowed.output,
+                Wrong { part: "output", place, got, want: truth.output[at], error: ulps, wrong: 0, of: 0 },
+            )
+        });
+        Wrong::first(outputs)?;
+        let sums = self.lse.iter().flat_map(|lse| from_bytes(Dtype::F32, lse)).enumerate().map(|(at, got)| {
+            let want = truth.lse[at];
+            let error = (f64::from(got) - want).abs();
+            let close = error <= allowed.lse * want.abs().max(1.0) || f64::from(got) == want;
+            (close, Wrong { part: "lse", place: [at / heads, at % heads, 0], got, want, error, wrong: 0, of: 0 })
+        });
+        Wrong::first(sums)?;
+        Ok(self.worst(problem, truth))
+    }
+}
+
+/// The first element of a result that is further from the truth than permitted, and how many are.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{part} of (row, head, element) {place:?} is {got}, want {want}, error {error:.2}; {wrong} of {of} are wrong")]
+pub struct Wrong {
+    /// `output` or `lse`.
+    pub part: &'static str,
+    /// Row, head and element; in the lse, which has one number per head, element 0.
+    pub place: [usize; 3],
+    /// Actual value.
+    pub got: f32,
+    /// Expected value.
+    pub want: f64,
+    /// Error: of the output in ulps, of the lse as a number.
+    pub error: f64,
+    /// Number of wrong elements.
+    pub wrong: usize,
+    /// Number of compared elements.
+    pub of: usize,
+}
+
+impl Wrong {
+    /// Returns `Ok` if every one of some elements is right. [`Wrong::wrong`] and [`Wrong::of`] of the elements are not read.
+    ///
+    /// # Errors
+    /// The first that is not, with the counts.
+    pub fn first(elements: impl Iterator<Item = (bool, Wrong)>) -> Result<(), Wrong> {
+        let (mut first, mut wrong, mut of) = (None, 0, 0);
+        for (is_right, element) in elements {
+            of += 1;
+            if !is_right {
+                wrong += 1;
+                first.get_or_insert(element);
             }
         }
-        Ok(self.worst(problem, truth))
+        first.map_or(Ok(()), |first| Err(Wrong { wrong, of, ..first }))
     }
 }
 

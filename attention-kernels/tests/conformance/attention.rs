@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use attention_kernels::trial::numbers::Random;
 use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
@@ -10,13 +10,19 @@ use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operat
 use device::{Device, Isa};
 
 use super::devices::{self, variants_on};
+use super::failures::{Fault, Looks, of_look, same_bits};
 use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
 /// Runs one variant on one device with all its looks. Returns the greatest error in ulps for each type, and the number of
 /// problems.
-fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
+fn conforms(
+    device: &Arc<dyn Device>,
+    other_order: Option<&Arc<dyn Device>>,
+    variant: &Variant,
+    failures: &mut Looks,
+) -> String {
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
@@ -26,25 +32,24 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
         // This variant launches the kernel of another, or has its bits, which is tested with all looks.
         looks = looks.into_iter().step_by(3).collect();
     }
-    let mut slowest = (Duration::ZERO, None);
     for (i, look) in looks.iter().enumerate() {
-        let start = Instant::now();
-        let problem = Problem::new(i as u64, look);
-        let what = format!("{} {} on {}, {look:?}", variant.name, variant.operation, device.name());
-        let on_device = problem.on(device).unwrap();
-        let lse = variant.capabilities.lse;
-        let all = 0..problem.batch.num_seqs();
-        let got = on_device.run(variant, all.clone(), lse).unwrap();
-        let ulps = got.check(&what, variant, &problem, &problem.truth()).unwrap();
+        let ulps = failures.look(&**device, variant, &of_look(i as u64, look), || {
+            let problem = Problem::new(i as u64, look);
+            let on_device = problem.on(device)?;
+            let lse = variant.capabilities.lse;
+            let all = 0..problem.batch.num_seqs();
+            let got = on_device.run(variant, all.clone(), lse)?;
+            let ulps = got.check(variant, &problem, &problem.truth())?;
+            if variant.capabilities.row_invariant.is_some() {
+                let one = Random::new(i as u64).below(all.end);
+                let elsewhere = other_order.map(|device| problem.on(device)).transpose()?;
+                let alone = elsewhere.as_ref().unwrap_or(&on_device);
+                is_the_same_alone(variant, &problem, alone, one..one + 1, &got, lse)?;
+            }
+            Ok(ulps)
+        });
         let error = &mut greatest[look.format.dtype as usize];
-        *error = error.max(ulps);
-        if variant.capabilities.row_invariant.is_some() {
-            let one = Random::new(i as u64).below(all.end);
-            let elsewhere = other_order.map(|device| problem.on(device).unwrap());
-            let alone = elsewhere.as_ref().unwrap_or(&on_device);
-            is_the_same_alone(&what, variant, &problem, alone, one..one + 1, &got, lse);
-        }
-        slowest = slowest.max((start.elapsed(), Some(i)));
+        *error = error.max(ulps.unwrap_or(f64::INFINITY));
     }
     let errors: Vec<String> =
         Dtype::ALL.iter().zip(greatest).filter(|e| e.1 > 0.0).map(|(t, e)| format!("{t} {e:.2}")).collect();
@@ -60,36 +65,42 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
 }
 
 /// Checks that a part of a batch has the same bits when it runs alone, and that other rows are not written.
-fn is_the_same_alone(
-    what: &str,
+pub fn is_the_same_alone(
     variant: &Variant,
     problem: &Problem,
     on_device: &OnDevice<'_>,
     seqs: Range<usize>,
     whole: &Results,
     lse: bool,
-) {
-    let alone = on_device.run(variant, seqs.clone(), lse).unwrap();
+) -> Result<(), Fault> {
+    let alone = on_device.run(variant, seqs.clone(), lse)?;
     let rows = problem.rows_of(seqs.start).start..problem.rows_of(seqs.end - 1).end;
-    assert_eq!(
-        alone.rows(problem, rows.clone()),
-        whole.rows(problem, rows.clone()),
-        "{what}: sequences {seqs:?} alone differ from the same in the batch"
-    );
+    let what = format!("sequences {seqs:?} alone differ from the same in the batch");
+    same_rows(&what, problem, alone.rows(problem, rows.clone()), whole.rows(problem, rows.clone()))?;
     for others in [0..rows.start, rows.end..problem.batch.num_rows()] {
         let (output, lse) = alone.rows(problem, others);
-        assert!(output.iter().chain(lse).all(|byte| *byte == UNTOUCHED), "{what}: wrote rows of other sequences");
+        let untouched = |len| vec![UNTOUCHED; len];
+        let want = (&untouched(output.len())[..], &untouched(lse.len())[..]);
+        same_rows("rows of other sequences were written", problem, (output, lse), want)?;
     }
+    Ok(())
+}
+
+/// Compares the bits of the output and of the lse of some rows.
+fn same_rows(what: &str, problem: &Problem, got: (&[u8], &[u8]), want: (&[u8], &[u8])) -> Result<(), Fault> {
+    same_bits(what, problem.format.dtype, got.0, want.0)?;
+    same_bits(&format!("{what} in the lse"), Dtype::F32, got.1, want.1)
 }
 
 /// Serves every head size, in decode and in prefill.
 const GENERIC: &str = "cuda.generic";
 
 pub fn every_claim_holds(pick: impl Fn(&Variant) -> bool) {
+    let mut failures = Looks::default();
     for device in devices::all() {
         let other_order = if device.name() == "cuda-sim" { devices::sim(77) } else { None };
         for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| pick(variant)) {
-            println!("{}", conforms(&device, other_order.as_ref(), variant));
+            println!("{}", conforms(&device, other_order.as_ref(), variant, &mut failures));
         }
     }
 }
@@ -103,6 +114,7 @@ fn every_claim_of_the_cpu_variants_and_of_the_generic_kernel_holds() {
 #[test]
 fn a_window_that_starts_behind_a_partition_sees_nothing_of_it_and_bits_do_not_depend_on_chunks() {
     let device = device::open("cpu", Some(2)).unwrap();
+    let mut failures = Looks::default();
     for (window, kv_dtype) in
         [1, 19, 90].into_iter().flat_map(|window| [(window, KvDtype::Same), (window, KvDtype::Bf16)])
     {
@@ -116,12 +128,14 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it_and_bits_do_not_de
         let problem = Problem::new(window as u64, &look);
         let takes_it = |variant: &&Variant| variant.capabilities.kv_dtypes.contains(&kv_dtype);
         for variant in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(takes_it) {
-            let what = format!("{}, {kv_dtype}, window of {window}", variant.name);
-            let got = problem.on(&device).unwrap().run(variant, 0..2, false).unwrap();
-            got.check(&what, variant, &problem, &problem.truth()).unwrap();
-            if variant.capabilities.row_invariant.is_some() {
-                chunks_agree(&device, variant, &problem, 7, &got, false);
-            }
+            failures.look(&*device, variant, &of_look(window as u64, &look), || {
+                let got = problem.on(&device)?.run(variant, 0..2, false)?;
+                got.check(variant, &problem, &problem.truth())?;
+                match variant.capabilities.row_invariant {
+                    Some(_) => chunks_agree(&device, variant, &problem, 7, &got, false),
+                    None => Ok(()),
+                }
+            });
         }
     }
 }
@@ -129,6 +143,7 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it_and_bits_do_not_de
 /// Models with recurrent layers have blocks of some thousand tokens.
 #[test]
 fn blocks_may_be_longer_than_partitions() {
+    let mut failures = Looks::default();
     for device in devices::all() {
         for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| variant.name != HOPPER) {
             let can = &variant.capabilities;
@@ -139,10 +154,11 @@ fn blocks_may_be_longer_than_partitions() {
                 let lens = vec![(rows, block_size + 5), (rows, 40)];
                 let look =
                     Look { block_size, heads: (3, 1), window: [None, Some(600)][i % 2], ..Look::plain(format, lens) };
-                let problem = Problem::new(i as u64, &look);
-                let what = format!("{} {}, blocks of {block_size}", variant.name, variant.operation);
-                let got = problem.on(&device).unwrap().run(variant, 0..2, true).unwrap();
-                got.check(&what, variant, &problem, &problem.truth()).unwrap();
+                failures.look(&*device, variant, &of_look(i as u64, &look), || {
+                    let problem = Problem::new(i as u64, &look);
+                    let got = problem.on(&device)?.run(variant, 0..2, true)?;
+                    Ok(got.check(variant, &problem, &problem.truth())?)
+                });
             }
         }
     }
@@ -184,6 +200,7 @@ fn warpgroups_that_see_different_tiles_take_their_turns() {
         ((3, 3), None, (65, 65)),
         ((7, 1), Some(130), (30, 1025)),
     ];
+    let mut failures = Looks::default();
     for seed in [0, 3, 77] {
         for device in devices::gpus(seed) {
             let hopper =
@@ -196,10 +213,11 @@ fn warpgroups_that_see_different_tiles_take_their_turns() {
                     let block_size = [16, 32, 8][i % 3];
                     let look =
                         Look { heads, dim, window, sparse, block_size, ..Look::plain(format, vec![lens, (2, 140)]) };
-                    let problem = Problem::new(i as u64, &look);
-                    let what = format!("seed {seed}, {look:?}");
-                    let got = problem.on(&device).unwrap().run(hopper, 0..2, true).unwrap();
-                    got.check(&what, hopper, &problem, &problem.truth()).unwrap();
+                    failures.look(&*device, hopper, &of_look(i as u64, &look), || {
+                        let problem = Problem::new(i as u64, &look);
+                        let got = problem.on(&device)?.run(hopper, 0..2, true)?;
+                        Ok(got.check(hopper, &problem, &problem.truth())?)
+                    });
                 }
             }
         }
@@ -243,7 +261,7 @@ fn v1_and_v2_agree_in_every_bit_at_partition_borders() {
             let (on_device, truth, all) = (problem.on(&device).unwrap(), problem.truth(), 0..BORDERS.len());
             let v1 = variant(Operation::Decode, "cuda.paged_v1");
             let want = on_device.run(v1, all.clone(), true).unwrap();
-            want.check("v1 at borders", v1, &problem, &truth).unwrap();
+            want.check(v1, &problem, &truth).unwrap();
             let got = on_device.run(variant(Operation::Decode, "cuda.paged_v2"), all.clone(), true).unwrap();
             assert_eq!(got, want, "{dtype}, cache {kv_dtype}, window {window:?}");
         }
@@ -266,7 +284,7 @@ fn space_for_partial_results_changes_no_bit() {
             let (problem, variant) = (Problem::new(dim as u64, &look), variant(Operation::Decode, name));
             let all = 0..lens.len();
             let want = problem.with_partials(&device, 0).unwrap().run(variant, all.clone(), true).unwrap();
-            want.check(name, variant, &problem, &problem.truth()).unwrap();
+            want.check(variant, &problem, &problem.truth()).unwrap();
             for max_partials in [16, 48, 60, usize::MAX] {
                 let got =
                     problem.with_partials(&device, max_partials).unwrap().run(variant, all.clone(), true).unwrap();
@@ -282,6 +300,7 @@ fn variants_of_one_family_agree_in_every_bit_however_rows_are_cut_into_chunks() 
 }
 
 pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
+    let mut failures = Looks::default();
     for device in devices::all() {
         for prefill in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(|variant| pick(variant)) {
             let can = &prefill.capabilities;
@@ -296,23 +315,39 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             ];
             for (latent, sparse, window) in cases.into_iter().flatten() {
                 let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], window, 5);
-                let whole = Problem::new(4, &Look { sinks: can.sinks, latent, sparse, ..look });
-                let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
-                want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
+                let look = Look { sinks: can.sinks, latent, sparse, ..look };
+                let (whole, mut settings) = (Problem::new(4, &look), of_look(4, &look));
+                let want = failures.look(&*device, prefill, &settings, || {
+                    let want = whole.on(&device)?.run(prefill, 0..BORDERS.len(), can.lse)?;
+                    want.check(prefill, &whole, &whole.truth())?;
+                    Ok(want)
+                });
+                let Some(want) = want else { continue };
                 let suits =
                     |layout: &Layout| layout.suits(can.kv_dtypes[0], 16, whole.shape.head_dim, latent.is_some());
                 for layout in can.layouts.iter().copied().filter(suits) {
                     let mut ordered = whole.clone();
                     ordered.format.layout = layout;
-                    let got = ordered.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
-                    assert!(got == want, "{}: {layout} has other bits", prefill.name);
+                    settings["layout"] = layout.to_string().into();
+                    failures.look(&*device, prefill, &settings, || {
+                        let got = ordered.on(&device)?.run(prefill, 0..BORDERS.len(), can.lse)?;
+                        let all = 0..whole.batch.num_rows();
+                        same_rows(
+                            "another layout has other bits",
+                            &whole,
+                            got.rows(&ordered, all.clone()),
+                            want.rows(&whole, all),
+                        )
+                    });
                 }
                 let family = variants_on(&*device, &ATTENTION);
                 let family =
                     family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
                 for variant in family {
                     for chunk in [1, 2] {
-                        chunks_agree(&device, variant, &whole, chunk, &want, can.lse);
+                        failures.look(&*device, variant, &of_look(4, &look), || {
+                            chunks_agree(&device, variant, &whole, chunk, &want, can.lse)
+                        });
                     }
                 }
             }
@@ -321,7 +356,14 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
 }
 
 /// Runs the rows of each sequence in chunks over the same cache.
-fn chunks_agree(device: &Arc<dyn Device>, variant: &Variant, whole: &Problem, chunk: usize, want: &Results, lse: bool) {
+fn chunks_agree(
+    device: &Arc<dyn Device>,
+    variant: &Variant,
+    whole: &Problem,
+    chunk: usize,
+    want: &Results,
+    lse: bool,
+) -> Result<(), Fault> {
     let rows = whole.rows_of(0).len();
     for first in (0..rows).step_by(chunk) {
         let taken = chunk.min(rows - first);
@@ -333,21 +375,14 @@ fn chunks_agree(device: &Arc<dyn Device>, variant: &Variant, whole: &Problem, ch
             let from = (whole.rows_of(seq).start + first) * whole.width();
             part.query.extend_from_slice(&whole.query[from..from + taken * whole.width()]);
         }
-        let got = part.on(device).unwrap().run(variant, 0..seqs, lse).unwrap();
+        let got = part.on(device)?.run(variant, 0..seqs, lse)?;
         for seq in 0..seqs {
             let from = whole.rows_of(seq).start + first;
-            assert_eq!(
-                got.rows(&part, part.rows_of(seq)),
-                want.rows(whole, from..from + taken),
-                "{} {} on {}: rows {first}..{} of context {}",
-                variant.name,
-                variant.operation,
-                device.name(),
-                first + taken,
-                whole.batch.context_lens[seq]
-            );
+            let what = format!("rows {first}..{} of sequence {seq} as a chunk differ", first + taken);
+            same_rows(&what, whole, got.rows(&part, part.rows_of(seq)), want.rows(whole, from..from + taken))?;
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -370,6 +405,6 @@ fn a_mixed_batch_goes_to_two_kernels_that_write_only_their_own_rows() {
         if let (Some(to), Some(from)) = (&mut first.lse, &second.lse) {
             to[heads..].copy_from_slice(&from[heads..]);
         }
-        first.check("a mixed batch", prefill, &problem, &truth).unwrap();
+        first.check(prefill, &problem, &truth).unwrap();
     }
 }

@@ -8,7 +8,6 @@ use device::{Buffer, Device};
 use testkit::capability::Capability;
 use testkit::not_run;
 
-pub use crate::support::bundle;
 use crate::support::{Kernels, wanted};
 
 pub static KERNELS: Kernels = Kernels::of("attention-kernels");
@@ -16,6 +15,11 @@ pub static KERNELS: Kernels = Kernels::of("attention-kernels");
 /// Returns `cuda-sim` with threads and blocks in the order of a seed.
 pub fn sim(seed: u64) -> Option<Arc<dyn Device>> {
     KERNELS.sim(seed)
+}
+
+/// Returns one device for what does not depend on it.
+pub fn one(seed: u64) -> Option<Arc<dyn Device>> {
+    KERNELS.one(seed)
 }
 
 /// Returns every available device and reports those that are missing.

@@ -5,10 +5,13 @@ use attention_kernels::{
     CacheFormat, Dtype, KernelChoice, KvCache, KvDtype, KvShape, Layout, Needs, Operation, Values, select,
 };
 
+use super::attention::is_the_same_alone;
 use super::devices::{self, variants_on};
+use super::failures::{Looks, of_look};
 
 #[test]
 fn a_step_of_a_model_with_latent_attention_equals_float64_and_its_rows_alone() {
+    let mut failures = Looks::default();
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
             if !variant.capabilities.latent {
@@ -22,14 +25,13 @@ fn a_step_of_a_model_with_latent_attention_equals_float64_and_its_rows_alone() {
                 // 16 heads over one vector per token, as in DeepSeek-V2-Lite.
                 let format = CacheFormat { dtype, ..CacheFormat::default() };
                 let look = Look { heads: (16, 1), dim: 576, latent: Some(512), ..Look::plain(format, lens) };
-                let problem = Problem::new(11, &look);
-                let on_device = problem.on(&device).unwrap();
-                let got = on_device.run(variant, 0..3, true).unwrap();
-                let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
-                got.check(&what, variant, &problem, &problem.truth()).unwrap();
-                let rows = problem.rows_of(2);
-                let alone = on_device.run(variant, 2..3, true).unwrap();
-                assert!(alone.rows(&problem, rows.clone()) == got.rows(&problem, rows), "{what}");
+                failures.look(&*device, variant, &of_look(11, &look), || {
+                    let problem = Problem::new(11, &look);
+                    let on_device = problem.on(&device)?;
+                    let got = on_device.run(variant, 0..3, true)?;
+                    got.check(variant, &problem, &problem.truth())?;
+                    is_the_same_alone(variant, &problem, &on_device, 2..3, &got, true)
+                });
             }
         }
     }

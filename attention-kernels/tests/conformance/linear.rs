@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
+use attention_kernels::trial::Wrong;
 use attention_kernels::trial::numbers::{Random, from_bytes, round, to_bytes, ulp};
 use attention_kernels::{
     Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, variants,
 };
 use device::gemm::{Codes, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, WeightRows};
 use device::{Device, Matrix, Uploader};
+use serde_json::json;
 use testkit::everything;
 
 use super::devices::{self, buffer, bytes};
+use super::failures::Looks;
 use crate::support::stored::{self, formats};
 
 pub const HALVES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
@@ -65,26 +68,34 @@ pub fn rounded(parts: &[stored::Random], k: usize, dtype: Dtype) -> Vec<f32> {
     parts.iter().flat_map(|part| part.values(None, k)).map(|weight| round(dtype, weight)).collect()
 }
 
-/// Checks outputs against sums in float64, within `ulps` units of the type at the sum of magnitudes.
-pub fn check(y: &[f32], x: &[f32], w: &[f32], bias: &[f32], k: usize, output: Dtype, what: &str) {
+/// Checks outputs against sums in float64, within half a unit of the type and the roundings of a sum in float32.
+pub fn check(y: &[f32], x: &[f32], w: &[f32], bias: &[f32], k: usize, output: Dtype) -> Result<(), Wrong> {
     let n = w.len() / k;
-    for (at, y) in y.iter().enumerate() {
+    Wrong::first(y.iter().enumerate().map(|(at, y)| {
         let (row, column) = (at / n, at % n);
         let products = x[row * k..][..k].iter().zip(&w[column * k..][..k]).map(|(x, w)| f64::from(*x) * f64::from(*w));
         let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
         let (expected, size) = (sum + f64::from(bias[column]), size + f64::from(bias[column].abs()));
         // Half an ulp for the result, and the roundings of a sum in float32.
         let allowed = ulp(output, expected.abs()) * 0.51 + ulp(Dtype::F32, size) * 16.0;
-        assert!((f64::from(*y) - expected).abs() <= allowed, "{what}: row {row}, output {column}: {y}, not {expected}");
-    }
+        of_product([row, column], *y, expected, allowed)
+    }))
+}
+
+/// An output of a product beside its bound, for [`Wrong::first`].
+pub fn of_product([row, output]: [usize; 2], got: f32, want: f64, allowed: f64) -> (bool, Wrong) {
+    let error = (f64::from(got) - want).abs();
+    (error <= allowed, Wrong { part: "row, output", place: [row, output, 0], got, want, error, wrong: 0, of: 0 })
 }
 
 #[test]
 fn a_code_counts_as_the_number_that_unpacking_gives() {
+    let mut failures = Looks::default();
     for device in devices::gpus(1) {
         for (i, (format, dtype)) in
             formats().into_iter().flat_map(|format| HALVES.map(|dtype| (format, dtype))).enumerate()
         {
+            let settings = json!({ "format": format!("{format:?}"), "dtype": dtype.to_string() });
             // Inputs of no whole tile, outputs of no whole panel and of several blocks.
             let (n, k) = ([40, 16, 90][i % 3], [160, 64, 200][i / 2 % 3]);
             let parts = [stored::Random::new(format, n, k, i as u64)];
@@ -92,17 +103,20 @@ fn a_code_counts_as_the_number_that_unpacking_gives() {
             assert!(weights.tiles().is_some(), "{format:?} is unpacked");
             // A row for each input: ones of a unit matrix pick weights one by one.
             let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
-            let (y, w) = (multiply(&*device, &weights, &unit, None, Dtype::F32, None), rounded(&parts, k, dtype));
-            for (at, y) in y.iter().enumerate() {
-                let weight = w[at % n * k + at / n];
-                assert!(*y == weight, "{format:?} in {dtype}: output {}, input {}: {y}, not {weight}", at % n, at / n);
-            }
+            failures.look(&*device, variant("cuda.linear"), &settings, || {
+                let (y, w) = (multiply(&*device, &weights, &unit, None, Dtype::F32, None), rounded(&parts, k, dtype));
+                let products = y.iter().enumerate();
+                Ok(Wrong::first(
+                    products.map(|(at, y)| of_product([at / n, at % n], *y, f64::from(w[at % n * k + at / n]), 0.0)),
+                )?)
+            });
         }
     }
 }
 
 #[test]
 fn products_of_codes_are_what_float64_says_and_a_row_does_not_depend_on_the_others() {
+    let mut failures = Looks::default();
     for device in devices::gpus(77) {
         for (i, (format, dtype)) in
             formats().into_iter().flat_map(|format| HALVES.map(|dtype| (format, dtype))).enumerate()
@@ -112,13 +126,18 @@ fn products_of_codes_are_what_float64_says_and_a_row_does_not_depend_on_the_othe
             let weights = coded(&*device, dtype, &parts, k, Purpose::Product);
             let mut random = Random::new(i as u64);
             let (x, bias) = (numbers(&mut random, dtype, 37 * k), numbers(&mut random, output, n));
-            let y = multiply(&*device, &weights, &x, Some(&bias), output, None);
-            let what = format!("{format:?} in {dtype} to {output} on {}", device.name());
-            check(&y, &x, &rounded(&parts, k, dtype), &bias, k, output, &what);
-            for rows in [0..1, 36..37, 3..10, 5..14, 0..33] {
-                let alone = multiply(&*device, &weights, &x[rows.start * k..rows.end * k], Some(&bias), output, None);
-                assert!(alone == y[rows.start * n..rows.end * n], "{what}: rows {rows:?} alone");
-            }
+            let settings = json!({ "format": format!("{format:?}"), "dtype": dtype.to_string(),
+                "output": output.to_string(), "inputs": k, "outputs": n });
+            failures.look(&*device, variant("cuda.linear"), &settings, || {
+                let y = multiply(&*device, &weights, &x, Some(&bias), output, None);
+                check(&y, &x, &rounded(&parts, k, dtype), &bias, k, output)?;
+                for rows in [0..1, 36..37, 3..10, 5..14, 0..33] {
+                    let x = &x[rows.start * k..rows.end * k];
+                    let alone = multiply(&*device, &weights, x, Some(&bias), output, None);
+                    assert!(alone == y[rows.start * n..rows.end * n], "rows {rows:?} alone");
+                }
+                Ok(())
+            });
         }
     }
 }
@@ -136,7 +155,7 @@ fn parts_of_different_forms_and_quantised_numbers_are_multiplied_side_by_side() 
         let weights = coded(&*device, Dtype::Bf16, &parts, k, Purpose::Product);
         let bias = numbers(&mut random, Dtype::Bf16, 111);
         let y = multiply(&*device, &weights, &x, Some(&bias), Dtype::Bf16, None);
-        check(&y, &x, &rounded(&parts, k, Dtype::Bf16), &bias, k, Dtype::Bf16, "three forms");
+        check(&y, &x, &rounded(&parts, k, Dtype::Bf16), &bias, k, Dtype::Bf16).unwrap();
         for (quantization, bits) in [(Quantization::Q8, 7), (Quantization::Q4, 3)] {
             let plain = numbers(&mut random, Dtype::F32, 24 * k);
             let raw = to_bytes(Dtype::F32, &plain);
@@ -280,7 +299,8 @@ fn experts_multiply_their_own_rows_as_if_each_was_alone() {
                 for (assignment, y) in y.chunks(n).enumerate() {
                     let (expert, row) = (chosen[assignment] as usize, assignment / top_k);
                     let (x, w, bias) = (&x[row * k..][..k], &w[expert * n * k..][..n * k], &bias[expert * n..][..n]);
-                    check(y, x, w, bias, k, dtype, &format!("{what}, assignment {assignment}"));
+                    check(y, x, w, bias, k, dtype)
+                        .unwrap_or_else(|wrong| panic!("{what}, assignment {assignment}: {wrong}"));
                     let one = [chosen[assignment]];
                     let alone = of_experts(
                         &*device,

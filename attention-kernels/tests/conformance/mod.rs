@@ -12,6 +12,7 @@ mod counts;
 mod covering;
 mod deterministic;
 mod devices;
+mod failures;
 mod graphs;
 mod latent;
 mod linear;

@@ -5,10 +5,11 @@ use std::process::Command;
 
 use attention_kernels::{KernelChoice, Needs, select};
 use testkit::capability::Capability;
-use testkit::not_run;
+use testkit::{not_run, workspace};
 
-use super::{attention, devices};
+use super::attention;
 use crate::plugin_example;
+use crate::support::wanted;
 
 /// Environment variable with the path of the `[kernels]` table, for the process that loads the plug-in.
 const CHOICE: &str = "CONFORMANCE_OF_PLUGIN";
@@ -16,8 +17,11 @@ const NAME: &str = "example.plain";
 
 #[test]
 fn a_plug_in_named_in_toml_passes_every_conformance_test() {
-    if devices::bundle().is_some() {
+    if workspace::bundle().is_some() {
         return not_run::report(Capability::Checkout, "a bundle has no plug-in");
+    }
+    if !wanted("cpu") {
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kernels.toml");

@@ -10,9 +10,11 @@ use attention_kernels::{
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::caches::{loaded, write_workspace};
 use super::devices::{self, buffer, bytes, variants_on};
+use super::failures::Looks;
 
 #[derive(Deserialize)]
 struct Case {
@@ -127,7 +129,7 @@ fn every_variant_equals_the_reference_cases() {
     let cases: Vec<Case> = cases("cases.json");
     assert_eq!(cases.len(), 18);
     let devices = devices::all();
-    let mut compared = vec![0; devices.len()];
+    let (mut compared, mut failures) = (vec![0; devices.len()], Looks::default());
     for case in cases {
         let file = std::fs::read(folder().join(&case.file)).unwrap();
         let tensors = SafeTensors::deserialize(&file).unwrap();
@@ -151,14 +153,10 @@ fn every_variant_equals_the_reference_cases() {
                     && can.head_sizes.contain(case.head_dim)
                     && can.block_sizes.contain(case.block_size)
                 {
-                    let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse).unwrap();
-                    got.check(
-                        &format!("{} {}, {}", variant.name, variant.operation, case.file),
-                        variant,
-                        &problem,
-                        &truth,
-                    )
-                    .unwrap();
+                    failures.look(&**device, variant, &json!({ "case": case.file }), || {
+                        let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse)?;
+                        Ok(got.check(variant, &problem, &truth)?)
+                    });
                     *compared += 1;
                 }
             }

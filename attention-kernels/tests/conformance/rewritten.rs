@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::numbers::{Random, round, to_bytes, ulp};
+use attention_kernels::trial::Wrong;
+use attention_kernels::trial::numbers::{Random, e4m3_sum_error, round, span, to_bytes, ulp};
 use attention_kernels::{
     Dtype, KernelError, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, linear_products,
 };
@@ -11,10 +12,13 @@ use device::gemm::{
 };
 use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use device::{Device, Features, Matrix, Options, Uploader};
+use serde_json::json;
 use testkit::everything;
 
 use super::devices::{self, buffer};
-use super::linear::{HALVES, check, multiply, numbers, rounded, variant};
+use super::failures::Looks;
+use super::linear::{HALVES, check, multiply, numbers, of_product, rounded, variant};
+use crate::support::opened;
 use crate::support::stored::{self, formats};
 
 /// Memory for layers of this shape and number of rows.
@@ -64,7 +68,7 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
             let found = multiply(device, &weights, &x, Some(&bias), output, Some(&mut space));
             let w = parts.each_ref().map(|part| rounded(std::slice::from_ref(part), k, dtype)).concat();
             let what = format!("{format:?} and {other:?} in {dtype} to {output} on {}", device.name());
-            check(&found, &x, &w, &bias, k, output, &what);
+            check(&found, &x, &w, &bias, k, output).unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
             // The device sums in another order than the kernel of codes, so the weights were indeed unpacked.
             let n = first + second;
             let by_kernel = multiply(device, &weights, &x, Some(&bias), output, None);
@@ -85,9 +89,7 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
 
 #[test]
 fn a_deterministic_device_never_unpacks_weights() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let options = Options { threads: Some(1), kernels: Some(kernels), deterministic: true, ..Options::default() };
-    let device = device::open_with("cuda-sim", &options).unwrap();
+    let Some(device) = opened::open(Options { deterministic: true, ..Options::default() }) else { return };
     let (k, part) = (64, stored::Random::new(formats()[0], 32, 64, 1));
     let weights = matrix(&*device, Dtype::F16, &[(&part, Rounding::None)], k);
     let x = numbers(&mut Random::new(1), Dtype::F16, 300 * k);
@@ -120,6 +122,7 @@ fn rounded_row(x: &[f32], rounding: Rounding) -> Vec<f64> {
 
 #[test]
 fn rows_are_rounded_as_the_format_says_and_do_not_depend_on_the_others() {
+    let mut failures = Looks::default();
     for device in devices::gpus(9).into_iter().filter(|device| device.features().multiplies_e4m3) {
         let device = &*device;
         let kinds = [(INT8, Rounding::Row), (E4M3, Rounding::Floats(usize::MAX)), (E4M3, Rounding::Static(0.25))];
@@ -140,16 +143,21 @@ fn rows_are_rounded_as_the_format_says_and_do_not_depend_on_the_others() {
             // Four rows at a time.
             let mut space = scratch(device, Rewritten::Rows, [n, k], 4);
             let found = multiply(device, &weights, &x, Some(&bias), output, Some(&mut space));
-            for (at, found) in found.iter().enumerate() {
-                let (row, column) = (at / n, at % n);
-                let x = rounded_row(&x[row * k..][..k], rounding);
-                let products = x.iter().zip(&w[column * k..][..k]).map(|(x, w)| x * f64::from(*w));
-                let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
-                let (want, size) = (sum + f64::from(bias[column]), size + f64::from(bias[column].abs()));
-                let allowed = ulp(output, want.abs()) * 0.51 + ulp(Dtype::F32, size) * 16.0;
-                let what = format!("{rounding:?} in {dtype} to {output}: row {row}, output {column}");
-                assert!((f64::from(*found) - want).abs() <= allowed, "{what}: {found}, not {want}");
-            }
+            let settings = json!({ "rounding": format!("{rounding:?}"), "dtype": dtype.to_string(),
+                "output": output.to_string(), "inputs": k, "outputs": n });
+            failures.look(device, variant("cuda.linear"), &settings, || {
+                let is_fp8_on_gpu = rounding != Rounding::Row && device.name() == "cuda";
+                Ok(Wrong::first(found.iter().enumerate().map(|(at, found)| {
+                    let (row, column) = (at / n, at % n);
+                    let x = rounded_row(&x[row * k..][..k], rounding);
+                    let products = x.iter().zip(&w[column * k..][..k]).map(|(x, w)| x * f64::from(*w));
+                    let sums = if is_fp8_on_gpu { e4m3_sum_error(k, span(products.clone())) } else { 0.0 };
+                    let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
+                    let (want, size) = (sum + f64::from(bias[column]), size + f64::from(bias[column].abs()));
+                    let allowed = ulp(output, want.abs()) * 0.51 + ulp(Dtype::F32, size) * 16.0 + sums;
+                    of_product([row, column], *found, want, allowed)
+                }))?)
+            });
             for rows in [0..1, 5..6, 2..9] {
                 let x = &x[rows.start * k..rows.end * k];
                 let alone = multiply(device, &weights, x, Some(&bias), output, Some(&mut space));

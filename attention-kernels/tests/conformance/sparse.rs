@@ -52,7 +52,7 @@ fn blocks_that_no_head_sees_are_never_read() {
         let (mut on_device, table) = (problem.on(device).unwrap(), problem.batch.table(0));
         let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
         let before = run(&on_device, &problem, variant);
-        before.check(&what, variant, &problem, &problem.truth()).unwrap();
+        before.check(variant, &problem, &problem.truth()).unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
         let (position, context) = (3 * PARTITION + 40 - problem.rows_of(0).len(), 3 * PARTITION + 40);
         let pattern = BlockSparse { head_sliding_step: 0, ..RULE }.heads(0..1, 0);
         let hidden: Vec<usize> =
@@ -63,7 +63,7 @@ fn blocks_that_no_head_sees_are_never_read() {
         // The poison works: a block that is seen turns the row to NaN.
         let seen = (0..context / 16).find(|block| !hidden.contains(block)).unwrap();
         on_device.cache.poison(&**device, table[seen] as usize, 0).unwrap();
-        assert!(run(&on_device, &problem, variant).check(&what, variant, &problem, &problem.truth()).is_err());
+        assert!(run(&on_device, &problem, variant).check(variant, &problem, &problem.truth()).is_err());
     });
 }
 
@@ -111,7 +111,8 @@ fn the_ranks_of_a_group_compute_the_heads_of_the_whole() {
                 };
                 (part.keys, part.values) = (of_head(&whole.keys), of_head(&whole.values));
                 let got = run(&part.on(device).unwrap(), &part, variant);
-                got.check("a rank", variant, &part, &part.truth()).unwrap();
+                let checked = got.check(variant, &part, &part.truth());
+                checked.unwrap_or_else(|wrong| panic!("{} {}, rank {rank}: {wrong}", variant.name, variant.operation));
                 let of_rank = part.truth();
                 for (row, head) in (0..rows).flat_map(|row| [(row, 0), (row, 1)]) {
                     let (here, there) = ((row * 2 + head) * dim, (row * 4 + 2 * rank + head) * dim);

@@ -21,6 +21,8 @@ use testkit::kernels::manifest::Manifest;
 use testkit::kernels::{self, cuda, host, toolkit};
 use testkit::{not_run, workspace};
 
+use crate::support::wanted;
+
 /// Name of the files of test kernels.
 const MODULE: &str = "simt_tests";
 
@@ -44,27 +46,37 @@ fn fat_binary() -> Result<(), String> {
     Ok(())
 }
 
-/// Opens all devices of this machine.
-fn devices() -> Vec<Arc<dyn Device>> {
-    let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
-    match host_library() {
-        Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),
-        Err(reason) => not_run::report(Capability::Cxx, &reason),
+/// Opens all devices of this machine, or the only one to test.
+pub(crate) fn devices() -> Vec<Arc<dyn Device>> {
+    let mut devices = Vec::new();
+    if wanted("cpu") {
+        devices.push(device::open("cpu", Some(1)).unwrap());
     }
-    let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
-    let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
-    // Without a driver nothing is compiled.
-    let cuda = match device::open("cuda", Some(1)) {
-        Err(DeviceError::NoKernelFiles { .. }) => compiled(),
-        Ok(device) if device.load(MODULE).is_err() => compiled(),
-        outcome => outcome.map_err(|reason| (Capability::Cuda, reason.to_string())),
-    };
-    match cuda {
-        Ok(device) => devices.push(device),
-        Err((capability, reason)) => not_run::report(capability, &reason),
+    if wanted("cuda-sim") {
+        match host_library() {
+            Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),
+            Err(reason) => not_run::report(Capability::Cxx, &reason),
+        }
+    }
+    if wanted("cuda") {
+        match gpu() {
+            Ok(device) => devices.push(device),
+            Err((capability, reason)) => not_run::report(capability, &reason),
+        }
     }
     assert!(devices.len() == 3 || !driver::is_fake());
     devices
+}
+
+/// Opens the GPU, with kernels that are compiled now if none are found and there is a driver.
+fn gpu() -> Result<Arc<dyn Device>, (Capability, String)> {
+    let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
+    let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
+    match device::open("cuda", Some(1)) {
+        Err(DeviceError::NoKernelFiles { .. }) => compiled(),
+        Ok(device) if device.load(MODULE).is_err() => compiled(),
+        outcome => outcome.map_err(|reason| (Capability::Cuda, reason.to_string())),
+    }
 }
 
 /// Opens the devices that run kernels.

@@ -180,7 +180,7 @@ fn deterministic(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     if device.name() != "cuda" {
         return Arc::clone(device);
     }
-    let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(Into::into);
+    let kernels = testkit::kernels::compiled();
     let options = Options { deterministic: true, kernels, threads: Some(1), ..Options::default() };
     device::open_with("cuda", &options).unwrap()
 }

@@ -12,7 +12,7 @@ use super::{add_one, contents, devices};
 fn work_of_both_queues_has_its_time_within_its_step_and_in_order() {
     for plain in devices() {
         let (began, profile) = (Instant::now(), Arc::new(Profile::default()));
-        let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(Into::into);
+        let kernels = testkit::kernels::compiled();
         let options = Options { threads: Some(1), kernels, profile: Some(profile.clone()), ..Options::default() };
         let device = open_with(plain.name(), &options).unwrap();
         let mut values = device.alloc(256).unwrap();

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use device::collective::{single, threads};
 use device::{Collective, CollectiveError, Dtype};
 use proptest::prelude::*;
-use testkit::capability::Capability;
-use testkit::not_run;
 
-use crate::backends::host_library;
+use crate::backends::devices;
 
 /// Runs `work` on every rank of a group of threads, and returns what each returned.
 fn on_ranks<T: Send>(size: usize, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
@@ -113,12 +111,8 @@ fn a_group_of_one_gathers_what_it_has() {
 
 #[test]
 fn memory_of_a_device_is_gathered_and_added_like_that_of_the_host() {
-    let mut names = vec!["cpu"];
-    match host_library() {
-        Ok(_) => names.push("cuda-sim"),
-        Err(reason) => not_run::report(Capability::Cxx, &reason),
-    }
-    for name in names {
+    for device in devices() {
+        let name = device.name();
         let gathered = on_ranks(2, |rank| {
             let device = device::open(name, Some(1)).unwrap();
             let [mut own, mut all, mut values] = [64; 3].map(|bytes| device.alloc(bytes).unwrap());

@@ -1,5 +1,6 @@
 //! The SIMT simulator, one feature per test: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched
-//! from Rust. Without a compiler, every test prints one line that begins with `NOT RUN:`.
+//! from Rust. Without a compiler, or where another device is
+//! tested, every test prints one line that begins with `NOT RUN:`.
 
 mod counts;
 mod hopper;
@@ -14,10 +15,9 @@ use std::sync::OnceLock;
 
 use device::sim::{Library, SimError};
 use device::{Arg, Buffer, Element, Launch};
-use testkit::capability::Capability;
 use testkit::kernels::host::{self, Compiler, Instrument};
 use testkit::kernels::manifest::Manifest;
-use testkit::{kernels, not_run, workspace};
+use testkit::{kernels, workspace};
 
 /// The natural order and two others.
 pub const SEEDS: [u64; 3] = [0, 1, 77];
@@ -31,8 +31,7 @@ fn manifest() -> Manifest {
 }
 
 fn compiler() -> Option<&'static Compiler> {
-    static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
+    host::compiler_for_tests("the simulator")
 }
 
 /// Returns the path of the library of test kernels; without a compiler reports that and returns `None`.

@@ -3,12 +3,12 @@
 //! The tests of a crate include this folder with `#[path = "…/device/tests/support/mod.rs"] mod support;` and define one
 //! [`Kernels`]. Everything that cannot run on this machine is reported.
 //!
-//! A bundle for a GPU machine (`cargo xtask gpu-bundle`) has no sources, and nothing is built: `QUIRE_BUNDLE` names its folder,
-//! which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the only device to test; then it is an
-//! error if that device cannot be opened.
+//! Nothing is built where `QUIRE_KERNELS_DIR` names compiled kernels, or `QUIRE_BUNDLE` a bundle for a GPU machine (`cargo xtask
+//! gpu-bundle`), which has them. `QUIRE_TEST_DEVICE` names the only device to test; then it is an error if that device cannot be opened.
 #![allow(dead_code)] // Each crate uses a part of it.
 
 pub mod hooked;
+pub mod opened;
 mod recorder;
 pub mod stored;
 
@@ -60,10 +60,10 @@ impl Kernels {
 
     /// Returns the folder of the host library, built from the current sources.
     fn host_library(&self) -> Option<PathBuf> {
-        if let Some(bundle) = bundle() {
-            return Some(bundle.join("kernels"));
+        if let Some(compiled) = kernels::compiled() {
+            return Some(compiled);
         }
-        let compiler = compiler()?;
+        let compiler = host::sources_for_tests()?;
         let build = || {
             host::library(&workspace::root(), &self.manifest(), compiler, Instrument::None, kernels::cores()).unwrap()
         };
@@ -92,6 +92,11 @@ impl Kernels {
         }
     }
 
+    /// Opens one device for what does not depend on it: the GPU if it is the only device to test, else the simulator with a seed.
+    pub fn one(&self, seed: u64) -> Option<Arc<dyn Device>> {
+        if host::device_for_tests() == "cuda" { self.cuda() } else { self.sim(seed) }
+    }
+
     /// Opens every device of this machine that runs the kernels, the simulator with a seed.
     pub fn devices(&self, seed: u64) -> Vec<Arc<dyn Device>> {
         self.sim(seed).into_iter().chain(self.cuda()).collect()
@@ -115,7 +120,8 @@ impl Kernels {
         seeds: &[u64],
         work: impl FnOnce(Arc<dyn Device>),
     ) -> Option<Vec<String>> {
-        let program = self.program(sanitizer)?;
+        let compiler = host::compiler_for_tests("kernels under a sanitizer")?;
+        let program = self.program(sanitizer, compiler)?;
         let recorder = Arc::new(Hooked { device: self.sim(0)?, hooks: Recorder::new(seeds) });
         work(recorder.clone());
         let (file, launches) = Arc::into_inner(recorder).unwrap().hooks.into_parts();
@@ -130,24 +136,19 @@ impl Kernels {
 
     /// An ordinary run leaves out the bf16 shards, which use the same templates as those for f16, and half of the head sizes: three
     /// quarters of the compilation.
-    fn program(&self, sanitizer: Instrument) -> Option<PathBuf> {
+    fn program(&self, sanitizer: Instrument, compiler: &Compiler) -> Option<PathBuf> {
         let mut manifest = self.manifest();
         if !everything() {
             manifest.units.retain(|unit| !unit.macros.iter().any(|name| name.contains("_BF16")));
             manifest.units.iter_mut().for_each(|unit| unit.macros.push(host::SOME_HEAD_SIZES.to_owned()));
         }
-        host::replay_for_tests(&manifest, compiler()?, sanitizer)
+        host::replay_for_tests(&manifest, compiler, sanitizer)
     }
 }
 
 /// Returns the folder of the kernels that are compiled for GPUs.
 fn fat_binaries() -> PathBuf {
-    bundle().map_or_else(|| kernels::folder(&workspace::root()), |bundle| bundle.join("kernels"))
-}
-
-/// Returns the folder of the bundle, if the tests run in one.
-pub fn bundle() -> Option<PathBuf> {
-    std::env::var_os("QUIRE_BUNDLE").map(PathBuf::from)
+    kernels::compiled().unwrap_or_else(|| kernels::folder(&workspace::root()))
 }
 
 /// Returns whether a device should be tested; reports if `QUIRE_TEST_DEVICE` names another one.
@@ -157,15 +158,4 @@ pub fn wanted(name: &str) -> bool {
         not_run::report(Capability::AnyDevice, &format!("QUIRE_TEST_DEVICE names another device than {name}"));
     }
     wanted
-}
-
-/// Returns the C++ compiler; reports and returns `None` if there is none.
-fn compiler() -> Option<&'static Compiler> {
-    static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-    if bundle().is_some() {
-        not_run::report(Capability::Checkout, "a bundle has no sources to compile");
-        return None;
-    }
-    let found = COMPILER.get_or_init(host::compiler).as_ref();
-    found.map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use device::Device;
 use models::Tokenizer;
 
 use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
@@ -11,7 +12,7 @@ use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::parallel::Group;
 use crate::serve::text_engine::{NextStep, TextEngine};
-use crate::start::load::{Progress, load};
+use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::step::Engine;
 
 /// The result of one prompt.
@@ -59,6 +60,16 @@ impl Llm {
     /// Loads a model and reports progress.
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
         let loaded = load(&config, Group::open(&config.parallel)?, progress)?;
+        Llm::of(&config, loaded)
+    }
+
+    /// Like [`Llm::with_progress`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
+    pub fn load_on(config: EngineConfig, device: Arc<dyn Device>, progress: Progress<'_>) -> Result<Llm, EngineError> {
+        let loaded = load_on(&config, Some(device), Group::open(&config.parallel)?, progress)?;
+        Llm::of(&config, loaded)
+    }
+
+    fn of(config: &EngineConfig, loaded: Loaded) -> Result<Llm, EngineError> {
         let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })

@@ -7,12 +7,16 @@ pub mod faulty;
 #[path = "../../../device/tests/support/hooked.rs"]
 pub mod hooked;
 pub mod noop;
+#[path = "../../../device/tests/support/opened.rs"]
+pub mod opened;
+pub mod shared;
 pub mod slow;
 pub mod workers;
 
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::kernels::host::device_for_tests;
 use testkit::model::{Shape, write};
 
 /// The `llama` reference case: 3 layers, 560 tokens, context 512.
@@ -51,19 +55,18 @@ pub fn config(blocks: u64) -> EngineConfig {
     }
 }
 
-/// The same on `cuda-sim`, with bits that do not depend on the batch. `None`, reported, where there is no compiler.
+/// The same on the device that launches kernels in tests, with bits that do not depend on the batch. `None`, reported, where there is
+/// no compiler.
 pub fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
-    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
-    Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, deterministic: true, ..config })
+    let kernels_dir = Some(opened::kernels()?);
+    Some(EngineConfig { device: device_for_tests().into(), kernels_dir, deterministic: true, ..config })
 }
 
-/// `blocks` blocks of 8 tokens on `cuda-sim`, where a step is planned while the one before it runs, and a swap space as large.
+/// `blocks` blocks of 8 tokens on that device, where a step is planned while the one before it runs, and a swap space as large.
 /// `None`, reported, where there is no compiler.
 pub fn overlapping(blocks: u64) -> Option<EngineConfig> {
     let config = config(blocks);
-    Some(EngineConfig {
-        device: "cuda-sim".into(),
-        kernels_dir: Some(testkit::kernels::host::folder_for_tests()?),
+    on_sim(EngineConfig {
         swap_space_bytes: config.kv_cache_memory_bytes.unwrap(),
         max_model_len: Some(64),
         max_num_seqs: 12,
@@ -91,7 +94,7 @@ pub fn alone(requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
 
 /// The same under that configuration.
 pub fn alone_on(config: EngineConfig, requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
-    let mut llm = Llm::new(config).unwrap();
+    let mut llm = shared::llm(config).unwrap();
     requests.iter().map(|request| tokens(&mut llm, vec![request.clone()]).remove(0)).collect()
 }
 

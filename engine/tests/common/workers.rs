@@ -7,6 +7,8 @@ use device::profile::Step;
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
 use engine::{Engine, EngineConfig, EngineParts};
 
+use super::shared;
+
 /// A worker whose host draws for every request.
 pub struct OnHost(pub Box<dyn Worker>);
 
@@ -28,7 +30,7 @@ impl Worker for OnHost {
 
 /// An engine that draws on the host and plans no step ahead.
 pub fn on_host(config: &EngineConfig) -> Engine {
-    let mut parts = EngineParts::load(config, &|_, _| {}).unwrap();
+    let mut parts = shared::parts(config).unwrap();
     assert!(parts.info.sampler.take().is_some(), "cuda-sim draws on the device");
     parts.info.max_in_flight = 1;
     Engine::new(EngineParts { worker: Box::new(OnHost(parts.worker)), ..parts }).unwrap()
@@ -74,7 +76,7 @@ impl Worker for Counted {
 
 /// An engine, and the steps that its worker is given.
 pub fn counted(config: &EngineConfig) -> (Engine, Arc<Steps>) {
-    counted_parts(EngineParts::load(config, &|_, _| {}).unwrap())
+    counted_parts(shared::parts(config).unwrap())
 }
 
 /// The same of these parts.

@@ -203,3 +203,14 @@ pub fn summary(config: &ModelConfig) -> Summary {
         eos_token_ids: config.eos_token_ids.clone(),
     }
 }
+
+/// The simulator reports no memory of graphs. That of a GPU is the difference of what the driver has left, which may be 0 and which
+/// other programs change.
+pub fn assert_graph_bytes(device: &dyn Device, bytes: u64) {
+    assert!(bytes == 0 || device.name() == "cuda", "{bytes} bytes");
+}
+
+/// Asserts that a device on which a model was loaded has allocated the planned memory, and what its products need.
+pub fn assert_allocated(device: &dyn Device, planned: u64, what: &str) {
+    assert_eq!(device.allocated(), Some(planned + device.product_bytes()), "{what}");
+}

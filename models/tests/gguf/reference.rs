@@ -22,13 +22,13 @@ const TOLERANCE: f32 = 2e-3;
 
 /// Folders of the GGUF cases: those in the tree, and all others, with a report if the machine does not have them.
 fn cases() -> Vec<PathBuf> {
-    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/reference");
+    let here = testkit::workspace::root().join("models/tests/gguf/reference");
     let mut cases = BTreeMap::new();
     let others = testkit::reference::formats();
     if others.is_none() {
         testkit::not_run::report(Capability::ReferenceFormats, "QUIRE_REFERENCE_FORMATS is not set");
     }
-    for folder in others.into_iter().chain([here.into()]) {
+    for folder in others.into_iter().chain([here]) {
         let found = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let named = found.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), path));
         cases.extend(named.filter(|(name, _)| name.starts_with("gguf-")));

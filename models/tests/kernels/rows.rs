@@ -229,7 +229,7 @@ fn has_cosines_and_sines(device: &dyn Device) {
 
 #[test]
 fn a_buffer_that_is_too_small_is_refused_before_anything_runs() {
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     let small = device.alloc(4 * 7).unwrap();
     let mut target = device.alloc(4 * 8).unwrap();
     let weight = floats(&*device, &[1.0; 8]);

@@ -12,8 +12,9 @@ use models::{Decoder, GraphCount, Model, ModelConfig, ModelFiles, StepLimits, We
 use testkit::adapters::simple;
 
 use super::{BLOCK_SIZE, BLOCKS_PER_SEQ, LIMITS, Loaded, Seq, load, modules};
-use crate::common::{folder, needs};
+use crate::common::{assert_allocated, folder, needs};
 use crate::forward_sim::mean_tolerance;
+use crate::support::opened;
 
 const STEP: StepLimits = StepLimits {
     max_rows: 48,
@@ -31,9 +32,7 @@ struct OnDevice {
 
 /// A model whose slots are empty; `None`, reported, where there is no compiler.
 fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: bool) -> Option<OnDevice> {
-    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, seed: 5, deterministic: true, ..Options::default() };
-    let device = device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap();
+    let device = opened::open(Options { seed: 5, deterministic: true, ..Options::default() })?;
     let files = ModelFiles::open(case).unwrap();
     let decoder = ModelConfig::load(&files).unwrap().decoder.with_adapters(limits);
     let needs = Needs { dtype, row_invariant: true, ..needs(&*device, &decoder) };
@@ -48,7 +47,7 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
         let planned = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap().all
             + Model::step_bytes(device.features(), &decoder, &kernels, &STEP)
             + limits.map_or(0, |limits| adapter_slot_bytes(&decoder, &limits, dtype));
-        assert_eq!(device.allocated(), Some(planned), "{dtype}");
+        assert_allocated(&*device, planned, dtype.name());
     }
     let caches = model.new_cache(STEP.num_blocks, STEP.block_size).unwrap();
     Some(OnDevice { device, decoder, loaded: Loaded { model, caches } })

@@ -159,9 +159,7 @@ fn layers_that_share_keys_and_values_share_their_scales() {
 
 /// The simulator, or the device of the tests; `None` without a C++ compiler.
 pub fn launching_device() -> Option<Arc<dyn Device>> {
-    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
-    let options = Options { threads: Some(1), kernels, deterministic: true, ..Options::default() };
-    Some(device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap())
+    crate::support::opened::open(Options { deterministic: true, ..Options::default() })
 }
 
 #[test]

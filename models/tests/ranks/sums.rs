@@ -162,12 +162,10 @@ const ROUNDING_OF_BF16: f32 = 1.0 / 16.0;
 
 #[test]
 fn sums_on_cuda_sim_are_those_of_one_rank_but_for_rounding() {
-    let Some(kernels) = testkit::kernels::host::folder_for_tests() else { return };
-    let open = || {
-        let kernels = Some(kernels.clone());
-        let options = Options { threads: Some(1), kernels, deterministic: true, ..Options::default() };
-        device::open_with("cuda-sim", &options).unwrap()
-    };
+    if opened::kernels().is_none() {
+        return;
+    }
+    let open = || opened::open(Options { deterministic: true, ..Options::default() }).unwrap();
     // Sums of 16 bits; experts with biases.
     for (name, dtype, most) in [("llama", Dtype::Bf16, ROUNDING_OF_BF16), ("gpt-oss", Dtype::F32, ROUNDING)] {
         let (decoder, weights, prompt) = declared(&files(name), name, Form::Dense);

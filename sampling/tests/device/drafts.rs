@@ -156,7 +156,7 @@ fn the_last_token_of_a_slot_with_drafts_is_the_one_behind_the_drafts_that_are_ri
 
 #[test]
 fn rows_of_drafts_that_are_not_complete_and_consecutive_are_refused() {
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     let mut sampler = sampler(&device, Limits { max_rows: MAX_DRAFTS + 2, ..limits(2, 50) });
     for slot in 0..2 {
         let sequence = Sequence::new(SamplingParams::default(), 1);

@@ -140,7 +140,7 @@ fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
 
 #[test]
 fn a_row_draws_the_same_alone_and_in_a_batch() {
-    let Some(device) = KERNELS.sim(7) else { return };
+    let Some(device) = KERNELS.one(7) else { return };
     let logits: Vec<Vec<f32>> = (0..5).map(|row| super::problem::generated(9000, row)).collect();
     let sequences: Vec<Sequence> = (0..5u32)
         .map(|i| {

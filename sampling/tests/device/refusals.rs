@@ -9,7 +9,7 @@ use super::problem::{OnDevice, Sequence, limits, rows_of, sampler};
 
 #[test]
 fn a_request_that_exceeds_a_slot_is_refused_with_the_numbers_and_changes_nothing() {
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     let limits = Limits { max_logprobs: 4, list_words: 6, bad_word_tokens: 2, history_tokens: 9, ..limits(2, 50) };
     let mut sampler = sampler(&device, limits);
     let plain = SamplingParams::default;
@@ -36,7 +36,7 @@ fn a_request_that_exceeds_a_slot_is_refused_with_the_numbers_and_changes_nothing
 
 #[test]
 fn rows_and_logits_that_do_not_exist_are_refused() {
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     let mut sampler = sampler(&device, limits(2, 50));
     let sequence = Sequence::new(SamplingParams::default(), 1);
     assert!(sampler.set_row(2, &sequence.params, &sequence.context()).is_err());
@@ -66,7 +66,7 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
 
 #[test]
 fn limits_that_are_zero_or_too_large_are_refused() {
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     for (max_num_seqs, vocab) in [(0, 5), (5, 0), (70_000, 5), (5, (1 << 22) + 1)] {
         assert!(DeviceSampler::new(device.clone(), limits(max_num_seqs, vocab)).is_err());
     }

@@ -12,7 +12,7 @@ use crate::distribution::assert_distribution;
 fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {
     const ROWS: u32 = 250;
     const STEPS: usize = 16;
-    let Some(device) = KERNELS.sim(0) else { return };
+    let Some(device) = KERNELS.one(0) else { return };
     let logits: Vec<f32> = (0..40).map(|i| ((i * 37 + 11) % 91) as f32 * 0.05).collect();
     let params = SamplingParams { temperature: 1.3, top_k: 30, ..SamplingParams::default() };
     let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);

@@ -236,7 +236,7 @@ fn library_in(
 /// # Panics
 /// If something does not compile: the sources are those under test.
 pub fn counts_for_tests(name: &str, tests: &str, keep: impl FnMut(&mut Unit) -> bool) -> Option<PathBuf> {
-    let found = compiler().map_err(|missing| not_run::report(Capability::Cxx, &missing)).ok()?;
+    let found = compiler_for_tests("what the simulator counts")?;
     if found.is_clang() {
         not_run::report(Capability::Gxx, "clang++ splits loads of vectors before it reports them");
         return None;
@@ -248,7 +248,7 @@ pub fn counts_for_tests(name: &str, tests: &str, keep: impl FnMut(&mut Unit) -> 
         manifests.retain(|manifest| manifest.name == name);
         let mut manifest = manifests.pop().ok_or_else(|| format!("found no manifest of {name}"))?;
         manifest.units.retain_mut(keep);
-        library_in(folder.clone(), &root, &manifest, &found, Instrument::Counts, super::cores())
+        library_in(folder.clone(), &root, &manifest, found, Instrument::Counts, super::cores())
     };
     match build() {
         Ok(_) => Some(folder),
@@ -261,15 +261,42 @@ pub fn device_for_tests() -> &'static str {
     if std::env::var_os("QUIRE_TEST_DEVICE").is_some_and(|name| name == "cuda") { "cuda" } else { "cuda-sim" }
 }
 
-/// Returns the folder of the kernels for [`device_for_tests`]. In a bundle this is its own folder, for `cuda` the one that
-/// `cargo xtask build-kernels` writes, and for `cuda-sim` that of the host libraries of all crates, which are built from the current
-/// sources. Without a compiler, reports a test that did not run and returns `None`.
+/// Returns the C++ compiler for tests of the simulator itself, once [`simulator_for_tests`] says that they run. Without a compiler or
+/// sources, reports a test that did not run and returns `None`.
+pub fn compiler_for_tests(what: &str) -> Option<&'static Compiler> {
+    simulator_for_tests(what).then(sources_for_tests)?
+}
+
+/// As [`compiler_for_tests`], whatever device is tested.
+pub fn sources_for_tests() -> Option<&'static Compiler> {
+    static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
+    if crate::workspace::bundle().is_some() {
+        not_run::report(Capability::Checkout, "a bundle has no sources to compile");
+        return None;
+    }
+    let found = COMPILER.get_or_init(compiler).as_ref();
+    found.map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
+}
+
+/// Returns whether tests of the simulator itself run: of what it counts and guards, of its driver, and of kernels under a sanitizer.
+/// If they do not, because `QUIRE_TEST_DEVICE` names another device, reports `what` as a test that did not run.
+pub fn simulator_for_tests(what: &str) -> bool {
+    let other = std::env::var("QUIRE_TEST_DEVICE").ok().filter(|name| name != "cuda-sim");
+    if let Some(name) = &other {
+        not_run::report(Capability::AnyDevice, &format!("{what}: only on cuda-sim, and QUIRE_TEST_DEVICE is {name}"));
+    }
+    other.is_none()
+}
+
+/// Returns the folder of the kernels for [`device_for_tests`]: [`compiled`](super::compiled) ones where there are some; else for
+/// `cuda` the one that `cargo xtask build-kernels` writes, and for `cuda-sim` that of the host libraries of all crates, which are
+/// built from the current sources. Without a compiler, reports a test that did not run and returns `None`.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
 pub fn folder_for_tests() -> Option<PathBuf> {
-    if let Some(bundle) = crate::workspace::bundle() {
-        return Some(bundle.join("kernels"));
+    if let Some(compiled) = super::compiled() {
+        return Some(compiled);
     }
     if device_for_tests() == "cuda" {
         return Some(super::folder(&crate::workspace::root()));

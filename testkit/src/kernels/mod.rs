@@ -49,6 +49,13 @@ pub fn folder(root: &Path) -> PathBuf {
     target(root).join("kernels")
 }
 
+/// Returns the folder of kernels that were compiled for these tests elsewhere, of which nothing is built: `QUIRE_KERNELS_DIR`, or
+/// `kernels` in the bundle.
+pub fn compiled() -> Option<PathBuf> {
+    let named = std::env::var_os("QUIRE_KERNELS_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    named.or_else(|| crate::workspace::bundle().map(|bundle| bundle.join("kernels")))
+}
+
 /// Returns cargo's target folder: `target`, or `CARGO_TARGET_DIR`.
 pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
