@@ -13,7 +13,7 @@ const MOST: usize = 64 << 20;
 const STEP: usize = 64;
 
 /// Fewest rows for which weights are unpacked (`src/cuda/unpacked.rs` says why).
-pub(crate) const LEAST_ROWS: usize = 257;
+pub(crate) const LEAST_ROWS: usize = 33;
 
 /// Number of equal slices of k whose products are added in order where the bits of a row must not depend on the number of rows. The
 /// shape alone determines it.
@@ -25,7 +25,7 @@ pub fn slices(features: Features, [n, k]: [usize; 2], format: FactorType) -> usi
     const MANY: usize = 6144;
     /// Fewest inputs of which a slice saves time.
     const LONG: usize = 4096;
-    /// Elements of 16 bytes, at whose multiples the rows of a slice begin.
+    // Elements of 16 bytes, at whose multiples the rows of a slice begin.
     let vector = 16 / format.bytes();
     let is_long = k >= LONG && k >= 2 * n && n <= MANY && k.is_multiple_of(2 * vector) && n.is_multiple_of(4);
     let is_sliced = features.deterministic
@@ -39,7 +39,7 @@ pub fn slices(features: Features, [n, k]: [usize; 2], format: FactorType) -> usi
 pub enum Rewritten {
     /// Rows of `x` become 8 bits.
     Rows,
-    /// Codes of weights become numbers, from 257 rows on.
+    /// Codes of weights become numbers, from 33 rows on.
     Weights,
     /// The sums of so many slices of k.
     Slices(usize),

@@ -215,7 +215,9 @@ fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [
 /// Returns the variants that can serve, best first. There is at least one, and only one if it is named.
 fn candidates(operation: Operation, name: &str, needs: &Needs) -> Result<Vec<&'static Variant>, SelectError> {
     let all = variants(operation);
-    let able: Vec<&'static Variant> = all.iter().copied().filter(|v| needs.unmet(v).is_none()).collect();
+    let mut able: Vec<&'static Variant> = all.iter().copied().filter(|v| needs.unmet(v).is_none()).collect();
+    // The simulator stands for any GPU.
+    able.sort_by_key(|v| v.capabilities.exact_compute_capability && needs.compute_capability.is_none());
     if name == "auto" {
         if able.is_empty() {
             let here = all.iter().filter(|v| v.capabilities.devices.contains(&needs.device.as_str()));

@@ -127,9 +127,11 @@ fn a_chunk_of_few_rows_is_decoded_where_a_kernel_groups_them() {
 }
 
 #[test]
-fn the_unproven_hopper_kernel_is_selected_only_by_name_and_only_on_hopper() {
+fn the_hopper_kernel_is_selected_on_hopper_for_what_it_supports() {
     let on = |capability| Needs { compute_capability: Some(capability), ..cuda(Dtype::Bf16, KvDtype::Same) };
-    assert_eq!(chosen(&KernelChoice::default(), &on((9, 0)))[1], "cuda.paged_prefill");
+    let auto = |needs: &Needs| chosen(&KernelChoice::default(), needs)[1];
+    assert_eq!(auto(&on((9, 0))), "cuda.prefill_sm90");
+    assert_eq!(auto(&cuda(Dtype::Bf16, KvDtype::Same)), "cuda.paged_prefill", "the simulator stands for any GPU");
     let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
     assert_eq!(chosen(&named, &on((9, 0)))[1], "cuda.prefill_sm90");
     for (needs, why) in [
@@ -139,6 +141,7 @@ fn the_unproven_hopper_kernel_is_selected_only_by_name_and_only_on_hopper() {
         (Needs { block_size: 24, ..on((9, 0)) }, "its block sizes are 8,16,32,64,128, --block-size is 24"),
         (Needs { row_invariant: true, ..on((9, 0)) }, "it is not row-invariant"),
     ] {
+        assert_ne!(auto(&needs), "cuda.prefill_sm90", "{why}");
         let error = format(&named, &needs).err().unwrap().to_string();
         assert!(error.contains(why), "{error}");
     }

@@ -30,6 +30,16 @@ fn refusal(arguments: &[&str]) -> String {
     said
 }
 
+fn json_lines(file: &std::path::Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The lines of measurements.
+fn cells(lines: &[Value]) -> Vec<&Value> {
+    lines.iter().filter(|line| line["kind"] == "cell").collect()
+}
+
 #[test]
 fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -44,11 +54,12 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
     assert!(output.status.success(), "{output:?}");
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.starts_with("device: cpu, ") && table.contains("\npeaks, the best of 3: read "), "{table}");
-    let measured: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    let rows = measured["rows"].as_array().unwrap();
-    assert_eq!(measured["times_mean_something"], true);
-    assert!(measured["peaks"]["read_bytes_per_second"].as_f64().unwrap() > 0.0);
-    for row in rows {
+    let lines = json_lines(&file);
+    let (first, last) = (&lines[0], &lines[lines.len() - 1]);
+    assert_eq!((&first["kind"], &first["times_mean_something"]), (&"device".into(), &true.into()));
+    assert!(last["kind"] == "peaks" && last["best"]["read_bytes_per_second"].as_f64().unwrap() > 0.0, "{last}");
+    let rows = cells(&lines);
+    for row in &rows {
         let variant = row["variant"].as_str().unwrap();
         assert!(
             table.lines().any(|line| line.starts_with(row["operation"].as_str().unwrap()) && line.contains(variant))
@@ -80,9 +91,10 @@ fn kernels_counts_what_a_kernel_moves() {
     let output = bench(&[&["kernels"], &flags[..], &more].concat());
     assert!(output.status.success(), "{output:?}");
     let table = String::from_utf8(output.stdout).unwrap();
-    let counted: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let lines = json_lines(&file);
+    let counted = cells(&lines);
     assert!(!table.contains("median us") && !table.contains("peaks"), "{table}");
-    let row = &counted["rows"][0];
+    let row = counted[0];
     assert!(row["median_seconds"].is_null(), "{row}");
     let kernel = &row["kernels"][0];
     assert_eq!((&kernel["kernel"], kernel["launches"].as_u64()), (&"copy_blocks".into(), Some(1)));
@@ -94,7 +106,7 @@ fn kernels_counts_what_a_kernel_moves() {
     let line = table.lines().find(|line| line.starts_with("  copy_blocks ")).unwrap();
     assert!(line.ends_with("   26     8"), "{line}");
     assert!(table.contains("cuBLAS, which is not counted\n"), "{table}");
-    assert_eq!(counted["rows"][1]["kernels"], serde_json::json!([]));
+    assert_eq!(counted[1]["kernels"], serde_json::json!([]));
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod parameters;
 mod rounded;
 mod tiles;
 mod unpacked;
-mod yardsticks;
+mod yardstick;
 
 use device::Device;
 use device::gemm::Product;
@@ -27,8 +27,7 @@ use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
 pub use linear::expert_linear;
-pub(crate) use yardsticks::TILE_OPERATIONS;
-pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
+pub use yardstick::read_memory;
 
 const HALVES: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 
@@ -41,7 +40,8 @@ const ANY: Capabilities = Capabilities {
     layouts: &Layout::COMMON,
     head_sizes: Sizes::UpTo { max: usize::MAX, step: 8 },
     block_sizes: Sizes::ANY,
-    proven: false,
+    // On an H200 (docs/benchmarks/gpu-h200-2026-11-26.md).
+    proven: true,
     ..Capabilities::NONE
 };
 
@@ -100,7 +100,7 @@ const SM90: Capabilities = Capabilities {
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
     trees: false,
-    ..tiles(0)
+    ..tiles(2)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
 

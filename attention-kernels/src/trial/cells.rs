@@ -18,6 +18,7 @@ use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, 
 use crate::batch::AttentionBatch;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::scratch::{LinearScratch, Rewritten, ScratchSizes};
 use crate::shape::KvShape;
 use crate::variant::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
@@ -30,6 +31,11 @@ const RANK: usize = 16;
 const ADAPTERS: usize = 8;
 /// Number of rows of a written cache, or of a product, that are compared.
 const SAMPLE: usize = 64;
+
+/// Blocks of a cache that have numbers of their own; the others repeat them.
+const OWN_BLOCKS: usize = 256;
+/// Rows of the factors of a product that have numbers of their own.
+const OWN_ROWS: usize = 512;
 
 type Kernels = BTreeMap<String, (u64, Counts)>;
 type Found<'a> = &'a mut dyn FnMut(&Variant, Cell);
@@ -114,6 +120,7 @@ fn attention(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         dim: shape.head_size,
         block_size: shape.block_size,
         scales: format.kv_dtype.takes_scales().then_some(false),
+        repeats: Some(OWN_BLOCKS),
         ..Look::plain(format, vec![(shape.query_len, shape.context); shape.batch])
     };
     let problem = Problem::new(1, &look);
@@ -272,8 +279,11 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let (rows, k, n) = (shape.batch * shape.query_len, shape.inputs(), shape.outputs);
     let dtype = format.dtype;
     let mut random = Random::new(4);
-    let mut draw = |dtype, len: usize| -> Vec<f32> { (0..len).map(|_| round(dtype, random.unit())).collect() };
-    let (x, mut w) = (draw(dtype, rows * k), draw(shape.dtype, n * k));
+    let mut draw = |dtype, rows: usize| -> Vec<f32> {
+        let own: Vec<f32> = (0..rows.min(OWN_ROWS) * k).map(|_| round(dtype, random.unit())).collect();
+        own.iter().copied().cycle().take(rows * k).collect()
+    };
+    let (x, mut w) = (draw(dtype, rows), draw(shape.dtype, n));
     let raw = to_bytes(shape.dtype, &w);
     if let Some(quantization) = shape.weights {
         w.chunks_mut(k).for_each(|row| as_stored(quantization, dtype, row));
@@ -291,13 +301,16 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         matrices.push(matrix()?);
     }
     let moved = weights + rows * (k + n) * dtype.bytes();
+    let mut sizes = ScratchSizes::default();
+    if shape.weights.is_some() && device.features().launches {
+        sizes.add(Rewritten::Weights, [n, k], rows);
+    }
+    let mut scratch = LinearScratch::new(device, sizes)?;
     for variant in variants {
         let mut multiply = |i: usize| {
-            let (weights, y) = (&matrices[i % matrices.len()], &mut output);
-            variant.linear(
-                device,
-                LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: dtype, scratch: None },
-            )
+            let (weights, y, scratch) = (&matrices[i % matrices.len()], &mut output, Some(&mut scratch));
+            let x = Rows::Numbers(&input);
+            variant.linear(device, LinearArgs { x, rows, weights, bias: None, y, output: dtype, scratch })
         };
         let ((), kernels) = case.first(|| multiply(0))?;
         let time = case.time(&mut multiply)?;

@@ -187,9 +187,8 @@ impl Grid {
         found
     }
 
-    /// Measures the grid. `measure` is called before the first operation and after each one; the shares of an operation,
-    /// which are passed to `found`, refer to the greater of the two peaks around it. So neither other load on the machine
-    /// during one of them nor a change of the clock frequency yields a share above 1.
+    /// Measures the grid and passes each cell to `found` at once. `measure` is called before each operation, and once after the
+    /// last; shares refer to the greatest peaks so far.
     ///
     /// # Errors
     /// As for [`Grid::check`]; also, the device or a kernel fails.
@@ -201,24 +200,19 @@ impl Grid {
     ) -> Result<(), GridError> {
         self.check(&**device)?;
         let runs = Runs { warmup: self.warmup, repeat: self.repeat, tally: self.tally.as_deref() };
-        let mut before = measure()?;
+        let mut peaks = Peaks::default();
         for &operation in &self.operations {
-            let mut cells = Vec::new();
+            peaks = peaks.max(&measure()?);
             for shape in self.shapes(operation) {
                 let mut able = self.named(operation);
                 able.retain(|variant| shape.needs(&**device).unmet(variant).is_none());
                 cells::run(device, operation, &shape, &able, runs, &mut |variant, cell| {
-                    cells.push((variant.name, shape.clone(), cell));
+                    let share = peaks.share(operation, &shape, &cell);
+                    found(&Measurement { operation, variant: variant.name, shape: shape.clone(), cell, share });
                 })?;
             }
-            let after = measure()?;
-            let peaks = before.max(&after);
-            for (variant, shape, cell) in cells {
-                let share = peaks.share(operation, &shape, &cell);
-                found(&Measurement { operation, variant, shape, cell, share });
-            }
-            before = after;
         }
+        measure().map(drop)?;
         Ok(())
     }
 }

@@ -33,4 +33,4 @@ pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, Wrong, buffer, bytes, cache_bytes, floats};
 pub use time::{Time, time};
 
-pub use crate::cuda::{TILE_THREADS, multiply_tiles, read_memory};
+pub use crate::cuda::read_memory;

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use device::{Buffer, Device, roofline};
+use device::gemm::{Factor, FactorType, Product};
+use device::{Buffer, Device, DeviceError, roofline};
 
-use super::numbers::Random;
+use super::numbers::{Random, round, to_bytes};
 use super::run::buffer;
 use super::time::time;
-use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
+use crate::cuda::read_memory;
 use crate::error::KernelError;
 use crate::format::Dtype;
 
@@ -25,7 +26,7 @@ pub struct Peaks {
     pub f32: Option<f64>,
     /// The same in 8-bit integers.
     pub int8: Option<f64>,
-    /// The same in 16 bits: on tensor cores with `mma.sync`, which most kernels use; on a CPU in pairs of bf16.
+    /// The same in 16 bits: on a GPU a large bf16 product of cuBLASLt, on a CPU bf16 pairs.
     pub halves: Option<f64>,
 }
 
@@ -46,7 +47,7 @@ impl Peaks {
             "cuda" => Ok(Peaks {
                 read: Some(read(device, 4 * BEYOND_CACHES)?),
                 copy: Some(copy(device, 4 * BEYOND_CACHES)?),
-                halves: Some(tensor(device)?),
+                halves: product(device)?,
                 ..Peaks::default()
             }),
             _ => Ok(Peaks::default()),
@@ -123,17 +124,34 @@ fn read(device: &dyn Device, size: usize) -> Result<f64, KernelError> {
     Ok(size as f64 / time.median().as_secs_f64())
 }
 
-fn tensor(device: &dyn Device) -> Result<f64, KernelError> {
-    // Takes some milliseconds.
-    let (steps, threads) = (1 << 12, BLOCKS * TILE_THREADS);
-    let mut sums = device.alloc(threads * size_of::<f32>())?;
-    let time = time(device, 2, REPEAT, |_| Ok(multiply_tiles(device, [0x3f80_3f80; 2], steps, &mut sums)?))?;
-    Ok((threads * TILE_OPERATIONS * steps as usize) as f64 / time.median().as_secs_f64())
+/// Returns the rate of a product of square matrices; `None` without a library that computes it.
+fn product(device: &dyn Device) -> Result<Option<f64>, KernelError> {
+    const SIZE: usize = 8192;
+    if device.load_products().is_err() {
+        return Ok(None);
+    }
+    // A GPU is slower with random numbers than with zeros, since it takes more power.
+    let mut random = Random::new(1);
+    let rows: Vec<f32> = (0..256 * SIZE).map(|_| round(Dtype::Bf16, random.unit())).collect();
+    let (rows, bytes) = (to_bytes(Dtype::Bf16, &rows), SIZE * SIZE * Dtype::Bf16.bytes());
+    let [x, w] = [repeated(device, &rows, bytes)?, repeated(device, &rows, bytes)?];
+    let mut y = device.alloc(bytes)?;
+    let (y_format, bias, columns, slices) = (Dtype::Bf16, None, None, None);
+    let weights = Factor { elements: &w, format: FactorType::Numbers(Dtype::Bf16), n: SIZE, k: SIZE };
+    let time = time(device, 2, REPEAT, |_| {
+        Ok(device.product(Product { x: &x, rows: SIZE, weights, bias, y: &mut y, y_format, columns, slices })?)
+    })?;
+    Ok(Some(2.0 * (SIZE as f64).powi(3) / time.median().as_secs_f64()))
 }
 
 /// Returns a buffer that repeats the same random bytes, which touches every page quickly.
-fn filled(device: &dyn Device, size: usize) -> Result<Buffer, KernelError> {
-    let piece = buffer(device, &noise(size.min(16 << 20)))?;
+fn filled(device: &dyn Device, size: usize) -> Result<Buffer, DeviceError> {
+    repeated(device, &noise(size.min(16 << 20)), size)
+}
+
+/// Returns a buffer of some bytes that repeats a piece.
+pub(super) fn repeated(device: &dyn Device, piece: &[u8], size: usize) -> Result<Buffer, DeviceError> {
+    let piece = buffer(device, piece)?;
     let mut filled = device.alloc(size)?;
     for at in (0..size).step_by(piece.len_bytes().max(1)) {
         device.copy(&piece, 0, &mut filled, at, piece.len_bytes().min(size - at))?;

@@ -1,6 +1,7 @@
 //! A generated call of an attention kernel, and its result in float64.
 //!
-//! Uses 8 bytes of host memory per element of the cache. The expected result takes `rows × num_heads × context × head_dim`
+//! Uses 8 bytes of host memory per element of the cache, or of its first blocks if all others repeat them ([`Look::repeats`]). The
+//! expected result takes `rows × num_heads × context × head_dim`
 //! multiply-adds in float64 on one thread; [`Problem::truth_of`] computes only some rows.
 
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub struct Problem {
     pub query: Vec<f32>,
     /// Elements between the end of a query row and the start of the next.
     pub query_gap: usize,
-    /// Keys before scaling, in the order of [`KvShape::offset`].
+    /// Keys before scaling, in the order of [`KvShape::offset`]: those of all blocks, or of the first, which the others repeat.
     pub keys: Vec<f32>,
     /// Values before scaling, in the same order; in a latent cache the keys.
     pub values: Vec<f32>,
@@ -77,6 +78,9 @@ pub struct Look {
     pub sinks: bool,
     /// Whether the query rows of a sequence are a tree, if it has 2 to 64.
     pub trees: bool,
+    /// Number of blocks that all others repeat, so that a large cache can be filled on the device; `None`: each has its own numbers,
+    /// and memory that must not change a result is poisoned.
+    pub repeats: Option<usize>,
     /// Query rows and context length of each sequence.
     pub lens: Vec<(usize, usize)>,
 }
@@ -109,6 +113,7 @@ impl Look {
             alibi: false,
             sinks: false,
             trees: false,
+            repeats: None,
             lens,
         }
     }
@@ -125,15 +130,16 @@ impl Problem {
         let max_blocks = contexts.map(|context| context.div_ceil(block_size)).max().unwrap_or(0) + 2;
         let used: usize = look.lens.iter().map(|&(_, context)| context.div_ceil(block_size)).sum();
         let shape = KvShape { num_blocks: used + 3, num_kv_heads: heads.1, block_size, head_dim: dim };
+        let own_blocks = look.repeats.map_or(shape.num_blocks, |blocks| blocks.min(shape.num_blocks));
         let mut free: Vec<i32> = (0..shape.num_blocks as i32).collect();
         random.shuffle(&mut free);
         let per_token = format.kv_dtype == KvDtype::Int8PerToken;
         let poison = if per_token || format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
         let mut token_scales: [Vec<f32>; 2] = match per_token {
-            true => std::array::from_fn(|_| vec![f32::NAN; shape.num_blocks * block_size * heads.1]),
+            true => std::array::from_fn(|_| vec![f32::NAN; own_blocks * block_size * heads.1]),
             false => Default::default(),
         };
-        let mut keys = vec![poison; shape.num_blocks * shape.block_elements()];
+        let mut keys = vec![poison; own_blocks * shape.block_elements()];
         let mut values = keys.clone();
         // Approximate magnitude of stored numbers; scales bring them back to about 1.
         let spread = match format.kv_dtype {
@@ -151,27 +157,31 @@ impl Problem {
             Some(dtype) => round(dtype, random.unit()),
             None => bytes[random.below(bytes.len())],
         };
+        let mut fill = |slot: usize, random: &mut Random| {
+            for head in 0..heads.1 {
+                for scales in token_scales.iter_mut().filter(|_| per_token) {
+                    scales[slot * heads.1 + head] = (1.5 + random.unit()) / spread;
+                }
+                for at in shape.offset(slot, head)..shape.offset(slot, head) + dim {
+                    keys[at] = stored(random);
+                    values[at] = stored(random);
+                }
+            }
+        };
         let mut batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
         for &(rows, context) in &look.lens {
             batch.query_starts.push(batch.num_rows() as u32 + rows as u32);
             batch.context_lens.push(context as u32);
             let blocks = context.div_ceil(block_size);
             let mut table: Vec<i32> = free.drain(free.len() - blocks..).collect();
-            for token in 0..context {
-                let slot = table[token / block_size] as usize * block_size + token % block_size;
-                for head in 0..heads.1 {
-                    for scales in token_scales.iter_mut().filter(|_| per_token) {
-                        scales[slot * heads.1 + head] = (1.5 + random.unit()) / spread;
-                    }
-                    for at in shape.offset(slot, head)..shape.offset(slot, head) + dim {
-                        keys[at] = stored(&mut random);
-                        values[at] = stored(&mut random);
-                    }
-                }
-            }
+            let slots = (0..context).map(|token| table[token / block_size] as usize * block_size + token % block_size);
+            slots.filter(|_| look.repeats.is_none()).for_each(|slot| fill(slot, &mut random));
             let garbage = [-1, i32::MAX, i32::MIN, shape.num_blocks as i32];
             table.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
             batch.block_tables.push(&table);
+        }
+        if look.repeats.is_some() {
+            (0..own_blocks * block_size).for_each(|slot| fill(slot, &mut random));
         }
         if look.trees {
             batch.tree_mask = look.lens.iter().flat_map(|&(rows, _)| tree(&mut random, rows)).collect();
@@ -206,7 +216,9 @@ impl Problem {
             slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
             sinks: look.sinks.then(|| (0..heads.0).map(|h| [1.5, -2.0, 9.0, 0.25, -40.0][h % 5]).collect()),
         };
-        problem.poison_hidden(poison);
+        if look.repeats.is_none() {
+            problem.poison_hidden(poison);
+        }
         problem
     }
 
@@ -252,6 +264,11 @@ impl Problem {
         let kv_head = head / (self.num_heads / self.shape.num_kv_heads);
         let pattern = self.sparse.map(|sparse| sparse.heads(head..head + 1, kv_head));
         (first..=position).contains(&key) && pattern.is_none_or(|pattern| pattern.sees(position, key))
+    }
+
+    /// Returns the number of blocks whose numbers are kept; the others repeat them.
+    pub fn own_blocks(&self) -> usize {
+        self.keys.len() / self.shape.block_elements().max(1)
     }
 
     /// Returns the query rows of a sequence.
@@ -318,7 +335,7 @@ impl Problem {
         let q = &self.query[(row * heads + head) * dim..][..dim];
         let slot = |position: usize| {
             let token = seen[position];
-            let block = table[token / self.shape.block_size] as usize;
+            let block = table[token / self.shape.block_size] as usize % self.own_blocks();
             block * self.shape.block_size + token % self.shape.block_size
         };
         let at = |token: usize| self.shape.offset(slot(token), kv_head);

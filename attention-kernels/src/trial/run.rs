@@ -6,6 +6,7 @@ use std::sync::Arc;
 use device::{Buffer, Device, DeviceError};
 
 use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
+use super::peaks::repeated;
 use super::problem::{Problem, Truth};
 use crate::args::{AttentionArgs, KvCache, KvScales, Values};
 use crate::error::KernelError;
@@ -29,7 +30,9 @@ impl Problem {
     /// As [`Problem::on`].
     pub fn with_partials(&self, device: &Arc<dyn Device>, max_partials: usize) -> Result<OnDevice<'_>, KernelError> {
         let cache = |which: usize, numbers: &[f32]| {
-            buffer(&**device, &cache_bytes(self.format, &self.shape, which, numbers, &self.token_scales[which]))
+            let own = KvShape { num_blocks: self.own_blocks(), ..self.shape };
+            let piece = cache_bytes(self.format, &own, which, numbers, &self.token_scales[which]);
+            repeated(&**device, &piece, self.shape.num_blocks * self.format.block_bytes(&self.shape))
         };
         let scales = match &self.scales {
             None => None,

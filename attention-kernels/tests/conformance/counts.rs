@@ -238,7 +238,7 @@ fn unpacking_reads_codes_once_and_rounding_reads_rows_twice() {
     let (codes, group) = (Codes::Integers { bits: 4, zero: 8 }, 128);
     let format = StoredFormat { codes, group, scale: Scale::Bf16, offset: Offset::None };
     let weights = super::linear::random_codes(&*device, dtype, format, [n, k], Purpose::Product);
-    let rows = 257;
+    let rows = 33;
     let mut space = super::rewritten::scratch(&*device, Rewritten::Weights, [n, k], rows);
     tally.take();
     super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype, Some(&mut space));

@@ -53,8 +53,22 @@ fn same(what: &str, size: usize, got: &[u8], want: &[u8], show: impl Fn(&[u8]) -
 
 /// The settings of a look.
 pub fn of_look(seed: u64, look: &Look) -> Value {
-    let Look { format, heads, dim, latent, block_size, scales, window, sparse, soft_cap, alibi, sinks, trees, lens } =
-        look;
+    let Look {
+        format,
+        heads,
+        dim,
+        latent,
+        block_size,
+        scales,
+        window,
+        sparse,
+        soft_cap,
+        alibi,
+        sinks,
+        trees,
+        lens,
+        ..
+    } = look;
     let mut settings = of_format(format);
     let sparse = sparse.map(|sparse| format!("{sparse:?}"));
     settings.extend(object(json!({ "seed": seed, "heads": heads, "head_dim": dim, "latent": latent,

@@ -127,6 +127,7 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
             alibi: row[9] == 1,
             sinks: row[11] == 1,
             trees: row[12] == 1,
+            repeats: None,
             lens: lens(row[7], block_size),
         }
     };

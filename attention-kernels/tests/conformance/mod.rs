@@ -28,4 +28,4 @@ mod sinks;
 mod sparse;
 mod transfers;
 mod trees;
-mod yardsticks;
+mod yardstick;

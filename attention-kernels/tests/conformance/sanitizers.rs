@@ -71,8 +71,7 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     super::low_rank::add_all(&device);
     super::linear::multiply_all(&device);
     super::rewritten::rewrite_all(&device, Dtype::F16);
-    super::yardsticks::read_and_fold(&*device, 12 << 10, 2);
-    super::yardsticks::multiply_and_sum(&*device, [1.0, 1.0], 2);
+    super::yardstick::read_and_fold(&*device, 12 << 10, 2);
 }
 
 /// Replays under a sanitizer what `work` launches of every `step`-th look; with `QUIRE_TEST_ALL=1` all looks, under three

@@ -1,6 +1,6 @@
-//! `quire bench kernels`: times or counts every supporting variant over a grid of shapes; a table and a JSON file.
+//! `quire bench kernels`: times or counts every supporting variant over a grid of shapes; a table and lines of JSON.
 //!
-//! A row is printed as soon as it has been measured. `attention_kernels::trial::grid` defines what is measured and how.
+//! A row is printed, and its line of JSON written, as soon as it has been measured. `attention_kernels::trial::grid` defines what is measured and how.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ pub struct KernelArgs {
     /// Count what each kernel does on cuda-sim, instead of timing
     #[arg(long, conflicts_with_all = ["warmup", "repeat"])]
     pub counts: bool,
-    /// Write all figures to this file as JSON
+    /// Write a line of JSON for the device, each row, and the peaks to this file
     #[arg(long, value_name = "FILE", value_parser = values::file)]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -139,7 +139,7 @@ impl KernelArgs {
 
 pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::failed)?;
-    let results = Results::open("--json", args.json.as_deref())?;
+    let mut lines = Results::open("--json", args.json.as_deref())?;
     let (device, counting) = args.open()?;
     let tally = counting.as_ref().map(|counting| Arc::clone(&counting.tally));
     let grid = Grid { tally, ..args.grid(Grid::of(&*device)) };
@@ -149,26 +149,41 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     if device.name() == "cuda-sim" {
         writeln!(out, "cuda-sim runs GPU code on the CPU: its errors are meaningful, its times are not")?;
     }
-    writeln!(out, "{}", if counting.is_some() { counted::HEAD } else { HEAD.trim_end() })?;
-    let (mut rows, mut broken, mut peaks) = (Vec::new(), None, Vec::new());
+    match &counting {
+        Some(_) => writeln!(out, "{}", counted::HEAD)?,
+        None => writeln!(out, "{}", HEAD.trim_end())?,
+    }
+    let mut say = |line: Value| lines.as_mut().map_or(Ok(()), |lines| lines.write(format_args!("{line}\n")));
+    say(json!({
+        "kind": "device",
+        "quire": env!("CARGO_PKG_VERSION"),
+        "device": device.name(),
+        "description": device.description(),
+        "times_mean_something": device.name() != "cuda-sim" && counting.is_none(),
+    }))?;
+    for what in &left_out {
+        say(json!({ "kind": "not_measured", "what": what }))?;
+    }
+    let (mut problem, mut peaks) = (None, Vec::new());
     let mut measure = || {
-        let measured = Peaks::measure(&*device)?;
+        let measured = if counting.is_none() { Peaks::measure(&*device)? } else { Peaks::default() };
         peaks.push(measured);
         Ok(measured)
     };
     let outcome = grid.run(&device, &mut measure, &mut |row| {
-        // If the reader has closed the pipe, keep measuring for the file and report the error at the end.
         let text = match &counting {
             Some(counting) => counting.lines(&shape(row), row),
             None => line(row),
         };
-        if let Err(error) = writeln!(out, "{text}") {
-            broken.get_or_insert(error);
-        }
-        rows.push(record(row, counting.as_ref()));
+        // If the reader has closed the pipe, keep measuring for the file and report the error at the end.
+        let written = writeln!(out, "{text}").map_err(CliError::from);
+        let written = say(record(row, counting.as_ref())).map_err(CliError::from).and(written);
+        problem = problem.take().or(written.err());
     });
-    outcome.map_err(CliError::failed)?;
     let best = peaks.iter().fold(Peaks::default(), |best, measured| best.max(measured));
+    let measured = peaks.iter().map(super::roofline::record).collect::<Vec<_>>();
+    say(json!({ "kind": "peaks", "best": super::roofline::record(&best), "measured": measured }))?;
+    outcome.map_err(CliError::failed)?;
     if counting.is_none() {
         writeln!(out, "peaks, the best of {}: {best}", peaks.len())?;
     }
@@ -184,19 +199,7 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     for line in &left_out {
         writeln!(out, "not measured: {line}")?;
     }
-    if let Some(mut results) = results {
-        results.value(&json!({
-            "quire": env!("CARGO_PKG_VERSION"),
-            "device": device.name(),
-            "description": device.description(),
-            "times_mean_something": device.name() != "cuda-sim",
-            "peaks": super::roofline::record(&best),
-            "peaks_measured": peaks.iter().map(super::roofline::record).collect::<Vec<_>>(),
-            "rows": rows,
-            "not_measured": left_out,
-        }))?;
-    }
-    broken.map_or(Ok(()), |error| Err(error.into()))
+    problem.map_or(Ok(()), Err)
 }
 
 /// Greatest change of the peaks on an otherwise idle machine.
@@ -242,6 +245,7 @@ fn line(row: &Measurement) -> String {
 fn record(row: &Measurement, counting: Option<&Counting>) -> Value {
     let (shape, cell) = (&row.shape, &row.cell);
     let mut record = json!({
+        "kind": "cell",
         "operation": row.operation.key(),
         "variant": row.variant,
         "dtype": shape.dtype.name(),
