@@ -232,6 +232,21 @@ fn sweep_prints_a_line_per_shape_and_a_reason_if_it_does_not_fit() {
 }
 
 #[test]
+fn a_sweep_takes_its_plan_from_the_engine_that_has_taken_the_memory_of_its_device() {
+    let Some(kernels) = host::folder_for_tests() else { return };
+    let model = testkit::workspace::root().join("models/tests/reference/llama");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    let shapes = ["bench", "sweep", "--batch-size=2", "--context=8", "--prefill=0", "--steps=2", "--device=cuda-sim"];
+    // The cache takes all that is left of a memory of 64 MiB.
+    let limits =
+        ["--max-model-len=64", "--max-num-seqs=2", "--max-num-batched-tokens=16", "--gpu-memory-utilization=0.95"];
+    command.args(shapes).args(limits).arg(model).arg("--kernels-dir").arg(kernels);
+    let output = command.env("QUIRE_SIM_MEMORY", (64 << 20).to_string()).stdin(Stdio::null()).output().unwrap();
+    let (table, problem) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && table.contains("decode        2        8"), "{table}{problem}");
+}
+
+#[test]
 fn throughput_reads_lengths_from_a_file_and_names_an_invalid_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lengths.txt");

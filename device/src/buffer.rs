@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::DeviceMemory;
+use crate::host::SIM_ALLOCATED;
 use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 
@@ -82,7 +83,9 @@ pub(crate) struct SimMemory {
 
 impl Drop for SimMemory {
     fn drop(&mut self) {
-        self.allocated.fetch_sub(self.memory.len() as u64, Ordering::Relaxed);
+        for counter in [&*self.allocated, &SIM_ALLOCATED] {
+            counter.fetch_sub(self.memory.len() as u64, Ordering::Relaxed);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
@@ -37,6 +37,13 @@ pub fn host_memory() -> MemoryInfo {
         _ => MemoryInfo { total, available },
     }
 }
+
+/// Memory of all devices `cuda-sim` of this process together, as of one GPU, in bytes; `None`: that of the host.
+static SIM_MEMORY: LazyLock<Option<u64>> =
+    LazyLock::new(|| std::env::var("QUIRE_SIM_MEMORY").ok().and_then(|bytes| bytes.parse().ok()));
+
+/// Total size of their buffers.
+pub(crate) static SIM_ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct Host {
     pool: Pool,
@@ -139,7 +146,11 @@ impl Device for Host {
     }
 
     fn memory(&self) -> MemoryInfo {
-        host_memory()
+        let limit = self.kernels.as_ref().and_then(|_| *SIM_MEMORY);
+        limit.map_or_else(host_memory, |total| MemoryInfo {
+            total,
+            available: total.saturating_sub(SIM_ALLOCATED.load(Ordering::Relaxed)),
+        })
     }
 
     fn allocated(&self) -> Option<u64> {
@@ -150,8 +161,10 @@ impl Device for Host {
         self.tape.refuse("an allocation")?;
         let memory = match self.kernels {
             None => HostMemory::zeroed(bytes).map(Memory::Cpu),
+            Some(_) if SIM_MEMORY.is_some() && bytes as u64 > self.memory().available => None,
             Some(_) => HostMemory::guarded(bytes).map(|memory| {
                 self.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+                SIM_ALLOCATED.fetch_add(bytes as u64, Ordering::Relaxed);
                 let (order, allocated) = (Arc::clone(&self.order), Arc::clone(&self.allocated));
                 Memory::Sim(Arc::new(SimMemory { memory, order, allocated }))
             }),

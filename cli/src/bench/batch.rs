@@ -79,10 +79,14 @@ impl Bench {
 
     /// Like [`Bench::start`], as rank 0 of a group.
     pub fn start_in(config: &EngineConfig, group: Group) -> Result<Bench, CliError> {
-        let roofline = Roofline::measure(config).inspect_err(|error| group.refuse(error))?;
-        let engine = Engine::load_in(config, group, &|_, _| {})?;
+        let (roofline, device) = Roofline::measure(config).inspect_err(|error| group.refuse(error))?;
+        // A rank of a group has fewer threads, and opens its device itself.
+        let engine = match config.parallel.ranks() {
+            1 => Engine::load_on(config, device, &|_, _| {})?,
+            _ => Engine::load_in(config, group, &|_, _| {})?,
+        };
         let &EngineConfig { max_num_seqs, max_num_batched_tokens, .. } = config;
-        let block_size = engine::plan(config)?.block_size;
+        let block_size = engine.block_size();
         let random = Random::new(config.seed.unwrap_or(0));
         let (adapters, submitted) = (Vec::new(), 0);
         Ok(Bench { engine, roofline, random, adapters, submitted, block_size, max_num_seqs, max_num_batched_tokens })

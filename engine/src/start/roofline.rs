@@ -1,13 +1,15 @@
 //! Lower bound of the time that a model's work takes on this machine (a roofline), for comparison with measurements.
 
+use std::sync::Arc;
+
 use attention_kernels::Dtype;
 use attention_kernels::trial::Peaks;
-use device::roofline as measure;
+use device::{Device, roofline as measure};
 
-use super::load::plan;
 use super::open::open;
 use crate::api::EngineConfig;
 use crate::error::EngineError;
+use crate::memory::Plan;
 
 /// Bytes to read for a measurement of memory instead of caches: several times the last-level cache of most machines.
 const BEYOND_CACHES: usize = 256 << 20;
@@ -49,13 +51,14 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// Measures the device with the threads of this configuration. Takes about a second.
+    /// Measures the device with the threads of this configuration, before a model takes its memory. Takes about a second. Also returns
+    /// the device, for [`Engine::load_on`](crate::Engine::load_on).
     ///
     /// # Errors
     /// The errors of [`plan`](crate::plan).
-    pub fn measure(engine: &EngineConfig) -> Result<Roofline, EngineError> {
-        let plan = plan(engine)?;
+    pub fn measure(engine: &EngineConfig) -> Result<(Roofline, Arc<dyn Device>), EngineError> {
         let opened = open(engine)?;
+        let plan = Plan::new(engine, &opened, 0)?;
         let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
         let embedding = (decoder.vocab_size() * decoder.hidden_size()) as u64;
         let parameters = decoder.num_parameters();
@@ -77,7 +80,7 @@ impl Roofline {
         // A step reads only a few rows of an embedding that is not the output layer.
         let unread = plan.weight_bytes as f64 * embedding as f64 / parameters as f64;
         let unread = if decoder.is_tied() { 0.0 } else { unread };
-        Ok(Roofline {
+        let roofline = Roofline {
             threads: pool.threads(),
             read,
             peak,
@@ -85,7 +88,8 @@ impl Roofline {
             kv_bytes_per_token: plan.kv_bytes_per_token,
             layer_operations: 2 * (parameters - embedding * if decoder.is_tied() { 1 } else { 2 }),
             logit_operations: 2 * embedding,
-        })
+        };
+        Ok((roofline, Arc::clone(&opened.device)))
     }
 
     /// Lower bound of the time for some work, in seconds.

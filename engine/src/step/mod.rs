@@ -175,6 +175,11 @@ impl Engine {
         })
     }
 
+    /// Returns the number of tokens per block.
+    pub fn block_size(&self) -> usize {
+        self.scheduler.pool().block_size()
+    }
+
     /// Adds a request to the queue.
     ///
     /// With `best_of`, the tokens of every candidate are reported under its own index: the caller chooses the best, because
