@@ -90,9 +90,12 @@ enum Task {
     },
     /// Build a folder under target/ that tests and measures the CUDA kernels on a GPU machine without toolchain or network
     GpuBundle {
-        /// Architectures to compile for, as nvcc names them without sm_ [default: 90a]
+        /// Architectures to compile for, as nvcc names them without sm_, such as 90a or 80+ptx [default: 90a]
         #[arg(long, value_delimiter = ',')]
         arch: Vec<String>,
+        /// Instead, run both runs of a bundle on cuda-sim with faults, and check that each costs only its own line
+        #[arg(long, conflicts_with = "arch")]
+        rehearse: bool,
         #[command(flatten)]
         build: BuildArgs,
     },
@@ -192,8 +195,11 @@ fn run(task: Task) -> Result<(), String> {
         Task::TestMpi { quick } => test_mpi::run(&root, quick),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Routers { python } => routers::run(&root, &python),
-        Task::GpuBundle { arch, build: BuildArgs { fetch, jobs } } => {
+        Task::GpuBundle { arch, rehearse, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
+            if rehearse {
+                return bundle::rehearse::run(&root, jobs).map(|out| println!("xtask: passed; {}", out.display()));
+            }
             bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(drop)
         }
         Task::GpuPeers { arch, fetch } => {

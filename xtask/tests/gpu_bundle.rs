@@ -1,250 +1,292 @@
-//! `cargo xtask gpu-bundle`: its script with shell scripts instead of the real programs, and, under `cargo xtask test-all`, a whole
-//! bundle that runs in another folder with an empty environment.
+//! `cargo xtask gpu-bundle`: its programs for the GPU machine, with scripts instead of Quire, and, under `cargo xtask test-all`, with
+//! Quire itself on the simulator.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use testkit::capability::Capability;
 use testkit::{kernels, not_run, workspace};
 use xtask::bundle::{self, Version};
 
-/// A folder that is deleted at the end of the test.
-struct Folder(PathBuf);
+/// Lists tests, and passes them.
+const TESTS: &str = r#"case $1 in
+--list) for test in TESTS; do echo "$test: test"; done ;;
+*) echo "test result: ok. 1 passed in $PWD with $QUIRE_TEST_DEVICE" ;;
+esac"#;
+/// Measures nothing, but serves.
+const QUIRE: &str = r#"case "$*" in
+*--help*) echo 'Operations: decode, prefill, linear [default: all]' ;;
+"bench roofline"*) echo '{"peaks": {"read_bytes_per_second": 4e12}}' >"${@: -1}" ;;
+serve*) exec python3 -c 'import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()' "$6" ;;
+"bench serve"*) echo '{"output_throughput": 5000, "failed": 0}' >"${@: -1}" ;;
+esac"#;
 
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("quire-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
+/// A bundle of scripts in a temporary folder, and a checkout with what `run.py` looks for. `None` without Python.
+fn pretend() -> Option<tempfile::TempDir> {
+    if !Capability::Python3.is_present() {
+        not_run::report(Capability::Python3, "found no python3");
+        return None;
     }
-
-    /// A bundle of shell scripts.
-    fn pretend(name: &str, needed: Version, quire: &str, conformance: &str) -> Folder {
-        let folder = Folder::new(name);
-        bundle::script(&folder.0.join("run.sh"), needed).unwrap();
-        for name in ["sampling", "models"] {
-            folder.program(&format!("bin/{name}"), "echo 'test result: ok. 5 passed'");
-        }
-        folder.program("bin/engine", "echo \"test result: ok. $*\"");
-        folder.program("bin/quire", quire);
-        folder.program("bin/attention-kernels", conformance);
-        // A Python without torch, whatever this machine has.
-        folder.program("python3", "exit 1");
-        folder
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    for name in ["bundle/bin", "bundle/kernels", "bundle/shapes/tiny", "models/tests/reference", "tools"] {
+        std::fs::create_dir_all(folder.path().join(name)).unwrap();
     }
-
-    /// Adds a shell script.
-    fn program(&self, name: &str, text: &str) {
-        let file = self.0.join(name);
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::copy(self.0.join("run.sh"), &file).unwrap(); // for its permissions
-        std::fs::write(file, format!("#!/bin/bash\n{text}\n")).unwrap();
+    for file in ["Cargo.toml", "bundle/shapes/tiny/ready"] {
+        std::fs::write(folder.path().join(file), "").unwrap();
     }
+    bundle::scripts(&bundle).unwrap();
+    program(&bundle.join("bin/quire"), QUIRE);
+    for (name, tests) in [
+        ("device", "upload::copies"),
+        ("attention-kernels", "conformance::reference::cache_writes_equal_the_reference_cases"),
+        ("models", "kernels::rows::gathered_rows_are_exact_copies"),
+        ("sampling", "device::cuts::ties device::cuts::counts"),
+        ("engine", "embeddings::a_text_is_refused other::test"),
+    ] {
+        program(&bundle.join("bin").join(name), &TESTS.replace("TESTS", tests));
+    }
+    Some(folder)
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn program(file: &Path, text: &str) {
+    bundle::script(file, &format!("#!/bin/bash\n{text}\n")).unwrap();
 }
 
-/// Runs a bundle from another folder. The environment has only its output folder, and a PATH on which the bundle comes first.
-fn run(bundle: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(bundle.join("run.sh"));
-    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bundle.display());
-    command.args(args).env_clear().env("PATH", path).env("OUT", bundle.join("kept")).current_dir("/").output().unwrap()
+/// `python3 run.py` with tools of its own before those of the machine, and its temporary files in the folder.
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("python3");
+    let path = format!("{}:{}", folder.join("tools").display(), std::env::var("PATH").unwrap());
+    command.arg(folder.join("bundle/run.py")).args(args).env("PATH", path).env("TMPDIR", folder).stdin(Stdio::null());
+    command
+}
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    command(folder, args).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-const QUIRE: &str =
-    "case $2 in roofline) echo 'peaks: read 1 GB/s' ;; kernels) echo 'decode      cuda.paged_gqa 7 us' ;; esac";
-const CONFORMANCE: &str =
-    "echo \"cuda decode cuda.paged_gqa 9 comparisons in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
+fn lines(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("bundle/out/results.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
 
-#[test]
-fn the_script_runs_its_parts_and_ends_with_a_table() {
-    let bundle = Folder::pretend("bundle-good", Version(2, 17), QUIRE, CONFORMANCE);
-    let output = run(&bundle.0, &["--device", "cuda-sim"]);
-    let said = text(&output);
-    assert!(output.status.success(), "{said}");
-    let place = bundle.0.canonicalize().unwrap();
-    for words in [
-        "C library: glibc 2.",
-        "peaks: read 1 GB/s",
-        &format!("9 comparisons in {} on cuda-sim", place.display()),
-        "test result: ok.",
-        "sanitizers                 not run",
-        "weights                    not run        no python3 with torch and transformers",
-        "sweep-tiny                 not run        found no weights",
-    ] {
-        assert!(said.contains(words), "{words:?} is not in {said}");
-    }
-    let parts = said.split_once("## Parts\n").unwrap().1;
-    for part in ["roofline", "conformance", "kernels", "models-forward", "engine-bits"] {
-        assert!(parts.contains(&format!("{part:<26} ok")), "{part:?} is not in {parts}");
-    }
-    assert!(std::fs::read_to_string(bundle.0.join("kept/results.md")).unwrap().contains("## Parts"));
-    let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
-    assert!(log.contains("=== conformance\n") && log.contains("decode      cuda.paged_gqa 7 us"), "{log}");
-    assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "few files to copy back");
+/// Returns the results of the lines that have these words in their fields.
+fn results(folder: &Path, words: &[&str]) -> Vec<String> {
+    let has = |line: &Value| words.iter().all(|word| line.as_object().unwrap().values().any(|value| value == word));
+    lines(folder).iter().filter(|line| has(line)).map(|line| line["result"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn a_part_that_fails_is_named_and_the_others_still_run() {
-    let panics = "echo 'test attention::x ... FAILED'; exit 101";
-    let bundle = Folder::pretend("bundle-bad", Version(2, 17), QUIRE, panics);
-    let output = run(&bundle.0, &[]);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    for words in
-        ["conformance                failed (101)", "kernels                    ok", "test attention::x ... FAILED"]
-    {
-        assert!(said.contains(words), "{words:?} is not in {said}");
-    }
-}
-
-#[test]
-fn a_filter_that_matches_no_test_is_a_failure() {
-    let bundle = Folder::pretend("bundle-none", Version(2, 17), QUIRE, "echo 'test result: ok. 0 passed; 0 failed'");
-    let output = run(&bundle.0, &["--only", "conformance"]);
-    let said = text(&output);
-    assert!(said.contains(&format!("{:<26} ran no test", "conformance")), "{said}");
-    assert_eq!(output.status.code(), Some(1), "{said}");
-}
-
-#[test]
-fn a_missing_requirement_is_one_line() {
-    let bundle = Folder::pretend("bundle-new", Version(9, 99), QUIRE, CONFORMANCE);
-    let output = run(&bundle.0, &[]);
-    let said = text(&output);
-    assert!(output.status.code() == Some(1) && said.lines().count() == 1, "{said}");
-    assert!(said.contains("found the C library glibc 2.") && said.contains("expected 9.99 or newer"), "{said}");
-
-    let no_driver = "echo 'quire: --device cuda: found no NVIDIA driver' >&2; exit 1";
-    let bundle = Folder::pretend("bundle-driver", Version(2, 17), no_driver, CONFORMANCE);
-    let output = run(&bundle.0, &[]);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(1));
-    for words in [
-        "quire: --device cuda: found no NVIDIA driver\n",
-        "roofline                   failed (1)",
-        "conformance                not run",
-    ] {
-        assert!(said.contains(words), "{words:?} is not in {said}");
-    }
-    let output = run(&bundle.0, &["--device", "abacus"]);
-    assert!(output.status.code() == Some(2) && text(&output).contains("found 'abacus', expected cuda or cuda-sim"));
-}
-
-#[test]
-fn a_part_that_takes_too_long_is_stopped_and_the_table_still_comes_last() {
-    let bundle = Folder::pretend("bundle-slow", Version(2, 17), QUIRE, "echo 'test result: begun'; sleep 60");
-    let said = text(&run(&bundle.0, &["--device", "cuda-sim", "--limit", "1"]));
-    let parts = said.split_once("## Parts\n").unwrap().1;
-    let ended = |part: &str, how: &str| parts.contains(&format!("{part:<26} {how}"));
-    assert!(ended("conformance", "over 1 s") && ended("kernels", "ok"), "{said}");
-    assert!(said.contains("test result: begun"), "what it said until then: {said}");
-    for wrong in ["0", "", "ten"] {
-        let output = run(&bundle.0, &["--limit", wrong]);
-        assert!(output.status.code() == Some(2) && text(&output).contains("expected a number of seconds"), "{wrong}");
-    }
-}
-
-#[test]
-fn a_machine_with_the_sanitizers_of_cuda_runs_them() {
-    let bundle = Folder::pretend("bundle-memcheck", Version(2, 17), QUIRE, CONFORMANCE);
-    let found = "echo \"========= ERROR SUMMARY: 0 errors of $2\"; [ $2 = memcheck ] || exit 9";
-    bundle.program("compute-sanitizer", found);
-    let output = run(&bundle.0, &[]);
-    let said = text(&output);
-    for words in ["0 errors of racecheck", "memcheck                   ok", "racecheck                  failed (9)"] {
-        assert!(said.contains(words), "{words:?} is not in {said}");
-    }
-    assert_eq!(output.status.code(), Some(1), "{said}");
-}
-
-#[test]
-fn a_missing_library_of_the_host_kernels_is_one_line() {
-    let bundle = Folder::pretend("bundle-lacks", Version(2, 17), QUIRE, CONFORMANCE);
-    bundle.program("ldd", "echo '  libstdc++.so.6 => not found'");
-    let output = run(&bundle.0, &["--device", "cuda-sim"]);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("--device cuda-sim: libstdc++.so.6 => not found; install libstdc++"), "{said}");
-    assert!(run(&bundle.0, &[]).status.success(), "a GPU does not need it");
-}
-
-#[test]
-fn parts_that_are_not_requested_are_listed_and_none_starts_without_time_left() {
-    let bundle = Folder::pretend("bundle-only", Version(2, 17), QUIRE, CONFORMANCE);
-    let said = text(&run(&bundle.0, &["--only", "kernels,engine-bits"]));
-    for (part, how) in [("kernels", "ok"), ("engine-bits", "ok"), ("conformance", "not run        not requested")] {
-        assert!(said.contains(&format!("{part:<26} {how}")), "{said}");
-    }
-    let script = bundle.0.join("run.sh");
-    let text_of = std::fs::read_to_string(&script).unwrap();
-    std::fs::write(&script, text_of.replace("\nend=535\n", "\nend=0\n")).unwrap();
-    let said = text(&run(&bundle.0, &[]));
-    assert!(said.contains(&format!("{:<26} not run        no time left", "roofline")), "{said}");
-}
-
-#[test]
-fn a_bundle_without_peers_says_how_to_make_them_and_a_peer_that_fails_stops_nothing() {
-    let bundle = Folder::pretend("bundle-peers", Version(2, 17), QUIRE, CONFORMANCE);
-    let said = text(&run(&bundle.0, &[]));
-    let none = format!("{:<26} not run        the bundle has no peers; run cargo xtask gpu-peers", "peers");
-    assert!(said.contains(&none), "{said}");
-    // A Python with torch, whose peers fail.
-    bundle.program("python3", "case $1 in *peers.py) ls \"$2\"; exit 1 ;; esac");
-    bundle.program("peers/libvllm.so", "");
-    // The machine need not have xz.
-    let pack = "import lzma, os, sys; name = sys.argv[1]; data = open(name, 'rb').read(); \
-                open(name + '.xz', 'wb').write(lzma.compress(data)); os.remove(name)";
-    let packed = Command::new("python3").args(["-c", pack]).arg(bundle.0.join("peers/libvllm.so")).status().unwrap();
-    assert!(packed.success());
-    let said = text(&run(&bundle.0, &[]));
-    for (part, how) in [("peers", "failed (1)"), ("prefill", "ok"), ("engine-bits", "ok")] {
-        assert!(said.contains(&format!("{part:<26} {how}")), "{part} in {said}");
-    }
-    let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
-    assert!(log.contains("=== peers\nlibvllm.so\nlibvllm.so.xz\n"), "unpacked: {log}");
-}
-
-#[test]
-fn the_table_names_the_shapes_that_a_sweep_did_not_measure() {
-    let bundle = Folder::new("bundle-table");
-    let work = |name: &str, text: &str| std::fs::write(bundle.0.join(name), text).unwrap();
-    work("table.py", include_str!("../src/bundle/table.py"));
-    work("sweep-1b.planned", "--batch-size 1,8 --context 512 --prefill 2048 --steps 32");
-    // The second line was cut off when its process was stopped.
-    work(
-        "sweep-1b.jsonl",
-        "{\"kind\":\"decode\",\"batch\":1,\"tokens\":512,\"steps\":2,\"seconds\":0.004,\"tokens_per_second\":500,\
-         \"bytes\":4000000000,\"operations\":1000}\n{\"kind\":\"dec",
+fn a_hang_an_abort_a_limit_and_a_missing_library_cost_only_their_own_lines() {
+    let Some(folder) = pretend() else { return };
+    let bundle = folder.path().join("bundle");
+    let out = bundle::rehearse::rehearse(&bundle, folder.path(), [14, 24]).unwrap();
+    // A test runs in the folder of its crate, or in the checkout if that is not there.
+    let said = std::fs::read_to_string(out.join("log.txt")).unwrap();
+    assert!(
+        said.contains("=== sampling device::refusals::looks: failed, code 101\ntest device::refusals::looks"),
+        "{said}"
     );
-    work("roofline.json", "{\"peaks\":{\"read_bytes_per_second\":4e12,\"bf16_operations_per_second\":1e12}}");
-    work("bundle.txt", "Quire, commit 1\n");
-    let place = bundle.0.to_str().unwrap();
-    let started = Command::new("python3")
-        .arg(bundle.0.join("table.py"))
-        .args([place, place, "cuda", "a card"])
-        .arg(bundle.0.join("bundle.txt"))
-        .output();
-    let output = match started {
-        Ok(output) => output,
-        Err(missing) => return not_run::report(Capability::Python3, &format!("python3: {missing}")),
-    };
-    let said = text(&output);
+    let page = std::fs::read_to_string(out.join("page.md")).unwrap();
     for row in [
-        "| 1b | 1 | 512 | 500.0 | 2.000 | 0.500 | 4.00 × |",
-        "| 1b | 8 | 512 | not run: the time limit of its part |",
-        "| 1b | 2048 | not run: the time limit of its part |",
+        "| 2 × (8, 4) | 0 | 5,000 |",
+        "| linear | linear | limit |",
+        "From the start of the process to its first token",
     ] {
-        assert!(output.status.success() && said.contains(row), "{row:?} is not in {said}");
+        assert!(page.contains(row), "{row:?} is not in {page}");
     }
+}
+
+#[test]
+fn a_run_that_is_stopped_keeps_its_lines_and_leaves_no_process() {
+    let Some(folder) = pretend() else { return };
+    let mark = folder.path().join("begun");
+    let hangs = format!("trap '' TERM; echo $$ >>{0}; sleep 1000 & echo $! >>{0}; wait; sleep 1000", mark.display());
+    program(
+        &folder.path().join("bundle/bin/models"),
+        &TESTS.replace("TESTS", "kernels::rows::gathered_rows_are_exact_copies").replace("*)", &format!("*) {hangs};")),
+    );
+    let args = ["one", "--device", "cuda-sim", "--jobs", "8"];
+    let child = command(folder.path(), &args).stdout(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    let has_ended = || results(folder.path(), &["test", "ok"]).len() == 5;
+    while std::fs::read_to_string(&mark).map_or(0, |text| text.lines().count()) < 2 || !has_ended() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the tests did not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output);
+    assert!(output.status.code() == Some(1) && begun.elapsed() < Duration::from_secs(60), "{said}");
+    assert_eq!(results(folder.path(), &["gathered_rows_are_exact_copies"]).len(), 0);
+    assert_eq!(results(folder.path(), &["kernels::rows::gathered_rows_are_exact_copies"]), ["no time"]);
+    assert_eq!(results(folder.path(), &["part", "linear"]), ["no time"], "{said}");
+    assert!(folder.path().join("bundle/out/page.md").is_file(), "{said}");
+    for process in std::fs::read_to_string(&mark).unwrap().lines() {
+        let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_and_a_machine_that_cannot_run_are_one_line() {
+    let Some(folder) = pretend() else { return };
+    let file = folder.path().join("Cargo.toml");
+    let wrong: [(&[&str], &str); 6] = [
+        (
+            &["one", "--out", &format!("{}/out", file.display())],
+            "cannot be written: Not a directory; name a writable folder",
+        ),
+        (
+            &["one", "--tree", "/"],
+            "--tree: found no Cargo.toml and models/tests/reference in /; name the root of a checkout",
+        ),
+        (
+            &["two", "--steps", "http,nothing"],
+            "--steps: found 'nothing', expected some of roofline,weights,tests,quantised",
+        ),
+        (&["one", "--limit", "0"], "--limit: found 0.0, expected a number of seconds from 1"),
+        (&["one", "--jobs", "0"], "--jobs: found 0, expected a number from 1"),
+        (&["one", "--tests", "("], "--tests: missing ), unterminated subpattern"),
+    ];
+    for (args, words) in wrong {
+        let output = run(folder.path(), args);
+        let said = text(&output);
+        assert!(
+            output.status.code() == Some(2) && said.lines().count() == 1 && said.contains(words),
+            "{args:?}: {said}"
+        );
+    }
+    std::fs::write(folder.path().join("bundle/bundle.txt"), "C library: glibc 9.99 or newer\n").unwrap();
+    let said = text(&run(folder.path(), &["one"]));
+    assert!(
+        said.starts_with("run.py: found the C library glibc ") && said.contains("expected 9.99 or newer"),
+        "{said}"
+    );
+    std::fs::remove_file(folder.path().join("bundle/bundle.txt")).unwrap();
+
+    // A Python without the module that unpacks programs.
+    let without = "import runpy, sys; sys.modules['lzma'] = None; sys.path.insert(0, '.'); sys.argv = ['run.py', 'one']; \
+                   runpy.run_path('run.py', run_name='__main__')";
+    let output = Command::new("python3").args(["-c", without]).current_dir(folder.path().join("bundle")).output();
+    let said = text(&output.unwrap());
+    assert!(said.starts_with("run.py: found a python3 without the module lzma") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn what_does_not_need_what_is_missing_runs() {
+    let Some(folder) = pretend() else { return };
+    std::fs::remove_dir_all(folder.path().join("models")).unwrap();
+    // Python finds neither torch nor NVIDIA's packages: it has no site-packages.
+    let run = |args: &[&str]| text(&command(folder.path(), args).env("CUDA_HOME", folder.path()).output().unwrap());
+    let said = run(&["one", "--short", "--steps", "roofline,tests,attention"]);
+    assert_eq!(results(folder.path(), &["part", "prefill-2048"]), ["ok"], "{said}");
+    assert!(said.contains("tests: not run (found no checkout above "), "{said}");
+
+    let old =
+        "echo 'quire: --device cuda: found a driver for CUDA 12.4, expected 13.0 or newer; update it' >&2; exit 1";
+    program(&folder.path().join("bundle/bin/quire"), old);
+    program(&folder.path().join("tools/nvidia-smi"), "exit 9");
+    let said = run(&["two", "--short", "--out", folder.path().join("bundle/out").to_str().unwrap()]);
+    let why = "http: not run (the device does not open: quire: --device cuda: found a driver for CUDA 12.4";
+    assert!(said.contains("server: not run (the device") && said.contains(&why["http: ".len()..]), "{said}");
+    assert_eq!(results(folder.path(), &["part", "server"]), ["not run"]);
+}
+
+#[test]
+fn programs_are_unpacked_and_failed_tests_run_again_under_every_sanitizer() {
+    let Some(folder) = pretend() else { return };
+    let bin = folder.path().join("bundle/bin");
+    // A real program, because a script has no symbols to strip. It lists no test.
+    let packed = bundle::archive_of(&[("engine", "/bin/true".into())], &folder.path().join("bundle/bin.tar"));
+    assert!(packed.unwrap() > Version(2, 0));
+    std::fs::remove_file(bin.join("engine")).unwrap();
+    program(
+        &bin.join("models"),
+        &TESTS.replace("TESTS", "kernels::rows::gathered_rows_are_exact_copies").replace("*)", "*) exit 3;"),
+    );
+    let skips = "*) echo 'NOT RUN: device::x: needs nccl: found no libnccl.so.2'; echo '1 passed';";
+    program(&bin.join("device"), &TESTS.replace("TESTS", "upload::copies").replace("*)", skips));
+    let sanitizer = "case $2 in racecheck) echo 'RACECHECK SUMMARY: 1 hazard displayed (1 errors)'; exit 9 ;; esac
+        echo '========= ERROR SUMMARY: 0 errors'; shift 6; exec \"$@\"";
+    program(&folder.path().join("tools/compute-sanitizer"), sanitizer);
+    let said = text(&run(folder.path(), &["one", "--short", "--steps", "tests"]));
+    let of = |words: &[&str]| results(folder.path(), words);
+    assert_eq!(of(&["tests", "engine"]), ["no test"], "{said}");
+    assert_eq!(of(&["device", "upload::copies"]), ["not run"], "{said}");
+    assert_eq!(of(&["sanitizer", "racecheck"]), ["failed"], "{said}");
+    for tool in ["memcheck", "synccheck", "initcheck"] {
+        assert_eq!(of(&["sanitizer", tool]), ["ok"], "{said}");
+    }
+    // Its lines with the result `ok` are no passed test.
+    let said = text(&run(folder.path(), &["one", "--short", "--steps", "tests", "--resume"]));
+    assert!(said.contains("5 tests, 2 of them to run"), "{said}");
+}
+
+#[test]
+fn the_page_has_every_figure_that_exists_beside_that_of_a_peer() {
+    let Some(folder) = pretend() else { return };
+    let (bundle, out) = (folder.path().join("bundle"), folder.path().join("out"));
+    std::fs::create_dir(&out).unwrap();
+    let put = |name: &str, text: &str| std::fs::write(out.join(name), text).unwrap();
+    put(
+        "decode.jsonl",
+        r#"{"kind":"device","name":"cuda"}
+{"kind":"cell","operation":"decode","variant":"cuda.paged_gqa","dtype":"bf16","kv_dtype":"same","heads":32,"kv_heads":8,"head_size":128,"batch":64,"context":512,"query_len":1,"median_seconds":40e-6,"bytes_per_second":3e12,"operations":4e7,"share_of_peak":0.69,"max_error_ulps":0.25}
+{"kind":"not_measured","what":"prefill of cuda.x: no memory"}
+{"kind":"cell","operation":"dec"#,
+    );
+    put(
+        "peers.jsonl",
+        r#"{"kind":"peer","operation":"decode","name":"FlashInfer","batch":64,"context":512,"seconds":60e-6}"#,
+    );
+    put(
+        "step-q4.jsonl",
+        r#"{"kind":"decode","batch":64,"tokens":512,"seconds":0.2,"steps":32,"tokens_per_second":9000,"share_of_roofline":0.5}
+{"kind":"decode","batch":256,"tokens":4096,"error":"137 GB of cache do not fit"}"#,
+    );
+    let page = || {
+        let output = Command::new("python3").arg(bundle.join("page.py")).arg(&out).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        std::fs::read_to_string(out.join("page.md")).unwrap()
+    };
+    let said = page();
+    for row in [
+        "| cuda.paged_gqa | bf16/same | 32/8 × 128 | 64 | 512 | 1 | 40.0 | 3,000 | 1.0 | 69 | 0.25 | FlashInfer | 60.0 | 1.50 × |",
+        "| prefill of cuda.x: no memory |",
+        "| q4 | decode | 64 | 512 | 6.25 | 9,000 | 50 |",
+        "| q4 | decode | 256 | 4096 | not run: 137 GB of cache do not fit |",
+    ] {
+        assert!(said.contains(row), "{row:?} is not in {said}");
+    }
+    // A line with other fields costs only its own table.
+    put("results.jsonl", r#"{"kind":"part","step":"x"}"#);
+    let said = page();
+    assert!(said.contains("The part `parts` of this page failed") && said.contains("FlashInfer"), "{said}");
+}
+
+#[test]
+fn the_steps_of_a_run_fit_into_its_time() {
+    let Some(folder) = pretend() else { return };
+    let sums = "import plan
+for name, steps in plan.RUNS.items():
+    total = sum(step.seconds for step in steps if step.name not in plan.BESIDE)
+    assert total + 5 <= plan.SECONDS[name], f'{name}: {total} s'
+    parts = [part for step in steps for part in step.names()]
+    assert len(set(parts)) == len(parts), parts
+assert plan.SECONDS['one'] <= 210 and plan.SECONDS['two'] <= 360";
+    let output =
+        Command::new("python3").args(["-B", "-c", sums]).current_dir(folder.path().join("bundle")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
 }
 
 #[test]
@@ -256,54 +298,35 @@ fn the_newest_named_version_of_the_c_library_counts() {
 }
 
 #[test]
-fn a_bundle_that_is_too_large_names_its_largest_files() {
-    let folder = Folder::new("bundle-size");
-    std::fs::create_dir(folder.0.join("in")).unwrap();
-    for (name, bytes) in [("a", 10), ("in/b", 3000), ("c", 20)] {
-        std::fs::write(folder.0.join(name), vec![0; bytes]).unwrap();
+fn tree_and_bundle_fit_together_and_one_that_does_not_names_its_largest_files() {
+    let root = workspace::root();
+    let tree = bundle::tree_bytes(&root);
+    assert!(tree > 1 << 20, "{tree} bytes");
+    let rest = bundle::MOST_BYTES.checked_sub(tree);
+    let rest = rest.unwrap_or_else(|| panic!("found a tree of {tree} bytes, expected at most {}", bundle::MOST_BYTES));
+    let packed = bundle::folder(&root);
+    if packed.join("bundle.txt").is_file() {
+        bundle::check_size(&packed, rest).unwrap();
     }
-    assert_eq!(bundle::check_size(&folder.0, 3030), Ok(3030));
-    let problem = bundle::check_size(&folder.0, 3029).unwrap_err();
+
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("in")).unwrap();
+    for (name, bytes) in [("a", 10), ("in/b", 3000), ("c", 20)] {
+        std::fs::write(folder.path().join(name), vec![0; bytes]).unwrap();
+    }
+    assert_eq!(bundle::check_size(folder.path(), 3030), Ok(3030));
+    let problem = bundle::check_size(folder.path(), 3029).unwrap_err();
     assert!(problem.contains("the largest files: ") && problem.contains("in/b 0.0"), "{problem}");
 }
 
 #[test]
-fn a_whole_bundle_tests_the_kernels_without_a_gpu_and_reports_a_missing_driver() {
+fn both_runs_of_a_bundle_work_on_the_simulator_and_faults_cost_only_their_own_lines() {
     if !testkit::everything() {
-        return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
+        return not_run::report(Capability::TestAll, "a rehearsal takes minutes");
     }
-    let options = bundle::Options { architectures: Vec::new(), fetch: false, jobs: kernels::cores() };
-    let made = match bundle::run(&workspace::root(), &options) {
-        Ok(made) => made,
-        Err(missing) if missing.starts_with("found no nvcc") => return not_run::report(Capability::Nvcc, &missing),
-        Err(missing) if missing.starts_with("found no C++") => return not_run::report(Capability::Cxx, &missing),
-        Err(problem) => panic!("{problem}"),
-    };
-    assert!(bundle::check_size(&made, bundle::MOST_BYTES).unwrap() > 1 << 20);
-    for card in ["H200", "H100"] {
-        let decode = std::fs::read_to_string(made.join(format!("predicted/{card}-decode-64.json"))).unwrap();
-        assert!(decode.contains(&format!("\"card\": \"{card}\"")) && decode.contains("cuda.paged_gqa"), "{decode}");
+    match bundle::rehearse::run(&workspace::root(), kernels::cores()) {
+        Err(missing) if missing.starts_with("found no C++") => not_run::report(Capability::Cxx, &missing),
+        Err(missing) if missing.starts_with("python3: ") => not_run::report(Capability::Python3, &missing),
+        done => drop(done.unwrap()),
     }
-    // Nothing in it may refer to the folder where it was made.
-    let elsewhere = Folder::new("bundle-whole");
-    let copied = Command::new("cp").arg("-r").arg(&made).arg(elsewhere.0.join("b")).status().unwrap();
-    assert!(copied.success());
-    let bundle = elsewhere.0.join("b");
-    let output = run(&bundle, &["--device", "cuda-sim", "--short"]);
-    let said = text(&output);
-    assert!(output.status.success(), "{said}");
-    for words in [
-        "cuda-sim: 86 comparisons",
-        "test result: ok. 2 passed",
-        "conformance                ok",
-        "models-forward             ok",
-        "sampling                   ok",
-        "engine-fast                ok",
-    ] {
-        assert!(said.contains(words), "{words:?} is not in {said}");
-    }
-    // On a machine with a GPU the whole run must succeed.
-    let output = run(&bundle, &["--short"]);
-    let said = text(&output);
-    assert!(output.status.success() || said.contains("--device cuda: found no NVIDIA driver (libcuda.so.1)"), "{said}");
 }

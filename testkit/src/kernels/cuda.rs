@@ -19,13 +19,11 @@ use super::toolkit::Toolkit;
 use crate::at;
 
 /// Architectures of a release. A GPU runs code for its own major version up to its own minor version; 90a is Hopper with the
-/// instructions that only Hopper has. For all others there is PTX of the oldest, which the driver compiles.
-pub const ARCHITECTURES: &[&str] = &["80", "86", "89", "90a", "100", "120"];
+/// instructions that only Hopper has. `+ptx` adds PTX, which the driver compiles for every later GPU.
+pub const ARCHITECTURES: &[&str] = &["80+ptx", "86", "89", "90a", "100", "120"];
 /// Architectures of `--check`: code that compiles for the oldest uses nothing that only a newer one has. A source that names its own
 /// architectures is compiled for those.
 pub const CHECKED: &[&str] = &["80"];
-/// PTX of the oldest runs on every later one.
-const PTX: &str = "80";
 
 const FLAGS: &[&str] = &[
     "-std=c++17",
@@ -65,16 +63,16 @@ pub fn build(
     let include = std::iter::once(root.join("device/simt/include")).chain(manifest.include.iter().cloned());
     let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
     common.extend(include.map(|path| format!("-I{}", path.display())));
-    let code = |name: &str| format!("-gencode=arch=compute_{name},code=sm_{name}");
+    let code = |name: &str| match name.strip_suffix("+ptx") {
+        Some(name) => format!("-gencode=arch=compute_{name},code=[sm_{name},compute_{name}]"),
+        None => format!("-gencode=arch=compute_{name},code=sm_{name}"),
+    };
     let compile = |unit: &super::manifest::Unit| Compile {
         action: "compile",
         program: toolkit.nvcc.clone(),
         version: toolkit.version.clone(),
         args: match unit.architectures.as_slice() {
-            [] => {
-                let ptx = format!("-gencode=arch=compute_{PTX},code=compute_{PTX}");
-                architectures.iter().map(|name| code(name)).chain([ptx]).collect::<Vec<_>>()
-            }
+            [] => architectures.iter().map(|name| code(name)).collect::<Vec<_>>(),
             own => own.iter().map(|name| code(name)).collect(),
         }
         .into_iter()

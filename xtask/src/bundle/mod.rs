@@ -1,54 +1,56 @@
 //! `cargo xtask gpu-bundle`: one folder that tests and measures the CUDA kernels on a bare GPU machine.
 //!
 //! ```text
-//! target/gpu-bundle/  run.sh         the program to start there; its first lines say how
-//!                     bin/*.xz       quire, and the tests of kernels, forward pass, sampling and engine: release, stripped
-//!                     kernels/       fat binaries, and the host libraries for `run.sh --device cuda-sim`
-//!                     shapes/        checkpoints of 1 and 8 billion weights without the weights
-//!                     predicted/     times that `quire bench kernels --counts` predicts for the shapes that run.sh measures
+//! target/gpu-bundle/  run.py         the program to start there; `run.py --help` says how
+//!                     steps.py …     its modules: plan.py has all steps, tests and limits, page.py makes the tables
+//!                     weights.py     makes weights; peers.py measures other engines
+//!                     bin.tar.xz     quire, and the tests of kernels, devices, forward pass, sampling and engine, stripped
+//!                     kernels/       fat binaries
+//!                     shapes/        checkpoints of 8 billion weights, and of few, without the weights
 //!                     peers/*.xz     kernels of other engines, if `cargo xtask gpu-peers` made them
-//!                     *.py           makes the weights; measures PyTorch; prints the figures
-//!                     cases.tar.xz   reference cases, at the paths that they have in the tree
 //!                     bundle.txt     commit, architectures, versions
 //! ```
 //!
-//! That machine needs no toolchain and no network, only a driver, bash, tar, coreutils, xz or Python 3, and a C library as new as the newest symbol
-//! that the programs name. [`newest`] reads it from the programs, and `run.sh` checks it first. The programs are not static, because
-//! Rust's standard library and `libcuda` need the shared C library; a bundle made on an older system runs on older ones. Measuring
-//! speed needs weights, which a Python with torch makes there. Without it those parts do not run, and the table says so.
+//! The tests read their reference cases from a checkout, which travels with the bundle. That machine needs no toolchain and no network,
+//! only a driver, Python 3.9, and a C library as new as the newest symbol that the programs name. [`newest`] reads it from the programs,
+//! and `run.py` checks it first. The programs are not static, because Rust's standard library and `libcuda` need the shared C library; a
+//! bundle made on an older system runs on older ones. Speed of whole models needs weights, which a Python with torch makes there.
 
 mod glibc;
 pub mod peers;
-mod predicted;
 mod programs;
+pub mod rehearse;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use testkit::kernels::{self, cuda, host, resources, toolkit};
+use testkit::kernels::{self, cuda, resources, toolkit};
 use testkit::model;
 
-pub use glibc::{Version, newest};
+use crate::workspace;
 
-/// Greatest size of a bundle in bytes: it is copied to a machine that is rented by the minute, with the tree in 64 MiB. The tree takes
-/// 11 MiB without its reference data.
-pub const MOST_BYTES: u64 = 52 << 20;
-const SCRIPT: &str = include_str!("run.sh");
-const PYTHON: [(&str, &str); 4] = [
+pub use glibc::{Version, newest};
+pub use programs::{archive_of, script};
+
+/// Greatest size of the tracked tree and a bundle together, in bytes: both are copied to a machine that is rented by the minute.
+pub const MOST_BYTES: u64 = 56 << 20;
+const PYTHON: [(&str, &str); 7] = [
+    ("run.py", include_str!("run.py")),
+    ("steps.py", include_str!("steps.py")),
+    ("plan.py", include_str!("plan.py")),
+    ("process.py", include_str!("process.py")),
+    ("environment.py", include_str!("environment.py")),
+    ("page.py", include_str!("page.py")),
     ("weights.py", include_str!("weights.py")),
-    ("peer.py", include_str!("peer.py")),
-    ("peers.py", include_str!("peers/peers.py")),
-    ("table.py", include_str!("table.py")),
 ];
-/// Folders of the tree that the tests read.
-const CASES: [&str; 2] = ["attention-kernels/tests/reference", "models/tests/reference"];
-const SHAPES: [&str; 3] = ["tiny", "1b", "8b"];
+const PEERS: &str = include_str!("peers/peers.py");
+const SHAPES: [&str; 2] = ["tiny", "8b"];
 
 /// What to build.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Architectures as nvcc names them, without `sm_`; empty: 90a only, an H100 or H200.
+    /// Architectures as nvcc names them, without `sm_`, with `+ptx` for PTX too; empty: 90a only, an H100 or H200.
     pub architectures: Vec<String>,
     /// Install the pinned compiler under `target/` if none is found.
     pub fetch: bool,
@@ -61,68 +63,70 @@ pub struct Options {
 /// # Errors
 /// One line: what is missing, what does not compile, or that the bundle is too large.
 pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
-    let folder = kernels::target(root).join("gpu-bundle");
-    match std::fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&folder)(error)),
-        _ => {}
-    }
+    let folder = folder(root);
+    fresh(&folder)?;
     let into = |name: &str| folder.join(name);
     std::fs::create_dir_all(into("kernels")).map_err(at(&folder))?;
 
     let names: Vec<&str> = options.architectures.iter().map(String::as_str).collect();
     let architectures = if names.is_empty() { &["90a"][..] } else { &names };
     let toolkit = toolkit::find(root, options.fetch)?;
-    let compiler = host::compiler()?;
     for manifest in &kernels::manifests(root)? {
         let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
         resources::within_limits(&built.kernels)?;
         cuda::write(root, &into("kernels"), manifest, &built)?;
-        let library = host::library(root, manifest, &compiler, host::Instrument::None, options.jobs)?;
-        copy(&library, &into("kernels"))?;
     }
 
-    let needed = programs::build(root, &into("bin"))?;
-    predicted::write(root, &compiler, options.jobs, &into("predicted"))?;
+    let needed = programs::build(root, &into("bin.tar"))?;
     peers::pack(root, &into("peers"))?;
-    for (name, text) in PYTHON {
-        std::fs::write(into(name), text).map_err(at(&into(name)))?;
-    }
+    scripts(&folder)?;
     for name in SHAPES {
         let folder = into("shapes").join(name);
         model::write_head(&model::Shape::named(name)?, &folder)?;
         programs::compress(&folder.join("tokenizer.json"))?;
     }
-    for folder in CASES {
-        copy_all(&root.join(folder), &into(folder))?;
-    }
-    programs::pack_cases(&folder, &CASES)?;
-    script(&into("run.sh"), needed)?;
     let commit = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root).output();
     let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
     let text = format!(
-        "Quire, commit {commit}\narchitectures: {}\nnvcc: {}\nC library: glibc {needed} or newer\nstart ./run.sh\n",
+        "Quire, commit {commit}\narchitectures: {}\nnvcc: {}\nC library: glibc {needed} or newer\nstart python3 run.py one\n",
         architectures.join(", "),
         toolkit.version.lines().last().unwrap_or_default()
     );
     std::fs::write(into("bundle.txt"), text).map_err(at(&folder))?;
 
-    let bytes = check_size(&folder, MOST_BYTES)?;
+    let bytes = check_size(&folder, MOST_BYTES.saturating_sub(tree_bytes(root)))?;
     println!("xtask: {}: {:.1} MiB, for glibc {needed} or newer", folder.display(), mib(bytes));
     Ok(folder)
 }
 
-/// Writes `run.sh` for programs that need this C library.
+/// Returns the folder of the bundle.
+pub fn folder(root: &Path) -> PathBuf {
+    kernels::target(root).join("gpu-bundle")
+}
+
+/// Returns the size of the files of the tree that git tracks, or does not ignore.
+pub fn tree_bytes(root: &Path) -> u64 {
+    let sizes = workspace::files(root).into_iter().filter_map(|file| root.join(file).metadata().ok());
+    sizes.map(|found| found.len()).sum()
+}
+
+/// Removes a folder, and makes it anew.
+fn fresh(folder: &Path) -> Result<(), String> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(folder)(error)),
+        _ => std::fs::create_dir_all(folder).map_err(at(folder)),
+    }
+}
+
+/// Writes the Python files of a bundle.
 ///
 /// # Errors
-/// The file cannot be written.
-pub fn script(file: &Path, needed: Version) -> Result<(), String> {
-    std::fs::write(file, SCRIPT.replace("@GLIBC@", &needed.to_string())).map_err(at(file))?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).map_err(at(file))?;
-    }
-    Ok(())
+/// A file cannot be written.
+pub fn scripts(folder: &Path) -> Result<(), String> {
+    let files = PYTHON.into_iter().chain([("peers.py", PEERS)]);
+    files
+        .map(|(name, text)| (folder.join(name), text))
+        .try_for_each(|(file, text)| std::fs::write(&file, text).map_err(at(&file)))
 }
 
 /// Returns the size of all files of a folder in bytes.

@@ -1,49 +1,77 @@
-//! The programs of a bundle: built for release, stripped and compressed.
+//! The programs of a bundle: built, stripped and compressed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Version, at, newest};
 use crate::cargo;
 
 /// Crates whose integration tests are in the bundle, each as one program with the crate's name.
-const TESTED: [&str; 4] = ["attention-kernels", "models", "sampling", "engine"];
+pub(super) const TESTED: [&str; 5] = ["attention-kernels", "models", "sampling", "engine", "device"];
 
-/// Builds all programs into a folder, and returns the C library that they need.
-pub(super) fn build(root: &Path, folder: &Path) -> Result<Version, String> {
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
-    let mut needed = pack(&cargo::build_quire(root, "release")?, &folder.join("quire"))?;
-    for package in TESTED {
-        let programs = cargo::test_programs(root, &["--release", "--package", package, "--test", "all"])?;
-        let program = programs.iter().find(|program| program.target == "all");
-        let program = program.ok_or_else(|| format!("cargo built no test program `all` of {package}"))?;
-        needed = needed.max(pack(&program.file, &folder.join(package))?);
+/// Builds all programs into an archive, and returns the C library that they need. `quire` is that of a release; the tests have a profile
+/// that compiles in a fraction of the time.
+pub(super) fn build(root: &Path, archive: &Path) -> Result<Version, String> {
+    let mut files = vec![("quire", cargo::build_quire(root, "release")?)];
+    files.extend(tests(root, &["--profile", "bundle"])?);
+    archive_of(&files, archive)
+}
+
+/// Writes `archive.xz`, a tar file of programs without symbols. Together they are a third smaller than alone, because crates are in
+/// several of them. Returns the C library that they need.
+///
+/// # Errors
+/// `strip`, `tar` or `xz` is missing or fails.
+pub fn archive_of(files: &[(&str, PathBuf)], archive: &Path) -> Result<Version, String> {
+    let folder = archive.with_extension("d");
+    super::fresh(&folder)?;
+    let mut needed = Version::default();
+    for (name, file) in files {
+        needed = needed.max(strip(file, &folder.join(name))?);
     }
+    let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"];
+    call(Command::new("tar").args(same).arg("-C").arg(&folder).arg("-cf").arg(archive).arg("."), "tar")?;
+    std::fs::remove_dir_all(&folder).map_err(at(&folder))?;
+    compress(archive)?;
     Ok(needed)
 }
 
-/// Writes `to.xz`, the program or library without symbols, and returns the C library that it needs.
-pub(super) fn pack(program: &Path, to: &Path) -> Result<Version, String> {
+/// Writes a program or library without symbols, and returns the C library that it needs.
+fn strip(program: &Path, to: &Path) -> Result<Version, String> {
     call(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program), "binutils")?;
-    let needed = newest(&std::fs::read(to).map_err(at(to))?);
+    Ok(newest(&std::fs::read(to).map_err(at(to))?))
+}
+
+/// Builds the test programs with further arguments of `cargo test`, and returns the name of the crate and the file of each.
+pub(super) fn tests(root: &Path, args: &[&str]) -> Result<Vec<(&'static str, PathBuf)>, String> {
+    let one = |package: &'static str| {
+        let programs = cargo::test_programs(root, &[args, &["--package", package, "--test", "all"]].concat())?;
+        let program = programs.into_iter().find(|program| program.target == "all");
+        Ok((package, program.ok_or_else(|| format!("cargo built no test program `all` of {package}"))?.file))
+    };
+    TESTED.into_iter().map(one).collect()
+}
+
+/// Writes `to.xz`, a library without symbols, and returns the C library that it needs.
+pub(super) fn pack(library: &Path, to: &Path) -> Result<Version, String> {
+    let needed = strip(library, to)?;
     compress(to)?;
     Ok(needed)
 }
 
-/// Replaces a file by `file.xz`, which is a quarter smaller than with gzip.
+/// Replaces a file by `file.xz`. The dictionary is as large as all programs.
 pub(super) fn compress(file: &Path) -> Result<(), String> {
-    call(Command::new("xz").args(["-6", "--threads=0", "--force"]).arg(file), "xz-utils")
+    call(Command::new("xz").args(["--force", "--lzma2=preset=9e,dict=192MiB"]).arg(file), "xz-utils")
 }
 
-/// Replaces folders of a bundle by `cases.tar.xz`.
-pub(super) fn pack_cases(bundle: &Path, folders: &[&str]) -> Result<(), String> {
-    let archive = bundle.join("cases.tar");
-    let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"];
-    call(Command::new("tar").args(same).arg("-C").arg(bundle).arg("-cf").arg(&archive).args(folders), "tar")?;
-    for top in folders.iter().filter_map(|folder| folder.split('/').next()) {
-        std::fs::remove_dir_all(bundle.join(top)).map_err(at(bundle))?;
-    }
-    compress(&archive)
+/// Writes a program that is a script.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn script(file: &Path, text: &str) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(file, text).map_err(at(file))?;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).map_err(at(file))
 }
 
 /// Runs a program; if it does not start, the error names the package to install.

@@ -1,4 +1,4 @@
-"""Makes random weights for the shapes of a bundle, and the lengths of a mixed load.
+"""Makes random weights for the shapes of a bundle.
 
     weights.py SHAPES WORK NAME...
 
@@ -9,12 +9,14 @@ checkpoint, with a file `ready` when it is complete. The same seed gives the sam
 import json
 import lzma
 import pathlib
-import random
 import shutil
 import struct
 import sys
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit("weights.py: found no module torch in this python3; pip install torch")
 
 DEVIATION = 0.02  # standard deviation, as in the initialisation of real models
 CHUNK = 1 << 28  # numbers drawn at once
@@ -52,17 +54,7 @@ def write(shape, folder):
     print(f"{folder.name}: {(folder / 'model.safetensors').stat().st_size / 1e9:.2f} GB")
 
 
-def lengths(tiny):
-    """Returns the prompt and output tokens of each request, with a log-uniform distribution like that of chats."""
-    draw = random.Random(1)
-    most_in, most_out, count = (40, 8, 4) if tiny else (1024, 512, 64)
-    spread = lambda least, most: round(least * (most / least) ** draw.random())
-    return [(spread(4 if tiny else 32, most_in), spread(2 if tiny else 16, most_out)) for _ in range(count)]
-
-
 def main(shapes, work, *names):
-    text = "".join(f"{given} {wanted}\n" for given, wanted in lengths("tiny" in names))
-    (pathlib.Path(work) / "lengths.txt").write_text(text)
     for name in names:
         write(pathlib.Path(shapes) / name, pathlib.Path(work) / name)
 
