@@ -247,7 +247,7 @@ fn the_page_has_every_figure_that_exists_beside_that_of_a_peer() {
     );
     put(
         "peers.jsonl",
-        r#"{"kind":"peer","operation":"decode","name":"FlashInfer","batch":64,"context":512,"seconds":60e-6}"#,
+        r#"{"kind":"peer","operation":"decode","kernel":"FlashInfer","query_len":1,"batch":64,"context":512,"seconds":60e-6}"#,
     );
     put(
         "step-q4.jsonl",

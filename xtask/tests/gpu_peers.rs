@@ -1,4 +1,4 @@
-//! What a bundle prints beside its measurements: predicted times, and the kernels of other engines.
+//! The kernels of other engines that a bundle measures beside ours.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -26,101 +26,6 @@ fn text(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     said
-}
-
-/// Figures of a card with 4 TB/s and 1 PFLOP/s: decode of `scale` sequences takes `micros` µs.
-fn predicted(card: &str, operation: &str, scale: u32, micros: u32, query_len: u32) -> String {
-    let (bytes, operations) = if operation == "decode" { (4_000_000, 1) } else { (1, 1_000_000_000) };
-    format!(
-        "{{\"counting\":{{\"card\":\"{card}\",\"scale\":{scale},\"graph_launch_seconds\":1e-6}},\"rows\":[{{\
-         \"operation\":\"{operation}\",\"variant\":\"cuda.paged_gqa\",\"kv_dtype\":\"same\",\"heads\":32,\"kv_heads\":8,\
-         \"head_size\":128,\"batch\":1,\"context\":4096,\"query_len\":{query_len},\"bytes\":{bytes},\
-         \"operations\":{operations},\"least_seconds\":{scale}e-6,\"predicted_seconds\":{micros}e-6}}]}}"
-    )
-}
-
-fn measured(operation: &str, batch: u32, query_len: u32, micros: u32) -> String {
-    format!(
-        "{{\"rows\":[{{\"operation\":\"{operation}\",\"variant\":\"cuda.paged_gqa\",\"kv_dtype\":\"same\",\"heads\":32,\
-         \"kv_heads\":8,\"head_size\":128,\"batch\":{batch},\"context\":4096,\"query_len\":{query_len},\
-         \"bytes_per_second\":1e12,\"operations\":1000000,\"median_seconds\":{micros}e-6}}]}}"
-    )
-}
-
-/// Prints the table of made-up figures on a card.
-fn table(card: &str) -> Option<String> {
-    let folder = tempfile::tempdir().unwrap();
-    let put = |name: &str, text: &str| file(folder.path(), name, text);
-    put("predicted/H200-decode-64.json", &predicted("H200", "decode", 64, 200, 0));
-    put("predicted/H200-prefill-16.json", &predicted("H200", "prefill", 16, 500, 128));
-    put("predicted/H100-decode-64.json", &predicted("H100", "decode", 64, 400, 0));
-    put("attention.json", &measured("decode", 64, 128, 300));
-    put("prefill.json", &measured("prefill", 16, 128, 1000));
-    put("kernels.json", &measured("prefill", 1, 2048, 7));
-    put(
-        "peers.jsonl",
-        "{\"kind\":\"peer decode\",\"kernel\":\"vllm 1 v1\",\"batch\":64,\"tokens\":4096,\"seconds\":600e-6,\
-         \"bytes_per_second\":2e12}\n{\"kind\":\"peer decode\",\"kernel\":\"flashinfer 2\",\"error\":\"CUDA error 700\"}\n",
-    );
-    put("sweep-8b.planned", "--batch-size 64,256 --context 4096 --prefill 0");
-    put(
-        "sweep-8b.jsonl",
-        "{\"kind\":\"decode\",\"batch\":64,\"tokens\":4096,\"steps\":2,\"seconds\":0.03,\"tokens_per_second\":1,\
-         \"bytes\":1,\"operations\":2000000000000,\"roofline\":{\"weight_bytes\":16000000000}}\n",
-    );
-    put(
-        "8b/config.json",
-        "{\"num_hidden_layers\":32,\"num_attention_heads\":32,\"num_key_value_heads\":8,\"hidden_size\":4096}",
-    );
-    put("start.jsonl", "{\"seconds\":2.5}\n");
-    put("bundle.txt", "Quire, commit 1\n");
-    let script = source("table.py");
-    let output = python(&[script.to_str().unwrap(), ".", ".", "cuda", card, "bundle.txt"], folder.path())?;
-    Some(text(&output))
-}
-
-#[test]
-fn predicted_times_of_the_measured_card_stand_beside_the_measured_ones() {
-    let Some(said) = table("NVIDIA H200, 580.1") else { return };
-    // 16 GB at 4 TB/s are 4 ms, 32 layers take 32 * 0.2 ms, and 8 * 32 + 5 launches 0.261 ms.
-    for row in [
-        "- predicted times: of an H200\n",
-        "| decode | cuda.paged_gqa | same | 64 | 4096 | 1 | 300.0 | 200.0 | 1.50 × |",
-        "| prefill | cuda.paged_gqa | same | 16 | 4096 | 128 | 1,000.0 | 500.0 | 2.00 × |",
-        "| prefill | cuda.paged_gqa | same | 1 | 4096 | 2048 | 7.0 | – | – |",
-        "| step, batch 64 × 4096 | 15.00 ms | 10.66 ms | 1.41 × | ≤ 15 ms |",
-        "| step, batch 256 × 4096 | not run: the time limit of its part |",
-        "| start to the first token | 2.50 s | – | – | ≤ 3 s |",
-    ] {
-        assert!(said.contains(row), "{row:?} is not in {said}");
-    }
-    assert!(
-        said.find("## 8B at a glance") > said.find("## Decode attention of other engines"),
-        "the last table: {said}"
-    );
-    let other = table("NVIDIA H100 80GB HBM3, 580.1").unwrap();
-    assert!(other.contains("| 64 | 4096 | 1 | 300.0 | 400.0 | 0.75 × |"), "{other}");
-}
-
-#[test]
-fn a_card_without_predicted_times_is_named() {
-    let Some(said) = table("NVIDIA L4") else { return };
-    assert!(
-        said.contains("- no predicted times: they were made for H100, H200, and the card is another one"),
-        "{said}"
-    );
-    assert!(said.contains("| 64 | 4096 | 1 | 300.0 | – | – |"), "{said}");
-}
-
-#[test]
-fn kernels_of_other_engines_stand_beside_ours_and_an_error_is_a_row() {
-    let Some(said) = table("NVIDIA H200") else { return };
-    for row in [
-        "| vllm 1 v1 | 64 | 4096 | 600.0 | 2,000.0 | cuda.paged_gqa | 300.0 | 2.00 × |",
-        "| flashinfer 2 | – | – | not measured: CUDA error 700 |",
-    ] {
-        assert!(said.contains(row), "{row:?} is not in {said}");
-    }
 }
 
 /// A library that writes the fields of a call into the array that `out` points to.

@@ -29,10 +29,6 @@ def over(a: Optional[float], b: Optional[float]) -> Optional[float]:
     return a / b if a is not None and b else None
 
 
-def first(line: Line, *names: str) -> Any:
-    return next((line[name] for name in names if line.get(name) is not None), None)
-
-
 def cell(value: Any) -> str:
     return str("–" if value is None else value).replace("|", "\\|").replace("\n", " ")
 
@@ -114,19 +110,20 @@ class Page:
     @staticmethod
     def shape(line: Line) -> tuple[Any, ...]:
         operation = line.get("operation")
-        rows = first(line, "query_len", "rows")
+        rows = line.get("query_len") or line.get("rows")
         if operation == "linear":
-            return operation, rows, line.get("outputs")
-        return operation, line.get("batch"), first(line, "context", "tokens"), rows if operation == "prefill" else None
+            return operation, rows, line.get("outputs"), line.get("inputs") or line.get("heads", 0) * line.get("head_size", 0)
+        return operation, line.get("batch"), line.get("context"), rows if operation == "prefill" else None
 
     def beside(self, line: Line) -> list[str]:
         seconds = line.get("median_seconds")
-        same = [peer for peer in self.peers if self.shape(peer) == self.shape(line) and first(peer, "median_seconds", "seconds")]
+        same = [peer for peer in self.peers if self.shape(peer) == self.shape(line) and peer.get("seconds")]
+        if line.get("weights") in (None, "numbers"):
+            same = [peer for peer in same if peer.get("weights", "bfloat16") == "bfloat16"]
         if not same or line.get("kv_dtype", "same") != "same":
             return ["–", "–", "–"]
-        best = min(same, key=lambda peer: first(peer, "median_seconds", "seconds"))
-        theirs = first(best, "median_seconds", "seconds")
-        return [cell(first(best, "name", "kernel", "variant")), number(theirs, 1, 1e6), number(over(theirs, seconds), 2) + " ×"]
+        best = min(same, key=lambda peer: peer["seconds"])
+        return [best["kernel"], number(best["seconds"], 1, 1e6), number(over(best["seconds"], seconds), 2) + " ×"]
 
     def attention(self) -> list[str]:
         said = []
@@ -155,12 +152,11 @@ class Page:
                  line.get("query_len"), number(line.get("median_seconds"), 1, 1e6), number(line.get("bytes_per_second"), 0, 1e-9)]
                 for line in self.cells if line.get("operation") not in ("decode", "prefill", "linear")]
         said += table("Other kernels", "operation, variant, type, batch, context, rows, µs, GB/s", rows)
-        known = ("kind", "operation", "name", "kernel", "error", "at")
-        rows = [[line.get("operation"), first(line, "name", "kernel", "variant"),
-                 ", ".join(f"{name} {value}" for name, value in line.items()
-                           if name not in known and not name.endswith("seconds") and not isinstance(value, (float, list, dict))),
-                 number(first(line, "median_seconds", "seconds"), 1, 1e6), line.get("error", "")] for line in self.peers]
-        said += table("Peers", "operation, kernel, shape, µs, error", rows)
+        known = ("weights", "batch", "context", "query_len", "rows", "outputs", "inputs")
+        rows = [[line.get("operation"), line.get("kernel"), ", ".join(f"{name} {line[name]}" for name in known if name in line),
+                 number(line.get("seconds"), 1, 1e6), number(line.get("bytes_per_second"), 0, 1e-9),
+                 number(line.get("operations_per_second"), 1, 1e-12), line.get("error", "")] for line in self.peers]
+        said += table("Peers", "operation, kernel, shape, µs, GB/s, TFLOP/s, error", rows)
         said += table("Not measured", "what", ([line.get("what")] for line in self.unmeasured))
         return said
 
@@ -172,7 +168,8 @@ class Page:
                 if "error" in line:
                     rows.append([*shape, f"not run: {line['error']}", "", ""])
                 else:
-                    rows.append([*shape, number(over(line.get("seconds"), line.get("steps")), 2, 1e3),
+                    steps = line.get("steps") if line.get("kind") == "decode" else 1
+                    rows.append([*shape, number(over(line.get("seconds"), steps), 2, 1e3),
                                  number(line.get("tokens_per_second"), 0), number(line.get("share_of_roofline"), 0, 100)])
         said = table("Steps of the 8B model", "setting, phase, batch, tokens, ms, tokens/s, % of the roofline", rows)
         rows = []

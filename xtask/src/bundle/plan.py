@@ -98,10 +98,10 @@ SWEEPS = (
     Step("step-q4", 25, "sweep", MODEL, (("step-q4", f"{FEW} --quantization q4"),)),
     Step("step-fp8", 20, "sweep", MODEL, (("step-fp8", f"{FEW} --kv-cache-dtype fp8_e4m3"),)),
 )
-HTTP = Step("http", 35, "http", MODEL, (("server", f"{ENGINE} --max-model-len 8192 --max-num-seqs 256"),))
+HTTP = Step("http", 30, "http", MODEL, (("server", f"{ENGINE} --max-model-len 8192 --max-num-seqs 256"),))
 START = Step("start", 15, "start", MODEL, (("generate", f"{ENGINE} --max-model-len 8192 --max-num-seqs 256"),))
 # A part is named for its kernel, of which one launch is measured after one that is not.
-NCU = Step("ncu", 45, "ncu", ("device", "ncu"), (
+NCU = Step("ncu", 40, "ncu", ("device", "ncu"), (
     ("ncu-paged_gqa", f"{DECODE} --batch 64 --context 2048 --variant cuda.paged_gqa"),
     ("ncu-prefill_sm90", f"{PREFILL} --batch 1 --context 4096 --query-len 4096 --variant cuda.prefill_sm90"),
     ("ncu-paged_prefill", f"{PREFILL} --batch 1 --context 4096 --query-len 4096 --variant cuda.paged_prefill"),
@@ -110,11 +110,11 @@ NCU = Step("ncu", 45, "ncu", ("device", "ncu"), (
 NCU_SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "WarpStateStats", "LaunchStats", "SchedulerStats")
 
 # Weights are made beside the tests, so their time is no part of the sum.
-WEIGHTS = Step("weights", 100, "weights", ("device",))
+WEIGHTS = Step("weights", 60, "weights", ("device",))
 RUNS = {
     "one": (Step("roofline", 15, "roofline"), WEIGHTS, Step("tests", 115, "tests", ("device", "tree")), ATTENTION, LINEARS),
-    "two": (Step("roofline", 10, "roofline"), WEIGHTS, Step("tests", 50, "tests", ("device", "tree")), QUANTISED, CACHES, *SWEEPS,
-            HTTP, START, Step("peers", 40, "peers", ("torch", "card")), NCU, OTHERS),
+    "two": (Step("roofline", 10, "roofline"), WEIGHTS, Step("tests", 40, "tests", ("device", "tree")), QUANTISED, CACHES, *SWEEPS,
+            HTTP, START, Step("peers", 60, "peers", ("torch", "card")), NCU, OTHERS),
 }
 BESIDE = ("weights",)
 

@@ -2,14 +2,13 @@
 """Tests and measures Quire on the GPU of this machine, in two runs that fit into a few minutes each.
 
 Programs, kernels and shapes come from the folder of this file, reference cases from a checkout (`--tree`). Every result is a line of
-JSON in OUT as soon as it is known: `results.jsonl` has tests and parts, `PART.jsonl` the figures of a part, `log.txt` the output of what
-failed. At the end, also after Ctrl-C, `page.py` makes OUT/page.md from the lines. Nothing is written to the folder of this file unless
-OUT is in it. Unpacked programs and weights stay for the next run: in TMPDIR if it is set, else in /dev/shm if there is enough memory, else in /tmp.
+JSON in OUT as soon as it is known: `results.jsonl` has tests and parts, `PART.jsonl` the figures of a part, `log.txt` the output of
+parts and of failed tests. At the end, also after Ctrl-C, `page.py` makes OUT/page.md from the lines. Nothing is written to the folder
+of this file unless OUT is in it. Unpacked programs and weights stay for the next run: in TMPDIR if it is set, else in /dev/shm if there
+is enough memory, else in /tmp.
 
 The exit code is 1 if something failed, 2 if the command line is wrong.
 """
-
-from __future__ import annotations
 
 import sys
 

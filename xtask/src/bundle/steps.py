@@ -385,7 +385,8 @@ class Run:
 
     def peers(self, step: plan.Step, end: float) -> None:
         folder, file = self.work / "peers", self.out / "peers.jsonl"
-        self.part(step, step.name, [sys.executable, str(HERE / "peers.py"), str(folder), str(file)], end)
+        limit = str(max(1.0, end - time.monotonic() - 2.0))
+        self.part(step, step.name, [sys.executable, str(HERE / "peers.py"), str(folder), str(file), "--limit", limit], end)
 
     def ncu(self, step: plan.Step, end: float) -> None:
         tool = self.found["tools"]["ncu"]
