@@ -186,9 +186,7 @@ fn a_wrong_command_line_and_a_machine_that_cannot_run_are_one_line() {
 fn what_does_not_need_what_is_missing_runs() {
     let Some(folder) = pretend() else { return };
     std::fs::remove_dir_all(folder.path().join("models")).unwrap();
-    // Python finds neither torch nor NVIDIA's packages: it has no site-packages.
-    let run = |args: &[&str]| text(&command(folder.path(), args).env("CUDA_HOME", folder.path()).output().unwrap());
-    let said = run(&["one", "--short", "--steps", "roofline,tests,attention"]);
+    let said = text(&run(folder.path(), &["one", "--short", "--steps", "roofline,tests,attention"]));
     assert_eq!(results(folder.path(), &["part", "prefill-2048"]), ["ok"], "{said}");
     assert!(said.contains("tests: not run (found no checkout above "), "{said}");
 
@@ -196,10 +194,37 @@ fn what_does_not_need_what_is_missing_runs() {
         "echo 'quire: --device cuda: found a driver for CUDA 12.4, expected 13.0 or newer; update it' >&2; exit 1";
     program(&folder.path().join("bundle/bin/quire"), old);
     program(&folder.path().join("tools/nvidia-smi"), "exit 9");
-    let said = run(&["two", "--short", "--out", folder.path().join("bundle/out").to_str().unwrap()]);
-    let why = "http: not run (the device does not open: quire: --device cuda: found a driver for CUDA 12.4";
-    assert!(said.contains("server: not run (the device") && said.contains(&why["http: ".len()..]), "{said}");
+    let said = text(&run(folder.path(), &["two", "--short"]));
+    let why = "server: not run (the device does not open: quire: --device cuda: found a driver for CUDA 12.4";
+    assert!(said.contains(why), "{said}");
     assert_eq!(results(folder.path(), &["part", "server"]), ["not run"]);
+}
+
+#[test]
+fn libraries_are_found_in_python_s_packages_before_toolkits() {
+    let Some(folder) = pretend() else { return };
+    program(&folder.path().join("bundle/bin/quire"), "echo \"searched: $LD_LIBRARY_PATH\"");
+    for place in ["packages/nvidia/cu13/lib", "toolkit/lib64"] {
+        std::fs::create_dir_all(folder.path().join(place)).unwrap();
+        std::fs::write(folder.path().join(place).join("libcublasLt.so.13"), "").unwrap();
+    }
+    std::fs::write(folder.path().join("toolkit/lib64/libnccl.so.2"), "").unwrap();
+    let mut command = command(folder.path(), &["one", "--short", "--steps", "roofline"]);
+    let at = |place: &str| folder.path().join(place);
+    let output = command.env("PYTHONPATH", at("packages")).env("CUDA_HOME", at("toolkit")).output().unwrap();
+    let environment = lines(folder.path()).swap_remove(0);
+    assert_eq!(
+        environment["libraries"]["cuBLASLt"],
+        at("packages/nvidia/cu13/lib/libcublasLt.so.13").to_str().unwrap()
+    );
+    let searched = std::fs::read_to_string(at("bundle/out/log.txt")).unwrap();
+    let line =
+        searched.lines().find(|line| line.starts_with("searched: ")).unwrap_or_else(|| panic!("{}", text(&output)));
+    let places: Vec<&str> = line["searched: ".len()..].split(':').collect();
+    assert_eq!(places[0], at("packages/nvidia/cu13/lib").to_str().unwrap(), "{line}");
+    // Unless a real package has it.
+    let nccl = environment["libraries"]["NCCL"].as_str().unwrap();
+    assert!(places.contains(&Path::new(nccl).parent().unwrap().to_str().unwrap()), "{nccl} in {line}");
 }
 
 #[test]

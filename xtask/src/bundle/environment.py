@@ -43,15 +43,16 @@ def loader_folders(processes: Processes) -> list[str]:
 def libraries(processes: Processes) -> dict[str, Optional[str]]:
     """Finds the libraries in Python's packages, in toolkits and where the loader searches, and has the loader find them too."""
     packages = package_folders()
-    others = [os.path.join(home, name) for home in toolkits() for name in ("lib64", "targets/x86_64-linux/lib")]
-    others += loader_folders(processes)
+    toolkit = [os.path.join(home, name) for home in toolkits() for name in ("lib64", "targets/x86_64-linux/lib")]
+    loader = loader_folders(processes)
     found: dict[str, Optional[str]] = {}
     folders = list(packages)
     for name, file, _ in LIBRARIES:
-        paths = (os.path.join(folder, file) for folder in packages + others)
-        found[name] = next((path for path in paths if os.path.exists(path)), None)
-        folders += [os.path.dirname(found[name] or "")]
-    folders += [os.environ.get("LD_LIBRARY_PATH", "")]
+        holder = next((folder for folder in packages + toolkit + loader if os.path.exists(os.path.join(folder, file))), None)
+        found[name] = os.path.join(holder, file) if holder else None
+        if holder and holder not in loader:
+            folders.append(holder)
+    folders.append(os.environ.get("LD_LIBRARY_PATH", ""))
     processes.environment["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(folder for folder in folders if folder))
     return found
 
