@@ -99,7 +99,7 @@ enum Task {
         #[command(flatten)]
         build: BuildArgs,
     },
-    /// Compile the decode attention of vLLM and FlashInfer from their packages, for the next gpu-bundle to measure beside ours
+    /// Compile FlashInfer's attention from its package, for the next gpu-bundle to measure beside ours
     GpuPeers {
         /// Architectures to compile for, as nvcc names them without sm_ [default: 90a]
         #[arg(long, value_delimiter = ',')]

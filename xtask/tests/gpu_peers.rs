@@ -30,14 +30,16 @@ fn text(output: &Output) -> String {
 
 /// A library that writes the fields of a call into the array that `out` points to.
 const FAKE: &str = r#"#include "call.h"
-PEER int fake_prepare(const Call *call) { return call->batch == 7 ? 0 : 1; }
+PEER int fake_prepare(const Call *call) { return call->batch == 14 ? 0 : 1; }
 PEER int fake_run(const Call *call) {
     auto *out = static_cast<double *>(call->out);
-    const void *pointers[] = {call->queries, call->keys, call->values, call->tables, call->lengths, call->stream};
-    for (int i = 0; i < 6; i++) out[i] = (double)(unsigned long)pointers[i];
-    const double numbers[] = {(double)call->batch, (double)call->heads, (double)call->kv_heads, (double)call->context, call->scale};
-    for (int i = 0; i < 5; i++) out[6 + i] = numbers[i];
-    return 0;
+    const void *pointers[] = {call->queries, call->keys, call->values, call->tables, call->starts, call->rows,
+                              call->last, call->floats, call->ints, call->pinned, call->stream};
+    for (const void *pointer : pointers) *out++ = (double)(unsigned long)pointer;
+    const double numbers[] = {(double)call->float_bytes, (double)call->int_bytes, (double)call->batch, (double)call->heads,
+                              (double)call->kv_heads, (double)call->context, (double)call->query_len, call->scale};
+    for (double number : numbers) *out++ = number;
+    return multiples(call->batch, 3).back() - 42;
 }
 "#;
 
@@ -46,15 +48,15 @@ import ctypes, sys
 sys.path.insert(0, sys.argv[1])
 import peers
 prepare, run = peers.functions(".", "fake", "fake")
-out = (ctypes.c_double * 11)()
-call = peers.Call(ctypes.addressof(out), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5)
+out = (ctypes.c_double * 19)()
+call = peers.Call(ctypes.addressof(out), *range(1, 12), 1 << 40, 1 << 41, *range(14, 19), 0.5)
 prepare(call), run(call)
-print(list(out))
+print([int(number) for number in out[:18]], out[18])
 call.batch = 8
-try: prepare(call)
-except RuntimeError as error: print(error)
-print(peers.version(sys.argv[1], "vllm"), peers.version(sys.argv[1], "flashinfer"))
-print(peers.tables_of(100, 3, 10), peers.tables_of(10, 3, 10))
+for function in prepare, run:
+    try: function(call)
+    except RuntimeError as error: print(error)
+print(peers.version(sys.argv[1]))
 peers.Call = type("Short", (ctypes.Structure,), {"_fields_": [("batch", ctypes.c_int)]})
 try: peers.functions(".", "fake", "fake")
 except ValueError as error: print(error)
@@ -77,27 +79,56 @@ fn arguments_reach_a_library_of_a_peer_as_its_header_declares_them() {
     let Some(output) = python(&["-B", "-c", CALLS, peers.to_str().unwrap()], folder.path()) else { return };
     let said = text(&output);
     let want = [
-        "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 0.5]",
+        "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1099511627776, 2199023255552, 14, 15, 16, 17, 18] 0.5",
         "fake_prepare: CUDA error 1",
-        "0.9.2 0.2.6.post1",
-        "3 1",
-        "found a structure of 80 bytes, expected 4",
+        "fake_run: CUDA error -18",
+        "0.6.18",
+        "found a structure of 136 bytes, expected 4",
     ];
     assert_eq!(said.lines().collect::<Vec<_>>(), want);
 }
 
+/// A module in place of PyTorch: the first three processes that open the GPU fail, abort and wait for ever; the others measure.
+const TORCH: &str = r#"
+import os, pathlib, time
+class cuda:
+    set_stream = staticmethod(lambda stream: None)
+    def Stream():
+        opened = pathlib.Path("opened")
+        with opened.open("a") as file: print(file=file)
+        number = opened.read_text().count("\n")
+        if number == 1: raise RuntimeError("no driver\nsecond line")
+        if number == 2: os.abort()
+        if number == 3: time.sleep(60)
+"#;
+
+/// Runs `peers.py` with two families that write a line and nothing else, beside those that fail when they open the GPU.
+const FAMILIES: &str = r#"
+import sys
+sys.path[:0] = [".", sys.argv[1]]
+import peers
+measure = lambda card, folder: card.say(kernel="theirs", seconds=1)
+peers.FAMILIES, peers.LIMIT = dict.fromkeys(["fails", "aborts", "waits", "measures", "other"], measure), 2
+sys.argv[1:] = [".", "out.jsonl", "--only", "fails,aborts,waits,measures"]
+print(peers.main())
+sys.argv[3:] = ["--only", "measures", "--limit", "0"]
+print(peers.main())
+"#;
+
 #[test]
-fn pip_learns_the_published_name_of_a_package_without_its_build_backend() {
+fn a_family_of_peers_that_fails_aborts_or_waits_gets_a_line_and_stops_no_other() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, version, published) in [("flashinfer", "0.2.6.post1", "flashinfer-python"), ("vllm", "0.9.2", "vllm")] {
-        let info = format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: of the description\n");
-        file(folder.path(), "PKG-INFO", &info);
-        let ask = "import sys; sys.path.insert(0, sys.argv[1]); import build_meta; \
-                   print(build_meta.prepare_metadata_for_build_wheel('.'))";
-        let peers = source("peers");
-        let Some(output) = python(&["-B", "-c", ask, peers.to_str().unwrap()], folder.path()) else { return };
-        let made = folder.path().join(text(&output).trim()).join("METADATA");
-        let metadata = std::fs::read_to_string(&made).unwrap();
-        assert!(metadata.contains(&format!("Name: {published}\nVersion: {version}\n")), "{metadata}");
-    }
+    file(folder.path(), "torch.py", TORCH);
+    let peers = source("peers");
+    let Some(output) = python(&["-B", "-c", FAMILIES, peers.to_str().unwrap()], folder.path()) else { return };
+    assert_eq!(text(&output).lines().collect::<Vec<_>>(), ["1", "1"]);
+    let lines = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
+    let want = [
+        "{\"kind\": \"peer\", \"kernel\": \"fails\", \"error\": \"no driver\"}",
+        "{\"kind\": \"peer\", \"kernel\": \"aborts\", \"error\": \"its process ended with code -6\"}",
+        "{\"kind\": \"peer\", \"kernel\": \"waits\", \"error\": \"it took more than 2 s\"}",
+        "{\"kind\": \"peer\", \"kernel\": \"theirs\", \"seconds\": 1}",
+        "{\"kind\": \"peer\", \"kernel\": \"measures\", \"error\": \"not measured: the limit of 0 s was reached\"}",
+    ];
+    assert_eq!(lines.lines().collect::<Vec<_>>(), want);
 }

@@ -1,9 +1,6 @@
-// FlashInfer's batch decode with a paged cache behind the functions that peers.py calls. Its sources come from its package, and its
-// own plan and launcher choose grids, partitions and shared memory. `flashinfer_prepare` plans, `flashinfer_run` enqueues; both
-// return a cudaError_t.
-#include <numeric>
-#include <vector>
-
+// FlashInfer's batch decode with a paged cache, on CUDA cores and on tensor cores, behind the functions that peers.py calls. The second
+// is what its decode wrapper runs with `use_tensor_cores`: a prefill with one query row per sequence. FlashInfer's own plans and
+// launchers choose grids, partitions and shared memory. Its sources come from its package.
 #include <flashinfer/utils.cuh>
 
 // Only groups of four query heads: the compiler takes minutes for all of them.
@@ -18,6 +15,8 @@
 
 #include <flashinfer/attention/decode.cuh>
 #include <flashinfer/attention/default_decode_params.cuh>
+#include <flashinfer/attention/default_prefill_params.cuh>
+#include <flashinfer/attention/prefill.cuh>
 #include <flashinfer/attention/scheduler.cuh>
 #include <flashinfer/attention/variants.cuh>
 
@@ -28,26 +27,48 @@ namespace peer {
 
 using namespace flashinfer;
 
+using Number = nv_bfloat16;
 constexpr int HEAD = 128, BLOCK = 16, GROUP = 4;
+constexpr uint32_t TILE = 16;  // rows of a tile, which FlashInfer takes for one query row in each of four heads
 constexpr auto NONE = PosEncodingMode::kNone;
-constexpr size_t FLOAT_BYTES = 128 << 20, INT_BYTES = 8 << 20;  // as FlashInfer's documentation advises
-using Params = BatchDecodeParams<nv_bfloat16, nv_bfloat16, nv_bfloat16, int>;
+constexpr bool PDL = true;  // as its Python interface does on this architecture
 using Variant = DefaultAttention<false, false, false, false>;
+using DecodeParams = BatchDecodeParams<Number, Number, Number, int>;
+using PrefillParams = BatchPrefillPagedParams<Number, Number, Number, int>;
 
-DecodePlanInfo plan;
-void *floats, *ints, *pinned;
-int *starts, *last;  // [batch + 1] first table entry of each sequence; [batch] tokens in its last block
+DecodePlanInfo decode;
+PrefillPlanInfo prefill;
 
 template <class T>
 T *place(void *base, int64_t offset) {
     return GetPtrFromBaseOffset<T>(base, offset);
 }
 
-int upload(int **to, const std::vector<int> &from) {
-    if (int code = cudaMalloc(to, from.size() * sizeof(int))) {
-        return code;
-    }
-    return cudaMemcpy(*to, from.data(), from.size() * sizeof(int), cudaMemcpyHostToDevice);
+paged_kv_t<Number, int> cache(const Call &call) {
+    return {uint32_t(call.kv_heads),
+            BLOCK,
+            HEAD,
+            uint32_t(call.batch),
+            QKVLayout::kNHD,
+            mutable_pointer<Number>(call.keys),
+            mutable_pointer<Number>(call.values),
+            mutable_pointer<int>(call.tables),
+            mutable_pointer<int>(call.starts),
+            mutable_pointer<int>(call.last)};
+}
+
+cudaStream_t stream(const Call &call) {
+    return static_cast<cudaStream_t>(call.stream);
+}
+
+// Fills what both kinds of parameters have, for a plan.
+template <class Params, class Plan>
+void fill(Params &params, const Plan &plan, const Call &call) {
+    params.padded_batch_size = plan.padded_batch_size;
+    params.request_indices = place<int>(call.ints, plan.request_indices_offset);
+    params.kv_tile_indices = place<int>(call.ints, plan.kv_tile_indices_offset);
+    params.o_indptr = place<int>(call.ints, plan.o_indptr_offset);
+    params.kv_chunk_size_ptr = place<int>(call.ints, plan.kv_chunk_size_ptr_offset);
 }
 
 // FlashInfer throws where it does not support something.
@@ -64,55 +85,55 @@ int guarded(Body body) {
 
 using namespace peer;
 
-PEER int flashinfer_prepare(const Call *call) {
+PEER int decode_prepare(const Call *call) {
     return guarded([&]() -> int {
-        std::vector<int> first(call->batch + 1), tokens(call->batch, BLOCK);
-        for (int i = 0; i <= call->batch; i++) {
-            first[i] = i * (call->context / BLOCK);
-        }
-        if (int code = upload(&starts, first)) {
-            return code;
-        }
-        if (int code = upload(&last, tokens)) {
-            return code;
-        }
-        if (int code = cudaMalloc(&floats, FLOAT_BYTES)) {
-            return code;
-        }
-        if (int code = cudaMalloc(&ints, INT_BYTES)) {
-            return code;
-        }
-        if (int code = cudaMallocHost(&pinned, INT_BYTES)) {
-            return code;
-        }
-        const auto estimate = BatchDecodeWithPagedKVCacheWorkEstimationDispatched<GROUP, HEAD, NONE, Variant, Params>;
-        if (int code = DecodePlan<HEAD, NONE, Variant, Params>(
-                floats, FLOAT_BYTES, ints, pinned, INT_BYTES, plan, first.data(), call->batch, call->heads, BLOCK, false,
-                static_cast<cudaStream_t>(call->stream), estimate)) {
-            return code;
-        }
-        return cudaStreamSynchronize(static_cast<cudaStream_t>(call->stream));
+        auto starts = multiples(call->batch, call->context / BLOCK);
+        const auto estimate = BatchDecodeWithPagedKVCacheWorkEstimationDispatched<GROUP, HEAD, NONE, Variant, DecodeParams>;
+        return DecodePlan<HEAD, NONE, Variant, DecodeParams>(call->floats, call->float_bytes, call->ints, call->pinned,
+                                                             call->int_bytes, decode, starts.data(), call->batch, call->heads,
+                                                             BLOCK, false, stream(*call), estimate);
     });
 }
 
-PEER int flashinfer_run(const Call *call) {
+PEER int decode_run(const Call *call) {
     return guarded([&]() -> int {
-        using Number = nv_bfloat16;
-        auto *keys = static_cast<Number *>(const_cast<void *>(call->keys));
-        auto *values = static_cast<Number *>(const_cast<void *>(call->values));
-        const paged_kv_t<Number, int> cache(call->kv_heads, BLOCK, HEAD, call->batch, QKVLayout::kNHD, keys, values,
-                                            const_cast<int *>(call->tables), starts, last);
-        auto *queries = static_cast<Number *>(const_cast<void *>(call->queries));
-        Params params(queries, nullptr, cache, static_cast<Number *>(call->out), nullptr, nullptr, call->heads,
-                      call->heads * HEAD, HEAD, -1, 0, call->scale, 1, 1e4);
-        params.padded_batch_size = plan.padded_batch_size;
-        params.request_indices = place<int>(ints, plan.request_indices_offset);
-        params.kv_tile_indices = place<int>(ints, plan.kv_tile_indices_offset);
-        params.o_indptr = place<int>(ints, plan.o_indptr_offset);
-        params.kv_chunk_size_ptr = place<int>(ints, plan.kv_chunk_size_ptr_offset);
-        auto *partial = plan.split_kv ? place<Number>(floats, plan.v_offset) : nullptr;
-        auto *sums = plan.split_kv ? place<float>(floats, plan.s_offset) : nullptr;
-        return BatchDecodeWithPagedKVCacheDispatched<HEAD, NONE, Variant>(params, partial, sums,
-                                                                          static_cast<cudaStream_t>(call->stream));
+        DecodeParams params(mutable_pointer<Number>(call->queries), nullptr, cache(*call), static_cast<Number *>(call->out),
+                            nullptr, nullptr, call->heads, call->heads * HEAD, HEAD, -1, 0, call->scale, 1, 1e4);
+        fill(params, decode, *call);
+        auto *partial = decode.split_kv ? place<Number>(call->floats, decode.v_offset) : nullptr;
+        auto *sums = decode.split_kv ? place<float>(call->floats, decode.s_offset) : nullptr;
+        return BatchDecodeWithPagedKVCacheDispatched<HEAD, NONE, Variant>(params, partial, sums, PDL, stream(*call));
+    });
+}
+
+PEER int tensor_decode_prepare(const Call *call) {
+    return guarded([&]() -> int {
+        auto starts = multiples(call->batch, call->context / BLOCK), rows = multiples(call->batch, call->query_len);
+        if (int code = PrefillPlan<int>(call->floats, call->float_bytes, call->ints, call->pinned, call->int_bytes, prefill,
+                                        rows.data(), starts.data(), rows.back(), call->batch, call->heads, call->kv_heads, HEAD,
+                                        HEAD, BLOCK, false, sizeof(Number), -1, -1, false, 0, 0, stream(*call))) {
+            return code;
+        }
+        return prefill.cta_tile_q == TILE ? cudaSuccess : cudaErrorNotSupported;
+    });
+}
+
+PEER int tensor_decode_run(const Call *call) {
+    return guarded([&]() -> int {
+        PrefillParams params(mutable_pointer<Number>(call->queries), cache(*call), nullptr, mutable_pointer<int>(call->rows),
+                             nullptr, nullptr, static_cast<Number *>(call->out), nullptr, nullptr, call->heads,
+                             call->heads * HEAD, HEAD, -1, 0, call->scale, 1, 1e4);
+        fill(params, prefill, *call);
+        params.qo_tile_indices = place<int>(call->ints, prefill.qo_tile_indices_offset);
+        params.max_total_num_rows = prefill.total_num_rows;
+        Number *partial = nullptr;
+        float *sums = nullptr;
+        if (prefill.split_kv) {
+            params.merge_indptr = place<int>(call->ints, prefill.merge_indptr_offset);
+            partial = place<Number>(call->floats, prefill.v_offset);
+            sums = place<float>(call->floats, prefill.s_offset);
+        }
+        return BatchPrefillWithPagedKVCacheDispatched<TILE, HEAD, HEAD, NONE, false, MaskMode::kNone, Variant>(
+            params, partial, sums, PDL, stream(*call));
     });
 }

@@ -1,11 +1,11 @@
-//! `cargo xtask gpu-peers`: compiles the decode attention of vLLM and FlashInfer, which a bundle measures beside ours.
+//! `cargo xtask gpu-peers`: compiles FlashInfer's attention, which a bundle measures beside ours.
 //!
 //! ```text
-//! peers/requirements.txt       their packages, pinned by hash; pip downloads and checks them
-//!       vllm.cu flashinfer.cu  instantiate their templates behind the functions of call.h
-//!       peers.py               calls these on the GPU machine, checks the results and times them
-//! target/peers/                libvllm.so, libflashinfer.so, requirements.txt, licences; gpu-bundle copies it to peers/
-//! target/peers-build/          the downloaded packages
+//! peers/requirements.txt                    its package, pinned by hash; pip downloads and checks it
+//!       flashinfer.cu flashinfer_sm90.cu    instantiate its templates behind the functions of call.h
+//!       peers.py                            calls these on the GPU machine, checks the results, times them and PyTorch
+//! target/peers/         libflashinfer.so, libflashinfer_sm90.so, requirements.txt, licence; gpu-bundle copies it to peers/
+//! target/peers-build/   the package: a wheel that contains headers, also those of CUTLASS and CCCL that it needs
 //! ```
 //!
 //! Nothing of theirs is in the tree. A library has the launches too, so the compiler checks every argument, and FlashInfer's own plan
@@ -20,22 +20,21 @@ use super::at;
 use super::programs;
 
 const REQUIREMENTS: &str = include_str!("requirements.txt");
-const BACKEND: &str = include_str!("build_meta.py");
-/// Headers of PyTorch that vLLM's kernels include and do not use.
-const EMPTY: [&str; 3] = ["torch/all.h", "ATen/cuda/CUDAContext.h", "c10/cuda/CUDAGuard.h"];
+/// Folders of headers under `flashinfer/data` in the package.
+const INCLUDES: [&str; 5] = ["cccl/cub", "cccl/libcudacxx/include", "cccl/thrust", "include", "cutlass/include"];
 
 /// A library of a peer.
 struct Library {
-    /// Name of the package and of our source; the library is `lib<name>.so`.
+    /// Name of our source; the library is `lib<name>.so`.
     name: &'static str,
-    /// Folder of the headers in the package.
-    include: &'static str,
     source: &'static str,
+    /// Whether its kernels exist for 90a alone.
+    hopper: bool,
 }
 
 const LIBRARIES: [Library; 2] = [
-    Library { name: "vllm", include: "csrc", source: include_str!("vllm.cu") },
-    Library { name: "flashinfer", include: "include", source: include_str!("flashinfer.cu") },
+    Library { name: "flashinfer", source: include_str!("flashinfer.cu"), hopper: false },
+    Library { name: "flashinfer_sm90", source: include_str!("flashinfer_sm90.cu"), hopper: true },
 ];
 
 /// What to build.
@@ -66,73 +65,69 @@ pub(super) fn pack(root: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Downloads the packages, compiles the libraries and returns their folder.
+/// Downloads the package, compiles the libraries and returns their folder.
 ///
 /// # Errors
-/// One line: what is missing; or the messages of pip, tar or nvcc.
+/// One line: what is missing; or the messages of pip, zipfile or nvcc.
 pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     let toolkit = toolkit::find(root, options.fetch)?;
     let work = kernels::target(root).join("peers-build");
     write(&work.join("requirements.txt"), REQUIREMENTS)?;
-    write(&work.join("backend/setuptools/__init__.py"), "")?;
-    write(&work.join("backend/setuptools/build_meta.py"), BACKEND)?;
-    for header in EMPTY {
-        write(&work.join("empty").join(header), "")?;
-    }
     write(&work.join("call.h"), include_str!("call.h"))?;
-    download(&work)?;
+    let package = download(&work)?;
 
     let folder = folder(root);
+    if folder.is_dir() {
+        std::fs::remove_dir_all(&folder).map_err(at(&folder))?;
+    }
     write(&folder.join("requirements.txt"), REQUIREMENTS)?;
+    let licence = work.join(format!("{package}.dist-info/licenses/LICENSE"));
+    std::fs::copy(&licence, folder.join("LICENSE.flashinfer")).map_err(at(&licence))?;
     for library in &LIBRARIES {
-        let package = unpack(&work, library.name)?;
-        let licence = package.join("LICENSE");
-        std::fs::copy(&licence, folder.join(format!("LICENSE.{}", library.name))).map_err(at(&licence))?;
-        let made = compile(&toolkit.nvcc, library, &work, &package, &options.architectures, &folder)?;
+        let made = compile(&toolkit.nvcc, library, &work, &options.architectures, &folder)?;
         println!("xtask: {}", made.display());
     }
     Ok(folder)
 }
 
-/// Has pip download the source packages, without what they depend on.
-fn download(work: &Path) -> Result<(), String> {
-    let mut command = Command::new("python3");
-    command.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]);
-    command.args(["--no-binary", ":all:", "--no-build-isolation", "--dest"]).arg(work);
-    command.arg("-r").arg(work.join("requirements.txt")).env("PYTHONPATH", work.join("backend"));
-    programs::call(&mut command, "python3 and its pip")
-}
-
-/// Unpacks a downloaded package and returns its folder.
-fn unpack(work: &Path, name: &str) -> Result<PathBuf, String> {
-    let pin = REQUIREMENTS.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+/// Downloads the wheel, without what it depends on, unpacks it, and returns its name and version as in file names.
+///
+/// A source package is not used: pip runs its build backend to learn its name, and that installs packages.
+fn download(work: &Path) -> Result<String, String> {
+    let python = || Command::new("python3");
+    let mut pip = python();
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]);
+    // The version of the Python that runs pip does not matter, because only headers are used.
+    pip.args(["--only-binary", ":all:", "--python-version", "3.12", "--dest"]).arg(work);
+    programs::call(pip.arg("-r").arg(work.join("requirements.txt")), "python3 and its pip")?;
+    let pin = REQUIREMENTS.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
     let pin = pin.split_whitespace().next().unwrap_or_default();
     let package = pin.replace('-', "_").replace("==", "-");
-    programs::call(
-        Command::new("tar").arg("-xzf").arg(work.join(format!("{package}.tar.gz"))).arg("-C").arg(work),
-        "tar and gzip",
-    )?;
-    Ok(work.join(package))
+    let wheel = work.join(format!("{package}-py3-none-any.whl"));
+    programs::call(python().args(["-m", "zipfile", "-e"]).arg(&wheel).arg(work), "python3")?;
+    Ok(package)
 }
 
 fn compile(
     nvcc: &Path,
     library: &Library,
     work: &Path,
-    package: &Path,
     architectures: &[String],
     folder: &Path,
 ) -> Result<PathBuf, String> {
     let source = work.join(format!("{}.cu", library.name));
     write(&source, library.source)?;
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]);
+    // Rates of its kernels are those of its own flags.
+    command.args(["-std=c++17", "-O3", "-use_fast_math", "-DNDEBUG", "--expt-relaxed-constexpr", "-w", "-shared"]);
+    command.arg("-Xcompiler=-fPIC,-fvisibility=hidden");
     let default = ["90a".to_owned()];
-    for name in if architectures.is_empty() { &default[..] } else { architectures } {
+    for name in if library.hopper || architectures.is_empty() { &default[..] } else { architectures } {
         command.arg(format!("-gencode=arch=compute_{name},code=sm_{name}"));
     }
-    for include in [work.to_owned(), work.join("empty"), package.join(library.include)] {
-        command.arg("-I").arg(include);
+    command.arg("-I").arg(work);
+    for include in INCLUDES {
+        command.arg("-I").arg(work.join("flashinfer/data").join(include));
     }
     // The wheels of the compiler have their libraries in a folder that it does not search.
     if let Some(home) = nvcc.parent().and_then(Path::parent) {
