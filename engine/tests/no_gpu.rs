@@ -84,6 +84,9 @@ fn an_unusable_gpu_is_reported_in_one_line_and_auto_uses_the_cpu_and_says_why() 
         assert!(notes.lines().any(|note| note == format!("no GPU is used: {why}")), "{notes}");
         assert!(notes.starts_with("device: cpu, "), "{notes}");
     }
+    let notes = said("auto", &[("FAKE_CAPABILITY", "89")]).unwrap();
+    let why = "no GPU of compute capability 8.9 has passed the tests; use --device cuda to select it";
+    assert!(notes.starts_with("device: cpu, ") && notes.contains(why), "{notes}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
-    /// `"auto"` (the CPU), `"cpu"`, `"cuda"` (not proven on a GPU yet) or `"cuda-sim"`.
+    /// `"auto"` (a GPU that has passed the tests, else the CPU), `"cpu"`, `"cuda"` or `"cuda-sim"`.
     pub device: String,
     /// Folder of the compiled kernels; `None` looks next to the executable, then in `kernels/` of its cargo target folder.
     pub kernels_dir: Option<PathBuf>,

@@ -167,7 +167,19 @@ pub fn declare(engine: &EngineConfig) -> Result<ModelConfig, EngineError> {
     declared(engine).map(|(_, config)| config)
 }
 
-/// Opens the configured device. `auto` looks for a GPU and returns why it uses the CPU instead.
+/// Compute capability of the GPUs that have passed the tests: H100 and H200.
+const PROVEN: (u32, u32) = (9, 0);
+
+/// Returns what of this start no GPU has passed the tests with.
+fn unproven(engine: &EngineConfig, gpu: &dyn Device) -> Option<String> {
+    let found = gpu.compute_capability().filter(|found| *found != PROVEN);
+    if let Some((major, minor)) = found {
+        return Some(format!("no GPU of compute capability {major}.{minor} has passed the tests"));
+    }
+    (engine.parallel.ranks() > 1).then(|| "several ranks have not passed the tests on GPUs".to_string())
+}
+
+/// Opens the configured device. `auto` takes a GPU for what has passed the tests on one, and returns why it uses the CPU instead.
 pub(crate) fn open_device(
     engine: &EngineConfig,
     place: &Place,
@@ -183,8 +195,10 @@ pub(crate) fn open_device(
         return Ok((device::open_with(&engine.device, &options)?, None));
     }
     let why = match device::open_with("cuda", &options) {
-        // As with kernels, something not proven on a GPU is used only if it is named.
-        Ok(gpu) => format!("{}: models are not proven on a GPU yet; use --device cuda to select it", gpu.description()),
+        Ok(gpu) => match unproven(engine, &*gpu) {
+            None => return Ok((gpu, None)),
+            Some(what) => format!("{}: {what}; use --device cuda to select it", gpu.description()),
+        },
         Err(missing) => missing.to_string().trim_start_matches("--device cuda: ").to_string(),
     };
     Ok((device::open_with("cpu", &options)?, Some(why)))
