@@ -26,6 +26,10 @@ fn a_source_that_does_not_exist_is_named() {
     assert!(found.contains("found no source") && found.ends_with("gone.cu; correct its name"), "{found}");
 }
 
+fn limits(spill_bytes: u32, registers: u32) -> Limits {
+    Limits { spill_bytes, registers, entry_registers: None }
+}
+
 const LOG: &str = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'scale' for 'sm_80'
@@ -40,7 +44,7 @@ ptxas info    : Used 32 registers, used 0 barriers
 
 #[test]
 fn needs_are_read_for_each_architecture_and_held_to_the_limits() {
-    let found = kernels(LOG, "a", Limits { spill_bytes: 19, registers: 39 });
+    let found = kernels(LOG, "a", limits(19, 39));
     let expected = Needs { registers: 40, shared_bytes: 528, stack_bytes: 16, spill_bytes: 20 };
     assert_eq!(found[0].needs["sm_80"], expected);
     assert_eq!(found[0].needs["sm_100"], Needs { registers: 32, ..Needs::default() });
@@ -51,7 +55,15 @@ fn needs_are_read_for_each_architecture_and_held_to_the_limits() {
         "{problem}"
     );
     assert!(problem.contains("scale (a): found 40 registers on sm_80, expected at most 39"), "{problem}");
-    assert_eq!(within_limits(&kernels(LOG, "a", Limits { spill_bytes: 20, registers: 40 })), Ok(()));
+    assert_eq!(within_limits(&kernels(LOG, "a", limits(20, 40))), Ok(()));
+    // 40 registers on sm_80 and 32 on sm_100.
+    let exact = Limits { entry_registers: Some(40), ..limits(20, 40) };
+    let problem = within_limits(&kernels(LOG, "a", exact)).unwrap_err();
+    assert!(
+        problem.starts_with("scale (a): found 32 registers at entry on sm_100, expected exactly 40")
+            && !problem.contains('\n'),
+        "{problem}"
+    );
 }
 
 /// As ptxas 13.0 writes them, before the resources of the kernels.
@@ -74,14 +86,14 @@ fn a_pipeline_that_ptxas_gives_up_fails_the_build() {
 
 #[test]
 fn the_table_has_a_line_for_each_kernel() {
-    let table = table(&kernels(LOG, "a", Limits { spill_bytes: 0, registers: 255 }));
+    let table = table(&kernels(LOG, "a", limits(0, 255)));
     let line = table.lines().nth(1).unwrap();
     assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), "scale 528 16 20 sm_80 40, sm_100 32");
 }
 
 #[test]
 fn the_list_has_a_line_for_each_kernel_and_architecture() {
-    let lines = lines(&kernels(LOG, "a", Limits { spill_bytes: 0, registers: 255 }));
+    let lines = lines(&kernels(LOG, "a", limits(0, 255)));
     assert_eq!(lines, "scale\tsm_100\t32\t0\t0\t0\nscale\tsm_80\t40\t528\t16\t20\n");
 }
 

@@ -12,11 +12,13 @@
 //!     shards = ["HEAD=64", "HEAD=128 WIDE"]   # compiled once for each, with these macros; default once, with none
 //!     max_spill_bytes = 16            # for this source; default as above
 //!     architectures = ["90a"]         # only these, without PTX; default all
+//!     entry_registers = 168           # exactly, for kernels that move registers between warps; default any
 //! "#;
 //! let manifest = Manifest::parse(text, "csrc".as_ref(), "demo")?;
 //! assert_eq!(manifest.units[1].macros, ["HEAD=128", "WIDE"]);
 //! assert_eq!(manifest.units[1].limits.spill_bytes, 16);
 //! assert_eq!(manifest.units[1].architectures, ["90a"]);
+//! assert_eq!(manifest.units[1].limits.entry_registers, Some(168));
 //!
 //! let problem = Manifest::parse("sources = []", "csrc".as_ref(), "demo").unwrap_err();
 //! assert!(problem.starts_with("csrc/kernels.toml:1: unknown field `sources`, expected one of `include`"));
@@ -62,6 +64,8 @@ pub struct Limits {
     pub spill_bytes: u32,
     /// Registers per thread.
     pub registers: u32,
+    /// The exact number, if the kernel is right with no other.
+    pub entry_registers: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -87,6 +91,7 @@ struct Source {
     architectures: Vec<String>,
     max_spill_bytes: Option<u32>,
     max_registers: Option<u32>,
+    entry_registers: Option<u32>,
 }
 
 fn most_registers() -> u32 {
@@ -124,6 +129,7 @@ impl Manifest {
             let limits = Limits {
                 spill_bytes: source.max_spill_bytes.unwrap_or(written.max_spill_bytes),
                 registers: source.max_registers.unwrap_or(written.max_registers),
+                entry_registers: source.entry_registers,
             };
             let stem = source.file.strip_suffix(".cu").unwrap_or(&source.file).replace('/', ".");
             let shards = if source.shards.is_empty() { vec![String::new()] } else { source.shards };

@@ -126,7 +126,7 @@ pub fn lines(kernels: &[Kernel]) -> String {
 /// Checks every kernel against its limits.
 ///
 /// # Errors
-/// The kernels above a limit, one per line.
+/// The kernels above a limit, or with other registers than they need, one per line.
 pub fn within_limits(kernels: &[Kernel]) -> Result<(), String> {
     let mut over = Vec::new();
     for kernel in kernels {
@@ -142,6 +142,12 @@ pub fn within_limits(kernels: &[Kernel]) -> Result<(), String> {
                         kernel.name, kernel.unit
                     ));
                 }
+            }
+            if let Some(exact) = limits.entry_registers.filter(|exact| *exact != needs.registers) {
+                over.push(format!(
+                    "{} ({}): found {} registers at entry on {architecture}, expected exactly {exact}: its warps exchange registers (setmaxnreg) and wait for ever if ptxas assigns fewer; correct the launch bounds or the exchange in the source, and entry_registers in kernels.toml",
+                    kernel.name, kernel.unit, needs.registers
+                ));
             }
         }
     }
