@@ -133,6 +133,25 @@ fn health_follows_completed_steps_and_not_planned_ones() {
 }
 
 #[test]
+fn a_gpu_that_hangs_ends_requests_with_its_error_and_the_engine_for_good() {
+    let device = NoOp::new();
+    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    assert!(engine.is_healthy(Duration::from_secs(60)));
+    device.hangs.store(true, Ordering::Relaxed);
+    let stream = submit(&engine, request(1, 10, 400, 2)).unwrap();
+    let finishes: Vec<_> = deltas(stream).into_iter().filter_map(|delta| delta.finish).collect();
+    assert_eq!(finishes.len(), 2);
+    for finish in finishes {
+        let FinishReason::Error(error) = finish else { panic!("{finish:?}") };
+        assert!(error.contains("cuda: the GPU has not finished within 60 s"), "{error}");
+    }
+    wait("the thread to end", || !engine.is_healthy(Duration::MAX));
+    // The server waits for this, and ends with an error.
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(engine.death());
+    assert!(submit(&engine, request(2, 10, 5, 1)).is_err());
+}
+
+#[test]
 fn invalid_requests_are_refused_before_any_output() {
     let engine = start();
     let mut bad = request(1, 10, 5, 1);

@@ -151,7 +151,7 @@ impl Worker for GroupWorker {
     }
 
     fn is_lost(&self) -> bool {
-        self.lost.is_some()
+        self.lost.is_some() || self.local.is_lost()
     }
 }
 

@@ -25,7 +25,7 @@ use super::drafter::Drafter;
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
 use super::rows::{Drawn, HostRow, Row, draw_rows};
-use super::slots::{DeviceRow, Slots};
+use super::slots::{DeviceRow, Slots, num_single_draws};
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 use crate::speculate::ProposeError;
 
@@ -95,6 +95,8 @@ pub(crate) struct LocalWorker {
     requests: HashMap<RequestId, RequestState>,
     /// Steps that were not collected, oldest first.
     in_flight: VecDeque<SubmittedStep>,
+    /// The device has failed: every further call of it does.
+    is_lost: bool,
     // Reused by every step.
     rows: Vec<u32>,
     lists: (Vec<DeviceRow>, Vec<HostRow>),
@@ -147,6 +149,10 @@ impl Worker for LocalWorker {
         on_host.clear();
         self.lists = (drawn, on_host);
         Ok(())
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     fn num_sequences(&self) -> usize {
@@ -205,6 +211,7 @@ impl LocalWorker {
             begun: None,
             requests: HashMap::new(),
             in_flight: VecDeque::new(),
+            is_lost: false,
             rows: Vec::new(),
             lists: Default::default(),
         };
@@ -466,9 +473,11 @@ impl LocalWorker {
     /// Drops a failed step and all steps that were submitted behind it. Their sequences get new slots when they are computed
     /// again.
     fn drop_steps(&mut self, failed: SubmittedStep) {
-        // The blocks will be reused, and the dropped steps may still be writing them.
+        // The blocks will be reused, and the dropped steps may still be writing them. The wait does not report the failure of the step
+        // again, unless the device has failed.
         if let Err(error) = self.device.synchronize() {
             tracing::error!("after the failure of {}: {error}", failed.input.plan.step);
+            self.is_lost = true;
         }
         let LocalWorker { slots, requests, in_flight, .. } = self;
         for step in std::iter::once(failed).chain(in_flight.drain(..)) {
@@ -479,16 +488,6 @@ impl LocalWorker {
             }
         }
     }
-}
-
-/// Number of tokens that the device draws in a step from spans without drafts.
-fn num_single_draws(spans: &[Span], draws: &[Draw], requests: &HashMap<RequestId, RequestState>) -> usize {
-    if spans.iter().all(|span| span.drafts == 0) {
-        return 0;
-    }
-    let tokens = spans.iter().zip(draws).filter(|(_, draw)| matches!(draw, Draw::Tokens { .. }));
-    let state = |span: &Span| requests.get(&span.seq.request).filter(|state| !state.request.on_host);
-    tokens.filter_map(|(span, _)| Some(state(span)?.live(span).count())).sum()
 }
 
 /// Appends a token to its sequence's output, unless the sequence has ended.

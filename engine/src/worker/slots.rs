@@ -8,6 +8,7 @@
 //! The rows of a sequence with drafts are drawn in one step. The slot takes only the tokens up to the first wrong draft, as the worker
 //! does when it collects the step, so it stays as it is when the sequence goes on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use attention_kernels::KernelError;
@@ -15,10 +16,10 @@ use device::profile::{self, Cost};
 use device::{Buffer, Device, Dtype, Queue};
 use sampling::device::{DeviceSampler, Limits, Logits, Pending, Row, SampleError, TokenCopy};
 use sampling::{Context, Sampled, TokenSet};
-use sched::SeqId;
+use sched::{RequestId, SeqId, Span};
 
 use super::request::RequestState;
-use super::{NewRequest, phase};
+use super::{Draw, NewRequest, phase};
 
 /// A row that the device draws from.
 #[derive(Clone, Copy)]
@@ -164,4 +165,14 @@ impl Slots {
         let _phase = phase(&*self.device, "wait");
         self.sampler.collect(pending)
     }
+}
+
+/// Number of tokens that the device draws in a step from spans without drafts.
+pub(super) fn num_single_draws(spans: &[Span], draws: &[Draw], requests: &HashMap<RequestId, RequestState>) -> usize {
+    if spans.iter().all(|span| span.drafts == 0) {
+        return 0;
+    }
+    let tokens = spans.iter().zip(draws).filter(|(_, draw)| matches!(draw, Draw::Tokens { .. }));
+    let state = |span: &Span| requests.get(&span.seq.request).filter(|state| !state.request.on_host);
+    tokens.filter_map(|(span, _)| Some(state(span)?.live(span).count())).sum()
 }

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use device::gemm::Product;
-use device::{Buffer, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Pool, Queue};
+use device::{Buffer, CudaError, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Pool, Queue};
 use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, ModelSource, SamplingParams};
 
 pub struct NoOp {
@@ -18,6 +19,8 @@ pub struct NoOp {
     pub vocabulary_rows: AtomicUsize,
     /// Every launch and product fails.
     pub fails: AtomicBool,
+    /// The waits of the host fail too, as on a GPU that hangs.
+    pub hangs: AtomicBool,
 }
 
 impl NoOp {
@@ -34,12 +37,18 @@ impl NoOp {
             synchronized: 0.into(),
             vocabulary_rows: 0.into(),
             fails: false.into(),
+            hangs: false.into(),
         })
     }
 
     fn outcome(&self) -> Result<(), DeviceError> {
         self.launches.fetch_add(1, Relaxed);
-        if self.fails.load(Relaxed) { Err(DeviceError::NoMatrices(self.name())) } else { Ok(()) }
+        if self.fails.load(Relaxed) { Err(DeviceError::NoMatrices(self.name())) } else { self.responds() }
+    }
+
+    fn responds(&self) -> Result<(), DeviceError> {
+        let error = CudaError::NotFinished(Duration::from_secs(60));
+        if self.hangs.load(Relaxed) { Err(error.into()) } else { Ok(()) }
     }
 }
 
@@ -85,7 +94,7 @@ impl Device for NoOp {
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.synchronized.fetch_add(1, Relaxed);
-        self.host.synchronize()
+        self.responds()
     }
 
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
