@@ -176,7 +176,7 @@ struct Consumer {
     // Starts the product of queries and keys of a tile.
     __device__ __forceinline__ void multiply_keys(const PipelineState<Shape>& state) {
         const uint64_t keys = matrix_in_128(shared.keys[state.stage], 16, 1024);
-        wgmma_fence();
+        wgmma_fence(scores);
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
             const uint32_t within = k % 4 * 32;
@@ -189,7 +189,7 @@ struct Consumer {
     // Starts the product of weights and values of a tile.
     __device__ __forceinline__ void multiply_values(const PipelineState<Shape>& state) {
         const uint64_t values = matrix_in_128(shared.values[state.stage], Shape::TOKENS * 128, 1024);
-        wgmma_fence();
+        wgmma_fence(sums, weights);
 #pragma unroll
         for (int k = 0; k < Shape::TOKENS / 16; k++) {
             wgmma<T, Shape::D, Rows::COLUMNS>(sums, weights[k], matrix_from(values, k * 16 * 128), true);
@@ -247,7 +247,7 @@ struct Consumer {
             take_turn();
             multiply_keys(previous);
             pass_turn();
-            wgmma_wait<0>();
+            wgmma_wait<0>(scores);
             release(&shared.keys_free[previous.stage]);
             online_softmax(rescale);
             narrow_weights();
@@ -259,10 +259,10 @@ struct Consumer {
                 multiply_keys(state);
                 multiply_values(previous);
                 pass_turn();
-                wgmma_wait<1>();  // the keys
+                wgmma_wait<1>(scores);  // the keys
                 release(&shared.keys_free[state.stage]);
                 online_softmax(rescale);
-                wgmma_wait<0>();  // the values
+                wgmma_wait<0>(sums, weights);  // the values
                 release(&shared.values_free[previous.stage]);
 #pragma unroll
                 for (int i = 0; i < Shape::SUMS; i++) {
@@ -274,7 +274,7 @@ struct Consumer {
             }
             await_values(previous);
             multiply_values(previous);
-            wgmma_wait<0>();
+            wgmma_wait<0>(sums);
             release(&shared.values_free[previous.stage]);
         }
         while (tiles.exists()) skip();

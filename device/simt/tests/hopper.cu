@@ -102,10 +102,10 @@ __device__ __forceinline__ void product_of_image(float* c, const uint4* image, u
     fill_shared(image, bytes);
     const uint64_t start = quire::matrix_in_128(matrix_memory(), 0, 0) & 0x3fff;
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, ROWS>(d, a + start, b + start + b_at / 16, false);
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
     store_sums<64>(c, d);
 }
 extern "C" __global__ void product_of_image_k(float* c, const uint4* image, unsigned bytes, uint64_t a, uint64_t b, unsigned b_at) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void product_of_boxes(float* c, const TensorMap& of_a
     for (unsigned i = 0; i < N / 8; i++) {
         for (unsigned j = 0; j < 4; j++) d[0][i][j] = d[1][i][j] = c[(row + j / 2 * 8) * N + i * 8 + column + j % 2];
     }
-    quire::wgmma_fence();
+    quire::wgmma_fence(d[0], d[1], registers);
 #pragma unroll
     for (unsigned both = 0; both < 2; both++) {
 #pragma unroll
@@ -154,9 +154,9 @@ __device__ __forceinline__ void product_of_boxes(float* c, const TensorMap& of_a
         }
         quire::wgmma_commit();
     }
-    quire::wgmma_wait<1>();
+    quire::wgmma_wait<1>(d[0]);
     store_sums<N>(c, d[0]);
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d[1]);
     store_sums<N>(c + 64 * N, d[1]);
 }
 

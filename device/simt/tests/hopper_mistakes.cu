@@ -139,10 +139,10 @@ QUIRE_EXPORT(too_few_meet);
 extern "C" __global__ void no_proxy_fence(float* out, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros(false);
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
     out[threadIdx.x] = d[0][0];
 }
 QUIRE_EXPORT(no_proxy_fence);
@@ -150,12 +150,12 @@ QUIRE_EXPORT(no_proxy_fence);
 extern "C" __global__ void sums_too_early(float* out, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros();
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);
     quire::wgmma_commit();
-    quire::wgmma_wait<1>();
+    quire::wgmma_wait<1>(d);
     out[threadIdx.x] = d[0][0];
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(sums_too_early);
 
@@ -164,7 +164,7 @@ extern "C" __global__ void no_wgmma_fence(float* out, const __grid_constant__ Te
     float d[8][4];
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);  // here: no_wgmma_fence
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
     out[threadIdx.x] = d[0][0];
 }
 QUIRE_EXPORT(no_wgmma_fence);
@@ -172,7 +172,7 @@ QUIRE_EXPORT(no_wgmma_fence);
 extern "C" __global__ void no_wgmma_wait(float*, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros();
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);  // here: no_wgmma_wait
     quire::wgmma_commit();
 }
@@ -181,11 +181,11 @@ QUIRE_EXPORT(no_wgmma_wait);
 extern "C" __global__ void written_sums(float*, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros();
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);  // here: written_sums
     quire::wgmma_commit();
     d[1][2] = 3.0f;
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(written_sums);
 
@@ -193,11 +193,11 @@ extern "C" __global__ void changed_factor(float*, const __grid_constant__ Tensor
     const uint64_t matrix = zeros();
     float d[8][4];
     uint32_t a[4] = {1, 2, 3, 4};
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, a, matrix, false);  // here: changed_factor
     quire::wgmma_commit();
     a[2] = 5;
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(changed_factor);
 
@@ -207,21 +207,21 @@ extern "C" __global__ void product_of_flying(float*, const __grid_constant__ Ten
     __syncthreads();
     const uint64_t matrix = quire::matrix_in_128(block.shared, 16, 1024);
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);  // here: product_of_flying
     quire::mbarrier_wait(block.barrier, 0);
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(product_of_flying);
 
 extern "C" __global__ void different_products(float*, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros();
     float d[8][4];
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix + threadIdx.x / 32, false);  // here: different_products
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(different_products);
 
@@ -230,9 +230,9 @@ extern "C" __global__ void part_of_a_warpgroup(float*, const __grid_constant__ T
     const uint64_t matrix = zeros();
     float d[8][4];
     if (threadIdx.x >= 96) return;
-    quire::wgmma_fence();
+    quire::wgmma_fence(d);
     quire::wgmma<__half, 64, quire::Rows::K>(d, matrix, matrix, false);  // here: part_of_a_warpgroup
     quire::wgmma_commit();
-    quire::wgmma_wait<0>();
+    quire::wgmma_wait<0>(d);
 }
 QUIRE_EXPORT(part_of_a_warpgroup);

@@ -36,11 +36,31 @@ __device__ __forceinline__ unsigned char* chunk_in_128(void* rows, uint32_t row,
     return static_cast<unsigned char*>(rows) + row * 128 + ((chunk ^ row % 8) * 16);
 }
 
-// Required before the first product, and before a product that follows an ordinary access to its registers [wgmma.fence].
-__device__ __forceinline__ void wgmma_fence() {
+#ifndef QUIRE_SIMT
+#define QUIRE_WGMMA_4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+
+// Keeps the order of accesses to registers of a product and of the fences and waits around it. The compiler knows that a product
+// changes its sums, but not that it does so until the wait.
+template <int N>
+__device__ __forceinline__ void wgmma_bind(float (&d)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : QUIRE_WGMMA_4(d, i)::"memory");
+}
+template <int N>
+__device__ __forceinline__ void wgmma_bind(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+#endif
+
+// Required before the first product, and before a product that follows an ordinary access to its registers [wgmma.fence]:
+// the sums, and a if it is in registers.
+template <class... Registers>
+__device__ __forceinline__ void wgmma_fence([[maybe_unused]] Registers&... registers) {
 #ifdef QUIRE_SIMT
     simt::product_fence();
 #else
+    (wgmma_bind(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
@@ -54,13 +74,23 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Waits until at most the N newest groups are incomplete [wgmma.wait_group].
-template <int N>
-__device__ __forceinline__ void wgmma_wait([[maybe_unused]] Place at = here()) {
+// Waits until at most the N newest groups are incomplete [wgmma.wait_group]. Then the sums `d` of the others can be read.
+template <int N, int M>
+__device__ __forceinline__ void wgmma_wait([[maybe_unused]] float (&d)[M][4], [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::wgmma_wait(N, at);
 #else
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+    wgmma_bind(d);
+#endif
+}
+
+// In this overload the registers `a` of the products can be written afterwards too.
+template <int N, int M, int K>
+__device__ __forceinline__ void wgmma_wait(float (&d)[M][4], [[maybe_unused]] uint32_t (&a)[K][4], Place at = here()) {
+    wgmma_wait<N>(d, at);
+#ifndef QUIRE_SIMT
+    wgmma_bind(a);
 #endif
 }
 
@@ -68,7 +98,6 @@ __device__ __forceinline__ void wgmma_wait([[maybe_unused]] Place at = here()) {
 enum class Rows { K, COLUMNS };
 
 #ifndef QUIRE_SIMT
-#define QUIRE_WGMMA_4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define QUIRE_WGMMA_16(d, i) QUIRE_WGMMA_4(d, i), QUIRE_WGMMA_4(d, i + 1), QUIRE_WGMMA_4(d, i + 2), QUIRE_WGMMA_4(d, i + 3)
 #define QUIRE_WGMMA_32(d, i) QUIRE_WGMMA_16(d, i), QUIRE_WGMMA_16(d, i + 4)
 #define QUIRE_WGMMA_64(d, i) QUIRE_WGMMA_32(d, i), QUIRE_WGMMA_32(d, i + 8)
