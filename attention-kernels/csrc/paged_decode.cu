@@ -12,6 +12,6 @@
         quire::wait_for_launches();                                                                               \
         quire::paged_decode<quire::VectorRows<T, KV8, D>>(QUIRE_ATTENTION_ARGS);                                  \
     }                                                                                                             \
-    QUIRE_EXPORT_OVERLAPPED(name, 0);
+    QUIRE_EXPORT_TILED(name, 0, quire::DECODE_THREADS, 1);
 
 QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)

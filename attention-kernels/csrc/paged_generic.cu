@@ -11,7 +11,7 @@
         quire::wait_for_launches();                                                                           \
         quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_ATTENTION_ARGS);                           \
     }                                                                                                         \
-    QUIRE_EXPORT_OVERLAPPED(name, 0);
+    QUIRE_EXPORT_TILED(name, 0, quire::DECODE_THREADS, 1);
 
 PAGED_GENERIC(paged_generic_f32, float, 256)
 PAGED_GENERIC(paged_generic_f32_wide, float, quire::WIDEST_HEAD)

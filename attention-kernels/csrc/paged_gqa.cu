@@ -45,6 +45,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
         extern __shared__ __align__(16) unsigned char smem[];                              \
         quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \
     }                                                                                      \
-    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::TileShared<quire::GqaShape<T, KV8, D>>));
+    QUIRE_EXPORT_TILED(name, sizeof(quire::TileShared<quire::GqaShape<T, KV8, D>>),        \
+                       (quire::GqaShape<T, KV8, D>::THREADS), (quire::GqaShape<T, KV8, D>::ROWS));
 
 QUIRE_EACH_INSTANCE(PAGED_GQA, paged_gqa)

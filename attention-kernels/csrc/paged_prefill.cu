@@ -39,6 +39,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
         extern __shared__ __align__(16) unsigned char smem[];                                  \
         quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);      \
     }                                                                                          \
-    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::TileShared<quire::PrefillShape<T, KV8, D>>));
+    QUIRE_EXPORT_TILED(name, sizeof(quire::TileShared<quire::PrefillShape<T, KV8, D>>),        \
+                       (quire::PrefillShape<T, KV8, D>::THREADS), (quire::PrefillShape<T, KV8, D>::ROWS));
 
 QUIRE_EACH_INSTANCE(PAGED_PREFILL, paged_prefill)

@@ -56,7 +56,7 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
         quire::wait_for_launches();                                     \
         quire::paged_reduce<T>(QUIRE_ATTENTION_ARGS);                   \
     }                                                                   \
-    QUIRE_EXPORT_OVERLAPPED(name, 0);
+    QUIRE_EXPORT_TILED(name, 0, quire::REDUCE_THREADS, 1);
 
 PAGED_REDUCE(paged_reduce_f16, __half)
 PAGED_REDUCE(paged_reduce_bf16, __nv_bfloat16)

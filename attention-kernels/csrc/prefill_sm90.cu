@@ -366,11 +366,14 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     }
     __syncthreads();
 
+    // Without as many at entry, which kernels.toml demands of ptxas, take_registers would wait for ever.
+    constexpr int ENTRY_REGISTERS = 168, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    static_assert(128 * PRODUCER_REGISTERS + 256 * CONSUMER_REGISTERS == Shape::THREADS * ENTRY_REGISTERS);
     if (threadIdx.x < 128) {
-        give_registers<40>();
+        give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x < 32) produce<Shape>(shared, tiles, context, key_map, value_map);
     } else {
-        take_registers<232>();
+        take_registers<CONSUMER_REGISTERS>();
         const uint32_t consumer = threadIdx.x / 128 - 1, own_row = first_row + consumer * ROWS / 2;
         store_query<Shape>(shared.query[consumer], task, seq_start, own_row, all, group);
         named_barrier_sync(1 + consumer, 128);
@@ -400,7 +403,8 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
         extern __shared__ __align__(1024) unsigned char smem[];                                                           \
         quire::prefill_sm90<quire::HopperShape<T, D>>(QUIRE_ATTENTION_ARGS, key_map, value_map, smem);                    \
     }                                                                                                                     \
-    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::HopperShape<T, D>::Shared));
+    QUIRE_EXPORT_TILED(name, sizeof(quire::HopperShape<T, D>::Shared), (quire::HopperShape<T, D>::THREADS),                \
+                       (quire::HopperShape<T, D>::ROWS));
 
 PREFILL_SM90(prefill_sm90_f16_h64, __half, 64)
 PREFILL_SM90(prefill_sm90_f16_h128, __half, 128)

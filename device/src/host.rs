@@ -18,10 +18,11 @@ use crate::lock::lock;
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
-use crate::sim::{Libraries, Part, SimError, Work};
+use crate::sim::{Libraries, Library, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
     Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
+    Tile,
 };
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
@@ -104,9 +105,20 @@ impl Host {
     }
 
     /// Returns the libraries of kernels; an error on `cpu`.
-    fn kernels_for(&self, launch: &Launch<'_>) -> Result<&Libraries, DeviceError> {
-        let none = || DeviceError::NoKernels { device: self.name(), wanted: launch.kernel.to_owned() };
+    fn kernels_for(&self, wanted: &str) -> Result<&Libraries, DeviceError> {
+        let none = || DeviceError::NoKernels { device: self.name(), wanted: wanted.to_owned() };
         self.kernels.as_ref().ok_or_else(none)
+    }
+
+    /// Returns the library of a module. A capture opens none.
+    fn library(&self, kernels: &Libraries, module: &str) -> Result<Arc<Library>, DeviceError> {
+        match kernels.opened(module) {
+            Some(library) => Ok(library),
+            None => {
+                self.tape.refuse("loading kernels")?;
+                kernels.library(module)
+            }
+        }
     }
 
     /// Runs work of `cuda-sim`, or records it during a capture.
@@ -318,29 +330,24 @@ impl Device for Host {
     }
 
     fn load(&self, module: &str) -> Result<(), DeviceError> {
-        match &self.kernels {
-            None => Err(DeviceError::NoKernels { device: self.name(), wanted: module.to_owned() }),
-            Some(kernels) => {
-                self.tape.refuse("loading kernels")?;
-                kernels.library(module).map(|_| ())
-            }
-        }
+        let kernels = self.kernels_for(module)?;
+        self.tape.refuse("loading kernels")?;
+        kernels.library(module).map(drop)
     }
 
     fn resident_blocks(&self, launch: &Launch<'_>) -> Result<u32, DeviceError> {
-        let counts = self.kernels_for(launch)?.tally().is_some();
+        let counts = self.kernels_for(launch.kernel)?.tally().is_some();
         Ok(if counts { COUNTED_BLOCKS } else { RESIDENT_BLOCKS })
     }
 
+    fn tile(&self, module: &str, kernel: &str) -> Result<Tile, DeviceError> {
+        let library = self.library(self.kernels_for(kernel)?, module)?;
+        Ok(library.kernel(kernel)?.tile)
+    }
+
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        let kernels = self.kernels_for(launch)?;
-        let library = match kernels.opened(launch.module) {
-            Some(library) => library,
-            None => {
-                self.tape.refuse("loading kernels")?;
-                kernels.library(launch.module)?
-            }
-        };
+        let kernels = self.kernels_for(launch.kernel)?;
+        let library = self.library(kernels, launch.module)?;
         let mut memory = Vec::new();
         for (index, buffer) in launch.buffers() {
             let own = self.own_sim(buffer, 0, 0);

@@ -17,11 +17,20 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Number of threads of a block in x, y and z.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block in bytes. A kernel that states its own need (`QUIRE_EXPORT_SHARED` or
-    /// `QUIRE_EXPORT_OVERLAPPED` in its source) gets at least that.
+    /// Dynamic shared memory of a block in bytes. A kernel that states its own need (`QUIRE_EXPORT_SHARED` and the like in its
+    /// source) gets at least that.
     pub shared_bytes: u32,
     /// One argument for each parameter of the kernel.
     pub args: &'a [Arg<'a>],
+}
+
+/// What a block of a kernel computes, as its source says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tile {
+    /// Number of threads of a block.
+    pub threads: u32,
+    /// Number of rows that a block computes.
+    pub rows: u32,
 }
 
 /// One argument of a kernel. Creating one does not allocate.

@@ -75,6 +75,7 @@ mod upload;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use buffer::{Buffer, bytes_of};
 pub use collective::{Collective, CollectiveError};
@@ -83,7 +84,7 @@ pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use graph::Graph;
 pub use host::host_memory;
-pub use launch::{Arg, Launch};
+pub use launch::{Arg, Launch, Tile};
 pub use launch_error::LaunchError;
 pub use matrix::Matrix;
 pub(crate) use matrix::Stored;
@@ -181,8 +182,8 @@ pub trait Device: Send + Sync {
     fn description(&self) -> String;
     /// Returns the amount of memory now; zeros if the driver has failed.
     fn memory(&self) -> MemoryInfo;
-    /// Returns the total size of all existing buffers, if the device counts it. `cuda-sim` does, so that tests can compare a
-    /// memory plan with what was allocated.
+    /// Returns the total size of all existing buffers, if the device counts it, so that tests can compare a memory plan with what
+    /// was allocated. `cuda-sim` does, and `cuda`, which counts the workspace of [`Device::load_products`] too.
     fn allocated(&self) -> Option<u64> {
         None
     }
@@ -340,6 +341,14 @@ pub trait Device: Send + Sync {
     fn resident_blocks(&self, _launch: &Launch<'_>) -> Result<u32, DeviceError> {
         Ok(1)
     }
+    /// Returns the threads of a kernel's blocks and the rows that a block computes, as the kernel's source says
+    /// (`QUIRE_EXPORT_TILED` of `quire/export.cuh`); zeros if it does not say. The default implementation is for a device without kernels.
+    ///
+    /// # Errors
+    /// As for [`Device::launch`].
+    fn tile(&self, _module: &str, _kernel: &str) -> Result<Tile, DeviceError> {
+        Ok(Tile { threads: 1, rows: 1 })
+    }
     /// Records the launches, products, buffer copies and fills that `work` enqueues on [`Queue::Compute`], without running
     /// them. [`Device::replay`] runs them, any number of times.
     ///
@@ -385,6 +394,8 @@ pub struct Options {
     pub deterministic: bool,
     /// Profile to record step times in.
     pub profile: Option<Arc<Profile>>,
+    /// `cuda`: how long the host waits for the GPU before it gives up, after which every call fails; `None`: 60 s.
+    pub wait_limit: Option<Duration>,
     /// `cuda-sim`: seed of the order in which the threads and blocks of a launch run; 0 is the natural order.
     pub seed: u64,
     /// `cuda-sim`: what gets the counts of all launches. The libraries of kernels must have been built to count. If no folder is

@@ -10,9 +10,6 @@ use crate::format::KvDtype;
 use crate::sparse::SparseNumbers;
 use crate::workspace::Workspace;
 
-/// Threads per block of `paged_decode` and `paged_reduce`.
-const ROW_THREADS: u32 = 128;
-
 /// How a kernel distributes contexts over thread blocks. The bits are the same.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Split {
@@ -45,25 +42,19 @@ pub(super) fn generic(split: Split, device: &dyn Device, args: AttentionArgs<'_>
 pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.paged_gqa", &args)?;
     let kernel = call.instance("paged_gqa")?;
-    let shape = args.cache.shape;
-    let threads = if shape.head_dim <= 128 { 128 } else { 64 };
+    let rows = device.tile(MODULE, &kernel)?.rows.max(1) as usize;
     // A tile of a tree has one query row.
     let tiles = match args.batch.tree_mask.is_empty() {
-        true => (call.query_len * call.group()).div_ceil(16),
-        false => call.query_len * call.group().div_ceil(16),
+        true => (call.query_len * call.group()).div_ceil(rows),
+        false => call.query_len * call.group().div_ceil(rows),
     };
-    let parts = shape.num_kv_heads * tiles;
-    call.by_work_list(device, &kernel, parts, threads)
+    call.by_work_list(device, &kernel, args.cache.shape.num_kv_heads * tiles)
 }
 
 /// Prefill in tiles of query rows. A thread block merges the partitions of a context one after the other.
 pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.paged_prefill", &args)?;
-    let kernel = call.instance("paged_prefill")?;
-    let shape = args.cache.shape;
-    let rows = if shape.head_dim <= 128 { 64 } else { 32 };
-    let blocks = call.rows * call.group() / rows + args.seqs.len();
-    call.launch(device, &kernel, Grid::Tiles([count(blocks)?, count(shape.num_kv_heads)?]), 128, &[])
+    call.launch(device, &call.instance("paged_prefill")?, Grid::Tiles, &[])
 }
 
 /// Prefill with the bulk copies and warpgroup products of Hopper.
@@ -78,7 +69,6 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
         return Err(call.unsupported(format!("heads of {dim}, blocks of {size} and {format}")));
     }
     let kernel = call.instance("prefill_sm90")?;
-    let blocks = call.rows * call.group() / 128 + args.seqs.len();
     let strides = format.layout.strides(&shape);
     let bytes = format.element_bytes();
     let tensor = |buffer| Tensor {
@@ -88,15 +78,14 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
         tile: [64, size as u32, 1, 1],
     };
     let tensors = [tensor(&args.cache.keys), tensor(args.cache.values())];
-    let grid = Grid::Tiles([count(blocks)?, count(shape.num_kv_heads)?]);
-    call.launch(device, &kernel, grid, 384, &tensors.each_ref().map(Arg::tensor))
+    call.launch(device, &kernel, Grid::Tiles, &tensors.each_ref().map(Arg::tensor))
 }
 
 /// Thread blocks of a launch.
 #[derive(Clone, Copy)]
 enum Grid {
-    /// Tiles of rows, and KV heads.
-    Tiles([u32; 2]),
+    /// Enough for the tiles of each sequence's rows, and for each KV head.
+    Tiles,
     /// One for each row and head.
     Rows,
     /// As many as the device runs at once, at most this number. They share the work list.
@@ -154,32 +143,25 @@ impl<'a> Call<'a> {
     /// Launches a thread block for each row and head, or for each of their partitions.
     fn by_rows(&self, device: &dyn Device, kernel: &str, split: Split) -> Result<(), KernelError> {
         if split == Split::ByWorkList {
-            return self.by_work_list(device, kernel, self.query_len * self.args.num_heads, ROW_THREADS);
+            return self.by_work_list(device, kernel, self.query_len * self.args.num_heads);
         }
-        self.launch(device, kernel, Grid::Rows, ROW_THREADS, &[])
+        self.launch(device, kernel, Grid::Rows, &[])
     }
 
     /// Launches a kernel whose blocks share the work list, `parts` for each item, and the kernel that merges partitions.
-    fn by_work_list(&self, device: &dyn Device, kernel: &str, parts: usize, threads: u32) -> Result<(), KernelError> {
+    fn by_work_list(&self, device: &dyn Device, kernel: &str, parts: usize) -> Result<(), KernelError> {
         self.workspace.check_partials(self.args.num_heads, self.args.cache.value_dim())?;
         let most = self.workspace.items().map_or(usize::MAX, |items| items.saturating_mul(parts));
-        self.launch(device, kernel, Grid::Resident(most), threads, &[])?;
+        self.launch(device, kernel, Grid::Resident(most), &[])?;
         if !self.workspace.may_split() {
             return Ok(());
         }
         let kernel = Name::new(format_args!("paged_reduce_{}", self.args.cache.format.dtype));
-        self.launch(device, &kernel, Grid::Merge, ROW_THREADS, &[])
+        self.launch(device, &kernel, Grid::Merge, &[])
     }
 
     /// Launches a kernel. `more` follows the parameters that all attention kernels have: nothing, or two tensor maps.
-    fn launch(
-        &self,
-        device: &dyn Device,
-        kernel: &str,
-        grid: Grid,
-        threads: u32,
-        more: &[Arg<'_>],
-    ) -> Result<(), KernelError> {
+    fn launch(&self, device: &dyn Device, kernel: &str, grid: Grid, more: &[Arg<'_>]) -> Result<(), KernelError> {
         if self.rows == 0 {
             return Ok(());
         }
@@ -192,7 +174,7 @@ impl<'a> Call<'a> {
         let split = |buffer| if is_split { Arg::pointer(buffer, 0) } else { Arg::null() };
         // Tiles are found by the starts. Rows need none if each sequence has exactly one.
         let one_each = self.query_len == 1 && self.rows == args.seqs.len();
-        let starts = if matches!(grid, Grid::Tiles(_)) || !one_each {
+        let starts = if matches!(grid, Grid::Tiles) || !one_each {
             Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>())
         } else {
             Arg::null()
@@ -221,10 +203,14 @@ impl<'a> Call<'a> {
         parameters[..common.len()].copy_from_slice(&common);
         parameters[common.len()..][..more.len()].copy_from_slice(more);
         let parameters = &parameters[..common.len() + more.len()];
-        let block = [threads, 1, 1];
+        let tile = device.tile(MODULE, kernel)?;
+        let block = [tile.threads, 1, 1];
         let mut launch = Launch { module: MODULE, kernel, grid: [1; 3], block, shared_bytes: 0, args: parameters };
         launch.grid = match grid {
-            Grid::Tiles([tiles, kv_heads]) => [tiles, kv_heads, 1],
+            Grid::Tiles => {
+                let tiles = self.rows * self.group() / tile.rows.max(1) as usize + args.seqs.len();
+                [count(tiles)?, count(cache.shape.num_kv_heads)?, 1]
+            }
             Grid::Rows | Grid::Merge => [count(self.rows * args.num_heads)?, 1, 1],
             Grid::Resident(most) => [count(most.clamp(1, device.resident_blocks(&launch)? as usize))?, 1, 1],
         };

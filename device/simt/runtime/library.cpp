@@ -59,7 +59,8 @@ size_t quire_sim_kernel_count(void) { return simt::table().size(); }
 
 quire_sim_kernel quire_sim_kernel_at(size_t index) {
     const simt::Kernel& kernel = *simt::table()[index];
-    return {kernel.name, kernel.file, kernel.parameter_bytes, kernel.parameters, kernel.shared_bytes, kernel.overlapped};
+    return {kernel.name, kernel.file, kernel.parameter_bytes, kernel.parameters, kernel.shared_bytes,
+            kernel.overlapped, kernel.threads, kernel.rows};
 }
 
 int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes,

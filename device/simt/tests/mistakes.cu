@@ -107,7 +107,7 @@ extern "C" __global__ void waits_first(int* out, const int* in) {
     quire::wait_for_launches();
     out[threadIdx.x] = in[threadIdx.x];
 }
-QUIRE_EXPORT_OVERLAPPED(waits_first, 0);
+QUIRE_EXPORT_TILED(waits_first, 0, 96, 7);
 
 extern "C" __global__ void waits_after_a_read(int* out, const int* in) {
     const int value = in[threadIdx.x];

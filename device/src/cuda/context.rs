@@ -1,15 +1,21 @@
 //! The driver, checked before anything depends on it, and one GPU with two streams.
 //!
 //! cudarc loads `libcuda` at the first call, and panics if it is missing or lacks a function. So [`open`] first looks for the
-//! library, and then for a version that has every function that this crate calls.
+//! library, then for a version that has every function that this crate calls, and then for these functions.
+//!
+//! Waits have a limit ([`wait`]). When the GPU exceeds it, the context has failed: every later call returns
+//! [`CudaError::NotFinished`] at once, and what is dropped is leaked, because releasing it would wait for the GPU.
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError, stream::StreamKind};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::error::{CudaError, Refusal, refused};
+use super::{symbols, wait};
 use crate::Queue;
 
 /// Minimum version, CUDA 13.0, as `cuDriverGetVersion` reports it.
@@ -29,6 +35,11 @@ pub(crate) struct Context {
     /// Maximum shared memory of a block, in bytes.
     pub shared_bytes: u32,
     pub name: String,
+    /// Bytes of all memory of the GPU that this crate has allocated and not released.
+    pub allocated: AtomicU64,
+    wait_limit: Duration,
+    /// Whether a wait has exceeded the limit.
+    has_stalled: AtomicBool,
 }
 
 // SAFETY: any thread may use handles of the driver after it has made the context current, which `Context::enter` does.
@@ -37,17 +48,15 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// Opens the first GPU that the driver reports; `CUDA_VISIBLE_DEVICES` selects which GPUs it reports.
-pub(super) fn open() -> Result<Arc<Context>, CudaError> {
-    // SAFETY: loading the library of the driver runs its initialisers, which are trusted.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::NoDriver);
-    }
+pub(super) fn open(wait_limit: Duration) -> Result<Arc<Context>, CudaError> {
+    symbols::find_driver()?;
     let mut version = 0;
     // SAFETY: the pointer has the right type. The function may be called before `init`.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(no_start)?;
     if version < MIN_VERSION {
         return Err(CudaError::OldDriver(version));
     }
+    symbols::check_driver()?;
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(CudaError::NoGpu),
         outcome => outcome.map_err(no_start)?,
@@ -90,6 +99,9 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
         multiprocessors,
         shared_bytes,
         name: name.clone(),
+        allocated: AtomicU64::new(0),
+        wait_limit,
+        has_stalled: AtomicBool::new(false),
     };
     opened.enter()?;
     for stream in &mut opened.streams {
@@ -103,10 +115,32 @@ fn no_start(error: DriverError) -> CudaError {
 }
 
 impl Context {
-    /// Makes the context current for this thread, as every call of the driver needs. Takes about 50 ns.
+    /// Makes the context current for this thread, as every call of the driver needs. Takes about 50 ns. Returns an error if the
+    /// context has failed.
     pub fn enter(&self) -> Result<(), CudaError> {
+        self.check()?;
         // SAFETY: the context is held until `drop`.
         unsafe { result::ctx::set_current(self.context) }.map_err(refused("selecting the GPU"))
+    }
+
+    /// Returns an error if a wait has exceeded the limit.
+    fn check(&self) -> Result<(), CudaError> {
+        let limit = self.wait_limit;
+        if self.has_stalled.load(Ordering::Acquire) { Err(CudaError::NotFinished(limit)) } else { Ok(()) }
+    }
+
+    /// Waits until `query`, a call of the driver, no longer answers that something is not ready.
+    pub fn wait_until(&self, what: &'static str, query: impl Fn() -> sys::CUresult) -> Result<(), CudaError> {
+        self.enter()?;
+        let is_done = wait::until(self.wait_limit, || match query() {
+            // Another wait may have exceeded the limit.
+            sys::CUresult::CUDA_ERROR_NOT_READY => self.check().map(|()| false),
+            outcome => outcome.result().map(|()| true).map_err(refused(what)),
+        })?;
+        if !is_done {
+            self.has_stalled.store(true, Ordering::Release);
+        }
+        self.check()
     }
 
     pub fn stream(&self, queue: Queue) -> sys::CUstream {
@@ -115,9 +149,8 @@ impl Context {
 
     /// Waits for one stream.
     pub fn finish(&self, queue: Queue) -> Result<(), CudaError> {
-        self.enter()?;
         // SAFETY: the stream exists as long as `self`.
-        unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(refused("waiting for the GPU"))
+        self.wait_until("waiting for the GPU", || unsafe { sys::cuStreamQuery(self.stream(queue)) })
     }
 
     /// Waits for both streams.
@@ -129,6 +162,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // The driver would wait for the GPU.
+        if self.check().is_err() {
+            return;
+        }
         // Calls fail here only if the driver has failed, and then there is nothing to release.
         if self.enter().is_ok() {
             for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {

@@ -1,6 +1,7 @@
 //! Errors of a GPU and its driver; each is one line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cudarc::driver::result::DriverError;
 
@@ -14,6 +15,18 @@ pub enum CudaError {
         "--device cuda: found no NVIDIA driver (libcuda.so.1), expected version 580 or newer; install it, or use --device cpu"
     )]
     NoDriver,
+    /// A library lacks a function: it is a stub, or another file of that name.
+    #[error(
+        "--device cuda: found {library} without the function {missing}, expected the one of {owner}; remove the file from the loader's path (LD_LIBRARY_PATH), or use --device cpu"
+    )]
+    NoFunction {
+        /// Name of the library.
+        library: &'static str,
+        /// What the library should belong to.
+        owner: &'static str,
+        /// The first function that it lacks.
+        missing: &'static str,
+    },
     /// The driver is too old for the compiled kernels.
     #[error(
         "--device cuda: found a driver for CUDA {}.{}, expected 13.0 or newer; update the NVIDIA driver to 580 or newer, or use --device cpu",
@@ -75,12 +88,10 @@ pub enum CudaError {
     #[error("cuda: found no algorithm of cuBLASLt for a product with {0}, expected one; update cuBLAS of CUDA 13")]
     NoAlgorithm(ProductShape),
     /// A fat binary has no code for this GPU.
-    #[error("{file}: found code for {found}, expected code for compute capability {}.{}; rebuild it with `cargo xtask build-kernels`, or use --device cpu", .capability.0, .capability.1)]
+    #[error("{file}: found no code for compute capability {}.{}; rebuild it with `cargo xtask build-kernels`, or use --device cpu", .capability.0, .capability.1)]
     NoCode {
         /// The fat binary.
         file: PathBuf,
-        /// Architectures that it has code for.
-        found: String,
         /// Compute capability of the GPU.
         capability: (u32, u32),
     },
@@ -106,6 +117,11 @@ pub enum CudaError {
         /// Error of the driver.
         refusal: Refusal,
     },
+    /// The GPU has not finished what the host waits for. Every later call returns this error.
+    #[error(
+        "cuda: the GPU has not finished within {} s: a kernel hangs, or other programs keep the GPU busy; check nvidia-smi, and restart the program", .0.as_secs_f64()
+    )]
+    NotFinished(Duration),
     /// Another call of the driver failed. After an error of a kernel, every call fails.
     #[error("cuda: {what}: {refusal}")]
     Refused {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
@@ -31,6 +32,7 @@ impl DeviceMemory {
             context.enter()?;
             // SAFETY: the memory is set before anything reads it.
             memory.address = unsafe { result::malloc_sync(bytes) }.map_err(|error| no_memory(error, bytes))?;
+            context.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
             // SAFETY: the memory is `bytes` long, and the stream belongs to the context.
             unsafe { result::memset_d8_async(memory.address, 0, bytes, context.stream(Queue::Compute)) }
                 .map_err(refused("zeroing memory"))?;
@@ -43,10 +45,11 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Either stream may still use it. A driver that has failed has already released the memory.
+        // Either stream may still use it. If the wait fails, the memory is leaked; a driver that has failed has released it.
         if self.address != 0 && self.context.finish_all().is_ok() {
             // SAFETY: allocated in `zeroed`, and nothing uses it any more.
             let _ = unsafe { result::free_sync(self.address) };
+            self.context.allocated.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         }
     }
 }
@@ -188,9 +191,8 @@ impl Point {
     }
 
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.enter()?;
         // SAFETY: the event exists.
-        unsafe { result::event::synchronize(self.event) }.map_err(refused("waiting for an event"))
+        self.context.wait_until("waiting for an event", || unsafe { sys::cuEventQuery(self.event) })
     }
 
     pub fn is_done(&self) -> Result<bool, CudaError> {

@@ -5,19 +5,22 @@
 //!
 //! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work,
 //! except [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory,
-//! which wait for the GPU: allocate before a step, not in it.
+//! which wait for the GPU: allocate before a step, not in it. Every wait has a time limit ([`wait`]).
 
 mod blas;
 mod buckets;
 mod context;
 mod error;
-mod fatbin;
 mod graph;
+mod index;
 mod memory;
 mod modules;
+mod symbols;
 mod tensor;
+mod wait;
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::result;
@@ -31,7 +34,7 @@ use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
 use crate::transfer::{self, CopyRange};
-use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Pool, Profile};
+use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Pool, Profile, Tile};
 use blas::Blas;
 pub(crate) use context::Context;
 use error::refused;
@@ -63,7 +66,7 @@ pub(crate) struct Cuda {
 
 impl Cuda {
     pub fn open(options: &Options) -> Result<Cuda, DeviceError> {
-        let context = context::open()?;
+        let context = context::open(options.wait_limit.unwrap_or(wait::LIMIT))?;
         let modules = Modules::find(&context, options)?;
         Ok(Cuda {
             pool: Pool::new(options.threads)?,
@@ -125,6 +128,7 @@ impl Cuda {
             Some(blas) => f(blas),
             None => {
                 self.tape.refuse("loading cuBLASLt")?;
+                symbols::check_blas()?;
                 f(blas.insert(Blas::open(&self.context, self.deterministic)?))
             }
         }
@@ -150,6 +154,10 @@ impl Device for Cuda {
         let (available, total) =
             self.context.enter().ok().and_then(|()| result::mem_get_info().ok()).unwrap_or_default();
         MemoryInfo { total: total as u64, available: available as u64 }
+    }
+
+    fn allocated(&self) -> Option<u64> {
+        Some(self.context.allocated.load(Ordering::Relaxed))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
@@ -363,6 +371,10 @@ impl Device for Cuda {
             unsafe { result::occupancy::max_active_block_per_multiprocessor(function.handle, threads, shared_bytes) };
         let fit = fit.map_err(refused("asking how many blocks of a kernel fit"))?;
         Ok((self.context.multiprocessors * fit.unsigned_abs()).max(1))
+    }
+
+    fn tile(&self, module: &str, kernel: &str) -> Result<Tile, DeviceError> {
+        self.modules.function(module, kernel, 0, &self.tape).map(|function| function.tile)
     }
 
     fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {

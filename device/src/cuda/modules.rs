@@ -18,21 +18,19 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 
 use super::context::Context;
 use super::error::{CudaError, Refusal, refused};
-use super::fatbin::{self, Place};
+use super::index::{self, Place};
 use super::memory::DeviceMemory;
 use crate::append::AppendMap;
 use crate::files::KernelFiles;
 use crate::graph::Tape;
 use crate::lock::lock;
-use crate::{DeviceError, LaunchError, Options};
+use crate::{DeviceError, LaunchError, Options, Tile};
 
 const COMMAND: &str = "cargo xtask build-kernels";
 /// A kernel may use more than 48 KiB of shared memory, static and dynamic together, only after this attribute was raised.
 const DYNAMIC_SHARED: Attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-/// `<kernel>_shared_bytes` is the constant of a module that `QUIRE_EXPORT_SHARED` and `QUIRE_EXPORT_OVERLAPPED` define.
-const SHARED_BYTES: &str = "_shared_bytes";
-/// `<kernel>_overlaps` is the constant that `QUIRE_EXPORT_OVERLAPPED` defines.
-const OVERLAPS: &str = "_overlaps";
+/// `<kernel>_traits` is the constant of a module that `QUIRE_EXPORT` and the like define.
+const TRAITS: &str = "_traits";
 
 /// A kernel that can be launched.
 #[derive(Debug)]
@@ -44,6 +42,7 @@ pub(super) struct Function {
     pub shared_bytes: u32,
     /// Whether its blocks may start before the launches ahead of it are complete: its threads wait for them.
     pub overlaps: bool,
+    pub tile: Tile,
     /// Dynamic shared memory that the driver allows a launch so far.
     allowed_bytes: AtomicU32,
 }
@@ -145,7 +144,7 @@ impl Opened {
     fn new(path: PathBuf) -> Result<Opened, CudaError> {
         let index = path.with_extension("kernels.tsv");
         let text = std::fs::read_to_string(&index).map_err(|error| damaged(&index, error.to_string()))?;
-        let index = fatbin::index(&text).map_err(|problem| damaged(&index, problem))?;
+        let index = index::parse(&text).map_err(|problem| damaged(&index, problem))?;
         Ok(Opened { path, index, loaded: BTreeMap::new() })
     }
 
@@ -160,18 +159,18 @@ impl Opened {
         // SAFETY: the module stays loaded.
         let handle = unsafe { result::module::get_function(module, name) };
         let handle = handle.map_err(|error| without(Refusal(error).to_string()))?;
-        // SAFETY: the handle is that of a function.
-        let parameter_bytes = unsafe { parameters(handle) }.map_err(refused("reading a kernel's parameters"))?;
         // SAFETY: the handle is that of a module.
-        let shared_bytes = unsafe { constant(module, kernel, SHARED_BYTES) };
-        let shared_bytes = shared_bytes.map_err(refused("reading a kernel's shared memory"))?;
-        // SAFETY: as above.
-        let overlaps = unsafe { constant(module, kernel, OVERLAPS) };
-        let overlaps = overlaps.map_err(refused("reading whether a kernel waits"))? != 0;
+        let traits = unsafe { traits(module, kernel) };
+        let [parameters, shared_bytes, overlaps, threads, rows] =
+            traits.map_err(|error| without(Refusal(error).to_string()))?;
+        // SAFETY: the handle is that of a function.
+        let sizes = (0..parameters as usize).map(|index| unsafe { parameter_bytes(handle, index) });
+        let parameter_bytes = sizes.collect::<Result<_, _>>().map_err(refused("reading a kernel's parameters"))?;
         // SAFETY: the handle is that of a function.
         let allowed = unsafe { result::function::get_function_attribute(handle, DYNAMIC_SHARED) };
         let allowed_bytes = allowed.map_err(refused("reading a kernel's shared memory"))?.unsigned_abs().into();
-        Ok(Function { handle, parameter_bytes, shared_bytes, overlaps, allowed_bytes })
+        let (overlaps, tile) = (overlaps != 0, Tile { threads, rows });
+        Ok(Function { handle, parameter_bytes, shared_bytes, overlaps, tile, allowed_bytes })
     }
 
     /// Returns the module at a place of the file, loaded.
@@ -181,16 +180,15 @@ impl Opened {
         }
         let binary = read(&self.path, place).map_err(|error| damaged(&self.path, error.to_string()))?;
         let bytes: Vec<u8> = binary.iter().flat_map(|word| word.to_ne_bytes()).take(place.len).collect();
-        let Some(codes) = fatbin::codes(&bytes) else {
+        if !index::is_whole(&bytes) {
             return Err(damaged(&self.path, format!("no fat binary at byte {}", place.offset)).into());
-        };
-        if let Some(found) = fatbin::lacks(&codes, capability) {
-            let file = self.path.clone();
-            return Err(CudaError::NoCode { file, found, capability }.into());
         }
         // SAFETY: the data is a complete fat binary, aligned as its header requires. The driver copies it.
         let module = unsafe { result::module::load_data(binary.as_ptr().cast::<c_void>()) };
-        let module = module.map_err(refused("loading kernels"))?;
+        let module = module.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => CudaError::NoCode { file: self.path.clone(), capability },
+            _ => refused("loading kernels")(error),
+        })?;
         self.loaded.insert(place, module);
         Ok(module)
     }
@@ -243,41 +241,33 @@ impl Drop for Modules {
     }
 }
 
-/// Returns what a kernel says of itself in a constant; 0 if its module has no such constant.
+/// Returns what a kernel says of itself: number of parameters, dynamic shared memory, whether it overlaps, threads and rows of a
+/// block.
 ///
 /// # Safety
 /// The handle is that of a loaded module of the current context.
-unsafe fn constant(module: sys::CUmodule, kernel: &str, which: &str) -> Result<u32, DriverError> {
-    let name = CString::new(format!("{kernel}{which}")).unwrap_or_default();
-    // SAFETY: the caller's promise.
-    let address = match unsafe { result::module::get_global(module, name) } {
-        Ok((address, _)) => address,
-        Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(0),
-        Err(error) => return Err(error),
-    };
-    let mut value = [0u32];
-    // SAFETY: the constant is an `unsigned int`, and the call returns when it is copied.
-    unsafe { result::memcpy_dtoh_sync(&mut value, address) }?;
-    Ok(value[0])
+unsafe fn traits(module: sys::CUmodule, kernel: &str) -> Result<[u32; 5], DriverError> {
+    let name = CString::new(format!("{kernel}{TRAITS}")).unwrap_or_default();
+    let mut values = [0u32; 5];
+    // SAFETY: the caller's promise. `QUIRE_EXPORT` defines an array of this size, and the copy is done when the call returns.
+    unsafe {
+        let (address, _) = result::module::get_global(module, name)?;
+        result::memcpy_dtoh_sync(&mut values, address)?;
+    }
+    Ok(values)
 }
 
-/// Returns the size of each parameter in bytes.
+/// Returns the size of a parameter in bytes. Asking past the last one is an error that compute-sanitizer reports, so the number of
+/// parameters comes from the kernel's source: `cuFuncGetParamCount` needs CUDA 13.2.
 ///
 /// # Safety
 /// The handle is that of a function.
-unsafe fn parameters(function: sys::CUfunction) -> Result<Box<[u32]>, DriverError> {
-    let mut sizes = Vec::new();
-    loop {
-        let (mut offset, mut size) = (0, 0);
-        // SAFETY: the pointers lead to numbers of the right types.
-        match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) }.result() {
-            // A kernel has at most 32764 bytes of parameters.
-            Ok(()) => sizes.push(size as u32),
-            // There is no parameter of this index.
-            Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes.into()),
-            Err(error) => return Err(error),
-        }
-    }
+unsafe fn parameter_bytes(function: sys::CUfunction, index: usize) -> Result<u32, DriverError> {
+    let (mut offset, mut size) = (0, 0);
+    // SAFETY: the pointers lead to numbers of the right types.
+    unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) }.result()?;
+    // A kernel has at most 32764 bytes of parameters.
+    Ok(size as u32)
 }
 
 /// Reads a part of a file into words of 8 bytes, the alignment that the driver expects.

@@ -8,7 +8,7 @@ use super::counts::Counts;
 use super::error::{Fault, FaultKind, SimError};
 
 /// `QUIRE_SIM_ABI` of the header.
-const INTERFACE: u32 = 7;
+const INTERFACE: u32 = 8;
 
 /// `quire_sim_kernel`.
 #[repr(C)]
@@ -19,6 +19,8 @@ pub(super) struct RawKernel {
     pub parameters: u32,
     pub shared_bytes: u32,
     pub overlapped: u32,
+    pub threads: u32,
+    pub rows: u32,
 }
 
 /// `quire_sim_fault`.

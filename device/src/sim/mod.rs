@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 use api::Api;
 pub(crate) use call::Call;
 
-use crate::{Launch, LaunchError, Tensor};
+use crate::{Launch, LaunchError, Tensor, Tile};
 
 /// A kernel of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub struct Kernel {
     pub parameter_bytes: Vec<u32>,
     /// Dynamic shared memory in bytes that every launch gets at least.
     pub shared_bytes: u32,
+    /// What its blocks compute.
+    pub tile: Tile,
 }
 
 /// A host library of kernels.
@@ -85,6 +87,7 @@ impl Library {
                 file: text(kernel.file),
                 parameter_bytes: sizes.collect(),
                 shared_bytes: kernel.shared_bytes,
+                tile: Tile { threads: kernel.threads, rows: kernel.rows },
             }
         };
         let kernels = (0..api.kernel_count()).map(kernel).collect();

@@ -10,7 +10,7 @@
 //
 // Environment variables change the driver: FAKE_VERSION its version, FAKE_GPUS the number of GPUs, FAKE_INIT the result of
 // cuInit, FAKE_CAPABILITY major * 10 + minor. FAKE_RETAIN is the result of opening the GPU, FAKE_FREE the MiB that other
-// programs leave free.
+// programs leave free, FAKE_HANG the name of a kernel that never ends. Calls that would wait for that kernel abort the program.
 #include <quire/sim.h>
 
 #include <algorithm>
@@ -36,6 +36,7 @@ enum Result {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_CONTEXT = 201,
+    NO_BINARY = 209,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
@@ -66,13 +67,14 @@ struct Stream {
             work.push_back(std::move(next));
         }
     }
+    bool hangs = false;  // a kernel never ends, so nothing behind it runs
     void step() {
         const auto next = std::move(work.front());
         work.pop_front();
         next();
     }
     void finish() {
-        while (!work.empty()) step();
+        while (!work.empty() && !hangs) step();
     }
 };
 // A point of a stream; it outlives its event if another stream waits for it.
@@ -81,7 +83,7 @@ struct Mark {
     bool done = false;
     Clock::time_point time;
     void finish() {
-        while (!done && !stream->work.empty()) stream->step();
+        while (!done && !stream->work.empty() && !stream->hangs) stream->step();
     }
 };
 struct Event {
@@ -89,6 +91,7 @@ struct Event {
 };
 struct Kernel {
     quire_sim_kernel kernel;
+    uint32_t traits[5] = {kernel.parameters, kernel.shared_bytes, kernel.overlapped, kernel.threads, kernel.rows};
     int allowed = 48 << 10;
 };
 
@@ -116,6 +119,15 @@ bool waiting() {
     for (const Stream* stream : streams)
         if (!stream->work.empty()) return true;
     return false;
+}
+
+// For calls that return when the GPU is done.
+void must_return(const char* call) {
+    for (const Stream* stream : streams) {
+        if (!stream->hangs) continue;
+        std::fprintf(stderr, "fake driver: %s waits for ever\n", call);
+        std::abort();
+    }
 }
 
 bool within(const std::map<Address, size_t>& memory, Address at, size_t bytes) {
@@ -158,6 +170,7 @@ bool of_a_graph(Address at, size_t bytes) {
     if (const int refused = enter(__VA_ARGS__)) return refused
 #define NOT_CAPTURED(...) \
     if (const int refused = spoil(__VA_ARGS__)) return refused
+#define RETURNS_WHEN_DONE() must_return(__func__)
 
 CALL(cuDriverGetVersion, int* version) {
     const Lock guard(lock);
@@ -227,6 +240,7 @@ CALL(cuDevicePrimaryCtxRetain, void** context, int device) {
 
 CALL(cuDevicePrimaryCtxRelease_v2, int) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     NEEDS(retained > 0, INVALID_CONTEXT);
     if (--retained == 0 && !broken && (device_memory.size() || host_memory.size() || events.size() || streams.size() || modules.size() || graphs.size() || executables.size())) {
         std::fprintf(stderr, "fake driver: left behind: %zu device and %zu host allocations, %zu events, %zu streams, %zu modules, %zu graphs\n",
@@ -254,6 +268,7 @@ CALL(cuStreamCreate, Stream** stream, unsigned flags) {
 
 CALL(cuStreamDestroy_v2, Stream* stream) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER(stream);
     NOT_CAPTURED(stream);
     streams.erase(stream);
@@ -261,7 +276,18 @@ CALL(cuStreamDestroy_v2, Stream* stream) {
     return SUCCESS;
 }
 
-CALL(cuStreamSynchronize, Stream* stream) {
+// Not ready at the first query of a stream with work, so that a caller must query again.
+CALL(cuStreamQuery, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NOT_CAPTURED(stream);
+    const bool ready = stream->work.empty();
+    stream->finish();
+    return broken ? broken : ready && !stream->hangs ? SUCCESS : NOT_READY;
+}
+
+// For nccl.cpp: runs the work of a stream.
+CALL(fake_driver_finish, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
     NOT_CAPTURED(stream);
@@ -300,14 +326,6 @@ CALL(cuEventRecord, Event* event, Stream* stream) {
     return SUCCESS;
 }
 
-CALL(cuEventSynchronize, Event* event) {
-    const Lock guard(lock);
-    ENTER();
-    NOT_CAPTURED();
-    NEEDS(events.count(event), INVALID_HANDLE);
-    event->mark->finish();
-    return broken;
-}
 // Not ready at the first query, so that a caller must query again.
 CALL(cuEventQuery, Event* event) {
     const Lock guard(lock);
@@ -351,6 +369,7 @@ CALL(cuMemAlloc_v2, Address* address, size_t bytes) {
 
 CALL(cuMemFree_v2, Address address) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER();
     NOT_CAPTURED();
     NEEDS(!waiting() && device_memory.count(address) && !of_a_graph(address, device_memory[address]), INVALID_VALUE);
@@ -373,6 +392,7 @@ CALL(cuMemHostAlloc, void** memory, size_t bytes, unsigned flags) {
 
 CALL(cuMemFreeHost, void* memory) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER();
     NOT_CAPTURED();
     NEEDS(!waiting() && host_memory.erase(reinterpret_cast<Address>(memory)), INVALID_VALUE);
@@ -495,13 +515,18 @@ CALL(cuModuleLoadData, void** module, const void* image) {
     const Lock guard(lock);
     ENTER();
     NOT_CAPTURED();
-    NEEDS(reinterpret_cast<uintptr_t>(image) % 8 == 0 && *static_cast<const uint32_t*>(image) == 0xba55ed50, INVALID_VALUE);
+    const auto* words = static_cast<const uint32_t*>(image);
+    NEEDS(reinterpret_cast<uintptr_t>(image) % 8 == 0 && words[0] == 0xba55ed50, INVALID_VALUE);
+    // The architecture of the only entry, which is machine code.
+    const unsigned found = words[11], capability = number("FAKE_CAPABILITY", 90);
+    NEEDS(found / 10 == capability / 10 && found <= capability, NO_BINARY);
     modules.insert(*module = new char);
     return SUCCESS;
 }
 
 CALL(cuModuleUnload, void* module) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER();
     NOT_CAPTURED();
     NEEDS(!waiting() && modules.erase(module), INVALID_HANDLE);
@@ -527,15 +552,9 @@ CALL(cuModuleGetGlobal_v2, Address* address, size_t* bytes, void* module, const 
     ENTER();
     NEEDS(modules.count(module), INVALID_HANDLE);
     for (const auto& [kernel, found] : kernels) {
-        if (!found) continue;
-        // QUIRE_EXPORT_OVERLAPPED defines both constants, QUIRE_EXPORT_SHARED the first one, QUIRE_EXPORT none.
-        const bool shared = found->kernel.shared_bytes || found->kernel.overlapped;
-        const uint32_t* constant = shared && kernel + "_shared_bytes" == name              ? &found->kernel.shared_bytes
-                                   : found->kernel.overlapped && kernel + "_overlaps" == name ? &found->kernel.overlapped
-                                                                                              : nullptr;
-        if (!constant) continue;
-        *address = reinterpret_cast<Address>(constant);
-        *bytes = sizeof *constant;
+        if (!found || kernel + "_traits" != name) continue;
+        *address = reinterpret_cast<Address>(found->traits);
+        *bytes = sizeof found->traits;
         constants[*address] = *bytes;
         return SUCCESS;
     }
@@ -544,6 +563,7 @@ CALL(cuModuleGetGlobal_v2, Address* address, size_t* bytes, void* module, const 
 
 CALL(cuMemcpyDtoH_v2, void* to, Address from, size_t bytes) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER();
     NOT_CAPTURED();
     NEEDS(within(constants, from, bytes), ILLEGAL_ADDRESS);
@@ -551,10 +571,14 @@ CALL(cuMemcpyDtoH_v2, void* to, Address from, size_t bytes) {
     return SUCCESS;
 }
 
+// Past the last parameter a driver returns an error, which compute-sanitizer reports.
 CALL(cuFuncGetParamInfo, Kernel* function, size_t index, size_t* offset, size_t* size) {
     const Lock guard(lock);
     ENTER();
-    NEEDS(index < function->kernel.parameters, INVALID_VALUE);
+    if (index >= function->kernel.parameters) {
+        std::fprintf(stderr, "fake driver: %s has no parameter %zu\n", function->kernel.name, index);
+        std::abort();
+    }
     *offset = 0;
     *size = function->kernel.parameter_bytes[index];
     return SUCCESS;
@@ -637,6 +661,11 @@ CALL(cuLaunchKernelEx, const Config* config, Kernel* function, void** args, void
             stream->capture->words.push_back(*reinterpret_cast<const Address*>(value));
         }
     }
+    const char* hanging = std::getenv("FAKE_HANG");
+    if (hanging && !std::strcmp(hanging, function->kernel.name)) {
+        stream->give([=] { stream->hangs = true; });
+        return SUCCESS;
+    }
     stream->give([=, launch = *config]() mutable {
         std::vector<void*> pointers;
         for (auto& value : values) pointers.push_back(value.data());
@@ -704,6 +733,7 @@ CALL(cuGraphDestroy, Graph* graph) {
 
 CALL(cuGraphExecDestroy, Graph* executable) {
     const Lock guard(lock);
+    RETURNS_WHEN_DONE();
     ENTER();
     NEEDS(!waiting() && executables.erase(executable), INVALID_HANDLE);
     delete executable;

@@ -5,20 +5,31 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use device::sim::Library;
-use device::{Arg, DeviceError, Launch, Options};
+use device::{Arg, CudaError, DeviceError, Launch, Options, Queue};
 use testkit::capability::Capability;
 use testkit::kernels::{self, host};
 use testkit::{not_run, workspace};
 
-use super::fake::{compile, copy};
+use super::fake::{compile, compile_text, copy};
 use super::{MODULE, host_library};
 
 /// Environment variable that tells the started program that its driver is a fake.
 const MARK: &str = "BACKENDS_OVER_FAKE_DRIVER";
-/// The test after which its driver fails every call.
-const ALONE: &str = "backends::driver::a_mistake_of_a_kernel";
+/// Tests after which the driver fails every call, each in a program of its own.
+const ALONE: [&str; 2] = ["backends::driver::a_mistake_of_a_kernel", "backends::driver::a_kernel_that_never_ends"];
+
+/// Environment variable that names the wait of `a_kernel_that_never_ends`.
+const WAIT: &str = "BACKENDS_WAIT";
+const WAITS: [&str; 5] = ["event", "device", "download", "allocation", "drop"];
+
+/// A library with the functions that tell the version of a driver, and no others.
+const OLD_FUNCTIONS: &str = r#"
+    extern "C" int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
+    extern "C" int cuGetErrorString(int, const char** text) { *text = "a text"; return 0; }
+"#;
 
 pub fn is_fake() -> bool {
     std::env::var_os(MARK).is_some()
@@ -83,7 +94,7 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
         return;
     }
     let Some(fake) = Fake::get() else { return };
-    let output = fake.run("backends::", &["--skip", ALONE], &[]);
+    let output = fake.run("backends::", &["--skip", ALONE[0], "--skip", ALONE[1]], &[]);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
@@ -121,9 +132,73 @@ fn a_mistake_of_a_kernel_comes_to_light_at_the_next_wait_and_every_call_from_the
         return;
     }
     let Some(fake) = Fake::get() else { return };
-    let output = fake.run(ALONE, &["--exact"], &[]);
+    let output = fake.run(ALONE[0], &["--exact"], &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn a_wait_for_a_kernel_that_never_ends_is_an_error_and_so_is_every_later_call() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    for wait in WAITS {
+        let output = fake.run(ALONE[1], &["--exact"], &[("FAKE_HANG", "add_one"), (WAIT, wait)]);
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{wait}: {said}");
+    }
+}
+
+#[test]
+fn the_functions_of_the_libraries_that_the_backend_checks_are_those_that_it_calls() {
+    let text = |path: &str| std::fs::read_to_string(workspace::root().join("device").join(path)).unwrap();
+    let checked = text("src/cuda/symbols.rs");
+    let mut checked: Vec<&str> = checked.split('"').filter(|text| text.starts_with("cu")).collect();
+    // The libraries of the tests have exactly the functions that the backend calls.
+    let libraries = [text("tests/backends/driver.cpp"), text("tests/backends/blas.cpp")].concat();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let declared = libraries.lines().filter_map(|line| {
+        let name = line.strip_prefix("CALL(").or_else(|| Some(line.split_once(" size_t ")?.1))?;
+        name.split(|c| !is_name(c)).next().filter(|name| name.starts_with("cu"))
+    });
+    let mut called: Vec<&str> = declared.collect();
+    checked.sort_unstable();
+    called.sort_unstable();
+    assert_eq!(checked, called, "left: checked by device/src/cuda/symbols.rs, right: called");
+}
+
+#[test]
+fn a_library_without_the_functions_of_the_driver_or_of_cublas_is_said_in_one_line() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    for (source, name, words) in [
+        (
+            "",
+            "libcuda.so.1",
+            "--device cuda: found libcuda.so without the function cuDriverGetVersion, expected the one of the NVIDIA driver",
+        ),
+        (
+            OLD_FUNCTIONS,
+            "libcuda.so.1",
+            "--device cuda: found libcuda.so without the function cuCtxSetCurrent, expected the one of",
+        ),
+        (
+            "",
+            "libcublasLt.so.13",
+            "--device cuda: found libcublasLt.so without the function cublasLtCreate, expected the one of CUDA 13",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        compile_text(source, &folder.path().join(name));
+        let path = [folder.path(), &fake.folder].map(|path| path.display().to_string()).join(":");
+        let output = fake.run("backends::driver::opening", &["--exact"], &[("LD_LIBRARY_PATH", &path)]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().find(|line| line.contains(words));
+        assert!(output.status.success() && line.is_some(), "{said}");
+    }
 }
 
 #[test]
@@ -142,7 +217,7 @@ fn what_a_driver_lacks_is_said_in_one_line() {
         (("FAKE_RETAIN", "46"), "is in use and cannot be opened (CUDA_ERROR_DEVICE_UNAVAILABLE, a text"),
         (("FAKE_RETAIN", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
         (("FAKE_BLAS_VERSION", "120805"), "found cuBLASLt 12.8.5, expected 13.0 or newer; install cuBLAS of CUDA 13"),
-        (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected code for compute capability 10.0"),
+        (("FAKE_CAPABILITY", "100"), "simt_tests.fatbin: found no code for compute capability 10.0; rebuild it"),
     ] {
         let output = fake.run("backends::driver::opening", &["--exact"], &[variables]);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -183,9 +258,13 @@ fn files_and_launches_of_cuda() {
     let device = device::open("cuda", Some(1)).unwrap();
     assert_eq!(device.compute_capability(), Some((9, 0)));
     assert_eq!(device.description(), "host code, compute capability 9.0, 1 multiprocessors, driver for CUDA 13.0");
-    let before = device.memory().available;
+    let (before, counted) = (device.memory().available, device.allocated().unwrap());
     let values = device.alloc(256).unwrap();
     assert_eq!(device.memory().available, before - 256);
+    drop(device.alloc(512).unwrap());
+    assert_eq!(device.allocated(), Some(counted + 256));
+    device.load_products().unwrap();
+    assert_eq!(device.allocated(), Some(counted + 256 + device.product_bytes()));
     assert!(matches!(device.alloc(1 << 35), Err(DeviceError::OutOfMemory { device: "cuda", .. })));
     assert!(matches!(device.pinned(1 << 35), Err(DeviceError::OutOfMemory { device: "cuda", .. })));
 
@@ -233,4 +312,58 @@ fn a_mistake_of_a_kernel() {
         assert!(error.to_string().contains("CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure"), "{error}");
     }
     assert_eq!(device.memory().available, 0);
+}
+
+/// A kernel hangs on the compute queue. Afterwards every call fails, so it runs alone.
+#[test]
+#[ignore = "only over a fake driver, alone"]
+fn a_kernel_that_never_ends() {
+    let limit = Duration::from_millis(300);
+    let kernels = std::env::var_os("QUIRE_KERNELS_DIR").map(PathBuf::from);
+    let options = Options { threads: Some(1), kernels, wait_limit: Some(limit), ..Options::default() };
+    let device = device::open_with("cuda", &options).unwrap();
+    let (values, pinned) = (device.alloc(256).unwrap(), device.pinned(256).unwrap());
+    let graph = device.capture(&mut || ()).unwrap();
+    device.load_products().unwrap();
+    let event = device.record(Queue::Copy).unwrap();
+    event.synchronize().unwrap();
+    let args = [Arg::pointer(&values, 0)];
+    let launch =
+        Launch { module: MODULE, kernel: "add_one", grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &args };
+    device.launch(&launch).unwrap();
+    let is_not_finished = |error: DeviceError| {
+        assert!(matches!(error, DeviceError::Cuda(CudaError::NotFinished(found)) if found == limit), "{error}");
+        assert!(
+            error.to_string().starts_with("cuda: the GPU has not finished within 0.3 s: a kernel hangs"),
+            "{error}"
+        );
+    };
+    let behind = device.record(Queue::Compute).unwrap();
+    assert!(!behind.is_done().unwrap());
+    let start = Instant::now();
+    match std::env::var(WAIT).unwrap().as_str() {
+        "event" => is_not_finished(behind.synchronize().unwrap_err()),
+        "device" => is_not_finished(device.synchronize().unwrap_err()),
+        "download" => is_not_finished(device.download(&values, 0, &mut [0; 4]).unwrap_err()),
+        "allocation" => is_not_finished(device.alloc(8).err().unwrap()),
+        _ => drop(device.pinned(8).unwrap()),
+    }
+    let waited = start.elapsed();
+    assert!(waited >= limit && waited < 10 * limit, "{waited:?}");
+
+    // None of these waits again, also not for the event that was done before.
+    let start = Instant::now();
+    is_not_finished(device.launch(&launch).unwrap_err());
+    is_not_finished(device.synchronize().unwrap_err());
+    is_not_finished(device.alloc(8).err().unwrap());
+    is_not_finished(device.pinned(8).err().unwrap());
+    is_not_finished(device.record(Queue::Copy).err().unwrap());
+    is_not_finished(device.replay(&graph).unwrap_err());
+    is_not_finished(device.capture(&mut || ()).err().unwrap());
+    is_not_finished(event.is_done().unwrap_err());
+    is_not_finished(behind.synchronize().unwrap_err());
+    assert_eq!(device.memory().available, 0);
+    // The driver would abort the program if one of these called what waits for the GPU.
+    drop((values, pinned, graph, event, behind, device));
+    assert!(start.elapsed() < limit, "{:?}", start.elapsed());
 }

@@ -15,7 +15,7 @@ pub use driver::is_fake;
 use std::sync::Arc;
 
 use device::transfer::{CopyRange, Download, Upload};
-use device::{Arg, Buffer, Device, DeviceError, Dtype, Element, Launch, Options, Queue, Tensor};
+use device::{Arg, Buffer, Device, DeviceError, Dtype, Element, Launch, Options, Queue, Tensor, Tile};
 use testkit::capability::Capability;
 use testkit::kernels::manifest::Manifest;
 use testkit::kernels::{self, cuda, host, toolkit};
@@ -418,6 +418,16 @@ fn a_launch_that_does_not_fit_its_kernel_is_refused_and_changes_nothing() {
         device.launch(&good).unwrap();
         assert_eq!(contents(device, &values), [1; 64], "{name}");
     }
+}
+
+#[test]
+fn a_kernel_says_how_many_threads_its_blocks_have_and_how_many_rows_they_compute() {
+    for device in launching() {
+        assert_eq!(device.tile(MODULE, "waits_first").unwrap(), Tile { threads: 96, rows: 7 }, "{}", device.name());
+        assert_eq!(device.tile(MODULE, "add_one").unwrap(), Tile::default(), "{}", device.name());
+        assert!(device.tile(MODULE, "add_two").is_err());
+    }
+    assert!(device::open("cpu", Some(1)).unwrap().tile(MODULE, "add_one").is_err());
 }
 
 #[test]

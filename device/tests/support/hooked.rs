@@ -6,7 +6,7 @@ use device::gemm::{Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
     Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
-    Queue,
+    Queue, Tile,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
@@ -174,6 +174,9 @@ impl<H: Hooks> Device for Hooked<H> {
     }
     fn load(&self, module: &str) -> Result<(), DeviceError> {
         self.device.load(module)
+    }
+    fn tile(&self, module: &str, kernel: &str) -> Result<Tile, DeviceError> {
+        self.device.tile(module, kernel)
     }
     fn compute_capability(&self) -> Option<(u32, u32)> {
         self.device.compute_capability()

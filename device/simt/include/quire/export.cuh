@@ -1,13 +1,16 @@
 // QUIRE_EXPORT(kernel): registers a kernel. Write it after the definition of every kernel. QUIRE_EXPORT_SHARED(kernel, bytes)
-// registers a kernel whose blocks need `bytes` of dynamic shared memory; every launch gets at least that much. In the module of
-// a GPU the number is the constant <kernel>_shared_bytes, which `device::cuda` reads when it loads the kernel.
+// registers a kernel whose blocks need `bytes` of dynamic shared memory; every launch gets at least that much.
 //
 // QUIRE_EXPORT_OVERLAPPED(kernel, bytes) registers a kernel each of whose threads calls quire::wait_for_launches before it
 // accesses global memory. From sm_90 on its blocks start while the launch before it drains (programmatic dependent launch, CUDA C++
-// Programming Guide), which the constant <kernel>_overlaps tells `device::cuda`. A launch may leave out the wait only if it is not
-// of such a kernel: the wait is complete when the launch before is, so it is only as good as the waits of all launches before.
+// Programming Guide). A launch may leave out the wait only if it is not of such a kernel: the wait is complete when the launch
+// before is, so it is only as good as the waits of all launches before.
 //
-// nvcc adds an `extern "C" __global__` function to its module by name, so there the macro does nothing. On the host it adds the
+// QUIRE_EXPORT_TILED(kernel, bytes, threads, rows) registers such a kernel whose blocks have `threads` threads and compute `rows`
+// rows, which `Device::tile` returns, so that the code that launches it does not repeat them.
+//
+// nvcc adds an `extern "C" __global__` function to its module by name. There the macro defines the constant <kernel>_traits, with
+// the number of parameters and what the macro says, which `device::cuda` reads when it loads the kernel. On the host it adds the
 // kernel to the table of the library, with a function that takes the same array of argument pointers as cuLaunchKernel and
 // calls the kernel with its parameter types.
 #pragma once
@@ -29,6 +32,7 @@ struct Kernel {
     uint32_t parameters;
     uint32_t shared_bytes;
     bool overlapped;  // its threads call wait_for_launches
+    uint32_t threads, rows;  // of a block; 0 if the kernel does not say
     const Kernel* next;
 };
 // Adds a kernel to the table of this library; called before main or by dlopen.
@@ -46,8 +50,9 @@ struct Trampoline<kernel> {
         kernel(*static_cast<Parameters*>(args[i])...);
     }
     SIMT_UNCOUNTED static void call(void* const* args) { unpack(args, std::index_sequence_for<Parameters...>{}); }
-    static Kernel describe(const char* name, const char* file, uint32_t shared_bytes, bool overlapped) {
-        return {name, file, call, bytes, sizeof...(Parameters), shared_bytes, overlapped, nullptr};
+    static Kernel describe(const char* name, const char* file, uint32_t shared_bytes, bool overlapped, uint32_t threads,
+                           uint32_t rows) {
+        return {name, file, call, bytes, sizeof...(Parameters), shared_bytes, overlapped, threads, rows, nullptr};
     }
 };
 struct Registration {
@@ -56,28 +61,41 @@ struct Registration {
 
 }  // namespace simt
 
-// In two steps, so that the name may be the result of a macro.
-#define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name, 0, false)
-#define QUIRE_EXPORT_SHARED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes, false)
-#define QUIRE_EXPORT_OVERLAPPED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes, true)
-#define QUIRE_EXPORT_EXPANDED(name, bytes, overlapped)                                                               \
-    static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__, bytes, overlapped); \
+#define QUIRE_OVERLAPS true
+#define QUIRE_EXPORT_EXPANDED(name, bytes, overlaps, threads, rows)                             \
+    static simt::Kernel quire_kernel_##name =                                                   \
+        simt::Trampoline<&name>::describe(#name, __FILE__, bytes, overlaps, threads, rows);     \
     static const simt::Registration quire_entry_##name(&quire_kernel_##name)
 
 #else
 
-#define QUIRE_EXPORT(name) static_assert(true, #name)
-#define QUIRE_EXPORT_SHARED(name, bytes) extern "C" __device__ const unsigned int name##_shared_bytes = bytes
+namespace quire {
+
+template <class Kernel>
+struct ParameterCount;
+template <class... Parameters>
+struct ParameterCount<void(Parameters...)> {
+    static constexpr unsigned int VALUE = sizeof...(Parameters);
+};
+
+}  // namespace quire
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define QUIRE_OVERLAPS 1
 #else
 #define QUIRE_OVERLAPS 0
 #endif
-#define QUIRE_EXPORT_OVERLAPPED(name, bytes)                                         \
-    extern "C" __device__ const unsigned int name##_shared_bytes = bytes;            \
-    extern "C" __device__ const unsigned int name##_overlaps = QUIRE_OVERLAPS
+#define QUIRE_EXPORT_EXPANDED(name, bytes, overlaps, threads, rows)    \
+    extern "C" __device__ const unsigned int name##_traits[5] = {      \
+        quire::ParameterCount<decltype(name)>::VALUE, bytes, overlaps, threads, rows}
 
 #endif
+
+// In two steps, so that the name may be the result of a macro.
+#define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name, 0, 0, 0, 0)
+#define QUIRE_EXPORT_SHARED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes, 0, 0, 0)
+#define QUIRE_EXPORT_OVERLAPPED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes, QUIRE_OVERLAPS, 0, 0)
+#define QUIRE_EXPORT_TILED(name, bytes, threads, rows) QUIRE_EXPORT_EXPANDED(name, bytes, QUIRE_OVERLAPS, threads, rows)
 
 namespace quire {
 

@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Incremented when anything below changes. */
-#define QUIRE_SIM_ABI 7
+#define QUIRE_SIM_ABI 8
 
 /* Why a launch failed. */
 enum {
@@ -38,6 +38,7 @@ typedef struct {
     uint32_t parameters;
     uint32_t shared_bytes;           /* dynamic shared memory that its blocks need; every launch gets at least that */
     uint32_t overlapped;             /* 1 if its threads wait for the launches before it (QUIRE_EXPORT_OVERLAPPED), otherwise 0 */
+    uint32_t threads, rows;          /* of a block (QUIRE_EXPORT_TILED); 0 if the kernel does not say */
 } quire_sim_kernel;
 
 typedef struct {

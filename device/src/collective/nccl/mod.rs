@@ -286,7 +286,11 @@ impl Collective for Nccl {
 impl Drop for Nccl {
     fn drop(&mut self) {
         let Some(Communicator(handle)) = lock(&self.communicator).take() else { return };
-        if std::thread::panicking() || self.context.finish(Queue::Compute).is_err() {
+        let panics = std::thread::panicking();
+        let finished = if panics { self.context.enter() } else { self.context.finish(Queue::Compute) };
+        if let Err(CudaError::NotFinished(_)) = finished {
+            // The library would wait for the GPU.
+        } else if panics || finished.is_err() {
             // SAFETY: the handle is that of a communicator, and is not used again.
             let _ = self.api.call("stopping", |nccl| unsafe { (nccl.comm_abort)(handle) });
         } else {
