@@ -342,7 +342,8 @@ pub trait Device: Send + Sync {
         Ok(1)
     }
     /// Returns the threads of a kernel's blocks and the rows that a block computes, as the kernel's source says
-    /// (`QUIRE_EXPORT_TILED` of `quire/export.cuh`); zeros if it does not say. The default implementation is for a device without kernels.
+    /// (`QUIRE_EXPORT_TILED` of `quire/export.cuh`); zeros if it does not say. The default implementation is for a device
+    /// without kernels.
     ///
     /// # Errors
     /// As for [`Device::launch`].

@@ -9,14 +9,14 @@
 //! thread that watches the time, and the interrupt that ends it takes longer than that. While the host waits for a
 //! step of 5 ms it is awake for less than a fifth of the time.
 //!
-//! Linux adds 50 µs to each sleep of a thread unless the thread has asked for less ([`Precise`]): measured, a sleep of 20 µs takes 75 µs
-//! with the default and 25 µs without.
+//! Linux adds 50 µs to each sleep of a thread unless the thread has asked for less ([`Precise`]): measured, a sleep of 20 µs
+//! takes 75 µs with the default and 25 µs without.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// How long the GPU may take for what the host waits for, unless [`Options::wait_limit`](crate::Options::wait_limit) says otherwise. A
-/// step takes at most a few seconds.
+/// How long the GPU may take for what the host waits for, unless [`Options::wait_limit`](crate::Options::wait_limit) says
+/// otherwise. A step takes at most a few seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a wait asks without a pause.
