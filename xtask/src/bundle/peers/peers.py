@@ -26,7 +26,7 @@ LAYER = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # outputs an
 LAYERS, LAST, WIDE = 32, (128256, 4096), LAYER[2]
 GROUP = 128  # inputs that share a scale of 4-bit weights
 POOL = 128 << 20  # bytes that calls read in turn at least: more than the L2 cache of 50 MB twice
-SPAN, MOST_CALLS, REPLAYS = 2e-3, 40, 11  # seconds of a graph, if so many calls are enough
+SPAN, MOST_CALLS, REPLAYS = 2e-3, 100, 11  # seconds of a graph, if so many calls are enough
 # Greatest error over the greatest number of the result: bf16 has 8 bits, and the kernels round probabilities to it.
 ALLOWED = 0.02
 LIMIT = 15  # seconds of a family
