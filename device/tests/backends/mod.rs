@@ -61,6 +61,7 @@ pub(crate) fn devices() -> Vec<Arc<dyn Device>> {
     if wanted("cuda") {
         match gpu() {
             Ok(device) => devices.push(device),
+            Err((Capability::Cuda, reason)) if std::env::var_os("QUIRE_TEST_DEVICE").is_some() => panic!("{reason}"),
             Err((capability, reason)) => not_run::report(capability, &reason),
         }
     }

@@ -408,7 +408,8 @@ mod tests {
         let cpu = device::open("cpu", Some(1)).unwrap();
         let kernels = testkit::kernels::host::folder_for_tests();
         let options = Options { threads: Some(1), kernels: kernels.clone(), ..Options::default() };
-        let sim = kernels.map(|_| device::open_with("cuda-sim", &options).unwrap());
+        let name = testkit::kernels::host::device_for_tests();
+        let sim = kernels.map(|_| device::open_with(name, &options).unwrap());
         let on_cpu = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
         let on_sim = Dtype::ALL.map(|dtype| sim.as_ref().map(|sim| (sim, dtype, Form::Dense)));
         let all = on_cpu.map(|form| Some((&cpu, Dtype::F32, form))).into_iter().chain(on_sim).flatten();
