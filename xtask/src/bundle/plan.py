@@ -24,10 +24,10 @@ TESTS = (
     ("models", r"^kernels::", r"::gathered_rows_are_exact_copies"),
     ("sampling", r"^device::", r"^device::(refusals|cuts)::"),
     ("engine", r"^(reference|deterministic)::", r"^$"),
-    ("models", r"^(forward_sim|graphs_sim|draft_graphs_sim|lora::sim)::", r"^$"),
+    ("models", r"^(forward_sim|graphs_sim|draft_graphs_sim|lora::sim|forward_codes|drafts|step_sim)::", r"^$"),
     ("attention-kernels", r"^conformance::(?!.*hopper)", r"^$"),
     ("engine", r"^(overlap|speculate_sim|kv_dtypes|lora|recurrent|embeddings|windows|quantized|swap|swaps_beside|steady|kernels"
-               r"|speculate|speculate_recurrent|draft_model|host_tier|kv_transfer|kv_events|beam)::", r"^embeddings::.*_is_refused$"),
+               r"|speculate|speculate_recurrent|draft_model|faults|host_tier|kv_transfer|kv_events|beam)::", r"^embeddings::.*_is_refused$"),
     # A kernel with barriers between its warps is the likeliest to hang.
     ("attention-kernels", r"hopper", r"^$"),
 )
