@@ -35,9 +35,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("run.py", description="Tests and measures Quire on the GPU of this machine.")
     parser.add_argument("run", choices=list(plan.RUNS), help="one: tests, attention, products; two: the rest")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "out", metavar="DIR", help="folder of the results [default: out/]")
-    parser.add_argument("--tree", type=pathlib.Path, metavar="CHECKOUT", help="checkout with the reference cases [default: the nearest above]")
+    parser.add_argument("--tree", type=pathlib.Path, metavar="CHECKOUT", help="checkout with the cases [default: the nearest above]")
     parser.add_argument("--device", choices=("cuda", "cuda-sim"), default="cuda", help="cuda-sim: kernels as host code, small shapes")
-    parser.add_argument("--kernels", type=pathlib.Path, default=HERE / "kernels", metavar="DIR", help="compiled kernels [default: kernels/]")
+    parser.add_argument("--kernels", type=pathlib.Path, default=HERE / "kernels", metavar="DIR",
+                        help="compiled kernels [default: kernels/]")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="seconds of the run [default: 210 and 360]; scales each step")
     parser.add_argument("--resume", action="store_true", help="skip what passed in the results of OUT")
     parser.add_argument("--steps", type=lambda text: text.split(","), metavar="NAMES", help="run these alone, separated by commas")
