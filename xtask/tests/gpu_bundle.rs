@@ -177,8 +177,9 @@ fn a_wrong_command_line_and_a_machine_that_cannot_run_are_one_line() {
     // A Python without the module that unpacks programs.
     let without = "import runpy, sys; sys.modules['lzma'] = None; sys.path.insert(0, '.'); sys.argv = ['run.py', 'one']; \
                    runpy.run_path('run.py', run_name='__main__')";
-    let output = Command::new("python3").args(["-c", without]).current_dir(folder.path().join("bundle")).output();
-    let said = text(&output.unwrap());
+    let mut command = Command::new("python3");
+    command.args(["-c", without]).current_dir(folder.path().join("bundle")).env("TMPDIR", folder.path());
+    let said = text(&command.output().unwrap());
     assert!(said.starts_with("run.py: found a python3 without the module lzma") && said.lines().count() == 1, "{said}");
 }
 
