@@ -11,6 +11,9 @@
 //!
 //! Linux adds 50 µs to each sleep of a thread unless the thread has asked for less ([`Precise`]): measured, a sleep of 20 µs
 //! takes 75 µs with the default and 25 µs without.
+//!
+//! What waits within the driver has no limit: a launch into a full queue (about 1,000 launches), an allocation, and the loading
+//! of kernels. Steps wait for their results before that many launches, and allocate and load nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
