@@ -13,7 +13,8 @@
 //! takes 75 µs with the default and 25 µs without.
 //!
 //! What waits within the driver has no limit: a launch into a full queue (about 1,000 launches), an allocation, and the loading
-//! of kernels. Steps wait for their results before that many launches, and allocate and load nothing.
+//! of kernels. Steps allocate and load nothing, and a graph is one launch; only two steps of a deep model in flight that are
+//! launched kernel by kernel can fill the queue.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
