@@ -138,7 +138,7 @@ fn a_gpu_that_hangs_ends_requests_with_its_error_and_the_engine_for_good() {
     let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
     assert!(engine.is_healthy(Duration::from_secs(60)));
     device.hangs.store(true, Ordering::Relaxed);
-    let stream = submit(&engine, request(1, 10, 400, 2)).unwrap();
+    let stream = submit(&engine, request(1, 10, 40, 2)).unwrap();
     let finishes: Vec<_> = deltas(stream).into_iter().filter_map(|delta| delta.finish).collect();
     assert_eq!(finishes.len(), 2);
     for finish in finishes {
