@@ -411,8 +411,7 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, Devic
     open_with(name, &Options { threads, kernels, ..Options::default() })
 }
 
-/// Opens a backend by name. `"auto"` opens `cpu`: a GPU is used only if it is named, because no GPU has run the forward pass
-/// yet.
+/// Opens a backend by name. `"auto"` opens `cpu`: whether a GPU serves depends on the model, which the engine knows.
 ///
 /// # Errors
 /// [`DeviceError::UnknownDevice`], or what the backend is missing on this machine; each error is one line.

@@ -128,7 +128,6 @@ impl Cuda {
             Some(blas) => f(blas),
             None => {
                 self.tape.refuse("loading cuBLASLt")?;
-                symbols::check_blas()?;
                 f(blas.insert(Blas::open(&self.context, self.deterministic)?))
             }
         }

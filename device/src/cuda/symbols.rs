@@ -71,6 +71,7 @@ const BLAS: &[&str] = &[
     "cublasLtGetVersion",
     "cublasLtMatmul",
     "cublasLtMatmulAlgoCheck",
+    "cublasLtMatmulAlgoConfigGetAttribute",
     "cublasLtMatmulAlgoGetHeuristic",
     "cublasLtMatmulDescCreate",
     "cublasLtMatmulDescDestroy",

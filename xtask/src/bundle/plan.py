@@ -23,7 +23,8 @@ TESTS = (
     ("attention-kernels", r"^conformance::attention::(?!.*hopper)", r"^$"),
     ("models", r"^kernels::", r"::gathered_rows_are_exact_copies"),
     ("sampling", r"^device::", r"^device::(refusals|cuts)::"),
-    ("engine", r"^(reference|deterministic)::", r"^$"),
+    ("engine", r"^reference::(other|the_rest).*_on_cuda_sim$", r"^$"),
+    ("engine", r"^(reference|deterministic)::(?!.*every_setting)", r"^$"),
     ("models", r"^(forward_sim|graphs_sim|draft_graphs_sim|lora::sim|forward_codes|drafts|step_sim)::", r"^$"),
     ("attention-kernels", r"^conformance::(?!.*hopper)", r"^$"),
     ("engine", r"^(overlap|speculate_sim|kv_dtypes|lora|recurrent|embeddings|windows|quantized|swap|swaps_beside|steady|kernels"

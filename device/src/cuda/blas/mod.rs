@@ -31,6 +31,7 @@ use super::buckets::{bucket, buckets};
 use super::context::Context;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
+use super::symbols;
 use crate::gemm::ProductShape;
 use crate::{DeviceError, Queue};
 use choice::{Algorithm, Choices, Probe};
@@ -72,10 +73,7 @@ unsafe impl Send for Blas {}
 impl Blas {
     /// `deterministic`: the order of summation of an element does not depend on the number of rows.
     pub fn open(context: &Arc<Context>, deterministic: bool) -> Result<Blas, DeviceError> {
-        // SAFETY: loading the library runs its initialisers, which are trusted.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoBlas.into());
-        }
+        symbols::check_blas()?;
         // SAFETY: the function takes no argument and only reads.
         let version = unsafe { sys::cublasLtGetVersion() };
         if version < MIN_VERSION {
