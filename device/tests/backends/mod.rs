@@ -24,22 +24,23 @@ use testkit::{not_run, workspace};
 use crate::support::wanted;
 
 /// Name of the files of test kernels.
-const MODULE: &str = "simt_tests";
+const MODULE: &str = kernels::OF_DEVICES;
 
-fn manifest() -> Manifest {
-    Manifest::load(&workspace::root().join("device/simt/tests/kernels.toml"), MODULE).unwrap()
+fn manifest(for_gpu: bool) -> Manifest {
+    kernels::of_devices(&workspace::root(), for_gpu).unwrap()
 }
 
 /// Builds the host library; the error says why there is no compiler.
 pub(crate) fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
     // A compilation error fails the test.
-    Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Instrument::None, kernels::cores()).unwrap())
+    Ok(host::library(&workspace::root(), &manifest(false), &compiler, host::Instrument::None, kernels::cores())
+        .unwrap())
 }
 
 /// Builds the fat binary; the error says why there is no compiler.
 fn fat_binary() -> Result<(), String> {
-    let (root, manifest) = (workspace::root(), manifest());
+    let (root, manifest) = (workspace::root(), manifest(true));
     let toolkit = toolkit::find(&root, false)?;
     let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECKED, kernels::cores()).unwrap();
     cuda::write(&root, &kernels::folder(&root), &manifest, &built).unwrap();

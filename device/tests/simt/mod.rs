@@ -27,7 +27,7 @@ fn folder() -> PathBuf {
 }
 
 fn manifest() -> Manifest {
-    Manifest::load(&folder().join("kernels.toml"), "simt_tests").unwrap()
+    kernels::of_devices(&workspace::root(), false).unwrap()
 }
 
 fn compiler() -> Option<&'static Compiler> {

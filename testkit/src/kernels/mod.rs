@@ -49,6 +49,19 @@ pub fn folder(root: &Path) -> PathBuf {
     target(root).join("kernels")
 }
 
+/// Name of the files of [`of_devices`].
+pub const OF_DEVICES: &str = "simt_tests";
+
+/// Loads the manifest of the kernels that test devices. On a GPU there are none with mistakes in their pipelines, which nvcc refuses.
+///
+/// # Errors
+/// The manifest is invalid.
+pub fn of_devices(root: &Path, for_gpu: bool) -> Result<Manifest, String> {
+    let mut manifest = Manifest::load(&root.join("device/simt/tests/kernels.toml"), OF_DEVICES)?;
+    manifest.units.retain(|unit| !for_gpu || unit.name != "hopper_mistakes");
+    Ok(manifest)
+}
+
 /// Returns the folder of kernels that were compiled for these tests elsewhere, of which nothing is built: `QUIRE_KERNELS_DIR`, or
 /// `kernels` in the bundle.
 pub fn compiled() -> Option<PathBuf> {

@@ -5,7 +5,7 @@
 //!                     steps.py …     its modules: plan.py has all steps, tests and limits, page.py makes the tables
 //!                     weights.py     makes weights; peers.py measures other engines
 //!                     bin.tar.xz     quire, and the tests of kernels, devices, forward pass, sampling and engine, stripped
-//!                     kernels/       fat binaries
+//!                     kernels.tar.xz fat binaries
 //!                     shapes/        checkpoints of 8 billion weights, and of few, without the weights
 //!                     peers/*.xz     kernels of other engines, if `cargo xtask gpu-peers` made them
 //!                     bundle.txt     commit, architectures, versions
@@ -71,12 +71,15 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     let names: Vec<&str> = options.architectures.iter().map(String::as_str).collect();
     let architectures = if names.is_empty() { &["90a"][..] } else { &names };
     let toolkit = toolkit::find(root, options.fetch)?;
-    for manifest in &kernels::manifests(root)? {
+    let mut manifests = kernels::manifests(root)?;
+    manifests.push(kernels::of_devices(root, true)?);
+    for manifest in &manifests {
         let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
         resources::within_limits(&built.kernels)?;
         cuda::write(root, &into("kernels"), manifest, &built)?;
     }
 
+    programs::archive(&into("kernels"), &into("kernels.tar"))?;
     let needed = programs::build(root, &into("bin.tar"))?;
     peers::pack(root, &into("peers"))?;
     scripts(&folder)?;

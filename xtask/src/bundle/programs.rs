@@ -29,11 +29,16 @@ pub fn archive_of(files: &[(&str, PathBuf)], archive: &Path) -> Result<Version, 
     for (name, file) in files {
         needed = needed.max(strip(file, &folder.join(name))?);
     }
-    let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"];
-    call(Command::new("tar").args(same).arg("-C").arg(&folder).arg("-cf").arg(archive).arg("."), "tar")?;
-    std::fs::remove_dir_all(&folder).map_err(at(&folder))?;
-    compress(archive)?;
+    self::archive(&folder, archive)?;
     Ok(needed)
+}
+
+/// Replaces a folder by `archive.xz`, a tar file of what is in it.
+pub(super) fn archive(folder: &Path, archive: &Path) -> Result<(), String> {
+    let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"];
+    call(Command::new("tar").args(same).arg("-C").arg(folder).arg("-cf").arg(archive).arg("."), "tar")?;
+    std::fs::remove_dir_all(folder).map_err(at(folder))?;
+    compress(archive)
 }
 
 /// Writes a program or library without symbols, and returns the C library that it needs.

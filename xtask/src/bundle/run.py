@@ -37,8 +37,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "out", metavar="DIR", help="folder of the results [default: out/]")
     parser.add_argument("--tree", type=pathlib.Path, metavar="CHECKOUT", help="checkout with the cases [default: the nearest above]")
     parser.add_argument("--device", choices=("cuda", "cuda-sim"), default="cuda", help="cuda-sim: kernels as host code, small shapes")
-    parser.add_argument("--kernels", type=pathlib.Path, default=HERE / "kernels", metavar="DIR",
-                        help="compiled kernels [default: kernels/]")
+    parser.add_argument("--kernels", type=pathlib.Path, metavar="DIR", help="compiled kernels [default: those of the bundle]")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="seconds of the run [default: 210 and 360]; scales each step")
     parser.add_argument("--resume", action="store_true", help="skip what passed in the results of OUT")
     parser.add_argument("--steps", type=lambda text: text.split(","), metavar="NAMES", help="run these alone, separated by commas")
@@ -67,7 +66,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
             pass
     except OSError as error:
         refuse(f"--out: {options.out} cannot be written: {error.strerror}; name a writable folder")
-    options.out, options.kernels = options.out.resolve(), options.kernels.resolve()
+    options.out = options.out.resolve()
+    options.kernels = options.kernels.resolve() if options.kernels else None
     return options
 
 

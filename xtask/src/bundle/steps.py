@@ -38,29 +38,33 @@ def work_folder() -> pathlib.Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             refuse(f"{folder}: found a folder of another user; remove it, or set TMPDIR", 1)
-        (folder / "bin").mkdir(exist_ok=True)
-        (folder / "peers").mkdir(exist_ok=True)
+        for name in ("bin", "kernels", "peers"):
+            (folder / name).mkdir(exist_ok=True)
     except OSError as error:
         refuse(f"{folder}: {error.strerror}; set TMPDIR to a writable folder", 1)
     return folder
 
 
 def unpack(work: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Returns the programs of the bundle by name: those in `bin/`, and those in `bin.tar.xz`, which it unpacks as it does peers."""
+    """Returns the programs of the bundle by name: those in `bin/`, and those in `bin.tar.xz`, which it unpacks as it does kernels
+    and peers."""
     found = {file.name: file for file in (HERE / "bin").glob("*")}
     try:
         import lzma
     except ImportError:
         refuse("found a python3 without the module lzma, which unpacks the programs; install it, or use another python3", 1)
     try:
-        if (HERE / "bin.tar.xz").exists():
-            # All in one, because the programs have much in common.
-            with tarfile.open(HERE / "bin.tar.xz", "r|xz") as archive:
-                for member in archive:
-                    content = archive.extractfile(member)
-                    if content is not None:
-                        name = pathlib.PurePath(member.name).name
-                        found[name] = put(work / "bin" / name, content)
+        for folder in ("bin", "kernels"):
+            # All in one, because programs have much in common.
+            if (HERE / f"{folder}.tar.xz").exists():
+                with tarfile.open(HERE / f"{folder}.tar.xz", "r|xz") as archive:
+                    for member in archive:
+                        content = archive.extractfile(member)
+                        if content is not None:
+                            name = pathlib.PurePath(member.name).name
+                            made = put(work / folder / name, content)
+                            if folder == "bin":
+                                found[name] = made
         for file in (HERE / "peers").glob("*"):
             with lzma.open(file) if file.suffix == ".xz" else open(file, "rb") as content:
                 put(work / "peers" / file.name.removesuffix(".xz"), content)
@@ -96,8 +100,9 @@ class Run:
         self.results = Results(self.out, self.clock)
         self.work = work_folder()
         self.processes = Processes(dict(os.environ), self.clock)
+        kernels = next(filter(pathlib.Path.is_dir, (HERE / "kernels", self.work / "kernels")))
         self.processes.environment.update(
-            QUIRE_BUNDLE=str(HERE), QUIRE_TEST_DEVICE=options.device, QUIRE_KERNELS_DIR=str(options.kernels), RUST_BACKTRACE="1",
+            QUIRE_BUNDLE=str(HERE), QUIRE_TEST_DEVICE=options.device, QUIRE_KERNELS_DIR=str(options.kernels or kernels), RUST_BACKTRACE="1",
             CARGO_TARGET_DIR=str(self.work / "target"), HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
         self.programs = unpack(self.work)
         self.found: dict[str, Any] = {}

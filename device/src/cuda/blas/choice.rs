@@ -3,9 +3,8 @@
 //! An algorithm determines the order in which an element is summed: by the inputs that an instruction adds, and by whether it
 //! splits k. Of the algorithms that do not split k nearly all add in the same order, whatever their tiles, but a few do not, and
 //! nothing in the library says which. So where bits must not depend on the number of rows, each algorithm is tried before it is
-//! used: it computes a product of up to [`PROBE_ROWS`] random rows with the first weights of the shape, and it is dropped unless
-//! every row has the bits that the shape's first algorithm gave it. Each bucket of row counts then has the fastest of those that are
-//! left:
+//! used: it computes a product of up to [`PROBE_ROWS`] rows, and it is dropped unless every row has the bits that the shape's first
+//! algorithm gave it. Each bucket of row counts then has the fastest of those that are left:
 //!
 //! ```text
 //! heuristics, for the bucket and for some other row counts    candidates
@@ -14,6 +13,10 @@
 //!     up to 256 rows: the one that took the least time        chosen
 //!     more rows: the first, by the heuristics
 //! ```
+//!
+//! A sum in another order differs in the last bits of float32, which a result in 16 bits rarely shows. So the numbers of a probe
+//! cancel each other ([`Probe::load`]): what is left of a sum is about as large as its rounding errors. A matrix too large for the
+//! probe's memory has so many outputs that random rows and the real weights show it.
 //!
 //! For few rows the heuristics alone are no guide: without algorithms that split k they put kernels first that take seven times as
 //! long as others of their list (`docs/benchmarks/`). The times decide between equal bits only, so they may differ from one start
@@ -36,6 +39,7 @@ use crate::cuda::context::Context;
 use crate::cuda::error::{self, CudaError};
 use crate::cuda::memory::{DeviceMemory, Point};
 use crate::gemm::{FactorType, ProductShape};
+use crate::simd::small_float::f32_to_e4m3;
 use crate::{DeviceError, Dtype, Queue};
 
 /// Most rows of a probe. An algorithm that is the first of a shape serves any smaller number.
@@ -123,7 +127,7 @@ impl Choices {
         if plan.is_exact() {
             return first(library, plan, bucket.clone()).map_err(failed);
         }
-        probe.load(&plan.shape)?;
+        let weights = probe.load(&plan.shape)?.unwrap_or(weights);
         let on = Bench { library, plan, probe, weights };
         if self.proof.is_none() {
             self.proof = Some(on.prove()?);
@@ -158,72 +162,125 @@ impl Choices {
     }
 }
 
-/// Memory for the products that prove algorithms: random rows `x`, then the result.
+/// Memory for the products that prove algorithms: rows `x`, weights if there is space, then the result.
 pub(super) struct Probe {
     memory: DeviceMemory,
-    /// Type and inputs of the rows that the memory holds.
-    rows: Option<(FactorType, usize)>,
+    /// The shape whose rows and weights the memory holds.
+    holds: Option<ProductShape>,
 }
 
 impl Probe {
     /// Size of the memory.
-    pub const BYTES: usize = 32 << 20;
+    pub const BYTES: usize = 48 << 20;
+    /// Most bytes of weights.
+    const WEIGHTS: usize = 16 << 20;
     const ALIGNMENT: usize = 256;
 
     pub fn new(context: &Arc<Context>) -> Result<Probe, DeviceError> {
-        Ok(Probe { memory: DeviceMemory::zeroed(context, Probe::BYTES)?, rows: None })
+        Ok(Probe { memory: DeviceMemory::zeroed(context, Probe::BYTES)?, holds: None })
+    }
+
+    /// Bytes of the weights of a shape; 0: too many.
+    fn weight_bytes(shape: &ProductShape) -> usize {
+        let bytes = shape.n * shape.k * shape.format.bytes();
+        if bytes <= Probe::WEIGHTS { bytes.next_multiple_of(Probe::ALIGNMENT) } else { 0 }
     }
 
     /// Number of rows of a shape for which the memory has space.
-    fn fits(shape: &ProductShape) -> usize {
+    fn rows(shape: &ProductShape) -> usize {
         let ProductShape { k, format, y_format, stride, slices, .. } = *shape;
-        (Probe::BYTES - Probe::ALIGNMENT) / (k * format.bytes() + slices * stride * y_format.bytes()).max(1)
+        let left = Probe::BYTES - Probe::ALIGNMENT - Probe::weight_bytes(shape);
+        (left / (k * format.bytes() + slices * stride * y_format.bytes()).max(1)).min(TIMED_ROWS)
     }
 
-    /// Byte at which the result begins.
-    fn result(shape: &ProductShape) -> usize {
-        let rows = Probe::fits(shape).min(TIMED_ROWS);
-        (rows * shape.k * shape.format.bytes()).next_multiple_of(Probe::ALIGNMENT)
+    /// Bytes at which the weights and the result begin.
+    fn places(shape: &ProductShape) -> [usize; 2] {
+        let weights = (Probe::rows(shape) * shape.k * shape.format.bytes()).next_multiple_of(Probe::ALIGNMENT);
+        [weights, weights + Probe::weight_bytes(shape)]
     }
 
-    /// Fills the memory with rows for a shape, unless it holds them.
-    fn load(&mut self, shape: &ProductShape) -> Result<(), CudaError> {
-        let holds = Some((shape.format, shape.k));
-        if self.rows == holds {
-            return Ok(());
+    /// Fills the memory for a shape, unless it holds that, and returns the address of the weights; `None`: there is no space for them.
+    ///
+    /// The second half of a row of weights repeats the first, and the second half of a row of `x` is the first with the other sign,
+    /// but for every eighth input of both, whose numbers are small and do not cancel.
+    fn load(&mut self, shape: &ProductShape) -> Result<Option<CUdeviceptr>, CudaError> {
+        let [weights_at, _] = Probe::places(shape);
+        let has_weights = Probe::weight_bytes(shape) > 0;
+        let weights = has_weights.then_some(self.memory.address + weights_at as CUdeviceptr);
+        if self.holds != Some(*shape) {
+            let of_slice = (shape.k / shape.slices).max(1);
+            let mut numbers = Numbers::default();
+            let x =
+                numbers.rows(shape.format, Probe::rows(shape) * shape.slices, of_slice, has_weights.then_some(-1.0));
+            self.upload(0, &x)?;
+            if has_weights {
+                self.upload(weights_at, &numbers.rows(shape.format, shape.n * shape.slices, of_slice, Some(1.0)))?;
+            }
+            self.holds = Some(*shape);
         }
-        let rows = random(shape.format, Probe::fits(shape).min(TIMED_ROWS) * shape.k);
+        Ok(weights)
+    }
+
+    /// Copies bytes to a place of the memory.
+    fn upload(&self, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
         let context = &self.memory.context;
-        // SAFETY: the memory is larger than the rows, and the stream has copied them before this returns.
+        // SAFETY: the memory is larger, and the stream has copied the bytes before this returns.
         unsafe {
-            let stream = context.stream(Queue::Compute);
-            driver::cuMemcpyHtoDAsync_v2(self.memory.address, rows.as_ptr().cast(), rows.len(), stream)
+            let (to, stream) = (self.memory.address + at as CUdeviceptr, context.stream(Queue::Compute));
+            driver::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream)
         }
         .result()
         .map_err(error::refused("copying to the GPU"))?;
-        context.finish(Queue::Compute)?;
-        self.rows = holds;
-        Ok(())
+        context.finish(Queue::Compute)
     }
 }
 
-/// Returns numbers of different magnitudes from −1 to 1, so that each order of summation gives other bits.
-fn random(format: FactorType, count: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(count * format.bytes());
-    for _ in 0..count {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        let number = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-        let number = if state & (1 << 39) == 0 { number } else { number / 16.0 };
-        match format {
-            FactorType::Numbers(Dtype::F32) => bytes.extend(number.to_ne_bytes()),
-            FactorType::Numbers(Dtype::F16) => bytes.extend(half::f16::from_f32(number).to_ne_bytes()),
-            FactorType::Numbers(Dtype::Bf16) => bytes.extend(half::bf16::from_f32(number).to_ne_bytes()),
-            // All signs and exponents up to that of 128.
-            FactorType::E4m3 | FactorType::Int8 => bytes.push((state >> 48) as u8 & 0xf7),
-        }
+/// Random numbers, by a linear congruential generator.
+struct Numbers(u64);
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        Numbers(0x9e37_79b9_7f4a_7c15)
     }
-    bytes
+}
+
+impl Numbers {
+    /// Returns a number from −1 to 1.
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// Returns rows of `width` numbers. With `factor`, the second half of a row is the first half times it; for −1 every eighth
+    /// number of both is small instead.
+    fn rows(&mut self, format: FactorType, rows: usize, width: usize, factor: Option<f32>) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(rows * width * format.bytes());
+        let mut row = vec![0.0f32; width];
+        // In 8 bits sums are exact, and what is smaller is 0.
+        let small = if format.bytes() == 1 { 1.0 / 32.0 } else { 1.0 / 4096.0 };
+        for _ in 0..rows {
+            row.iter_mut().for_each(|number| *number = self.next());
+            if let Some(factor) = factor {
+                let half = width / 2;
+                let (first, second) = row.split_at_mut(half);
+                second.iter_mut().zip(first).for_each(|(to, from)| *to = *from * factor);
+                if factor < 0.0 {
+                    let halves = row.chunks_mut(half.max(1)).take(2);
+                    halves.flat_map(|half| half.iter_mut().step_by(8)).for_each(|number| *number = self.next() * small);
+                }
+            }
+            for number in &row {
+                match format {
+                    FactorType::Numbers(Dtype::F32) => bytes.extend(number.to_ne_bytes()),
+                    FactorType::Numbers(Dtype::F16) => bytes.extend(half::f16::from_f32(*number).to_ne_bytes()),
+                    FactorType::Numbers(Dtype::Bf16) => bytes.extend(half::bf16::from_f32(*number).to_ne_bytes()),
+                    FactorType::E4m3 => bytes.push(f32_to_e4m3(*number)),
+                    FactorType::Int8 => bytes.push((*number * 127.0) as i8 as u8),
+                }
+            }
+        }
+        bytes
+    }
 }
 
 /// A shape with what its probes need.
@@ -236,7 +293,13 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn most_rows(&self) -> usize {
-        Probe::fits(&self.plan.shape)
+        Probe::rows(&self.plan.shape)
+    }
+
+    /// Address of the result.
+    fn result(&self) -> CUdeviceptr {
+        let [_, result] = Probe::places(&self.plan.shape);
+        self.probe.memory.address + result as CUdeviceptr
     }
 
     fn failed(&self, rows: usize) -> impl Fn(CublasError) -> CudaError {
@@ -244,8 +307,7 @@ impl Bench<'_> {
     }
 
     fn run(&self, algorithm: &Algorithm, rows: usize) -> Result<(), CublasError> {
-        let x = self.probe.memory.address;
-        let y = x + Probe::result(&self.plan.shape) as CUdeviceptr;
+        let (x, y) = (self.probe.memory.address, self.result());
         // The bias is added behind the sum; any numbers serve.
         let bias = self.plan.shape.bias.then_some(x);
         self.library.run(self.plan, algorithm, [rows, rows], Operands { weights: self.weights, x, bias, y })
@@ -306,9 +368,8 @@ impl Bench<'_> {
         let mut result = vec![0u8; slices * rows * row_bytes];
         // SAFETY: the memory holds that many bytes of the result, and the stream has copied them before they are read.
         unsafe {
-            let from = self.probe.memory.address + Probe::result(&self.plan.shape) as CUdeviceptr;
             let stream = context.stream(Queue::Compute);
-            driver::cuMemcpyDtoHAsync_v2(result.as_mut_ptr().cast(), from, result.len(), stream)
+            driver::cuMemcpyDtoHAsync_v2(result.as_mut_ptr().cast(), self.result(), result.len(), stream)
         }
         .result()
         .map_err(error::refused("copying from the GPU"))?;
