@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::DeviceMemory;
-use crate::host::SIM_ALLOCATED;
 use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 
@@ -71,6 +70,9 @@ pub(crate) enum Memory {
     /// Memory of a GPU.
     Cuda(Arc<DeviceMemory>),
 }
+
+/// Total size of the buffers of all devices `cuda-sim` of this process.
+pub(crate) static SIM_ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
 /// Guarded memory of a `cuda-sim` device.
 pub(crate) struct SimMemory {

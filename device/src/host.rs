@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
-use crate::buffer::{Buffer, Memory, SimMemory};
+use crate::buffer::{Buffer, Memory, SIM_ALLOCATED, SimMemory};
 use crate::gemm::{PackedMatrix, Product, Quantization, WeightRows};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::lock::lock;
@@ -42,9 +42,6 @@ pub fn host_memory() -> MemoryInfo {
 /// Memory of all devices `cuda-sim` of this process together, as of one GPU, in bytes; `None`: that of the host.
 static SIM_MEMORY: LazyLock<Option<u64>> =
     LazyLock::new(|| std::env::var("QUIRE_SIM_MEMORY").ok().and_then(|bytes| bytes.parse().ok()));
-
-/// Total size of their buffers.
-pub(crate) static SIM_ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct Host {
     pool: Pool,

@@ -6,7 +6,7 @@ use device::gemm::{Factor, FactorType, Product};
 use device::{Buffer, Device, DeviceError, roofline};
 
 use super::numbers::{Random, round, to_bytes};
-use super::run::buffer;
+use super::run::repeated;
 use super::time::time;
 use crate::cuda::read_memory;
 use crate::error::KernelError;
@@ -147,16 +147,6 @@ fn product(device: &dyn Device) -> Result<Option<f64>, KernelError> {
 /// Returns a buffer that repeats the same random bytes, which touches every page quickly.
 fn filled(device: &dyn Device, size: usize) -> Result<Buffer, DeviceError> {
     repeated(device, &noise(size.min(16 << 20)), size)
-}
-
-/// Returns a buffer of some bytes that repeats a piece.
-pub(super) fn repeated(device: &dyn Device, piece: &[u8], size: usize) -> Result<Buffer, DeviceError> {
-    let piece = buffer(device, piece)?;
-    let mut filled = device.alloc(size)?;
-    for at in (0..size).step_by(piece.len_bytes().max(1)) {
-        device.copy(&piece, 0, &mut filled, at, piece.len_bytes().min(size - at))?;
-    }
-    Ok(filled)
 }
 
 fn noise(size: usize) -> Vec<u8> {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use device::{Buffer, Device, DeviceError};
 
 use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
-use super::peaks::repeated;
 use super::problem::{Problem, Truth};
 use crate::args::{AttentionArgs, KvCache, KvScales, Values};
 use crate::error::KernelError;
@@ -299,6 +298,16 @@ pub fn buffer(device: &dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> 
     let mut buffer = device.alloc(bytes.len())?;
     device.upload(&mut buffer, 0, bytes)?;
     Ok(buffer)
+}
+
+/// Returns a buffer of some bytes that repeats a piece.
+pub(super) fn repeated(device: &dyn Device, piece: &[u8], size: usize) -> Result<Buffer, DeviceError> {
+    let piece = buffer(device, piece)?;
+    let mut filled = device.alloc(size)?;
+    for at in (0..size).step_by(piece.len_bytes().max(1)) {
+        device.copy(&piece, 0, &mut filled, at, piece.len_bytes().min(size - at))?;
+    }
+    Ok(filled)
 }
 
 /// Returns a buffer of float32.

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use cudarc::driver::result::DriverError;
 
-use crate::gemm::ProductShape;
-
 /// An error of a GPU or its driver.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -86,7 +84,7 @@ pub enum CudaError {
     },
     /// The library of matrix products has no algorithm for a product, or none whose bits do not depend on the number of rows.
     #[error("cuda: found no algorithm of cuBLASLt for a product with {0}, expected one; update cuBLAS of CUDA 13")]
-    NoAlgorithm(ProductShape),
+    NoAlgorithm(String),
     /// A fat binary has no code for this GPU.
     #[error("{file}: found no code for compute capability {}.{}; rebuild it with `cargo xtask build-kernels`, or use --device cpu", .capability.0, .capability.1)]
     NoCode {

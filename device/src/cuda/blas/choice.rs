@@ -29,11 +29,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::cublaslt::result::CublasError;
-use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{self as driver, CUdeviceptr};
 
-use super::plan::Plan;
-use super::{Library, Operands, refused};
+use super::library::{Library, Operands, refused};
+use super::plan::{Algorithm, Plan};
 use crate::cuda::buckets::{bucket, buckets};
 use crate::cuda::context::Context;
 use crate::cuda::error::{self, CudaError};
@@ -51,16 +50,6 @@ const POOL: [usize; 3] = [16, 64, PROBE_ROWS];
 /// Runs of an algorithm in one measurement of its time, and measurements of which the shortest counts.
 const RUNS: usize = 4;
 const ROUNDS: usize = 2;
-
-/// An algorithm of the library, with its configuration.
-#[derive(Clone, Copy)]
-pub(super) struct Algorithm(pub sys::cublasLtMatmulAlgo_t);
-
-impl PartialEq for Algorithm {
-    fn eq(&self, other: &Algorithm) -> bool {
-        self.0.data == other.0.data
-    }
-}
 
 /// Returns the best algorithm for a bucket of row counts by the heuristics, if any serves all of it.
 pub(super) fn first(
@@ -310,7 +299,7 @@ impl Bench<'_> {
         let (x, y) = (self.probe.memory.address, self.result());
         // The bias is added behind the sum; any numbers serve.
         let bias = self.plan.shape.bias.then_some(x);
-        self.library.run(self.plan, algorithm, [rows, rows], Operands { weights: self.weights, x, bias, y })
+        self.plan.run(self.library, algorithm, [rows, rows], Operands { weights: self.weights, x, bias, y })
     }
 
     /// Finds the first algorithm of the shape, and the bits that others must give.

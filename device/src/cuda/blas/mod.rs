@@ -15,16 +15,14 @@
 //! products share one workspace, because they run one after the other on one stream.
 
 mod choice;
+mod library;
 mod plan;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::c_void;
-use std::fmt;
 use std::sync::Arc;
 
-use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
+use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::buckets::{bucket, buckets};
@@ -32,25 +30,15 @@ use super::context::Context;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
 use super::symbols;
+use crate::DeviceError;
 use crate::gemm::ProductShape;
-use crate::{DeviceError, Queue};
-use choice::{Algorithm, Choices, Probe};
-use plan::Plan;
+use choice::{Choices, Probe};
+pub(super) use library::Operands;
+use library::{Library, WORKSPACE, refused};
+use plan::{Algorithm, Plan};
 
 /// Minimum version, of CUDA 13.0, as `cublasLtGetVersion` reports it. Its binary interface is the one that cudarc declares.
 const MIN_VERSION: usize = 130_000;
-
-/// Size of the workspace in bytes, as NVIDIA recommends for Hopper.
-const WORKSPACE: usize = 32 << 20;
-
-/// Addresses of the operands on the GPU.
-#[derive(Clone, Copy)]
-pub(super) struct Operands {
-    pub weights: CUdeviceptr,
-    pub x: CUdeviceptr,
-    pub bias: Option<CUdeviceptr>,
-    pub y: CUdeviceptr,
-}
 
 /// The library, loaded for one GPU.
 pub(super) struct Blas {
@@ -58,13 +46,6 @@ pub(super) struct Blas {
     /// Operands of products that prove algorithms; only deterministic products need them.
     probe: Option<Probe>,
     library: Library,
-}
-
-/// What every call of the library needs.
-struct Library {
-    handle: sys::cublasLtHandle_t,
-    workspace: DeviceMemory,
-    context: Arc<Context>,
 }
 
 // SAFETY: any thread may use handles of the library, one at a time (`&mut self`), with the context current (`Context::enter`).
@@ -131,7 +112,7 @@ impl Blas {
         let part = match chosen {
             Chosen { algorithm: Some(_), .. } => rows,
             Chosen { serves_few: true, .. } if rows > choice::PROBE_ROWS => choice::PROBE_ROWS,
-            _ => return Err(CudaError::NoAlgorithm(shape).into()),
+            _ => return Err(CudaError::NoAlgorithm(shape.to_string()).into()),
         };
         for first in (0..rows).step_by(part) {
             let count = part.min(rows - first);
@@ -139,8 +120,8 @@ impl Blas {
             let x = after(operands.x, shape.k * shape.format.bytes());
             let y = after(operands.y, shape.stride * shape.y_format.bytes());
             let Chosen { library, plan, algorithm, .. } = self.choose(shape, operands.weights, count)?;
-            let algorithm = algorithm.ok_or(CudaError::NoAlgorithm(shape))?;
-            let ran = library.run(plan, &algorithm, [count, rows], Operands { x, y, ..operands });
+            let algorithm = algorithm.ok_or_else(|| CudaError::NoAlgorithm(shape.to_string()))?;
+            let ran = plan.run(library, &algorithm, [count, rows], Operands { x, y, ..operands });
             ran.map_err(|error| refused(format_args!("the product of {count} rows, {shape}"))(error))?;
         }
         Ok(())
@@ -157,47 +138,6 @@ struct Chosen<'a> {
     serves_few: bool,
 }
 
-impl Library {
-    /// Enqueues a product of an algorithm that serves so many rows, which are a part of `all` rows.
-    fn run(
-        &self,
-        plan: &Plan,
-        algorithm: &Algorithm,
-        [rows, all]: [usize; 2],
-        operands: Operands,
-    ) -> Result<(), CublasError> {
-        plan.set_rows(rows, all)?;
-        if let Some(bias) = &operands.bias {
-            // SAFETY: the descriptor exists; the attribute is an address, which the call copies.
-            unsafe { plan::set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias) }?;
-        }
-        let [one, zero] = plan.factors();
-        // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say
-        // (`Product::check`), and their drops wait for the stream. With a factor of 0 the library does not read C, which is
-        // D. The call copies the scalars and the layouts.
-        unsafe {
-            result::matmul(
-                self.handle,
-                plan.product,
-                one,
-                zero,
-                operands.weights as *const c_void,
-                plan.weights,
-                operands.x as *const c_void,
-                plan.x,
-                operands.y as *const c_void,
-                plan.y,
-                operands.y as *mut c_void,
-                plan.y,
-                &algorithm.0,
-                self.workspace.address as *mut c_void,
-                WORKSPACE,
-                self.context.stream(Queue::Compute).cast(),
-            )
-        }
-    }
-}
-
 impl Drop for Blas {
     fn drop(&mut self) {
         if self.library.context.finish_all().is_ok() {
@@ -206,9 +146,4 @@ impl Drop for Blas {
             let _ = unsafe { result::destroy_handle(self.library.handle) };
         }
     }
-}
-
-/// Makes an error of the operation `what`, for `map_err`.
-fn refused(what: impl fmt::Display) -> impl Fn(CublasError) -> CudaError {
-    move |error| CudaError::Blas { what: what.to_string(), status: error.to_string() }
 }

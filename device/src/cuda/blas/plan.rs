@@ -10,10 +10,9 @@ use cudarc::cublaslt::sys::{
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status, cudaDataType as DataType,
 };
 
-use super::choice::Algorithm;
-use super::{Library, WORKSPACE};
-use crate::Dtype;
+use super::library::{Library, Operands, WORKSPACE};
 use crate::gemm::{FactorType, ProductShape};
+use crate::{Dtype, Queue};
 
 /// Columns of a wider matrix begin at multiples of this, in bytes. The library assumes 256 if it is not told.
 const ALIGNMENT: u32 = 16;
@@ -32,6 +31,16 @@ const NO_CANDIDATE: Candidate = Candidate {
 /// `CUBLAS_OP_T` of `cublas_api.h`.
 const TRANSPOSED: i32 = 1;
 
+/// An algorithm of the library, with its configuration.
+#[derive(Clone, Copy)]
+pub(super) struct Algorithm(pub sys::cublasLtMatmulAlgo_t);
+
+impl PartialEq for Algorithm {
+    fn eq(&self, other: &Algorithm) -> bool {
+        self.0.data == other.0.data
+    }
+}
+
 /// What elements are summed as.
 #[derive(Clone, Copy)]
 enum Sums {
@@ -42,11 +51,11 @@ enum Sums {
 /// Descriptors of the products of a shape.
 pub(super) struct Plan {
     pub shape: ProductShape,
-    pub product: sys::cublasLtMatmulDesc_t,
-    pub weights: sys::cublasLtMatrixLayout_t,
+    product: sys::cublasLtMatmulDesc_t,
+    weights: sys::cublasLtMatrixLayout_t,
     /// The numbers of rows of this layout and of `y` are those of the last call.
-    pub x: sys::cublasLtMatrixLayout_t,
-    pub y: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    y: sys::cublasLtMatrixLayout_t,
     sums: Sums,
 }
 
@@ -92,7 +101,7 @@ impl Plan {
     }
 
     /// The factors 1 of the product and 0 of what was in `y`.
-    pub fn factors(&self) -> [*const c_void; 2] {
+    fn factors(&self) -> [*const c_void; 2] {
         match self.sums {
             Sums::Floats => [address(&1.0f32), address(&0.0f32)],
             Sums::Integers => [address(&1i32), address(&0i32)],
@@ -105,7 +114,7 @@ impl Plan {
     }
 
     /// Makes this the number of rows of the following calls, as a part of `all` rows.
-    pub fn set_rows(&self, rows: usize, all: usize) -> Result<(), CublasError> {
+    fn set_rows(&self, rows: usize, all: usize) -> Result<(), CublasError> {
         for layout in [self.x, self.y] {
             set_layout(layout, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_COLS, &(rows as u64))?;
         }
@@ -114,6 +123,45 @@ impl Plan {
             set_layout(self.y, offset, &((all * self.shape.n) as i64))?;
         }
         Ok(())
+    }
+
+    /// Enqueues a product of an algorithm that serves so many rows, which are a part of `all` rows.
+    pub fn run(
+        &self,
+        library: &Library,
+        algorithm: &Algorithm,
+        [rows, all]: [usize; 2],
+        operands: Operands,
+    ) -> Result<(), CublasError> {
+        self.set_rows(rows, all)?;
+        if let Some(bias) = &operands.bias {
+            // SAFETY: the descriptor exists; the attribute is an address, which the call copies.
+            unsafe { set(self.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias) }?;
+        }
+        let [one, zero] = self.factors();
+        // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say
+        // (`Product::check`), and their drops wait for the stream. With a factor of 0 the library does not read C, which is
+        // D. The call copies the scalars and the layouts.
+        unsafe {
+            result::matmul(
+                library.handle,
+                self.product,
+                one,
+                zero,
+                operands.weights as *const c_void,
+                self.weights,
+                operands.x as *const c_void,
+                self.x,
+                operands.y as *const c_void,
+                self.y,
+                operands.y as *mut c_void,
+                self.y,
+                &algorithm.0,
+                library.workspace.address as *mut c_void,
+                WORKSPACE,
+                library.context.stream(Queue::Compute).cast(),
+            )
+        }
     }
 
     /// Returns algorithms for so many rows, the best first by the library's heuristics. `whole`: only those that do not split k.
@@ -214,11 +262,7 @@ impl Drop for Plan {
 
 /// # Safety
 /// The descriptor exists, and `T` is the type of the attribute.
-pub(super) unsafe fn set<T>(
-    descriptor: sys::cublasLtMatmulDesc_t,
-    attribute: Attribute,
-    value: &T,
-) -> Result<(), CublasError> {
+unsafe fn set<T>(descriptor: sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) -> Result<(), CublasError> {
     // SAFETY: as the caller promises.
     unsafe { result::set_matmul_desc_attribute(descriptor, attribute, address(value), size_of::<T>()) }
 }
