@@ -20,17 +20,15 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TESTS = (
     ("device", r"^(backends|upload|profile|resources)::", r"^upload::"),
     ("attention-kernels", r"^conformance::(reference|graphs|caches|transfers)::", r"::cache_writes_equal_the_reference_cases"),
-    ("attention-kernels", r"^conformance::attention::(?!.*hopper)", r"^$"),
+    ("attention-kernels", r"^conformance::attention::", r"^$"),
     ("models", r"^kernels::", r"::gathered_rows_are_exact_copies"),
     ("sampling", r"^device::", r"^device::(refusals|cuts)::"),
     ("engine", r"^reference::(other|the_rest).*_on_cuda_sim$", r"^$"),
     ("engine", r"^(reference|deterministic)::(?!.*every_setting)", r"^$"),
     ("models", r"^(forward_sim|graphs_sim|draft_graphs_sim|lora::sim|forward_codes|drafts|step_sim)::", r"^$"),
-    ("attention-kernels", r"^conformance::(?!.*hopper)", r"^$"),
+    ("attention-kernels", r"^conformance::", r"^$"),
     ("engine", r"^(overlap|speculate_sim|kv_dtypes|lora|recurrent|embeddings|windows|quantized|swap|swaps_beside|steady|kernels"
                r"|speculate|speculate_recurrent|draft_model|faults|host_tier|kv_transfer|kv_events|beam)::", r"^embeddings::.*_is_refused$"),
-    # A kernel with barriers between its warps is the likeliest to hang.
-    ("attention-kernels", r"hopper", r"^$"),
 )
 # These compile sources, or test a driver of host code.
 NEVER = r"sanitizer|counts::|plug_?in|backends::driver::"
