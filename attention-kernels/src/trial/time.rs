@@ -48,13 +48,13 @@ impl Time {
 /// After this time no further call is timed, except for the first three.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Calls of a graph, unless one takes long.
+/// Calls of a graph; fewer if one takes long.
 const CALLS: usize = 16;
 
 /// Runs a call `warmup` times untimed and then `repeat` times timed (at least once, fewer if they take more than a second). `run`
 /// gets the index of the call, to use several inputs in turn.
 ///
-/// On a GPU a timed call is the replay of a graph of [`CALLS`] calls, divided by their number, between events in the stream: the
+/// On a GPU a timed call is the replay of a graph of sixteen calls, divided by their number, between events in the stream: the
 /// engine replays graphs too, and the host's launches do not count. Other devices use the wall clock.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! `cargo xtask gpu-bundle --rehearse`: both runs of a bundle on `cuda-sim`, with faults, of which each may cost only its own line.
 //!
-//! The programs are those that `cargo test` builds, the kernels the host libraries. [`inject`] puts scripts before three programs:
+//! The programs are those that `cargo test` builds, the kernels the host libraries. `inject` puts scripts before three programs:
 //!
 //! ```text
 //! sampling   lists three more tests: one hangs, one aborts, one prints a failed look and fails
@@ -8,7 +8,7 @@
 //! quire      hangs in `bench kernels --op linear` of run one, behind a cell and half of a line
 //! ```
 //!
-//! [`check`] reads the lines that both runs have written.
+//! `check` reads the lines that both runs have written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
