@@ -6,10 +6,14 @@ use std::ops::Range;
 use super::blocks::PAIR;
 use super::output::{Output, numbers};
 use crate::Pool;
+use crate::simd::pairs::is_amd;
 use crate::simd::{LANES, Lanes, Pairs, prefetch};
 
 /// Bands of fewer rows are bound by memory, so they prefetch.
 pub(super) const FEW_ROWS: usize = 12;
+
+/// Most rows of a band.
+const MOST_ROWS: usize = 12;
 
 /// Prefetch distance in bytes.
 pub(super) const AHEAD: usize = 4 << 10;
@@ -49,6 +53,11 @@ pub(super) trait Tile {
     type Sums: Lanes;
     /// Elements of a row that one line is multiplied with.
     const NUMBERS_PER_LINE: usize;
+    /// Most rows of a band that need no more registers than there are.
+    #[inline(always)]
+    fn most_rows() -> usize {
+        MOST_ROWS
+    }
     /// Multiplies rows with panels that are not in a cache yet.
     fn accumulate<const M: usize, const P: usize>(
         x: [&[Self::Number]; M],
@@ -65,6 +74,12 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
     type Sums = L;
     const NUMBERS_PER_LINE: usize = W::INPUTS;
 
+    /// Widening the second weights of pairs takes registers, and Intel's cores lose more by sums in memory than AMD's.
+    #[inline(always)]
+    fn most_rows() -> usize {
+        if W::INPUTS == 2 && !is_amd() { 8 } else { MOST_ROWS }
+    }
+
     #[inline(always)]
     fn accumulate<const M: usize, const P: usize>(x: [&[f32]; M], w: [&[W]; P]) -> [[L; P]; M] {
         accumulate::<L, W, M, P, true>(x, w, [[L::splat(0.0); P]; M])
@@ -77,7 +92,7 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
 pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
     let mut row = 0;
     while row < task.rows {
-        row += match (T::Sums::MANY, task.rows - row) {
+        row += match (T::Sums::MANY, (task.rows - row).min(T::most_rows())) {
             (true, 12..) => band::<T, 12, 2>(task, row),
             (true, 8..) => band::<T, 8, 2>(task, row),
             (true, 4..) => band::<T, 4, 2>(task, row),

@@ -17,6 +17,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
 use super::Avx512;
@@ -44,13 +46,17 @@ pub fn are_fast() -> bool {
     Isa::Avx512Bf16.is_available() && is_amd()
 }
 
+/// Returns whether AMD made this CPU. Asks it once, because a hypervisor answers slowly.
 #[cfg(target_arch = "x86_64")]
-fn is_amd() -> bool {
-    let vendor = __cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+pub(crate) fn is_amd() -> bool {
+    static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
+        let vendor = __cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+    });
+    *IS_AMD
 }
 #[cfg(not(target_arch = "x86_64"))]
-fn is_amd() -> bool {
+pub(crate) fn is_amd() -> bool {
     false
 }
 
