@@ -127,8 +127,8 @@ fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'
 fn abilities(variant: &Variant) -> Vec<String> {
     let can = &variant.capabilities;
     let mut words = vec![list(can.dtypes)];
-    if can.arithmetic != Dtype::F32 {
-        words.push(format!("rounds to {}", can.arithmetic));
+    if can.arithmetic.rounds() {
+        words.push(format!("rounds to {}, sums in {}", Dtype::Bf16, can.arithmetic));
     }
     if variant.operation.is_on_caches() {
         words.push(format!("kv={}", list(can.kv_dtypes)));

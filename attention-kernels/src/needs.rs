@@ -148,16 +148,16 @@ impl Needs {
             Some(format!("its function does not do {}", variant.operation))
         } else if !can.devices.contains(&self.device.as_str()) {
             Some(format!("it runs on {}, the device is {}", can.devices.join(" and "), self.device))
-        } else if !can.isa.is_available() {
-            Some(format!("this CPU has no {}", can.isa))
+        } else if let Some(missing) = can.isa.missing() {
+            Some(missing)
         } else if let Some(found) = self.compute_capability.filter(|found| !can.runs_on_gpu(Some(*found))) {
             let ((a, b), (c, d)) = (can.compute_capability, found);
             let exactly = if can.exact_compute_capability { "exactly " } else { "" };
             Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
-        } else if can.arithmetic != Dtype::F32 && can.arithmetic != self.arithmetic {
-            Some(format!("it rounds to {}, the model computes in {}", can.arithmetic, self.arithmetic))
+        } else if can.arithmetic.rounds() && self.arithmetic != Dtype::Bf16 {
+            Some(format!("it rounds to {}, the model computes in {}", Dtype::Bf16, self.arithmetic))
         } else if self.codes && variant.operation == Operation::Linear && !can.takes_codes {
             Some("it takes no weights in 8 or 4 bits".to_string())
         } else {

@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 
 use device::Device;
+use device::gemm::Arithmetic;
 use serde::{Deserialize, Serialize};
 
 use crate::args::AttentionArgs;
@@ -128,8 +129,9 @@ pub enum SelectError {
 pub struct KernelSet {
     /// Format of the caches.
     pub format: CacheFormat,
-    /// Type to which products with weights round ([`Needs::arithmetic`]).
-    pub arithmetic: Dtype,
+    /// How products with weights round and sum: as the variant for them does, or in pairs if it takes any matrix and the model
+    /// computes in bfloat16.
+    pub arithmetic: Arithmetic,
     /// Attention of single query tokens.
     pub decode: &'static Variant,
     /// Attention of many query tokens.
@@ -177,8 +179,16 @@ pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectE
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
     let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
     let [linear, low_rank] = [candidates(Operation::Linear)?[0], candidates(Operation::LowRank)?[0]];
-    let arithmetic = needs.arithmetic;
+    let arithmetic = products_of(linear, needs);
     Ok(KernelSet { format, arithmetic, decode, prefill, cache_write, block_copy, linear, low_rank })
+}
+
+/// Returns how products with weights round and sum if a variant computes them.
+pub(crate) fn products_of(linear: &Variant, needs: &Needs) -> Arithmetic {
+    match (linear.capabilities.arithmetic, needs.arithmetic) {
+        (Arithmetic::Exact, Dtype::Bf16) => Arithmetic::Pairs,
+        (own, _) => own,
+    }
 }
 
 /// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`].

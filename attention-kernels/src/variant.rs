@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use device::gemm::Arithmetic;
 use device::profile::{self, Cost, Running};
 use device::{Device, Isa, Queue};
 
@@ -148,9 +149,9 @@ pub struct Capabilities {
     pub exact_compute_capability: bool,
     /// Types of queries and outputs; for operations that have none, of the operands.
     pub dtypes: &'static [Dtype],
-    /// Narrower type than that of its operands to which an operation rounds them before it multiplies; float32: it rounds
-    /// nothing. Only a model with that arithmetic ([`Needs::arithmetic`](crate::Needs::arithmetic)) is served by one that rounds.
-    pub arithmetic: Dtype,
+    /// How an operation rounds its operands before it multiplies. Only a model that computes in bfloat16
+    /// ([`Needs::arithmetic`](crate::Needs::arithmetic)) is served by one that rounds to it.
+    pub arithmetic: Arithmetic,
     /// Types of the cache.
     pub kv_dtypes: &'static [KvDtype],
     /// Layouts of the cache.
@@ -210,7 +211,7 @@ impl Capabilities {
         compute_capability: (0, 0),
         exact_compute_capability: false,
         dtypes: &[],
-        arithmetic: Dtype::F32,
+        arithmetic: Arithmetic::Exact,
         kv_dtypes: &[],
         layouts: &[],
         latent: false,

@@ -62,7 +62,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     let weights = device
         .packed_matrix(
             None,
-            device::Dtype::F32,
+            device::gemm::Arithmetic::Exact,
             4,
             &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])],
         )

@@ -4,6 +4,8 @@ use attention_kernels::{
     AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Layout, Needs, Operation, SelectError, Variant, select,
     variants,
 };
+use device::Isa;
+use device::gemm::Arithmetic;
 
 fn cpu(head_dim: usize) -> Needs {
     Needs { head_dim, window: true, ..Needs::default() }
@@ -52,16 +54,15 @@ fn a_product_that_takes_only_numbers_is_refused_for_weights_in_fewer_bits() {
 #[test]
 fn auto_selects_the_highest_rank_that_can_serve() {
     let auto = KernelChoice::default();
-    let best = |arithmetic| {
-        let serves = |v: &&Variant| v.capabilities.runs_on("cpu") && v.capabilities.arithmetic == arithmetic;
+    let best = |rounds| {
+        let serves = |v: &&Variant| v.capabilities.runs_on("cpu") && v.capabilities.arithmetic.rounds() == rounds;
         variants(Operation::Decode).into_iter().find(serves).unwrap().name
     };
     for kv_dtype in KvDtype::ALL {
         let selected = |arithmetic| select(&auto, &Needs { kv_dtype, arithmetic, ..cpu(1024) }).unwrap();
-        assert_eq!(selected(Dtype::F32).decode.name, best(Dtype::F32));
+        assert_eq!(selected(Dtype::F32).decode.name, best(false));
         // Only a cache of bfloat16 is multiplied in pairs.
-        let rounds = if kv_dtype == KvDtype::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
-        assert_eq!(selected(Dtype::Bf16).decode.name, best(rounds));
+        assert_eq!(selected(Dtype::Bf16).decode.name, best(kv_dtype == KvDtype::Bf16));
     }
 }
 
@@ -75,7 +76,30 @@ fn nothing_rounds_for_a_model_that_computes_in_float32() {
         "{message}"
     );
     let set = select(&choice, &Needs { arithmetic: Dtype::Bf16, ..needs }).unwrap();
-    assert_eq!((set.prefill.name.ends_with("_bf16"), set.arithmetic), (true, Dtype::Bf16));
+    assert!(set.prefill.name.ends_with("_bf16") && set.arithmetic.rounds());
+}
+
+#[test]
+fn products_of_tiles_are_selected_where_the_unit_exists_or_by_name() {
+    let needs = Needs { kv_dtype: KvDtype::Bf16, arithmetic: Dtype::Bf16, ..cpu(1024) };
+    let named = |linear: &str| KernelChoice { linear: linear.into(), ..Default::default() };
+    let (auto, amx) = (select(&KernelChoice::default(), &needs).unwrap(), select(&named("cpu.amx_bf16"), &needs));
+    match Isa::Amx.missing() {
+        _ if cfg!(not(target_arch = "x86_64")) => {}
+        None => assert_eq!((auto.linear.name, amx.unwrap().arithmetic), ("cpu.amx_bf16", Arithmetic::Tiles)),
+        Some(why) => {
+            let message = amx.err().unwrap().to_string();
+            let begin = format!("[kernels] linear = \"cpu.amx_bf16\" cannot serve: {why}; use one of: cpu.");
+            assert!(message.starts_with(&begin) && !message.contains('\n'), "{message}");
+            assert_eq!(auto.arithmetic, Arithmetic::Pairs);
+        }
+    }
+    assert_eq!(select(&named("cpu.portable_tiles"), &needs).unwrap().arithmetic, Arithmetic::Tiles);
+    assert_eq!(select(&named("cpu.portable"), &needs).unwrap().arithmetic, Arithmetic::Pairs);
+    let exact = Needs { arithmetic: Dtype::F32, ..needs };
+    assert_eq!(select(&KernelChoice::default(), &exact).unwrap().arithmetic, Arithmetic::Exact);
+    let message = select(&named("cpu.portable_tiles"), &exact).err().unwrap().to_string();
+    assert!(message.contains("cannot serve: it rounds to bf16, the model computes in f32"), "{message}");
 }
 
 #[test]

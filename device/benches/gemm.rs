@@ -1,4 +1,5 @@
-//! The matrix product in every weight format, at the shapes of SmolLM2-135M (`rounded`: bfloat16 weights and activations), next to the limits of the machine.
+//! The matrix product in every weight format, at the shapes of SmolLM2-135M (`rounded`: bfloat16 weights and
+//! activations in pairs; `tiles`: in tiles), next to the limits of the machine.
 //!
 //! `cargo bench -p device --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
 //! throughput is bytes of packed weights for few rows, multiply-adds for many. The limits of the machine are measured and
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::Dtype;
-use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, WeightRows, gemm};
+use device::gemm::{Arithmetic, Gemm, PackedMatrix, Quantization, Rows, WeightRows, gemm};
 use device::{Isa, Pool, roofline};
 
 /// `(name, k, n)`: the fused matrices of a layer, and the output layer.
@@ -31,7 +32,7 @@ fn print_limits(pool: &Pool) {
         roofline::read_bandwidth(pool, 256 << 20) / 1e9,
         roofline::read_bandwidth(pool, 4 << 20) / 1e9,
         roofline::int8_peak(pool) / 1e9,
-        roofline::bf16_peak(pool) / 1e9,
+        roofline::tile_peak(pool).unwrap_or_else(|| roofline::bf16_peak(pool)) / 1e9,
         roofline::f32_peak(pool) / 1e9
     );
 }
@@ -49,14 +50,19 @@ fn numbers(len: usize) -> Vec<f32> {
 fn products(criterion: &mut Criterion) {
     let pool = pool();
     print_limits(&pool);
+    let isa = if Isa::Amx.is_available() { Isa::Amx } else { Isa::best() };
     for (name, k, n) in SHAPES {
         let dense = numbers(n * k);
         let bf16: Vec<u8> = dense.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
         let f32: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let rounded = |arithmetic, numbers: &[u8]| {
+            PackedMatrix::stored(&pool, arithmetic, k, &[WeightRows::Numbers(Dtype::Bf16, numbers)]).ok()
+        };
         let matrices = [
             ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(Dtype::F32, &f32)]).ok()),
             ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(Dtype::F32, &f32)]).ok()),
-            ("rounded", PackedMatrix::stored(&pool, Dtype::Bf16, k, &[WeightRows::Numbers(Dtype::Bf16, &bf16)]).ok()),
+            ("rounded", rounded(Arithmetic::Pairs, &bf16)),
+            ("tiles", rounded(Arithmetic::Tiles, &bf16)),
             ("bf16", PackedMatrix::pack(&pool, k, &[(Dtype::Bf16, &bf16)]).ok()),
             ("f32", PackedMatrix::pack(&pool, k, &[(Dtype::F32, &f32)]).ok()),
         ];
@@ -74,11 +80,7 @@ fn products(criterion: &mut Criterion) {
                     // Inside of the pool, as in a forward pass.
                     pool.enter(|| {
                         bencher.iter(|| {
-                            gemm(
-                                Isa::best(),
-                                &pool,
-                                Gemm { x: Rows::Numbers(black_box(&x)), weights, bias: None, y: &mut y },
-                            );
+                            gemm(isa, &pool, Gemm { x: Rows::Numbers(black_box(&x)), weights, bias: None, y: &mut y });
                         });
                     });
                 });

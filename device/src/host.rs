@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SIM_ALLOCATED, SimMemory};
-use crate::gemm::{PackedMatrix, Product, Quantization, WeightRows};
+use crate::gemm::{Arithmetic, PackedMatrix, Product, Quantization, WeightRows};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::lock::lock;
 use crate::memory::HostMemory;
@@ -21,8 +21,7 @@ use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Library, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
-    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
-    Tile,
+    Device, DeviceError, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored, Tile,
 };
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
@@ -184,7 +183,7 @@ impl Device for Host {
     fn packed_matrix(
         &self,
         quantization: Option<Quantization>,
-        arithmetic: Dtype,
+        arithmetic: Arithmetic,
         k: usize,
         parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {

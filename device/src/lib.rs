@@ -193,8 +193,8 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
     /// Packs a weight matrix `[n, k]` for the products of this device, in the form in which its rows are stored, or quantised if
-    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. With the arithmetic of bfloat16,
-    /// numbers become bfloat16, and products round activations to it. [`Uploader::matrix`] makes a matrix on any device.
+    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. If the arithmetic rounds, numbers
+    /// become bfloat16, and products round activations to it. [`Uploader::matrix`] makes a matrix on any device.
     ///
     /// # Errors
     /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
@@ -203,7 +203,7 @@ pub trait Device: Send + Sync {
     fn packed_matrix(
         &self,
         _quantization: Option<gemm::Quantization>,
-        _arithmetic: Dtype,
+        _arithmetic: gemm::Arithmetic,
         _k: usize,
         _parts: &[gemm::WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {

@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::simd::int8::{DotIsa, DotLanes, GROUP, IntLanes};
 use crate::simd::pairs::{PairLanes, pair};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::simd::tiles::{
+    Registers,
+    amx::{Amx, Hardware},
+};
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool, dispatch, dispatch_dot, dispatch_pairs};
 
@@ -51,6 +56,18 @@ pub fn int8_peak(pool: &Pool) -> f64 {
 pub fn bf16_peak(pool: &Pool) -> f64 {
     let isa = Isa::best();
     peak(pool, 2 * LANES, || dispatch_pairs!(isa, pair_products()))
+}
+
+/// Measures the operations per second (a multiplication and an addition are two) of products of bfloat16 tiles in registers; `None`
+/// if this process cannot use tiles.
+pub fn tile_peak(pool: &Pool) -> Option<f64> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if let Ok(amx) = Amx::get() {
+        let products = LANES * 2 * LANES;
+        return Some(peak(pool, products, || tile_products(&mut Hardware::configure(amx, LANES))));
+    }
+    let _ = pool;
+    None
 }
 
 /// Measures the operations per second (a multiplication and an addition are two) of f32 multiply-adds in registers.
@@ -112,6 +129,16 @@ fn pair_products<D: PairLanes>() {
         }
     }
     black_box(sums.map(Lanes::greatest));
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tile_products(tiles: &mut impl Registers) {
+    for _ in 0..CHAINS * STEPS / LANES / 4 {
+        tiles.add_products::<0, 4, 6>();
+        tiles.add_products::<1, 4, 7>();
+        tiles.add_products::<2, 5, 6>();
+        tiles.add_products::<3, 5, 7>();
+    }
 }
 
 #[inline(always)]

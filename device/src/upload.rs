@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::gemm::{
-    ByteMatrix, ByteRows, PlannedSegment, Purpose, Quantization, RowRounding, StackedRows, TileSegment, Tiles,
-    WeightRows, plan,
+    Arithmetic, ByteMatrix, ByteRows, PlannedSegment, Purpose, Quantization, RowRounding, StackedRows, TileSegment,
+    Tiles, WeightRows, plan,
 };
 use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Pool, Queue, Stored};
 
@@ -18,6 +18,7 @@ const SHARE: usize = 1 << 16;
 /// Copies checkpoint tensors to a device through two staging buffers.
 pub struct Uploader<'a> {
     device: &'a dyn Device,
+    arithmetic: Arithmetic,
     stages: [Stage; 2],
     next: usize,
 }
@@ -35,7 +36,13 @@ impl<'a> Uploader<'a> {
     /// [`DeviceError::OutOfMemory`].
     pub fn new(device: &'a dyn Device) -> Result<Uploader<'a>, DeviceError> {
         let stage = || Ok::<_, DeviceError>(Stage { memory: device.pinned(STAGE)?, copied: None });
-        Ok(Uploader { device, stages: [stage()?, stage()?], next: 0 })
+        Ok(Uploader { device, arithmetic: Arithmetic::default(), stages: [stage()?, stage()?], next: 0 })
+    }
+
+    /// Chooses how products with matrices round and sum on a device that packs them.
+    #[must_use]
+    pub fn with_arithmetic(self, arithmetic: Arithmetic) -> Uploader<'a> {
+        Uploader { arithmetic, ..self }
     }
 
     /// Uploads the concatenated numbers of the parts, converted to `format`, to a new buffer. The copies are enqueued on
@@ -83,9 +90,9 @@ impl<'a> Uploader<'a> {
     }
 
     /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with. A device
-    /// that packs matrices stores the rows as they are, or quantised if `quantization` is given, and its products have the arithmetic of
-    /// `dtype` ([`Device::packed_matrix`]). Another stores their codes if
-    /// all parts have some that it can multiply ([`ByteMatrix`], [`Tiles`]), otherwise numbers of type `dtype`.
+    /// that packs matrices stores the rows as they are, or quantised if `quantization` is given, for the arithmetic of this uploader
+    /// ([`Device::packed_matrix`]). Another stores their codes if all parts have some that it can multiply ([`ByteMatrix`], [`Tiles`]),
+    /// otherwise numbers of type `dtype`.
     ///
     /// # Errors
     /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NotFinite`] or [`DeviceError::BadWeights`] for
@@ -99,7 +106,7 @@ impl<'a> Uploader<'a> {
         purpose: Purpose,
     ) -> Result<Matrix, DeviceError> {
         if self.device.features().packs_matrices {
-            return self.device.packed_matrix(quantization, dtype, k, parts);
+            return self.device.packed_matrix(quantization, self.arithmetic, k, parts);
         }
         let forms: Vec<_> =
             parts.iter().map(|part| Ok((part.rows(k)?, part.form()))).collect::<Result<_, DeviceError>>()?;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use device::Isa;
 use engine::{
     Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Quantization,
     SamplingParams,
@@ -31,13 +32,24 @@ struct Setting {
     kv: KvCacheDtype,
     /// On the CPU the plain loops, on `cuda-sim` the kernels that `auto` chooses without `--deterministic`.
     other_kernels: bool,
+    /// On the CPU, the products of this variant, in bfloat16.
+    tiles: Option<&'static str>,
 }
+
+/// Variants of the family `tiles`, whose bits are equal. The slow definition is the last.
+const TILES: [(&str, Isa); 4] = [
+    ("cpu.amx_bf16", Isa::Amx),
+    ("cpu.avx512_tiles", Isa::Avx512),
+    ("cpu.avx2_tiles", Isa::Avx2),
+    ("cpu.portable_tiles", Isa::Portable),
+];
 
 impl Setting {
     /// Its key in the file.
     fn name(&self) -> String {
         let device = self.sim.map_or("cpu".to_string(), |dtype| format!("sim.{dtype}"));
         let kernels = match (self.sim, self.other_kernels) {
+            _ if self.tiles.is_some() => "tiles",
             (None, true) => "reference",
             (Some(_), true) => "fast",
             (_, false) => "exact",
@@ -59,7 +71,10 @@ impl Setting {
             kv_cache_dtype: self.kv,
             ..Default::default()
         };
-        if let Some(dtype) = self.sim {
+        if let Some(linear) = self.tiles {
+            config.dtype = Some(Dtype::Bf16);
+            config.kernels.linear = linear.into();
+        } else if let Some(dtype) = self.sim {
             config.device = "cuda-sim".into();
             config.kernels_dir = host::folder_for_tests();
             config.dtype = Some(dtype);
@@ -144,7 +159,7 @@ impl Fnv {
 fn settings() -> Vec<Setting> {
     let mut all = Vec::new();
     for case in CASES {
-        let plain = Setting { case, sim: None, form: None, kv: KvCacheDtype::Auto, other_kernels: false };
+        let plain = Setting { case, sim: None, form: None, kv: KvCacheDtype::Auto, other_kernels: false, tiles: None };
         for form in [None, Some(Quantization::Q8), Some(Quantization::Q4)] {
             // The types of a cache and the plain loops do not meet what families differ in.
             let kinds = if FIRST.contains(&case) { &KvCacheDtype::ALL[..] } else { &[KvCacheDtype::Auto] };
@@ -152,6 +167,9 @@ fn settings() -> Vec<Setting> {
             if FIRST.contains(&case) {
                 all.push(Setting { form, other_kernels: true, ..plain });
             }
+        }
+        if FIRST.contains(&case) {
+            all.push(Setting { tiles: TILES.into_iter().find(|(_, isa)| isa.is_available()).map(|it| it.0), ..plain });
         }
         if !FIRST.contains(&case) {
             all.extend([Dtype::F32, Dtype::Bf16].map(|dtype| Setting { sim: Some(dtype), ..plain }));
@@ -165,6 +183,21 @@ fn settings() -> Vec<Setting> {
         }
     }
     all
+}
+
+#[test]
+fn every_variant_of_tiles_gives_a_model_the_same_bits() {
+    let of = |linear| Setting {
+        case: FIRST[0],
+        sim: None,
+        form: None,
+        kv: KvCacheDtype::Auto,
+        other_kernels: false,
+        tiles: Some(linear),
+    };
+    let found: Vec<_> =
+        TILES.into_iter().filter(|it| it.1.is_available()).map(|(linear, _)| (linear, of(linear).hash())).collect();
+    assert!(found.iter().all(|(_, hash)| *hash == found[0].1), "{found:x?}");
 }
 
 #[test]

@@ -110,6 +110,7 @@ fn vector_units() -> Vec<(&'static str, &'static str)> {
     let units = [
         (Capability::Avx2, "AVX2 with FMA", "cpu.avx2"),
         (Capability::Avx512, "AVX-512", "cpu.avx512"),
+        (Capability::Amx, "AMX", "cpu.amx_bf16"),
         (Capability::Neon, "NEON", "cpu.neon"),
     ];
     units.into_iter().filter(|(unit, ..)| unit.is_present()).map(|(_, name, variant)| (name, variant)).collect()

@@ -14,6 +14,7 @@ mod tile;
 mod values;
 
 use device::Isa;
+use device::gemm::Arithmetic;
 
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, register};
@@ -79,7 +80,7 @@ macro_rules! register_fast {
 
 /// Capabilities of attention that multiplies pairs of bfloat16. Every instruction set computes the same bits.
 const fn in_pairs(isa: Isa, rank: u32) -> Capabilities {
-    let (arithmetic, layouts) = (Dtype::Bf16, &[Layout::Pairs, Layout::Hnd]);
+    let (arithmetic, layouts) = (Arithmetic::Pairs, &[Layout::Pairs, Layout::Hnd]);
     Capabilities { arithmetic, layouts, kv_dtypes: &[KvDtype::Bf16], ..attention("cpu.bf16", isa, rank) }
 }
 
@@ -113,14 +114,29 @@ register_pairs!("cpu.portable_bf16", Portable, 4);
 register_pairs!("cpu.avx2_bf16", Avx2, 5);
 #[cfg(target_arch = "x86_64")]
 register_pairs!("cpu.avx512_bf16", Avx512Bf16, 6);
-// Every linear layer multiplies a matrix in the arithmetic that it was packed for; this one uses the instruction for pairs.
+/// Registers linear layers in an arithmetic that rounds to bfloat16, for one instruction set.
+macro_rules! register_linear {
+    ($name:literal, $isa:ident, $arithmetic:ident, $rank:literal) => {
+        register!(
+            $name,
+            Linear,
+            Capabilities { arithmetic: Arithmetic::$arithmetic, takes_blocks: true, ..plain(Isa::$isa, $rank) },
+            Linear(|device, args| fast::linear(Isa::$isa, device, args))
+        );
+    };
+}
+
+// Every linear layer multiplies a matrix in the arithmetic that it was packed for. These have the instructions for it.
 #[cfg(target_arch = "x86_64")]
-register!(
-    "cpu.avx512_bf16",
-    Linear,
-    Capabilities { arithmetic: Dtype::Bf16, ..product(Isa::Avx512Bf16, 6) },
-    Linear(|device, args| fast::linear(Isa::Avx512Bf16, device, args))
-);
+register_linear!("cpu.amx_bf16", Amx, Tiles, 7);
+#[cfg(target_arch = "x86_64")]
+register_linear!("cpu.avx512_bf16", Avx512Bf16, Pairs, 6);
+// The bits of tiles without them, which costs more than pairs: `auto` takes these nowhere.
+#[cfg(target_arch = "x86_64")]
+register_linear!("cpu.avx512_tiles", Avx512, Tiles, 0);
+#[cfg(target_arch = "x86_64")]
+register_linear!("cpu.avx2_tiles", Avx2, Tiles, 0);
+register_linear!("cpu.portable_tiles", Portable, Tiles, 0);
 
 register!("cpu.reference", CacheWrite, memory(0), CacheWrite(reference::cache_write));
 register!("cpu.rows", CacheWrite, memory(1), CacheWrite(store::cache_write));

@@ -19,6 +19,7 @@ use crate::batch::AttentionBatch;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::scratch::{LinearScratch, Rewritten, ScratchSizes};
+use crate::select::products_of;
 use crate::shape::KvShape;
 use crate::variant::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
@@ -290,23 +291,32 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     }
     let input = buffer(device, &to_bytes(dtype, &x))?;
     let mut output: Buffer = device.alloc(rows * n * dtype.bytes())?;
-    let mut uploader = Uploader::new(device)?;
-    let mut matrix = || {
-        let rows = [WeightRows::Numbers(shape.dtype, raw.as_slice())];
-        uploader.matrix(shape.weights, shape.dtype, [n, k], &rows, Purpose::Product)
+    let matrices_for = |arithmetic| {
+        let mut uploader = Uploader::new(device)?.with_arithmetic(arithmetic);
+        let mut matrix = || {
+            let rows = [WeightRows::Numbers(shape.dtype, raw.as_slice())];
+            uploader.matrix(shape.weights, shape.dtype, [n, k], &rows, Purpose::Product)
+        };
+        let mut matrices = vec![matrix()?];
+        while matrices.len() < case.sets(matrices[0].bytes()) {
+            matrices.push(matrix()?);
+        }
+        Ok::<_, KernelError>(matrices)
     };
-    let mut matrices = vec![matrix()?];
-    let weights = matrices[0].bytes();
-    while matrices.len() < case.sets(weights) {
-        matrices.push(matrix()?);
-    }
-    let moved = weights + rows * (k + n) * dtype.bytes();
+    let needs = shape.needs(device);
+    let (mut packed, mut matrices) = (None, Vec::new());
     let mut sizes = ScratchSizes::default();
     if shape.weights.is_some() && device.features().launches {
         sizes.add(Rewritten::Weights, [n, k], rows);
     }
     let mut scratch = LinearScratch::new(device, sizes)?;
     for variant in variants {
+        let arithmetic = products_of(variant, &needs);
+        if packed != Some(arithmetic) {
+            matrices.clear();
+            (packed, matrices) = (Some(arithmetic), matrices_for(arithmetic)?);
+        }
+        let moved = matrices[0].bytes() + rows * (k + n) * dtype.bytes();
         let mut multiply = |i: usize| {
             let (weights, y, scratch) = (&matrices[i % matrices.len()], &mut output, Some(&mut scratch));
             let x = Rows::Numbers(&input);

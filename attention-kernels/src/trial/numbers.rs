@@ -136,7 +136,7 @@ pub fn tolerance(can: &Capabilities, format: CacheFormat) -> Tolerance {
     let f32_sums = 32.0 * ulp(Dtype::F32, 1.0);
     match dtype {
         // The weights are rounded, but their sum and the output are not.
-        Dtype::F32 if can.arithmetic == Dtype::Bf16 => {
+        Dtype::F32 if can.arithmetic.rounds() => {
             Tolerance { output: ulp(Dtype::Bf16, 1.0) / ulp(dtype, 1.0) + 32.0, lse: f32_sums }
         }
         Dtype::F32 => Tolerance { output: 32.0, lse: f32_sums },

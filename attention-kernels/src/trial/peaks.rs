@@ -26,7 +26,7 @@ pub struct Peaks {
     pub f32: Option<f64>,
     /// The same in 8-bit integers.
     pub int8: Option<f64>,
-    /// The same in 16 bits: on a GPU a large bf16 product of cuBLASLt, on a CPU bf16 pairs.
+    /// The same in 16 bits: on a GPU a large bf16 product of cuBLASLt, on a CPU bf16 tiles, or pairs if it has none.
     pub halves: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ impl Peaks {
                 copy: Some(copy(device, BEYOND_CACHES / 2)?),
                 f32: Some(roofline::f32_peak(device.pool())),
                 int8: Some(roofline::int8_peak(device.pool())),
-                halves: Some(roofline::bf16_peak(device.pool())),
+                halves: roofline::tile_peak(device.pool()).or_else(|| Some(roofline::bf16_peak(device.pool()))),
             }),
             "cuda" => Ok(Peaks {
                 read: Some(read(device, 4 * BEYOND_CACHES)?),

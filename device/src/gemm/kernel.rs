@@ -1,12 +1,12 @@
 //! Products with the packed weights of a matrix, by the form of each of its segments.
 
 use super::output::Output;
-use super::pack::{Halves, Panels, Segment};
+use super::pack::{Panels, Segment};
 use super::processor::Processor;
 use super::tile::{Floats, Line, Task, walk};
-use super::{Gemm, integer, rounded, stored};
+use super::{Arithmetic, Gemm, integer, rounded, stored, tiled};
 use crate::simd::{LANES, Lanes};
-use crate::{Dtype, dispatch};
+use crate::{Isa, dispatch};
 
 pub(super) fn run(processor: Processor<'_>, rows: usize, args: Gemm<'_>) {
     let Gemm { x, weights, bias, y } = args;
@@ -15,11 +15,16 @@ pub(super) fn run(processor: Processor<'_>, rows: usize, args: Gemm<'_>) {
         let out = (Output::new(y, weights.n(), *first, *n), *n);
         match panels {
             Panels::F32(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
-            Panels::Bf16(Halves { lines, arithmetic: Dtype::Bf16 }) => {
-                rounded::run(processor, weights.k(), (x.numbers(), rows), lines, bias, out);
-            }
-            Panels::Bf16(Halves { lines, .. }) => {
-                run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out);
+            Panels::Bf16(halves) => {
+                let run = match (halves.arithmetic, processor.isa) {
+                    (Arithmetic::Exact, _) => {
+                        run_lines(processor, weights.k(), (x.numbers(), rows), &halves.lines, bias, out);
+                        continue;
+                    }
+                    (Arithmetic::Tiles, Isa::Amx | Isa::Portable) => tiled::run,
+                    (Arithmetic::Pairs | Arithmetic::Tiles, _) => rounded::run,
+                };
+                run(processor, weights.k(), (x.numbers(), rows), halves, bias, out);
             }
             Panels::Q8(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
             Panels::Q4(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),

@@ -17,6 +17,7 @@
 //! ([`Quantization`]) are read from memory once for any number of rows.
 
 mod activations;
+mod arithmetic;
 mod blocks;
 mod byte_matrix;
 mod dense;
@@ -35,9 +36,11 @@ mod rounded;
 mod rows;
 mod stored;
 mod tile;
+mod tiled;
 mod tiles;
 
 pub use activations::scratch_bytes;
+pub use arithmetic::Arithmetic;
 pub(crate) use byte_matrix::ByteRows;
 pub use byte_matrix::{ByteMatrix, RowRounding};
 pub use dense::{Columns, Factor, FactorType, Product, ProductShape, Slices};
@@ -53,7 +56,8 @@ pub use tiles::{PANEL, TileCodes, TileForm, TileOffset, TileSegment, Tiles};
 pub(crate) use tiles::{PlannedSegment, StackedRows, plan};
 
 use crate::simd::int8::DotIsa;
-use crate::simd::pairs;
+use crate::simd::tiles::{GROUP, add_group};
+use crate::simd::{LANES, pairs};
 use crate::{Isa, Pool};
 use pack::{Panels, Segment};
 
@@ -97,17 +101,26 @@ pub fn gemm_reference(args: Gemm<'_>) {
     let (x, mut weights) = (args.x.numbers(), vec![0.0; k]);
     for column in 0..n {
         args.weights.copy_row(column, &mut weights);
-        let rounds = args.weights.rounds(column);
+        let arithmetic = args.weights.arithmetic(column);
         for row in 0..rows {
             let (mut sum, x) = (0.0f32, &x[row * k..][..k]);
-            if rounds {
-                let pair = |two: &[f32]| pairs::pair([two[0], two.get(1).copied().unwrap_or_default()]);
-                for (x, weights) in x.chunks(2).zip(weights.chunks(2)) {
-                    sum = pairs::dot(sum, pair(x), pair(weights));
+            let pair = |two: &[f32]| pairs::pair([two[0], two.get(1).copied().unwrap_or_default()]);
+            let paired = |x: &[f32], weights: &[f32]| {
+                let pairs = x.chunks(2).zip(weights.chunks(2)).map(|(x, weights)| (pair(x), pair(weights)));
+                pairs.collect::<Vec<_>>()
+            };
+            match arithmetic {
+                Arithmetic::Exact => x.iter().zip(&weights).for_each(|(x, weight)| sum += x * weight),
+                Arithmetic::Pairs => {
+                    for (x, weights) in paired(x, &weights) {
+                        sum = pairs::dot(sum, x, weights);
+                    }
                 }
-            } else {
-                for (x, weight) in x.iter().zip(&weights) {
-                    sum += x * weight;
+                Arithmetic::Tiles => {
+                    for (x, weights) in x.chunks(GROUP).zip(weights.chunks(GROUP)) {
+                        let zeros = std::iter::repeat((0, 0));
+                        sum = add_group(sum, paired(x, weights).into_iter().chain(zeros).take(LANES));
+                    }
                 }
             }
             args.y[row * n + column] = sum + args.bias.map_or(0.0, |b| b[column]);

@@ -1,6 +1,6 @@
 //! The output of a product, shared by threads that write disjoint columns.
 
-use crate::simd::{LANES, Lanes};
+use crate::simd::{LANES, Lanes, Pairs};
 
 /// Some columns of the output `[rows, stride]`.
 #[derive(Clone, Copy)]
@@ -47,6 +47,26 @@ impl Output {
                 }
             }
         }
+    }
+
+    /// Writes the sums of one row with one panel, leaving out columns past n.
+    ///
+    /// # Safety
+    /// As for [`Output::write_tile`].
+    #[inline(always)]
+    pub unsafe fn write_line<L: Lanes>(self, row: usize, panel: usize, sums: &Pairs, bias: Option<&[f32]>) {
+        let (first, sums) = (panel * LANES, sums.as_floats());
+        if first + LANES > self.n {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.write_tile(row, panel, &[[*sums]], bias) };
+        }
+        let bias = match bias.and_then(|bias| bias[first..].first_chunk()) {
+            Some(bias) => L::load(bias),
+            None => L::splat(0.0),
+        };
+        // SAFETY: sixteen numbers inside of the row, in columns that belong to the caller.
+        let to = unsafe { &mut *self.start.add(row * self.stride + first).cast::<[f32; LANES]>() };
+        L::load(sums).add(bias).store(to);
     }
 
     /// Reads a tile, with zeros for columns past n.

@@ -1,14 +1,17 @@
 //! Weights packed in the order in which the kernel reads them.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::arithmetic::Arithmetic;
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
 use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
 use super::rows::RowBlock;
 use super::stored::{Rounding, Stored, StoredFormat, StoredPanels, StoredRow, StoredRows};
+use crate::simd::tiles::least_exponent;
 use crate::simd::{LANES, Lanes, Pairs};
 use crate::{DeviceError, Dtype, Isa, Pool, dispatch};
 
@@ -20,11 +23,27 @@ pub(super) enum Panels {
     Stored(Stored),
 }
 
-/// Panels of bfloat16, `[panel][ceil(k / 2)]`: pairs of columns of sixteen outputs.
+/// Panels of bfloat16, `[panels][pairs]`: pairs of columns of sixteen outputs, padded with zeros as the arithmetic says.
 pub(super) struct Halves {
     pub lines: Vec<Pairs>,
-    /// bfloat16: products round activations to it ([`super::rounded`]). Otherwise weights are widened.
-    pub arithmetic: Dtype,
+    /// If it rounds, products round activations too ([`super::rounded`]). Otherwise weights are widened.
+    pub arithmetic: Arithmetic,
+    least: OnceLock<Vec<u32>>,
+}
+
+impl Halves {
+    /// Returns the exponent of the smallest number of each panel, of which each column has `pairs` pairs. Only vectors that compute the
+    /// sums of tiles need it.
+    pub fn least_exponents(&self, pool: &Pool, pairs: usize) -> &[u32] {
+        self.least.get_or_init(|| {
+            let mut least = vec![0; self.lines.len() / pairs];
+            pool.chunks_mut(&mut least, 1, pairs * LANES, |panel, least| {
+                let lines = &self.lines[panel * pairs..][..pairs];
+                least.fill(least_exponent(lines.iter().flat_map(|line| line.0)));
+            });
+            least
+        })
+    }
 }
 
 /// What a matrix is for, which decides how a device that launches kernels stores it.
@@ -148,14 +167,14 @@ pub(super) struct Segment {
 }
 
 impl PackedMatrix {
-    /// Packs the stacked rows of the parts on the pool's threads, in their stored form. With the arithmetic of bfloat16, numbers
-    /// become bfloat16, and products round activations to it. Otherwise they become bfloat16 if all of them are, else f32.
+    /// Packs the stacked rows of the parts on the pool's threads, in their stored form. If the arithmetic rounds, numbers become
+    /// bfloat16, and products round activations to it. Otherwise they become bfloat16 if all of them are, else f32.
     ///
     /// # Errors
     /// Those of [`PackedMatrix::pack`], and [`DeviceError::NotFinite`] for stored weights that are not finite.
     pub fn stored(
         pool: &Pool,
-        arithmetic: Dtype,
+        arithmetic: Arithmetic,
         k: usize,
         parts: &[WeightRows<'_>],
     ) -> Result<PackedMatrix, DeviceError> {
@@ -176,7 +195,7 @@ impl PackedMatrix {
     /// [`DeviceError::BadMatrix`] if there are no rows, or a part does not consist of whole rows of `k` numbers.
     pub fn pack(pool: &Pool, k: usize, parts: &[(Dtype, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
-        Ok(PackedMatrix::of_one(n, k, pack_numbers(pool, Dtype::F32, n, k, parts)))
+        Ok(PackedMatrix::of_one(n, k, pack_numbers(pool, Arithmetic::Exact, n, k, parts)))
     }
 
     fn of_one(n: usize, k: usize, panels: Panels) -> PackedMatrix {
@@ -205,7 +224,7 @@ impl PackedMatrix {
 
     /// Returns the size in bytes of a matrix with rows of `k` weights, given the number of rows and the form of each part.
     pub fn packed_bytes(
-        arithmetic: Dtype,
+        arithmetic: Arithmetic,
         k: usize,
         quantization: Option<Quantization>,
         parts: &[(usize, PartForm<'_>)],
@@ -221,11 +240,10 @@ impl PackedMatrix {
             _ => {
                 let dtypes =
                     run.iter().filter_map(|(_, form)| if let PartForm::Numbers(it) = form { Some(*it) } else { None });
-                rows(run).div_ceil(LANES)
-                    * match become_bf16(arithmetic, dtypes) {
-                        true => k.div_ceil(2) * size_of::<Pairs>(),
-                        false => k * LANES * size_of::<f32>(),
-                    }
+                match become_bf16(arithmetic, dtypes) {
+                    true => arithmetic.panels(rows(run)) * arithmetic.pairs(k) * size_of::<Pairs>(),
+                    false => rows(run).div_ceil(LANES) * k * LANES * size_of::<f32>(),
+                }
             }
         };
         parts.chunk_by(|(_, a), (_, b)| a.joins(b)).map(bytes).sum()
@@ -269,9 +287,12 @@ impl PackedMatrix {
         }
     }
 
-    /// Whether products with row `row` round activations to bfloat16.
-    pub(super) fn rounds(&self, row: usize) -> bool {
-        matches!(&self.segment(row).panels, Panels::Bf16(halves) if halves.arithmetic == Dtype::Bf16)
+    /// How products with row `row` of numbers round and sum.
+    pub(super) fn arithmetic(&self, row: usize) -> Arithmetic {
+        match &self.segment(row).panels {
+            Panels::Bf16(halves) => halves.arithmetic,
+            _ => Arithmetic::Exact,
+        }
     }
 
     /// Writes row `row` as floats, for example the embedding of a token whose matrix is also the output layer.
@@ -286,7 +307,7 @@ impl PackedMatrix {
         match &segment.panels {
             Panels::F32(lines) => out.iter_mut().zip(&lines[panel * self.k..]).for_each(|(x, line)| *x = line[lane]),
             Panels::Bf16(halves) => {
-                for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * self.k.div_ceil(2)..]) {
+                for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * halves.arithmetic.pairs(self.k)..]) {
                     let pair = line.0[lane];
                     two.iter_mut()
                         .zip([pair << 16, pair & 0xffff_0000])
@@ -303,7 +324,7 @@ impl PackedMatrix {
 /// Packs parts of one form; returns the number of rows too.
 fn pack_run(
     pool: &Pool,
-    arithmetic: Dtype,
+    arithmetic: Arithmetic,
     k: usize,
     parts: &[WeightRows<'_>],
 ) -> Result<(usize, Panels), DeviceError> {
@@ -331,10 +352,11 @@ fn pack_run(
     Ok((n, Panels::Stored(Stored { panels, rounding: first.rounding, order: first.order.map(Box::from) })))
 }
 
-fn pack_numbers(pool: &Pool, arithmetic: Dtype, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
-    let (panels, isa) = (n.div_ceil(LANES), Isa::best());
+fn pack_numbers(pool: &Pool, arithmetic: Arithmetic, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
+    let isa = Isa::best();
     if become_bf16(arithmetic, parts.iter().map(|(format, _)| *format)) {
-        let lines = in_panels(pool, panels, k.div_ceil(2), LANES * k, Pairs::ZERO, |panel, lines| {
+        let (panels, pairs) = (arithmetic.panels(n), arithmetic.pairs(k));
+        let lines = in_panels(pool, panels, pairs, LANES * k, Pairs::ZERO, |panel, lines| {
             let rows: [Cow<'_, [u8]>; LANES] =
                 std::array::from_fn(|lane| match find_row(parts, k, panel * LANES + lane) {
                     None => Cow::default(),
@@ -348,9 +370,9 @@ fn pack_numbers(pool: &Pool, arithmetic: Dtype, n: usize, k: usize, parts: &[(Dt
             let rows = rows.each_ref().map(|row| &row[..]);
             dispatch!(isa, pack_pairs(rows: [&[u8]; LANES], lines: &mut [Pairs]));
         });
-        Panels::Bf16(Halves { lines, arithmetic })
+        Panels::Bf16(Halves { lines, arithmetic, least: OnceLock::new() })
     } else {
-        Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
+        Panels::F32(in_panels(pool, n.div_ceil(LANES), k, LANES * k, [0.0; LANES], |panel, lines| {
             let mut rows = vec![0.0; LANES * k];
             rows.chunks_mut(k).enumerate().for_each(|(lane, row)| read_row(parts, panel * LANES + lane, row));
             let rows = &rows[..];
@@ -411,6 +433,6 @@ fn pack_f32<L: Lanes>(rows: &[f32], lines: &mut [[f32; LANES]]) {
 }
 
 /// Returns whether numbers are packed as bfloat16.
-fn become_bf16(arithmetic: Dtype, formats: impl IntoIterator<Item = Dtype>) -> bool {
-    arithmetic == Dtype::Bf16 || formats.into_iter().all(|format| format == Dtype::Bf16)
+fn become_bf16(arithmetic: Arithmetic, formats: impl IntoIterator<Item = Dtype>) -> bool {
+    arithmetic.rounds() || formats.into_iter().all(|format| format == Dtype::Bf16)
 }

@@ -1,15 +1,19 @@
-//! Products of bfloat16: activations are rounded once, then pairs are multiplied as [`crate::simd::pairs`] defines.
+//! Products of bfloat16 with vectors: activations are rounded once, then pairs are multiplied as [`crate::simd::pairs`] or
+//! [`crate::simd::tiles`] defines.
 //!
-//! Every output element is one running sum over the pairs of k in their order, whatever the number of rows, the tile, the threads
-//! or the instruction set.
+//! Every output element is one running sum over the pairs of k, or over groups of them, in their order, whatever the number of rows,
+//! the tile, the threads or the instruction set.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use super::arithmetic::Arithmetic;
 use super::output::Output;
+use super::pack::Halves;
 use super::processor::Processor;
 use super::rows::RowBlock;
 use super::tile::{AHEAD, Task, Tile, walk};
+use super::tiled::{self, Grouped};
 use crate::dispatch_pairs;
 use crate::simd::pairs::{PairLanes, Pairs, round_row};
 use crate::simd::{LANES, Lanes, prefetch};
@@ -24,11 +28,11 @@ pub(super) fn run(
     Processor { isa, pool, .. }: Processor<'_>,
     k: usize,
     (x, rows): (&[f32], usize),
-    lines: &[Pairs],
+    halves: &Halves,
     bias: Option<&[f32]>,
     (out, n): (Output, usize),
 ) {
-    let pairs = k.div_ceil(2);
+    let pairs = halves.arithmetic.pairs(k);
     let mut rounded = ROUNDED.take();
     // Only grows: old contents do not matter.
     rounded.resize(rounded.len().max(rows * pairs), 0);
@@ -37,14 +41,27 @@ pub(super) fn run(
         dispatch_pairs!(isa, round_row(from: &[f32], to: &mut [u32]));
     });
     let x = &rounded[..rows * pairs];
-    let task = Task { x, rows, row: pairs, lines, panels: 0..n.div_ceil(LANES), bias, out };
-    task.run(pool, |task| dispatch_pairs!(isa, walk_pairs(task: &Task<'_, u32, Pairs>)));
+    let task = Task { x, rows, row: pairs, lines: &halves.lines, panels: 0..n.div_ceil(LANES), bias, out };
+    if halves.arithmetic == Arithmetic::Tiles {
+        let least = halves.least_exponents(pool, pairs);
+        task.run(pool, |task| {
+            dispatch_pairs!(isa, walk_groups(task: &Task<'_, u32, Pairs>));
+            tiled::repair(task, least);
+        });
+    } else {
+        task.run(pool, |task| dispatch_pairs!(isa, walk_pairs(task: &Task<'_, u32, Pairs>)));
+    }
     ROUNDED.set(rounded);
 }
 
 #[inline(always)]
 fn walk_pairs<D: PairLanes>(task: &Task<'_, u32, Pairs>) {
     walk::<Rounded<D>>(task);
+}
+
+#[inline(always)]
+fn walk_groups<D: PairLanes>(task: &Task<'_, u32, Pairs>) {
+    walk::<Grouped<D>>(task);
 }
 
 /// Sums of pairs.

@@ -11,6 +11,7 @@ mod neon;
 pub mod pairs;
 mod portable;
 pub mod small_float;
+pub mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -26,13 +27,20 @@ pub use x86::{Avx2, Avx512};
 pub const LANES: usize = 16;
 
 /// Sixteen pairs of bfloat16: a cache line.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Pairs(pub [u32; LANES]);
 
 impl Pairs {
     /// Pairs of zeros.
     pub const ZERO: Pairs = Pairs([0; LANES]);
+
+    /// Returns the words as the bits of float32 numbers.
+    #[inline(always)]
+    pub fn as_floats(&self) -> &[f32; LANES] {
+        // SAFETY: both are sixteen words, and every bit pattern is a number.
+        unsafe { &*(&raw const self.0).cast() }
+    }
 }
 
 /// An instruction set that kernels are compiled for.
@@ -46,15 +54,18 @@ pub enum Isa {
     Avx512,
     /// The same with AVX512-BF16, for [`pairs`]; otherwise as [`Isa::Avx512`].
     Avx512Bf16,
+    /// The same with AMX in bfloat16, for [`tiles`]; otherwise as [`Isa::Avx512Bf16`].
+    Amx,
     /// 64-bit ARM.
     Neon,
 }
 
 impl Isa {
-    /// Returns whether this CPU has the instructions.
+    /// Returns whether this CPU has the instructions, and this process may use them.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
+            Isa::Amx => Isa::Avx512Bf16.is_available() && no_tiles().is_none(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
@@ -76,11 +87,28 @@ impl Isa {
         }
     }
 
-    /// Returns the most capable instruction set of this CPU.
+    /// Returns why this process cannot use the instructions; `None` if it can.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            _ if self.is_available() => None,
+            Isa::Amx => no_tiles().map(str::to_string),
+            _ => Some(format!("this CPU has no {self}")),
+        }
+    }
+
+    /// Returns the instruction set of this CPU with the best vectors.
     pub fn best() -> Isa {
         let vectors = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon];
         vectors.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
+}
+
+/// Returns why this process cannot use tiles.
+fn no_tiles() -> Option<&'static str> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    return tiles::amx::Amx::get().err();
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    Some("AMX tiles are used on x86-64 and Linux only")
 }
 
 impl fmt::Display for Isa {
@@ -90,6 +118,7 @@ impl fmt::Display for Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         })
     }
@@ -256,6 +285,18 @@ pub fn prefetch(line: *const u8) {
     let _ = line;
 }
 
+/// As [`prefetch`], to the second level of the cache on x86-64, elsewhere not at all.
+#[inline(always)]
+pub fn prefetch_for_later(line: *const u8) {
+    // SAFETY: as in `prefetch`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 /// Calls `$kernel::<L>(args…)` compiled for an [`Isa`]; the caller must have checked [`Isa::is_available`].
 ///
 /// The kernel must be `#[inline(always)]` and generic over [`Lanes`] as its first type parameter. Further arguments are
@@ -278,7 +319,7 @@ macro_rules! dispatch {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 => unsafe { avx512$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512$(::<$t>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },

@@ -262,7 +262,7 @@ macro_rules! dispatch_pairs {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512Bf16 => unsafe { avx512_bf16($($arg),*) },
+            $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512_bf16($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::Isa::Avx512 | $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },

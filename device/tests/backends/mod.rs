@@ -15,7 +15,7 @@ pub use driver::is_fake;
 use std::sync::Arc;
 
 use device::transfer::{CopyRange, Download, Upload};
-use device::{Arg, Buffer, Device, DeviceError, Dtype, Element, Launch, Options, Queue, Tensor, Tile};
+use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor, Tile};
 use testkit::capability::Capability;
 use testkit::kernels::manifest::Manifest;
 use testkit::kernels::{self, cuda, host, toolkit};
@@ -454,7 +454,7 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
         ] {
             assert!(matches!(outcome, Err(DeviceError::WrongDevice { .. })), "{outcome:?}");
         }
-        assert!(matches!(device.packed_matrix(None, Dtype::F32, 1, &[]), Err(DeviceError::NoMatrices(_))));
+        assert!(matches!(device.packed_matrix(None, Default::default(), 1, &[]), Err(DeviceError::NoMatrices(_))));
     }
 }
 

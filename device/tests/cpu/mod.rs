@@ -11,6 +11,7 @@ mod quantized;
 mod roofline;
 mod small_float;
 mod stored;
+mod tiles;
 
 use device::Isa;
 use device::simd::int8::DotIsa;
@@ -28,6 +29,12 @@ fn isas() -> impl Iterator<Item = Isa> {
 /// Returns the instruction sets of this CPU for products of pairs.
 fn pair_isas() -> impl Iterator<Item = Isa> {
     let all = [Isa::Portable, Isa::Avx2, Isa::Avx512Bf16];
+    all.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
+}
+
+/// Returns the instruction sets of this CPU for products of tiles.
+fn tile_isas() -> impl Iterator<Item = Isa> {
+    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
     all.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
 }
 

@@ -1,7 +1,7 @@
 //! Products of bfloat16 pairs: one definition of every bit, on every instruction set.
 
 use device::dispatch_pairs;
-use device::gemm::{PackedMatrix, PartForm, WeightRows};
+use device::gemm::{Arithmetic, PackedMatrix, PartForm, WeightRows};
 use device::simd::pairs::{self, PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 use device::{Dtype, Isa, Pool};
@@ -133,8 +133,8 @@ proptest! {
             Dtype::F16 => dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
             Dtype::Bf16 => dense.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
         };
-        let w = PackedMatrix::stored(&pool, Dtype::Bf16, k, &[WeightRows::Numbers(from, &bytes)]).unwrap();
-        prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Dtype::Bf16, k, None, &[(n, PartForm::Numbers(from))]));
+        let w = PackedMatrix::stored(&pool, Arithmetic::Pairs, k, &[WeightRows::Numbers(from, &bytes)]).unwrap();
+        prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Arithmetic::Pairs, k, None, &[(n, PartForm::Numbers(from))]));
         let bias = values(n, seed ^ 7);
         let bias = with_bias.then_some(&bias[..]);
         let want = run(None, &pool, &x, &w, bias);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use device::gemm::{Gemm, PackedMatrix, PartForm, Quantization, RowBlock, Rows, gemm_reference, gemm_with};
+use device::gemm::{Arithmetic, Gemm, PackedMatrix, PartForm, Quantization, RowBlock, Rows, gemm_reference, gemm_with};
 use device::simd::int8::DotIsa;
 use device::{Dtype, Isa, Pool};
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ proptest! {
         let pool = Pool::new(Some(threads)).unwrap();
         let (x, dense) = (values(rows * k, seed), values(n * k, seed ^ 0x9E37));
         let w = packed(form, k, &dense, &pool);
-        prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Dtype::F32, k, Some(form), &[(n, PartForm::Numbers(Dtype::F32))]));
+        prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Arithmetic::Exact, k, Some(form), &[(n, PartForm::Numbers(Dtype::F32))]));
         let bias = values(n, seed ^ 7);
         let bias = with_bias.then_some(&bias[..]);
         let want = product(None, &pool, &x, &w, bias);

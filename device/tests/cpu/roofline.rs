@@ -1,7 +1,7 @@
 //! Measured limits of the machine.
 
 use device::Pool;
-use device::roofline::{bf16_peak, f32_peak, int8_peak, read_bandwidth};
+use device::roofline::{bf16_peak, f32_peak, int8_peak, read_bandwidth, tile_peak};
 
 #[test]
 fn the_measured_limits_are_plausible() {
@@ -14,4 +14,5 @@ fn the_measured_limits_are_plausible() {
     // Emulated, it is slower.
     let bf16 = bf16_peak(&pool);
     assert!((1e6..2e12).contains(&bf16), "{bf16:e}");
+    assert!(tile_peak(&pool).is_none_or(|tiles| (1e11..1e13).contains(&tiles)));
 }

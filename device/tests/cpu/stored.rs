@@ -1,7 +1,7 @@
 //! Products with weights in the form in which checkpoints store them.
 
 use device::gemm::{
-    Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm, gemm_with,
+    Arithmetic, Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm, gemm_with,
 };
 use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use device::{Dtype, Isa, Pool};
@@ -32,8 +32,8 @@ proptest! {
     ) {
         let (k, pool) = (k * 40, Pool::new(Some(threads)).unwrap());
         let random = Random::new(format, n, k, seed);
-        let weights = PackedMatrix::stored(&pool, Dtype::F32, k, &[WeightRows::Stored(random.part(None, Rounding::None))]).unwrap();
-        prop_assert_eq!(weights.bytes(), PackedMatrix::packed_bytes(Dtype::F32, k, None, &[(n, PartForm::Stored(random.part(None, Rounding::None)))]));
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &[WeightRows::Stored(random.part(None, Rounding::None))]).unwrap();
+        prop_assert_eq!(weights.bytes(), PackedMatrix::packed_bytes(Arithmetic::Exact, k, None, &[(n, PartForm::Stored(random.part(None, Rounding::None)))]));
         let dense = random.values(None, k);
         let mut row = vec![f32::NAN; k];
         for (i, dense) in dense.chunks(k).enumerate() {
@@ -59,7 +59,7 @@ proptest! {
         let (k, pool) = (k * 40, Pool::new(Some(2)).unwrap());
         let random = Random::new(format, n, k, seed);
         let rounding = if whole_rows { Rounding::Row } else { Rounding::Blocks };
-        let weights = PackedMatrix::stored(&pool, Dtype::F32, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
         let (x, dense) = (values(rows * k, seed ^ 5), random.values(None, k));
         let multiplied = |x: &[f32], isa| {
             let mut y = vec![f32::NAN; x.len() / k * n];
@@ -112,7 +112,7 @@ fn parts_of_different_forms_and_orders_are_one_matrix() {
         WeightRows::Stored(b.part(None, Rounding::None)),
         WeightRows::Stored(b.part(None, Rounding::None)),
     ];
-    let weights = PackedMatrix::stored(&pool, Dtype::F32, k, &parts).unwrap();
+    let weights = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &parts).unwrap();
     let b_values = b.values(None, k);
     let dense = [a.values(Some(&first), k), a.values(Some(&second), k), numbers, b_values.clone(), b_values].concat();
     assert_eq!((weights.n(), weights.k()), (dense.len() / k, k));
@@ -140,7 +140,8 @@ fn activations_are_rounded_to_floats_of_8_bits_as_the_checkpoint_says() {
     x[2 * k..].fill(0.0);
     for rounding in [Rounding::Floats(k), Rounding::Floats(128), Rounding::Static(0.0015)] {
         let weights =
-            PackedMatrix::stored(&pool, Dtype::F32, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
+            PackedMatrix::stored(&pool, Arithmetic::Exact, k, &[WeightRows::Stored(random.part(None, rounding))])
+                .unwrap();
         for isa in isas() {
             let y = multiplied(isa, &pool, &x, &weights, None);
             for (i, x) in x.chunks(k).enumerate() {
@@ -173,7 +174,7 @@ fn weights_that_are_not_finite_are_refused() {
         let mut random = Random::new(form, 3, k, 1);
         spoil(&mut random.rows[1]);
         let parts = [WeightRows::Stored(random.part(None, Rounding::None))];
-        let refused = PackedMatrix::stored(&pool, Dtype::F32, k, &parts).err().map(|error| error.to_string());
+        let refused = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &parts).err().map(|error| error.to_string());
         assert!(refused.is_some_and(|line| line.contains("not finite")), "{form:?}");
     }
 }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Product, ProductShape, Quantization, WeightRows};
+use device::gemm::{Arithmetic, Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
-    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
-    Queue, Tile,
+    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue, Tile,
 };
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
@@ -132,7 +131,7 @@ impl<H: Hooks> Device for Hooked<H> {
     fn packed_matrix(
         &self,
         quantization: Option<Quantization>,
-        arithmetic: Dtype,
+        arithmetic: Arithmetic,
         k: usize,
         parts: &[WeightRows<'_>],
     ) -> Result<Matrix, DeviceError> {

@@ -137,7 +137,7 @@ fn rows(recorded: &Recorded) -> Vec<Row> {
         let rounds = operation
             .into_iter()
             .flat_map(variants)
-            .any(|variant| variant.name == name.variant && variant.capabilities.arithmetic == Dtype::Bf16);
+            .any(|variant| variant.name == name.variant && variant.capabilities.arithmetic.rounds());
         rows.push(Row { track: name.track, name: text, rounds, total: *total });
     }
     for track in [Track::Compute, Track::Copy] {

@@ -214,18 +214,25 @@ fn dtype(
     let features = device.features();
     let computes = |dtype: &Dtype| features.compute.contains(dtype);
     let stored = models::checkpoint_dtype(&config.decoder, weights);
+    // The fastest unit for bfloat16, if one is faster than float32. Tiles multiply no quantised weights.
+    let tiles = engine.quantization.is_none() && ["auto", "cpu.amx_bf16"].contains(&&*engine.kernels.linear);
+    let fast = match (tiles && Isa::Amx.is_available(), pairs::are_fast()) {
+        (true, _) => Some(Isa::Amx),
+        (false, fast) => fast.then_some(Isa::Avx512Bf16),
+    };
     match engine.dtype {
         None if features.launches => Ok(stored.filter(computes).unwrap_or_default()),
-        None if stored == Some(Dtype::Bf16) && pairs::are_fast() => {
-            tracing::info!(
-                "--dtype auto: bfloat16, the type of the checkpoint, in which this CPU is fast ({}); float32 is more accurate",
-                Isa::best()
-            );
-            Ok(Dtype::Bf16)
-        }
-        None => Ok(Dtype::F32),
+        None => match (stored, fast) {
+            (Some(stored @ Dtype::Bf16), Some(unit)) | (Some(stored @ Dtype::F16), Some(unit @ Isa::Amx)) => {
+                tracing::info!(
+                    "--dtype auto: bfloat16 for a checkpoint in {stored}, because this CPU is fast in it ({unit}); float32 is more accurate"
+                );
+                Ok(Dtype::Bf16)
+            }
+            _ => Ok(Dtype::F32),
+        },
         Some(dtype) if computes(&dtype) => {
-            if dtype == Dtype::Bf16 && !features.launches && !pairs::are_fast() {
+            if dtype == Dtype::Bf16 && !features.launches && fast.is_none() {
                 tracing::warn!(
                     "--dtype bfloat16 is slower than float32 on this CPU ({}): it is emulated, or its instructions are slow",
                     Isa::best()

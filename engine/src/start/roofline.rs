@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use attention_kernels::Dtype;
 use attention_kernels::trial::Peaks;
+use device::gemm::Arithmetic;
 use device::{Device, roofline as measure};
 
 use super::open::open;
@@ -66,8 +66,9 @@ impl Roofline {
             "cpu" => {
                 let peak = match (engine.quantization, opened.kernels.arithmetic) {
                     (Some(_), _) => measure::int8_peak(pool),
-                    (None, Dtype::Bf16) => measure::bf16_peak(pool),
-                    (None, _) => measure::f32_peak(pool),
+                    (None, Arithmetic::Tiles) => measure::tile_peak(pool).unwrap_or_else(|| measure::f32_peak(pool)),
+                    (None, Arithmetic::Pairs) => measure::bf16_peak(pool),
+                    (None, Arithmetic::Exact) => measure::f32_peak(pool),
                 };
                 (measure::read_bandwidth(pool, BEYOND_CACHES), peak)
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use attention_kernels::{
     Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, slices,
 };
-use device::gemm::{ByteMatrix, FactorType, PartForm, Purpose, WeightRows};
+use device::gemm::{Arithmetic, ByteMatrix, FactorType, PartForm, Purpose, WeightRows};
 use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use crate::checkpoint::quantized::{self, Module};
@@ -101,17 +101,16 @@ pub type Progress<'a> = &'a dyn Fn(u64, u64) -> Result<(), LoadError>;
 pub(super) struct Types {
     /// Type of biases.
     pub dtype: Dtype,
-    /// Type of the computation with matrices: that in which products are computed, or to which they round.
-    pub products: Dtype,
+    /// How products with packed matrices round and sum.
+    pub arithmetic: Arithmetic,
     /// Whether products take weights that are codes.
     pub takes_codes: bool,
 }
 
 impl Types {
-    pub fn of(kernels: &KernelSet, features: Features) -> Types {
-        let dtype = kernels.format.dtype;
-        let products = if features.packs_matrices { kernels.arithmetic } else { dtype };
-        Types { dtype, products, takes_codes: kernels.linear.capabilities.takes_codes }
+    pub fn of(kernels: &KernelSet) -> Types {
+        let (dtype, arithmetic) = (kernels.format.dtype, kernels.arithmetic);
+        Types { dtype, arithmetic, takes_codes: kernels.linear.capabilities.takes_codes }
     }
 }
 
@@ -151,7 +150,7 @@ impl<'a> Loader<'a> {
         types: Types,
         progress: Progress<'a>,
     ) -> Result<Loader<'a>, LoadError> {
-        let uploader = Uploader::new(device)?;
+        let uploader = Uploader::new(device)?.with_arithmetic(types.arithmetic);
         Ok(Loader { weights, uploader, types, progress, done: 0, unpacked: None })
     }
 
@@ -199,7 +198,7 @@ impl<'a> Loader<'a> {
         let shape = [linears.iter().map(|linear| linear.rows()).sum(), first.inputs];
         let parts: Vec<_> = rows.iter().map(Found::rows).collect();
         let purpose = if self.types.takes_codes { purpose } else { Purpose::Numbers };
-        let weights = self.uploader.matrix(first.form.quantization(), self.types.products, shape, &parts, purpose)?;
+        let weights = self.uploader.matrix(first.form.quantization(), self.types.dtype, shape, &parts, purpose)?;
         // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         for found in &rows {
             match found {
@@ -377,7 +376,7 @@ pub fn load_matrix(
     dtype: Dtype,
 ) -> Result<Matrix, LoadError> {
     let plain = decoder::Linear { bias: false, ..linear.clone() };
-    let types = Types { dtype, products: dtype, takes_codes: true };
+    let types = Types { dtype, arithmetic: Arithmetic::Exact, takes_codes: true };
     let mut loader = Loader::new(weights, device, types, &|_, _| Ok(()))?;
     Ok(loader.stacked(&[&plain], Purpose::Product)?.weights)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use device::profile::Phase;
-use device::{Collective, Device, Dtype, Features};
+use device::{Collective, Device, Features};
 
 use super::adapters::Adapters;
 use super::cpu::Cpu;
@@ -79,13 +79,8 @@ impl Model {
             0 => 0,
             widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
-        let rounded = match kernels.arithmetic {
-            Dtype::F32 => 0,
-            dtype => {
-                let widest = decoder.all_linears().map(|linear| linear.inputs).max().unwrap_or(0);
-                limits.max_rows.max(LOGIT_ROWS) * widest.next_multiple_of(2) * dtype.bytes()
-            }
-        };
+        let widest = decoder.all_linears().map(|linear| linear.inputs).max().unwrap_or(0);
+        let rounded = kernels.arithmetic.rounded_bytes(limits.max_rows.max(LOGIT_ROWS), widest);
         sizes(LOGIT_ROWS) + (scratch + rounded + adapters) as u64
     }
 
@@ -141,7 +136,7 @@ impl Model {
         let dtype = kernels.format.dtype;
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let layout = PageLayout::new(decoder);
-        let mut loader = Loader::new(weights, &*device, Types::of(&kernels, device.features()), progress)?;
+        let mut loader = Loader::new(weights, &*device, Types::of(&kernels), progress)?;
         let linears = loader.linears(decoder, target.map(|target| (&target.decoder, &target.loaded.linears[..])))?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;

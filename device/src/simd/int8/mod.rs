@@ -92,7 +92,7 @@ impl DotIsa {
         let candidates: &[DotIsa] = match isa {
             Isa::Portable => &[],
             Isa::Avx2 => &[DotIsa::AvxVnni, DotIsa::Avx2],
-            Isa::Avx512 | Isa::Avx512Bf16 => &[DotIsa::Avx512Vnni, DotIsa::AvxVnni, DotIsa::Avx2],
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => &[DotIsa::Avx512Vnni, DotIsa::AvxVnni, DotIsa::Avx2],
             Isa::Neon => &[DotIsa::NeonI8mm, DotIsa::NeonDot, DotIsa::Neon],
         };
         candidates.iter().copied().find(|dot| dot.is_available()).unwrap_or(DotIsa::Portable)
