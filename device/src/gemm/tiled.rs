@@ -162,9 +162,7 @@ fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) 
         }
         t.store::<0>(&mut sums[0]);
         t.store::<1>(&mut sums[1]);
-        for row in 0..task.rows {
-            finish::<L>(task, row, first, [&sums[0][row], &sums[1][row]]);
-        }
+        finish_block::<L>(task, 0, first, sums, 0..task.rows);
     }
 }
 
