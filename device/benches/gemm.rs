@@ -50,7 +50,7 @@ fn numbers(len: usize) -> Vec<f32> {
 fn products(criterion: &mut Criterion) {
     let pool = pool();
     print_limits(&pool);
-    let isa = if Isa::Amx.is_available() { Isa::Amx } else { Isa::best() };
+    let isa = if Isa::Amx.missing().is_none() { Isa::Amx } else { Isa::best() };
     for (name, k, n) in SHAPES {
         let dense = numbers(n * k);
         let bf16: Vec<u8> = dense.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
