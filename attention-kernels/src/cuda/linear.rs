@@ -5,6 +5,7 @@ use device::{Arg, Buffer, CudaError, Device, DeviceError, Launch, Matrix};
 
 use super::names::{MODULE, Name};
 use super::parameters::{LinearShape, SliceShape, count};
+use super::sums::sums;
 use super::tiles::{form_name, of_weights, table};
 use super::{rounded, unpacked};
 use crate::args::{ExpertLinearArgs, LinearArgs};
@@ -117,17 +118,8 @@ fn sliced(
     at_least("rows whose slices are summed at a time", most, 1)?;
     for first_row in (0..rows).step_by(most) {
         let rows = most.min(rows - first_row);
-        let (y_format, columns, of_k) = (Dtype::F32, None, Some(Slices { count: slices, first_row }));
-        device.product(Product {
-            x,
-            rows,
-            weights,
-            bias: None,
-            y: &mut scratch.wide,
-            y_format,
-            columns,
-            slices: of_k,
-        })?;
+        let of_k = Some(Slices { count: slices, first_row });
+        sums(device, (weights, of_k), (x, rows), &mut scratch.wide)?;
         let (rows_of_sums, y_is_float) = (count(rows)?, (output == Dtype::F32).into());
         let shape = SliceShape { rows: rows_of_sums, n: count(n)?, slices: count(slices)?, y_is_float };
         let bias = bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0));

@@ -12,6 +12,7 @@ mod low_rank;
 pub(crate) mod names;
 mod parameters;
 mod rounded;
+mod sums;
 mod tiles;
 mod unpacked;
 mod yardstick;

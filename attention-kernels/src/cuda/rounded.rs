@@ -1,11 +1,12 @@
 //! Products of factors of 8 bits: rows are rounded by a kernel, multiplied by [`Device::product`], and scaled by a kernel.
 
-use device::gemm::{ByteMatrix, Product, RowRounding};
+use device::gemm::{ByteMatrix, RowRounding};
 use device::{Arg, Buffer, Device, Launch};
 
 use super::names::{MODULE, Name};
 use super::parameters::{RoundShape, ScaleShape, count, kv_format};
-use crate::error::KernelError;
+use super::sums::sums;
+use crate::error::{KernelError, at_least};
 use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::scratch::LinearScratch;
 
@@ -26,9 +27,7 @@ pub(super) fn linear(
 ) -> Result<(), KernelError> {
     let weights = matrix.factor();
     let ([n, k], most) = ([weights.n, weights.k], scratch.rounded_rows([weights.n, weights.k]));
-    if most == 0 {
-        return Err(KernelError::Shape { what: "rows that are rounded at a time", found: 0, expected: 1 });
-    }
+    at_least("rows that are rounded at a time", most, 1)?;
     let (kv_dtype, scale) = match matrix.rounding() {
         RowRounding::Int8 => (KvDtype::Int8, 0.0),
         RowRounding::E4m3 => (KvDtype::Fp8E4m3, 0.0),
@@ -46,17 +45,7 @@ pub(super) fn linear(
         let shape = RoundShape { k: count(k)?, format, scale, reserved: 0 };
         let from = Arg::pointer(x, first * k * dtype.bytes());
         launch("round", rows, &[from, codes, scales, Arg::bytes(&shape)])?;
-        let (x, y_format, columns) = (&scratch.rows, Dtype::F32, None);
-        device.product(Product {
-            x,
-            rows,
-            weights,
-            bias: None,
-            y: &mut scratch.wide,
-            y_format,
-            columns,
-            slices: None,
-        })?;
+        sums(device, (weights, None), (&scratch.rows, rows), &mut scratch.wide)?;
         let (rows_of_sums, y_is_float) = (count(rows)?, (output == Dtype::F32).into());
         let shape = ScaleShape { rows: rows_of_sums, n: count(n)?, format, y_is_float };
         let to = Arg::pointer(y, first * n * output.bytes());

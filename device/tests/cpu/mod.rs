@@ -9,6 +9,7 @@ mod pool;
 mod quantize;
 mod quantized;
 mod roofline;
+mod rounded;
 mod small_float;
 mod stored;
 mod tiles;

@@ -1,14 +1,15 @@
 //! Products of bfloat16 pairs: one definition of every bit, on every instruction set.
 
 use device::dispatch_pairs;
-use device::gemm::{Arithmetic, PackedMatrix, PartForm, WeightRows};
+use device::gemm::Arithmetic;
 use device::simd::pairs::{self, PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 use device::{Dtype, Isa, Pool};
 use proptest::prelude::*;
 
 use super::gemm::run;
-use super::{f32_bytes, pair_isas, values};
+use super::rounded::{check_against_exact, packed};
+use super::{pair_isas, values};
 
 #[inline(always)]
 fn step<D: PairLanes>(sums: &mut [f32; LANES], a: &Pairs, b: &Pairs) {
@@ -127,14 +128,7 @@ proptest! {
     ) {
         let pool = Pool::new(Some(threads)).unwrap();
         let (x, dense) = (values(rows * k, seed), values(n * k, seed ^ 0x9E37));
-        let from = Dtype::ALL[from];
-        let bytes: Vec<u8> = match from {
-            Dtype::F32 => f32_bytes(&dense),
-            Dtype::F16 => dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
-            Dtype::Bf16 => dense.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
-        };
-        let w = PackedMatrix::stored(&pool, Arithmetic::Pairs, k, &[WeightRows::Numbers(from, &bytes)]).unwrap();
-        prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(Arithmetic::Pairs, k, None, &[(n, PartForm::Numbers(from))]));
+        let w = packed(&pool, Arithmetic::Pairs, k, Dtype::ALL[from], &dense);
         let bias = values(n, seed ^ 7);
         let bias = with_bias.then_some(&bias[..]);
         let want = run(None, &pool, &x, &w, bias);
@@ -146,15 +140,6 @@ proptest! {
                 prop_assert_eq!(&alone[..], &got[row * n..(row + 1) * n], "{} row {}", isa, row);
             }
         }
-        // Against exact arithmetic: both operands have an error of at most 2^-8 of their magnitude.
-        for (row, y) in want.chunks(n).enumerate() {
-            for (column, y) in y.iter().enumerate() {
-                let (x, w) = (&x[row * k..][..k], &dense[column * k..][..k]);
-                let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
-                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                let sum = sum + f64::from(bias.map_or(0.0, |bias| bias[column]));
-                prop_assert!((f64::from(*y) - sum).abs() <= size / 120.0 + 1e-6, "{y}, want {sum}");
-            }
-        }
+        check_against_exact(&want, &x, &dense, k, bias);
     }
 }

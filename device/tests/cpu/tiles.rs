@@ -1,6 +1,6 @@
 //! Products of bfloat16 tiles: one definition of every bit, on every instruction set, with AMX and without.
 
-use device::gemm::{Arithmetic, PackedMatrix, PartForm, WeightRows};
+use device::gemm::{Arithmetic, PackedMatrix};
 use device::simd::tiles::trial::{self, NUM_KINDS, Random};
 use device::simd::tiles::{Emulated, Tile};
 use device::{Dtype, Isa, Pool};
@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use testkit::everything;
 
 use super::gemm::run;
-use super::{f32_bytes, report_unavailable, tile_isas, values};
+use super::rounded::{check_against_exact, packed};
+use super::{report_unavailable, tile_isas, values};
 
 /// FNV-1a hash of [`recorded`] as an Emerald Rapids computes it.
 const RECORDED: u64 = 0x1769_d206_c47a_587c;
@@ -92,22 +93,6 @@ mod hardware {
     }
 }
 
-/// Packs numbers of a type for products of tiles.
-fn packed(pool: &Pool, k: usize, from: Dtype, numbers: &[f32]) -> PackedMatrix {
-    let bytes: Vec<u8> = match from {
-        Dtype::F32 => f32_bytes(numbers),
-        Dtype::F16 => numbers.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
-        Dtype::Bf16 => numbers.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
-    };
-    let weights = PackedMatrix::stored(pool, Arithmetic::Tiles, k, &[WeightRows::Numbers(from, &bytes)]).unwrap();
-    let n = numbers.len() / k;
-    assert_eq!(
-        weights.bytes(),
-        PackedMatrix::packed_bytes(Arithmetic::Tiles, k, None, &[(n, PartForm::Numbers(from))])
-    );
-    weights
-}
-
 /// Checks products against the definition on every instruction set. A NaN counts as equal to any other.
 fn check(pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>, what: &str) {
     let want = run(None, pool, x, w, bias);
@@ -128,7 +113,7 @@ proptest! {
     ) {
         let pool = Pool::new(Some(threads)).unwrap();
         let (x, dense) = (values(rows * k, seed), values(n * k, seed ^ 0x9E37));
-        let w = packed(&pool, k, Dtype::ALL[from], &dense);
+        let w = packed(&pool, Arithmetic::Tiles, k, Dtype::ALL[from], &dense);
         let bias = values(n, seed ^ 7);
         let bias = with_bias.then_some(&bias[..]);
         check(&pool, &x, &w, bias, "any shape");
@@ -139,16 +124,7 @@ proptest! {
                 prop_assert_eq!(&alone[..], &want[row * n..(row + 1) * n], "{} row {}", isa, row);
             }
         }
-        // Against exact arithmetic: both operands have an error of at most 2^-8 of their magnitude.
-        for (row, y) in want.chunks(n).enumerate() {
-            for (column, y) in y.iter().enumerate() {
-                let (x, w) = (&x[row * k..][..k], &dense[column * k..][..k]);
-                let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
-                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                let sum = sum + f64::from(bias.map_or(0.0, |bias| bias[column]));
-                prop_assert!((f64::from(*y) - sum).abs() <= size / 120.0 + 1e-6, "{y}, want {sum}");
-            }
-        }
+        check_against_exact(&want, &x, &dense, k, bias);
     }
 }
 
@@ -159,7 +135,7 @@ fn passes_and_parts_of_long_rows_have_the_bits_of_the_definition() {
     {
         let pool = Pool::new(Some(threads)).unwrap();
         let (x, dense) = (values(rows * k, 3), values(n * k, 4));
-        let w = packed(&pool, k, Dtype::Bf16, &dense);
+        let w = packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &dense);
         let want = run(None, &pool, &x, &w, None);
         // Emulated tiles take as long as the definition, so the portable variant computes only some.
         for isa in tile_isas().filter(|isa| *isa != Isa::Portable || rows * n * k < 2_000_000) {
@@ -181,6 +157,6 @@ fn tiny_infinite_and_undefined_numbers_have_the_bits_of_the_definition() {
             x[(3 * i + 1) * k + 7 * i + kind] = special;
             dense[(20 + i) * k + 70 - i] = special;
         }
-        check(&pool, &x, &packed(&pool, k, Dtype::Bf16, &dense), None, &format!("{tiny:e}"));
+        check(&pool, &x, &packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &dense), None, &format!("{tiny:e}"));
     }
 }

@@ -310,7 +310,7 @@ impl Bench<'_> {
         for rows in POOL {
             pool.extend(self.plan.candidates(self.library, rows, true).map_err(&failed)?);
         }
-        // Those for many rows are the last, and the likeliest to serve few.
+        // The candidates for the most rows are last. They are tried first, because they usually serve fewer rows too.
         'next: for first in pool.iter().rev().copied() {
             for bucket in buckets(PROBE_ROWS) {
                 for rows in [*bucket.start(), *bucket.end()] {
