@@ -61,7 +61,7 @@ pub struct Options {
 /// Makes the bundle anew and returns its folder.
 ///
 /// # Errors
-/// One line: what is missing, what does not compile, or that the bundle is too large.
+/// One line: what is missing, what does not compile, or that the bundle is too large; that one is removed.
 pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     let folder = folder(root);
     fresh(&folder)?;
@@ -97,7 +97,8 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     );
     std::fs::write(into("bundle.txt"), text).map_err(at(&folder))?;
 
-    let bytes = check_size(&folder, MOST_BYTES.saturating_sub(tree_bytes(root)))?;
+    let most = MOST_BYTES.saturating_sub(tree_bytes(root));
+    let bytes = check_size(&folder, most).inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
     println!("xtask: {}: {:.1} MiB, for glibc {needed} or newer", folder.display(), mib(bytes));
     Ok(folder)
 }
