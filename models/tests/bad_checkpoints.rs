@@ -266,23 +266,19 @@ fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
 
 #[test]
 fn embedded_files_read_like_a_folder_and_errors_name_them() {
-    const FILES: ModelFiles = ModelFiles::Embedded {
-        name: "demo",
-        files: &[
-            ("config.json", include_bytes!("reference/llama/config.json")),
-            ("model.safetensors", include_bytes!("reference/llama/model.safetensors")),
-            ("tokenizer_config.json", b"{"),
-        ],
-    };
+    let read = |name| -> &'static [u8] { std::fs::read(folder("llama").join(name)).unwrap().leak() };
+    let embedded = ["config.json", "model.safetensors"].map(|name| (name, read(name)));
+    let files_in_memory = [&embedded[..], &[("tokenizer_config.json", b"{")]].concat().leak();
+    let in_memory = ModelFiles::Embedded { name: "demo", files: files_in_memory };
     let folder = files("llama");
-    assert_eq!((FILES.name(), folder.name()), ("demo".to_string(), "llama".to_string()));
-    assert_eq!(ModelConfig::load(&FILES).unwrap(), ModelConfig::load(&folder).unwrap());
-    let (embedded, mapped) = (Weights::open(&FILES).unwrap(), Weights::open(&folder).unwrap());
+    assert_eq!((in_memory.name(), folder.name()), ("demo".to_string(), "llama".to_string()));
+    assert_eq!(ModelConfig::load(&in_memory).unwrap(), ModelConfig::load(&folder).unwrap());
+    let (embedded, mapped) = (Weights::open(&in_memory).unwrap(), Weights::open(&folder).unwrap());
     for name in mapped.names() {
         assert_eq!(embedded.get(name).unwrap().data, mapped.get(name).unwrap().data);
     }
-    message(Tokenizer::load(&FILES), &["demo/tokenizer.json", "not found"]);
-    message(ChatTemplate::load(&FILES), &["demo/tokenizer_config.json", "JSON"]);
+    message(Tokenizer::load(&in_memory), &["demo/tokenizer.json", "not found"]);
+    message(ChatTemplate::load(&in_memory), &["demo/tokenizer_config.json", "JSON"]);
 }
 
 #[test]

@@ -6,9 +6,6 @@ use safetensors::SafeTensors;
 use sampling::{Context, SamplingParams};
 use serde_json::Value;
 
-const CASES: &str = include_str!("../reference/sampling.json");
-const TENSORS: &[u8] = include_bytes!("../reference/sampling.safetensors");
-
 pub struct Case {
     pub key: String,
     pub params: SamplingParams,
@@ -67,12 +64,15 @@ fn params(value: &Value) -> SamplingParams {
 }
 
 pub fn cases() -> Vec<Case> {
-    let tensors = SafeTensors::deserialize(TENSORS).unwrap();
+    let folder = testkit::workspace::root().join("sampling/tests/reference");
+    let [cases, tensors] =
+        ["sampling.json", "sampling.safetensors"].map(|name| std::fs::read(folder.join(name)).unwrap());
+    let tensors = SafeTensors::deserialize(&tensors).unwrap();
     let row = |name: String| -> Vec<f32> {
         let (bytes, _) = tensors.tensor(&name).unwrap().data().as_chunks();
         bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
-    let list: Vec<Value> = serde_json::from_str(CASES).unwrap();
+    let list: Vec<Value> = serde_json::from_slice(&cases).unwrap();
     list.into_iter()
         .map(|expected| {
             let key = expected["key"].as_str().unwrap().to_owned();

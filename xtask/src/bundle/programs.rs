@@ -47,12 +47,15 @@ fn strip(program: &Path, to: &Path) -> Result<Version, String> {
     Ok(newest(&std::fs::read(to).map_err(at(to))?))
 }
 
-/// Builds the test programs with further arguments of `cargo test`, and returns the name of the crate and the file of each.
+/// Builds the test programs with further arguments of `cargo test`, and returns the name of the crate and the file of each. One call of
+/// cargo builds them all: with each alone, other features of shared crates would be in use, and the kernels compiled once for each.
 pub(super) fn tests(root: &Path, args: &[&str]) -> Result<Vec<(&'static str, PathBuf)>, String> {
+    let packages = TESTED.map(|package| ["--package", package]).concat();
+    let programs = cargo::test_programs(root, &[args, &packages, &["--test", "all"]].concat())?;
     let one = |package: &'static str| {
-        let programs = cargo::test_programs(root, &[args, &["--package", package, "--test", "all"]].concat())?;
-        let program = programs.into_iter().find(|program| program.target == "all");
-        Ok((package, program.ok_or_else(|| format!("cargo built no test program `all` of {package}"))?.file))
+        let program = programs.iter().find(|program| program.package == package && program.target == "all");
+        let program = program.ok_or_else(|| format!("cargo built no test program `all` of {package}"))?;
+        Ok((package, program.file.clone()))
     };
     TESTED.into_iter().map(one).collect()
 }
