@@ -237,9 +237,8 @@ fn a_sweep_takes_its_plan_from_the_engine_that_has_taken_the_memory_of_its_devic
     let model = testkit::workspace::root().join("models/tests/reference/llama");
     let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
     let shapes = ["bench", "sweep", "--batch-size=2", "--context=8", "--prefill=0", "--steps=2", "--device=cuda-sim"];
-    // The cache takes all that is left of a memory of 64 MiB.
-    let limits =
-        ["--max-model-len=64", "--max-num-seqs=2", "--max-num-batched-tokens=16", "--gpu-memory-utilization=0.95"];
+    // After the cache has taken more than half of the memory, another plan finds no space for it.
+    let limits = ["--max-num-seqs=2", "--max-num-batched-tokens=16", "--kv-cache-memory-bytes=40M"];
     command.args(shapes).args(limits).arg(model).arg("--kernels-dir").arg(kernels);
     let output = command.env("QUIRE_SIM_MEMORY", (64 << 20).to_string()).stdin(Stdio::null()).output().unwrap();
     let (table, problem) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

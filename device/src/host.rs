@@ -32,9 +32,10 @@ pub fn host_memory() -> MemoryInfo {
     // Inside of a container the limit of its control group counts.
     match system.cgroup_limits() {
         Some(limits) if limits.total_memory > 0 => {
-            MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
+            let (total, available) = (total.min(limits.total_memory), available.min(limits.free_memory));
+            MemoryInfo { total, available, is_own: false }
         }
-        _ => MemoryInfo { total, available },
+        _ => MemoryInfo { total, available, is_own: false },
     }
 }
 
@@ -158,6 +159,7 @@ impl Device for Host {
         limit.map_or_else(host_memory, |total| MemoryInfo {
             total,
             available: total.saturating_sub(SIM_ALLOCATED.load(Ordering::Relaxed)),
+            is_own: true,
         })
     }
 

@@ -106,6 +106,8 @@ pub struct MemoryInfo {
     pub total: u64,
     /// Memory that a new allocation could use now.
     pub available: u64,
+    /// Whether the device has this memory for itself. Otherwise it is that of the host, which other programs need.
+    pub is_own: bool,
 }
 
 /// Capabilities of a backend.

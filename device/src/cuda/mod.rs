@@ -152,7 +152,7 @@ impl Device for Cuda {
         // A driver that has failed offers no memory.
         let (available, total) =
             self.context.enter().ok().and_then(|()| result::mem_get_info().ok()).unwrap_or_default();
-        MemoryInfo { total: total as u64, available: available as u64 }
+        MemoryInfo { total: total as u64, available: available as u64, is_own: true }
     }
 
     fn allocated(&self) -> Option<u64> {

@@ -17,8 +17,6 @@ const FREE_SHARE: f64 = 0.4;
 pub(crate) struct Budget<'a> {
     /// The device's memory before anything is loaded.
     pub memory: MemoryInfo,
-    /// The device has memory of its own.
-    pub gpu: bool,
     /// `--gpu-memory-utilization`.
     pub share: Option<f64>,
     /// Bytes of the weights.
@@ -42,7 +40,7 @@ impl Budget<'_> {
     /// The memory does not suffice. The message names the flag to change and a value that fits.
     pub fn cache(&self) -> Result<(u64, String), EngineError> {
         let fixed = self.fixed(self.max_num_batched_tokens);
-        if !self.gpu {
+        if !self.memory.is_own {
             let (free, share) = (self.memory.available.saturating_sub(fixed), self.share.unwrap_or(FREE_SHARE));
             return Ok((
                 (free as f64 * share) as u64,
@@ -67,7 +65,7 @@ impl Budget<'_> {
     pub fn check(&self, cache: u64) -> Result<(), EngineError> {
         let free = self.memory.total - self.others();
         let left = free.saturating_sub(self.fixed(self.max_num_batched_tokens));
-        if !self.gpu || cache <= left {
+        if !self.memory.is_own || cache <= left {
             return Ok(());
         }
         if left < self.min_cache {
@@ -137,12 +135,12 @@ mod tests {
     fn budget(memory: MemoryInfo, weights: u64, share: Option<f64>) -> Result<(u64, String), EngineError> {
         let step = |rows: usize| rows as u64 * (1 << 20);
         let (max_num_batched_tokens, max_num_seqs, graphs) = (2048, 16, GRAPHS);
-        let (gpu, step, min_cache) = (true, &step, 1 << 20);
-        Budget { memory, gpu, share, weights, step, graphs, max_num_batched_tokens, max_num_seqs, min_cache }.cache()
+        let (step, min_cache) = (&step, 1 << 20);
+        Budget { memory, share, weights, step, graphs, max_num_batched_tokens, max_num_seqs, min_cache }.cache()
     }
 
     fn gpu(total: u64, available: u64) -> MemoryInfo {
-        MemoryInfo { total: total * GB, available: available * GB }
+        MemoryInfo { total: total * GB, available: available * GB, is_own: true }
     }
 
     #[test]

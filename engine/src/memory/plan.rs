@@ -181,13 +181,13 @@ impl Plan {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
         };
-        let (memory, gpu) = (opened.memory, device.compute_capability().is_some());
+        let memory = opened.memory;
         let adapter_bytes = match (&engine.lora, &decoder.adapters) {
             (Some(lora), Some(limits)) => {
                 // One more while it is read.
                 let host = |more: usize| most_adapter_bytes(decoder, limits) * (lora.num_cpu_loras() + 1 + more) as u64;
                 match features.launches {
-                    true => adapter_slot_bytes(decoder, limits, *dtype) + if gpu { 0 } else { host(0) },
+                    true => adapter_slot_bytes(decoder, limits, *dtype) + if memory.is_own { 0 } else { host(0) },
                     false => host(lora.max_loras),
                 }
             }
@@ -195,7 +195,6 @@ impl Plan {
         };
         let budget = Budget {
             memory,
-            gpu,
             share: engine.gpu_memory_utilization,
             weights: weight_bytes + draft_weight_bytes + kv_scale_bytes + adapter_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
@@ -244,7 +243,7 @@ impl Plan {
             return Err(bad("--max-model-len", wanted, expected));
         }
         // The cache of a CPU takes host memory too.
-        let host_free = if gpu { device::host_memory().available } else { total.saturating_sub(bytes) };
+        let host_free = if memory.is_own { device::host_memory().available } else { total.saturating_sub(bytes) };
         let expected = format!("at most {host_free} bytes, the host memory that is left beside the cache");
         if engine.swap_space_bytes > host_free {
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));

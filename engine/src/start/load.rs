@@ -341,7 +341,7 @@ pub(crate) fn start(
         ));
     }
     let captured = graphs::capture(&mut model, &mut caches, &**device, engine)?;
-    if device.compute_capability().is_some() {
+    if opened.memory.is_own {
         plan.compare(available, device.memory());
     }
     let drafts = engine.speculative.as_ref().map(SpeculativeConfig::line);

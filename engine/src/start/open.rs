@@ -97,7 +97,7 @@ pub(crate) fn open_on(
         config.decoder.taps.clone_from(&draft.taps);
     }
     let (block_size, mut memory) = (needs.block_size, device.memory());
-    if device.compute_capability().is_none() {
+    if !memory.is_own {
         memory.available /= place.local_ranks as u64;
     }
     Ok(Opened { files, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
