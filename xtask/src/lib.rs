@@ -1,7 +1,7 @@
 //! The chores of the workspace, behind `cargo xtask`.
 //!
 //! - [`ci`]: all checks that a change must pass; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
-//! - [`tidy`]: rules that no compiler checks;
+//! - [`tidy`]: rules that no compiler checks; [`test_names`]: whether the tests that sources and pages name run; [`fuzz`]: the fuzz targets;
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
@@ -28,10 +28,12 @@ pub mod conformance;
 pub mod docs;
 pub mod doctor;
 pub mod flakes;
+pub mod fuzz;
 mod http;
 pub mod parts;
 pub mod routers;
 pub mod server;
 pub mod test_mpi;
+pub mod test_names;
 pub mod tidy;
 pub mod workspace;

@@ -1,7 +1,7 @@
 //! Any bytes as a checkpoint of quantised safetensors: libFuzzer searches for those that cause a panic.
 #![no_main]
 
-#[path = "../../tests/quantized/fuzzed.rs"]
+#[path = "../../../models/tests/quantized/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! Any bytes as a GGUF file: libFuzzer searches for those that cause a panic.
 #![no_main]
 
-#[path = "../../tests/gguf/fuzzed.rs"]
+#[path = "../../../models/tests/gguf/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! Any bytes as a LoRA adapter: libFuzzer searches for those that cause a panic.
 #![no_main]
 
-#[path = "../../tests/lora/fuzzed.rs"]
+#[path = "../../../models/tests/lora/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
