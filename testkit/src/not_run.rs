@@ -191,6 +191,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_missing_device_is_one_report_for_a_program_and_anything_else_one_for_each_test() {
+        assert_eq!([Capability::Cuda, Capability::Neon, Capability::Avx512].map(reporter), ["testkit"; 3]);
+        let test =
+            "testkit not_run::tests::a_missing_device_is_one_report_for_a_program_and_anything_else_one_for_each_test";
+        assert_eq!([Capability::Cxx, Capability::Nvcc].map(reporter), [test; 2]);
+    }
+
+    #[test]
     fn equal_reports_have_one_file() {
         let folder = tempfile::tempdir().unwrap();
         for test in ["device one", "device one", "device two"] {

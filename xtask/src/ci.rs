@@ -145,6 +145,8 @@ fn of_test_all() -> Vec<Step> {
         Step::new("MPI", "cargo xtask test-mpi"),
         tests_step("all tests").with("QUIRE_TEST_ALL", "1"),
         thread_sanitizer_step().with("QUIRE_TEST_ALL", "1"),
+        // What debug builds refuse with a panic.
+        Step::new("release builds", "cargo test -p kvblock --test all --release --locked -- in_release_builds"),
         soak_step(),
         Step::new("fuzz targets", "cargo xtask fuzz"),
     ]

@@ -7,7 +7,7 @@
 //!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
-//! - [`conformance`]: an external test suite of the API against our server; [`routers`]: replicas behind routers from PyPI.
+//! - [`routers`]: replicas behind routers from PyPI.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
 //!
@@ -24,7 +24,6 @@ pub mod build_kernels;
 pub mod bundle;
 pub mod cargo;
 pub mod ci;
-pub mod conformance;
 pub mod docs;
 pub mod doctor;
 pub mod flakes;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
-use xtask::{build_kernels, bundle, ci, conformance, docs, doctor, flakes, fuzz, routers, test_mpi, test_names, tidy};
+use xtask::{build_kernels, bundle, ci, docs, doctor, flakes, fuzz, routers, test_mpi, test_names, tidy};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -73,17 +73,6 @@ enum Task {
         /// With all but the first library, run the suite on two ranks alone
         #[arg(long)]
         quick: bool,
-    },
-    /// Run a black-box test suite of the API (pytest) against a server built from this tree
-    Conformance {
-        /// Folder of the suite
-        dir: PathBuf,
-        /// Python interpreter with the modules of the suite's requirements.txt
-        #[arg(long, default_value = "python3")]
-        python: PathBuf,
-        /// Further arguments for pytest, such as `-- -k CHT`
-        #[arg(last = true)]
-        pytest: Vec<String>,
     },
     /// Put two servers behind routers from PyPI, measure affinity and failover, and compare an indexer of KV events
     Routers {
@@ -198,7 +187,6 @@ fn run(task: Task) -> Result<(), String> {
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::TestMpi { quick } => test_mpi::run(&root, quick),
-        Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, rehearse, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);

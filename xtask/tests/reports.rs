@@ -90,13 +90,19 @@ fn the_compiler_that_build_kernels_downloads_counts_as_present() {
 }
 
 #[test]
-fn every_workflow_uses_the_compiler_that_the_tree_was_checked_with() {
+fn workflows_pin_one_compiler_and_the_commits_of_actions() {
     let workflows = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
     let texts: Vec<String> = workflows.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
     let pins: Vec<&str> =
         texts.iter().filter_map(|text| text.lines().find_map(|line| line.trim().strip_prefix("PINNED: "))).collect();
     assert_eq!(pins, vec![pins[0]; texts.len()]);
     assert!(!texts.iter().any(|text| text.contains("install stable") || text.contains("cargo test --workspace\n")));
+    // A tag of somebody else's repository can point to other code tomorrow.
+    let actions = texts.iter().flat_map(|text| text.split("uses: ").skip(1)).filter_map(|rest| rest.lines().next());
+    for (name, version) in actions.filter_map(|action| action.split_once('@')) {
+        let hash = version.split(' ').next().unwrap();
+        assert!(hash.len() == 40 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{name}@{version}: expected a commit");
+    }
 }
 
 #[cfg(unix)]

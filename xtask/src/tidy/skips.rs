@@ -39,6 +39,8 @@ pub(super) struct Function<'a> {
     pub(super) name: String,
     /// Whether it has `#[test]`.
     pub(super) is_test: bool,
+    /// Whether it has a `#[cfg]` of its own.
+    pub(super) is_conditional: bool,
     /// Whether it is part of a test program.
     in_tests: bool,
     /// Its body, as [`tokens::code`] writes it.
@@ -129,11 +131,12 @@ fn reporting<'a>(functions: &[Function<'a>]) -> BTreeSet<(&'a str, String)> {
 
 /// Adds the functions that tests may call; `in_tests` says whether the tokens are part of a test program.
 fn add_functions<'a>(file: &'a File, tokens: TokenStream, in_tests: bool, found: &mut Vec<Function<'a>>) {
-    let (mut is_test, mut is_for_tests) = (false, false);
+    let (mut is_test, mut is_for_tests, mut is_conditional) = (false, false, false);
     let mut trees = tokens.into_iter();
     while let Some(tree) = trees.next() {
         is_test |= is_attribute(&tree, "test");
         is_for_tests |= is_attribute(&tree, "cfg(test)");
+        is_conditional |= tokens::is_cfg(&tree);
         let in_tests = in_tests || is_for_tests;
         if is_ident(&tree, "fn") {
             // A function pointer has no name.
@@ -144,14 +147,14 @@ fn add_functions<'a>(file: &'a File, tokens: TokenStream, in_tests: bool, found:
             let body = trees.by_ref().find(ends_item).as_ref().and_then(body).unwrap_or_default();
             if in_tests || name.ends_with("for_tests") {
                 let code = tokens::code(body);
-                found.push(Function { file, index, name, is_test, in_tests, code });
+                found.push(Function { file, index, name, is_test, is_conditional, in_tests, code });
             }
-            (is_test, is_for_tests) = (false, false);
+            (is_test, is_for_tests, is_conditional) = (false, false, false);
         } else if let TokenTree::Group(group) = &tree {
             add_functions(file, group.stream(), in_tests, found);
         }
         if ends_item(&tree) {
-            (is_test, is_for_tests) = (false, false);
+            (is_test, is_for_tests, is_conditional) = (false, false, false);
         }
     }
 }

@@ -30,6 +30,7 @@ fn a_test_that_no_program_lists_is_found_and_so_is_its_name_on_a_page() {
     let files = vec![
         File::new("kvblock/tests/a.rs", "#[test]\nfn is_listed_by_one() {}\n"),
         File::new("kvblock/tests/b.rs", "#[test]\nfn is_in_no_module() {}\n"),
+        File::new("kvblock/tests/c.rs", "#[test]\n#[cfg(not(debug_assertions))]\nfn is_for_others() {}\n"),
         File::new("README.md", "| a | `is_listed_by_one` |\n| b | `is_in_no_module` |\n"),
     ];
     let packages = vec![Package { name: "kvblock".into(), dependencies: Vec::new() }];
