@@ -83,3 +83,10 @@ pub use tables::BlockTables;
 pub use upload::Upload;
 pub use variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 pub use workspace::{Workspace, WorkspaceLimits};
+
+/// Parts without a public interface that tests call: they are not compiled a second time for unit tests.
+#[doc(hidden)]
+pub mod for_tests {
+    pub use crate::tree::{Path as TreePath, check as check_tree};
+    pub use crate::work::{ALL_PARTITIONS, MOST_ROWS as MOST_SPLIT_ROWS, NO_PARTIALS, WorkList};
+}

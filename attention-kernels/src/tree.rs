@@ -20,7 +20,7 @@ pub(crate) const MOST_ROWS: usize = u64::BITS as usize;
 
 /// The tokens that a row of a tree sees, in the order of their positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Path {
+pub struct Path {
     /// Tokens of the sequence before its query rows.
     before: usize,
     /// Bit i: row i of the sequence.
@@ -55,7 +55,7 @@ impl Path {
 }
 
 /// Checks the masks of the query rows of one sequence: all zero (a chain), or a tree whose rows follow their parents.
-pub(crate) fn check(masks: &[u64]) -> Result<(), KernelError> {
+pub fn check(masks: &[u64]) -> Result<(), KernelError> {
     if masks.iter().all(|mask| *mask == 0) {
         return Ok(());
     }
@@ -68,32 +68,4 @@ pub(crate) fn check(masks: &[u64]) -> Result<(), KernelError> {
         expect("tree mask of a row, given its parent's", *mask as usize, (parent | own) as usize)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_path_is_the_tokens_before_the_rows_and_then_its_own(before in 0usize..1000, mask in 1u64..) {
-            let path = Path::new(before, mask);
-            let tokens: Vec<usize> = (0..=path.position()).map(|position| path.token(position)).collect();
-            let rows = (0..64).filter(|row| mask >> row & 1 == 1).map(|row| before + row);
-            prop_assert_eq!(tokens, (0..before).chain(rows).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn only_trees_whose_rows_follow_their_parents_pass() {
-        for masks in [&[0, 0, 0][..], &[0b1, 0b11, 0b101, 0b1011, 0b10101], &[0b1, 0b10, 0b110], &[]] {
-            check(masks).unwrap();
-        }
-        // No own bit, a later row, a path that is not the parent's, a chain beside a tree, too many rows.
-        for masks in [&[0b1, 0b01][..], &[0b11, 0b10], &[0b1, 0b10, 0b111], &[0b1, 0, 0b100], &[1; 65]] {
-            check(masks).unwrap_err();
-        }
-    }
 }

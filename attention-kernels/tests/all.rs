@@ -9,4 +9,6 @@ mod selection;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
 mod tables;
+mod tree;
 mod trials;
+mod work;

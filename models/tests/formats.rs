@@ -1,5 +1,5 @@
-//! The reference's checkpoints with weights in fewer bits: logits, greedy tokens, and single layers with rounded activations. They
-//! are not in the tree; `QUIRE_REFERENCE_FORMATS` names their folder.
+//! The reference's checkpoints with weights in fewer bits: logits, and single layers with rounded activations. The checkpoints are not
+//! in the tree; `QUIRE_REFERENCE_FORMATS` names their folder. One layer of each is in `formats/`, cut out by `formats/layers.py`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use attention_kernels::{KernelChoice, select};
 use device::gemm::{Gemm, Rows, gemm};
 use device::{Device, Isa};
-use models::decoder::{Linear, Part, Role};
+use models::decoder::{Linear, Part, Pick, Role};
 use models::{Model, ModelConfig, ModelFiles, RoundActivations, Weights, check_weights, in_stored_forms, load_matrix};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -17,6 +17,8 @@ use crate::common::{ids, last_logits, list, needs, text};
 
 /// Greatest absolute difference of a float32 logit (the reference's README).
 const TOLERANCE: f32 = 2e-3;
+/// Rows of inputs of a single layer.
+const ROWS: usize = 6;
 
 /// Folders of the cases in Hugging Face layout; none, with a report, if the machine does not have them.
 fn cases() -> Vec<PathBuf> {
@@ -57,9 +59,7 @@ impl Case {
     }
 
     fn numbers(&self, name: &str) -> Vec<f32> {
-        let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
-        let data = tensors.tensor(name).unwrap().data().to_vec();
-        data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        numbers(&self.tensors, name)
     }
 
     /// Greatest and mean difference of the last logits of the prompts, whose expected ones are listed in `from`.
@@ -77,6 +77,48 @@ impl Case {
             errors.extend(found.iter().zip(want).map(|(a, b)| (a - b).abs()));
         }
         (errors.iter().copied().fold(0.0, f32::max), errors.iter().sum::<f32>() / errors.len() as f32)
+    }
+}
+
+fn numbers(file: &[u8], name: &str) -> Vec<f32> {
+    let tensors = SafeTensors::deserialize(file).unwrap();
+    let data = tensors.tensor(name).unwrap().data().to_vec();
+    data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// Multiplies rows of inputs by the weights of a module and compares with the expected rows.
+fn check_layer(name: &str, part: Part, weights: &Weights, input: &[f32], want: &[f32]) {
+    let device = device::open("cpu", Some(2)).unwrap();
+    let linear = Linear::new(input.len() / ROWS, Role::Column, [part]);
+    let matrix = load_matrix(&linear, weights, &*device, device::Dtype::F32).unwrap();
+    let mut y = vec![f32::NAN; want.len()];
+    let weights = matrix.host().unwrap();
+    gemm(Isa::best(), device.pool(), Gemm { x: Rows::Numbers(input), weights, bias: None, y: &mut y });
+    let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let error = y.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
+    println!("{name}: relative error {}", error / scale);
+    assert!(error <= 1e-4 * scale, "{name}: {error} of {scale}");
+}
+
+#[test]
+fn a_layer_of_every_format_is_that_of_the_reference() {
+    let entries = std::fs::read_dir(testkit::workspace::root().join("models/tests/formats")).unwrap();
+    let cases: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
+    assert_eq!(cases.len(), 15);
+    for folder in cases {
+        let mut weights = Weights::open(&ModelFiles::open(&folder).unwrap()).unwrap();
+        weights.round_activations(RoundActivations::Auto);
+        let expected = std::fs::read(folder.join("expected.safetensors")).unwrap();
+        let (input, want) = (numbers(&expected, "input"), numbers(&expected, "output"));
+        let rows = want.len() / ROWS;
+        let name = folder.file_name().unwrap().to_string_lossy();
+        let part = if name.starts_with("mxfp4") {
+            let pick = Pick { transposed: true, matrix: Some((1, 4)), ..Pick::all(rows) };
+            Part { bare: true, ..Part::picked("model.layers.0.mlp.experts.down_proj", rows, pick) }
+        } else {
+            Part::new("model.layers.0.self_attn.k_proj", rows)
+        };
+        check_layer(&name, part, &weights, &input, &want);
     }
 }
 
@@ -107,16 +149,8 @@ fn activations_are_rounded_as_checkpoints_say() {
             let module = text(&layer["module"]);
             let want = case.numbers(&format!("linear.{module}.output"));
             let input = case.numbers(&format!("linear.{module}.input"));
-            let (n, k) = (want.len() / 6, input.len() / 6);
-            let linear = Linear::new(k, Role::Column, [Part::new(module, n)]);
-            let matrix = load_matrix(&linear, &case.weights, &*device, device::Dtype::F32).unwrap();
-            let mut y = vec![f32::NAN; want.len()];
-            let weights = matrix.host().unwrap();
-            gemm(Isa::best(), device.pool(), Gemm { x: Rows::Numbers(&input), weights, bias: None, y: &mut y });
-            let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-            let error = y.iter().zip(&want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
-            println!("{} {module}: relative error {}", case.name, error / scale);
-            assert!(error <= 1e-4 * scale, "{} {module}: {error} of {scale}", case.name);
+            let part = Part::new(module, want.len() / ROWS);
+            check_layer(&format!("{} {module}", case.name), part, &case.weights, &input, &want);
         }
     }
 }

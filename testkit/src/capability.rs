@@ -115,6 +115,11 @@ impl Capability {
         })
     }
 
+    /// Returns whether it is a processor or a unit of one, on which tests run beside others.
+    pub fn is_device(self) -> bool {
+        matches!(self, Cuda | Avx2 | AvxVnni | Avx512 | Avx512Bf16 | Amx | Avx512Vnni | Neon | NeonDotprod | NeonI8mm)
+    }
+
     /// Returns whether this machine has it. For a sanitizer this compiles a program of one line.
     pub fn is_present(self) -> bool {
         let starts = |program: &str| on_path(program).is_some();
@@ -128,7 +133,7 @@ impl Capability {
             Python3 => first_line("python3", &["--version"]).is_some(),
             Chromium => chromium().is_some(),
             Qemu => cfg!(target_arch = "x86_64") && starts("qemu-x86_64"),
-            Nvcc => toolkit::installed().is_some(),
+            Nvcc => toolkit::find(&crate::workspace::root(), false).is_ok(),
             Cuda => driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists()),
             Avx2 | AvxVnni | Avx512 | Avx512Bf16 | Avx512Vnni => has_vector_unit(self),
             Amx => has_amx(),

@@ -60,6 +60,18 @@ impl Required {
         let (name, what, how) = (capability.name(), capability.what(), capability.how());
         Err(format!("{test} needs {name} ({what}), which {REQUIRE} requires: {reason}; {how}"))
     }
+
+    /// Reports what the calling test, or a step of CI, lacks.
+    ///
+    /// # Errors
+    /// The capability is required.
+    pub fn report(&self, capability: Capability, reason: &str) -> Result<(), String> {
+        let reason = reason.replace(['\n', '\t'], " ");
+        let report = Report { capability, reason, test: reporter(capability) };
+        self.check(&report)?;
+        print(&report);
+        Ok(())
+    }
 }
 
 /// A test, or part of a test, that did not run.
@@ -88,24 +100,31 @@ pub fn report(capability: Capability, reason: &str) {
 /// # Errors
 /// `QUIRE_REQUIRE` names the capability, or one that does not exist.
 pub fn check(capability: Capability, reason: &str) -> Result<(), String> {
-    let thread = std::thread::current();
+    Required::from_environment()?.report(capability, reason)
+}
+
+/// Returns what reports name as the test. One line for each program says that the machine lacks a device: its tests run on the others.
+fn reporter(capability: Capability) -> String {
     // The harness runs each test on a thread with the name of the test. Cargo sets the name of the package.
-    let test = thread.name().unwrap_or("a test");
-    let test = std::env::var("CARGO_PKG_NAME").map_or_else(|_| test.to_owned(), |package| format!("{package} {test}"));
-    let report = Report { capability, reason: reason.replace(['\n', '\t'], " "), test };
-    Required::from_environment()?.check(&report)?;
+    let thread = std::thread::current();
+    let test = if capability.is_device() { None } else { Some(thread.name().unwrap_or("a test")) };
+    let words: Vec<String> = std::env::var("CARGO_PKG_NAME").into_iter().chain(test.map(str::to_owned)).collect();
+    words.join(" ")
+}
+
+/// Prints and keeps a report, once in each program.
+fn print(report: &Report) {
     // A property test reports in each of its cases.
     static PRINTED: Mutex<BTreeSet<Report>> = Mutex::new(BTreeSet::new());
     if !PRINTED.lock().is_ok_and(|mut printed| printed.insert(report.clone())) {
-        return Ok(());
+        return;
     }
     let mut errors = std::io::stderr().lock();
     // If standard error is closed, nobody reads the line.
-    let _ = writeln!(errors, "NOT RUN: {}: needs {}: {}", report.test, capability.name(), report.reason);
-    if let Err(problem) = keep(&folder(&workspace::root()), &report) {
+    let _ = writeln!(errors, "NOT RUN: {}: needs {}: {}", report.test, report.capability.name(), report.reason);
+    if let Err(problem) = keep(&folder(&workspace::root()), report) {
         let _ = writeln!(errors, "NOT RUN: this report cannot be counted: {problem}");
     }
-    Ok(())
 }
 
 /// Writes a report to a file in the folder. Equal reports have the same file.
@@ -170,6 +189,14 @@ fn folder(root: &Path) -> PathBuf {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_missing_device_is_one_report_for_a_program_and_anything_else_one_for_each_test() {
+        assert_eq!([Capability::Cuda, Capability::Neon, Capability::Avx512].map(reporter), ["testkit"; 3]);
+        let test =
+            "testkit not_run::tests::a_missing_device_is_one_report_for_a_program_and_anything_else_one_for_each_test";
+        assert_eq!([Capability::Cxx, Capability::Nvcc].map(reporter), [test; 2]);
+    }
 
     #[test]
     fn equal_reports_have_one_file() {

@@ -6,17 +6,30 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use testkit::kernels;
 
-/// Runs the cargo that started this program, and returns its standard output.
+/// Returns a command for the cargo that started this program, in the folder `root`.
+pub(crate) fn command(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}
+
+/// Runs cargo and returns its standard output.
 ///
 /// # Errors
 /// Cargo does not start, or fails; its messages go to standard error.
 pub fn run(root: &Path, args: &[&str]) -> Result<String, String> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(program).args(args).current_dir(root).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("cargo did not start: {error}"))?;
+    output(command(root).args(args))
+}
+
+/// Does what [`run`] does for a command of [`command`].
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo did not start: {error}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("cargo {} ended with {}; its messages are above", args.join(" "), output.status)),
+        false => {
+            let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+            Err(format!("cargo {} ended with {}; its messages are above", args.join(" "), output.status))
+        }
     }
 }
 
@@ -54,17 +67,18 @@ pub fn test_programs(root: &Path, args: &[&str]) -> Result<Vec<TestProgram>, Str
 
 /// Returns the test programs in cargo's messages.
 pub fn programs(messages: &str) -> Vec<TestProgram> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let tests =
-        messages.filter(|message| message["reason"] == "compiler-artifact" && message["profile"]["test"] == true);
-    let program = |message: Value| {
+    let tests = executables(messages).filter(|(message, _)| message["profile"]["test"] == true);
+    let program = |(message, file): (Value, PathBuf)| {
         let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-        Some(TestProgram {
-            package: folder.file_name()?.to_string_lossy().into_owned(),
-            target: message["target"]["name"].as_str()?.to_owned(),
-            file: PathBuf::from(message["executable"].as_str()?),
-            folder,
-        })
+        let target = message["target"]["name"].as_str()?.to_owned();
+        Some(TestProgram { package: folder.file_name()?.to_string_lossy().into_owned(), target, file, folder })
     };
     tests.filter_map(program).collect()
+}
+
+/// Returns what cargo's messages say about each executable that it has built, and its file.
+pub(crate) fn executables(messages: &str) -> impl Iterator<Item = (Value, PathBuf)> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let built = messages.filter(|message| message["reason"] == "compiler-artifact");
+    built.filter_map(|message| message["executable"].as_str().map(PathBuf::from).map(|file| (message, file)))
 }

@@ -1,17 +1,23 @@
-//! `cargo xtask ci` and its parts: the checks that a change must pass, one after the other, each timed.
+//! `cargo xtask ci` and its parts: the checks that a change must pass, one after the other, each timed. `.ci/run` is the same.
 //!
-//! A run stops at the first failure and says how to run that check alone. The test command is that of the README, so a newcomer and
-//! CI run the same one. The end of a run lists what did not run, and the parts that took longest.
+//! A failed step does not stop the run: what a person mends in one round is all that is wrong. Cheap steps come first. A step whose
+//! filter leaves a test program without a test fails, since it has checked nothing. The run ends with what did not run, the parts
+//! that took longest, and how to repeat each step that failed.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
 use testkit::capability::{AARCH64, AARCH64_LINKER, Capability};
-use testkit::not_run::{self, Required};
+use testkit::not_run::{self, REQUIRE, Required};
 
 use crate::parts::{self, Part};
-use crate::{tidy, workspace};
+use crate::{doctor, tidy, workspace};
+
+/// Seed of random tests.
+const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// One check of CI.
 struct Step {
@@ -40,13 +46,14 @@ impl Step {
 
     /// Returns the line for a shell that runs this step alone.
     fn typed(&self) -> String {
-        let variables = self.variables.iter().map(|(name, value)| format!("{name}='{value}' "));
-        variables.collect::<String>() + &self.command
+        typed(&self.variables) + &self.command
     }
 
-    fn run(&self, root: &Path) -> Result<(), String> {
+    /// Runs the step with further variables. Adds the programs of its tests to `parts`.
+    fn run(&self, root: &Path, shared: &[(&'static str, String)], parts: &mut Vec<Part>) -> Result<(), String> {
         if let Some(missing) = self.needs.filter(|needed| !needed.is_present()) {
-            return not_run::check(missing, &format!("{} needs it", self.title));
+            let required = shared.iter().find(|(name, _)| *name == REQUIRE).map_or("", |(_, names)| names);
+            return Required::parse(required)?.report(missing, &format!("{} needs it", self.title));
         }
         // Tidy is a function of this program, so cargo need not start it.
         if self.command == "cargo xtask tidy" {
@@ -57,52 +64,92 @@ impl Step {
         // The cargo that started this program, whatever PATH says.
         let cargo = std::env::var_os("CARGO").filter(|_| program == "cargo");
         let mut command = Command::new(cargo.unwrap_or_else(|| program.into()));
-        match command.args(words).envs(self.variables.iter().cloned()).current_dir(root).status() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(status.to_string()),
-            Err(error) => Err(format!("{program} did not start: {error}")),
-        }
+        command.args(words).envs(shared.iter().chain(&self.variables).cloned()).current_dir(root);
+        let failed = |error: std::io::Error| format!("{program} did not start: {error}");
+        let status = if self.command.starts_with("cargo test ") {
+            let (status, log) = logged(&mut command).map_err(failed)?;
+            parts.extend(parts::of_log(&log));
+            // A program that fails says so itself.
+            if status.success() {
+                parts::ran_some(&log)?;
+            }
+            status
+        } else {
+            command.status().map_err(failed)?
+        };
+        if status.success() { Ok(()) } else { Err(status.to_string()) }
     }
 }
 
-/// Runs all checks, or all except the tests, whose output is then in the file `tests_log`.
+/// Runs a command, prints what it prints, and returns it: its standard output and errors in the order in which they come.
+pub(crate) fn logged(command: &mut Command) -> std::io::Result<(ExitStatus, String)> {
+    let (reader, writer) = std::io::pipe()?;
+    let mut child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // The command holds copies of the writer, with which the pipe would never end.
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let (mut log, mut line, mut reader) = (String::new(), Vec::new(), BufReader::new(reader));
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        std::io::stdout().write_all(&line)?;
+        log += &String::from_utf8_lossy(&line);
+        line.clear();
+    }
+    Ok((child.wait()?, log))
+}
+
+fn typed(variables: &[(&'static str, String)]) -> String {
+    variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect()
+}
+
+/// Runs all checks.
 ///
 /// # Errors
-/// The first check that failed, and how to run it alone.
-pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<(), String> {
-    let log =
-        tests_log.map(|path| std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display())));
-    let parts = parts::of_log(&log.transpose()?.unwrap_or_default());
-    let mut steps = vec![
+/// The checks that failed, and how to run each alone.
+pub fn run(root: &Path) -> Result<(), String> {
+    not_run::clear(root)?;
+    run_all(root, &of_ci(root))
+}
+
+fn of_ci(root: &Path) -> Vec<Step> {
+    vec![
         Step::new("format", "cargo fmt --all --check"),
+        Step::new("tidy", "cargo xtask tidy"),
+        Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
+            .needs(Capability::CargoDeny),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
-        thread_sanitizer_step(),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         // The engine and all below it: ring, which the downloads need, wants a C compiler for the target.
         Step::new("NEON", format!("cargo check -p engine --locked --target {AARCH64}")).needs(Capability::Aarch64),
-        neon_step(root),
-        Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
-            .needs(Capability::CargoDeny),
-        Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
+        // It installs MPI, which tests of other packages use.
         Step::new("MPI", "cargo xtask test-mpi --quick"),
-        Step::new("tidy", "cargo xtask tidy"),
+        tests_step("tests"),
+        Step::new("names of tests", "cargo xtask test-names"),
+        thread_sanitizer_step(),
+        neon_step(root),
+        Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
         page_step(None),
-    ];
-    if !skip_tests {
-        not_run::clear(root)?;
-        steps.insert(0, Step::new("tests", test_command(root)?));
-    }
-    run_all(root, &steps, parts)
+    ]
 }
 
-/// Runs the README's test command with `QUIRE_TEST_ALL=1`, which tests all combinations of settings instead of all pairs, and the soak.
+/// Runs what CI leaves out for its time: the tests with `QUIRE_TEST_ALL=1`, which tests all combinations of settings instead of all
+/// pairs, every MPI library in full, the soak, and every fuzz target for a minute.
 ///
 /// # Errors
-/// The tests failed, or the README has no test command.
+/// The checks that failed, and how to run each alone.
 pub fn test_all(root: &Path) -> Result<(), String> {
     not_run::clear(root)?;
-    let all = Step::new("all tests", test_command(root)?).with("QUIRE_TEST_ALL", "1");
-    run_all(root, &[all, thread_sanitizer_step().with("QUIRE_TEST_ALL", "1"), soak_step()], Vec::new())
+    run_all(root, &of_test_all())
+}
+
+fn of_test_all() -> Vec<Step> {
+    vec![
+        Step::new("MPI", "cargo xtask test-mpi"),
+        tests_step("all tests").with("QUIRE_TEST_ALL", "1"),
+        thread_sanitizer_step().with("QUIRE_TEST_ALL", "1"),
+        // What debug builds refuse with a panic.
+        Step::new("release builds", "cargo test -p kvblock --test all --release --locked -- in_release_builds"),
+        soak_step(),
+        Step::new("fuzz targets", "cargo xtask fuzz"),
+    ]
 }
 
 /// Runs the soak test of the server for `QUIRE_SOAK_SECONDS` or two minutes.
@@ -110,7 +157,7 @@ pub fn test_all(root: &Path) -> Result<(), String> {
 /// # Errors
 /// It failed.
 pub fn soak(root: &Path) -> Result<(), String> {
-    run_all(root, &[soak_step()], Vec::new())
+    run_all(root, &[soak_step()])
 }
 
 /// Tests the web page in a browser. With `screenshot`, also writes a PNG of the page under load, as the README shows it.
@@ -118,7 +165,12 @@ pub fn soak(root: &Path) -> Result<(), String> {
 /// # Errors
 /// A test failed.
 pub fn page_test(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
-    run_all(root, &[page_step(screenshot)], Vec::new())
+    run_all(root, &[page_step(screenshot)])
+}
+
+/// The test command of the README. Programs after one that failed run too.
+fn tests_step(title: &'static str) -> Step {
+    Step::new(title, "cargo test --workspace --locked --no-fail-fast")
 }
 
 fn page_step(screenshot: Option<&Path>) -> Step {
@@ -133,7 +185,7 @@ fn page_step(screenshot: Option<&Path>) -> Step {
 /// The kernels under the thread sanitizer. Building them for it takes too long for every run of the tests.
 fn thread_sanitizer_step() -> Step {
     let packages = "-p attention-kernels -p models -p sampling";
-    let command = format!("cargo test {packages} --test all --locked -- --ignored the_thread_sanitizer");
+    let command = format!("cargo test {packages} --test all --locked --no-fail-fast -- --ignored the_thread_sanitizer");
     Step::new("thread sanitizer", command).needs(Capability::Tsan)
 }
 
@@ -154,31 +206,57 @@ fn soak_step() -> Step {
     if std::env::var_os("QUIRE_SOAK_SECONDS").is_some() { step } else { step.with("QUIRE_SOAK_SECONDS", "120") }
 }
 
-fn test_command(root: &Path) -> Result<String, String> {
-    let readme = std::fs::read_to_string(root.join("README.md")).map_err(|error| format!("README.md: {error}"))?;
-    workspace::test_command(&readme)
+/// Returns the seed of random tests, which depends on the Rust code only: a failed run can be repeated, and every change draws other
+/// cases.
+fn seed(root: &Path) -> u64 {
+    let files = workspace::files(root)
+        .into_iter()
+        .filter(|path| [".rs", ".toml", ".lock"].iter().any(|end| path.ends_with(end)));
+    let mut hasher = DefaultHasher::new();
+    files.for_each(|path| (std::fs::read(root.join(&path)).ok(), path).hash(&mut hasher));
+    hasher.finish()
 }
 
-/// Runs the steps; `parts` are those that ran before.
-fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), String> {
+/// Returns the variables of every step that the environment of this process does not set: the seed, and what the tests must not leave
+/// out, which is what every machine of CI must have and what this one has now.
+fn shared(root: &Path) -> Result<Vec<(&'static str, String)>, String> {
     Required::from_environment()?;
+    let set =
+        |name: &'static str, default: &dyn Fn() -> String| (name, std::env::var(name).unwrap_or_else(|_| default()));
+    Ok(vec![set(SEED, &|| seed(root).to_string()), set(REQUIRE, &doctor::require)])
+}
+
+fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
     let start = Instant::now();
-    let mut done = Vec::new();
+    let (mut done, mut failed, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    let mut variables = Vec::new();
     for (index, step) in steps.iter().enumerate() {
+        // Anew for each step, since one may install what a later one needs.
+        let found = shared(root)?;
+        if found != variables {
+            println!("{}", typed(&found));
+            variables = found;
+        }
         println!("\n== {}/{} {}: {}", index + 1, steps.len(), step.title, step.typed());
         let began = Instant::now();
-        let outcome = step.run(root);
+        let outcome = step.run(root, &variables, &mut parts);
         let seconds = began.elapsed().as_secs_f64();
-        outcome.map_err(|problem| {
-            let (title, typed) = (step.title, step.typed());
-            format!("{title} failed after {seconds:.1} s ({problem}); to run it alone: {typed}")
-        })?;
-        println!("== {}: {seconds:.1} s", step.title);
-        done.push(format!("{} {seconds:.1} s", step.title));
         parts.push(Part { name: step.title.to_owned(), seconds });
+        let (list, line) = match outcome {
+            Ok(()) => (&mut done, format!("{} {seconds:.1} s", step.title)),
+            Err(problem) => {
+                let (title, typed) = (step.title, typed(&variables) + &step.typed());
+                (&mut failed, format!("{title} failed after {seconds:.1} s ({problem}); to run it alone: {typed}"))
+            }
+        };
+        println!("== {line}");
+        list.push(line);
     }
     let not_run = not_run::reports(root);
     print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 10));
+    if !failed.is_empty() {
+        return Err(failed.join("\nxtask: "));
+    }
     let count =
         if not_run.is_empty() { String::new() } else { format!(", {} tests or parts of tests NOT RUN", not_run.len()) };
     println!("\nxtask: passed in {:.1} s{count}: {}", start.elapsed().as_secs_f64(), done.join(", "));
@@ -187,30 +265,65 @@ fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), Stri
 
 #[cfg(test)]
 mod tests {
+    use testkit::kernels;
+
     use super::*;
 
-    #[test]
-    fn a_step_that_needs_what_the_machine_lacks_is_reported_and_passed() {
-        // `false` would fail.
-        let Some(missing) = Capability::ALL.into_iter().find(|capability| !capability.is_present()) else {
-            panic!("found a machine with every CPU");
-        };
-        let (step, root) = (Step::new("absent", "false").needs(missing), testkit::workspace::root());
-        match Required::from_environment() {
-            Ok(required) if required.has(missing) => assert!(step.run(&root).is_err()),
-            _ => assert_eq!(step.run(&root), Ok(())),
-        }
+    fn root() -> std::path::PathBuf {
+        testkit::workspace::root()
     }
 
     #[test]
-    fn a_failure_stops_the_run_and_says_how_to_repeat_it() {
+    fn a_step_that_needs_what_the_machine_lacks_fails_if_that_is_required() {
+        let Some(missing) = Capability::ALL.into_iter().find(|capability| !capability.is_present()) else {
+            panic!("found a machine with every CPU");
+        };
+        // Its command would pass.
+        let step = Step::new("absent", "true").needs(missing);
+        let problem = step.run(&root(), &[(REQUIRE, missing.name().to_owned())], &mut Vec::new());
+        assert!(problem.is_err_and(|problem| problem.contains("absent needs it")));
+    }
+
+    #[test]
+    fn steps_after_a_failure_run_and_each_failure_says_how_to_repeat_it() {
+        let folder = kernels::target(&root()).join("steps-of-a-test");
         let steps = [
             Step::new("first", "true"),
             Step::new("second", "false with words").with("NAME", "a b"),
-            Step::new("third", "no-such-program"),
+            Step::new("third", format!("mkdir -p {}", folder.display())),
+            Step::new("fourth", "no-such-program"),
         ];
-        let problem = run_all(&testkit::workspace::root(), &steps, Vec::new()).err().unwrap_or_default();
-        assert!(problem.starts_with("second failed after "), "{problem}");
-        assert!(problem.ends_with("to run it alone: NAME='a b' false with words"), "{problem}");
+        let _ = std::fs::remove_dir(&folder);
+        let problem = run_all(&root(), &steps).err().unwrap_or_default();
+        assert!(std::fs::remove_dir(&folder).is_ok(), "the third step did not run");
+        let [second, fourth] = &problem.lines().collect::<Vec<_>>()[..] else { panic!("{problem}") };
+        assert!(
+            second.starts_with("second failed after ") && second.ends_with("NAME='a b' false with words"),
+            "{second}"
+        );
+        for name in [SEED, REQUIRE] {
+            assert!(second.contains(&format!("{name}='")), "{second}");
+        }
+        assert!(fourth.contains("no-such-program did not start"), "{fourth}");
+    }
+
+    #[test]
+    fn every_step_is_locked_and_gets_the_seed_and_what_the_machine_must_have() -> Result<(), String> {
+        let expected = doctor::require();
+        let found = shared(&root())?;
+        let value = |name| found.iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value);
+        if std::env::var_os(REQUIRE).is_none() {
+            assert_eq!(value(REQUIRE), expected);
+        }
+        assert!(value(SEED).parse::<u64>().is_ok(), "{found:?}");
+        for step in of_ci(&root()).iter().chain(&of_test_all()) {
+            let is_cargo = step.command.starts_with("cargo ") && !step.command.starts_with("cargo fmt");
+            // The alias of xtask is locked.
+            let locked = step.command.contains("--locked") || step.command.starts_with("cargo xtask ");
+            assert!(is_cargo <= locked, "{}", step.command);
+        }
+        let alias = std::fs::read_to_string(root().join(".cargo/config.toml")).map_err(|error| error.to_string())?;
+        assert!(alias.contains("run --locked "), "{alias}");
+        Ok(())
     }
 }

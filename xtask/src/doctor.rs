@@ -47,8 +47,8 @@ pub fn report(root: &Path) -> String {
     line("CPU", format!("{}: {names}", std::env::consts::ARCH), &meaning);
 
     let gpu = "not used by default: --device auto takes the CPU";
-    let nvcc = toolkit::installed().map(|path| path.display().to_string());
-    line("nvcc", nvcc.unwrap_or("not on PATH, not under CUDA_HOME".into()), gpu);
+    let nvcc = toolkit::find(root, false).map(|found| found.nvcc.display().to_string());
+    line("nvcc", nvcc.unwrap_or_else(|problem| problem), gpu);
     line("GPU driver", driver().unwrap_or("no libcuda.so.1 in the usual folders").to_owned(), gpu);
 
     text += "\nWhat tests need (a test without it reports NOT RUN, or fails if QUIRE_REQUIRE names it):\n";

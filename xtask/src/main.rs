@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
-use xtask::{build_kernels, bundle, ci, conformance, docs, doctor, flakes, routers, test_mpi, tidy};
+use xtask::{build_kernels, bundle, ci, docs, doctor, flakes, fuzz, routers, test_mpi, test_names, tidy};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -18,16 +18,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run every check that a change must pass: tests, format, lints, documentation, tidy
-    Ci {
-        /// Do not run the tests, because .ci/run has run them
-        #[arg(long)]
-        skip_tests: bool,
-        /// Output of the tests, for the table of the longest parts
-        #[arg(long, value_name = "FILE")]
-        tests_log: Option<PathBuf>,
-    },
-    /// Run the tests with all combinations of settings, where ci runs all pairs
+    /// Run every check that a change must pass: format, tidy, lints, documentation, tests, and more; .ci/run is the same
+    Ci,
+    /// Run what ci leaves out for its time: all combinations of settings, every MPI library, the soak and the fuzz targets
     TestAll,
     /// Run the test programs many times and report every test that failed at least once; CI does not do this
     Flakes {
@@ -45,6 +38,16 @@ enum Task {
     Soak,
     /// Check the rules that no compiler checks
     Tidy,
+    /// Check that the tests which sources and pages name are in the test programs, and build these
+    TestNames,
+    /// Build the fuzz targets for libFuzzer and run each; needs a C++ compiler
+    Fuzz {
+        /// Names of targets [default: all]
+        targets: Vec<String>,
+        /// Seconds of each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
     /// Compile the CUDA sources of every crate into target/kernels/ and print the resources of each kernel
     BuildKernels {
         /// Only check that the sources compile, for the oldest architecture
@@ -70,17 +73,6 @@ enum Task {
         /// With all but the first library, run the suite on two ranks alone
         #[arg(long)]
         quick: bool,
-    },
-    /// Run a black-box test suite of the API (pytest) against a server built from this tree
-    Conformance {
-        /// Folder of the suite
-        dir: PathBuf,
-        /// Python interpreter with the modules of the suite's requirements.txt
-        #[arg(long, default_value = "python3")]
-        python: PathBuf,
-        /// Further arguments for pytest, such as `-- -k CHT`
-        #[arg(last = true)]
-        pytest: Vec<String>,
     },
     /// Put two servers behind routers from PyPI, measure affinity and failover, and compare an indexer of KV events
     Routers {
@@ -182,18 +174,19 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<(), String> {
     let root = workspace::root();
     match task {
-        Task::Ci { skip_tests, tests_log } => ci::run(&root, skip_tests, tests_log.as_deref()),
+        Task::Ci => ci::run(&root),
         Task::TestAll => ci::test_all(&root),
         Task::Flakes { quiet, busy, loops } => flakes::run(&root, flakes::Options { quiet, busy, loops }),
         Task::Soak => ci::soak(&root),
         Task::Tidy => tidy::run(&root),
+        Task::TestNames => test_names::run(&root),
+        Task::Fuzz { targets, seconds } => fuzz::run(&root, &fuzz::Options { targets, seconds }),
         Task::BuildKernels { check, sim, counts, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             build_kernels::run(&root, build_kernels::Options { check, sim, counts, fetch, jobs })
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::TestMpi { quick } => test_mpi::run(&root, quick),
-        Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, rehearse, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);

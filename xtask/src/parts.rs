@@ -1,7 +1,7 @@
 //! The longest parts of a CI run: its steps, and the test programs with the times that they print.
 //!
 //! The stable test harness does not time single tests, but each program ends with `finished in 1.23s`, and cargo prints which program
-//! it starts. A log with both in order, as `.ci/run` keeps it, is enough.
+//! it starts. A log with both in order is enough.
 
 /// A part and its duration.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,24 @@ pub fn of_log(log: &str) -> Vec<Part> {
         }
     }
     parts
+}
+
+/// Checks that every program with a filter has run a test: a filter that matches nothing passes.
+///
+/// # Errors
+/// Names the first program that left all of its tests out.
+pub fn ran_some(log: &str) -> Result<(), String> {
+    let mut program = "";
+    for line in log.lines().map(str::trim) {
+        program = line.strip_prefix("Running ").unwrap_or(program);
+        let ran_none = line.contains(". 0 passed; 0 failed; ") && !line.contains("; 0 filtered out; ");
+        if ran_none && line.starts_with("test result: ") {
+            return Err(format!(
+                "{program}: found no test that the filter matches, expected one; a test or module has another name now"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the seconds of `13m 26s` or `0.75s`.

@@ -35,11 +35,6 @@ impl Server {
         server.url = url.ok_or("the server ended before it listened; its messages are above")?;
         Ok(server)
     }
-
-    /// Returns whether the server is still running.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().is_ok_and(|status| status.is_none())
-    }
 }
 
 impl Drop for Server {

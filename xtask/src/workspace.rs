@@ -1,10 +1,7 @@
-//! The files of the workspace, and the test command of its README.
+//! The files of the workspace.
 
 use std::path::Path;
 use std::process::Command;
-
-/// The line before the fenced block of the README that holds the test command.
-pub const TEST_COMMAND_MARK: &str = "<!-- test-command -->";
 
 /// Returns the paths of all files relative to `root`, with `/` between folders, sorted: those that git tracks, and new files that it
 /// does not ignore. Without git, returns all files outside of `target/` and `.git/`.
@@ -38,19 +35,4 @@ pub fn walk(root: &Path, folder: &str, found: &mut Vec<String>) {
             _ => {}
         }
     }
-}
-
-/// Returns the test command of a README: the line that begins `cargo test --workspace` in the first fenced block after
-/// [`TEST_COMMAND_MARK`].
-///
-/// # Errors
-/// Says what the README lacks.
-pub fn test_command(readme: &str) -> Result<String, String> {
-    let after = readme.split_once(TEST_COMMAND_MARK).map(|(_, rest)| rest);
-    let block = after.and_then(|rest| rest.split("```").nth(1));
-    let line =
-        block.and_then(|block| block.lines().map(str::trim).find(|line| line.starts_with("cargo test --workspace")));
-    line.map(str::to_owned).ok_or_else(|| {
-        format!("README.md: found no line `cargo test --workspace` in a fenced block after {TEST_COMMAND_MARK}; add both, CI runs that line")
-    })
 }

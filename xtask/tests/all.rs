@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod chores;
-mod dependencies;
 mod gpu_bundle;
 mod gpu_peers;
 mod reports;

@@ -1,12 +1,10 @@
 //! Parts of the chores: test programs, reports, versions and figures.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use xtask::bench_cpu::{self, Series, measure, shown, times};
 use xtask::cargo::{TestProgram, programs};
-use xtask::conformance::{CASES, Report, check_python};
 use xtask::doctor::minor;
 use xtask::flakes::{Failures, Options, beside, failed_tests, table};
 use xtask::workspace::walk;
@@ -63,26 +61,6 @@ fn test_programs_are_found_in_the_messages_of_cargo() {
         folder: "/q/device".into(),
     };
     assert_eq!(programs(messages), [expected]);
-}
-
-#[test]
-fn a_missing_python_and_a_missing_module_say_what_to_do() {
-    let problem = check_python(Path::new("no-such-python"), Path::new("suite")).unwrap_err();
-    assert!(problem.starts_with("no-such-python: ") && problem.ends_with("--python"), "{problem}");
-    // Any program that fails behaves like a Python without the modules.
-    let problem = check_python(Path::new("false"), Path::new("suite")).unwrap_err();
-    assert!(problem.ends_with("run false -m pip install -r suite/requirements.txt"), "{problem}");
-}
-
-#[test]
-fn the_summary_counts_cases_and_names_those_that_failed_or_are_not_claimed() {
-    let json = r#"{"total": {}, "results": {"A-001": {"outcome": "passed"}, "A-002[x]": {"outcome": "failed"},
-        "A-002[y]": {"outcome": "passed"}, "B-001": {"outcome": "skipped", "reason": "no key"}}}"#;
-    let report: Report = serde_json::from_str(json).unwrap();
-    assert_eq!(
-        report.summary("A-001 errors::first\nA-002 errors::second\n"),
-        format!("conformance: 2 passed, 1 failed, 1 skipped of 4 cases\nfailed: A-002[x]\nnot in {CASES}: B-001")
-    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use testkit::capability::Capability;
 use testkit::not_run::Required;
 use testkit::workspace;
 use xtask::doctor;
-use xtask::parts::{of_log, table};
+use xtask::parts::{of_log, ran_some, table};
 
 #[test]
 fn ci_requires_what_every_machine_needs_and_what_this_one_has() {
@@ -48,9 +48,61 @@ fn a_log_is_split_by_program() {
 }
 
 #[test]
+fn a_filter_that_matches_no_test_of_a_program_is_a_failure() {
+    assert_eq!(ran_some(LOG), Ok(()));
+    let of_counts = |counts: &str| {
+        ran_some(&format!("{LOG}     Running tests/b.rs (/t/b-1)\ntest result: ok. {counts}; finished in 0s\n"))
+    };
+    assert_eq!(of_counts("1 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out"), Ok(()));
+    // All tests of the program of the page are ignored, and no filter says so.
+    assert_eq!(of_counts("0 passed; 0 failed; 9 ignored; 0 measured; 0 filtered out"), Ok(()));
+    let problem = of_counts("0 passed; 0 failed; 3 ignored; 0 measured; 7 filtered out").unwrap_err();
+    assert!(problem.starts_with("tests/b.rs (/t/b-1): found no test that the filter matches"), "{problem}");
+}
+
+#[test]
 fn the_table_has_the_longest_first() {
     let expected = "    62.5 s  building the tests\n    12.0 s  attention-kernels, tests/all.rs\n";
     assert_eq!(table(of_log(LOG), 2), expected);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_compiler_that_build_kernels_downloads_counts_as_present() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let required = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command
+            .args(["doctor", "--require"])
+            .env("CARGO_TARGET_DIR", folder.path())
+            .env("PATH", "")
+            .env_remove("CUDA_HOME");
+        let names = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        names.trim().split(',').any(|name| name == "nvcc")
+    };
+    assert!(!required());
+    let program = folder.path().join("cuda-toolkit/nvidia/cu13/bin/nvcc");
+    std::fs::create_dir_all(program.parent().unwrap()).unwrap();
+    std::fs::write(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(required());
+}
+
+#[test]
+fn workflows_pin_one_compiler_and_the_commits_of_actions() {
+    let workflows = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
+    let texts: Vec<String> = workflows.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let pins: Vec<&str> =
+        texts.iter().filter_map(|text| text.lines().find_map(|line| line.trim().strip_prefix("PINNED: "))).collect();
+    assert_eq!(pins, vec![pins[0]; texts.len()]);
+    assert!(!texts.iter().any(|text| text.contains("install stable") || text.contains("cargo test --workspace\n")));
+    // A tag of somebody else's repository can point to other code tomorrow.
+    let actions = texts.iter().flat_map(|text| text.split("uses: ").skip(1)).filter_map(|rest| rest.lines().next());
+    for (name, version) in actions.filter_map(|action| action.split_once('@')) {
+        let hash = version.split(' ').next().unwrap();
+        assert!(hash.len() == 40 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{name}@{version}: expected a commit");
+    }
 }
 
 #[cfg(unix)]

@@ -321,6 +321,14 @@ mod tests {
         assert_eq!(handover.left.0.load(Ordering::Relaxed), 16);
     }
 
+    /// The bits that a ticket has for the epoch wrap around.
+    #[test]
+    fn pieces_are_taken_after_more_loops_than_a_ticket_can_count() {
+        let (handover, epoch) = (Handover::new(1), 1 << (u64::BITS - 2 * PIECE_BITS));
+        handover.tickets[0].0.store(epoch << (2 * PIECE_BITS) | 1 << PIECE_BITS, Ordering::Relaxed);
+        assert_eq!((handover.take(0, epoch), handover.take(0, epoch)), (Some(0), None));
+    }
+
     /// Five pieces for two threads would give one of them three fifths of the work.
     #[test]
     fn every_thread_gets_as_many_pieces_if_the_tasks_can_be_cut_so() {

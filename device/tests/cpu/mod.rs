@@ -11,6 +11,7 @@ mod quantized;
 mod roofline;
 mod rounded;
 mod small_float;
+mod speed;
 mod stored;
 mod tiles;
 

@@ -1,4 +1,4 @@
-//! The reference's GGUF files: configuration, names, logits, greedy tokens and texts. Four are in the tree, with what the tests need
+//! The reference's GGUF files: configuration, names, logits, greedy tokens and texts. Two are in the tree, with what the tests need
 //! of their expected results (`../reference/trim.py`); `QUIRE_REFERENCE_FORMATS` names the folder of all.
 
 use std::cell::Cell;

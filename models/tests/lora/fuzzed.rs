@@ -1,4 +1,4 @@
-//! The property of any bytes as an adapter, checked by the ordinary tests and by libFuzzer (`models/fuzz`).
+//! The property of any bytes as an adapter, checked by the ordinary tests and by libFuzzer (`fuzz/`).
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

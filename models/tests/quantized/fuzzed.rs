@@ -1,5 +1,5 @@
 //! The property of any bytes as a checkpoint of quantised safetensors, checked by the ordinary tests and by libFuzzer
-//! (`models/fuzz`).
+//! (`fuzz/`).
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The cases of the black-box suite (`cargo xtask conformance`), tested here with another client.
+//! The cases of a black-box suite of the API, which is not in the tree, tested here with another client.
 //!
 //! `../conformance.txt` lists the tests for each case of the suite; the test below checks that they exist.
 

@@ -1,4 +1,4 @@
-//! Properties of any input, checked by the ordinary tests and by libFuzzer (`server/fuzz`): requests through the whole HTTP side and a
+//! Properties of any input, checked by the ordinary tests and by libFuzzer (`fuzz/`): requests through the whole HTTP side and a
 //! real engine, and the detokenizer.
 #![allow(clippy::unwrap_used)]
 

@@ -27,7 +27,9 @@ pub struct Toolkit {
 pub fn find(root: &Path, fetch: bool) -> Result<Toolkit, String> {
     let fetched = target(root).join("cuda-toolkit");
     let program = fetched.join("nvidia/cu13/bin/nvcc");
-    if let Some(nvcc) = installed().or_else(|| program.is_file().then(|| program.clone())) {
+    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
+    let files = on_path("nvcc").into_iter().chain(home).chain([program.clone()]);
+    if let Some(nvcc) = files.into_iter().find(|file| file.is_file()) {
         return examine(nvcc);
     }
     if !fetch {
@@ -38,12 +40,6 @@ pub fn find(root: &Path, fetch: bool) -> Result<Toolkit, String> {
     }
     install(root, &fetched)?;
     examine(program)
-}
-
-/// Returns nvcc on PATH, or else under `CUDA_HOME`.
-pub fn installed() -> Option<PathBuf> {
-    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
-    on_path("nvcc").or_else(|| home.map(|folder| folder.join("nvcc")).filter(|file| file.is_file()))
 }
 
 /// Returns the path of a program on PATH.

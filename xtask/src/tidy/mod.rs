@@ -12,7 +12,9 @@ mod named_tests;
 mod rust;
 mod skips;
 mod tokens;
+mod untested;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
@@ -89,12 +91,20 @@ impl Tree {
             docs::check,
             configuration::check,
             named_tests::check,
+            untested::check,
             skips::check,
         ]
         .map(|check| check(self))
         .concat();
         findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         findings
+    }
+
+    /// Returns the tests of the sources and of pages that are not among `tests`: packages, and the last parts of the names of their
+    /// tests.
+    pub fn findings_about_tests(&self, tests: &BTreeSet<(String, String)>) -> Vec<Finding> {
+        let names: BTreeSet<&str> = tests.iter().map(|(_, name)| name.as_str()).collect();
+        [named_tests::against(self, &names), untested::unlisted(self, tests)].concat()
     }
 
     fn get(&self, path: &str) -> Option<&File> {
@@ -143,15 +153,19 @@ impl fmt::Display for Finding {
 /// The number of findings, if there are any.
 pub fn run(root: &Path) -> Result<(), String> {
     let tree = Tree::read(root)?;
-    let findings = tree.findings();
-    for finding in &findings {
-        println!("{finding}");
-    }
+    print(&tree.findings())?;
+    println!("tidy: {} files, no findings", tree.files.len());
+    Ok(())
+}
+
+/// Prints findings.
+///
+/// # Errors
+/// Their number, if there are any.
+pub(crate) fn print(findings: &[Finding]) -> Result<(), String> {
+    findings.iter().for_each(|finding| println!("{finding}"));
     match findings.len() {
-        0 => {
-            println!("tidy: {} files, no findings", tree.files.len());
-            Ok(())
-        }
-        count => Err(format!("tidy: findings: {count}; each line above says what to do")),
+        0 => Ok(()),
+        count => Err(format!("findings: {count}; each line above says what to do")),
     }
 }

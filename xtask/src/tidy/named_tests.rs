@@ -1,22 +1,29 @@
 //! Tables that name the test behind a claim name tests that exist: the status tables of the README and of `docs/status.md`,
 //! `docs/scenarios.md`, `docs/pains.md` and `docs/routers.md`. The last three name every test whose name begins with one of their ids.
+//!
+//! Tidy compares them with the sources, `cargo xtask test-names` with the test programs.
+
+use std::collections::BTreeSet;
 
 use testkit::markdown::{self, Row};
 
-use super::{File, Finding, Tree};
+use super::{File, Finding, Tree, skips};
 
 /// Pages of tests by id, and the letters with which their ids begin.
 const PAGES: [(&str, [char; 2]); 3] =
     [("docs/scenarios.md", ['c', 's']), ("docs/pains.md", ['p', 'p']), ("docs/routers.md", ['b', 'b'])];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    // The strings in the tests of this crate hold names of tests that do not exist.
-    let functions: Vec<&str> =
-        tree.files.iter().filter(|file| file.is_rust() && file.top() != "xtask").flat_map(functions).collect();
+    let functions = skips::functions(tree);
+    against(tree, &functions.iter().filter(|function| function.is_test).map(|function| &*function.name).collect())
+}
+
+/// Compares the pages with the names of all tests.
+pub(super) fn against(tree: &Tree, tests: &BTreeSet<&str>) -> Vec<Finding> {
     // `docs` reports a missing README.
     let status = ["README.md", "docs/status.md"].into_iter().filter_map(|page| tree.get(page));
     let mut findings: Vec<Finding> =
-        status.flat_map(|page| gone(page, &listed(page, |row| row.cells.len() - 1), &functions)).collect();
+        status.flat_map(|page| gone(page, &listed(page, |row| row.cells.len() - 1), tests)).collect();
     for (path, letters) in PAGES {
         let page = match tree.require(path) {
             Ok(page) => page,
@@ -26,9 +33,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             }
         };
         let listed = listed(page, |_| 2);
-        findings.extend(gone(page, &listed, &functions));
+        findings.extend(gone(page, &listed, tests));
         let missing =
-            functions.iter().filter(|name| has_id(name, letters) && !listed.iter().any(|(_, listed)| listed == *name));
+            tests.iter().filter(|name| has_id(name, letters) && !listed.iter().any(|(_, listed)| listed == *name));
         findings.extend(missing.map(|name| {
             page.finding(format!("found the test `{name}` in the code, but in no table; add it to the row of its id"))
         }));
@@ -37,8 +44,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns a finding for each name in a page's tables that no test has.
-fn gone(page: &File, listed: &[(usize, &str)], functions: &[&str]) -> Vec<Finding> {
-    let gone = listed.iter().filter(|(_, name)| !functions.contains(name));
+fn gone(page: &File, listed: &[(usize, &str)], tests: &BTreeSet<&str>) -> Vec<Finding> {
+    let gone = listed.iter().filter(|(_, name)| !tests.contains(*name));
     gone.map(|(index, name)| {
         page.at(*index, format!("found the test `{name}`, which does not exist; correct the name or remove it"))
     })
@@ -50,11 +57,6 @@ fn listed(page: &File, column: impl Fn(&Row<'_>) -> usize) -> Vec<(usize, &str)>
     let rows = markdown::rows(&page.text);
     let named = rows.iter().flat_map(|row| row.code(column(row)).map(move |name| (row.index, name)));
     named.filter(|(_, name)| is_test_name(name)).collect()
-}
-
-fn functions(file: &File) -> Vec<&str> {
-    let names = file.text.split("fn ").skip(1);
-    names.filter_map(|rest| rest.split_once('(').map(|(name, _)| name)).filter(|name| is_test_name(name)).collect()
 }
 
 /// Returns whether a text is a sentence in snake case: three words or more.

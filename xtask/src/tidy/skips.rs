@@ -1,4 +1,4 @@
-//! No test skips silently: a test that may end early, or that asks for something a machine may lack, reports what it leaves out.
+//! No test skips silently: a test, or a function of tests that checks something, that may end early, or one that asks for something a machine may lack, reports what it leaves out.
 //!
 //! A function of a test *reports* if it names [`testkit::not_run`], or calls a function of the tests that does. The call graph is
 //! by name, which is coarse, but finds a skip without any report. Code that `cfg` removes on a platform is not a skip there.
@@ -12,6 +12,8 @@ use super::{File, Finding, Tree};
 
 /// What ends a test early, as [`tokens::code`] writes it.
 const ENDS: [&str; 6] = ["return;", "return,", "return}", "return println!", "return eprintln!", "return Ok(())"];
+/// How functions begin that tests call to check something.
+const CHECKS: [&str; 3] = ["check", "assert", "compare"];
 /// What asks whether a machine has something.
 const PROBES: [&str; 6] = [
     "is_x86_feature_detected!",
@@ -30,13 +32,15 @@ const WORDS: &str = concat!("NOT ", "RUN");
 const SHARED: &str = "device/tests/support/";
 
 /// A function of a test program, or one of a library that is named for tests.
-struct Function<'a> {
-    file: &'a File,
+pub(super) struct Function<'a> {
+    pub(super) file: &'a File,
     /// Index of the line with its name.
-    index: usize,
-    name: String,
+    pub(super) index: usize,
+    pub(super) name: String,
     /// Whether it has `#[test]`.
-    is_test: bool,
+    pub(super) is_test: bool,
+    /// Whether it has a `#[cfg]` of its own.
+    pub(super) is_conditional: bool,
     /// Whether it is part of a test program.
     in_tests: bool,
     /// Its body, as [`tokens::code`] writes it.
@@ -51,21 +55,28 @@ impl<'a> Function<'a> {
     }
 }
 
-pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let files = || tree.files.iter().filter(|file| file.is_rust());
-    let mut functions: Vec<Function<'_>> = Vec::new();
-    for file in files() {
+/// Returns the functions of test programs, and those of libraries that are named for tests.
+pub(super) fn functions(tree: &Tree) -> Vec<Function<'_>> {
+    let mut functions = Vec::new();
+    for file in tree.files.iter().filter(|file| file.is_rust()) {
         let in_tests = !file.is_source() || file.text.contains("#![cfg(test)]");
         add_functions(file, tokens::read(file), in_tests, &mut functions);
     }
+    functions
+}
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let files = || tree.files.iter().filter(|file| file.is_rust());
+    let functions = functions(tree);
     let reporting = reporting(&functions);
     let mut findings: Vec<Finding> = files().flat_map(printed).collect();
     for function in functions.iter().filter(|function| function.in_tests && !reporting.contains(&function.key())) {
         let name = &function.name;
         let finding = |message: String| function.file.at(function.index, message);
-        if let Some(end) = ENDS.into_iter().find(|end| function.is_test && function.code.contains(end)) {
+        let checks = function.is_test || CHECKS.iter().any(|check| name.starts_with(check));
+        if let Some(end) = ENDS.into_iter().find(|end| checks && function.code.contains(end)) {
             findings.push(finding(format!(
-                "found `{end}` in the test {name}, expected a report of what it skips; call testkit::not_run::report, or let it fail"
+                "found `{end}` in {name}, expected a report of what it skips; call testkit::not_run::report, or let it fail"
             )));
         }
         if let Some(probe) = PROBES.into_iter().find(|probe| function.code.contains(probe)) {
@@ -120,11 +131,12 @@ fn reporting<'a>(functions: &[Function<'a>]) -> BTreeSet<(&'a str, String)> {
 
 /// Adds the functions that tests may call; `in_tests` says whether the tokens are part of a test program.
 fn add_functions<'a>(file: &'a File, tokens: TokenStream, in_tests: bool, found: &mut Vec<Function<'a>>) {
-    let (mut is_test, mut is_for_tests) = (false, false);
+    let (mut is_test, mut is_for_tests, mut is_conditional) = (false, false, false);
     let mut trees = tokens.into_iter();
     while let Some(tree) = trees.next() {
         is_test |= is_attribute(&tree, "test");
         is_for_tests |= is_attribute(&tree, "cfg(test)");
+        is_conditional |= tokens::is_cfg(&tree);
         let in_tests = in_tests || is_for_tests;
         if is_ident(&tree, "fn") {
             // A function pointer has no name.
@@ -135,14 +147,14 @@ fn add_functions<'a>(file: &'a File, tokens: TokenStream, in_tests: bool, found:
             let body = trees.by_ref().find(ends_item).as_ref().and_then(body).unwrap_or_default();
             if in_tests || name.ends_with("for_tests") {
                 let code = tokens::code(body);
-                found.push(Function { file, index, name, is_test, in_tests, code });
+                found.push(Function { file, index, name, is_test, is_conditional, in_tests, code });
             }
-            (is_test, is_for_tests) = (false, false);
+            (is_test, is_for_tests, is_conditional) = (false, false, false);
         } else if let TokenTree::Group(group) = &tree {
             add_functions(file, group.stream(), in_tests, found);
         }
         if ends_item(&tree) {
-            (is_test, is_for_tests) = (false, false);
+            (is_test, is_for_tests, is_conditional) = (false, false, false);
         }
     }
 }

@@ -34,6 +34,13 @@ pub(super) fn is_attribute(tree: &TokenTree, text: &str) -> bool {
     group.delimiter() == Delimiter::Bracket && group.stream().to_string().replace(' ', "") == text
 }
 
+/// Returns whether a tree is the bracketed part of an attribute `cfg`.
+pub(super) fn is_cfg(tree: &TokenTree) -> bool {
+    let TokenTree::Group(group) = tree else { return false };
+    group.delimiter() == Delimiter::Bracket
+        && group.stream().into_iter().next().is_some_and(|name| is_ident(&name, "cfg"))
+}
+
 /// Returns whether a tree is the last of an item: its body, or a semicolon.
 pub(super) fn ends_item(tree: &TokenTree) -> bool {
     body(tree).is_some() || is_punct(tree, ';')

@@ -5,6 +5,7 @@ mod graph;
 mod pages;
 mod rust;
 mod skips;
+mod untested;
 
 use testkit::workspace;
 use xtask::tidy::{File, Package, Tree};

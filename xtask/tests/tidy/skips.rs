@@ -19,7 +19,7 @@ fn a_test_that_may_end_early_leads_to_a_report() {
     assert_eq!(
         found,
         [
-            "x/tests/a.rs:2: found `return}` in the test c, expected a report of what it skips; call testkit::not_run::report, or let it fail"
+            "x/tests/a.rs:2: found `return}` in c, expected a report of what it skips; call testkit::not_run::report, or let it fail"
         ]
     );
     let unit = format!("fn f() {{ return; }}\n#[cfg(test)]\nmod tests {{\n{bad}}}\n");
@@ -27,6 +27,9 @@ fn a_test_that_may_end_early_leads_to_a_report() {
     let property = format!("proptest! {{\n{bad}}}\n");
     assert_eq!(messages(&[("x/tests/a.rs", &property)]).len(), 1);
     assert_eq!(messages(&[("x/tests/a.rs", "#[test]\nfn c() { f(\"return;\"); }\n")]), [""; 0]);
+    let helper = |name: &str| bad.replace("#[test]\nfn c", &format!("fn {name}"));
+    assert_eq!(messages(&[("x/tests/a.rs", &helper("check_all"))]).len(), 1);
+    assert_eq!(messages(&[("x/tests/a.rs", &helper("answer"))]), [""; 0]);
 }
 
 #[test]

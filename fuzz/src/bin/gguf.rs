@@ -1,0 +1,10 @@
+//! Any bytes as a GGUF file: libFuzzer searches for those that cause a panic.
+#![no_main]
+
+#[path = "../../../models/tests/gguf/fuzzed.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    fuzzed::read(bytes);
+    fuzzed::load(bytes);
+});
