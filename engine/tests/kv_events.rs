@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, EngineConfig, GenerationRequest, KvEventsConfig, PreemptionMode, TokenEvent};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use testkit::kv_events::{Client, Known, Router};
+use testkit::kv_events::{Known, Router, Subscriber};
 
 use crate::common::{TOKEN_BYTES, config, overlapping, prompt, request};
 use crate::lora::{LORA, adapters, with_lora};
@@ -15,7 +15,7 @@ use crate::lora::{LORA, adapters, with_lora};
 /// An engine that publishes, and a router that reads.
 struct Observed {
     engine: Engine,
-    subscriber: Client,
+    subscriber: Subscriber,
     router: Router,
     next_seq: u64,
 }
@@ -29,7 +29,7 @@ impl Observed {
     fn new(config: EngineConfig) -> Observed {
         let engine = Engine::load(&publishing(config), &|_, _| {}).unwrap();
         let at = engine.kv_event_addresses().unwrap().0.unwrap();
-        let subscriber = Client::subscribe(at, "kv@").unwrap();
+        let subscriber = Subscriber::connect(at, "kv@").unwrap();
         let observed = Observed { engine, subscriber, router: Router::default(), next_seq: 0 };
         observed.wait(|stats| stats.subscribers == 1);
         observed
@@ -254,7 +254,7 @@ fn b36_a_subscriber_that_never_reads_and_a_full_queue_change_no_token() {
     let config = publishing(tight(PreemptionMode::Auto));
     let config = EngineConfig { kv_events: config.kv_events.map(small), ..config };
     let mut engine = Engine::load(&config, &|_, _| {}).unwrap();
-    let _deaf = Client::subscribe(engine.kv_event_addresses().unwrap().0.unwrap(), "").unwrap();
+    let _deaf = Subscriber::connect(engine.kv_event_addresses().unwrap().0.unwrap(), "").unwrap();
     let ids: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
     let mut got = vec![vec![Vec::new()]; ids.len()];
     while engine.has_work() {

@@ -4,8 +4,8 @@
 //! publisher encodes them and sends them to subscribers.
 //!
 //! ```text
-//! step ──▶ Publisher::publish ──▶ bounded queue ──▶ publisher thread: index ──▶ encode ──▶ PUB socket ──▶ subscribers
-//!          never waits                                                            └─▶ buffer ──▶ replay socket
+//! step ──▶ Publisher::publish ──▶ bounded queue ──▶ publisher thread: index ──▶ encode ──▶ journal ──▶ PUB socket ──▶ subscribers
+//!          never waits                                                                      └─▶ replay socket
 //! ```
 //!
 //! ```
@@ -31,18 +31,22 @@
 //! | `change` | what the caller reports |
 //! | `index` | which prefixes subscribers know; events from changes |
 //! | `wire`, `msgpack` | batches of events as bytes |
-//! | `buffer` | the last messages, for replay |
+//! | `journal` | the last messages, and how far each subscriber has read them; snapshots |
 //! | `publisher` | the queue, the thread, the sequence number |
 //! | `endpoint` | addresses of the form `tcp://HOST:PORT` |
-//! | `zmtp` | greeting, handshake and frames of ZMTP 3.0, the protocol of ZeroMQ |
+//! | `limits` | deadlines and sizes that bound what peers cost |
+//! | `zmtp` | greeting, handshake, frames and subscriptions of ZMTP 3.0, the protocol of ZeroMQ |
+//! | `outbox` | what is written to a peer next, with a deadline |
 //! | `sockets` | the PUB socket and the replay socket |
 
-mod buffer;
 mod change;
 mod config;
 mod endpoint;
 mod index;
+mod journal;
+mod limits;
 mod msgpack;
+mod outbox;
 mod publisher;
 mod sockets;
 mod wire;
@@ -51,4 +55,5 @@ mod zmtp;
 pub use change::{BlockHash, Change, Layout, Medium, SpecKind};
 pub use config::{Format, KvEventsConfig};
 pub use endpoint::EndpointError;
+pub use limits::Limits;
 pub use publisher::{Publisher, Sockets, StartError, Stats};

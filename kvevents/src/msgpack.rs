@@ -31,25 +31,21 @@ pub fn uint(to: &mut Vec<u8>, value: u64) {
     }
 }
 
-/// Appends a text. It is cut at 4 GiB, the limit of the format.
+/// Appends a text.
 pub fn text(to: &mut Vec<u8>, value: &str) {
-    let mut end = value.len().min(u32::MAX as usize);
-    while !value.is_char_boundary(end) {
-        end -= 1;
-    }
-    match end {
-        0..=31 => to.push(0xa0 | end as u8),
-        32..=0xff => to.extend([0xd9, end as u8]),
-        0x100..=0xffff => {
+    match value.len() {
+        len @ 0..=31 => to.push(0xa0 | len as u8),
+        len @ 32..=0xff => to.extend([0xd9, len as u8]),
+        len @ 0x100..=0xffff => {
             to.push(0xda);
-            to.extend((end as u16).to_be_bytes());
+            to.extend((len as u16).to_be_bytes());
         }
-        _ => {
+        len => {
             to.push(0xdb);
-            to.extend((end as u32).to_be_bytes());
+            to.extend((len as u32).to_be_bytes());
         }
     }
-    to.extend_from_slice(&value.as_bytes()[..end]);
+    to.extend_from_slice(value.as_bytes());
 }
 
 /// Appends the head of an array of `len` elements, which follow.

@@ -9,25 +9,22 @@
 //!                    ^ changes dropped    ^ snapshot                        changes of later steps
 //! ```
 //!
-//! A replay request for messages that are no longer buffered is answered in the same way: the first message asked for is a
-//! snapshot of the current state, and the last one published is empty, so that the subscriber continues after it.
+//! A replay request for messages that are gone is answered by a snapshot too ([`journal`](crate::journal)).
 
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-use crate::buffer::{Buffer, Message};
 use crate::change::{Change, Layout};
-use crate::config::{Format, KvEventsConfig};
+use crate::config::KvEventsConfig;
 use crate::endpoint::{Endpoint, EndpointError};
-use crate::index::Index;
-use crate::sockets::{PubSocket, bind, serve_replay};
-use crate::wire::payload;
+use crate::journal::{Journal, SharedJournal, Sizes, now};
+use crate::limits::Limits;
+use crate::sockets::{Context, PubSocket, bind, serve_replay};
 
 /// Why a publisher cannot start. Displays as one line.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +71,7 @@ pub struct Stats {
     pub messages: u64,
     /// Steps dropped because the queue was full.
     pub dropped_steps: u64,
-    /// Messages dropped because the queue of a subscriber was full.
+    /// Messages that a subscriber did not get because it read too slowly.
     pub dropped_messages: u64,
     /// Peers that subscribe to the topic now.
     pub subscribers: usize,
@@ -89,24 +86,17 @@ struct Step {
 }
 
 struct Shared {
-    state: Mutex<State>,
-    socket: Arc<PubSocket>,
-    layout: Layout,
-    format: Format,
+    journal: SharedJournal,
+    /// Tells the subscribers' tasks that there is a message.
+    news: watch::Sender<()>,
     handed: AtomicU64,
     processed: AtomicU64,
     dropped_steps: AtomicU64,
+    dropped_messages: AtomicU64,
     /// Number of times that the queue overflowed.
     losses: AtomicU64,
     lost: Notify,
     closing: AtomicBool,
-}
-
-/// What messages and replay are made from.
-struct State {
-    index: Index,
-    buffer: Buffer,
-    next_seq: u64,
 }
 
 /// Takes changes and publishes them. Dropping it closes the sockets.
@@ -130,6 +120,7 @@ enum Opened {
 /// The opened sockets of a publisher that has not started yet.
 pub struct Sockets {
     config: KvEventsConfig,
+    limits: Limits,
     events: Opened,
     replay: Option<StdListener>,
 }
@@ -158,7 +149,12 @@ impl Sockets {
             let key = "replay_endpoint";
             listen(key, text, &parse(key, text)?)
         });
-        Ok(Sockets { config: config.clone(), events, replay: replay.transpose()? })
+        Ok(Sockets { config: config.clone(), limits: Limits::default(), events, replay: replay.transpose()? })
+    }
+
+    /// Replaces the deadlines and sizes.
+    pub fn with_limits(self, limits: Limits) -> Sockets {
+        Sockets { limits, ..self }
     }
 
     /// One line for the log of a start.
@@ -184,29 +180,29 @@ impl Publisher {
     /// # Errors
     /// The thread cannot be started.
     pub fn start_on(sockets: Sockets, layout: Layout) -> Result<Publisher, StartError> {
-        let Sockets { config, events, replay } = sockets;
+        let Sockets { config, limits, events, replay } = sockets;
         let address = match &events {
             Opened::Listens(listener) => listener.local_addr().ok(),
             Opened::Connects(_) => None,
         };
         let replay_address = replay.as_ref().and_then(|listener| listener.local_addr().ok());
-        let state = State { index: Index::new(layout), buffer: Buffer::new(config.buffer_steps), next_seq: 0 };
+        let sizes = Sizes { replayed: config.buffer_steps, hwm: config.hwm, bytes: limits.bytes };
         let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            socket: Arc::new(PubSocket::new(config.topic.clone(), config.hwm)),
-            layout,
-            format: config.format,
+            journal: SharedJournal::new(Journal::new(layout, config.format, &sizes)),
+            news: watch::Sender::new(()),
             handed: AtomicU64::new(0),
             processed: AtomicU64::new(0),
             dropped_steps: AtomicU64::new(0),
+            dropped_messages: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             lost: Notify::new(),
             closing: AtomicBool::new(false),
         });
         let (queue, steps) = mpsc::channel(config.max_queue_size.clamp(1, Semaphore::MAX_PERMITS));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
-        let (of_thread, topic) = (shared.clone(), config.topic.clone());
-        let body = move || runtime.block_on(of_thread.run(steps, events, replay, topic));
+        let context = Context { topic: config.topic.into(), limits, journal: shared.journal.clone() };
+        let of_thread = shared.clone();
+        let body = move || runtime.block_on(of_thread.run(steps, events, replay, context));
         let thread = std::thread::Builder::new().name("quire-kv-events".to_string()).spawn(body);
         let thread = Some(thread.map_err(StartError::Thread)?);
         Ok(Publisher { shared, queue: Some(queue), thread, lost: false, address, replay_address })
@@ -253,20 +249,23 @@ impl Publisher {
 
     /// Numbers of dropped steps and of dropped messages, as in [`Stats`]. Takes no lock.
     pub fn num_dropped(&self) -> (u64, u64) {
-        (self.shared.dropped_steps.load(Ordering::Relaxed), self.shared.socket.num_dropped() as u64)
+        let Shared { dropped_steps, dropped_messages, .. } = &*self.shared;
+        (dropped_steps.load(Ordering::Relaxed), dropped_messages.load(Ordering::Relaxed))
     }
 
     /// Numbers since the start. May wait for the publisher thread to encode a message, so a step should not ask.
     pub fn stats(&self) -> Stats {
-        let Shared { handed, processed, socket, .. } = &*self.shared;
+        let Shared { handed, processed, journal, .. } = &*self.shared;
         let (dropped_steps, dropped_messages) = self.num_dropped();
+        let (handed, processed) = (handed.load(Ordering::Acquire), processed.load(Ordering::Acquire));
+        let journal = journal.lock();
         Stats {
-            handed: handed.load(Ordering::Acquire),
-            processed: processed.load(Ordering::Acquire),
-            messages: self.shared.lock().next_seq,
+            handed,
+            processed,
+            messages: journal.next_seq(),
             dropped_steps,
             dropped_messages,
-            subscribers: socket.num_subscribers(),
+            subscribers: journal.num_subscribers(),
         }
     }
 }
@@ -282,32 +281,28 @@ impl Drop for Publisher {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The thread's work, until the publisher is dropped.
     async fn run(
         self: Arc<Shared>,
         mut steps: mpsc::Receiver<Step>,
         events: Opened,
         replay: Option<StdListener>,
-        topic: String,
+        context: Context,
     ) {
         let listener = |listener: StdListener| {
             TcpListener::from_std(listener).inspect_err(|error| tracing::error!("KV events: no socket: {error}")).ok()
         };
+        let publishing = PubSocket::new(context.clone(), self.news.subscribe());
         match events {
             Opened::Listens(socket) => {
                 if let Some(socket) = listener(socket) {
-                    drop(tokio::spawn(self.socket.clone().listen(socket)));
+                    drop(tokio::spawn(publishing.listen(socket)));
                 }
             }
-            Opened::Connects(endpoint) => drop(tokio::spawn(self.socket.clone().connect(endpoint))),
+            Opened::Connects(endpoint) => drop(tokio::spawn(publishing.connect(endpoint))),
         }
         if let Some(socket) = replay.and_then(listener) {
-            let shared = self.clone();
-            drop(tokio::spawn(serve_replay(socket, topic, move |first| shared.replay(first))));
+            drop(tokio::spawn(serve_replay(socket, context)));
         }
         let mut healed = 0;
         loop {
@@ -326,7 +321,7 @@ impl Shared {
                     if losses > healed {
                         healed = losses;
                         tracing::warn!("KV events: the queue overflowed; subscribers get a snapshot with a later step");
-                        self.publish(now(), &[Change::Cleared]);
+                        self.publish(now(), &[Change::Cleared], false);
                     }
                 }
             }
@@ -335,40 +330,16 @@ impl Shared {
 
     fn process(&self, step: Step, healed: &mut u64) {
         *healed = step.heals.max(*healed);
-        self.publish(step.timestamp, &step.changes);
+        self.publish(step.timestamp, &step.changes, step.heals > 0);
         self.processed.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Publishes one message, unless the changes are no news.
-    fn publish(&self, timestamp: f64, changes: &[Change]) {
-        let mut state = self.lock();
-        let events = state.index.apply(changes);
-        if events.is_empty() {
-            return;
+    fn publish(&self, timestamp: f64, changes: &[Change], is_snapshot: bool) {
+        let lost = self.journal.lock().append(timestamp, changes, is_snapshot);
+        if let Some(lost) = lost {
+            self.dropped_messages.fetch_add(lost, Ordering::Relaxed);
+            self.news.send_replace(());
         }
-        let message = (state.next_seq, payload(timestamp, &events, self.layout, self.format));
-        state.next_seq += 1;
-        state.buffer.push(message.clone());
-        self.socket.send(&message);
     }
-
-    /// The messages from `first` on, or a snapshot in their place.
-    fn replay(&self, first: u64) -> Vec<Message> {
-        let state = self.lock();
-        if first >= state.next_seq {
-            return Vec::new();
-        }
-        if let Some(messages) = state.buffer.since(first, state.next_seq) {
-            return messages;
-        }
-        let encode = |events: &[Change]| payload(now(), events, self.layout, self.format);
-        let snapshot = (first, encode(&state.index.snapshot()));
-        let last = state.next_seq - 1;
-        if last == first { vec![snapshot] } else { vec![snapshot, (last, encode(&[]))] }
-    }
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

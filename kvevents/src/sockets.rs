@@ -1,176 +1,154 @@
 //! The PUB socket and the replay socket, on the publisher thread's runtime.
 //!
-//! A subscriber has a queue of its own, bounded in messages ([`KvEventsConfig::hwm`](crate::KvEventsConfig::hwm)) and in bytes
-//! ([`MOST_BYTES`]). What does not fit is dropped for this subscriber, which finds a gap in the sequence numbers. One that reads
-//! nothing for a minute is disconnected. The replay socket has no queues: a connection's task writes an answer before it reads
-//! the next request.
+//! Both read the messages of the [journal](crate::journal) and hold none. What a peer costs is bounded by [`Limits`]: every write has a
+//! deadline, and a place is free again once its peer is gone, does not read, or does not subscribe. The network may lose a peer without
+//! a trace, so the system sends probes on idle connections. ZMTP 3.0 has none of its own.
 
 use std::net::TcpListener as StdListener;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::buffer::Message;
 use crate::endpoint::Endpoint;
-use crate::zmtp::{self, Received};
-
-/// Greatest size in bytes of what waits for one subscriber.
-const MOST_BYTES: usize = 64 << 20;
-
-/// Greatest number of connections of a socket. Further ones are closed.
-const MOST_PEERS: usize = 256;
-
-/// Greatest number of topics of a subscriber.
-const MOST_TOPICS: usize = 1024;
-
-/// Time for a handshake, and for a peer to read a replayed message.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Time after which a subscriber that reads nothing is disconnected. It may be gone without a trace.
-const STALL: Duration = Duration::from_secs(60);
+use crate::journal::{Message, Payload, ReaderId, Replay, SharedJournal};
+use crate::limits::Limits;
+use crate::outbox::Outbox;
+use crate::zmtp::{self, Received, Subscriptions};
 
 /// Longest time between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// A connected subscriber.
-struct Peer {
-    queue: mpsc::Sender<Outgoing>,
-    /// Size of the queue in bytes.
-    bytes: AtomicUsize,
-    /// Whether one of its topics is a prefix of ours.
-    subscribed: AtomicBool,
+/// Least time between two lines about connections that were not accepted.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// What both sockets share.
+#[derive(Clone)]
+pub struct Context {
+    pub topic: Arc<str>,
+    pub limits: Limits,
+    pub journal: SharedJournal,
 }
 
-enum Outgoing {
-    Message(Message),
-    Pong(Vec<u8>),
+impl Context {
+    /// Sets the options of a new connection. A connection without them works too.
+    fn prepare(&self, stream: &TcpStream) {
+        let socket = SockRef::from(stream);
+        let stall = self.limits.stall;
+        let keepalive = TcpKeepalive::new().with_time(stall).with_interval(stall / 6);
+        let mut set = vec![socket.set_tcp_nodelay(true), socket.set_tcp_keepalive(&keepalive)];
+        // Also ends a connection whose peer reads nothing while all that waits for it fits into the send buffer.
+        #[cfg(target_os = "linux")]
+        set.push(socket.set_tcp_user_timeout(Some(stall)));
+        set.extend(self.limits.send_buffer.map(|size| socket.set_send_buffer_size(size)));
+        for error in set.into_iter().filter_map(Result::err) {
+            tracing::debug!("KV events: an option of a connection cannot be set: {error}");
+        }
+    }
+}
+
+fn closed(why: &str) -> std::io::Error {
+    std::io::Error::other(why)
 }
 
 /// The PUB socket.
+#[derive(Clone)]
 pub struct PubSocket {
-    topic: String,
-    hwm: usize,
-    peers: Mutex<Vec<Arc<Peer>>>,
-    dropped: AtomicUsize,
+    context: Context,
+    /// Changes with each message.
+    news: watch::Receiver<()>,
 }
 
 impl PubSocket {
-    pub fn new(topic: String, hwm: usize) -> PubSocket {
-        let hwm = hwm.clamp(1, Semaphore::MAX_PERMITS);
-        PubSocket { topic, hwm, peers: Mutex::new(Vec::new()), dropped: AtomicUsize::new(0) }
-    }
-
-    /// Number of peers that subscribe to the topic.
-    pub fn num_subscribers(&self) -> usize {
-        self.lock().iter().filter(|peer| peer.subscribed.load(Ordering::Acquire)).count()
-    }
-
-    /// Number of messages dropped because a subscriber's queue was full.
-    pub fn num_dropped(&self) -> usize {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
-    /// Queues a message for every subscriber. Never waits.
-    pub fn send(&self, message: &Message) {
-        let len = message.1.len();
-        for peer in self.lock().iter().filter(|peer| peer.subscribed.load(Ordering::Acquire)) {
-            let fits = peer.bytes.load(Ordering::Acquire) <= MOST_BYTES.saturating_sub(len);
-            if fits && peer.queue.try_send(Outgoing::Message(message.clone())).is_ok() {
-                peer.bytes.fetch_add(len, Ordering::AcqRel);
-            } else {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Peer>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn new(context: Context, news: watch::Receiver<()>) -> PubSocket {
+        PubSocket { context, news }
     }
 
     /// Serves one subscriber until it disconnects.
-    async fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        stream.set_nodelay(true)?;
-        timeout(PATIENCE, zmtp::handshake(&mut stream, "PUB", &["SUB", "XSUB"])).await??;
-        let (queue, messages) = mpsc::channel(self.hwm);
-        let peer = Arc::new(Peer { queue, bytes: AtomicUsize::new(0), subscribed: AtomicBool::new(false) });
-        self.lock().push(peer.clone());
-        let (reader, writer) = stream.split();
+    async fn serve(self, mut stream: TcpStream, must_subscribe: bool) -> std::io::Result<()> {
+        self.context.prepare(&stream);
+        let Limits { patience, stall, .. } = self.context.limits;
+        timeout(patience, zmtp::handshake(&mut stream, "PUB", &["SUB", "XSUB"])).await??;
+        let reader = self.context.journal.lock().connect();
+        let (from, to) = stream.split();
+        let (pongs, pending) = mpsc::channel(1);
         let served = tokio::select! {
-            ended = self.read(BufReader::new(reader), &peer) => ended,
-            ended = self.write(BufWriter::new(writer), messages, &peer) => ended,
+            ended = self.read(BufReader::new(from), reader, pongs, must_subscribe) => ended,
+            ended = self.write(Outbox::new(to, stall), reader, pending) => ended,
         };
-        self.lock().retain(|other| !Arc::ptr_eq(other, &peer));
+        self.context.journal.lock().subscribe(reader, false);
         served
     }
 
     /// Reads subscriptions.
-    async fn read(&self, mut from: impl AsyncReadExt + Unpin, peer: &Peer) -> std::io::Result<()> {
-        let mut topics: Vec<Vec<u8>> = Vec::new();
+    async fn read(
+        &self,
+        mut from: impl AsyncRead + Unpin,
+        reader: ReaderId,
+        pongs: mpsc::Sender<Vec<u8>>,
+        must_subscribe: bool,
+    ) -> std::io::Result<()> {
+        let Context { topic, limits, journal } = &self.context;
+        let mut subscriptions = Subscriptions::new(topic);
+        let mut idle_since = Some(Instant::now());
         loop {
-            let (adds, topic) = match zmtp::receive(&mut from).await? {
-                Received::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
-                    Some((1, topic)) => (true, topic.to_vec()),
-                    Some((0, topic)) => (false, topic.to_vec()),
-                    _ => continue,
-                },
-                Received::Command(name, topic) if name == "SUBSCRIBE" => (true, topic),
-                Received::Command(name, topic) if name == "CANCEL" => (false, topic),
-                Received::Command(name, data) => {
-                    if name == "PING" {
-                        // A subscriber that does not read gets no answer either.
-                        let _ = peer.queue.try_send(Outgoing::Pong(data.get(2..).unwrap_or_default().to_vec()));
-                    }
-                    continue;
-                }
-            };
-            if !adds {
-                if let Some(at) = topics.iter().position(|known| *known == topic) {
-                    topics.remove(at);
-                }
-            } else if topics.len() < MOST_TOPICS {
-                topics.push(topic);
+            let received = zmtp::receive(&mut from);
+            let received = match idle_since.filter(|_| must_subscribe) {
+                None => received.await,
+                Some(since) => timeout_at(since + limits.patience, received)
+                    .await
+                    .map_err(|_| closed("it subscribes to nothing that is published here"))?,
+            }?;
+            if let Received::Command(name, data) = &received
+                && name == "PING"
+            {
+                // One answer may wait. A peer that reads none of them gets no more.
+                let _ = pongs.try_send(zmtp::pong(data)?);
             }
-            let matches = topics.iter().any(|topic| self.topic.as_bytes().starts_with(topic));
-            peer.subscribed.store(matches, Ordering::Release);
+            let subscribed = subscriptions.apply(&received);
+            journal.lock().subscribe(reader, subscribed);
+            idle_since = if subscribed { None } else { idle_since.or_else(|| Some(Instant::now())) };
         }
     }
 
-    /// Writes queued messages.
+    /// Writes messages and answers.
     async fn write(
         &self,
-        mut to: impl AsyncWrite + Unpin,
-        mut messages: mpsc::Receiver<Outgoing>,
-        peer: &Peer,
+        mut outbox: Outbox<impl AsyncWrite + Unpin>,
+        reader: ReaderId,
+        mut pongs: mpsc::Receiver<Vec<u8>>,
     ) -> std::io::Result<()> {
-        while let Some(outgoing) = messages.recv().await {
-            match outgoing {
-                Outgoing::Message(message) => {
-                    let frames = (self.topic.as_bytes(), message.0, &message.1[..]);
-                    timeout(STALL, write_message(&mut to, &[], frames)).await??;
-                    peer.bytes.fetch_sub(message.1.len(), Ordering::AcqRel);
-                }
-                Outgoing::Pong(context) => to.write_all(&zmtp::command("PONG", &context)).await?,
+        let Context { topic, journal, .. } = &self.context;
+        let mut news = self.news.clone();
+        loop {
+            while let Some((seq, payload)) = (!outbox.is_full()).then(|| journal.lock().next(reader)).flatten() {
+                outbox.push(&[], topic, seq, &payload);
             }
-            if messages.is_empty() {
-                to.flush().await?;
+            if outbox.is_empty() {
+                tokio::select! {
+                    Some(pong) = pongs.recv() => outbox.push_command(&pong),
+                    changed = news.changed() => changed.map_err(|_| closed("the publisher ended"))?,
+                }
+            } else {
+                outbox.flush().await?;
+                pongs.try_recv().into_iter().for_each(|pong| outbox.push_command(&pong));
             }
         }
-        Ok(())
     }
 
     /// Connects to a subscriber, and again whenever the connection ends.
-    pub async fn connect(self: Arc<PubSocket>, endpoint: Endpoint) {
+    pub async fn connect(self, endpoint: Endpoint) {
         let mut wait = Duration::from_millis(100);
         loop {
             match TcpStream::connect(endpoint.address()).await {
                 Ok(stream) => {
                     wait = Duration::from_millis(100);
-                    log_end(self.serve(stream).await);
+                    log_end(self.clone().serve(stream, false).await);
                 }
                 Err(error) => tracing::debug!("KV events: cannot connect to {}: {error}", endpoint.host),
             }
@@ -180,35 +158,59 @@ impl PubSocket {
     }
 
     /// Accepts subscribers.
-    pub async fn listen(self: Arc<PubSocket>, listener: TcpListener) {
-        accept(listener, |stream| {
-            let socket = self.clone();
-            async move { log_end(socket.serve(stream).await) }
-        })
-        .await;
+    pub async fn listen(self, listener: TcpListener) {
+        accept(listener, self.context.limits, |stream, _| self.clone().serve(stream, true)).await;
     }
 }
 
-/// Accepts connections for ever and spawns a task for each.
-async fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListener, serve: impl Fn(TcpStream) -> F) {
-    let places = Arc::new(Semaphore::new(MOST_PEERS));
+/// Accepts connections for ever and spawns a task for each. `serve` also gets the places of the socket.
+async fn accept<F>(listener: TcpListener, limits: Limits, serve: impl Fn(TcpStream, Arc<Semaphore>) -> F)
+where
+    F: Future<Output = std::io::Result<()>> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(limits.peers.min(Semaphore::MAX_PERMITS)));
+    let address = listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
+    let mut refused = Refused::default();
     loop {
-        match listener.accept().await {
+        let error = match listener.accept().await {
             Ok((stream, _)) => match places.clone().try_acquire_owned() {
                 Ok(place) => {
-                    let served = serve(stream);
+                    let served = serve(stream, places.clone());
                     drop(tokio::spawn(async move {
-                        served.await;
+                        log_end(served.await);
                         drop(place);
                     }));
+                    continue;
                 }
-                Err(_) => tracing::warn!("KV events: closed a connection, because {MOST_PEERS} are open"),
+                Err(_) => format!("{} are open", limits.peers),
             },
             Err(error) => {
-                tracing::warn!("KV events: cannot accept a connection: {error}");
                 sleep(Duration::from_millis(100)).await;
+                error.to_string()
             }
+        };
+        if let Some(count) = refused.count() {
+            tracing::warn!("KV events at {address}: connections not accepted: {count}, the last because {error}");
         }
+    }
+}
+
+/// Counts connections that were not accepted, so that a flood of them is not a flood of lines.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    logged: Option<Instant>,
+}
+
+impl Refused {
+    /// Counts one. Returns the number since the last line if another line is due.
+    fn count(&mut self) -> Option<u64> {
+        self.count += 1;
+        if self.logged.is_some_and(|logged| logged.elapsed() < LOG_PERIOD) {
+            return None;
+        }
+        self.logged = Some(Instant::now());
+        Some(std::mem::take(&mut self.count))
     }
 }
 
@@ -218,59 +220,51 @@ fn log_end(served: std::io::Result<()>) {
     }
 }
 
-/// Answers replay requests: `answer` returns the messages from a sequence number on.
-pub async fn serve_replay<A>(listener: TcpListener, topic: String, answer: A)
-where
-    A: Fn(u64) -> Vec<Message> + Clone + Send + Sync + 'static,
-{
-    accept(listener, move |stream| {
-        let (topic, answer) = (topic.clone(), answer.clone());
-        async move { log_end(replay(stream, &topic, &answer).await) }
-    })
-    .await;
+/// Answers replay requests.
+pub async fn serve_replay(listener: TcpListener, context: Context) {
+    accept(listener, context.limits, |stream, places| replay(context.clone(), stream, places)).await;
 }
 
-async fn replay(mut stream: TcpStream, topic: &str, answer: &impl Fn(u64) -> Vec<Message>) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    timeout(PATIENCE, zmtp::handshake(&mut stream, "ROUTER", &["DEALER", "REQ", "ROUTER"])).await??;
-    let (reader, writer) = stream.split();
-    let (mut from, mut to) = (BufReader::new(reader), BufWriter::new(writer));
+async fn replay(context: Context, mut stream: TcpStream, places: Arc<Semaphore>) -> std::io::Result<()> {
+    context.prepare(&stream);
+    let Context { topic, limits, journal } = context;
+    timeout(limits.patience, zmtp::handshake(&mut stream, "ROUTER", &["DEALER", "REQ", "ROUTER"])).await??;
+    let (from, to) = stream.split();
+    let (mut from, mut outbox) = (BufReader::new(from), Outbox::new(to, limits.stall));
+    let end: Payload = Payload::default();
     loop {
-        match zmtp::receive(&mut from).await? {
+        let received = {
+            let mut received = pin!(zmtp::receive(&mut from));
+            loop {
+                match timeout(limits.patience, &mut received).await {
+                    Ok(received) => break received?,
+                    Err(_) if places.available_permits() > 0 => {}
+                    Err(_) => return Err(closed("it requests nothing, and others need its place")),
+                }
+            }
+        };
+        match received {
             Received::Message(frames) => {
                 let Some(first) = frames.last().and_then(|frame| frame.as_slice().try_into().ok()) else {
                     tracing::debug!("KV events: a replay request is not a sequence number of 8 bytes");
                     continue;
                 };
-                for (seq, payload) in answer(u64::from_be_bytes(first)) {
-                    let message = (topic.as_bytes(), seq, &payload[..]);
-                    timeout(PATIENCE, write_message(&mut to, &[&[]], message)).await??;
+                let mut answer = Replay::new(u64::from_be_bytes(first), &journal.lock());
+                let next = |answer: &mut Replay| -> Option<Message> { answer.next(&mut journal.lock()) };
+                while let Some((seq, payload)) = next(&mut answer) {
+                    outbox.push(&[&[]], &topic, seq, &payload);
+                    drop(payload);
+                    if outbox.is_full() {
+                        outbox.flush().await?;
+                    }
                 }
-                timeout(PATIENCE, write_message(&mut to, &[&[]], (&[], u64::MAX, &[]))).await??;
+                outbox.push(&[&[]], "", u64::MAX, &end);
             }
-            Received::Command(name, data) if name == "PING" => {
-                let pong = zmtp::command("PONG", data.get(2..).unwrap_or_default());
-                timeout(PATIENCE, to.write_all(&pong)).await??;
-            }
+            Received::Command(name, data) if name == "PING" => outbox.push_command(&zmtp::pong(&data)?),
             Received::Command(..) => {}
         }
-        timeout(PATIENCE, to.flush()).await??;
+        outbox.flush().await?;
     }
-}
-
-/// Writes the frames `before`, then topic, sequence number and payload.
-async fn write_message(
-    to: &mut (impl AsyncWrite + Unpin),
-    before: &[&[u8]],
-    (topic, seq, payload): (&[u8], u64, &[u8]),
-) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    before.iter().for_each(|frame| zmtp::push_frame(&mut head, frame, true));
-    zmtp::push_frame(&mut head, topic, true);
-    zmtp::push_frame(&mut head, &seq.to_be_bytes(), true);
-    zmtp::push_head(&mut head, payload.len(), 0);
-    to.write_all(&head).await?;
-    to.write_all(payload).await
 }
 
 /// Opens a listening socket. Fails at once if the port is in use.

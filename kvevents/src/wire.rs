@@ -9,8 +9,6 @@
 //!
 //! Fields with `?` are left out if they say nothing. In an array, only fields at its end can be.
 
-use std::sync::Arc;
-
 use crate::change::{BlockHash, Change, Layout, SpecKind};
 use crate::config::Format;
 use crate::msgpack::{array, float, map, nil, text, uint};
@@ -138,9 +136,4 @@ impl Value<'_> {
             }
         }
     }
-}
-
-/// A payload, shared by all who send it.
-pub fn payload(timestamp: f64, events: &[Change], layout: Layout, format: Format) -> Arc<[u8]> {
-    encode(timestamp, events, layout, format).into()
 }

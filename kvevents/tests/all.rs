@@ -3,15 +3,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod bytes;
+mod fuzzed;
 mod overflow;
+mod peers;
 mod replay;
 mod settings;
 mod sockets;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use kvevents::{BlockHash, Change, KvEventsConfig, Layout, Medium, Publisher, Stats};
-use testkit::kv_events::Client;
+use kvevents::{BlockHash, Change, KvEventsConfig, Layout, Limits, Medium, Publisher, Sockets, Stats};
+use testkit::kv_events::{Dealer, Subscriber};
 
 /// Settings that listen on free ports.
 fn config() -> KvEventsConfig {
@@ -28,16 +31,25 @@ fn start(config: &KvEventsConfig) -> Publisher {
     Publisher::start(config, Layout::new(2)).unwrap()
 }
 
-/// A subscriber whose subscription the publisher has read.
-fn subscriber(publisher: &Publisher, topic: &str) -> Client {
-    let before = publisher.stats().subscribers;
-    let client = Client::subscribe(publisher.address().unwrap(), topic).unwrap();
-    wait(publisher, |stats| stats.subscribers > before);
-    client
+/// A publisher with other limits.
+fn start_with(config: &KvEventsConfig, limits: Limits) -> Publisher {
+    Publisher::start_on(Sockets::open(config).unwrap().with_limits(limits), Layout::new(2)).unwrap()
 }
 
-fn dealer(publisher: &Publisher) -> Client {
-    Client::dealer(publisher.replay_address().unwrap()).unwrap()
+fn address(publisher: &Publisher) -> SocketAddr {
+    publisher.address().unwrap()
+}
+
+/// A subscriber whose subscription the publisher has read.
+fn subscriber(publisher: &Publisher, topic: &str) -> Subscriber {
+    let before = publisher.stats().subscribers;
+    let subscriber = Subscriber::connect(address(publisher), topic).unwrap();
+    wait(publisher, |stats| stats.subscribers > before);
+    subscriber
+}
+
+fn dealer(publisher: &Publisher) -> Dealer {
+    Dealer::connect(publisher.replay_address().unwrap()).unwrap()
 }
 
 fn wait(publisher: &Publisher, until: impl Fn(Stats) -> bool) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvevents::{BlockHash, Change, Format, KvEventsConfig, Layout, Medium, Publisher, SpecKind};
-use testkit::kv_events::{Router, Value, decode};
+use testkit::kv_events::{Router, decode};
 
 use super::{config, hash, removed, start, stored, subscriber};
 
@@ -168,10 +168,8 @@ fn b28_b30_a_batch_never_repeats_a_hash_and_has_the_tokens_of_each_block() {
     let own_parent = stored(Some(9), &[9]);
     let twice = stored(None, &[5, 5, 6]);
     publisher.publish(vec![own_parent, twice], Vec::new);
-    let Value::Array(batch) = decode(&subscriber.message().unwrap().2).unwrap() else { panic!("expected an array") };
-    let Value::Array(events) = &batch[1] else { panic!("expected events") };
-    let mut router = Router::default();
-    router.known.clear();
+    let batch = decode(&subscriber.message().unwrap().2).unwrap();
+    let events = batch[1].as_array().unwrap();
     assert_eq!(events.len(), 2, "5, and 6 behind it");
-    assert!(events.iter().all(|event| !format!("{event:?}").contains("Uint(9)")));
+    assert!(events.iter().all(|event| event["block_hashes"][0].as_u64() != Some(9)));
 }

@@ -1,7 +1,7 @@
 //! The sequence of messages, and replay.
 
-use kvevents::{Change, KvEventsConfig};
-use testkit::kv_events::{Client, Router};
+use kvevents::{Change, KvEventsConfig, Publisher};
+use testkit::kv_events::{Dealer, Router};
 
 use super::{config, dealer, removed, settle, start, stored, subscriber};
 
@@ -97,12 +97,44 @@ fn b29_a_prefix_leaves_after_those_behind_it_whatever_the_order_of_removals() {
 }
 
 #[test]
+fn a_snapshot_is_encoded_once_and_later_messages_follow_it() {
+    let mut publisher = start(&KvEventsConfig { buffer_steps: 3, ..config() });
+    let mut dealer = dealer(&publisher);
+    let mut answer = |publisher: &mut Publisher, step: Change| {
+        publisher.publish(vec![step], Vec::new);
+        settle(publisher);
+        let answer = dealer.replay(0).unwrap();
+        let mut router = Router::default();
+        answer.iter().for_each(|(_, payload)| router.apply(payload).unwrap());
+        (answer, router.known.into_keys().collect::<Vec<u64>>())
+    };
+    (1..=4).for_each(|block| publisher.publish(vec![stored(None, &[block])], Vec::new));
+    let (first, _) = answer(&mut publisher, stored(None, &[5]));
+    assert_eq!(first.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(), [0, 4]);
+    // The time in it shows that it is the same one.
+    for (step, numbers, known) in [
+        (stored(None, &[6]), vec![0, 4, 5], vec![1, 2, 3, 4, 5, 6]),
+        (removed(1), vec![0, 4, 5, 6], vec![2, 3, 4, 5, 6]),
+        (removed(2), vec![0, 4, 5, 6, 7], vec![3, 4, 5, 6]),
+    ] {
+        let (answer, found) = answer(&mut publisher, step);
+        assert_eq!(answer.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(), numbers);
+        assert_eq!((&answer[0], found), (&first[0], known));
+    }
+    // The message behind the snapshot is gone: only now is there another.
+    let (last, known) = answer(&mut publisher, removed(3));
+    assert_eq!(last.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(), [0, 8]);
+    assert_eq!(known, [4, 5, 6]);
+    assert_ne!(last[0], first[0]);
+}
+
+#[test]
 fn a_malformed_replay_request_is_ignored_and_the_next_one_answered() {
     let mut publisher = start(&config());
     publisher.publish(vec![stored(None, &[1])], Vec::new);
     settle(&publisher);
-    let mut dealer: Client = dealer(&publisher);
-    dealer.send(&[&[], &[1, 2, 3]]).unwrap();
-    dealer.send(&[&[]]).unwrap();
+    let mut dealer: Dealer = dealer(&publisher);
+    dealer.send(&[1, 2, 3]).unwrap();
+    dealer.send(&[]).unwrap();
     assert_eq!(dealer.replay(0).unwrap().len(), 1);
 }

@@ -1,144 +1,102 @@
-//! A consumer of KV events that shares no code with the publisher: a ZMTP client, a MessagePack decoder, and an index that holds
-//! publishers to the rules of vLLM's format.
+//! A consumer of KV events that shares no code with the publisher: sockets of the crate zeromq, MessagePack of the crate rmpv, and an
+//! index that holds publishers to the rules of vLLM's format.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A blocking connection to a socket, or of a socket, that speaks ZMTP 3.0.
-pub struct Client(TcpStream);
+pub use rmpv::Value;
+use tokio::runtime::Runtime;
+use zeromq::prelude::{Socket, SocketRecv, SocketSend};
+use zeromq::{DealerSocket, Endpoint, SubSocket, ZmqMessage, ZmqResult};
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-impl Client {
-    /// Connects as a SUB socket and subscribes to a topic.
+/// A socket of the crate zeromq, without `async`.
+struct Blocking<S> {
+    socket: S,
+    runtime: Runtime,
+}
+
+impl<S: Socket> Blocking<S> {
+    fn new() -> Result<Blocking<S>, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        Ok(Blocking { socket: S::new(), runtime: runtime.map_err(text)? })
+    }
+
+    /// Connects over the loopback interface.
+    fn connected(at: SocketAddr) -> Result<Blocking<S>, String> {
+        let mut blocking = Blocking::<S>::new()?;
+        let at = format!("tcp://127.0.0.1:{}", at.port());
+        blocking.wait(async |socket| socket.connect(&at).await)?;
+        Ok(blocking)
+    }
+
+    fn wait<T>(&mut self, act: impl AsyncFnOnce(&mut S) -> ZmqResult<T>) -> Result<T, String> {
+        let socket = &mut self.socket;
+        let done = self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), act(socket)).await });
+        done.map_err(text)?.map_err(text)
+    }
+}
+
+/// A blocking SUB socket.
+pub struct Subscriber(Blocking<SubSocket>);
+
+impl Subscriber {
+    /// Connects to a PUB socket and subscribes to a topic.
     ///
     /// # Errors
-    /// The peer is not a PUB socket.
-    pub fn subscribe(at: SocketAddr, topic: &str) -> Result<Client, String> {
-        Client::subscribe_on(TcpStream::connect(local(at)).map_err(text)?, topic)
+    /// The peer is not a PUB socket, or does not accept connections.
+    pub fn connect(at: SocketAddr, topic: &str) -> Result<Subscriber, String> {
+        let mut socket = Blocking::<SubSocket>::connected(at)?;
+        socket.wait(async |socket| socket.subscribe(topic).await)?;
+        Ok(Subscriber(socket))
     }
 
-    /// Accepts a PUB socket that connects, and subscribes to a topic.
+    /// Listens for PUB sockets that connect, and subscribes to a topic. Port 0 is any free one. Returns the port too.
     ///
     /// # Errors
-    /// The peer is not a PUB socket.
-    pub fn accept(listener: &TcpListener, topic: &str) -> Result<Client, String> {
-        Client::subscribe_on(listener.accept().map_err(text)?.0, topic)
-    }
-
-    fn subscribe_on(stream: TcpStream, topic: &str) -> Result<Client, String> {
-        let mut client = Client::greet(stream, "SUB", "PUB")?;
-        client.send(&[&[&[1], topic.as_bytes()].concat()])?;
-        Ok(client)
-    }
-
-    /// Connects as a DEALER socket to a replay socket.
-    ///
-    /// # Errors
-    /// The peer is not a ROUTER socket.
-    pub fn dealer(at: SocketAddr) -> Result<Client, String> {
-        Client::greet(TcpStream::connect(local(at)).map_err(text)?, "DEALER", "ROUTER")
-    }
-
-    fn greet(mut stream: TcpStream, own: &str, expected: &str) -> Result<Client, String> {
-        stream.set_read_timeout(Some(Duration::from_secs(20))).map_err(text)?;
-        let mut greeting = [0; 64];
-        (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
-        greeting[12..16].copy_from_slice(b"NULL");
-        stream.write_all(&greeting).map_err(text)?;
-        let mut theirs = [0; 64];
-        stream.read_exact(&mut theirs).map_err(text)?;
-        if theirs[..12] != greeting[..12] || theirs[12..32] != greeting[12..32] {
-            return Err(format!("the greeting is {theirs:x?}"));
-        }
-        let mut ready = vec![4, 0, 5];
-        ready.extend(b"READY\x0bSocket-Type\0\0\0");
-        ready.push(own.len() as u8);
-        ready.extend(own.as_bytes());
-        ready[1] = ready.len() as u8 - 2;
-        stream.write_all(&ready).map_err(text)?;
-        let mut client = Client(stream);
-        let (flags, body) = client.frame()?;
-        let wanted = [b"\x05READY\x0bSocket-Type\0\0\0", &[expected.len() as u8][..], expected.as_bytes()].concat();
-        if flags != 4 || !body.starts_with(&wanted) {
-            return Err(format!("the handshake is {}", String::from_utf8_lossy(&body)));
-        }
-        Ok(client)
-    }
-
-    fn frame(&mut self) -> Result<(u8, Vec<u8>), String> {
-        let mut head = [0; 2];
-        self.0.read_exact(&mut head).map_err(text)?;
-        let mut len = u64::from(head[1]);
-        if head[0] & 2 != 0 {
-            let mut rest = [0; 8];
-            rest[0] = head[1];
-            self.0.read_exact(&mut rest[1..]).map_err(text)?;
-            len = u64::from_be_bytes(rest);
-        }
-        let mut body = vec![0; usize::try_from(len).map_err(text)?];
-        self.0.read_exact(&mut body).map_err(text)?;
-        Ok((head[0] & !2, body))
-    }
-
-    /// Sends a message of short frames.
-    ///
-    /// # Errors
-    /// The connection is closed.
-    pub fn send(&mut self, frames: &[&[u8]]) -> Result<(), String> {
-        let mut bytes = Vec::new();
-        for (i, frame) in frames.iter().enumerate() {
-            bytes.extend([u8::from(i + 1 < frames.len()), frame.len() as u8]);
-            bytes.extend_from_slice(frame);
-        }
-        self.0.write_all(&bytes).map_err(text)
-    }
-
-    /// Sends a command.
-    ///
-    /// # Errors
-    /// The connection is closed.
-    pub fn command(&mut self, name: &str, data: &[u8]) -> Result<(), String> {
-        let body = [&[name.len() as u8][..], name.as_bytes(), data].concat();
-        self.0.write_all(&[&[4, body.len() as u8][..], &body].concat()).map_err(text)
-    }
-
-    /// Receives the body of a command.
-    ///
-    /// # Errors
-    /// The connection is closed, or a message comes.
-    pub fn receive_command(&mut self) -> Result<Vec<u8>, String> {
-        match self.frame()? {
-            (4, body) => Ok(body),
-            (flags, _) => Err(format!("found a frame with the flags {flags}, expected a command")),
-        }
-    }
-
-    /// Receives the frames of a message.
-    ///
-    /// # Errors
-    /// The connection is closed, or nothing comes.
-    pub fn receive(&mut self) -> Result<Vec<Vec<u8>>, String> {
-        let mut frames = Vec::new();
-        loop {
-            let (flags, body) = self.frame()?;
-            frames.push(body);
-            if flags == 0 {
-                return Ok(frames);
-            }
+    /// The port is in use.
+    pub fn listen(port: u16, topic: &str) -> Result<(Subscriber, u16), String> {
+        let mut socket = Blocking::<SubSocket>::new()?;
+        socket.wait(async |socket| socket.subscribe(topic).await)?;
+        match socket.wait(async |socket| socket.bind(&format!("tcp://127.0.0.1:{port}")).await)? {
+            Endpoint::Tcp(_, port) => Ok((Subscriber(socket), port)),
+            other => Err(format!("listens at {other}")),
         }
     }
 
     /// Receives a published message: topic, sequence number and payload.
     ///
     /// # Errors
-    /// As [`Client::receive`], or the frames are others.
+    /// Nothing comes, or it has other frames.
     pub fn message(&mut self) -> Result<(String, u64, Vec<u8>), String> {
-        published(self.receive()?)
+        published(frames(self.0.wait(async |socket| socket.recv().await)?))
+    }
+}
+
+/// A blocking DEALER socket, which requests replays.
+pub struct Dealer(Blocking<DealerSocket>);
+
+impl Dealer {
+    /// Connects to a replay socket.
+    ///
+    /// # Errors
+    /// The peer is not a ROUTER socket, or does not accept connections.
+    pub fn connect(at: SocketAddr) -> Result<Dealer, String> {
+        Ok(Dealer(Blocking::connected(at)?))
+    }
+
+    /// Sends an empty frame and a second one.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn send(&mut self, request: &[u8]) -> Result<(), String> {
+        let mut message = ZmqMessage::from(Vec::new());
+        message.push_back(request.to_vec().into());
+        self.0.wait(async |socket| socket.send(message).await)
     }
 
     /// Requests the messages from a sequence number on, and returns them without the end mark.
@@ -146,10 +104,10 @@ impl Client {
     /// # Errors
     /// The answer is malformed.
     pub fn replay(&mut self, first: u64) -> Result<Vec<(u64, Vec<u8>)>, String> {
-        self.send(&[&[], &first.to_be_bytes()])?;
+        self.send(&first.to_be_bytes())?;
         let mut messages = Vec::new();
         loop {
-            let mut frames = self.receive()?;
+            let mut frames = frames(self.0.wait(async |socket| socket.recv().await)?);
             if frames.is_empty() || !frames.remove(0).is_empty() {
                 return Err("the first frame of an answer is not empty".to_string());
             }
@@ -166,9 +124,8 @@ impl Client {
     }
 }
 
-/// The loopback address for one that listens on all interfaces.
-fn local(at: SocketAddr) -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], at.port()))
+fn frames(message: ZmqMessage) -> Vec<Vec<u8>> {
+    message.iter().map(|frame| frame.to_vec()).collect()
 }
 
 fn published(frames: Vec<Vec<u8>>) -> Result<(String, u64, Vec<u8>), String> {
@@ -178,72 +135,13 @@ fn published(frames: Vec<Vec<u8>>) -> Result<(String, u64, Vec<u8>), String> {
     Ok((String::from_utf8(topic).map_err(text)?, u64::from_be_bytes(seq), payload))
 }
 
-/// A decoded value.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// nil
-    Nil,
-    /// A whole number.
-    Uint(u64),
-    /// A number of 8 bytes.
-    Float(f64),
-    /// A text.
-    Text(String),
-    /// An array.
-    Array(Vec<Value>),
-    /// A map with texts as keys, in order.
-    Map(Vec<(String, Value)>),
-}
-
 /// Decodes one value that takes all bytes.
 ///
 /// # Errors
 /// The bytes are no such value.
-pub fn decode(bytes: &[u8]) -> Result<Value, String> {
-    let mut rest = bytes;
-    let value = value(&mut rest)?;
-    if rest.is_empty() { Ok(value) } else { Err(format!("{} bytes follow the value", rest.len())) }
-}
-
-fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], String> {
-    let (taken, left) = rest.split_at_checked(len).ok_or("the bytes end within a value")?;
-    *rest = left;
-    Ok(taken)
-}
-
-fn number(rest: &mut &[u8], len: usize) -> Result<u64, String> {
-    Ok(take(rest, len)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
-}
-
-fn value(rest: &mut &[u8]) -> Result<Value, String> {
-    let tag = take(rest, 1)?[0];
-    let size = 1 << (tag & 3);
-    let (kind, len) = match tag {
-        0..=0x7f => return Ok(Value::Uint(u64::from(tag))),
-        0xc0 => return Ok(Value::Nil),
-        0xcb => return Ok(Value::Float(f64::from_bits(number(rest, 8)?))),
-        0xcc..=0xcf => return Ok(Value::Uint(number(rest, size)?)),
-        0x80..=0x8f => ('m', u64::from(tag & 15)),
-        0x90..=0x9f => ('a', u64::from(tag & 15)),
-        0xa0..=0xbf => ('t', u64::from(tag & 31)),
-        0xd9 => ('t', number(rest, 1)?),
-        0xda => ('t', number(rest, 2)?),
-        0xdc => ('a', number(rest, 2)?),
-        0xdd => ('a', number(rest, 4)?),
-        0xde => ('m', number(rest, 2)?),
-        _ => return Err(format!("found the tag {tag:#x}")),
-    };
-    Ok(match kind {
-        't' => Value::Text(String::from_utf8(take(rest, len as usize)?.to_vec()).map_err(text)?),
-        'a' => Value::Array((0..len).map(|_| value(rest)).collect::<Result<_, _>>()?),
-        _ => {
-            let pair = |_| match value(rest)? {
-                Value::Text(key) => Ok((key, value(rest)?)),
-                other => Err(format!("found the key {other:?}")),
-            };
-            Value::Map((0..len).map(pair).collect::<Result<_, String>>()?)
-        }
-    })
+pub fn decode(mut bytes: &[u8]) -> Result<Value, String> {
+    let value = rmpv::decode::read_value(&mut bytes).map_err(text)?;
+    if bytes.is_empty() { Ok(value) } else { Err(format!("{} bytes follow the value", bytes.len())) }
 }
 
 /// A cached prefix, as an index knows it.
@@ -300,9 +198,12 @@ impl Router {
     /// It breaks a rule of the format: the message says which.
     pub fn apply(&mut self, payload: &[u8]) -> Result<(), String> {
         let Value::Array(batch) = decode(payload)? else { return Err("the batch is no array".to_string()) };
-        let [Value::Float(time), Value::Array(events), Value::Uint(0)] = &batch[..] else {
-            return Err(format!("found the batch {batch:?}, expected time, events and rank 0"));
+        let [Value::F64(time), Value::Array(events), rank] = &batch[..] else {
+            return Err(format!("found the batch {batch:?}, expected time, events and rank"));
         };
+        if rank.as_u64() != Some(0) {
+            return Err(format!("found the rank {rank}, expected 0"));
+        }
         if *time < 1e9 {
             return Err(format!("found the time {time}, expected seconds since 1970"));
         }
@@ -333,27 +234,30 @@ impl Router {
     }
 
     fn event(&mut self, event: &Value) -> Result<(), String> {
+        let wrong = || format!("found {event}, expected a map or an array with the type first");
         let (kind, fields): (&str, HashMap<&str, &Value>) = match event {
             Value::Map(pairs) => match &pairs[..] {
-                [(key, Value::Text(kind)), rest @ ..] if key == "type" => {
-                    (kind, rest.iter().map(|(key, value)| (key.as_str(), value)).collect())
+                [(key, kind), rest @ ..] if key.as_str() == Some("type") => {
+                    let fields: Option<_> = rest.iter().map(|(key, value)| Some((key.as_str()?, value))).collect();
+                    (kind.as_str().ok_or_else(wrong)?, fields.ok_or_else(wrong)?)
                 }
-                _ => return Err(format!("found {event:?}, expected the type first")),
+                _ => return Err(wrong()),
             },
-            Value::Array(values) => match &values[..] {
-                [Value::Text(kind), rest @ ..] => (kind, names(kind).iter().copied().zip(rest).collect()),
-                _ => return Err(format!("found {event:?}, expected the type first")),
-            },
-            _ => return Err(format!("found the event {event:?}")),
+            Value::Array(values) => {
+                let (kind, rest) = values.split_first().ok_or_else(wrong)?;
+                let kind = kind.as_str().ok_or_else(wrong)?;
+                (kind, names(kind).iter().copied().zip(rest).collect())
+            }
+            _ => return Err(wrong()),
         };
         if let Some(unknown) = fields.keys().find(|key| !names(kind).contains(key)) {
             return Err(format!("{kind} has the field {unknown}"));
         }
         let get = |name: &str| fields.get(name).copied().ok_or_else(|| format!("{kind} lacks {name}"));
-        let opt_text = |value: &Value| match value {
-            Value::Nil => Ok(None),
-            Value::Text(text) => Ok(Some(text.clone())),
-            other => Err(format!("found {other:?}, expected a text or nil")),
+        let opt_text = |value: &Value| match (value, value.as_str()) {
+            (Value::Nil, _) => Ok(None),
+            (_, Some(text)) => Ok(Some(text.to_string())),
+            (other, None) => Err(format!("found {other}, expected a text or nil")),
         };
         if kind == "AllBlocksCleared" {
             self.known.clear();
@@ -371,13 +275,14 @@ impl Router {
         match kind {
             "BlockStored" => {
                 self.stored += 1;
-                let mut parent = match get("parent_block_hash")? {
-                    Value::Nil => None,
-                    Value::Uint(parent) if self.known.contains_key(parent) => Some(*parent),
-                    other => return Err(format!("the parent {other:?} was not announced")),
+                let parent = get("parent_block_hash")?;
+                let mut parent = match parent.as_u64() {
+                    None if parent.is_nil() => None,
+                    Some(known) if self.known.contains_key(&known) => Some(known),
+                    _ => return Err(format!("the parent {parent} was not announced")),
                 };
                 let (tokens, size) = (numbers(get("token_ids")?)?, get("block_size")?);
-                if *size != Value::Uint((tokens.len() / hashes.len()) as u64) || tokens.len() % hashes.len() != 0 {
+                if size.as_u64() != Some((tokens.len() / hashes.len()) as u64) || tokens.len() % hashes.len() != 0 {
                     return Err(format!("found {} tokens for {} blocks of {size:?}", tokens.len(), hashes.len()));
                 }
                 if *get("lora_id")? != Value::Nil {
@@ -435,11 +340,11 @@ fn salts(extra: Option<&Value>, blocks: usize, lora_name: Option<&String>) -> Re
         };
         let keys = match lora_name {
             None => keys,
-            Some(name) => keys.strip_prefix(&[Value::Text(name.clone())]).ok_or_else(wrong)?,
+            Some(name) => keys.strip_prefix(&[Value::from(name.as_str())]).ok_or_else(wrong)?,
         };
         match keys {
             [] => Ok(None),
-            [Value::Text(salt)] => Ok(Some(salt.clone())),
+            [salt] => Ok(Some(salt.as_str().ok_or_else(wrong)?.to_string())),
             _ => Err(wrong()),
         }
     };
@@ -448,9 +353,6 @@ fn salts(extra: Option<&Value>, blocks: usize, lora_name: Option<&String>) -> Re
 
 fn numbers(value: &Value) -> Result<Vec<u64>, String> {
     let Value::Array(values) = value else { return Err(format!("found {value:?}, expected an array")) };
-    let number = |value: &Value| match value {
-        Value::Uint(number) => Ok(*number),
-        other => Err(format!("found {other:?}, expected a whole number")),
-    };
+    let number = |value: &Value| value.as_u64().ok_or_else(|| format!("found {value}, expected a whole number"));
     values.iter().map(number).collect()
 }

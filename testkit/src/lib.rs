@@ -3,7 +3,7 @@
 //! - [`capability`]: what a test may need beyond a Rust toolchain, and whether this machine has it;
 //! - [`not_run`]: reports of tests that this machine cannot run;
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
-//! - [`kv_events`]: an independent consumer of KV events;
+//! - `kv_events` (feature `kv-events`): an independent consumer of KV events;
 //! - [`model`]: models of known shapes with random weights;
 //! - [`mod@reference`]: the reference checkpoints;
 //! - [`tensors`]: checkpoints of random tensors;
@@ -27,6 +27,7 @@
 pub mod adapters;
 pub mod capability;
 pub mod kernels;
+#[cfg(feature = "kv-events")]
 pub mod kv_events;
 pub mod markdown;
 pub mod model;

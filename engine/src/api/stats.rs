@@ -63,7 +63,7 @@ pub struct EngineStats {
     pub tokens_lost: u64,
     /// Steps whose KV events were dropped, because the publisher's queue was full.
     pub kv_event_steps_dropped: u64,
-    /// Messages with KV events that were dropped, because a subscriber's queue was full.
+    /// Messages with KV events that a subscriber did not get because it read too slowly.
     pub kv_event_messages_dropped: u64,
     /// Preemptions in favour of a request of higher priority. The others were caused by a lack of blocks.
     pub preemptions_by_priority: u64,

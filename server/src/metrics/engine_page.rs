@@ -118,7 +118,7 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ),
         (
             "quire:kv_event_messages_dropped_total",
-            "KV event messages dropped because the queue of a subscriber was full.",
+            "KV event messages that a subscriber did not get because it read too slowly.",
             engine.kv_event_messages_dropped,
         ),
         ("quire:engine_failed_steps_total", "Number of failed engine steps.", engine.failed_steps),
