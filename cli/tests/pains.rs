@@ -75,21 +75,25 @@ fn p13_the_context_is_fitted_to_the_cache_and_a_table_says_what_fits() {
 
 #[test]
 fn p16_a_long_prompt_does_not_block_a_short_one() {
-    let small = EngineConfig { max_num_batched_tokens: 32, max_num_seqs: 8, ..config() };
+    let small = EngineConfig { max_num_batched_tokens: 32, max_num_seqs: 8, ..slow(config()) };
     let server = Server::with(small, ServerOptions::default(), Duration::ZERO);
-    let long = json!({"prompt": prompt(3, 900), "max_tokens": 1});
-    let busy: Vec<_> = (0..6).map(|_| server.open("POST", COMPLETIONS, &JSON, long.to_string().as_bytes())).collect();
-    server.until("a long prompt is or was under way", |s| s.metric("quire:engine_steps_total") >= 1.0);
-    let mut stream =
-        server.open("POST", COMPLETIONS, &JSON, json!({"prompt": "a", "max_tokens": 3}).to_string().as_bytes());
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let ask = |which, len, tokens| json!({"prompt": prompt(which, len), "max_tokens": tokens}).to_string();
+    let open = |body: String| server.open("POST", COMPLETIONS, &JSON, body.as_bytes());
+    // A step takes 20 ms: each long prompt has 29 steps to compute, and six have 169.
+    let busy: Vec<_> = (0..6).map(|which| open(ask(which + 1, 900, 1))).collect();
+    server.until("all long prompts are there, and one is under way", |s| {
+        s.metric("quire:engine_steps_total") >= 1.0
+            && s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 6.0
+    });
+    let ended = || server.metric("vllm:request_success_total");
+    assert_eq!(Reply::read(open(ask(7, 8, 3))).status, 200);
+    server.until("the short prompt is counted", |_| ended() >= 1.0);
+    assert_eq!(ended(), 1.0, "it ends before all long ones");
     for stream in busy {
         assert_eq!(Reply::read(stream).status, 200);
     }
+    server.until("all are counted", |_| ended() >= 7.0);
     // Several prompts share a step, in chunks: no step is larger than the budget.
-    assert!(server.metric("quire:engine_steps_total") > 6.0 * 900.0 / 32.0 / 6.0);
     let page = server.get("/metrics").body;
     let count = |bound: &str| -> f64 {
         let line =

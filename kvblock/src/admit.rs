@@ -242,7 +242,7 @@ impl Admission<'_> {
     pub fn open(self, keep_free: usize) -> Result<BlockTable, NoSpace> {
         self.pool.reclaim_leaks();
         // The next lookup finds reclaimed blocks that are cached. For this one they are only free.
-        self.pool.check_space(self.blocks_needed() + keep_free)?;
+        self.pool.check_space(self.blocks_needed().saturating_add(keep_free))?;
         let opened = Location::caller();
         let host_tokens = self.host_tokens();
         let Admission { pool, prompt, key, mut hit, miss } = self;

@@ -7,8 +7,7 @@ use crate::sequence::parent_of;
 use crate::{AuditError, BlockId, BlockPool, BlockTable, HostBlockId, Swapped};
 
 impl BlockPool {
-    /// Checks reference counts, free list, gauges and prefix index against `tables`, which must be all live tables,
-    /// those of pinned prefixes included. A dropped table shows as references without an owner; call
+    /// Checks reference counts, free list, gauges and prefix index against `tables`, which must be all live tables. A dropped table shows as references without an owner; call
     /// [`take_leaks`](BlockPool::take_leaks) to find it.
     pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<(), AuditError> {
         let mut owners = vec![0u32; self.num_blocks()];
@@ -75,8 +74,8 @@ impl BlockPool {
         }
         let is_cached = |block: &HostBlockId| self.host_prefix_of(*block).is_some();
         let cached: Vec<HostBlockId> = (0..self.host.num_blocks as u32).map(HostBlockId).filter(is_cached).collect();
-        let evicted_first = self.host.free.iter().skip_while(|block| !is_cached(&HostBlockId(block.0))).count();
-        if let Some(&block) = cached.iter().find(|block| !self.host.free.contains(BlockId(block.0))) {
+        let evicted_first = self.host.free.iter().skip_while(|block| !is_cached(block)).count();
+        if let Some(&block) = cached.iter().find(|block| !self.host.free.contains(**block)) {
             return Err(AuditError::HostCache { block, what: "it is cached and in use" });
         }
         if cached.len() != self.host.num_cached || evicted_first != cached.len() {

@@ -1,6 +1,7 @@
 //! The configuration of a pool, and its validation.
 
 use crate::PoolError;
+use crate::error::MOST_TOKENS_PER_BLOCK;
 
 /// A group of layers that share one block table per sequence, because they read the same positions. New kinds may be
 /// added.
@@ -37,7 +38,7 @@ impl CacheGroup {
 pub struct PoolConfig {
     /// Number of blocks in the pool.
     pub num_blocks: usize,
-    /// Number of tokens per block, a power of two.
+    /// Number of tokens per block, a power of two up to 2^20.
     pub block_size: usize,
     /// Whether to keep the blocks of finished sequences and share equal prefixes.
     pub prefix_caching: bool,
@@ -87,7 +88,7 @@ impl PoolConfig {
         if self.host_caching && count(self.num_blocks.saturating_add(self.host_blocks)).is_none() {
             return Err(PoolError::HostBlocks { found: self.host_blocks });
         }
-        if !self.block_size.is_power_of_two() {
+        if !self.block_size.is_power_of_two() || self.block_size > MOST_TOKENS_PER_BLOCK {
             return Err(PoolError::BlockSize { found: self.block_size });
         }
         if !(1..=128).contains(&self.hash_bits) {

@@ -7,6 +7,9 @@ use std::fmt::{Display, Formatter, Result};
 
 use crate::{BlockId, HostBlockId};
 
+/// Greatest number of tokens per block. The number of slots of the largest pool then fits 64 bits.
+pub(crate) const MOST_TOKENS_PER_BLOCK: usize = 1 << 20;
+
 /// An operation needs more blocks than are free. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace {
@@ -33,7 +36,7 @@ pub enum TableError {
         /// Number of tokens in the table.
         len: usize,
     },
-    /// A commit or a truncation to more tokens than the table has, or a pin of more than are committed.
+    /// A commit or a truncation to more tokens than the table has.
     BeyondEnd {
         /// Number of tokens in the call.
         wanted: usize,
@@ -69,7 +72,7 @@ pub enum PoolError {
         /// The configured value.
         found: usize,
     },
-    /// The number of tokens per block is not a power of two.
+    /// The number of tokens per block is not a power of two, or is too great.
     BlockSize {
         /// The configured value.
         found: usize,
@@ -206,7 +209,9 @@ impl Display for PoolError {
         match self {
             PoolError::NumBlocks { found } => write!(f, "num_blocks: found {found}, expected 1 to {}", u32::MAX - 2),
             PoolError::HostBlocks { found } => write!(f, "host_blocks: found {found}, expected 0 to {}", u32::MAX - 2),
-            PoolError::BlockSize { found } => write!(f, "block_size: found {found} tokens, expected a power of two"),
+            PoolError::BlockSize { found } => {
+                write!(f, "block_size: found {found} tokens, expected a power of two up to {MOST_TOKENS_PER_BLOCK}")
+            }
             PoolError::HashBits { found } => write!(f, "hash_bits: found {found}, expected 1 to 128"),
             PoolError::Groups { found } => write!(f, "groups: found {found}, expected 1 to 256"),
             PoolError::Window { group } => {

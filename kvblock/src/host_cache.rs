@@ -36,12 +36,18 @@ impl BlockPool {
 
     /// Takes a host block that is not in use, evicting the prefix that it caches.
     pub(crate) fn allocate_host(&mut self) -> Option<HostBlockId> {
-        let block = self.host.free.pop_front().map(|block| HostBlockId(block.0))?;
+        let block = self.host.free.iter().next()?;
+        self.take_host(block);
+        Some(block)
+    }
+
+    /// Takes a host block for new contents.
+    pub(crate) fn take_host(&mut self, block: HostBlockId) {
+        self.host.hold(block);
         if self.drop_entry(Place::Host(block), true) {
             self.host.num_cached -= 1;
         }
         self.host.taken[block.index()] = self.host.taken[block.index()].wrapping_add(1);
-        Some(block)
     }
 
     /// Orders a copy to the host of a cached block that is about to be reused, unless the host has the prefix or no

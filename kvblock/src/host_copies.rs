@@ -2,7 +2,8 @@
 //! contents come from elsewhere.
 //!
 //! Both only change the host tier. A block that is taken in is found by the next lookup, so its contents must be written
-//! before any memory operation that is ordered later.
+//! before any memory operation that is drained later. They may be written before operations that are ordered already:
+//! none of these names the block.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 use crate::ids::{Place, Tier};
 use crate::key::PrefixKey;
 use crate::prefix::{Content, Found, Inserted};
-use crate::{BlockPool, HostBlockId, Prompt};
+use crate::{BlockPool, HostBlockId, MemOp, Prompt};
 
 /// A host block with the contents of a block of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +67,17 @@ impl BlockPool {
     }
 
     /// Takes host blocks for blocks of a prompt, each given as index and group, as far as they are not cached and the
-    /// prefix before them is. They are cached from now on. Returns them, and the caller writes their contents at once.
+    /// prefix before them is. They are cached from now on. Returns them, and the caller writes their contents at once, but
+    /// after the operations that it has drained.
     ///
-    /// Takes none while a copy to the host is ordered and not drained, which could overwrite one of them later.
+    /// Takes no host block that an operation names which is ordered and not drained: it would read the new contents, or
+    /// overwrite them.
     pub fn insert_on_host(&mut self, prompt: Prompt<'_>, blocks: &BTreeSet<(usize, usize)>) -> Vec<HostCopy> {
-        let is_ordered = self.memory_ops.iter().any(|op| op.host_destination().is_some());
-        if !self.host.caching || is_ordered {
+        if !self.host.caching {
             return Vec::new();
         }
+        let places = self.memory_ops.iter().filter_map(MemOp::copy).flat_map(|(from, to)| [from, to]);
+        let named: BTreeSet<Place> = places.collect();
         let key = PrefixKey::new(&prompt);
         let (mut parent, mut held, mut inserted) = (None, Vec::new(), Vec::new());
         let mut first_event = self.events.len();
@@ -90,7 +94,9 @@ impl BlockPool {
                     found.into_iter().find_map(|found| if let Found::Hit(at) = found { Some(at) } else { None });
                 if place.is_none() && blocks.contains(&(block, group)) {
                     let num_events = self.events.len();
-                    let Some(host) = self.allocate_host() else { break 'blocks };
+                    let is_named = |host: &HostBlockId| named.contains(&Place::Host(*host));
+                    let Some(host) = self.host.free.iter().find(|host| !is_named(host)) else { break 'blocks };
+                    self.take_host(host);
                     if self.events.len() > num_events {
                         // What was evicted may have had the same hash, so its removal comes first.
                         first_event = self.events.len();

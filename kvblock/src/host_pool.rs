@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use crate::free_list::FreeList;
-use crate::ids::{BlockId, HostBlockId};
+use crate::ids::HostBlockId;
 
 pub(crate) struct HostPool {
     /// As on the device: blocks that are not cached first, then cached ones, least recently used first.
-    pub free: FreeList,
+    pub free: FreeList<HostBlockId>,
     pub num_blocks: usize,
     /// Number of cached blocks, all of which are free.
     pub num_cached: usize,
@@ -33,21 +33,21 @@ impl HostPool {
 
     pub fn free_block(&mut self, block: HostBlockId) {
         self.invalid.remove(&block);
-        self.free.push_front(BlockId(block.0));
+        self.free.push_front(block);
     }
 
     /// Returns whether a swapped request or an operation in progress holds the block.
     pub fn is_held(&self, block: HostBlockId) -> bool {
-        !self.free.contains(BlockId(block.0))
+        !self.free.contains(block)
     }
 
     /// Takes a block off the free list, so that it is not evicted. Returns whether it was there.
     pub fn hold(&mut self, block: HostBlockId) -> bool {
-        self.free.remove(BlockId(block.0))
+        self.free.remove(block)
     }
 
     /// Puts a cached block that was held back onto the free list, as the most recently used.
     pub fn let_go(&mut self, block: HostBlockId) {
-        self.free.push_back(BlockId(block.0));
+        self.free.push_back(block);
     }
 }

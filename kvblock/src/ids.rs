@@ -36,6 +36,32 @@ impl std::fmt::Display for HostBlockId {
     }
 }
 
+/// An id of a block of one tier.
+pub(crate) trait Id: Copy {
+    fn new(id: u32) -> Self;
+    fn index(self) -> usize;
+}
+
+impl Id for BlockId {
+    fn new(id: u32) -> BlockId {
+        BlockId(id)
+    }
+
+    fn index(self) -> usize {
+        self.index()
+    }
+}
+
+impl Id for HostBlockId {
+    fn new(id: u32) -> HostBlockId {
+        HostBlockId(id)
+    }
+
+    fn index(self) -> usize {
+        self.index()
+    }
+}
+
 /// Memory that holds blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {

@@ -17,7 +17,7 @@ use crate::ids::{BlockId, HostBlockId};
 /// A table, or a swapped sequence, that was dropped before its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leak {
-    /// The line that opened, forked, pinned, or swapped it.
+    /// The line that opened, forked, or swapped it.
     pub opened: &'static Location<'static>,
     /// Number of blocks that it owned.
     pub blocks: usize,

@@ -62,18 +62,28 @@ pub enum MemOp {
 impl MemOp {
     /// Returns the block whose contents are unknown if the operation fails; see [`BlockPool::forget_contents`].
     pub fn destination(&self) -> Option<BlockId> {
-        match *self {
-            MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => Some(dst),
-            MemOp::SwapOut { .. } | MemOp::Poison { .. } => None,
+        match self.copy()? {
+            (_, Place::Device(dst)) => Some(dst),
+            (_, Place::Host(_)) => None,
         }
     }
 
     /// Returns the host block whose contents are unknown if the operation fails; see
     /// [`BlockPool::forget_host_contents`].
     pub fn host_destination(&self) -> Option<HostBlockId> {
+        match self.copy()? {
+            (_, Place::Host(dst)) => Some(dst),
+            (_, Place::Device(_)) => None,
+        }
+    }
+
+    /// Returns the blocks between which the operation copies all slots.
+    pub(crate) fn copy(&self) -> Option<(Place, Place)> {
         match *self {
-            MemOp::SwapOut { dst, .. } => Some(dst),
-            MemOp::Copy { .. } | MemOp::SwapIn { .. } | MemOp::Poison { .. } => None,
+            MemOp::Copy { src, dst } => Some((Place::Device(src), Place::Device(dst))),
+            MemOp::SwapOut { src, dst } => Some((Place::Device(src), Place::Host(dst))),
+            MemOp::SwapIn { src, dst } => Some((Place::Host(src), Place::Device(dst))),
+            MemOp::Poison { .. } => None,
         }
     }
 }
@@ -96,7 +106,7 @@ pub struct BlockPool {
     pub(crate) groups: Box<[CacheGroup]>,
     /// Reference count of each block.
     pub(crate) refs: Box<[u32]>,
-    pub(crate) free: FreeList,
+    pub(crate) free: FreeList<BlockId>,
     /// Number of cached blocks on the free list.
     cached_free: usize,
     /// Blocks in use with wrong contents, because a copy into them failed. A table that holds one is not indexed from
@@ -213,6 +223,11 @@ impl BlockPool {
         self.free.iter()
     }
 
+    /// The memory operations that have not been drained, in order.
+    pub fn memory_ops(&self) -> impl Iterator<Item = MemOp> + '_ {
+        self.memory_ops.iter().copied()
+    }
+
     /// Drains the memory operations, in order. Every one has to be applied. Operations that the iterator has not
     /// reached when it is dropped remain for the next call.
     pub fn drain_memory_ops(&mut self) -> impl Iterator<Item = MemOp> + '_ {
@@ -247,10 +262,11 @@ impl BlockPool {
         self.pool == table.pool
     }
 
-    /// Empties the prefix cache, in both tiers. Returns `false` and does nothing while a block is in use.
+    /// Empties the prefix cache, in both tiers. Returns `false` and does nothing while a block of either tier is in use: the contents
+    /// of a table, or of a swapped sequence, could enter the index again.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.reclaim_leaks();
-        if self.gauges().in_use > 0 {
+        if self.gauges().in_use > 0 || self.host_gauges().in_use > 0 {
             return false;
         }
         let Some(index) = &mut self.index else { return true };
@@ -275,19 +291,63 @@ impl BlockPool {
     /// their contents are computed from invalid ones. To compute those tokens again, an owner truncates its table to
     /// before the block and appends them anew. Call this before committing anything that was computed from the block.
     ///
+    /// The same holds for the blocks to which operations that are not drained copy the contents. Operations that were
+    /// drained after the failed one have to be reported by the caller.
+    ///
     /// Fails if the pool has no such block.
     pub fn forget_contents(&mut self, block: BlockId) -> Result<(), TableError> {
         let blocks = self.num_blocks();
-        let owners = *self.refs.get(block.index()).ok_or(TableError::NoSuchBlock { id: block.0, blocks })?;
-        if owners > 0 {
-            if !self.drop_hash(block, 0, false) {
-                self.order_poison(block, 0);
-            }
-            self.invalid.insert(block);
-        } else {
-            self.uncache(block);
+        if block.index() >= blocks {
+            return Err(TableError::NoSuchBlock { id: block.0, blocks });
         }
+        self.forget(Place::Device(block));
         Ok(())
+    }
+
+    /// Marks the contents of a host block as invalid, because a copy into it failed. It caches nothing any more. Tables
+    /// that are swapped in from it hold the invalid contents, but neither that block nor any block after it can enter the
+    /// prefix index. See [`forget_contents`](BlockPool::forget_contents).
+    ///
+    /// Fails if the pool has no such host block.
+    pub fn forget_host_contents(&mut self, block: HostBlockId) -> Result<(), TableError> {
+        let blocks = self.host.num_blocks;
+        if block.index() >= blocks {
+            return Err(TableError::NoSuchBlock { id: block.0, blocks });
+        }
+        self.forget(Place::Host(block));
+        Ok(())
+    }
+
+    /// Marks a block as invalid, and those to which operations that are not drained will copy its contents.
+    fn forget(&mut self, place: Place) {
+        let mut invalid = BTreeSet::from([place]);
+        for (from, to) in self.memory_ops.iter().filter_map(MemOp::copy) {
+            if invalid.contains(&from) {
+                invalid.insert(to)
+            } else {
+                invalid.remove(&to)
+            };
+        }
+        invalid.insert(place);
+        for place in invalid {
+            match place {
+                Place::Device(block) if self.refs[block.index()] == 0 => self.uncache(block),
+                Place::Device(block) => {
+                    if !self.drop_hash(block, 0, false) {
+                        self.order_poison(block, 0);
+                    }
+                    self.invalid.insert(block);
+                }
+                Place::Host(block) if self.host.is_held(block) => drop(self.host.invalid.insert(block)),
+                Place::Host(block) => self.uncache_host(block),
+            }
+        }
+    }
+
+    /// Returns whether a table holds a block with invalid contents; see
+    /// [`forget_contents`](BlockPool::forget_contents).
+    pub fn holds_invalid(&self, table: &BlockTable) -> bool {
+        self.first_invalid(table).is_some()
     }
 
     /// Removes a free block from the prefix index, if it is cached, and moves it to the front of the free list.

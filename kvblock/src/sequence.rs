@@ -169,6 +169,7 @@ impl BlockPool {
         table.tokens.clear();
         table.prefixes.clear();
         table.committed = 0;
+        table.num_valid = usize::MAX;
         Ok(())
     }
 

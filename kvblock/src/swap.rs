@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | owned only by these tables, not cached | freed, poisoned after the copy | a copy |
 //! | owned only by these tables, cached | freed, findable until it is evicted | a copy |
-//! | shared with other tables, or pinned | stays with its other owners | a copy |
+//! | shared with other tables | stays with its other owners | a copy |
 //! | has only slots that are not committed | freed | nothing: those tokens are cut off |
 //!
 //! On the way back, a block that is still in the prefix cache is shared instead of copied. The others are copied to new
@@ -127,7 +127,7 @@ impl BlockPool {
             return Err(TableError::ForeignTable);
         }
         let SwapInPlan { mut targets, wanted } = self.plan_swap_in(swapped);
-        self.check_space(wanted + keep_free)?;
+        self.check_space(wanted.saturating_add(keep_free))?;
         // References of this call keep the cached blocks from being evicted by the allocations below.
         for &block in targets.values().flatten() {
             self.share(block);
@@ -157,22 +157,10 @@ impl BlockPool {
         Ok(tables)
     }
 
-    /// Marks the contents of a host block as invalid, because a copy into it failed. It caches nothing any more. Tables that are swapped in from it
-    /// hold the invalid contents, but neither that block nor any block after it can enter the prefix index. See
-    /// [`forget_contents`](BlockPool::forget_contents).
-    ///
-    /// Fails if the pool has no such host block.
-    pub fn forget_host_contents(&mut self, block: HostBlockId) -> Result<(), TableError> {
-        let blocks = self.host.num_blocks;
-        if block.index() >= blocks {
-            return Err(TableError::NoSuchBlock { id: block.0, blocks });
-        }
-        if self.host.free.contains(BlockId(block.0)) {
-            self.uncache_host(block);
-        } else {
-            self.host.invalid.insert(block);
-        }
-        Ok(())
+    /// Returns whether a swapped request holds a host block with invalid contents; see
+    /// [`forget_host_contents`](BlockPool::forget_host_contents).
+    pub fn holds_invalid_on_host(&self, swapped: &Swapped) -> bool {
+        swapped.blocks.iter().any(|block| self.host.invalid.contains(block))
     }
 
     /// Frees the host blocks of a request that has ended.

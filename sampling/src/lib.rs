@@ -14,6 +14,17 @@
 //! A [`Constraint`] restricts a sequence to a grammar. Its mask is part of the [`Context`] and takes precedence over
 //! all parameters.
 //!
+//! It differs from vLLM in these points:
+//!
+//! | | here | vLLM |
+//! |---|---|---|
+//! | temperatures between 1e-5 and 0.01 | used as they are | raised to 0.01 |
+//! | temperatures above 0 and below 1e-5 | the likeliest token | raised to 0.01 |
+//! | log-probabilities under a grammar | of all tokens | of those that its mask allows |
+//! | rank of a token | 1 + the number of tokens with a greater logit | number of tokens with at least its logit |
+//! | `logit_bias` beyond -100 to 100 | refused | cut to that range |
+//! | `typical_p` | as in transformers | none |
+//!
 //! A beam search draws no tokens; it uses the [likeliest](Sampler::likeliest) tokens of the adjusted row.
 //!
 //! A draw has no state: its noise is a function of the request's seed, the index of the output token, the index of the

@@ -1,4 +1,4 @@
-//! Log-probabilities of the raw logits, before penalties, filters and temperature, as vLLM reports them by default.
+//! Log-probabilities of the raw logits: before a grammar's mask, penalties, filters and temperature.
 
 use crate::argmax::max;
 use crate::numbers::{ln_mass, mass, weight};

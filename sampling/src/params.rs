@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// Greatest value of [`SamplingParams::logprobs`].
 pub const MAX_LOGPROBS: usize = 1000;
 
-/// Lower temperatures select the likeliest token, as in vLLM.
+/// Lower temperatures select the likeliest token.
 const GREEDY_BELOW: f32 = 1e-5;
 
 /// How tokens are drawn. The default is plain sampling at temperature 1. Clones share the long lists.
@@ -14,7 +14,7 @@ const GREEDY_BELOW: f32 = 1e-5;
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SamplingParams {
-    /// Divisor of the logits, 0 to 100. Below 1e-5 (as in vLLM) the likeliest token is taken.
+    /// Divisor of the logits, 0 to 100. Below 1e-5 the likeliest token is taken.
     pub temperature: f32,
     /// Keeps the fewest likeliest tokens whose probabilities sum to at least this: over 0, at most 1 (off).
     pub top_p: f32,

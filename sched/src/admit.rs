@@ -1,5 +1,7 @@
-//! Admission: from the head of the queue, in order, while tokens, sequences, blocks and adapters are left. Within a priority,
-//! swapped requests are admitted before waiting ones.
+//! Admission: from the head of the queue, in order, while tokens, sequences, blocks and adapters are left.
+//!
+//! Up to half of a step's prompt tokens go to admissions, although running prefills have more to compute: the tokens that
+//! these spare (`running`). So a prompt starts within as many plans as there are requests before it, however long those are.
 //!
 //! A request gets blocks only for its first span. The blocks for the rest of its prompt are reserved as a number, which
 //! counts against later admissions. In a sliding group that number is at most the window and the chunks in flight,
@@ -14,46 +16,58 @@ use crate::{RequestId, SchedConfig, Scheduler};
 
 /// The resources of an admission.
 struct Limits {
-    /// Tokens left in the step.
-    budget: usize,
+    /// Tokens left in the step, and those that running requests spare.
+    tokens: usize,
     /// Blocks that must stay free: for spans of running requests without slots, for partly computed prompts, and the
     /// watermark.
     keep_free: usize,
     /// The part of `keep_free` for the spans.
     for_spans: usize,
-    /// Whether one more prompt may be partly computed.
-    may_split: bool,
 }
 
 impl Scheduler {
-    /// Admits requests and plans their first spans. `for_spans` blocks are kept for spans of running requests that have
-    /// no slots yet.
-    pub(crate) fn admit(&mut self, builder: &mut PlanBuilder, budget: &mut usize, for_spans: usize) {
+    /// Admits requests and plans their first spans, with the tokens of `budget` and then those that the spans of running
+    /// requests spare. `for_spans` blocks are kept for these, which have no slots yet. Returns the number of tokens to take
+    /// from them.
+    pub(crate) fn admit(
+        &mut self,
+        builder: &mut PlanBuilder,
+        budget: &mut usize,
+        (running, for_spans): (&[ScheduledSpan], usize),
+    ) -> usize {
+        let (spare_tokens, mut taken) = (self.spare_tokens(running), 0);
         let mut seqs: usize = self.running_requests().map(LiveRequest::num_running_seqs).sum();
-        let mut for_prompts: usize = self.running_requests().map(|live| self.blocks_for_rest_of_prompt(live)).sum();
-        let mut partial = self.running_requests().filter(|live| live.is_partial()).count();
+        let mut for_prompts: usize = self.running_requests().map(|live| self.blocks_for_rest_of_prompt(live, 0)).sum();
+        for span in running {
+            if let Some(live) = self.requests.get(&span.request).filter(|live| live.is_partial()) {
+                for_prompts += self.blocks_for_rest_of_prompt(live, span.num_tokens);
+                for_prompts -= self.blocks_for_rest_of_prompt(live, 0);
+            }
+        }
         let oldest = self.oldest_in_flight();
         let mut adapters = self.running_adapters();
-        while *budget > 0
-            && let Some(id) = self.next_to_admit(&adapters)
+        while let Some(id) = self.next_to_admit(&adapters)
             && let Some(live) = self.requests.get(&id)
         {
+            // Nothing is taken from a better priority.
+            let may_take = |(of_span, _): &&(i32, usize)| *of_span >= live.priority(self.config.policy);
+            let spare: usize = spare_tokens.iter().filter(may_take).map(|(_, tokens)| tokens).sum();
+            let tokens = *budget + spare.saturating_sub(taken);
             seqs += live.num_running_seqs();
             // A request that was preempted from a step in flight needs the tokens of that step first.
-            if seqs > self.config.max_num_seqs || live.is_in_flight(oldest) {
-                return;
+            if tokens == 0 || seqs > self.config.max_num_seqs || live.is_in_flight(oldest) {
+                break;
             }
             // If nothing runs, the request fits, because each fits alone. Then the last failure no longer holds either.
             let is_alone = self.running.is_empty();
-            let unchanged = |b: &BlockedHead| b.id == id && b.wakeups == self.wakeups() && b.budget >= *budget;
+            let unchanged = |b: &BlockedHead| b.id == id && b.wakeups == self.wakeups() && b.tokens >= tokens;
             if self.blocked_head.as_ref().is_some_and(unchanged) {
-                return;
+                break;
             }
             let limits = Limits {
-                budget: *budget,
+                tokens,
                 keep_free: for_spans + if is_alone { 0 } else { for_prompts + self.config.watermark() },
                 for_spans,
-                may_split: self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills,
             };
             let is_swapped = !matches!(live.phase, Phase::Waiting);
             let passed = self.passed_by(id, &adapters);
@@ -63,20 +77,22 @@ impl Scheduler {
                 self.admit_waiting(id, &limits, is_alone)
             };
             let Some(spans) = admitted else {
-                self.blocked_head = Some(BlockedHead { id, wakeups: self.wakeups(), budget: *budget });
-                return;
+                self.blocked_head = Some(BlockedHead { id, wakeups: self.wakeups(), tokens });
+                break;
             };
             self.count_passed(passed);
             let cached = self.requests.get(&id).map_or(0, |live| if is_swapped { 0 } else { live.num_cached_tokens });
             for span in spans {
-                *budget -= span.num_tokens;
+                let of_budget = span.num_tokens.min(*budget);
+                *budget -= of_budget;
+                taken += span.num_tokens - of_budget;
                 self.push_span(builder, span, cached);
             }
             let live = self.requests.get(&id);
             adapters.add(live.and_then(|live| live.request.adapter.as_deref()));
-            partial += usize::from(live.is_some_and(LiveRequest::is_partial));
-            for_prompts += live.map_or(0, |live| self.blocks_for_rest_of_prompt(live));
+            for_prompts += live.map_or(0, |live| self.blocks_for_rest_of_prompt(live, 0));
         }
+        taken
     }
 
     /// Returns whether the last attempt to admit the head of the queue failed.
@@ -105,8 +121,8 @@ impl Scheduler {
         let admission = self.pool.admit(Prompt { hashes: Some(&hashes), ..prompt });
         let (len, cached, config) = (tokens.len(), admission.cached_tokens(), &self.config);
         let from_host = admission.host_tokens();
-        let mut num_tokens = config.chunk(len - cached, limits.budget);
-        let mut may_start = cached + num_tokens == len || limits.may_split;
+        let mut num_tokens = (len - cached).min(limits.tokens);
+        let mut may_start = cached + num_tokens == len || config.enable_chunked_prefill;
         let fits = |num_tokens, for_rest| {
             admission.blocks_needed() + config.blocks_between(cached, cached + num_tokens) + for_rest + limits.keep_free
                 <= available
@@ -141,15 +157,12 @@ impl Scheduler {
         live.seqs[0].num_computed_tokens = cached;
         live.seqs[0].table = Some(table);
         self.start_running(id, Stage::Prompt);
-        Some(vec![ScheduledSpan { request: id, index: 0, num_tokens, num_drafts: 0 }])
+        Some(vec![ScheduledSpan { request: id, index: 0, num_tokens, num_drafts: 0, num_spare: 0 }])
     }
 
     /// Swaps a request in, if its next spans fit too, and returns these; `None` if it does not fit.
     fn admit_swapped(&mut self, id: RequestId, limits: &Limits, is_alone: bool) -> Option<Vec<ScheduledSpan>> {
         let live = self.requests.get_mut(&id)?;
-        if live.is_partial() && !limits.may_split {
-            return None;
-        }
         // Alone it always fits, if necessary with shorter spans.
         let for_spans = if is_alone { 0 } else { self.config.most_blocks_for_next_spans(live) };
         let stage = live.stage();
@@ -162,7 +175,7 @@ impl Scheduler {
         // Sequences may have ended while the request was swapped out.
         self.update_stage(id);
         let live = self.requests.get(&id)?;
-        let (mut spans, mut prefills, mut budget) = (Vec::new(), Vec::new(), limits.budget);
+        let (mut spans, mut prefills, mut budget) = (Vec::new(), Vec::new(), limits.tokens);
         Self::choose_decodes(live, &mut budget, &mut spans, &mut prefills);
         Self::limit_decodes(&mut spans, &mut budget);
         self.choose_prefills(prefills, &mut budget, &mut spans);
@@ -170,16 +183,16 @@ impl Scheduler {
             self.end_at_block(&mut spans, &mut budget);
         }
         let tokens: usize = spans.iter().map(|span| span.num_tokens).sum();
-        let fits = tokens <= limits.budget && self.blocks_for(&spans) + limits.for_spans <= self.pool.available();
+        let fits = tokens <= limits.tokens && self.blocks_for(&spans) + limits.for_spans <= self.pool.available();
         Some(if fits { spans } else { Vec::new() })
     }
 
-    /// Number of blocks that the rest of a running request's prompt needs.
-    fn blocks_for_rest_of_prompt(&self, live: &LiveRequest) -> usize {
+    /// Number of blocks that the rest of a running request's prompt needs, behind a span of `num_tokens` that has no slots yet.
+    fn blocks_for_rest_of_prompt(&self, live: &LiveRequest, num_tokens: usize) -> usize {
         if !live.is_partial() {
             return 0;
         }
-        let len = live.seqs[0].table.as_ref().map_or(0, BlockTable::len);
+        let len = live.seqs[0].table.as_ref().map_or(0, BlockTable::len) + num_tokens;
         self.config.blocks_for_rest(live.num_cached_tokens, len, live.target(0))
     }
 }

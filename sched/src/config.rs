@@ -51,12 +51,6 @@ pub struct SchedConfig {
     pub policy: Policy,
     /// Seed of the prefix hash's key; `None` draws a random one.
     pub hash_seed: Option<u64>,
-    /// Greatest number of tokens of one sequence's prefill in a step, so that a long prompt leaves budget for others; 0
-    /// is no limit.
-    pub long_prefill_token_threshold: usize,
-    /// Greatest number of running requests with partly computed prompts. The head of the queue waits while it would
-    /// exceed the limit.
-    pub max_num_partial_prefills: usize,
     /// The cache groups: groups of layers with one block table each, all in one pool.
     pub groups: Vec<CacheGroup>,
     /// Number of blocks of host memory; 0 for none. Preempted requests are swapped out to them.
@@ -122,15 +116,6 @@ pub enum ConfigError {
         /// `--max-model-len` as found.
         max_model_len: usize,
     },
-    /// A limit on chunks, without chunked prefill.
-    #[error(
-        "--long-prefill-token-threshold {threshold} needs --enable-chunked-prefill: turn it on, or set the \
-         threshold to 0"
-    )]
-    ThresholdWithoutChunks {
-        /// `--long-prefill-token-threshold` as found.
-        threshold: usize,
-    },
     /// `max_in_flight` is 0 or too great.
     #[error("max_in_flight: found {found}, expected {} steps",
             match .most { 2 => "1 or 2".into(), most => format!("1 to {most}") })]
@@ -147,7 +132,7 @@ pub enum ConfigError {
 
 impl SchedConfig {
     /// Creates a configuration with a pool of this size and otherwise vLLM's defaults: 256 sequences, 2,048 tokens a
-    /// step, prefix caching, chunked prefill without further limits, first come first served, one step at a time, one
+    /// step, prefix caching, chunked prefill, first come first served, one step at a time, one
     /// full group, no host blocks, no caching in them. `max_model_len` is the size of the pool.
     pub fn new(num_blocks: usize, block_size: usize) -> SchedConfig {
         SchedConfig {
@@ -160,8 +145,6 @@ impl SchedConfig {
             enable_chunked_prefill: true,
             policy: Policy::Fcfs,
             hash_seed: None,
-            long_prefill_token_threshold: 0,
-            max_num_partial_prefills: usize::MAX,
             max_loras: usize::MAX,
             groups: vec![CacheGroup::Full],
             host_blocks: 0,
@@ -179,19 +162,16 @@ impl SchedConfig {
     /// those of the window and the chunks in flight. `None` in a full group: the blocks of all its tokens.
     pub(crate) fn most_blocks_in_flight(&self, group: CacheGroup) -> Option<usize> {
         let CacheGroup::Sliding { window } = group else { return None };
-        let tokens = self.chunk(usize::MAX, self.max_num_batched_tokens).saturating_mul(self.max_in_flight);
+        let tokens = self.max_num_batched_tokens.saturating_mul(self.max_in_flight);
         Some(window.saturating_add(tokens).div_ceil(self.block_size) + 1)
     }
 
     /// Checks that every request that the scheduler accepts can make progress.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
-        for (flag, value) in [
-            ("--max-num-seqs", max_num_seqs),
-            ("--max-model-len", max_model_len),
-            ("--max-num-partial-prefills", self.max_num_partial_prefills),
-            ("--max-loras", self.max_loras),
-        ] {
+        for (flag, value) in
+            [("--max-num-seqs", max_num_seqs), ("--max-model-len", max_model_len), ("--max-loras", self.max_loras)]
+        {
             if value == 0 {
                 return Err(ConfigError::Zero { flag });
             }
@@ -202,23 +182,11 @@ impl SchedConfig {
         if !self.enable_chunked_prefill && max_num_batched_tokens < max_model_len {
             return Err(ConfigError::PromptExceedsStep { max_num_batched_tokens, max_model_len });
         }
-        if !self.enable_chunked_prefill && self.long_prefill_token_threshold > 0 {
-            return Err(ConfigError::ThresholdWithoutChunks { threshold: self.long_prefill_token_threshold });
-        }
         let most = if self.pipeline { MOST_STAGES } else { 2 };
         if !(1..=most).contains(&self.max_in_flight) {
             return Err(ConfigError::InFlight { found: self.max_in_flight, most });
         }
         Ok(())
-    }
-
-    /// Returns the number of tokens of a prefill of `pending` tokens that a step with this remaining budget computes.
-    pub(crate) fn chunk(&self, pending: usize, budget: usize) -> usize {
-        let limit = match self.long_prefill_token_threshold {
-            0 => usize::MAX,
-            threshold => threshold,
-        };
-        pending.min(budget).min(limit)
     }
 
     /// Number of blocks that an admission leaves free while others run, so that they do not preempt it in the next

@@ -7,7 +7,7 @@
 //!
 //! A step that was planned behind a failed one has read what that one should have written. It can only fail too.
 
-use kvblock::{BlockTable, MemOp};
+use kvblock::MemOp;
 
 use crate::live_request::{LiveRequest, Phase};
 use crate::{CommitError, RequestId, Scheduler, StepId};
@@ -17,19 +17,21 @@ impl Scheduler {
     /// `operations`, may not have been executed. The device must no longer access the step's blocks.
     ///
     /// The requests of the step wait again and are computed again. [Abort](Scheduler::abort) those that should end
-    /// instead, before or after this call. While a step that was planned behind this one is in flight, nothing can be
-    /// planned, and that step can only fail. An error changes nothing.
+    /// instead, before or after this call. While a step that was planned behind this one, or behind this plan without spans,
+    /// is in flight, nothing can be planned, and that step can only fail. An error changes nothing.
     pub fn fail(&mut self, step: StepId, operations: &[MemOp]) -> Result<(), CommitError> {
         let in_flight = self.oldest_in_flight();
         let is_behind = self.in_flight.iter().skip(1).any(|other| other.step == step);
         if is_behind || step > self.last_step {
             return Err(CommitError::NotInFlight { step, in_flight });
         }
-        let Some(failed) = (in_flight == Some(step)).then(|| self.in_flight.pop_front()).flatten() else {
+        let failed = (in_flight == Some(step)).then(|| self.in_flight.pop_front()).flatten();
+        let behind = self.in_flight.iter_mut().filter(|other| other.step > step);
+        behind.for_each(|other| other.is_behind_failure = true);
+        let Some(failed) = failed else {
             self.invalidate_destinations(operations);
             return Ok(());
         };
-        self.in_flight.iter_mut().for_each(|behind| behind.is_behind_failure = true);
         let mut requests: Vec<RequestId> = Vec::with_capacity(failed.spans.len());
         for span in &failed.spans {
             let id = span.seq.request;
@@ -54,15 +56,18 @@ impl Scheduler {
 
     /// Keeps the destinations of these operations out of the prefix cache. Requests that hold one are computed again.
     fn invalidate_destinations(&mut self, operations: &[MemOp]) {
-        let mut blocks: Vec<_> = operations.iter().filter_map(MemOp::destination).collect();
-        let mut host: Vec<_> = operations.iter().filter_map(MemOp::host_destination).collect();
         // An error means that the pool has no such block, so no table holds it either.
-        blocks.retain(|block| self.pool.forget_contents(*block).is_ok());
-        host.retain(|block| self.pool.forget_host_contents(*block).is_ok());
-        let holds = |table: &BlockTable| table.groups().iter().flat_map(|g| g.blocks()).any(|b| blocks.contains(b));
+        for block in operations.iter().filter_map(MemOp::destination) {
+            let _ = self.pool.forget_contents(block);
+        }
+        for block in operations.iter().filter_map(MemOp::host_destination) {
+            let _ = self.pool.forget_host_contents(block);
+        }
         let is_affected = |live: &LiveRequest| match &live.phase {
-            Phase::Swapped { swapped, .. } => swapped.blocks().iter().any(|b| host.contains(b)),
-            Phase::Waiting | Phase::Running { .. } | Phase::SwappingOut { .. } => live.tables().any(holds),
+            Phase::Swapped { swapped, .. } => self.pool.holds_invalid_on_host(swapped),
+            Phase::Waiting | Phase::Running { .. } | Phase::SwappingOut { .. } => {
+                live.tables().any(|table| self.pool.holds_invalid(table))
+            }
         };
         let affected = self.requests.iter().filter(|(_, live)| is_affected(live)).map(|(id, _)| *id);
         let mut affected: Vec<RequestId> = affected.collect();

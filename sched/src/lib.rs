@@ -34,13 +34,23 @@
 //!
 //! # A step
 //! Decodes come first, one token each and accepted drafts that are computed again; then prefills in progress; then
-//! admissions from the head of the waiting queue, in order. Because `max_num_batched_tokens > max_num_seqs` is required, prefills always get part of the budget;
-//! `long_prefill_token_threshold` keeps one long prompt from taking all of it, and the
-//! [prompt budget](Scheduler::set_prompt_budget), which the caller can change before each plan, keeps prompts from delaying decodes. If blocks run out, the running request
-//! of worst rank (lowest priority, then least work to lose, then latest arrival) is preempted: it loses all of its
-//! blocks and waits again at its position by arrival. Its outputs are kept. Its keys and values are computed again, or
-//! swapped to host memory and back ([`PreemptionMode`]). Within a priority, swapped requests are admitted before
-//! waiting ones.
+//! admissions from the head of the queue, in order of arrival within a priority. Because
+//! `max_num_batched_tokens > max_num_seqs` is required, prefills and admissions always get part of the budget. These prompt
+//! tokens are divided so that short prompts are not behind long ones, and long ones not forever behind short ones:
+//!
+//! ```text
+//! first half      running prefills, the oldest first
+//! second half     admissions, then running prefills, the shortest first: those with the fewest tokens left
+//! ```
+//!
+//! What the first half leaves goes to the second, and the other way round. Admissions take nothing from a prefill of a
+//! better priority. The [prompt budget](Scheduler::set_prompt_budget), which the caller can change before each plan, keeps
+//! prompts from delaying decodes.
+//!
+//! If blocks run out, the running request of worst rank (lowest priority, then least work to lose, then latest arrival) is
+//! preempted: it loses all of its blocks and waits again at its position by arrival. Its outputs are kept. Its keys and
+//! values are computed again, or swapped to host memory and back ([`PreemptionMode`]). A request that was preempted three
+//! times is aged: among these the earliest has the best rank, whatever work others would lose.
 //!
 //! The running requests have at most `max_loras` different adapters. A request of another adapter waits, and a bounded
 //! number of requests with running adapters passes it ([`SchedConfig::max_loras`]).
@@ -84,11 +94,14 @@
 //! ```
 //!
 //! # Progress
-//! **Theorem.** Let a set of requests be given, without further arrivals or aborts: `R` requests, where request `r` has
-//! `P_r` prompt tokens and `n_r` sequences of at most `m_r` output tokens each. Let `S` be the sum of `n_r`, `W` the
-//! greatest `P_r + n_r * (m_r - 1)`, `C` the number of distinct priorities (1 under FCFS) and `d` the greatest number
-//! of steps in flight. Then every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if the oldest step
-//! is committed whenever nothing further can be planned.
+//! Let `P` be the prompt tokens of a request, and `n` its sequences of at most `m` output tokens each. Let `W` be the greatest
+//! `P + n * (m - 1)`, the tokens to compute; `N` the greatest number of requests that run at once, at most `max_num_seqs`; and
+//! `d` the greatest number of steps in flight. A request is *first* if no live one has a better priority, or the same and an
+//! earlier arrival.
+//!
+//! **Theorem.** If no step fails, and the oldest is committed whenever nothing further can be planned, a request ends within
+//! `4 * (2d - 1) * ((N + 1) * W + 1)` plans after it has become first, whatever arrives behind it. So `R` requests without
+//! further arrivals of better priority end within `R` times as many plans.
 //!
 //! *Proof.* Blocks are allocated for spans. A request owns the blocks of the tokens that were in some span; in a
 //! sliding group only of those that a later token can read. A request that does not fit the pool alone is refused at
@@ -96,42 +109,50 @@
 //! the next block, and for such spans the submission check counts, for each sequence, the blocks that its window
 //! touches and the next one. Blocks that partly computed prompts will need count only against admissions.
 //!
-//! Let `d` be 1. While a request is live, no plan is empty: if nothing runs, the head of the queue is admitted, because
-//! then nothing counts against it. Let `M` be the running request of best rank: by priority, then the earliest of the
-//! aged ones (those preempted three times), then by most computed tokens, its work. `M` is not preempted: it would have
-//! to have the worst rank too, so it would be alone, and alone it fits. `M` computes at least one token in each step.
-//! If one of its sequences decodes, that is because decodes are never left out. If not, `M` is first among the
-//! prefills, and at least one token of the budget is left for prefills, whatever the prompt budget is. If its span lacks blocks, other requests are
-//! preempted for it until `M` is alone. So between two ends of sequences each step improves the best rank: the best
-//! request of the next step is `M` with more work, or one of better rank. There are `C` priorities, `R + 1` ages (one
-//! per request, and none), and `W` values of work. So such an interval has at most `C * (R + 1) * W` steps, and there
-//! are at most `S` intervals.
+//! *Of a set of running requests of which none is preempted, the first computes a token in at least one of `2d - 1` consecutive
+//! plans.* Let it be `A`, and `d` be 1. If one of its sequences decodes, that is because decodes are never left out. If not,
+//! `A` is first in the first half of the prompt tokens, which has at least one, whatever the prompt budget is. If spans lack
+//! blocks, requests are preempted until those of the others fit, and `A` alone fits. Let `d` be greater than 1. `A` can be
+//! left out of a plan for two reasons. First, what it would compute depends on an outcome in flight: the end of its prompt
+//! before a fork, its last token, the beams or drafts that survive, or in a pipeline its next token. The commits of the at most
+//! `d - 1` steps in flight provide that outcome. Second, the blocks that it lacks are freed by these commits, because a step
+//! in flight still writes or reads them; those behind windows are among them, as far as they are behind whatever drafts are
+//! right. Until then no other request gets a block or is admitted, and after the commits the blocks are free and `A` is
+//! served first. Before each of these commits there is at most one plan. The two reasons can follow each other. The share of
+//! a step in a pipeline always contains a sequence of the first request among those that can decode.
 //!
-//! Let `d` be greater than 1. `M` can be left out of a plan for two reasons. First, what it would compute depends on an
-//! outcome in flight: the end of its prompt before a fork, its last token, the beams or drafts that survive, or in a
-//! pipeline its next token. The commits of the at most `d - 1` steps in flight provide that outcome. Second, the blocks
-//! that it lacks are freed by these commits, because a step in flight still writes or reads them; those behind `M`'s own
-//! windows are among them. Until then no other request gets a block or is admitted, and after the commits the blocks are
-//! free and `M` is served first. Before each of these commits there is at most one plan. The two reasons can follow each
-//! other, so `M` is in at least one of `2d - 1` consecutive plans. After the end of a sequence one such round may pass
-//! before the first admission. The share of a step in a pipeline always contains a sequence of the request of best rank
-//! among those that can decode.
+//! *A request computes at most `W` tokens between two preemptions*, not counting drafts that were wrong: each span has a token
+//! that was known, and it stays computed. Accepted drafts that are computed again are such tokens. The beams of a search wait
+//! for each other, and each draw adds one token to each of at most `n`, also if a beam has ended and is forked again.
 //!
-//! Swapping changes none of this. It affects only requests other than `M`, which return with the work that they had,
-//! and if nothing runs the first of them fits as it did before. Beams wait for each other, but each step computes some
-//! token of a search. Drafts are verified with tokens and blocks that the running requests and the admissions of the
-//! step leave, and at most half of the remaining tokens are kept for them while requests wait. ∎
+//! *The first request is preempted at most three times.* Then it is aged, and no other has a better rank. It would have to
+//! have the worst rank too, so it would be alone, and alone it fits.
 //!
-//! **No starvation under endless arrivals** of the same priority. The oldest live request `A` is running or at the head
-//! of the queue. While it is at the head no other request is admitted, so the running requests end by the theorem,
-//! unless `A` fits earlier. Each preemption of `A` causes one such round, and after the third `A` has the best rank:
-//! aged and the earliest. From then on each step computes some of it until it ends. (A request of low priority can wait
-//! forever behind an endless stream of requests of higher priority. That is the meaning of priority.)
+//! So let `A` be first, and consider the time until its next preemption or its end. While it waits, or is in host memory, it is
+//! the head of the queue, and no other request is admitted. Of those that run, the first computes a token in one of `2d - 1`
+//! plans, or some are preempted and do not return before `A`. So all have left after `(2d - 1) * N * W` plans, unless `A` fits
+//! earlier, and then nothing counts against `A`; one round of `2d - 1` plans may pass before its admission. While it runs, it
+//! computes a token in one of `2d - 1` plans, `W` in all. There are at most four such times. ∎
+//!
+//! Nothing else adds a case. A swapped request returns with the work that it had; if the host has no blocks for it, it is
+//! computed again. A hit in the prefix cache, on the device or on the host, shortens a prompt. Blocks that a connector takes in
+//! are host blocks that nobody owns, and a request whose blocks are still being fetched has not arrived. States of recurrent
+//! layers are a window of two tokens. Drafts get tokens and blocks that the running requests and the admissions of the step
+//! leave, and at most half of the remaining tokens are kept for them while requests wait.
 //!
 //! *With adapters.* Requests may pass `A` while it waits for its adapter. Once a constant number with adapters have, only
-//! requests without an adapter are admitted before `A`. They arrived later and have less work, so those that run with
-//! adapters get tokens and blocks before them and end or are preempted, and with them their adapters leave; then `A` is at
-//! the head of the queue as above. The theorem holds as it stands, because if nothing runs, no adapter does.
+//! requests without an adapter are admitted before `A`. All but those that were waiting by then arrive after the requests that
+//! run with adapters. So these get tokens and blocks first and end or are preempted, and with them their adapters leave; then
+//! `A` is at the head of the queue as above. If nothing runs, no adapter does.
+//!
+//! **A short prompt is not behind long ones.** If the prompt tokens of each step are at least `2h`, each plan that preempts and
+//! defers nothing has `h` tokens for admissions, whatever runs at the same or a lower priority. So it admits the head of the
+//! queue, as soon as a sequence, an adapter and blocks are free: with `q` requests before it, a request starts in the
+//! `q + 1`st of these plans at the latest. A prompt of at most `h` tokens is then computed at once. A longer one gets `h` tokens in
+//! each plan that admits nobody, once no prompt has fewer tokens left.
+//!
+//! A request of low priority can wait forever behind an endless stream of requests of higher priority. That is the meaning of
+//! priority.
 
 mod accept;
 mod adapters;

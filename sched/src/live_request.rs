@@ -27,7 +27,7 @@ use kvblock::{BlockTable, PromptHashes, Swapped};
 
 use crate::{Request, SeqId, StepId};
 
-/// Position in the waiting or swapped queue: priority (0 under FCFS), then order of arrival.
+/// Position in the queue: priority (0 under FCFS), then order of arrival.
 pub(crate) type QueueKey = (i32, u64);
 
 pub(crate) struct Sequence {
@@ -48,6 +48,8 @@ pub(crate) struct Sequence {
     pub num_accepted: usize,
     /// The last step with a span of this sequence.
     pub last_step: StepId,
+    /// Number of drafts in that span.
+    pub num_last_drafts: usize,
     /// Whether the sequence has not finished.
     pub live: bool,
 }
@@ -63,6 +65,7 @@ impl Sequence {
             drafts: Vec::new(),
             num_accepted: 0,
             last_step: StepId(0),
+            num_last_drafts: 0,
             live: true,
         }
     }

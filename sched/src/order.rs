@@ -2,9 +2,10 @@
 //!
 //! | order | by | decides |
 //! |---|---|---|
-//! | queue | priority, then arrival; swapped before waiting | who is admitted next |
-//! | running | admission | the order of spans in a plan |
-//! | rank | priority, then age, then work, then arrival | who gets tokens and blocks first (the best), who is preempted (the worst) |
+//! | queue | priority, then arrival | who is admitted next; who of the running gets tokens and blocks first |
+//! | running | admission | the order of decodes in a plan |
+//! | rank | priority, then age, then work, then arrival | who is preempted (the worst) |
+//! | shortest | priority, then tokens left to compute, then arrival | who gets the [second half](crate#a-step) of the prompt tokens |
 
 use std::cmp::Reverse;
 
@@ -45,7 +46,7 @@ impl Scheduler {
         let (mut swapped, mut waiting) = (self.swapped.iter().peekable(), self.waiting.iter().peekable());
         std::iter::from_fn(move || {
             let next = match (swapped.peek(), waiting.peek()) {
-                (Some((first, _)), Some((other, _))) if other.0 < first.0 => waiting.next(),
+                (Some((first, _)), Some((other, _))) if other < first => waiting.next(),
                 (Some(_), _) => swapped.next(),
                 (None, _) => waiting.next(),
             };
@@ -58,8 +59,8 @@ impl Scheduler {
         self.running.values().copied().max_by_key(|id| self.requests.get(id).map(|r| r.rank(self.config.policy)))
     }
 
-    /// Sorts spans by the rank of their requests, the best first. Spans of one request keep their order.
-    pub(crate) fn sort_by_rank<T>(&self, items: &mut [T], span: impl Fn(&T) -> &ScheduledSpan) {
-        items.sort_by_cached_key(|item| self.requests.get(&span(item).request).map(|r| r.rank(self.config.policy)));
+    /// Position in the queue of the request of a span.
+    pub(crate) fn key_of(&self, span: &ScheduledSpan) -> Option<QueueKey> {
+        self.requests.get(&span.request).map(|live| live.queue_key(self.config.policy))
     }
 }

@@ -119,7 +119,9 @@ impl Scheduler {
         let behind_windows = in_flight.flat_map(|s| {
             let groups = s.table.iter().flat_map(BlockTable::groups).zip(&self.config.groups);
             groups.flat_map(|(g, kind)| {
-                let holes = kind.holes(s.num_computed_tokens, self.config.block_size);
+                // Drafts may turn out wrong.
+                let least = s.num_computed_tokens.saturating_sub(s.num_last_drafts);
+                let holes = kind.holes(least, self.config.block_size);
                 &g.blocks()[..holes.saturating_sub(g.holes()).min(g.blocks().len())]
             })
         });

@@ -1,19 +1,20 @@
 //! Spans for the running requests, and blocks for the spans.
 //!
 //! The spans are first chosen as numbers, before any table changes. Every decode gets a token, then decodes that compute
-//! accepted drafts again get their further tokens in order of admission, then prefills share the rest of the budget,
-//! best rank first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. While sequences decode,
-//! prefills and admissions get at most the [prompt budget](Scheduler::set_prompt_budget). In a pipeline only a
-//! share of the decodes is chosen (`share`). While the spans need more blocks than are free, the request of worst rank is
-//! preempted and the spans are chosen again.
+//! accepted drafts again get their further tokens in order of admission, then prefills share the rest of the budget in two
+//! halves. The first half goes to the oldest, in order of the queue. The second goes to the shortest, which have the fewest
+//! tokens left; admissions may take it from them. `max_num_batched_tokens > max_num_seqs` leaves at least one token for
+//! prefills. While sequences decode, prefills and admissions get at most the
+//! [prompt budget](Scheduler::set_prompt_budget). In a pipeline only a share of the decodes is chosen (`share`). While the
+//! spans need more blocks than are free, the request of worst rank is preempted and the spans are chosen again.
 //!
 //! Draft tokens are verified last, after admissions, with the tokens and blocks that are left. While requests wait, at
 //! most half of the remaining tokens are kept for drafts. While the head of the queue lacks blocks, drafts get none.
 //!
 //! Blocks that a step in flight writes to are freed only by that step's commit. That holds for the blocks of a
 //! preempted request and for blocks behind the windows of the step's spans. Once those blocks suffice, further
-//! preemptions would not help, so the plan defers spans: it keeps those that need no block, and of the others, by rank,
-//! those before the first that does not fit.
+//! preemptions would not help, so the plan defers spans: it keeps those that need no block, and of the others, the oldest
+//! first, those before the first that does not fit.
 
 use crate::live_request::LiveRequest;
 use crate::step_state::{RunningSpans, ScheduledSpan};
@@ -21,7 +22,7 @@ use crate::{RequestId, Scheduler};
 
 impl Scheduler {
     /// Chooses the spans of the running requests. Preempts requests until the blocks for the spans are free, or will be
-    /// freed by the next commit. Terminates, because the request of best rank fits alone.
+    /// freed by the next commit. Terminates, because each request fits alone.
     pub(crate) fn schedule_running(&mut self, preempted: &mut Vec<RequestId>) -> RunningSpans {
         loop {
             let mut budget = self.config.max_num_batched_tokens;
@@ -35,7 +36,8 @@ impl Scheduler {
             }
             if needed > available && freed_by_commit > 0 && needed <= available + freed_by_commit {
                 self.counters.deferrals += 1;
-                return RunningSpans { spans: self.affordable(&spans), budget, for_drafts, is_deferred: true };
+                let spans = self.affordable(&spans);
+                return RunningSpans { spans, blocks: needed, budget, for_drafts, is_deferred: true };
             }
             match self.victim().filter(|_| needed > available) {
                 Some(victim) => {
@@ -43,7 +45,7 @@ impl Scheduler {
                     preempted.push(victim);
                     self.recycled.scheduled = spans;
                 }
-                None => return RunningSpans { spans, budget, for_drafts, is_deferred: false },
+                None => return RunningSpans { spans, blocks: needed, budget, for_drafts, is_deferred: false },
             }
         }
     }
@@ -82,7 +84,7 @@ impl Scheduler {
         prefills: &mut Vec<ScheduledSpan>,
     ) {
         for (index, num_tokens) in live.pending() {
-            let span = ScheduledSpan { request: live.request.id, index, num_tokens, num_drafts: 0 };
+            let span = ScheduledSpan { request: live.request.id, index, num_tokens, num_drafts: 0, num_spare: 0 };
             if live.is_decode(index, num_tokens) {
                 spans.push(span);
                 *budget = budget.saturating_sub(1);
@@ -110,25 +112,53 @@ impl Scheduler {
             let computed = live.map_or(0, |live| live.seqs[span.index].num_computed_tokens);
             let num_tokens = span.num_tokens.min(block_size - computed % block_size);
             *budget += span.num_tokens - num_tokens;
+            span.num_spare = span.num_spare.saturating_sub(span.num_tokens - num_tokens);
             span.num_tokens = num_tokens;
         }
     }
 
-    /// Distributes the rest of the budget over prefills, best rank first.
+    /// Distributes the rest of the budget over prefills: half to the oldest, and what is left to the shortest. Adds their
+    /// spans, the shortest first.
     pub(crate) fn choose_prefills(
         &self,
         mut prefills: Vec<ScheduledSpan>,
         budget: &mut usize,
         spans: &mut Vec<ScheduledSpan>,
     ) {
-        self.sort_by_rank(&mut prefills, |span| span);
-        for span in prefills {
-            let num_tokens = self.config.chunk(span.num_tokens, *budget);
+        prefills.sort_by_cached_key(|span| self.key_of(span));
+        let mut half = budget.div_ceil(2);
+        let of_oldest = |span: ScheduledSpan| {
+            let num_tokens = span.num_tokens.min(half);
+            half -= num_tokens;
+            (span.num_tokens - num_tokens, ScheduledSpan { num_tokens, ..span })
+        };
+        let mut shares: Vec<(usize, ScheduledSpan)> = prefills.into_iter().map(of_oldest).collect();
+        *budget -= shares.iter().map(|(_, span)| span.num_tokens).sum::<usize>();
+        shares.sort_by_cached_key(|(left, span)| (self.key_of(span).map(|key| key.0), left + span.num_tokens));
+        for (left, span) in shares {
+            let num_spare = left.min(*budget);
+            let num_tokens = span.num_tokens + num_spare;
             if num_tokens > 0 {
-                spans.push(ScheduledSpan { num_tokens, ..span });
-                *budget -= num_tokens;
+                spans.push(ScheduledSpan { num_tokens, num_spare, ..span });
+                *budget -= num_spare;
             }
         }
+    }
+
+    /// Numbers of tokens of these spans that admissions may take, with the priorities of the requests.
+    pub(crate) fn spare_tokens(&self, spans: &[ScheduledSpan]) -> Vec<(i32, usize)> {
+        let spare = spans.iter().filter(|span| span.num_spare > 0);
+        spare.filter_map(|span| Some((self.key_of(span)?.0, span.num_spare))).collect()
+    }
+
+    /// Takes tokens that admissions got away from spans: those of the worst priority, and the longest, first.
+    pub(crate) fn take_spare_tokens(spans: &mut Vec<ScheduledSpan>, mut tokens: usize) {
+        for span in spans.iter_mut().rev() {
+            let taken = span.num_spare.min(tokens);
+            span.num_tokens -= taken;
+            tokens -= taken;
+        }
+        spans.retain(|span| span.num_tokens > 0);
     }
 
     /// Number of tokens of the budget to keep for drafts while others are admitted.
@@ -167,11 +197,11 @@ impl Scheduler {
     }
 
     /// Returns the spans whose blocks are free now. The beams of a search are kept or deferred together. After the
-    /// first span by rank that does not fit, no other span gets a block, so that the first is served as soon as blocks
+    /// oldest span that does not fit, no other span gets a block, so that the first is served as soon as blocks
     /// are freed.
     fn affordable(&self, spans: &[ScheduledSpan]) -> Vec<ScheduledSpan> {
         let mut units = self.units(spans);
-        self.sort_by_rank(&mut units, |(_, unit)| &unit[0]);
+        units.sort_by_cached_key(|(_, unit)| self.key_of(&unit[0]));
         let mut free = self.pool.available();
         units.retain(|(_, unit)| {
             let needed = self.blocks_for(unit);

@@ -29,7 +29,8 @@ pub(crate) struct BlockedHead {
     pub id: RequestId,
     /// See [`Scheduler::wakeups`].
     pub wakeups: u64,
-    pub budget: usize,
+    /// Number of tokens that were left for it.
+    pub tokens: usize,
 }
 
 /// Continuous batching over a paged KV cache. See the [crate documentation](crate).
@@ -204,8 +205,8 @@ impl Scheduler {
         !self.requests.is_empty()
     }
 
-    /// Empties the prefix cache, that of host memory included, for example after the weights have changed. Returns `false` and does nothing while a
-    /// block is in use. With `reset_running`, requests that run or are swapped out discard their keys and values and
+    /// Empties the prefix cache, that of host memory included, for example after the weights have changed. Returns `false` and
+    /// does nothing while a request owns blocks, on the host too. With `reset_running`, requests that run or are swapped out discard their keys and values and
     /// wait again, unless steps are in flight.
     pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
         if reset_running && self.in_flight.is_empty() {

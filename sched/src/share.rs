@@ -10,8 +10,8 @@
 //! 2 | 1 | 1 | 1     1 | 1 | 1 | 1 + 40 | 1 | 1 | 1 | 11 | 11 | 11 | 11
 //! ```
 //!
-//! Thus `S` or more sequences fill `S` stages, and fewer are in one step each. The share goes to the request of best rank,
-//! which the progress theorem requires, and then to the sequences that were planned least recently. The beams of a search
+//! Thus `S` or more sequences fill `S` stages, and fewer are in one step each. The share goes to the first request by priority
+//! and arrival, which the progress theorem requires, and then to the sequences that were planned least recently. The beams of a search
 //! draw in one step and are not divided.
 //!
 //! Prompts and admissions are not divided. Their tokens are known, so the chunks of one prompt are in consecutive steps.
@@ -30,11 +30,11 @@ impl Scheduler {
         let last_step = |unit: &[ScheduledSpan]| {
             live(unit).and_then(|live| unit.iter().map(|s| live.seqs[s.index].last_step).min())
         };
-        let rank = |unit: &[ScheduledSpan]| live(unit).map(|live| live.rank(self.config.policy));
         let mut units = self.units(spans);
         let decoding = units.iter().filter(|(_, unit)| decodes(unit));
-        let best = decoding.min_by_key(|(_, unit)| (rank(unit), last_step(unit))).map(|(position, _)| *position);
-        units.sort_by_key(|(position, unit)| (Some(*position) != best, last_step(unit)));
+        let first = decoding.min_by_key(|(_, unit)| (self.key_of(&unit[0]), last_step(unit)));
+        let first = first.map(|(position, _)| *position);
+        units.sort_by_key(|(position, unit)| (Some(*position) != first, last_step(unit)));
         let mut taken = 0;
         units.retain(|(_, unit)| {
             let is_kept = taken < share || !decodes(unit);

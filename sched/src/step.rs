@@ -1,9 +1,9 @@
 //! Planning a step.
 //!
 //! 1. Choose spans for the running requests, preempting some if blocks are missing (`running`).
-//! 2. Append the spans to the tables. If there are drafts to verify this comes after 3: drafts get what admissions
-//!    leave.
-//! 3. Admit requests from the head of the queue (`admit`), unless this step preempted or deferred something.
+//! 2. Admit requests from the head of the queue (`admit`), unless this step preempted or deferred something. They may take
+//!    tokens from the spans of 1; drafts get what they leave.
+//! 3. Append the spans to the tables.
 //!
 //! Cost: O(running sequences). If the head of the queue did not fit, it is not looked up again until something changes.
 
@@ -29,27 +29,27 @@ impl Scheduler {
         }
         let mut builder = PlanBuilder { plan, in_flight: std::mem::take(&mut self.recycled.in_flight) };
         builder.plan.spans = std::mem::take(&mut self.recycled.span_list);
-        let RunningSpans { mut spans, mut budget, for_drafts: beyond, is_deferred } =
+        let RunningSpans { mut spans, blocks, mut budget, for_drafts: beyond, is_deferred } =
             self.schedule_running(&mut builder.plan.preempted);
         builder.plan.spans.reserve(spans.len());
         builder.in_flight.reserve(spans.len());
-        let may_admit = builder.plan.preempted.is_empty() && !is_deferred;
-        let for_drafts = if may_admit { self.budget_for_drafts(&spans, budget + beyond) } else { 0 };
-        if for_drafts == 0 {
-            self.push_spans(&mut builder, &spans);
-            if may_admit {
-                self.admit(&mut builder, &mut budget, 0);
-            }
-        } else {
-            // Drafts get what the admissions leave. So the running spans are pushed last, and then moved to the front.
+        if builder.plan.preempted.is_empty() && !is_deferred {
+            let for_drafts = self.budget_for_drafts(&spans, budget + beyond);
             let of_prompts = for_drafts.saturating_sub(beyond);
             budget -= of_prompts;
-            self.admit(&mut builder, &mut budget, self.blocks_for(&spans));
-            self.add_drafts(&mut spans, budget + of_prompts + beyond);
-            self.push_spans(&mut builder, &spans);
-            builder.plan.spans.rotate_right(spans.len());
-            builder.in_flight.rotate_right(spans.len());
+            let taken = self.admit(&mut builder, &mut budget, (&spans, blocks));
+            Self::take_spare_tokens(&mut spans, taken);
+            if for_drafts > 0 {
+                self.add_drafts(&mut spans, budget + of_prompts + beyond);
+            }
         }
+        // Admissions come last in the plan, but their spans are pushed first.
+        let admitted = builder.plan.spans.len();
+        for &span in &spans {
+            self.push_span(&mut builder, span, 0);
+        }
+        builder.plan.spans.rotate_left(admitted);
+        builder.in_flight.rotate_left(admitted);
         self.recycled.scheduled = spans;
         let PlanBuilder { mut plan, in_flight } = builder;
         plan.memory = self.pool.drain_memory_ops().collect();
@@ -75,15 +75,9 @@ impl Scheduler {
         self.recycled.span_list = plan.spans;
     }
 
-    fn push_spans(&mut self, builder: &mut PlanBuilder, spans: &[ScheduledSpan]) {
-        for &span in spans {
-            self.push_span(builder, span, 0);
-        }
-    }
-
     /// Appends the tokens of a span to its table, and the span to the plan.
     pub(crate) fn push_span(&mut self, builder: &mut PlanBuilder, span: ScheduledSpan, cached: usize) {
-        let ScheduledSpan { request, index, num_tokens, num_drafts } = span;
+        let ScheduledSpan { request, index, num_tokens, num_drafts, .. } = span;
         let newest_in_flight = self.in_flight.back().map(|f| f.step);
         let Some(live) = self.requests.get_mut(&request) else { return };
         let Some(len) = live.seqs[index].table.as_ref().map(kvblock::BlockTable::len) else { return };
@@ -127,6 +121,7 @@ impl Scheduler {
         *num_sent_entries = entries;
         sequence.num_computed_tokens = end;
         sequence.last_step = builder.plan.step;
+        sequence.num_last_drafts = num_drafts;
         for index in sample.clone() {
             live.seqs[index as usize].num_output_placeholders += 1;
         }
@@ -134,7 +129,5 @@ impl Scheduler {
         builder.in_flight.push(in_flight);
         builder.plan.spans.push(Span { seq, start, tokens, drafts: num_drafts, awaits, groups, cached, sample });
         self.counters.prompt_tokens_computed += (end.min(prompt) - start.min(prompt)) as u64;
-        // A completed prompt may allow another partial prefill.
-        self.changes += u64::from(start < prompt && prompt <= end);
     }
 }

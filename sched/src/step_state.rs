@@ -15,11 +15,16 @@ pub(crate) struct ScheduledSpan {
     pub num_tokens: usize,
     /// Number of these tokens that are drafts.
     pub num_drafts: usize,
+    /// Number of these tokens that admissions may take instead: those of the second half of the prompt tokens.
+    pub num_spare: usize,
 }
 
 /// The spans of the running requests.
 pub(crate) struct RunningSpans {
+    /// Decodes, then prefills, the shortest first.
     pub spans: Vec<ScheduledSpan>,
+    /// Number of blocks that they need.
+    pub blocks: usize,
     /// Tokens left of the step's budget for prompts.
     pub budget: usize,
     /// Tokens left beyond that, which only drafts may take.

@@ -160,13 +160,13 @@ fn chunks_of_a_prompt_are_in_all_stages_and_the_sampling_span_is_right_behind_th
         plans.iter().flat_map(|plan| &plan.spans).map(of_span).collect()
     };
     assert_eq!(positions(&chunks), [(0, 32, 0..0), (32, 32, 0..0), (64, 32, 0..0), (96, 32, 0..0)]);
-    // A stream that decodes does not delay them.
+    // A short prompt does not wait for their end.
     p.scheduler.submit(request(1, 1, 9)).unwrap();
-    assert_eq!(positions(&p.run(1)), [(128, 32, 0..0)]);
-    assert_eq!(positions(&p.run(1)), [(160, 1, 0..1), (0, 1, 0..1)]);
-    assert!(p.run(3).is_empty(), "both wait for their first token");
-    assert_eq!(p.in_flight.len(), 1);
-    assert_eq!(positions(&p.run(1)), [(161, 1, 0..1), (1, 1, 0..1)], "one step each");
+    assert_eq!(positions(&p.run(1)), [(128, 31, 0..0), (0, 1, 0..1)]);
+    assert_eq!(positions(&p.run(1)), [(159, 2, 0..1)]);
+    assert!(p.run(2).is_empty(), "both wait for their first token");
+    assert_eq!(p.in_flight.len(), 2);
+    assert_eq!(positions(&p.run(2)), [(1, 1, 0..1), (161, 1, 0..1)], "one step each");
     assert_eq!(p.in_flight.len(), 2);
 }
 
@@ -193,7 +193,7 @@ fn every_stream_advances_even_if_each_step_is_committed_before_the_next_is_plann
     let mut last_planned: HashMap<RequestId, u64> = HashMap::new();
     for _ in 0..100 {
         let plan = s.plan();
-        assert_eq!(plan.spans[0].seq, seq(0, 0), "the request of best rank is in each step");
+        assert_eq!(plan.spans[0].seq, seq(0, 0), "the first request is in each step");
         for span in &plan.spans {
             let before = last_planned.insert(span.seq.request, plan.step.0);
             assert!(before.is_none_or(|step| plan.step.0 - step <= 8), "{} waits since {before:?}", span.seq);
@@ -215,8 +215,8 @@ fn a_prompt_gets_all_tokens_that_the_share_leaves() {
         commit_all(&mut s, &plan, 7);
         spans(&plan)
     });
-    // The last token of the prompt is not part of the share. Then the request has the best rank, by its work.
-    assert_eq!(plans, [vec![(0, 1), (1, 1), (8, 38)], vec![(0, 1), (2, 1), (8, 1)], vec![(3, 1), (4, 1), (8, 1)]]);
+    // The last token of the prompt is not part of the share. The first request is in each.
+    assert_eq!(plans, [vec![(0, 1), (1, 1), (8, 38)], vec![(0, 1), (2, 1), (8, 1)], vec![(0, 1), (3, 1), (4, 1)]]);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn steps_behind_a_failed_one_can_only_fail_however_many_there_are() {
         s.submit(request(id, 14, 3)).unwrap();
     }
     let requests = |plan: &StepPlan| plan.spans.iter().map(|span| span.seq.request.0).collect::<Vec<_>>();
-    assert_eq!(steps.iter().map(requests).collect::<Vec<_>>(), [vec![0], vec![0], vec![0], vec![0, 1, 2]]);
+    assert_eq!(steps.iter().map(requests).collect::<Vec<_>>(), [vec![0], vec![0, 1], vec![0, 2], vec![0, 3]]);
     commit_all(&mut s, &steps.pop_front().unwrap(), 7);
     let cached = s.cached_prefixes(0);
     while let Some(failed) = steps.pop_front() {
@@ -310,7 +310,7 @@ fn steps_behind_a_failed_one_can_only_fail_however_many_there_are() {
 fn a_request_is_swapped_out_after_the_last_of_several_steps_that_write_to_it() {
     let swapping = SchedConfig { host_blocks: 20, preemption_mode: PreemptionMode::Swap, ..pipeline(4) };
     let sizes = SchedConfig { policy: Policy::Priority, num_blocks: 8, block_size: 4, ..swapping };
-    let mut s = Scheduler::new(SchedConfig { long_prefill_token_threshold: 8, ..sizes }).unwrap();
+    let mut s = Scheduler::new(SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 8, ..sizes }).unwrap();
     s.submit(request(0, 8, 3)).unwrap();
     s.submit(Request { priority: 1, ..request(1, 24, 3) }).unwrap();
     let next = |s: &mut Scheduler| {
@@ -319,16 +319,18 @@ fn a_request_is_swapped_out_after_the_last_of_several_steps_that_write_to_it() {
         let swapped_out = plan.memory.iter().filter(|op| matches!(op, MemOp::SwapOut { .. })).count();
         (spans(&plan), swapped_out, plan)
     };
-    let prompts = [0, 1, 2].map(|_| next(&mut s));
-    assert_eq!(prompts.each_ref().map(|(spans, ..)| &spans[..]), [&[(0, 8), (1, 8)][..], &[(1, 8)], &[(1, 8)]]);
+    let prompts = [0, 1, 2, 3].map(|_| next(&mut s));
+    assert_eq!(prompts.each_ref().map(|(spans, ..)| spans[0]), [(0, 8), (1, 8), (1, 8), (1, 8)]);
     commit_all(&mut s, &prompts[0].2, 7);
     // Request 0 needs a third block.
     let (computed, swapped_out, plan) = next(&mut s);
     assert_eq!((computed, swapped_out, plan.preempted), (vec![], 0, vec![RequestId(1)]));
-    commit_all(&mut s, &prompts[1].2, 7);
-    let (computed, swapped_out, _) = next(&mut s);
-    assert_eq!((computed, swapped_out, s.stats().host_blocks_in_use), (vec![], 0, 0), "the third step still writes");
-    commit_all(&mut s, &prompts[2].2, 7);
+    for prompt in &prompts[1..3] {
+        commit_all(&mut s, &prompt.2, 7);
+        let (computed, swapped_out, _) = next(&mut s);
+        assert_eq!((computed, swapped_out, s.stats().host_blocks_in_use), (vec![], 0, 0), "a step still writes");
+    }
+    commit_all(&mut s, &prompts[3].2, 7);
     let (computed, swapped_out, plan) = next(&mut s);
     assert_eq!((computed, swapped_out), (vec![(0, 1)], 6));
     commit_all(&mut s, &plan, 7);

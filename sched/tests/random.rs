@@ -1,16 +1,18 @@
-//! Random histories of arrivals, aborts, stop strings and failed steps, in small pools with small budgets, checked by
-//! an executor with simulated memory.
+//! Random histories of arrivals, aborts, stop strings, failed steps and blocks from elsewhere, in small pools with small
+//! budgets, checked by an executor with simulated memory.
 //!
 //! After every step: the audit passes; the budgets hold; each block that is written has one owner and is not reused
 //! before the commit; each sequence reads exactly its own tokens; two schedulers with the same history return equal
 //! plans; the oldest aged request is never preempted; and a plan can be serialised and restored. At the end: every
-//! sequence that was not ended from outside has the output that it has alone, within the steps of the progress theorem.
-use std::collections::{HashMap, VecDeque};
+//! sequence that was not ended from outside has the output that it has alone, within four plans per token to compute.
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::common::{self, Executor, answer, sampled};
+use kvblock::{HostCopy, Prompt};
 use proptest::prelude::*;
 use sched::{
-    CacheGroup, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan,
+    CacheGroup, CommitError, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId,
+    StepPlan,
 };
 
 /// An external event, before a plan or between plan and commit. Numbers select an item modulo the number of items.
@@ -24,8 +26,12 @@ enum Event {
     Reset {
         running: bool,
     },
-    /// All steps in flight fail, in order.
-    Fail,
+    /// The oldest steps in flight fail, in order. Plans without spans count too. Those behind them can only fail, later.
+    Fail(usize),
+    /// Blocks of a prompt are copied to the host.
+    CopyOut(Vec<u32>),
+    /// Blocks of a prompt come from elsewhere.
+    TakeIn(Vec<u32>),
     /// Prompt tokens of the following steps.
     Budget(usize),
 }
@@ -50,7 +56,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..8usize, 0..4u32).prop_map(|(at, index)| Event::Finish(at, index)),
         3 => (0..8usize, 0..4u32, 0..5usize, 0..5usize).prop_map(|(at, i, len, right)| Event::Propose(at, i, len, right)),
         1 => prop::bool::weighted(0.3).prop_map(|running| Event::Reset { running }),
-        1 => Just(Event::Fail),
+        1 => (1..4usize).prop_map(Event::Fail),
+        1 => prop::collection::vec(0..2u32, 1..20).prop_map(Event::TakeIn),
+        1 => prop::collection::vec(0..2u32, 1..20).prop_map(Event::CopyOut),
         2 => prop_oneof![0..12usize, Just(usize::MAX)].prop_map(Event::Budget),
     ]
 }
@@ -60,10 +68,10 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     let sizes = (block_size, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
     // Steps in flight, and whether they are the stages of a pipeline.
     let depth = prop_oneof![(1..3usize, Just(false)), (1..5usize, Just(true))];
-    let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], depth);
+    let limits = (prop_oneof![Just(usize::MAX), 1..4usize], depth);
     let mode = prop::sample::select(vec![PreemptionMode::Auto, PreemptionMode::Recompute, PreemptionMode::Swap]);
     let swap = (prop_oneof![2 => Just(0), 3 => 0..40usize], mode, 0..12usize, prop::bool::ANY);
-    let sliding = || (1..20usize).prop_map(|window| CacheGroup::Sliding { window });
+    let sliding = || (2..20usize).prop_map(|window| CacheGroup::Sliding { window });
     let groups = prop_oneof![
         4 => Just(vec![CacheGroup::Full]),
         3 => sliding().prop_map(|sliding| vec![CacheGroup::Full, sliding]),
@@ -74,7 +82,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     (sizes, limits, swap, groups, is_set).prop_map(
         |(sizes, limits, (host_blocks, preemption_mode, swap_cost, host_caching), groups, is_set)| {
             let (caching, chunked, fcfs, recompute_drafts) = is_set;
-            let (threshold, max_num_partial_prefills, (max_in_flight, pipeline)) = limits;
+            let (max_loras, (max_in_flight, pipeline)) = limits;
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
             SchedConfig {
@@ -87,11 +95,9 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 enable_chunked_prefill: chunked,
                 policy: if fcfs { Policy::Fcfs } else { Policy::Priority },
                 hash_seed: Some(3),
-                long_prefill_token_threshold: if chunked { threshold } else { 0 },
-                max_num_partial_prefills,
                 max_in_flight,
                 pipeline,
-                max_loras: if chunked { max_num_partial_prefills } else { 1 + max_in_flight },
+                max_loras,
                 groups,
                 host_blocks,
                 host_caching,
@@ -116,8 +122,12 @@ struct World {
     /// Has the same history and must return the same plans.
     replica: Scheduler,
     executor: Executor,
-    /// Plans that are executed and not committed.
+    /// Plans that are executed and not committed, and plans without spans behind them.
     in_flight: VecDeque<(StepPlan, Vec<Outcome>)>,
+    /// Number of these that can only fail.
+    num_behind_failure: usize,
+    /// Copies to the host that the next plan makes, with their prompts.
+    copies: Vec<(Request, Vec<HostCopy>)>,
     next_id: u64,
     /// Live requests, in order of arrival.
     live: Vec<RequestId>,
@@ -136,6 +146,8 @@ impl World {
             executor: Executor::new(&config),
             config,
             in_flight: VecDeque::new(),
+            num_behind_failure: 0,
+            copies: Vec::new(),
             next_id: 0,
             live: Vec::new(),
             cut: Vec::new(),
@@ -206,19 +218,33 @@ impl World {
                 }
             }
             Event::Reset { running } => {
-                let idle = self.scheduler.stats().blocks_in_use == 0;
+                let stats = self.scheduler.stats();
+                let idle = stats.blocks_in_use + stats.host_blocks_in_use == 0;
                 let done = self.scheduler.reset_prefix_cache(*running);
                 assert_eq!(self.replica.reset_prefix_cache(*running), done);
-                assert_eq!(done, idle || *running && self.in_flight.is_empty());
+                assert_eq!(done, idle || *running && stats.num_in_flight == 0);
                 assert!(!done || self.scheduler.stats().blocks_free == self.config.num_blocks);
             }
-            Event::Fail => {
-                while let Some((plan, _)) = self.in_flight.pop_front() {
-                    for scheduler in [&mut self.scheduler, &mut self.replica] {
-                        scheduler.fail(plan.step, &plan.memory).unwrap();
-                        scheduler.audit().unwrap();
+            Event::Fail(steps) => (0..*steps).for_each(|_| self.fail()),
+            Event::CopyOut(tokens) => {
+                let copies = self.scheduler.copy_to_host(Prompt::new(tokens));
+                assert_eq!(self.replica.copy_to_host(Prompt::new(tokens)), copies);
+                self.copies.push((Request::new(RequestId(0), tokens.clone(), 1), copies));
+            }
+            Event::TakeIn(tokens) => {
+                let blocks = tokens.len() / self.config.block_size;
+                let all = (0..blocks).flat_map(|block| (0..self.config.groups.len()).map(move |group| (block, group)));
+                let all: BTreeSet<(usize, usize)> = all.collect();
+                let taken = self.scheduler.insert_on_host(Prompt::new(tokens), &all);
+                assert_eq!(self.replica.insert_on_host(Prompt::new(tokens), &all), taken);
+                let request = Request::new(RequestId(0), tokens.clone(), 1);
+                for (k, copy) in taken.iter().enumerate() {
+                    self.executor.write_host(&request, copy);
+                    if k % 5 == 4 {
+                        // It could not be written.
+                        self.scheduler.forget_host_block(copy.host);
+                        self.replica.forget_host_block(copy.host);
                     }
-                    self.executor.failed(&plan);
                 }
             }
             Event::Budget(tokens) => {
@@ -229,6 +255,26 @@ impl World {
             _ => {}
         }
         self.forget_ended();
+    }
+
+    /// The oldest step fails. All behind it can only fail then.
+    fn fail(&mut self) {
+        let Some((plan, outcomes)) = self.in_flight.pop_front() else { return };
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
+            if self.num_behind_failure > 0 && !plan.spans.is_empty() {
+                let refused = scheduler.commit(plan.step, &outcomes);
+                assert_eq!(refused, Err(CommitError::BehindFailure { step: plan.step }));
+            }
+            scheduler.fail(plan.step, &plan.memory).unwrap();
+            scheduler.audit().unwrap();
+        }
+        self.executor.failed(&plan);
+        self.num_behind_failure = self.in_flight.len();
+    }
+
+    /// Number of steps in flight with spans.
+    fn num_in_flight(&self) -> usize {
+        self.in_flight.iter().filter(|(plan, _)| !plan.spans.is_empty()).count()
     }
 
     fn forget_ended(&mut self) {
@@ -249,7 +295,7 @@ impl World {
         let json = serde_json::to_string(&plan).unwrap();
         let replayed: StepPlan = serde_json::from_str(&json).unwrap();
         assert_eq!(plan, replayed);
-        let waits_for_commit = !self.in_flight.is_empty();
+        let waits_for_commit = self.num_in_flight() > 0;
         assert!(
             !plan.spans.is_empty() || self.live.is_empty() || waits_for_commit,
             "an empty plan although requests are live"
@@ -258,25 +304,37 @@ impl World {
         self.scheduler.audit().unwrap();
         self.check_preempted(&plan);
         let outcomes = self.executor.execute(&replayed);
+        let is_drained = self.scheduler.pool().memory_ops().next().is_none();
+        for (request, copies) in self.copies.drain(..).filter(|_| is_drained) {
+            for copy in copies.iter().filter(|copy| self.scheduler.has_copy(copy)) {
+                self.executor.check_host(&request, copy);
+            }
+        }
         let idle = plan.spans.is_empty();
         let hasty = plan.step.0.is_multiple_of(7);
         for scheduler in [&mut self.scheduler, &mut self.replica] {
             scheduler.submitted(plan.step).unwrap();
         }
-        if !idle {
+        if !idle || !plan.memory.is_empty() {
             self.in_flight.push_back((plan, outcomes));
         }
         for event in between {
             self.apply(event);
         }
         let keep = if idle && !is_patient || hasty { 0 } else { self.config.max_in_flight - 1 };
-        while self.in_flight.len() > keep {
+        while self.num_in_flight() > keep || keep == 0 && !self.in_flight.is_empty() {
             self.commit();
         }
     }
 
     fn commit(&mut self) {
+        if self.num_behind_failure > 0 {
+            return self.fail();
+        }
         let (plan, outcomes) = self.in_flight.pop_front().unwrap();
+        if plan.spans.is_empty() {
+            return;
+        }
         let late: Vec<SeqId> =
             sampled(&plan).filter(|q| !self.executor.requests[&q.request].live[q.index as usize]).collect();
         self.finished.extend(outcomes.iter().filter(|o| o.finished && !late.contains(&o.seq)).map(|o| o.seq));
@@ -339,13 +397,11 @@ impl World {
         assert!(stats.prefix_hits <= stats.prefix_queries && stats.resumed_prefix_hits <= stats.resumed_prefix_queries);
     }
 
-    /// The bound of the progress theorem for the live requests.
+    /// Four plans per token that the live requests compute at most. The progress theorem allows more, but a plan that computes
+    /// nothing, or only what is lost again, is rare.
     fn bound(&self) -> usize {
-        let live = || self.live.iter().map(|id| &self.executor.requests[id].request);
-        let (requests, sequences): (usize, usize) = (live().count(), live().map(|r| r.n).sum());
-        let work = live().map(|r| r.prompt.len() + r.n * (r.max_tokens - 1)).max().unwrap_or(0);
-        let priorities = if self.config.policy == Policy::Fcfs { 1 } else { 3 };
-        (2 * self.config.max_in_flight - 1) * sequences * (priorities * (requests + 1) * work + 1)
+        let live = self.live.iter().map(|id| &self.executor.requests[id].request);
+        4 * live.map(|r| r.prompt.len() + r.n * (r.max_tokens - 1)).sum::<usize>()
     }
 
     fn drain(&mut self) {
@@ -359,7 +415,7 @@ impl World {
         while !self.in_flight.is_empty() {
             self.commit();
         }
-        assert!(self.live.is_empty(), "{} requests live after {bound} steps", self.live.len());
+        assert!(self.live.is_empty(), "{} requests live after {bound} plans", self.live.len());
         assert_eq!(self.scheduler.stats().blocks_in_use, 0);
 
         // A search has ended once it is not live.
@@ -415,7 +471,10 @@ fn every_output_is_right_in_a_pool_too_small_for_the_load_with_prefixes_in_host_
 }
 
 fn outputs_are_right_after_many_preemptions((max_in_flight, pipeline): (usize, bool), host_blocks: usize) {
-    let sizes = SchedConfig { host_blocks, host_caching: true, max_num_seqs: 12, ..common::config(16, 4) };
+    // Preempted requests come back through the prefix cache.
+    let preemption_mode = PreemptionMode::Recompute;
+    let sizes =
+        SchedConfig { host_blocks, host_caching: true, preemption_mode, max_num_seqs: 12, ..common::config(16, 4) };
     let config = SchedConfig { enable_prefix_caching: true, max_in_flight, pipeline, ..sizes };
     let mut world = World::new(config);
     for k in 0..30usize {

@@ -13,14 +13,9 @@ use crate::common::outcomes;
 /// Shape of a request: prompt, sequences, output tokens.
 type Shape = (usize, usize, usize);
 
-/// Every request before the watched one, and then the watched one, is the oldest for a while. The oldest runs, or is
-/// the head of the queue while the running and swapped requests end by the progress theorem. Each preemption of it is
-/// one such round, and after the third it has the best rank.
-fn bound(config: &SchedConfig, before: usize, most: Shape) -> usize {
-    let (requests, (prompt, n, max_tokens)) = (config.max_num_seqs + config.host_blocks, most);
-    let work = prompt + n * (max_tokens - 1);
-    let round = (2 * config.max_in_flight - 1) * config.max_num_seqs * ((requests + 1) * work + 1);
-    (before + 1) * 4 * round
+/// Tokens that a request of this shape computes.
+fn work((prompt, n, max_tokens): Shape) -> usize {
+    prompt + n * (max_tokens - 1)
 }
 
 fn request(id: u64, (prompt, n, max_tokens): Shape) -> Request {
@@ -45,13 +40,17 @@ fn watch(
     fitting.retain(|shape| Scheduler::new(config.clone()).unwrap().submit(request(0, *shape)).is_ok());
     fitting.push((4, 1, 8));
     let mut stream = fitting.iter().cycle();
+    // Four plans per token of the watched request, of those before it, and of as many others as can run at once. The progress
+    // theorem allows more, but plans compute many tokens, and few are computed again.
+    let mut tokens = work(watched) + config.max_num_seqs * others.iter().copied().map(work).max().unwrap_or(0).max(11);
     for id in 0..before {
-        s.submit(request(id, *stream.next().unwrap())).unwrap();
+        let shape = *stream.next().unwrap();
+        tokens += work(shape);
+        s.submit(request(id, shape)).unwrap();
     }
+    let bound = 4 * tokens;
     s.submit(request(before, watched)).unwrap();
     let mut next = before + 1;
-    let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
-    let bound = bound(config, before as usize, most);
     let mut in_flight: VecDeque<StepPlan> = VecDeque::new();
     let (mut plans, mut preempted) = (0, 0);
     while is_live(&s, before) {

@@ -11,6 +11,13 @@ pub struct Key {
     pub media: Vec<Media>,
 }
 
+impl Key {
+    /// Whether sequences under the key depend only on their tokens.
+    pub fn is_empty(&self) -> bool {
+        self.salt.is_none() && self.adapter.is_none() && self.media.is_empty()
+    }
+}
+
 /// All keys. A sequence refers to one by index. Some are equal up to a later image.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let texts = |salt, adapter| Key { salt, adapter, media: Vec::new() };

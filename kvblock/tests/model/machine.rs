@@ -3,12 +3,17 @@
 //! [`drive`] interprets any bytes: the first eight choose a pool, each following eight an operation. After every
 //! operation it checks the metadata, the contents of all blocks, the order of the free list, what the host tier keeps and
 //! evicts, and the replayed events.
+//!
+//! Memory operations are applied late: in order, but some at a time, and several calls after they were ordered, unless
+//! slots are written before. Contents are checked as they will be once all are applied.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvblock::{
-    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, MemOp, MissReason, NoSpace, PinnedPrefix,
-    PoolConfig, PrefixHash, Prompt, Swapped, TableError, Tier,
+    Admission, BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, HostBlockId, MemOp, MissReason,
+    NoSpace, PoolConfig, PrefixHash, Prompt, Swapped, TableError, Tier,
 };
 
 use super::keys::{KEYS, contents, prompt};
@@ -19,6 +24,19 @@ pub const STEP: usize = 8;
 
 /// Greatest number of live sequences, swapped ones included.
 const MAX_SEQUENCES: usize = 12;
+
+thread_local! {
+    /// The methods that this thread has called through `call!`.
+    pub static CALLED: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// Calls a method, and records that it ran.
+macro_rules! call {
+    ($kind:ident::$method:ident($($argument:expr),* $(,)?)) => {{
+        CALLED.with_borrow_mut(|called| called.insert(concat!(stringify!($kind), "::", stringify!($method))));
+        $kind::$method($($argument),*)
+    }};
+}
 
 /// Runs the operations that these bytes encode. Panics if a check fails.
 pub fn drive(bytes: &[u8]) {
@@ -77,6 +95,38 @@ enum Cause {
     Other,
 }
 
+/// A block of either tier.
+type Place = (Tier, u32);
+
+/// The places between which an operation copies.
+fn copied(op: MemOp) -> Option<(Place, Place)> {
+    match op {
+        MemOp::Copy { src, dst } => Some(((Tier::Device, src.0), (Tier::Device, dst.0))),
+        MemOp::SwapOut { src, dst } => Some(((Tier::Device, src.0), (Tier::Host, dst.0))),
+        MemOp::SwapIn { src, dst } => Some(((Tier::Host, src.0), (Tier::Device, dst.0))),
+        _ => None,
+    }
+}
+
+/// The contents of all slots; `None` is NaN.
+#[derive(Clone)]
+struct Memory {
+    device: Vec<Vec<Option<u64>>>,
+    host: Vec<Vec<Option<u64>>>,
+}
+
+impl Memory {
+    fn apply(&mut self, op: MemOp) {
+        match op {
+            MemOp::Copy { src, dst } => self.device[dst.index()] = self.device[src.index()].clone(),
+            MemOp::Poison { block, from_slot } => self.device[block.index()][from_slot..].fill(None),
+            MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.device[src.index()].clone(),
+            MemOp::SwapIn { src, dst } => self.device[dst.index()] = self.host[src.index()].clone(),
+            other => panic!("{other}: unknown to the machine"),
+        }
+    }
+}
+
 /// Result of a computation over invalid contents. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
 
@@ -88,11 +138,10 @@ struct World {
     host_caching: bool,
     /// Whether equal hashes mean equal prefixes.
     wide_hash: bool,
-    /// `None` is NaN.
-    memory: Vec<Vec<Option<u64>>>,
-    host: Vec<Vec<Option<u64>>>,
+    memory: Memory,
+    /// Number of operations that are ordered, observed and not applied.
+    observed: usize,
     live: Vec<Sequence>,
-    pinned: Vec<PinnedPrefix>,
     swapped: Vec<(Swapped, Vec<SwappedSequence>)>,
     cached: NaiveCache,
     /// The index, reconstructed from the events.
@@ -143,7 +192,7 @@ impl World {
             ..PoolConfig::new(num_blocks, block_size)
         };
         let (caching, host_caching) = (config.prefix_caching, config.prefix_caching && config.host_caching);
-        let pool = BlockPool::new(config).unwrap();
+        let pool = call!(BlockPool::new(config)).unwrap();
         let constants = (caching.then_some(seed as u64), pool.metadata_bytes());
         World {
             caching,
@@ -152,10 +201,12 @@ impl World {
             groups,
             block_size,
             wide_hash: hash_bits == 128,
-            memory: vec![vec![None; block_size]; num_blocks],
-            host: vec![vec![None; block_size]; host % 32],
+            memory: Memory {
+                device: vec![vec![None; block_size]; num_blocks],
+                host: vec![vec![None; block_size]; host % 32],
+            },
+            observed: 0,
             live: Vec::new(),
-            pinned: Vec::new(),
             swapped: Vec::new(),
             cached: NaiveCache::default(),
             replica: BTreeMap::new(),
@@ -172,7 +223,7 @@ impl World {
     }
 
     fn tables(&self) -> impl Iterator<Item = &BlockTable> {
-        self.live.iter().map(|s| &s.table).chain(self.pinned.iter().map(PinnedPrefix::table))
+        self.live.iter().map(|s| &s.table)
     }
 
     fn owners(&self) -> BTreeMap<BlockId, u32> {
@@ -184,7 +235,7 @@ impl World {
     }
 
     fn available(&self) -> usize {
-        self.memory.len() - self.owners().len()
+        self.memory.device.len() - self.owners().len()
     }
 
     fn step(&mut self, bytes: &[u8]) {
@@ -208,12 +259,7 @@ impl World {
             (20, Some(at)) => self.truncate(at, c % 40),
             (21, Some(at)) => self.replace(at, c % 40, u32::from(b)),
             (22..25, Some(at)) => self.release(at, d % 4 == 0),
-            (25, Some(at)) if self.pinned.len() < 2 => self.pin(at, c % 40),
-            (26, _) => {
-                if let Some(pinned) = self.pinned.pop() {
-                    self.pool.unpin(pinned);
-                }
-            }
+            (25 | 26, Some(at)) => self.empty(at),
             (27 | 28, Some(at)) => self.swap_out(at, 1 + c % 3),
             (29 | 30, _) if !self.swapped.is_empty() => self.swap_in(a % self.swapped.len(), d % 3, c % 8 == 0),
             (31, _) => self.reset(),
@@ -224,10 +270,15 @@ impl World {
             (37 | 38, _) => self.insert_on_host(&tokens(b, a % 40), c % KEYS.len(), d),
             _ => {}
         }
-        self.apply_memory_ops(Cause::Other);
+        self.observe(Cause::Other);
         self.replay_events();
         self.check();
         self.check_order(&before_free);
+        match bytes[7] % 4 {
+            0 => self.apply_memory_ops(usize::MAX),
+            1 => self.apply_memory_ops(usize::from(bytes[7] / 4 % 8)),
+            _ => {}
+        }
     }
 
     fn open(&mut self, tokens: &[u32], key: usize, how: usize, keep_free: usize, hashed: bool) {
@@ -236,41 +287,42 @@ impl World {
         let prompt = Prompt { read_cache, ..prompt(key, tokens) };
         let hits = if read_cache && self.caching { self.cached.hit(&self.groups, key, tokens, bs) } else { 0 };
         let (owners, available) = (self.owners(), self.available());
-        let hashes = hashed.then(|| self.pool.hash_prompt(prompt));
+        let hashes = hashed.then(|| call!(BlockPool::hash_prompt(&self.pool, prompt)));
         let prompt = Prompt { hashes: hashes.as_ref(), ..prompt };
-        let lookup = self.pool.lookup(prompt);
+        let lookup = call!(BlockPool::lookup(&self.pool, prompt));
         let chain = self.chain(key, tokens, hits);
         let loads = self.loads(key, tokens, &chain);
-        let admission = self.pool.admit(prompt);
-        let admitted =
-            (admission.cached_tokens(), admission.host_tokens(), admission.blocks_needed(), admission.miss());
+        let admission = call!(BlockPool::admit(&mut self.pool, prompt));
+        let (cached_tokens, miss) = (call!(Admission::cached_tokens(&admission)), call!(Admission::miss(&admission)));
+        let (host_tokens, needed) =
+            (call!(Admission::host_tokens(&admission)), call!(Admission::blocks_needed(&admission)));
+        let admitted = (cached_tokens, host_tokens, needed, miss);
         assert_eq!((lookup.cached_tokens, lookup.host_tokens, lookup.blocks_needed, lookup.miss), admitted);
-        assert_eq!(admission.host_tokens(), loads.iter().map(|(k, ..)| k).collect::<BTreeSet<_>>().len() * bs);
-        assert_eq!(admission.cached_tokens(), hits * bs);
+        assert_eq!(host_tokens, loads.iter().map(|(k, ..)| k).collect::<BTreeSet<_>>().len() * bs);
+        assert_eq!(cached_tokens, hits * bs);
         let usable = tokens.len().saturating_sub(1) / bs;
-        match admission.miss() {
+        match miss {
             None => assert!(!self.caching || hits == usable && usable > 0),
             Some(MissReason::NotRead) => assert!(!read_cache),
             Some(MissReason::ShorterThanBlock) => assert_eq!(usable, 0),
             Some(MissReason::Collision) => assert!(hits < usable && !self.wide_hash),
             Some(MissReason::NoSharedPrefix | MissReason::Evicted) => assert!(hits < usable),
         }
-        let needed = admission.blocks_needed();
-        match admission.open(keep_free) {
+        match call!(Admission::open(admission, keep_free)) {
             Ok(table) => {
                 assert!(needed + keep_free <= available);
                 assert_eq!((table.tokens(), table.committed()), (&tokens[..hits * bs], hits * bs));
                 for (g, kind) in self.groups.iter().enumerate() {
                     let group = &table.groups()[g];
-                    assert_eq!(group.holes(), first_read(*kind, hits * bs) / bs);
-                    assert_eq!(group.num_entries(), hits);
+                    assert_eq!(call!(GroupTable::holes(group)), first_read(*kind, hits * bs) / bs);
+                    assert_eq!(call!(GroupTable::num_entries(group)), hits);
                     let is_shared = |k: &usize| loads.iter().all(|(at, of, _)| (at, of) != (k, &g));
-                    self.hits.extend((0..hits).filter(is_shared).filter_map(|k| group.entry(k)));
+                    self.hits.extend((0..hits).filter(is_shared).filter_map(|k| call!(GroupTable::entry(group, k))));
                 }
                 assert_eq!(needed, all_blocks(&table).filter(|b| !owners.contains_key(b)).count());
                 self.held = loads.iter().map(|(.., host)| *host).collect();
                 self.held.iter().for_each(|host| self.cached.host_order.retain(|other| other != host));
-                self.apply_memory_ops(Cause::Allocation);
+                self.observe(Cause::Allocation);
                 assert_eq!(self.held, [], "a block of the host tier was not loaded");
                 let mut by_position = loads.clone();
                 by_position.sort_by_key(|(k, ..)| std::cmp::Reverse(*k));
@@ -329,9 +381,9 @@ impl World {
             old.iter().filter_map(|g| g.blocks().last().copied()).filter(|_| writes_last).collect();
         let shared = last.iter().filter(|b| owners[b] > 1).count();
         let wanted = old.len() * tokens.len().saturating_sub(free_slots).div_ceil(self.block_size) + shared;
-        assert_eq!(self.pool.blocks_needed([(&s.table, tokens.len())]), wanted);
+        assert_eq!(call!(BlockPool::blocks_needed(&self.pool, [(&s.table, tokens.len())])), wanted);
         let mut allocated = BTreeSet::new();
-        match self.pool.append(&mut s.table, tokens) {
+        match call!(BlockPool::append(&mut self.pool, &mut s.table, tokens)) {
             Ok(first_changed) => {
                 assert!(wanted <= available);
                 s.tokens.extend(tokens);
@@ -342,7 +394,7 @@ impl World {
                     allocated.extend(changed.filter_map(|k| new.entry(k)));
                 }
                 assert_eq!(allocated.len(), wanted);
-                self.apply_memory_ops(Cause::Allocation);
+                self.observe(Cause::Allocation);
                 last.iter().filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(*b));
                 allocated.iter().for_each(|b| self.cached.forget(*b));
                 self.allocated.extend(allocated);
@@ -356,22 +408,26 @@ impl World {
 
     /// Writes the contents of the next tokens and commits them, like a forward pass.
     fn compute(&mut self, at: usize, most: usize) {
+        self.apply_memory_ops(usize::MAX);
         let owners = self.owners();
         let bs = self.block_size;
         let s = &mut self.live[at];
         let (start, end) = (s.table.committed(), (s.table.committed() + most).min(s.tokens.len()));
         for g in 0..self.groups.len() {
             let values = contents(g, s.key, &s.tokens);
-            for (position, slot) in (start..end).zip(s.table.slots_in(g, start..end)) {
+            if g == 0 {
+                assert!(call!(BlockTable::slots(&s.table, start..end)).eq(s.table.slots_in(0, start..end)));
+            }
+            for (position, slot) in (start..end).zip(call!(BlockTable::slots_in(&s.table, g, start..end))) {
                 let (block, offset) = (slot as usize / bs, slot as usize % bs);
                 assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block would be written");
                 assert!(!self.cached.contains(BlockId(block as u32)), "a cached block would be written");
                 let is_valid = s.invalid.is_none_or(|first| position / bs < first);
-                self.memory[block][offset] = Some(if is_valid { values[position] } else { GARBAGE });
+                self.memory.device[block][offset] = Some(if is_valid { values[position] } else { GARBAGE });
             }
         }
         let computed = s.table.groups().to_vec();
-        self.pool.commit(&mut s.table, end).unwrap();
+        call!(BlockPool::commit(&mut self.pool, &mut s.table, end)).unwrap();
         if self.caching {
             let full = start / bs..s.invalid.unwrap_or(usize::MAX).min(end / bs);
             let hashes = Hashes { pool: &self.pool, before: &self.hashes, owners: &owners };
@@ -380,12 +436,11 @@ impl World {
         }
     }
 
-    /// Commits, pins and replaces tokens beyond the end: refused.
+    /// Commits and replaces tokens beyond the end: refused.
     fn exceed_table(&mut self, at: usize, more: usize) {
         let s = &mut self.live[at];
-        let (wanted, len, committed) = (s.tokens.len() + 1 + more, s.tokens.len(), s.table.committed());
+        let (wanted, len) = (s.tokens.len() + 1 + more, s.tokens.len());
         assert_eq!(self.pool.commit(&mut s.table, wanted), Err(TableError::BeyondEnd { wanted, len }));
-        assert_eq!(self.pool.pin(&s.table, wanted).map(drop), Err(TableError::BeyondEnd { wanted, len: committed }));
         assert_eq!(self.pool.replace(&mut s.table, len + more, 0), None);
     }
 
@@ -397,14 +452,13 @@ impl World {
         theirs.commit(&mut table, 9).unwrap();
         let fork = theirs.fork(&table).unwrap();
         let mut swapped = theirs.swap_out(&mut vec![fork]).unwrap();
-        assert!(theirs.owns(&table) && !self.pool.owns(&table));
+        assert!(theirs.owns(&table) && !call!(BlockPool::owns(&self.pool, &table)));
         let foreign = TableError::ForeignTable;
         assert_eq!(self.pool.append(&mut table, &[1]), Err(foreign));
         assert_eq!(self.pool.commit(&mut table, 9), Err(foreign));
         assert_eq!(self.pool.truncate(&mut table, 0), Err(foreign));
         assert_eq!(self.pool.replace(&mut table, 8, 1), None);
         assert_eq!(self.pool.fork(&table).map(drop), Err(foreign));
-        assert_eq!(self.pool.pin(&table, 4).map(drop), Err(foreign));
         assert_eq!(self.pool.try_release(&mut table), Err(foreign));
         assert_eq!(self.pool.blocks_needed([(&table, 9)]), 0);
         assert_eq!(self.pool.swap_in(&mut swapped, 0).map(drop), Err(foreign));
@@ -413,7 +467,7 @@ impl World {
         // Released to the wrong pool, their blocks go back to their own.
         match how % 3 {
             0 => tables.into_iter().for_each(|table| self.pool.release(table)),
-            1 => self.pool.discard(swapped),
+            1 => call!(BlockPool::discard(&mut self.pool, swapped)),
             _ => tables.into_iter().for_each(|table| theirs.release(table)),
         }
         theirs.take_leaks();
@@ -421,7 +475,7 @@ impl World {
 
     fn fork(&mut self, at: usize) {
         let s = &self.live[at];
-        match self.pool.fork(&s.table) {
+        match call!(BlockPool::fork(&mut self.pool, &s.table)) {
             Ok(table) => {
                 let fork = Sequence {
                     table,
@@ -450,7 +504,7 @@ impl World {
         let lost =
             s.table.groups().iter().zip(&self.groups).any(|(g, kind)| g.holes() * bs > first_read(*kind, committed));
         let before = s.table.groups().to_vec();
-        match self.pool.truncate(&mut s.table, len) {
+        match call!(BlockPool::truncate(&mut self.pool, &mut s.table, len)) {
             Err(TableError::BeyondEnd { wanted, len: found }) => {
                 assert!(wanted == len && found == s.tokens.len() && len > found);
             }
@@ -476,7 +530,7 @@ impl World {
         let s = &mut self.live[at];
         let uncommitted = s.table.committed()..s.tokens.len();
         let before = uncommitted.contains(&position).then(|| std::mem::replace(&mut s.tokens[position], token));
-        assert_eq!(self.pool.replace(&mut s.table, position, token), before);
+        assert_eq!(call!(BlockPool::replace(&mut self.pool, &mut s.table, position, token)), before);
         assert_eq!(s.table.tokens(), s.tokens);
     }
 
@@ -487,30 +541,24 @@ impl World {
         if leak {
             let blocks = all_blocks(&s.table).count();
             drop(s.table);
-            let leaks: Vec<usize> = self.pool.take_leaks().iter().map(|l| l.blocks).collect();
+            let leaks: Vec<usize> = call!(BlockPool::take_leaks(&mut self.pool)).iter().map(|l| l.blocks).collect();
             assert_eq!(leaks, if blocks > 0 { vec![blocks] } else { vec![] });
         } else if s.tokens.len().is_multiple_of(2) {
-            self.pool.release(s.table);
+            call!(BlockPool::release(&mut self.pool, s.table));
         } else {
             let mut table = s.table;
             self.pool.try_release(&mut table).unwrap();
-            assert!(table.is_empty() && all_blocks(&table).next().is_none());
         }
     }
 
-    fn pin(&mut self, at: usize, len: usize) {
-        let bs = self.block_size;
-        let s = &self.live[at];
-        let whole = len / bs * bs;
-        let lost = s.table.groups().iter().zip(&self.groups).any(|(g, kind)| g.holes() * bs > first_read(*kind, whole));
-        match self.pool.pin(&s.table, len) {
-            Ok(pinned) => {
-                assert_eq!(pinned.table().tokens(), &s.tokens[..whole]);
-                self.pinned.push(pinned);
-            }
-            Err(TableError::BeyondEnd { .. }) => assert!(len > s.table.committed()),
-            Err(_) => assert!(lost),
-        }
+    /// Releases the blocks of a table, and goes on with the empty table.
+    fn empty(&mut self, at: usize) {
+        let s = &mut self.live[at];
+        self.released_table = true;
+        call!(BlockPool::try_release(&mut self.pool, &mut s.table)).unwrap();
+        assert!(call!(BlockTable::is_empty(&s.table)) && call!(BlockTable::blocks(&s.table)).is_empty());
+        assert_eq!((s.table.committed(), all_blocks(&s.table).count()), (0, 0));
+        (s.tokens, s.chain, s.invalid) = (Vec::new(), Vec::new(), None);
     }
 
     fn swap_out(&mut self, at: usize, count: usize) {
@@ -522,14 +570,14 @@ impl World {
         }
         let before: Vec<Vec<kvblock::GroupTable<BlockId>>> = tables.iter().map(|t| t.groups().to_vec()).collect();
         let committed: Vec<usize> = tables.iter().map(BlockTable::committed).collect();
-        let needed = self.pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed())));
+        let needed = call!(BlockPool::host_blocks_needed(&self.pool, tables.iter().map(|t| (t, t.committed()))));
         let host = self.pool.host_gauges();
         let free = host.free + host.cached;
-        match self.pool.swap_out(&mut tables) {
+        match call!(BlockPool::swap_out(&mut self.pool, &mut tables)) {
             Ok(swapped) => {
-                assert!(tables.is_empty() && needed <= free && needed == swapped.blocks().len());
-                assert!(swapped.tokens().map(<[u32]>::len).eq(committed));
-                let copies = self.apply_memory_ops(Cause::SwapOut);
+                assert!(tables.is_empty() && needed <= free && needed == call!(Swapped::blocks(&swapped)).len());
+                assert!(call!(Swapped::tokens(&swapped)).map(<[u32]>::len).eq(committed));
+                let copies = self.observe(Cause::SwapOut);
                 let sequences = sequences.into_iter().zip(&before).zip(swapped.tokens());
                 let sequences = sequences.map(|(((tokens, key, chain, invalid), groups), kept)| {
                     assert_eq!(&tokens[..kept.len()], kept);
@@ -569,12 +617,12 @@ impl World {
             return self.pool.discard(self.swapped.swap_remove(at).0);
         }
         let (available, in_use) = (self.available(), self.pool.gauges().in_use);
-        let wanted = self.pool.blocks_to_swap_in(&self.swapped[at].0) + keep_free;
-        match self.pool.swap_in(&mut self.swapped[at].0, keep_free) {
+        let wanted = call!(BlockPool::blocks_to_swap_in(&self.pool, &self.swapped[at].0)) + keep_free;
+        match call!(BlockPool::swap_in(&mut self.pool, &mut self.swapped[at].0, keep_free)) {
             Ok(tables) => {
                 assert!(wanted <= available);
                 assert_eq!(self.pool.gauges().in_use - in_use + keep_free, wanted);
-                self.apply_memory_ops(Cause::Allocation);
+                self.observe(Cause::Allocation);
                 for block in tables.iter().flat_map(all_blocks).filter(|b| !self.allocated.contains(b)) {
                     assert!(self.cached.contains(block));
                     self.hits.insert(block);
@@ -606,48 +654,78 @@ impl World {
 
     /// Reports that a copy into a block of the pool or of the host failed; mostly a block of a table.
     fn forget(&mut self, which: usize, of_host: bool) {
-        if of_host {
-            let host = HostBlockId((which % (self.host.len() + 2)) as u32);
-            let blocks = self.host.len();
-            let done = self.pool.forget_host_contents(host);
-            if host.index() >= blocks {
-                return assert_eq!(done, Err(TableError::NoSuchBlock { id: host.0, blocks }));
-            }
-            done.unwrap();
-            self.host[host.index()].fill(Some(GARBAGE));
-            self.cached.forget_host(host);
-            for sequence in self.swapped.iter_mut().flat_map(|s| &mut s.1) {
-                let held =
-                    sequence.groups.iter().filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
-                sequence.invalid = held.chain(sequence.invalid).min();
-            }
-            return;
-        }
-        let blocks = self.memory.len();
         let owned: Vec<BlockId> = self.owners().into_keys().collect();
-        let block = match owned.get(which % (owned.len() + 3)) {
-            Some(block) => *block,
-            None => BlockId((which % (blocks + 2)) as u32),
+        let (device, host) = (self.memory.device.len(), self.memory.host.len());
+        let (place, blocks) = match owned.get(which % (owned.len() + 3)) {
+            _ if of_host => ((Tier::Host, (which % (host + 2)) as u32), host),
+            Some(block) => ((Tier::Device, block.0), device),
+            None => ((Tier::Device, (which % (device + 2)) as u32), device),
         };
-        let done = self.pool.forget_contents(block);
-        if block.index() >= blocks {
-            return assert_eq!(done, Err(TableError::NoSuchBlock { id: block.0, blocks }));
+        // What is ordered will copy the invalid contents.
+        let mut invalid = BTreeSet::from([place]);
+        for (from, to) in self.pool.memory_ops().filter_map(copied) {
+            if invalid.contains(&from) {
+                invalid.insert(to)
+            } else {
+                invalid.remove(&to)
+            };
+        }
+        invalid.insert(place);
+        let done = match place {
+            (Tier::Device, id) => call!(BlockPool::forget_contents(&mut self.pool, BlockId(id))),
+            (Tier::Host, id) => call!(BlockPool::forget_host_contents(&mut self.pool, HostBlockId(id))),
+        };
+        if place.1 as usize >= blocks {
+            return assert_eq!(done, Err(TableError::NoSuchBlock { id: place.1, blocks }));
         }
         done.unwrap();
-        if self.cached.contains(block) && self.pool.references(block) == 0 {
-            self.uncached.insert(block);
+        match place {
+            (Tier::Host, id) => self.memory.host[id as usize].fill(Some(GARBAGE)),
+            // A free block without contents stays poisoned.
+            (Tier::Device, id) if owned.contains(&BlockId(id)) || self.cached.contains(BlockId(id)) => {
+                self.memory.device[id as usize].fill(Some(GARBAGE));
+            }
+            _ => {}
         }
-        self.cached.forget(block);
-        for s in &mut self.live {
-            let held = s.table.groups().iter();
-            let held = held.filter_map(|g| Some(g.holes() + g.blocks().iter().position(|b| *b == block)?));
-            s.invalid = held.chain(s.invalid).min();
+        invalid.into_iter().for_each(|place| self.forgotten(place));
+    }
+
+    /// The contents of a block are invalid.
+    fn forgotten(&mut self, place: Place) {
+        match place {
+            (Tier::Host, id) => {
+                let host = HostBlockId(id);
+                self.cached.forget_host(host);
+                for (swapped, sequences) in &mut self.swapped {
+                    for s in sequences {
+                        let held = s.groups.iter();
+                        let held = held.filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
+                        s.invalid = held.chain(s.invalid).min();
+                    }
+                    let is_held = swapped.blocks().contains(&host);
+                    assert!(!is_held || call!(BlockPool::holds_invalid_on_host(&self.pool, swapped)));
+                }
+            }
+            (Tier::Device, id) => {
+                let block = BlockId(id);
+                if self.cached.contains(block) && self.pool.references(block) == 0 {
+                    self.uncached.insert(block);
+                }
+                self.cached.forget(block);
+                for s in &mut self.live {
+                    let held = s.table.groups().iter();
+                    let held = held.filter_map(|g| Some(g.holes() + g.blocks().iter().position(|b| *b == block)?));
+                    let held: Vec<usize> = held.collect();
+                    assert!(held.is_empty() || call!(BlockPool::holds_invalid(&self.pool, &s.table)));
+                    s.invalid = held.into_iter().chain(s.invalid).min();
+                }
+            }
         }
     }
 
     fn reset(&mut self) {
-        let idle = self.owners().is_empty();
-        assert_eq!(self.pool.reset_prefix_cache(), idle);
+        let idle = self.owners().is_empty() && self.host_blocks_in_use() == 0;
+        assert_eq!(call!(BlockPool::reset_prefix_cache(&mut self.pool)), idle);
         if idle {
             self.cached.blocks.clear();
             self.cached.host.clear();
@@ -655,23 +733,28 @@ impl World {
         }
     }
 
-    /// Applies the memory operations. Returns the host block of each block that was swapped out.
-    fn apply_memory_ops(&mut self, cause: Cause) -> BTreeMap<BlockId, HostBlockId> {
+    /// The operations that were ordered since the last call.
+    fn new_memory_ops(&mut self) -> Vec<MemOp> {
+        let ops: Vec<MemOp> = call!(BlockPool::memory_ops(&self.pool)).skip(self.observed).collect();
+        self.observed += ops.len();
+        ops
+    }
+
+    /// Notes what the new memory operations say. Returns the host block of each block that will be swapped out.
+    fn observe(&mut self, cause: Cause) -> BTreeMap<BlockId, HostBlockId> {
         let mut swapped_out = BTreeMap::new();
-        let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
-        for op in ops {
+        for op in self.new_memory_ops() {
             match op {
-                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
                 MemOp::Poison { block, from_slot } => {
                     // An orphan is poisoned too, but stays free.
-                    let is_allocated = cause == Cause::Allocation && self.pool.references(block) > 0;
+                    let is_allocated =
+                        cause == Cause::Allocation && call!(BlockPool::references(&self.pool, block)) > 0;
                     if is_allocated && from_slot == 0 && self.cached.contains(block) {
                         self.evicted(block);
                     }
-                    self.memory[block.index()][from_slot..].fill(None);
                 }
                 MemOp::SwapOut { src, dst } => {
-                    self.take_host(dst);
+                    self.take_host(dst, &BTreeSet::new());
                     match cause {
                         Cause::Allocation => self.offloaded(src, dst),
                         Cause::SwapOut => {
@@ -680,31 +763,46 @@ impl World {
                         }
                         Cause::Other => panic!("{op}: for no reason"),
                     }
-                    self.host[dst.index()] = self.memory[src.index()].clone();
                 }
                 MemOp::SwapIn { src, dst } => {
                     self.held.retain(|held| *held != src);
-                    self.memory[dst.index()] = self.host[src.index()].clone();
                     self.allocated.insert(dst);
                 }
-                other => panic!("{other}: unknown to the machine"),
+                _ => {}
             }
         }
         swapped_out
+    }
+
+    /// Applies the oldest memory operations, at most this many.
+    fn apply_memory_ops(&mut self, most: usize) {
+        assert_eq!(self.pool.memory_ops().count(), self.observed);
+        let ops: Vec<MemOp> = call!(BlockPool::drain_memory_ops(&mut self.pool)).take(most).collect();
+        self.observed -= ops.len();
+        ops.into_iter().for_each(|op| self.memory.apply(op));
     }
 
     fn host_blocks_in_use(&self) -> usize {
         self.swapped.iter().map(|swapped| swapped.0.blocks().len()).sum()
     }
 
-    /// A host block gets new contents. If it cached a prefix, no other was free, and this one was least recently used.
-    fn take_host(&mut self, host: HostBlockId) {
+    /// A host block gets new contents. If it cached a prefix, no other was free, and this one was least recently used. Host
+    /// blocks in `named` may not be taken.
+    fn take_host(&mut self, host: HostBlockId, named: &BTreeSet<HostBlockId>) {
+        assert!(!named.contains(&host), "an operation that is ordered names {host}");
         if self.cached.host.contains_key(&host) {
-            assert_eq!(self.cached.host_order.first(), Some(&host), "{host} is not the least recently used");
-            let free = self.host.len() - self.host_in_use - self.cached.host.len();
-            assert_eq!(free, 0, "a cached host block is evicted although others are free");
+            let first = self.cached.host_order.iter().find(|host| !named.contains(host));
+            assert_eq!(first, Some(&host), "{host} is not the least recently used");
+            assert_eq!(self.unused_host(named), 0, "a cached host block is evicted although others are free");
             self.cached.forget_host(host);
         }
+    }
+
+    /// Number of host blocks that are neither in use nor cached nor in `named`.
+    fn unused_host(&self, named: &BTreeSet<HostBlockId>) -> usize {
+        let in_use = |host: &HostBlockId| self.swapped.iter().any(|swapped| swapped.0.blocks().contains(host));
+        let named = named.iter().filter(|host| !self.cached.host.contains_key(host) && !in_use(host)).count();
+        self.memory.host.len() - self.host_in_use - self.cached.host.len() - named
     }
 
     /// The prefix of a block that is about to be evicted was copied to the host.
@@ -722,8 +820,8 @@ impl World {
         let bs = self.block_size;
         let len = if self.caching { self.cached.walk(&self.groups, key, tokens, bs).len() } else { 0 };
         let chain = self.chain(key, tokens, len);
-        let copies = self.pool.copy_to_host(prompt(key, tokens));
-        let mut ops: std::collections::VecDeque<MemOp> = self.pool.drain_memory_ops().collect();
+        let copies = call!(BlockPool::copy_to_host(&mut self.pool, prompt(key, tokens)));
+        let mut ops = self.new_memory_ops().into_iter();
         let groups = self.groups.len();
         for (k, g) in (0..if self.host_caching { len } else { 0 }).flat_map(|k| (0..groups).map(move |g| (k, g))) {
             let (prefix, parent) = (&tokens[..(k + 1) * bs], k.checked_sub(1).map(|before| chain[before]));
@@ -732,17 +830,16 @@ impl World {
             }
             if let Some(host) = self.cached.on_host(g, key, prefix, parent) {
                 self.cached.use_host(host);
-            } else if self.host_in_use < self.host.len() {
-                let Some(MemOp::SwapOut { src, dst }) = ops.pop_front() else { panic!("block {k} is not copied") };
-                self.take_host(dst);
+            } else if self.host_in_use < self.memory.host.len() {
+                let Some(MemOp::SwapOut { src, dst }) = ops.next() else { panic!("block {k} is not copied") };
+                self.take_host(dst, &BTreeSet::new());
                 self.offloaded(src, dst);
                 assert_eq!(self.cached.on_host(g, key, prefix, parent), Some(dst), "another block was copied");
-                self.host[dst.index()] = self.memory[src.index()].clone();
             }
         }
-        assert!(ops.is_empty(), "{ops:?}: for no reason");
+        assert_eq!(ops.next(), None, "for no reason");
         for copy in &copies {
-            assert!(self.pool.has_copy(copy));
+            assert!(call!(BlockPool::has_copy(&self.pool, copy)));
             let cached = &self.cached.host[&copy.host];
             assert_eq!((cached.group, &cached.prefix[..]), (copy.group, &tokens[..(copy.block + 1) * bs]));
         }
@@ -762,7 +859,10 @@ impl World {
                 wanted.insert((k, g));
             }
         }
-        let inserted = self.pool.insert_on_host(prompt(key, tokens), &wanted);
+        let places = self.pool.memory_ops().filter_map(copied).flat_map(|(from, to)| [from, to]);
+        let named = places.filter(|place| place.0 == Tier::Host).map(|place| HostBlockId(place.1));
+        let named: BTreeSet<HostBlockId> = named.collect();
+        let inserted = call!(BlockPool::insert_on_host(&mut self.pool, prompt(key, tokens), &wanted));
         let mut new = inserted.iter();
         let (mut parent, mut held) = (None, Vec::new());
         'blocks: for k in 0..if self.host_caching { tokens.len() / bs } else { 0 } {
@@ -775,16 +875,17 @@ impl World {
                         Some(host) => Some(host),
                         None if wanted.contains(&(k, g)) => {
                             let Some(copy) = new.next() else {
-                                let is_full = self.host_in_use + self.cached.host.len() >= self.host.len();
-                                assert!(is_full && self.cached.host_order.is_empty(), "block {k} is not taken in");
+                                let all_named = self.cached.host_order.iter().all(|host| named.contains(host));
+                                assert!(all_named && self.unused_host(&named) == 0, "block {k} is not taken in");
                                 break 'blocks;
                             };
                             assert_eq!((copy.block, copy.group), (k, g));
-                            self.take_host(copy.host);
+                            self.take_host(copy.host, &named);
                             self.cached.store_on_host(copy.host, g, key, prefix, parent);
                             let values = contents(g, key, prefix);
-                            self.host[copy.host.index()] = values[k * bs..].iter().map(|v| Some(*v)).collect();
-                            self.host_hashes.insert(copy.host, self.pool.host_prefix_of(copy.host).unwrap());
+                            self.memory.host[copy.host.index()] = values[k * bs..].iter().map(|v| Some(*v)).collect();
+                            self.host_hashes
+                                .insert(copy.host, call!(BlockPool::host_prefix_of(&self.pool, copy.host)).unwrap());
                             self.forget_twins(copy.host);
                             Some(copy.host)
                         }
@@ -820,7 +921,7 @@ impl World {
             match self.cached.host_copy_of(block) {
                 Some(host) => self.cached.use_host(host),
                 None => {
-                    let is_full = self.host_in_use + self.cached.host.len() >= self.host.len();
+                    let is_full = self.unused_host(&BTreeSet::new()) == 0;
                     assert!(is_full && self.cached.host_order.is_empty(), "the prefix of {block} is lost");
                 }
             }
@@ -829,7 +930,7 @@ impl World {
     }
 
     fn replay_events(&mut self) {
-        let events: Vec<BlockEvent> = self.pool.drain_events().collect();
+        let events: Vec<BlockEvent> = call!(BlockPool::drain_events(&mut self.pool)).collect();
         if !self.wide_hash {
             return;
         }
@@ -861,14 +962,14 @@ impl World {
                 BlockEvent::Cleared => self.replica.clear(),
             }
         }
-        let (blocks, host) = (0..self.memory.len() as u32, 0..self.host.len() as u32);
+        let (blocks, host) = (0..self.memory.device.len() as u32, 0..self.memory.host.len() as u32);
         let on_device = blocks.filter_map(|b| self.pool.prefix_of(BlockId(b))).map(|(g, hash)| (Tier::Device, g, hash));
         let on_host = host.filter_map(|b| self.pool.host_prefix_of(HostBlockId(b))).map(|(g, h)| (Tier::Host, g, h));
         let indexed: BTreeSet<_> = on_device.chain(on_host).collect();
         assert!(self.replica.keys().eq(&indexed), "the replayed events differ from the index");
         for g in 0..self.pool.groups().len() {
             let mut seen = BTreeSet::new();
-            for event in self.pool.cached_prefixes(g) {
+            for event in call!(BlockPool::cached_prefixes(&self.pool, g)) {
                 let BlockEvent::Stored { tier, group, parent, hashes, .. } = event else {
                     panic!("expected stored events")
                 };
@@ -885,41 +986,49 @@ impl World {
     }
 
     fn check(&self) {
-        self.pool.audit(self.tables()).unwrap();
-        self.pool.audit_host(self.swapped.iter().map(|s| &s.0)).unwrap();
-        let (gauges, owners) = (self.pool.gauges(), self.owners());
         let pool = &self.pool;
-        assert_eq!((pool.block_size(), pool.num_blocks()), (self.block_size, self.memory.len()));
-        assert_eq!((pool.groups(), pool.available()), (&self.groups[..], self.available()));
-        assert_eq!((pool.hash_seed(), pool.metadata_bytes()), self.constants);
-        assert!(pool.counters().peak_in_use >= owners.len() && pool.counters().evicted <= pool.counters().allocated);
-        assert!(pool.stats().hit_tokens <= pool.stats().query_tokens && (self.caching || pool.stats().lookups == 0));
+        let mut memory = Cow::Borrowed(&self.memory);
+        pool.memory_ops().for_each(|op| memory.to_mut().apply(op));
+        call!(BlockPool::audit(pool, self.tables())).unwrap();
+        call!(BlockPool::audit_host(pool, self.swapped.iter().map(|s| &s.0))).unwrap();
+        let (gauges, owners) = (call!(BlockPool::gauges(pool)), self.owners());
+        let sizes = (call!(BlockPool::block_size(pool)), call!(BlockPool::num_blocks(pool)));
+        assert_eq!(sizes, (self.block_size, memory.device.len()));
+        assert_eq!(call!(BlockPool::groups(pool)), &self.groups[..]);
+        assert_eq!(call!(BlockPool::available(pool)), self.available());
+        let constants = (call!(BlockPool::hash_seed(pool)), call!(BlockPool::metadata_bytes(pool)));
+        assert_eq!(constants, self.constants);
+        let (counters, stats) = (call!(BlockPool::counters(pool)), call!(BlockPool::stats(pool)));
+        assert!(counters.peak_in_use >= owners.len() && counters.evicted <= counters.allocated);
+        assert!(stats.hit_tokens <= stats.query_tokens && (self.caching || stats.lookups == 0));
         assert!(owners.iter().all(|(block, count)| pool.references(*block) == *count));
         assert_eq!(gauges.in_use, owners.len());
-        assert_eq!(gauges.in_use + gauges.cached + gauges.free, self.memory.len());
-        let host = self.pool.host_gauges();
+        assert_eq!(gauges.in_use + gauges.cached + gauges.free, memory.device.len());
+        let host = call!(BlockPool::host_gauges(pool));
         assert_eq!((host.in_use, host.cached), (self.host_blocks_in_use(), self.cached.host.len()));
-        assert_eq!(host.in_use + host.cached + host.free, self.host.len());
-        let on_host = (0..self.host.len() as u32).map(HostBlockId).filter(|b| self.pool.host_prefix_of(*b).is_some());
+        assert_eq!(host.in_use + host.cached + host.free, memory.host.len());
+        let on_host = (0..memory.host.len() as u32).map(HostBlockId).filter(|b| self.pool.host_prefix_of(*b).is_some());
         assert!(on_host.eq(self.cached.host.keys().copied()), "the host tier");
         assert_eq!(self.cached.host.len(), self.cached.host_order.len());
         for (block, cached) in &self.cached.host {
             let values = contents(cached.group, cached.key, &cached.prefix);
             let expected = values[values.len() - self.block_size..].iter().map(|v| Some(*v));
-            assert!(self.host[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
+            assert!(memory.host[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
         }
-        for id in 0..self.memory.len() as u32 {
-            assert_eq!(self.pool.is_cached(BlockId(id)), self.cached.contains(BlockId(id)), "block {id}");
+        for id in 0..memory.device.len() as u32 {
+            assert_eq!(call!(BlockPool::is_cached(pool, BlockId(id))), self.cached.contains(BlockId(id)), "block {id}");
         }
         let bs = self.block_size;
         for (block, cached) in &self.cached.blocks {
             let values = contents(cached.group, cached.key, &cached.prefix);
             let expected = values[values.len() - bs..].iter().map(|v| Some(*v));
-            assert!(self.memory[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
+            assert!(memory.device[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
         }
         for s in &self.live {
-            assert_eq!(s.table.tokens(), s.tokens);
-            let committed = s.table.committed();
+            assert_eq!(call!(BlockTable::tokens(&s.table)), s.tokens);
+            assert_eq!(call!(BlockTable::len(&s.table)), s.tokens.len());
+            assert_eq!(call!(BlockTable::key(&s.table)).is_none(), KEYS[s.key].is_empty());
+            let committed = call!(BlockTable::committed(&s.table));
             for (g, kind) in self.groups.iter().enumerate() {
                 assert!(
                     s.table.groups()[g].holes() * bs <= first_read(*kind, committed),
@@ -929,7 +1038,7 @@ impl World {
                 let valid = s.invalid.unwrap_or(usize::MAX).saturating_mul(bs).min(committed);
                 for (position, slot) in (0..valid).zip(s.table.slots_in(g, 0..valid)).filter(|(_, slot)| *slot >= 0) {
                     assert_eq!(
-                        self.memory[slot as usize / bs][slot as usize % bs],
+                        memory.device[slot as usize / bs][slot as usize % bs],
                         Some(values[position]),
                         "position {position}"
                     );
@@ -937,8 +1046,8 @@ impl World {
             }
         }
         // Blocks that are neither cached nor in use are poisoned.
-        for block in self.pool.free_blocks().filter(|b| !self.pool.is_cached(*b)) {
-            assert!(self.memory[block.index()].iter().all(Option::is_none), "{block} is free but not poisoned");
+        for block in call!(BlockPool::free_blocks(pool)).filter(|b| !self.pool.is_cached(*b)) {
+            assert!(memory.device[block.index()].iter().all(Option::is_none), "{block} is free but not poisoned");
         }
     }
 
@@ -973,7 +1082,6 @@ impl World {
     /// Releases everything.
     fn end(mut self) {
         self.live.into_iter().for_each(|s| self.pool.release(s.table));
-        self.pinned.into_iter().for_each(|p| self.pool.unpin(p));
         self.swapped.into_iter().for_each(|s| self.pool.discard(s.0));
         assert_eq!((self.pool.gauges().in_use, self.pool.host_gauges().in_use), (0, 0));
         self.pool.audit([]).unwrap();
@@ -983,11 +1091,14 @@ impl World {
 }
 
 fn all_blocks(table: &BlockTable) -> impl Iterator<Item = BlockId> + '_ {
-    table.groups().iter().flat_map(|g| g.blocks()).copied()
+    call!(BlockTable::groups(table)).iter().flat_map(|g| call!(GroupTable::blocks(g))).copied()
 }
 
 fn cached_hashes(pool: &BlockPool) -> BTreeMap<BlockId, (usize, PrefixHash)> {
-    (0..pool.num_blocks() as u32).map(BlockId).filter_map(|block| Some((block, pool.prefix_of(block)?))).collect()
+    (0..pool.num_blocks() as u32)
+        .map(BlockId)
+        .filter_map(|block| Some((block, call!(BlockPool::prefix_of(pool, block))?)))
+        .collect()
 }
 
 /// Hashes of blocks, which the naive cache does not have: before the operation, and now.

@@ -1,5 +1,7 @@
 //! The host tier of the prefix cache: what is copied, in which order, and what stays.
 
+use std::collections::BTreeSet;
+
 use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, HostBlockId, HostGauges, MemOp, PoolConfig, Prompt, Tier};
 
 use super::{cached, concat, full, prompt, run, table_ids};
@@ -122,6 +124,7 @@ fn a_failed_copy_from_the_host_is_tried_again() {
     compute(&mut pool, &full(2, 4));
     let table = pool.admit(prompt(&first)).open(0).unwrap();
     let failed = table.blocks()[1];
+    pool.drain_memory_ops().for_each(drop);
     pool.forget_contents(failed).unwrap();
     pool.release(table);
     assert_eq!((cached(&pool, failed.0..failed.0 + 1), pool.lookup(prompt(&first)).host_tokens), (vec![false], 16));
@@ -203,4 +206,54 @@ fn events_name_the_tier_and_a_copy_comes_before_the_removal() {
     });
     let tiers: Vec<_> = tiers.collect();
     assert!(tiers.contains(&(Tier::Host, hashes[2])) && tiers.contains(&(Tier::Device, hashes[0])), "{tiers:?}");
+}
+
+/// All blocks of a prompt of one group.
+fn all(blocks: usize) -> BTreeSet<(usize, usize)> {
+    (0..blocks).map(|block| (block, 0)).collect()
+}
+
+#[test]
+fn a_block_from_elsewhere_takes_no_host_block_that_an_ordered_copy_reads_or_writes() {
+    let mut pool = pool(8, 6);
+    let mut tables = vec![run(&mut pool, prompt(&full(1, 2)))];
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    let filler = run(&mut pool, prompt(&full(2, 8))); // evicts the first prompt from the pool
+    pool.release(filler);
+    pool.drain_memory_ops().for_each(drop);
+    // Two operations read host blocks 0 and 1, which are free again, and others write two of the four that are left.
+    let tables = pool.swap_in(&mut swapped, 0).unwrap();
+    let ordered: Vec<MemOp> = pool.memory_ops().collect();
+    let reads = |host: u32| ordered.iter().any(|op| matches!(op, MemOp::SwapIn { src, .. } if src.0 == host));
+    let writes = |host: u32| ordered.iter().any(|op| matches!(op, MemOp::SwapOut { dst, .. } if dst.0 == host));
+    assert_eq!(((0..6).filter(|host| reads(*host)).count(), (0..6).filter(|host| writes(*host)).count()), (2, 2));
+    let free = (0..6).filter(|host| !reads(*host) && !writes(*host)).count();
+    let inserted = pool.insert_on_host(prompt(&full(3, 4)), &all(4));
+    assert_eq!(inserted.len(), free, "each other host block is used");
+    assert!(inserted.iter().all(|copy| !reads(copy.host.0) && !writes(copy.host.0)), "{inserted:?}, {ordered:?}");
+    // Nothing is ordered any more, so the least recently used ones give way.
+    pool.drain_memory_ops().for_each(drop);
+    assert_eq!(pool.insert_on_host(prompt(&full(4, 4)), &all(4)).len(), 4);
+    pool.audit_host([]).unwrap();
+    tables.into_iter().for_each(|table| pool.release(table));
+}
+
+#[test]
+fn what_is_copied_from_a_block_with_invalid_contents_is_never_found() {
+    let mut pool = pool(4, 8);
+    let first = concat(&[&full(1, 3), &[1]]);
+    compute(&mut pool, &first);
+    compute(&mut pool, &full(2, 4));
+    pool.drain_memory_ops().for_each(drop);
+    let table = pool.admit(prompt(&first)).open(0).unwrap();
+    pool.drain_memory_ops().for_each(drop);
+    for host in 0..8 {
+        pool.forget_host_contents(HostBlockId(host)).unwrap();
+    }
+    // The second block did not arrive. A copy of it is ordered before that is known.
+    assert_eq!(pool.copy_to_host(prompt(&first)).len(), 3);
+    pool.forget_contents(table.blocks()[1]).unwrap();
+    pool.release(table);
+    assert_eq!(pool.lookup(prompt(&first)).cached_tokens, 16);
+    pool.audit_host([]).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Misuse: an error with the reason and no effect. A dropped table is reported and its blocks are freed.
 
-use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, PoolConfig, TableError};
+use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, NoSpace, PoolConfig, TableError};
 
 use super::{free_ids, full, open, pool, prompt, run, table_ids};
 
@@ -10,11 +10,11 @@ fn an_invalid_configuration_is_refused() {
     let good = PoolConfig::new(4, 4);
     assert_eq!(message(PoolConfig::new(0, 16)), "num_blocks: found 0, expected 1 to 4294967293");
     assert_eq!(message(PoolConfig::new(1 << 32, 16)), "num_blocks: found 4294967296, expected 1 to 4294967293");
-    for block_size in [0, 3, 12, 48] {
-        let expected = format!("block_size: found {block_size} tokens, expected a power of two");
+    for block_size in [0, 3, 12, 48, 1 << 21, 1 << 63] {
+        let expected = format!("block_size: found {block_size} tokens, expected a power of two up to 1048576");
         assert_eq!(message(PoolConfig::new(4, block_size)), expected);
     }
-    for block_size in [1, 2, 8, 16, 32, 64, 128, 1024] {
+    for block_size in [1, 2, 8, 16, 32, 64, 128, 1024, 1 << 20] {
         assert_eq!(message(PoolConfig::new(4, block_size)), "");
     }
     assert_eq!(message(PoolConfig { hash_bits: 129, ..good.clone() }), "hash_bits: found 129, expected 1 to 128");
@@ -41,7 +41,6 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
     assert_eq!(ours.truncate(&mut table, 1), Err(foreign));
     assert_eq!(ours.try_release(&mut table), Err(foreign));
     assert_eq!(ours.fork(&table).map(drop), Err(foreign));
-    assert_eq!(ours.pin(&table, 16).map(drop), Err(foreign));
     let mut tables = vec![table];
     assert_eq!(ours.swap_out(&mut tables).map(drop), Err(foreign));
     assert_eq!(ours.blocks_needed([(&tables[0], 1)]), 0);
@@ -59,12 +58,11 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
 }
 
 #[test]
-fn more_tokens_than_a_table_has_cannot_be_committed_or_pinned() {
+fn more_tokens_than_a_table_has_cannot_be_committed() {
     let mut pool = pool(4);
     let mut table = open(&mut pool, prompt(&full(1, 2)[..20]));
     assert_eq!(pool.commit(&mut table, 21), Err(TableError::BeyondEnd { wanted: 21, len: 20 }));
     assert_eq!((table.committed(), pool.gauges().cached), (0, 0));
-    assert_eq!(pool.pin(&table, 16).map(drop), Err(TableError::BeyondEnd { wanted: 16, len: 0 }));
     pool.commit(&mut table, 20).unwrap();
     let error = pool.truncate(&mut table, 21).unwrap_err();
     assert_eq!(error, TableError::BeyondEnd { wanted: 21, len: 20 });
@@ -95,13 +93,12 @@ fn a_dropped_table_is_reported_with_its_line_and_its_blocks_are_freed() {
 }
 
 #[test]
-fn dropped_forks_pins_and_swapped_sequences_are_reported_too() {
+fn dropped_forks_and_swapped_sequences_are_reported_too() {
     let mut pool = BlockPool::new(PoolConfig { host_blocks: 4, ..PoolConfig::new(8, 16) }).unwrap();
     let table = run(&mut pool, prompt(&full(1, 2)));
     drop(pool.fork(&table).unwrap());
-    drop(pool.pin(&table, 32).unwrap());
     drop(pool.swap_out(&mut vec![table]).unwrap());
-    assert_eq!(pool.take_leaks().iter().map(|leak| leak.blocks).collect::<Vec<_>>(), [2, 2, 2]);
+    assert_eq!(pool.take_leaks().iter().map(|leak| leak.blocks).collect::<Vec<_>>(), [2, 2]);
     assert_eq!((pool.gauges().in_use, pool.host_gauges().in_use), (0, 0));
     pool.audit([]).unwrap();
     pool.audit_host([]).unwrap();
@@ -211,7 +208,9 @@ fn a_table_swapped_in_from_a_host_block_that_a_failed_copy_should_have_filled_is
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     let second = swapped.blocks()[1];
     pool.forget_host_contents(second).unwrap();
-    assert!(pool.reset_prefix_cache(), "so that all blocks are copied back");
+    assert!(!pool.reset_prefix_cache(), "what is on the host could enter the index again");
+    let filler = run(&mut pool, prompt(&[99; 32])); // so that all blocks are copied back
+    pool.release(filler);
     let tables = pool.swap_in(&mut swapped, 0).unwrap();
     assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 4);
     pool.audit(&tables).unwrap();
@@ -220,6 +219,31 @@ fn a_table_swapped_in_from_a_host_block_that_a_failed_copy_should_have_filled_is
     let table = run(&mut pool, prompt(&tokens));
     assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 12);
     pool.release(table);
+}
+
+#[test]
+fn a_table_that_held_invalid_contents_is_cached_again_once_it_was_emptied() {
+    let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
+    let mut table = open(&mut pool, prompt(&[1, 2, 3, 4]));
+    pool.forget_contents(table.blocks()[0]).unwrap();
+    pool.commit(&mut table, 4).unwrap();
+    pool.try_release(&mut table).unwrap();
+    pool.append(&mut table, &[1, 2, 3, 4, 5]).unwrap();
+    pool.commit(&mut table, 5).unwrap();
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5])).cached_tokens(), 4);
+    pool.release(table);
+}
+
+#[test]
+fn more_blocks_than_there_can_be_are_never_free() {
+    let mut pool = BlockPool::new(PoolConfig { host_blocks: 4, ..PoolConfig::new(4, 4) }).unwrap();
+    let table = run(&mut pool, prompt(&[1, 2, 3, 4, 5]));
+    let mut swapped = pool.swap_out(&mut vec![table]).unwrap();
+    let wanted = usize::MAX;
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5])).open(wanted).map(drop), Err(NoSpace { wanted, free: 4 }));
+    let error = TableError::NoSpace(NoSpace { wanted, free: 4 });
+    assert_eq!(pool.swap_in(&mut swapped, wanted).map(drop), Err(error));
+    pool.discard(swapped);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! | C5, C8, C10, C14, C15 | `tables` (C8 in `prefix_cache`) |
 //! | C12 | `events` |
 //! | C13 | `groups` |
-//! | our own: the host tier, swap, pins, leaks and misuse, hashes, size of the metadata | `host_cache`, `swap`, `misuse`, `hashes`, `metadata` |
+//! | our own: the host tier, swap, leaks and misuse, hashes, size of the metadata | `host_cache`, `swap`, `misuse`, `hashes`, `metadata` |
 
 mod events;
 mod groups;

@@ -4,11 +4,16 @@
 //! one depends on. The token drawn is a hash of that, so each request has one right answer, whatever else runs. The
 //! executor checks that every span reads exactly its own sequence through the executor's own block tables, which only
 //! `TableDelta`, `released` and `MemOp` change.
+//!
+//! A block of a group with recurrent states has a page: the state after the last token computed in it. A token updates the
+//! page of its block, or begins it with the page of the block before. So a token that is computed twice on one page, or not
+//! at all, gives another state.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
+use kvblock::HostCopy;
 use sched::{
     BlockId, CacheGroup, MemOp, Outcome, Request, RequestId, RequestState, SchedConfig, Scheduler, SeqId, Span, StepId,
     StepPlan,
@@ -73,6 +78,24 @@ fn content(group: usize, request: &Request, tokens: &[u32]) -> u64 {
     let inputs = request.media.iter().filter(|media| media.start < tokens.len());
     let inputs: Vec<_> = inputs.map(|m| (&m.digest, m.start, (m.start + m.len).min(tokens.len()))).collect();
     hash((group, &request.cache_salt, &request.adapter, inputs, tokens))
+}
+
+/// The state before the first token in one cache group.
+fn initial_state(group: usize, request: &Request) -> u64 {
+    hash((group, &request.cache_salt, &request.adapter, "state"))
+}
+
+/// The state that the token at a position leaves behind.
+fn next_state(state: u64, request: &Request, position: usize, token: u32) -> u64 {
+    let inputs = request.media.iter().filter(|media| (media.start..media.start + media.len).contains(&position));
+    let inputs: Vec<_> = inputs.map(|media| (&media.digest, media.start)).collect();
+    hash((state, inputs, token))
+}
+
+/// The state after these tokens.
+fn state(group: usize, request: &Request, tokens: &[u32]) -> u64 {
+    let tokens = tokens.iter().enumerate();
+    tokens.fold(initial_state(group, request), |state, (position, token)| next_state(state, request, position, *token))
 }
 
 /// The token that sequence `index` draws after `tokens`. There are only two, so that outputs share prefixes.
@@ -157,11 +180,24 @@ type Flight = (HashMap<BlockId, SeqId>, Vec<(SeqId, usize)>);
 /// Contents written by a failed step. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
 
+/// The contents of a block: keys and values by slot, and the page. `None` is NaN.
+#[derive(Clone)]
+struct Block {
+    slots: Vec<Option<u64>>,
+    page: Option<u64>,
+}
+
+impl Block {
+    fn fill(&mut self, value: Option<u64>) {
+        self.slots.fill(value);
+        self.page = value;
+    }
+}
+
 pub struct Executor {
     config: SchedConfig,
-    /// `None` is NaN.
-    memory: Vec<Vec<Option<u64>>>,
-    host: Vec<Vec<Option<u64>>>,
+    memory: Vec<Block>,
+    host: Vec<Block>,
     tables: HashMap<SeqId, Tables>,
     /// Number of committed tokens of each sequence.
     computed: HashMap<SeqId, usize>,
@@ -172,10 +208,11 @@ pub struct Executor {
 
 impl Executor {
     pub fn new(config: &SchedConfig) -> Executor {
+        let block = Block { slots: vec![None; config.block_size], page: None };
         Executor {
             config: config.clone(),
-            memory: vec![vec![None; config.block_size]; config.num_blocks],
-            host: vec![vec![None; config.block_size]; config.host_blocks],
+            memory: vec![block.clone(); config.num_blocks],
+            host: vec![block; config.host_blocks],
             tables: HashMap::new(),
             computed: HashMap::new(),
             in_flight: VecDeque::new(),
@@ -253,7 +290,9 @@ impl Executor {
         assert!(!self.in_flight.iter().any(|w| w.0.contains_key(changed)), "{changed} is still written to");
         match *op {
             MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
-            MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
+            // A page has no slots.
+            MemOp::Poison { block, from_slot: 0 } => self.memory[block.index()].fill(None),
+            MemOp::Poison { block, from_slot } => self.memory[block.index()].slots[from_slot..].fill(None),
             MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.memory[src.index()].clone(),
             MemOp::SwapIn { src, dst } => self.memory[dst.index()] = self.host[src.index()].clone(),
             other => panic!("{other}: the executor does not know it"),
@@ -297,8 +336,16 @@ impl Executor {
                 let owners: Vec<_> =
                     self.tables.keys().filter(|seq| **seq == span.seq || self.reads(**seq, id)).collect();
                 assert_eq!(owners, [&span.seq], "{id} is written");
-                if position < positions.start + num_known || !self.holds_states(g) {
-                    self.memory[block][offset] = Some(content(g, &truth.request, &known[..=position]));
+                if !self.holds_states(g) {
+                    self.memory[block].slots[offset] = Some(content(g, &truth.request, &known[..=position]));
+                } else if position < positions.start + num_known {
+                    let before = match position.checked_sub(1) {
+                        None => Some(initial_state(g, &truth.request)),
+                        Some(_) if offset > 0 => self.memory[block].page,
+                        Some(last) => self.memory[self.slot(&self.tables[&span.seq][g], last).0].page,
+                    };
+                    self.memory[block].page =
+                        before.map(|state| next_state(state, &truth.request, position, known[position]));
                 }
             }
         }
@@ -340,10 +387,16 @@ impl Executor {
                 CacheGroup::Sliding { window } => (span.start + 1).saturating_sub(*window),
                 other => panic!("{other:?}: the executor does not know it"),
             };
-            for position in first..if self.holds_states(g) { end - span.drafts } else { end } {
+            if self.holds_states(g) {
+                let (block, _) = self.slot(&self.tables[&span.seq][g], end - span.drafts - 1);
+                let expected = state(g, &truth.request, &known[..end - span.drafts]);
+                assert_eq!(self.memory[block].page, Some(expected), "the state of {}", span.seq);
+                continue;
+            }
+            for position in first..end {
                 let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
                 let expected = content(g, &truth.request, &known[..=position]);
-                assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
+                assert_eq!(self.memory[block].slots[offset], Some(expected), "{} reads position {position}", span.seq);
             }
         }
         if truth.request.beam_search {
@@ -385,9 +438,35 @@ impl Executor {
         search(&truth.request, &beams)
     }
 
+    /// The contents of a block of a prompt, as blocks from elsewhere have them.
+    fn contents(&self, request: &Request, block: usize, group: usize) -> Block {
+        let (start, end) = (block * self.config.block_size, (block + 1) * self.config.block_size);
+        if self.holds_states(group) {
+            let page = Some(state(group, request, &request.prompt[..end]));
+            return Block { slots: vec![None; self.config.block_size], page };
+        }
+        let slots = (start..end).map(|position| Some(content(group, request, &request.prompt[..=position])));
+        Block { slots: slots.collect(), page: None }
+    }
+
+    /// Writes a block of a prompt to host memory.
+    pub fn write_host(&mut self, request: &Request, copy: &HostCopy) {
+        self.host[copy.host.index()] = self.contents(request, copy.block, copy.group);
+    }
+
+    /// Checks the contents of a copy of a block of a prompt.
+    pub fn check_host(&self, request: &Request, copy: &HostCopy) {
+        let (found, expected) = (&self.host[copy.host.index()], self.contents(request, copy.block, copy.group));
+        let is_equal =
+            if self.holds_states(copy.group) { found.page == expected.page } else { found.slots == expected.slots };
+        assert!(is_equal, "{copy:?} has other contents");
+    }
+
     /// Fails the oldest step: what it should have written becomes garbage, and what it drew is lost.
     pub fn failed(&mut self, plan: &StepPlan) {
-        self.in_flight.pop_front();
+        if !plan.spans.is_empty() {
+            self.in_flight.pop_front();
+        }
         for op in &plan.memory {
             if let Some(block) = op.destination() {
                 self.memory[block.index()].fill(Some(GARBAGE));
@@ -398,7 +477,8 @@ impl Executor {
         }
         for slot in plan.spans.iter().flat_map(|span| &span.groups).flat_map(|group| &group.slots) {
             let slot = *slot as usize;
-            self.memory[slot / self.config.block_size][slot % self.config.block_size] = Some(GARBAGE);
+            self.memory[slot / self.config.block_size].slots[slot % self.config.block_size] = Some(GARBAGE);
+            self.memory[slot / self.config.block_size].page = Some(GARBAGE);
         }
         for truth in self.requests.values_mut() {
             truth.drawn.iter_mut().for_each(|drawn| drawn.retain(|(step, _)| *step != plan.step));

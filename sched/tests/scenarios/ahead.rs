@@ -1,6 +1,6 @@
 //! A step planned while the one before it runs.
 
-use sched::{CommitError, Outcome, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
+use sched::{CommitError, Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
 
 use super::{scheduler, submit_next};
 use crate::common::{blocks_per_request, commit_all, config, request, sampled, seq, spans};
@@ -195,19 +195,27 @@ fn s5_a_placeholder_after_the_end_of_its_sequence_is_never_cached() {
 }
 
 #[test]
-fn no_request_takes_a_free_block_before_one_of_better_rank_that_waits_for_more() {
-    let mut s = scheduler(SchedConfig { max_in_flight: 2, long_prefill_token_threshold: 8, ..config(9, 4) });
-    for (id, prompt) in [(0, 24), (1, 3), (2, 8)] {
-        s.submit(request(id, prompt, 5)).unwrap();
-    }
+fn no_request_takes_a_free_block_before_the_first_that_waits_for_more() {
+    let limits = SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 18, max_in_flight: 2, ..config(15, 4) };
+    let mut s = scheduler(SchedConfig { policy: Policy::Priority, ..limits });
+    s.submit(Request { priority: 1, ..request(1, 6, 5) }).unwrap();
+    s.submit(Request { priority: 1, ..request(2, 11, 5) }).unwrap();
     let first = submit_next(&mut s);
+    s.submit(request(0, 40, 1)).unwrap();
     let second = submit_next(&mut s);
-    assert_eq!((spans(&second), s.stats().blocks_free), (vec![(1, 1), (2, 1), (0, 8)], 1));
-    // The blocks of request 2 are freed by the commit of the second step.
-    s.abort(RequestId(2));
     commit_all(&mut s, &first, 7);
     let third = submit_next(&mut s);
-    assert_eq!((spans(&third), s.stats().deferrals), (vec![], 1), "request 0 needs two blocks, request 1 the free one");
+    let chunk = vec![(1, 1), (2, 1), (0, 16)];
+    assert_eq!((spans(&second), spans(&third), s.stats().blocks_free), (chunk.clone(), chunk, 1));
+    // The blocks of request 2 are freed by the commit of the third step.
+    s.abort(RequestId(2));
     commit_all(&mut s, &second, 7);
+    let fourth = submit_next(&mut s);
+    assert_eq!(
+        (spans(&fourth), s.stats().deferrals),
+        (vec![], 1),
+        "request 0 needs two blocks, request 1 the free one"
+    );
+    commit_all(&mut s, &third, 7);
     assert_eq!(spans(&submit_next(&mut s)), [(1, 1), (0, 8)]);
 }

@@ -66,20 +66,23 @@ fn s9_no_drafts_are_verified_in_a_prefill() {
 
 #[test]
 fn s9_no_drafts_are_verified_while_tokens_are_computed_again_one_by_one() {
-    let config = SchedConfig { long_prefill_token_threshold: 1, ..config(20, 4) };
-    let mut s = scheduler(config);
-    s.submit(request(0, 1, 9)).unwrap();
+    let mut s = scheduler(SchedConfig { max_num_seqs: 2, max_num_batched_tokens: 8, ..config(20, 4) });
+    s.submit(request(0, 4, 9)).unwrap();
+    s.submit(request(1, 1, 9)).unwrap();
     (0..3).for_each(|_| {
         let plan = s.plan();
         commit_all(&mut s, &plan, 7);
     });
+    // Seven tokens of request 0 are computed again, and one of request 1. Then request 0 decodes, and the prompt budget is 1.
     assert!(s.reset_prefix_cache(true));
+    s.set_prompt_budget(1);
     let drafts: Vec<(usize, usize)> = (0..4)
         .map(|_| {
-            s.propose(seq(0, 0), vec![1, 2]);
+            s.propose(seq(1, 0), vec![1, 2]);
             let plan = s.plan();
             commit_all(&mut s, &plan, 7);
-            (plan.spans[0].start, plan.spans[0].drafts)
+            let span = plan.spans.iter().find(|span| span.seq == seq(1, 0)).unwrap();
+            (span.start, span.drafts)
         })
         .collect();
     assert_eq!(drafts, [(0, 0), (1, 0), (2, 0), (3, 2)]);

@@ -1,10 +1,11 @@
 //! Failed steps: nothing that they wrote enters the prefix cache, whatever the caller does afterwards.
 
 use sched::{
-    CacheGroup, CommitError, MemOp, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
+    CacheGroup, CommitError, MemOp, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId,
+    StepPlan,
 };
 
-use super::{drain, scheduler, submit_next};
+use super::{drain, scheduler, step, submit_next};
 use crate::common::{commit_all, config, outcomes, request, sampled, seq, spans};
 
 fn caching(num_blocks: usize) -> SchedConfig {
@@ -221,4 +222,38 @@ fn a_request_can_be_aborted_between_a_failed_step_and_the_step_behind_it() {
     assert_eq!((&again.released[..], spans(&again)), (&[seq(0, 0), seq(1, 0)][..], vec![(1, 21)]));
     commit_all(&mut s, &again, 5);
     assert_eq!(drain(&mut s), 7);
+}
+
+#[test]
+fn a_step_behind_a_failed_plan_without_spans_can_only_fail() {
+    let limits = SchedConfig { max_num_seqs: 4, max_in_flight: 2, policy: Policy::Priority, ..caching(12) };
+    let mut s = scheduler(SchedConfig { host_blocks: 20, preemption_mode: PreemptionMode::Swap, ..limits });
+    s.submit(Request { n: 2, priority: 1, ..request(0, 8, 20) }).unwrap();
+    (0..2).for_each(|_| drop(step(&mut s)));
+    s.submit(request(1, 31, 8)).unwrap();
+    let out = until(&mut s, |op| matches!(op, MemOp::SwapOut { .. }));
+    commit_all(&mut s, &out, 7);
+    // The swapped request needs two sequences of the four.
+    s.submit(Request { n: 2, beam_search: true, ..request(2, 4, 9) }).unwrap();
+    s.submit(request(3, 3, 9)).unwrap();
+    (0..2).for_each(|_| drop(step(&mut s)));
+    s.abort(RequestId(1));
+    let before = submit_next(&mut s);
+    assert_eq!(spans(&before), [(2, 1), (2, 1), (3, 1)]);
+    s.abort(RequestId(3));
+    // The search is not planned ahead of its outcome, and the swapped request has two tokens to compute.
+    s.set_prompt_budget(1);
+    let failed = submit_next(&mut s);
+    assert_eq!(spans(&failed), []);
+    assert!(failed.memory.iter().any(|op| matches!(op, MemOp::SwapIn { .. })), "{failed}");
+    commit_all(&mut s, &before, 7);
+    let behind = submit_next(&mut s);
+    assert!(spans(&behind).contains(&(0, 1)), "{behind}");
+
+    s.fail(failed.step, &failed.memory).unwrap();
+    let error = s.commit(behind.step, &outcomes(&behind, 7)).unwrap_err();
+    assert_eq!(error, CommitError::BehindFailure { step: behind.step });
+    s.fail(behind.step, &behind.memory).unwrap();
+    s.audit().unwrap();
+    drain(&mut s);
 }

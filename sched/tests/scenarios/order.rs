@@ -16,7 +16,7 @@ fn s2_prompts_that_fit_the_budget_are_scheduled_completely_and_in_order() {
 
 #[test]
 fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
-    let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 400, ..config(200, 16) });
+    let mut s = scheduler(config(200, 16));
     (0..3).for_each(|id| s.submit(request(id, 800, 5)).unwrap());
     let mut steps = Vec::new();
     for _ in 0..3 {
@@ -25,22 +25,10 @@ fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
         steps.push((spans(&plan), whose));
         commit_all(&mut s, &plan, 7);
     }
-    assert_eq!(steps[0], (vec![(0, 400), (1, 400), (2, 224)], vec![]));
-    assert_eq!(steps[1], (vec![(0, 400), (1, 400), (2, 224)], vec![0, 1]));
-    assert_eq!(steps[2], (vec![(0, 1), (1, 1), (2, 352)], vec![0, 1, 2]));
-}
-
-#[test]
-fn s3_without_a_limit_per_request_the_first_prompt_takes_all_it_needs() {
-    let mut s = scheduler(config(200, 16));
-    (0..3).for_each(|id| s.submit(request(id, 800, 5)).unwrap());
-    let mut steps = Vec::new();
-    for _ in 0..3 {
-        let plan = s.plan();
-        steps.push(spans(&plan));
-        commit_all(&mut s, &plan, 7);
-    }
-    assert_eq!(steps, [vec![(0, 800), (1, 224)], vec![(0, 1), (1, 576), (2, 447)], vec![(0, 1), (1, 1), (2, 353)]]);
+    assert_eq!(steps[0], (vec![(0, 800), (1, 224)], vec![0]));
+    // The admission of the third gets half of the 1,023 tokens that the decode leaves.
+    assert_eq!(steps[1], (vec![(0, 1), (1, 512), (2, 511)], vec![0]));
+    assert_eq!(steps[2], (vec![(0, 1), (1, 64), (2, 289)], vec![0, 1, 2]));
 }
 
 #[test]
@@ -72,38 +60,67 @@ fn without_chunked_prefill_a_prompt_that_exceeds_the_prompt_budget_is_computed_i
     assert_eq!(spans(&s.plan()), [(0, 1), (1, 500)]);
 }
 
-#[test]
-fn a_long_prompt_leaves_budget_for_short_ones_behind_it() {
-    let limits = SchedConfig { long_prefill_token_threshold: 100, max_num_batched_tokens: 128, ..config(200, 16) };
-    let mut s = scheduler(limits);
-    s.submit(request(0, 1000, 5)).unwrap();
-    s.submit(request(1, 10, 5)).unwrap();
-    s.submit(request(2, 10, 5)).unwrap();
-    let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 100), (1, 10), (2, 10)]);
-    commit_all(&mut s, &plan, 7);
-    assert_eq!(spans(&s.plan()), [(1, 1), (2, 1), (0, 100)]);
+/// Plans until no request is left. Returns the requests in the order in which they ended, with the number of their last plan.
+fn order_of_ends(s: &mut Scheduler) -> Vec<(u64, usize)> {
+    let mut ends = Vec::new();
+    for plan in 1.. {
+        let before: Vec<u64> = s.requests().map(|request| request.id().0).collect();
+        if before.is_empty() {
+            break;
+        }
+        step(s);
+        let is_live = |id: &u64| s.requests().any(|request| request.id().0 == *id);
+        ends.extend(before.into_iter().filter(|id| !is_live(id)).map(|id| (id, plan)));
+    }
+    ends
 }
 
 #[test]
-fn the_number_of_partly_computed_prompts_is_limited() {
-    for (max_num_partial_prefills, first) in [(1, vec![(0, 400)]), (2, vec![(0, 400), (1, 400)])] {
-        let limits = SchedConfig { long_prefill_token_threshold: 400, max_num_partial_prefills, ..config(200, 16) };
-        let mut s = scheduler(limits);
-        (0..3).for_each(|id| s.submit(request(id, 700, 5)).unwrap());
-        let plan = s.plan();
-        assert_eq!(spans(&plan), first);
-        commit_all(&mut s, &plan, 7);
-        // The next prompt begins in the step with the last chunk of the one before.
-        assert_eq!(spans(&s.plan())[first.len()..], [(first.len() as u64, 400)]);
+fn a_short_prompt_ends_before_long_ones_that_came_before_it() {
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 64, ..config(1000, 16) });
+    (0..6).for_each(|id| s.submit(request(id, 900, 1)).unwrap());
+    step(&mut s);
+    s.submit(request(6, 8, 1)).unwrap();
+    s.submit(request(7, 100, 1)).unwrap();
+    // Five long prompts are admitted, one in each plan, with half of its tokens. In the sixth plan the short one is computed,
+    // and the next gets the other 24. Of its other 76 each plan computes half of a budget.
+    let ends = order_of_ends(&mut s);
+    assert_eq!(ends[..2], [(6, 6), (7, 9)], "{ends:?}");
+    assert_eq!(ends[2..].iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(ends[7].1, (6 * 900 + 8 + 100 - 64_usize).div_ceil(64), "no token of a budget is left out");
+}
+
+#[test]
+fn a_long_prompt_ends_although_short_ones_arrive_without_end() {
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 64, ..config(1000, 16) });
+    s.submit(request(0, 900, 1)).unwrap();
+    let mut plans = 0;
+    while s.requests().any(|request| request.id() == RequestId(0)) {
+        // More than a plan can compute.
+        (1..=3).for_each(|k| s.submit(request(3 * plans + k, 40, 1)).unwrap());
+        plans += 1;
+        step(&mut s);
     }
+    assert_eq!(plans, 1 + (900 - 64_u64).div_ceil(32), "half of each plan after the first");
+}
+
+#[test]
+fn an_admission_takes_no_tokens_from_a_prompt_of_higher_priority() {
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 64, policy: Policy::Priority, ..config(1000, 16) });
+    s.submit(Request { priority: 1, ..request(0, 900, 1) }).unwrap();
+    step(&mut s);
+    s.submit(Request { priority: 2, ..request(1, 900, 1) }).unwrap();
+    assert_eq!(spans(&step(&mut s)), [(0, 64)]);
+    s.submit(Request { priority: 0, ..request(2, 900, 1) }).unwrap();
+    assert_eq!(spans(&step(&mut s)), [(0, 32), (2, 32)]);
+    assert_eq!(spans(&step(&mut s)), [(2, 64)], "it goes first now, and is not interrupted");
 }
 
 #[test]
 fn a_request_preempted_three_times_is_not_preempted_for_newcomers_again() {
     // Newcomers with eight sequences compute eight tokens in each step, the old request only two. By work alone it
     // would lose to every newcomer forever.
-    let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 2, ..config(30, 4) });
+    let mut s = scheduler(SchedConfig { max_num_seqs: 9, max_num_batched_tokens: 10, ..config(30, 4) });
     s.submit(request(0, 32, 20)).unwrap();
     let (mut newest, mut preempted, mut outputs) = (0, 0, 0);
     for _ in 0..200 {
@@ -178,30 +195,6 @@ fn s10_a_preempted_request_is_admitted_before_later_ones_of_equal_priority() {
 }
 
 #[test]
-fn of_two_prefills_in_progress_the_one_with_more_work_goes_first() {
-    let priority = SchedConfig { policy: Policy::Priority, max_num_batched_tokens: 20, ..config(16, 4) };
-    let mut s = scheduler(priority);
-    s.submit(Request { n: 2, priority: 1, ..request(0, 2, 12) }).unwrap();
-    s.submit(Request { n: 2, priority: 1, ..request(1, 3, 12) }).unwrap();
-    for _ in 0..9 {
-        let plan = s.plan();
-        commit_all(&mut s, &plan, 7);
-    }
-    // Eight sequences fork from four full blocks and need a block each, so both requests are preempted.
-    s.submit(Request { n: 8, ..request(2, 16, 2) }).unwrap();
-    let plan = s.plan();
-    commit_all(&mut s, &plan, 7);
-    let plan = s.plan();
-    assert_eq!(plan.preempted, [RequestId(0), RequestId(1)], "the request with less work first");
-    commit_all(&mut s, &plan, 7);
-
-    let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 2), (1, 3)], "they are admitted in order of arrival");
-    commit_all(&mut s, &plan, 7);
-    assert_eq!(spans(&s.plan()), [(1, 10), (1, 10)], "but the second has more work");
-}
-
-#[test]
 fn a_long_prompt_does_not_block_decodes() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 32, ..config(100, 16) });
     (0..4).for_each(|id| s.submit(request(id, 5, 50)).unwrap());
@@ -235,10 +228,8 @@ fn an_admission_keeps_the_watermark_free_unless_nothing_runs() {
 #[test]
 fn blocks_freed_behind_a_window_wake_the_head_of_the_queue() {
     let sliding = vec![CacheGroup::Sliding { window: 4 }];
-    let config =
-        SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, groups: sliding, ..config(20, 4) };
     // Prompts of 16 blocks in a pool of 6. Each owns at most four: its window, its chunk and one block.
-    let mut s = scheduler(SchedConfig { num_blocks: 6, max_num_batched_tokens: 24, ..config });
+    let mut s = scheduler(SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 8, groups: sliding, ..config(6, 4) });
     s.submit(request(0, 64, 2)).unwrap();
     s.submit(request(1, 32, 2)).unwrap();
     let mut admitted = 1;
@@ -267,8 +258,8 @@ fn blocks_of_rejected_drafts_wake_the_head_of_the_queue() {
 
 #[test]
 fn a_partly_computed_prompt_wakes_a_head_that_shares_it() {
-    let caching = SchedConfig { enable_prefix_caching: true, long_prefill_token_threshold: 8, ..config(10, 4) };
-    let mut s = scheduler(caching);
+    let caching = SchedConfig { enable_prefix_caching: true, ..config(10, 4) };
+    let mut s = scheduler(SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 8, ..caching });
     s.submit(request(0, 28, 2)).unwrap();
     let shared = Request { id: RequestId(1), ..request(0, 28, 2) };
     s.submit(shared).unwrap();

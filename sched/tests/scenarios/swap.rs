@@ -191,6 +191,17 @@ fn c11_a_reset_puts_running_and_swapped_requests_back_into_the_queue_in_order() 
 }
 
 #[test]
+fn a_prefix_cache_is_not_reset_while_a_swapped_request_could_bring_old_blocks_back() {
+    let (mut s, _) = preempt_low(SchedConfig { enable_prefix_caching: true, ..swapping(8) }, 1);
+    s.abort(RequestId(1));
+    assert_eq!((s.stats().blocks_in_use, s.stats().host_blocks_in_use), (0, 3));
+    assert!(!s.reset_prefix_cache(false));
+    assert!(s.reset_prefix_cache(true), "the request is computed again");
+    assert_eq!((s.stats().num_waiting, s.stats().host_blocks_in_use, s.stats().blocks_cached), (1, 0, 0));
+    drain(&mut s);
+}
+
+#[test]
 fn host_blocks_are_reserved_for_one_request_only() {
     // Five requests of two blocks each need a third block while their first step is in flight. Two are preempted.
     let config = SchedConfig { max_in_flight: 2, preemption_mode: PreemptionMode::Swap, num_blocks: 10, ..swapping(3) };

@@ -1,10 +1,10 @@
 //! Sliding groups: the blocks that a request owns in them do not depend on its length.
 use std::collections::VecDeque;
 
-use sched::{CacheGroup, SchedConfig, Scheduler};
+use sched::{CacheGroup, RequestId, SchedConfig, Scheduler};
 
-use super::{scheduler, step};
-use crate::common::{commit_all, config, request, spans};
+use super::{scheduler, step, submit_next};
+use crate::common::{commit_all, config, request, seq, spans};
 
 #[test]
 fn a_prompt_of_32k_tokens_owns_only_window_and_chunk_in_sliding_groups() {
@@ -49,7 +49,7 @@ fn in_a_pipeline_a_prompt_owns_the_window_and_the_chunks_of_all_stages_in_slidin
     }
     for stages in [1, 2, 3, 8] {
         let groups = vec![CacheGroup::Sliding { window: 1024 }];
-        let sizes = SchedConfig { max_model_len: 40_000, long_prefill_token_threshold: 256, ..config(1000, 16) };
+        let sizes = SchedConfig { max_model_len: 40_000, max_num_batched_tokens: 256, ..config(1000, 16) };
         let sizes = SchedConfig { max_in_flight: stages, pipeline: true, groups, ..sizes };
         let owned = (1024 + 256 * stages) / 16 + 1;
         assert_eq!(sizes.most_blocks(20_000), owned);
@@ -69,11 +69,10 @@ fn in_a_pipeline_a_prompt_owns_the_window_and_the_chunks_of_all_stages_in_slidin
 fn a_request_in_sliding_groups_can_be_longer_than_the_pool() {
     // With chunks of 24, spans end within blocks.
     let depths = [(1, false), (2, false), (2, true), (3, true), (5, true)];
-    for ((max_in_flight, pipeline), long_prefill_token_threshold) in depths.into_iter().flat_map(|d| [(d, 0), (d, 24)])
-    {
+    for ((max_in_flight, pipeline), max_num_batched_tokens) in depths.into_iter().flat_map(|d| [(d, 1024), (d, 24)]) {
         let groups = vec![CacheGroup::Sliding { window: 64 }];
         let max_model_len = 20_000;
-        let sizes = SchedConfig { max_model_len, groups, long_prefill_token_threshold, ..config(6, 16) };
+        let sizes = SchedConfig { max_model_len, groups, max_num_batched_tokens, ..config(6, 16) };
         let sizes = SchedConfig { max_in_flight, pipeline, ..sizes };
         assert!(sizes.longest_sequence() > 20_000);
         let mut s = scheduler(sizes);
@@ -99,7 +98,7 @@ fn a_request_in_sliding_groups_can_be_longer_than_the_pool() {
 
 #[test]
 fn no_request_is_admitted_into_blocks_reserved_for_a_partly_computed_prompt() {
-    let sizes = SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, ..config(20, 4) };
+    let sizes = SchedConfig { max_num_seqs: 4, max_num_batched_tokens: 8, ..config(20, 4) };
     let mut s = scheduler(sizes);
     s.submit(request(0, 64, 2)).unwrap();
     s.submit(request(1, 32, 2)).unwrap();
@@ -111,4 +110,21 @@ fn no_request_is_admitted_into_blocks_reserved_for_a_partly_computed_prompt() {
         step(&mut s);
     }
     assert_eq!(s.stats().preemptions, 0);
+}
+
+#[test]
+fn no_plan_waits_for_a_block_that_only_right_drafts_would_free() {
+    let groups = vec![CacheGroup::Sliding { window: 4 }];
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, groups, ..config(3, 4) });
+    s.submit(request(0, 7, 9)).unwrap();
+    s.submit(request(1, 4, 9)).unwrap();
+    step(&mut s);
+    assert!(s.propose(seq(1, 0), vec![1; 3]));
+    let drafting = submit_next(&mut s);
+    assert_eq!((spans(&drafting), s.stats().blocks_free), (vec![(0, 1), (1, 4)], 0));
+    // Request 0 needs a block. The first of request 1 falls behind its window with eight tokens, but only five are certain.
+    let next = submit_next(&mut s);
+    assert_eq!((spans(&next), &next.preempted[..]), (vec![], &[RequestId(1)][..]));
+    commit_all(&mut s, &drafting, 7);
+    assert_eq!(spans(&submit_next(&mut s))[0], (0, 1));
 }
