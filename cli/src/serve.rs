@@ -59,6 +59,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         server_dev_mode: args.server_dev_mode,
     };
     let app = Arc::new(App::new(engine.clone(), options));
+    note(format_args!("  {}", app.formats()));
     let grace = Duration::from_secs(args.shutdown_timeout);
     let cancelled = runtime.block_on(async {
         let mut signals = Signals::new()?;

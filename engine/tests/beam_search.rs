@@ -173,6 +173,7 @@ fn run_with(table: &Table, limit: usize, search: BeamSearch, stop_token_ids: Vec
     };
     let sched = SchedConfig { max_num_seqs: 80, ..SchedConfig::new(BLOCKS, BLOCK_SIZE) };
     let parts = EngineParts {
+        is_headless: false,
         worker,
         info,
         sched,

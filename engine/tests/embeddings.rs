@@ -155,3 +155,32 @@ fn a_prompt_that_is_preempted_halfway_is_pooled_once() {
     assert_eq!(embedded(&mut engine), want);
     assert!(engine.stats().num_preemptions > 0, "the prompt was not preempted: the test shows nothing");
 }
+
+#[test]
+fn a_bare_decoder_gives_embeddings_and_refuses_to_generate() {
+    let (source, bare) = (testkit::reference::folder("qwen3"), tempfile::TempDir::new().unwrap());
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(source.join(file), bare.path().join(file)).unwrap();
+    }
+    let path = bare.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["architectures"] = serde_json::json!(["Qwen3Model"]);
+    config["warp_factor"] = serde_json::json!(9);
+    std::fs::write(&path, config.to_string()).unwrap();
+    let config = EngineConfig { model: ModelSource::Folder(bare.path().into()), ..crate::common::config(64) };
+    let engine = engine::AsyncEngine::start(config.clone(), &|_, _| {}).unwrap();
+    let notes = engine.info().notes.join("\n");
+    assert!(
+        notes.contains("not read, but perhaps of effect: warp_factor") && notes.contains("no output layer"),
+        "{notes}"
+    );
+    drop(engine);
+    let mut llm = Llm::new(config.clone()).unwrap();
+    for case in cases("qwen3") {
+        let found = embedding(&run(&mut llm, vec![request(&case)])[0]);
+        assert!(found.iter().zip(&case.expected).all(|(a, b)| (f64::from(*a) - b).abs() <= TOLERANCE));
+    }
+    let mut engine = Engine::load(&config, &|_, _| {}).unwrap();
+    let refused = engine.submit(common::request(1, 4, 4, 1));
+    assert!(matches!(&refused, Err(SubmitError::Invalid { param: "model", .. })), "{refused:?}");
+}

@@ -190,6 +190,12 @@ fn several_calls_stand_between_markers_with_text_around_them() {
             "Hi.\n\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n\
              <function=g><parameter=x>1</parameter></function>",
         ),
+        // As Seed-OSS writes it.
+        (
+            ToolFormat::Qwen3Coder,
+            "Hi.\n<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>\n\
+             <seed:tool_call><function=g><parameter=x>1</parameter></function></seed:tool_call>",
+        ),
         (ToolFormat::Gemma4, "Hi.<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:g{x:1}<tool_call|>"),
         (ToolFormat::Llama4Pythonic, "Hi.<|python_start|>[f(x=1), g(x=1)]<|python_end|>"),
     ] {

@@ -49,6 +49,7 @@ fn engine(blocks: usize) -> (Engine, Arc<AtomicBool>) {
     };
     (
         Engine::new(EngineParts {
+            is_headless: false,
             worker,
             info,
             sched,

@@ -3,7 +3,7 @@
 //! Redirects are followed here and not by the HTTP library: the first answer states the hash and size of a file, and the token goes to
 //! the endpoint's origin only. Every wait and every answer kept in memory has a limit.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,8 @@ pub(crate) struct Metadata {
 /// The files of a revision.
 pub(crate) struct Listing {
     pub commit: Commit,
-    pub names: BTreeSet<String>,
+    /// Names of the files, and the sizes that are stated.
+    pub files: BTreeMap<String, Option<u64>>,
 }
 
 /// A client of one repository.
@@ -124,9 +125,12 @@ impl<'a> Client<'a> {
         #[derive(Deserialize)]
         struct Sibling {
             rfilename: String,
+            #[serde(default)]
+            size: Option<u64>,
         }
         let parts = ["api", "models"].into_iter().chain(self.model.repo().split('/'));
         let url = self.options.endpoint.join(parts.chain(["revision", self.options.revision.as_str()]))?;
+        let url = url.with_query("blobs=true")?;
         let unusable = |found: String, expected| HubError::Answer { host: url.host().to_string(), found, expected };
         let bytes = self.repeat(if is_needed { ATTEMPTS } else { FEW_ATTEMPTS }, || {
             let mut answer = self.request(&url, Ask::Listing, None)?;
@@ -144,7 +148,10 @@ impl<'a> Client<'a> {
         }
         let commit = Commit::parse(&info.sha)
             .ok_or_else(|| unusable(format!("the commit {:?}", shown(&info.sha)), "40 lowercase hexadecimal digits"))?;
-        Ok(Listing { commit, names: info.siblings.into_iter().map(|sibling| sibling.rfilename).collect() })
+        Ok(Listing {
+            commit,
+            files: info.siblings.into_iter().map(|sibling| (sibling.rfilename, sibling.size)).collect(),
+        })
     }
 
     /// Hash and size of a file.
@@ -219,6 +226,11 @@ impl<'a> Client<'a> {
             std::thread::sleep(left.min(Duration::from_millis(50)));
         }
         Err(failure.error)
+    }
+
+    /// Longest wait for another process that makes no progress.
+    pub fn lock_timeout(&self) -> Duration {
+        self.options.lock_timeout
     }
 
     pub fn is_stopped(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::time::Instant;
 
 use ureq::http::header::CONTENT_RANGE;
 
@@ -34,11 +35,25 @@ impl Download<'_> {
     pub fn run(&self, wanted: &Metadata) -> Result<(), HubError> {
         let (blob, lock) = (self.repo.blob(&wanted.etag), self.repo.lock(&wanted.etag));
         let mut polls = 0;
+        // How far the holder has come, and since when.
+        let (mut seen, mut since) = (None, Instant::now());
         let waiting = || {
             if self.client.is_stopped() {
                 return Err(self.client.broken("another file failed".to_string()).error);
             }
             polls += 1;
+            let now = fs::metadata(self.repo.partial(&wanted.etag)).map(|partial| partial.len()).ok();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+            if since.elapsed() > self.client.lock_timeout() {
+                return Err(HubError::Locked {
+                    file: wanted.file.to_string(),
+                    lock: lock.clone(),
+                    held: Lock::file_of(&lock),
+                    seconds: since.elapsed().as_secs(),
+                });
+            }
             if polls == QUIET_POLLS {
                 self.progress.report(Event::Waiting { file: wanted.file.as_str() });
             }

@@ -63,6 +63,14 @@ pub enum HubError {
         cache = cache.display()
     )]
     Offline { repo: String, missing: String, cache: PathBuf },
+    /// Another process keeps the lock of a file and makes no progress.
+    #[error(
+        "{file}: found {lock} held by another process, which has not written anything for {seconds} s; end that process, or delete {held} \
+         if there is none",
+        lock = lock.display(),
+        held = held.display()
+    )]
+    Locked { file: String, lock: PathBuf, held: PathBuf, seconds: u64 },
     /// A file of the cache is damaged.
     #[error("{path}: {problem}; delete this file to download it again", path = path.display())]
     Cache { path: PathBuf, problem: String },

@@ -77,14 +77,14 @@ struct Fetch<'a> {
 
 impl Fetch<'_> {
     fn run(&self, listing: &Listing) -> Result<PathBuf, HubError> {
-        let names: BTreeSet<&str> = listing.names.iter().map(String::as_str).collect();
+        let names: BTreeSet<&str> = listing.files.keys().map(String::as_str).collect();
         let weights = select::weights(&names, self.model.gguf()).map_err(|reason| self.unusable(reason, listing))?;
         let (mut settings, absent) = select::settings(&names);
         let folder = self.repo.snapshot(&listing.commit);
         if let Weights::Sharded { index } = &weights {
             settings.push(index.clone());
         }
-        self.download(&listing.commit, settings, MAX_SETTINGS_BYTES)?;
+        self.download(listing, settings, MAX_SETTINGS_BYTES)?;
         let (weights, path) = match weights {
             Weights::Single(file) => (vec![file], folder),
             Weights::Sharded { index } => {
@@ -99,7 +99,7 @@ impl Fetch<'_> {
                 (parts, first)
             }
         };
-        self.download(&listing.commit, weights, u64::MAX)?;
+        self.download(listing, weights, u64::MAX)?;
         self.record(&listing.commit, &absent)?;
         Ok(path)
     }
@@ -118,9 +118,16 @@ impl Fetch<'_> {
     }
 
     /// Brings the files that the snapshot lacks, several at once. The first error stops all of them.
-    fn download(&self, commit: &Commit, mut files: Vec<RepoPath>, max_bytes: u64) -> Result<(), HubError> {
+    fn download(&self, listing: &Listing, mut files: Vec<RepoPath>, max_bytes: u64) -> Result<(), HubError> {
+        let commit = &listing.commit;
         let folder = self.repo.snapshot(commit);
-        files.retain(|file| !file.below(&folder).is_file());
+        // A file of another size than the hub states was damaged after it had got its name.
+        let is_whole = |file: &RepoPath| {
+            let stated = listing.files.get(file.as_str()).copied().flatten();
+            std::fs::metadata(file.below(&folder))
+                .is_ok_and(|found| found.is_file() && stated.is_none_or(|size| found.len() == size))
+        };
+        files.retain(|file| !is_whole(file));
         if files.is_empty() {
             return Ok(());
         }

@@ -12,6 +12,9 @@ use crate::url::Url;
 /// Longest token, and largest file of one, in bytes.
 const MAX_TOKEN_BYTES: usize = 4096;
 
+/// Longer than the hash of a large file takes, during which nothing is written.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
 /// Where and how models are fetched.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -33,6 +36,8 @@ pub struct Options {
     pub connections: usize,
     /// Pause before the first repetition of a failed request; it doubles each time.
     pub retry_delay: Duration,
+    /// Longest wait for a file that another process downloads without writing anything.
+    pub lock_timeout: Duration,
     /// File of certificates that replaces the built-in ones (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`).
     pub certificates: Option<PathBuf>,
     pub(crate) endpoint: Url,
@@ -80,6 +85,7 @@ impl Options {
             read_timeout: seconds("HF_HUB_DOWNLOAD_TIMEOUT", 10)?,
             connections: 4,
             retry_delay: Duration::from_millis(500),
+            lock_timeout: LOCK_TIMEOUT,
             certificates: folder("SSL_CERT_FILE").or_else(|| folder("REQUESTS_CA_BUNDLE")),
             endpoint: Url::endpoint(&endpoint)?,
         })

@@ -15,13 +15,12 @@ const CONFIG: &str = "config.json";
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Files that are downloaded where a repository has them.
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 12] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",

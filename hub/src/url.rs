@@ -57,6 +57,16 @@ impl Url {
         })
     }
 
+    /// The address with a query.
+    pub fn with_query(&self, query: &str) -> Result<Url, HubError> {
+        let text = format!("{self}?{query}");
+        Url::parse(&text).ok_or_else(|| HubError::Answer {
+            host: self.host().to_string(),
+            found: format!("the address {}", shown(&text)),
+            expected: "a shorter one",
+        })
+    }
+
     /// The address that a `Location` header names, if it may be followed: not from https to http.
     pub fn redirect(&self, location: &str) -> Result<Url, HubError> {
         let scheme = self.0.scheme_str().unwrap_or("https");

@@ -170,3 +170,36 @@ fn a_newer_commit_is_a_new_snapshot_that_shares_unchanged_blobs() {
     assert_eq!(fs::read_to_string(hub.cached("refs/main")).unwrap(), COMMIT, "the ref is of a whole snapshot");
     assert!(old.join("model.safetensors").is_file());
 }
+
+#[test]
+fn a_wait_for_a_holder_without_progress_ends() {
+    let weights = bytes(5000);
+    let hub = Hub::new(&[("config.json", b"{}"), ("tokenizer.json", b"{ }"), ("model.safetensors", &weights)]);
+    let locks = hub.home.path().join("hub/.locks/models--org--name");
+    fs::create_dir_all(&locks).unwrap();
+    let name = format!("{}.lock", etag(&weights));
+    let held = fs::File::create(locks.join(&name)).unwrap();
+    held.lock().unwrap();
+    let mut options = hub.options();
+    options.lock_timeout = Duration::from_millis(50);
+    let message = crate::common::refusal(&options, "org/name");
+    assert!(message.starts_with("model.safetensors: found ") && message.contains(&name), "{message}");
+    drop(held);
+    hub.check(&hub.fetch().unwrap(), &ALL);
+}
+
+#[test]
+fn a_file_of_another_size_than_the_hub_states_is_downloaded_again() {
+    let weights = bytes(5000);
+    let hub = Hub::new(&[("config.json", b"{}"), ("tokenizer.json", b"{ }"), ("model.safetensors", &weights)]);
+    let folder = hub.fetch().unwrap();
+    for file in ["model.safetensors", "config.json"] {
+        fs::write(folder.join(file), b"damaged").unwrap();
+        assert_eq!(hub.fetch().unwrap(), folder);
+        hub.check(&folder, &ALL);
+    }
+    assert_eq!(hub.contents.requests().len(), 2);
+    let before = hub.requests().len();
+    hub.fetch().unwrap();
+    assert_eq!(hub.requests().len(), before + 1, "a whole snapshot costs one request");
+}

@@ -35,6 +35,7 @@ use serde::Serialize;
 
 use crate::lora::AdapterLimits;
 
+pub(crate) use attention::MAX_HEAD_DIM;
 pub use attention::{Attention, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
 pub use linear::{Form, Linear, Part, Pick, Role};

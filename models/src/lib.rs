@@ -11,8 +11,8 @@
 //! 1_Pooling/config.json          Pooling             how hidden states become an embedding
 //! ```
 //!
-//! A GGUF file (also a split one) states the same configuration and holds the same weights; [`gguf`] reads it. The other files, such
-//! as `tokenizer.json`, lie beside it.
+//! A GGUF file (also a split one) states the same configuration and holds the same weights; [`gguf`] reads it. It is a whole
+//! checkpoint: nothing beside it is read.
 //!
 //! [`Model`] uploads the weights to a device, unchanged or quantised, and runs steps. A step computes a [`ForwardBatch`]: tokens of
 //! many sequences, each with its block table. Keys and values are written to and read from pages.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Copy, files, folder, message};
+use crate::common::{CASES, Copy, files, folder, message};
 use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Value, json};
 
@@ -61,18 +61,22 @@ fn an_unsupported_architecture_is_an_error_that_lists_the_supported_ones() {
         ("Gemma5ForCausalLM", "Gemma"),
         ("GPT2HeadModel", "GPT2LMHeadModel"),
         ("MixtralForSequenceClassification", "MixtralForCausalLM"),
-        ("LlamaModel", "LlamaForCausalLM"),
+        ("LlamaModels", "LlamaForCausalLM"),
         ("two\nlines", "nearest name"),
     ] {
         let shown = name.replace('\n', " ");
         let said = config_with("llama", json!({"architectures": [name], "warp_factor": 9, "attn_dropout": 0.5}));
-        let said = message(said, &[CONFIG, &shown, supported, nearest, "; no family reads warp_factor"]);
+        let said = message(said, &[CONFIG, &shown, supported, nearest]);
         assert!(!said.contains("attn_dropout") && !said.contains("rms_norm_eps"), "{said}");
     }
-    // Other families read this one; the context length is not read by the declaration.
-    let said = config_with("llama", json!({"architectures": ["LlamaModel"], "query_pre_attn_scalar": 8}));
+    // The context length is not read by the declaration.
+    let said = config_with("llama", json!({"architectures": ["LlamaModels"], "query_pre_attn_scalar": 8}));
     let said = message(said, &["; the nearest name is LlamaForCausalLM, which does not read query_pre_attn_scalar"]);
-    assert!(!said.contains("no family reads") && !said.contains("max_position_embeddings"), "{said}");
+    assert!(!said.contains("max_position_embeddings"), "{said}");
+    // A declaration that fails has not read all its keys, so nothing is said of them.
+    let cut = json!({"architectures": ["DeepseekV32ForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 32, "index_topk": 9});
+    let said = message(config_with("llama", cut), &["; the nearest name is DeepseekV3ForCausalLM"]);
+    assert!(!said.contains("does not read"), "{said}");
     let long = "x".repeat(100_000);
     assert!(message(config_with("llama", json!({"architectures": [long]})), &[supported]).len() < 3000);
     let by_type = json!({"architectures": null, "model_type": "gpt3"});
@@ -176,6 +180,91 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
     for (case, keys, found, expected) in cases {
         message(config_with(case, keys), &[CONFIG, found, expected]);
     }
+}
+
+#[test]
+fn settings_that_change_the_results_are_refused_and_others_are_named() {
+    for (case, key, value) in [
+        ("qwen2", "is_causal", json!(false)),
+        ("llama", "is_causal", json!(false)),
+        ("gemma3-text", "use_bidirectional_attention", json!(true)),
+        ("gemma3-text", "use_bidirectional_attention", json!("all")),
+    ] {
+        message(config_with(case, json!({ key: value })), &[CONFIG, &format!("`{key}` is {value}"), "expected"]);
+    }
+    let unread = |case: &str, keys: Value| config_with(case, keys).unwrap().unread;
+    let neutral = json!({"is_causal": true, "use_bidirectional_attention": "vision", "id2label": {"0": "a"}, "qk_layernorm": false});
+    assert!(unread("qwen2", neutral).is_empty());
+    assert_eq!(unread("qwen2", json!({"warp_factor": 9, "mlp_bias": true})), ["warp_factor", "mlp_bias"]);
+    // Everything in the reference checkpoints is read or known to be harmless.
+    for case in CASES {
+        assert_eq!(unread(case, json!({})), [""; 0], "{case}");
+    }
+}
+
+#[test]
+fn the_scores_of_experts_are_those_of_the_family() {
+    let v3 = |keys: Value| {
+        let mut all = json!({"architectures": ["DeepseekV3ForCausalLM"], "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+            "n_group": 1, "topk_group": 1});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        config_with("deepseek-v2-lite", all)
+    };
+    v3(json!({})).unwrap();
+    message(v3(json!({"scoring_func": "softmax"})), &["`scoring_func` is \"softmax\"", "sigmoid"]);
+    message(v3(json!({"topk_method": "greedy"})), &["`topk_method` is \"greedy\"", "noaux_tc"]);
+    message(config_with("deepseek-v2-lite", json!({"scoring_func": "sigmoid"})), &["`scoring_func` is", "softmax"]);
+    // Without the keys, transformers has 8 groups, of which 4 are chosen from.
+    let experts = |config: ModelConfig| {
+        config
+            .decoder
+            .experts()
+            .map(|experts| experts.routing.groups.map(|groups| (groups.count, groups.top)))
+            .collect::<Vec<_>>()
+    };
+    let absent = v3(json!({"n_group": null, "topk_group": null, "n_routed_experts": 16})).unwrap();
+    assert!(experts(absent).iter().all(|groups| *groups == Some((8, 4))));
+}
+
+#[test]
+fn a_bare_decoder_is_the_family_without_an_output_layer() {
+    for (case, class) in [("mistral-sliding", "MistralModel"), ("qwen2", "Qwen2Model"), ("gpt2", "GPT2Model")] {
+        let whole = config_with(case, json!({"tie_word_embeddings": false})).unwrap();
+        let bare = config_with(case, json!({"architectures": [class], "tie_word_embeddings": false})).unwrap();
+        assert_eq!((bare.architecture, bare.is_headless, whole.is_headless), (whole.architecture, true, false));
+        assert!(bare.decoder.is_tied() && bare.decoder.layers == whole.decoder.layers, "{class}");
+    }
+    message(
+        config_with("gemma3-text", json!({"architectures": ["Gemma3TextModel"]})),
+        &["Gemma3TextModel", "not supported"],
+    );
+}
+
+#[test]
+fn a_tokenizer_in_another_format_is_named_with_what_to_do() {
+    for other in ["tokenizer.model", "tekken.json", "tiktoken.model"] {
+        let copy = Copy::of("llama").remove("tokenizer.json").write(other, "");
+        message(Tokenizer::load(&copy.files()), &["tokenizer.json: not found", other, "save_pretrained"]);
+    }
+}
+
+#[test]
+fn the_tokens_around_texts_are_those_that_the_class_states() {
+    let ids = |case: &str, class: &str, keys: Value| {
+        let copy = Copy::of(case)
+            .set("tokenizer_config.json", json!({"tokenizer_class": class}))
+            .set("tokenizer_config.json", keys);
+        Tokenizer::load(&copy.files()).unwrap().encode("the", true).unwrap()
+    };
+    let (on, off) = (json!({"add_bos_token": true}), json!({"add_bos_token": false}));
+    let with = ids("llama", "LlamaTokenizer", on.clone());
+    assert_eq!(ids("llama", "LlamaTokenizer", off.clone()), with[1..]);
+    assert_eq!(ids("llama", "PreTrainedTokenizerFast", off), with, "this class does not read it");
+    let both = json!({"add_bos_token": true, "add_eos_token": true, "eos_token": {"content": "</s>"}});
+    assert_eq!(ids("llama", "LlamaTokenizerFast", both), [&with[..], &[2]].concat());
+    let unknown = Copy::of("llama")
+        .set("tokenizer_config.json", json!({"tokenizer_class": "LlamaTokenizer", "bos_token": "<none>"}));
+    message(Tokenizer::load(&unknown.files()), &["tokenizer_config.json", "`bos_token` is \"<none>\""]);
 }
 
 #[test]

@@ -315,3 +315,58 @@ fn a_template_that_can_not_work_is_refused_at_load() {
         template(fine);
     }
 }
+
+#[test]
+fn methods_of_python_that_the_library_lacks() {
+    for (expression, printed) in [
+        ("'a,b,,c'.rsplit(',')|join('|')", "a|b||c"),
+        ("'a,b,c'.rsplit(',', 1)|join('|')", "a,b|c"),
+        ("' a  b c '.rsplit(maxsplit=1)|join('|')", "a  b|c"),
+        ("' a  b c '.rsplit()|join('|')", "a|b|c"),
+        ("'</think>x</think>y'.rsplit('</think>', maxsplit=1)[-1]", "y"),
+        ("'key=v=w'.partition('=')|join('|')", "key|=|v=w"),
+        ("'key=v=w'.rpartition('=')|join('|')", "key=v|=|w"),
+        ("('key'.partition('=') + 'key'.rpartition('='))|join('|')", "key|||||key"),
+        ("'a.b'.removeprefix('a.') ~ 'a.b'.removesuffix('.b') ~ 'x'.removeprefix('y')", "bax"),
+        ("'héé'.index('é') ~ 'héé'.rindex('é') ~ 'héé'.find('é') ~ 'héé'.rfind('é') ~ 'h'.find('x')", "1212-1"),
+        ("[3, 4, 5].index(4)", "1"),
+        ("'-5'.zfill(4) ~ '|' ~ 'abc'.zfill(2)", "-005|abc"),
+        ("'a'.ljust(3, '.') ~ 'a'.rjust(3) ~ '|'", "a..  a|"),
+        ("'ab'.center(5, '*') ~ 'a'.center(4, '*')", "**ab**a**"),
+        ("'STRAßE'.casefold()", "strasse"),
+    ] {
+        let found = render(&template(&format!("{{{{ {expression} }}}}")), json!([]), |_| ()).unwrap();
+        assert_eq!(found, printed, "{expression}");
+    }
+    for failing in
+        ["'a'.index('b')", "[1].index(2)", "'a'.rsplit('')", "'a'.center(3, 'xy')", "'a'.ljust(999999999999)"]
+    {
+        let guarded = template(&format!("{{% if messages|length == 0 %}}{{{{ {failing} }}}}{{% endif %}}"));
+        assert!(matches!(render(&guarded, json!([]), |_| ()), Err(TemplateError::Failed(_))), "{failing}");
+    }
+}
+
+#[test]
+fn a_template_that_cannot_work_ends_chats_and_not_the_model() {
+    let copy = with_template("{{ 'x'.nope() }}");
+    let template = ChatTemplate::load_for_serving(&copy.files()).unwrap().unwrap();
+    assert!(
+        template.problem().is_some_and(|problem| problem.contains("nope") && problem.contains("tokenizer_config.json"))
+    );
+    let error = render(&template, json!([]), |_| ()).unwrap_err().to_string();
+    assert!(error.contains("nope") && error.contains("/v1/completions") && !error.contains('\n'), "{error}");
+    let working = ChatTemplate::load_for_serving(&with_template("{{ 1 }}").files()).unwrap().unwrap();
+    assert_eq!((working.problem(), render(&working, json!([]), |_| ()).unwrap().as_str()), (None, "1"));
+    // A broken file is not a matter of the template.
+    let broken = Copy::of("llama").write("tokenizer_config.json", "{");
+    message(ChatTemplate::load_for_serving(&broken.files()), &["tokenizer_config.json", "JSON"]);
+}
+
+#[test]
+fn a_template_in_the_file_of_a_processor_is_used_if_there_is_no_other() {
+    let file = |copy: Copy| copy.write("chat_template.json", r#"{"chat_template": "of the processor"}"#);
+    let load = |copy: Copy| ChatTemplate::load(&copy.files()).unwrap().unwrap();
+    assert_eq!(render(&load(file(with_template("own"))), json!([]), |_| ()).unwrap(), "own");
+    let without = file(Copy::of("llama").drop_key("tokenizer_config.json", "chat_template"));
+    assert_eq!(render(&load(without), json!([]), |_| ()).unwrap(), "of the processor");
+}

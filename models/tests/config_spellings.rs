@@ -191,3 +191,13 @@ fn rope_frequencies_follow_the_formula_and_its_scalings() {
     }
     assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
 }
+
+#[test]
+fn names_in_the_tree_of_a_decoder_are_apart_from_what_follows() {
+    let tree = |case: &str| with(case, json!({})).decoder.to_string();
+    let latent = tree("deepseek-v2-lite");
+    assert!(latent.contains("latent norm self_attn") || latent.contains("latent norm model"), "{latent}");
+    let shared = tree("qwen2-moe");
+    let line = shared.lines().find(|line| line.contains("shared ")).unwrap();
+    assert!(line.contains("shared     ") && !line.contains("shared      "), "{line}");
+}

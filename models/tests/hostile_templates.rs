@@ -14,7 +14,7 @@ const MEMORY: &str = "1048576";
 const PROGRAM: &str = "HOSTILE_TEMPLATES";
 
 /// Templates by what they do. What stands between two `§` is repeated seventy times.
-const TEMPLATES: [(&str, &str); 54] = [
+const TEMPLATES: [(&str, &str); 56] = [
     ("~ in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"),
     ("+ in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"),
     ("* in a loop", "{% set ns = namespace(x='x') %}{% for i in range(70) %}{% set ns.x = ns.x * 9 %}{% endfor %}"),
@@ -45,6 +45,8 @@ const TEMPLATES: [(&str, &str); 54] = [
     ("indent", "{% set x = '\\n' * 9000000 %}{{ x|indent(9000000) }}"),
     ("format", "{{ '%9999999999d'|format(1) }}"),
     ("format of a text", "{{ '{:>9999999999}'.format('x') }}"),
+    ("a wide text", "{{ 'x'.center(9999999999) }}"),
+    ("a text that is split from its end", "{% set x = 'x ' * 4000000 %}{{ x.rsplit() }}"),
     ("batch", "{{ [1]|batch(9999999999, 'x')|list }}"),
     ("slice", "{{ [1]|slice(9999999999)|list }}"),
     ("a list of characters", "{% set x = 'x' * 9000000 %}{{ x|list|length }}"),

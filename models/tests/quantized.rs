@@ -485,6 +485,12 @@ fn every_weight_of_fp8_mxfp4_and_nf4_has_the_value_of_its_definition() {
     );
     modelopt.config = json!({"quantization_config": {"quant_algo": "FP8", "producer": {"name": "modelopt"}}});
     modelopt.check_whole("modelopt");
+    // The names of transformers.
+    let config = json!({"quant_method": "fp8", "activation_scheme": "static"});
+    let scale = 0.01f32.to_le_bytes().to_vec();
+    let transformers =
+        fp8(config, ".weight_scale_inv", &[], |_, _| 0).tensor(".activation_scale", Dtype::F32, &[], scale);
+    transformers.check_whole("static fp8");
     nf4(false).check_whole("nf4");
     nf4(true).check_whole("nested nf4");
     let experts = mxfp4();

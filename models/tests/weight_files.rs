@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 
 use crate::common::{Copy, files, message};
+use crate::counter::allocated_bytes;
 use half::{bf16, f16};
 use models::Weights;
 use safetensors::tensor::{SafeTensors, TensorView};
@@ -161,7 +162,29 @@ fn a_damaged_header_is_refused() {
         with_header(header);
     }
     let copy = Copy::of("llama").write(SINGLE, u64::MAX.to_le_bytes());
-    message(Weights::open(&copy.files()), &[SINGLE, "found 8 bytes", "18446744073709551615"]);
+    message(Weights::open(&copy.files()), &[SINGLE, "a header of 18446744073709551615 bytes", "at most 100000000"]);
+}
+
+#[test]
+fn a_header_costs_a_small_multiple_of_its_size() {
+    let one = |shape: &str| format!(r#""a": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [0, 0]}}"#);
+    let many: Vec<String> =
+        (0..20_000).map(|i| format!(r#""{i}": {{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}"#)).collect();
+    let notes: Vec<String> = (0..100_000).map(|i| format!(r#""{i}":"""#)).collect();
+    for header in [
+        one(&vec!["0"; 500_000].join(",")),
+        many.join(","),
+        format!(r#""__metadata__": {{{}}}, {}"#, notes.join(","), one("0")),
+    ] {
+        let header = format!("{{{header}}}");
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        let files = Copy::of("llama").write(SINGLE, &bytes);
+        let (files, before) = (files.files(), allocated_bytes());
+        let opened = Weights::open(&files).map(|weights| weights.names().count());
+        let taken = allocated_bytes() - before;
+        assert!(taken <= 24 * bytes.len(), "{taken} bytes for a header of {}", bytes.len());
+        assert!(opened.is_ok_and(|tensors| tensors == 1 || tensors == 20_000));
+    }
 }
 
 #[test]

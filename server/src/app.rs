@@ -86,6 +86,17 @@ impl App {
         }
     }
 
+    /// How chats are written and read, in one line.
+    pub fn formats(&self) -> String {
+        let name = |names: &[&'static str]| names.first().copied().unwrap_or_default();
+        let template = match self.engine.chat_template() {
+            Some(template) if template.problem().is_none() => "that of the checkpoint",
+            _ => "none",
+        };
+        let (tools, reasoning) = (name(self.tool_format.names()), name(self.reasoning.names()));
+        format!("chat template: {template}; tool calls: {tools}; reasoning: {reasoning}")
+    }
+
     /// Returns a unique id for a response or a call.
     pub(super) fn fresh_id(&self, prefix: &str) -> String {
         format!("{prefix}-{:016x}{:08x}", self.id_base, self.ids.fetch_add(1, Ordering::Relaxed))

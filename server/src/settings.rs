@@ -85,7 +85,7 @@ pub struct Limits {
     pub max_inflight_bytes: usize,
     /// Maximum number of values and names in the JSON of a request, except lists of token ids and prompts.
     pub max_json_values: usize,
-    /// Maximum bytes of a text to tokenize; a sixteenth of it for text that the tokenizer cannot split.
+    /// Maximum bytes of a text to tokenize; a sixteenth of it for text that the tokenizer cannot cut.
     pub max_text_bytes: usize,
     /// Maximum number of tokens of all prompts of a request.
     pub max_request_tokens: usize,

@@ -11,7 +11,7 @@ use engine::TokenizeError;
 use super::app::App;
 use super::error::ApiError;
 
-/// Divisor of the text limit for text that the tokenizer cannot split.
+/// Divisor of the text limit for text that the tokenizer cannot cut.
 const UNSPLIT_DIVISOR: usize = 16;
 
 /// A request in preparation: the server's state, and whether the client is still connected.
@@ -78,6 +78,10 @@ impl Work {
             (Ok(()), TokenizeError::Stopped(tokens)) => {
                 let advice = "send a shorter text or raise --max-request-tokens";
                 ApiError::over(param, tokens, most_tokens, "tokens or more", advice)
+            }
+            (Ok(()), TokenizeError::TooLong { found, most }) => {
+                let advice = "send a shorter text or raise --max-text-bytes, of which this is a sixteenth";
+                ApiError::over(param, found, most, "bytes of text that the tokenizer cannot cut", advice)
             }
             (Ok(()), error) => ApiError::invalid(param, error),
         })

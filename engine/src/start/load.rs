@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::{Collective, Device};
 use models::lora::AdapterStore;
-use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, Pooling, Tokenizer, Weights};
+use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooling, Tokenizer, Weights};
 use sha2::{Digest, Sha256};
 
 use super::draft::OpenedDraft;
@@ -187,6 +187,15 @@ fn load_rank(engine: &EngineConfig, place: &Place) -> Result<LocalWorker, Engine
     Ok(together(&*place.world, started)?.worker)
 }
 
+/// What of a checkpoint is not used.
+fn unused_lines(config: &ModelConfig, template: Option<&ChatTemplate>) -> Vec<String> {
+    let chat = template.and_then(ChatTemplate::problem).map(|problem| format!("no chat: {problem}"));
+    let unread = (!config.unread.is_empty())
+        .then(|| format!("config.json: not read, but perhaps of effect: {}", config.unread.join(", ")));
+    let head = config.is_headless.then(|| "no output layer in the checkpoint: embeddings alone are served".to_string());
+    chat.into_iter().chain(unread).chain(head).collect()
+}
+
 /// Like [`load`] on a device that the caller may have opened.
 pub(crate) fn load_on(
     engine: &EngineConfig,
@@ -204,7 +213,7 @@ pub(crate) fn load_on(
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
         let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
         let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-        let chat_template = ChatTemplate::load(&opened.files)?;
+        let chat_template = ChatTemplate::load_for_serving(&opened.files)?;
         Ok((opened, kv_events, connector, defaults, chat_template))
     });
     let (opened, kv_events, connector, defaults, chat_template) = together(&*place.world, opened)?;
@@ -218,6 +227,7 @@ pub(crate) fn load_on(
     let (tokenizer, started) = together(&*place.world, started)?;
     let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
     notes.extend((!place.is_alone()).then(|| place.line()));
+    notes.extend(unused_lines(&opened.config, chat_template.as_ref()));
     notes.extend(engine.parallel.splits_sums().then(|| sums_line(&opened.config.decoder)));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
     notes.extend(engine.itl_target.map(|target| format!("target between tokens: {target}")));
@@ -255,6 +265,7 @@ pub(crate) fn load_on(
         info: worker_info,
         sched: plan.sched,
         eos_token_ids: info.eos_token_ids.clone(),
+        is_headless: config.is_headless,
         seed: engine.seed.unwrap_or_else(random_seed),
         adapters,
         itl_target: engine.itl_target,

@@ -60,6 +60,7 @@ pub struct Engine {
     requests: HashMap<RequestId, LiveRequest>,
     adapters: AdapterNames,
     eos_token_ids: Vec<u32>,
+    is_headless: bool,
     max_model_len: usize,
     seed: u64,
     next_id: u64,
@@ -105,6 +106,8 @@ pub struct EngineParts {
     pub sched: SchedConfig,
     /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
+    /// The model has no output layer, so that it only gives embeddings.
+    pub is_headless: bool,
     /// Base from which the seeds of requests without a seed are derived.
     pub seed: u64,
     /// Where the worker finds adapters; `None` if it takes none.
@@ -126,7 +129,7 @@ impl Engine {
     /// # Errors
     /// The sizes in `sched` contradict each other.
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
-        let EngineParts { worker, info, sched, eos_token_ids, seed, itl_target, .. } = parts;
+        let EngineParts { worker, info, sched, eos_token_ids, is_headless, seed, itl_target, .. } = parts;
         let EngineParts { adapters, speculation, kv_events, kv_transfer, .. } = parts;
         let max_model_len = sched.max_model_len;
         let block_events = kv_events.is_some();
@@ -154,6 +157,7 @@ impl Engine {
             requests: HashMap::new(),
             adapters: AdapterNames::new(adapters),
             eos_token_ids,
+            is_headless,
             max_model_len,
             seed,
             next_id: 0,
@@ -218,6 +222,11 @@ impl Engine {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
         check(&request, self.info.vocab_size, self.max_model_len)?;
+        if self.is_headless && request.params.pooling.is_none() {
+            let problem =
+                "the checkpoint is a decoder without an output layer, which cannot generate: request embeddings";
+            return Err(SubmitError::invalid("model", problem));
+        }
         let GenerationRequest { prompt, params, priority, cache_salt, adapter, kv_transfer } = request;
         let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
         if constraint.is_some() && params.beam.is_some() {

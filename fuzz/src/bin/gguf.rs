@@ -1,6 +1,8 @@
 //! Any bytes as a GGUF file: libFuzzer searches for those that cause a panic.
 #![no_main]
 
+#[path = "../../../device/tests/support/allocations.rs"]
+mod counter;
 #[path = "../../../models/tests/gguf/fuzzed.rs"]
 mod fuzzed;
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use hub::{Event, HubError, ModelId, Options};
+use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -177,7 +178,8 @@ pub fn bytes(len: usize) -> Vec<u8> {
 fn answer(request: &Request, files: &BTreeMap<String, File>, contents: &str) -> Reply {
     let resolve = format!("/{REPO}/resolve/{COMMIT}/");
     if request.path == format!("/api/models/{REPO}/revision/main") {
-        return listing(files.keys().map(String::as_str));
+        let sizes = files.iter().map(|(name, file)| json!({"rfilename": name, "size": file.bytes.len()}));
+        return listing_of(sizes.collect());
     }
     let Some(File { bytes, etag }) = request.path.strip_prefix(&resolve).and_then(|name| files.get(name)) else {
         return Reply::status(404).with("X-Error-Code", "EntryNotFound");
@@ -194,8 +196,11 @@ fn answer(request: &Request, files: &BTreeMap<String, File>, contents: &str) -> 
 
 /// The listing of a revision.
 pub fn listing<'a>(names: impl IntoIterator<Item = &'a str>) -> Reply {
-    let siblings: Vec<_> = names.into_iter().map(|name| serde_json::json!({"rfilename": name})).collect();
-    let text = serde_json::json!({"id": REPO, "sha": COMMIT, "private": false, "siblings": siblings}).to_string();
+    listing_of(names.into_iter().map(|name| json!({"rfilename": name})).collect())
+}
+
+fn listing_of(siblings: Vec<Value>) -> Reply {
+    let text = json!({"id": REPO, "sha": COMMIT, "private": false, "siblings": siblings}).to_string();
     Reply::ok(text.into_bytes())
 }
 

@@ -155,7 +155,9 @@ fn read(stream: &mut impl Read) -> Option<Request> {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let first = lines.next()?;
     let mut words = first.split(' ');
-    let (method, path) = (words.next()?.to_string(), words.next()?.to_string());
+    let (method, path) = (words.next()?.to_string(), words.next()?);
+    // The query of every listing.
+    let path = path.strip_suffix("?blobs=true").unwrap_or(path).to_string();
     let pairs = lines.take_while(|line| !line.is_empty());
     let headers = pairs.filter_map(|line| line.split_once(": ").map(|(name, value)| (name.into(), value.into())));
     Some(Request { method, path, headers: headers.collect() })

@@ -48,7 +48,10 @@ impl Raised {
 }
 
 /// The compiled templates of a checkpoint, which threads can share.
+#[derive(Default)]
 pub(super) struct Templates {
+    /// Why they cannot be used.
+    pub problem: Option<String>,
     environment: Environment<'static>,
     by_name: BTreeMap<String, Template>,
 }
@@ -66,7 +69,12 @@ impl Templates {
         for (name, template) in templates {
             by_name.insert(name, Template::compile(&template)?);
         }
-        Ok(Templates { environment: environment(), by_name })
+        Ok(Templates { environment: environment(), by_name, problem: None })
+    }
+
+    /// Templates that cannot be used.
+    pub fn unusable(problem: String) -> Templates {
+        Templates { problem: Some(problem), ..Templates::default() }
     }
 
     pub fn has(&self, name: &str) -> bool {

@@ -18,6 +18,8 @@ use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::methods;
+
 /// Budget of one rendering in bytes: a constant part (a message needs tens of thousands), and a part per byte of input, because
 /// templates copy, cut and join their input.
 const TOTAL: (usize, usize) = (128 << 20, 32);
@@ -223,7 +225,8 @@ pub fn install(environment: &mut Environment<'static>) {
             _ => charge_before(method, &all)?,
         }
         all.iter().try_for_each(|value| read_value(value, 0, false))?;
-        unknown_method_callback(state, value, method, arguments)
+        methods::call(value, method, arguments, &charge_text)
+            .unwrap_or_else(|| unknown_method_callback(state, value, method, arguments))
     });
 }
 
@@ -262,12 +265,12 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
         }
         "chain" => charge(NESTED),
         "batch" | "slice" => charge(text(0).map_or(0, str::len).saturating_add(count(1)).saturating_mul(VALUE)),
-        "list" | "lines" | "split" | "splitlines" | "sort" | "unique" | "groupby" | "map" | "select" | "reject"
-        | "selectattr" | "rejectattr" | "zip" => {
+        "list" | "lines" | "split" | "rsplit" | "splitlines" | "sort" | "unique" | "groupby" | "map" | "select"
+        | "reject" | "selectattr" | "rejectattr" | "zip" => {
             // A text is split into at most as many texts as it has characters.
             let separated = match (name, text(0), text(1)) {
-                ("split", Some(text), Some(by)) => text.matches(by).count() + 1,
-                ("split", Some(text), None) => text.split_whitespace().count(),
+                ("split" | "rsplit", Some(text), Some(by)) => text.matches(by).count() + 1,
+                ("split" | "rsplit", Some(text), None) => text.split_whitespace().count(),
                 ("lines" | "splitlines", Some(text), _) => {
                     text.bytes().filter(|b| matches!(b, b'\n' | b'\r')).count() + 1
                 }

@@ -6,6 +6,7 @@
 
 mod environment;
 mod guard;
+mod methods;
 mod python;
 mod rewrite;
 mod source;
@@ -46,6 +47,9 @@ pub enum TemplateError {
     /// The template refuses the conversation (`raise_exception`).
     #[error("the chat template refuses these messages: {0}")]
     Refused(String),
+    /// The template cannot be used for any conversation.
+    #[error("{0}; send a prompt to /v1/completions, or use a checkpoint whose template works")]
+    Unusable(String),
     /// The template fails on the conversation.
     #[error("the chat template fails on these messages: {0}")]
     Failed(String),
@@ -61,6 +65,7 @@ pub enum TemplateError {
 }
 
 /// A checkpoint's chat template, which threads can share.
+#[derive(Default)]
 pub struct ChatTemplate {
     templates: Templates,
     /// Text of `bos_token`, `eos_token` and so on.
@@ -84,11 +89,34 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
+    /// Like [`ChatTemplate::load`], but a template that cannot be used does not keep the model from working: every rendering fails
+    /// instead.
+    ///
+    /// # Errors
+    /// A file is broken.
+    pub fn load_for_serving(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+        match ChatTemplate::load(files) {
+            Err(error @ LoadError::ChatTemplate { .. }) => {
+                let templates = Templates::unusable(error.to_string());
+                Ok(Some(ChatTemplate { templates, ..ChatTemplate::default() }))
+            }
+            other => other,
+        }
+    }
+
+    /// Why the template cannot be used.
+    pub fn problem(&self) -> Option<&str> {
+        self.templates.problem.as_deref()
+    }
+
     /// The prompt of a conversation. It includes special tokens as text, so encode it without adding any.
     ///
     /// # Errors
     /// The template refuses the conversation or fails on it, or the input contradicts itself.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
+        if let Some(problem) = self.problem() {
+            return Err(TemplateError::Unusable(problem.to_string()));
+        }
         let mut messages = input.messages.to_vec();
         alias_reasoning(&mut messages);
         if !input.continue_final_message {

@@ -12,6 +12,8 @@ pub(super) const TOOL_USE: &str = "tool_use";
 
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";
+/// The older name of the file in multimodal checkpoints: an object with `chat_template`.
+const PROCESSOR_FILE: &str = "chat_template.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 
@@ -30,23 +32,28 @@ pub(super) struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// Finds the templates of a checkpoint. Template files take precedence over `tokenizer_config.json`.
+    /// Finds the templates of a checkpoint. `chat_template.jinja` takes precedence over `tokenizer_config.json`, and that
+    /// over `chat_template.json`.
     pub fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
         let config: Map<String, Value> = files.read_optional_json(TOKENIZER_CONFIG)?;
         let (file, templates) = if files.exists(TEMPLATE_FILE) {
             (TEMPLATE_FILE, template_files(files)?)
         } else {
-            let file = files.locate(TOKENIZER_CONFIG);
-            let templates = match config.get("chat_template") {
-                None | Some(Value::Null) => return Ok(None),
-                Some(value) => named_templates(value).ok_or_else(|| LoadError::Setting {
-                    file,
+            let processor: Map<String, Value> = files.read_optional_json(PROCESSOR_FILE)?;
+            let stated = [(TOKENIZER_CONFIG, &config), (PROCESSOR_FILE, &processor)];
+            let found = stated
+                .into_iter()
+                .find_map(|(file, map)| Some((file, map.get("chat_template").filter(|value| !value.is_null())?)));
+            let templates = match found {
+                None => return Ok(None),
+                Some((file, value)) => named_templates(value).ok_or_else(|| LoadError::Setting {
+                    file: files.locate(file),
                     key: "chat_template".to_string(),
                     found: "of another type".to_string(),
                     expected: "a string, or a list of objects with `name` and `template`".to_string(),
                 })?,
             };
-            (TOKENIZER_CONFIG, templates)
+            (found.map_or(TOKENIZER_CONFIG, |(file, _)| file), templates)
         };
         let fallback: Map<String, Value> = files.read_optional_json(SPECIAL_TOKENS_MAP)?;
         let token = |name: &&str| {

@@ -11,6 +11,9 @@ use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::gguf::GgufModel;
 
+/// Greatest size of a file that is not weights, several times that of the largest published `tokenizer.json`.
+const MAX_SETTINGS: usize = 256 << 20;
+
 /// The files of one checkpoint.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
@@ -97,12 +100,29 @@ impl ModelFiles {
         found.ok_or_else(|| self.missing(file, "a checkpoint folder in Hugging Face layout, which holds this file"))
     }
 
+    /// The contents of a file that is not weights.
+    ///
+    /// # Errors
+    /// It is missing, cannot be opened, or is larger than any such file.
+    pub(crate) fn settings(&self, file: &str) -> Result<FileBytes, LoadError> {
+        let bytes = self.bytes(file)?;
+        match bytes.len() > MAX_SETTINGS {
+            false => Ok(bytes),
+            true => Err(LoadError::Setting {
+                file: self.locate(file),
+                key: "size".to_string(),
+                found: format!("{} bytes", bytes.len()),
+                expected: format!("at most {MAX_SETTINGS}, for a file that is not weights"),
+            }),
+        }
+    }
+
     /// `file` parsed as JSON.
     ///
     /// # Errors
-    /// It is missing, not JSON or does not have `T`'s structure.
+    /// It is missing, too large, not JSON or does not have `T`'s structure.
     pub fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, LoadError> {
-        serde_json::from_slice(&self.bytes(file)?)
+        serde_json::from_slice(&self.settings(file)?)
             .map_err(|error| LoadError::Json { file: self.locate(file), problem: one_line(error) })
     }
 

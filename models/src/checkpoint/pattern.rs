@@ -50,13 +50,30 @@ impl Pattern {
         built.map(Pattern::Expression).map_err(|error| format!("a regular expression that cannot be used ({error})"))
     }
 
-    /// Whether a name matches. An expression that takes too many steps matches nothing.
-    pub fn matches(&self, name: &str) -> bool {
+    /// Whether a name matches. An error is what was found: an expression that takes too many steps.
+    pub fn matches(&self, name: &str) -> Result<bool, String> {
         match self {
             Pattern::Suffix(suffix) => {
-                name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+                Ok(name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
             }
-            Pattern::Expression(expression) => expression.is_match(name).unwrap_or(false),
+            Pattern::Expression(expression) => expression.is_match(name).map_err(|_| {
+                let expression: String = expression.as_str().chars().take(80).collect();
+                format!("the expression {expression:?}, which takes more than {MOST_STEPS} steps for a name")
+            }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_that_takes_too_many_steps_is_an_error_and_no_answer() {
+        // The reference to a group needs a search with steps back.
+        let slow = Pattern::start(r"(?:(a|aa)+)+\1c").unwrap();
+        assert_eq!(slow.matches("aac"), Ok(true));
+        let problem = slow.matches(&"a".repeat(80)).unwrap_err();
+        assert!(problem.contains("more than 10000 steps") && problem.len() < 200, "{problem}");
     }
 }

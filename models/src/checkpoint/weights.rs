@@ -6,14 +6,16 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::path::{Component, Path};
 
 use device::Dtype;
 use device::gemm::{StoredFormat, StoredRows};
-use safetensors::tensor::Metadata;
-use serde::{Deserialize, Serialize};
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::bytes::FileBytes;
@@ -27,6 +29,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Size of the little-endian header length at the start of the file.
 const LENGTH_BYTES: usize = 8;
+/// Greatest size of a header, which is also that of the library's own reader.
+const MAX_HEADER: u64 = 100_000_000;
 
 /// A tensor in its file: row-major, little-endian.
 #[derive(Clone, Debug)]
@@ -399,18 +403,53 @@ fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
         return Err((found, format!("at least {LENGTH_BYTES}, the length of a safetensors header")));
     };
     let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err((format!("a header of {length} bytes"), format!("at most {MAX_HEADER}")));
+    }
     let Some(header) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
         return Err((found, format!("a header of {length} bytes and the tensors")));
     };
-    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| {
-        (format!("a header that cannot be read ({})", one_line(error)), "a safetensors header".to_string())
-    })?;
+    let broken = |problem: String| (format!("a header that cannot be read ({problem})"), "a safetensors header".into());
+    let HeaderTensors(mut tensors) = serde_json::from_slice(header).map_err(|error| broken(one_line(error)))?;
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let metadata = Metadata::new(None, tensors).map_err(|error| broken(one_line(error)))?;
     let data_start = LENGTH_BYTES + header.len();
     let expected = data_start.saturating_add(metadata.data_len());
     if expected != bytes.len() {
         return Err((found, format!("{expected} bytes according to its header")));
     }
     Ok((metadata, data_start))
+}
+
+/// The tensors in a header. The library's own type keeps a second form of the whole header while it reads.
+struct HeaderTensors(Vec<(String, TensorInfo)>);
+
+impl<'de> Deserialize<'de> for HeaderTensors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<HeaderTensors, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = HeaderTensors;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from names to tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderTensors, A::Error> {
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                tensors.push((name, map.next_value()?));
+            }
+        }
+        Ok(HeaderTensors(tensors))
+    }
 }
 
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model

@@ -7,6 +7,9 @@ use super::linear::Linear;
 use super::norm::Norm;
 use super::rope::Rope;
 
+/// Greatest size of a head: a larger one means a broken file.
+pub(crate) const MAX_HEAD_DIM: u64 = 1 << 12;
+
 /// Self-attention with grouped queries (Ainslie et al., "GQA", 2023).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attention {

@@ -7,7 +7,8 @@ use super::{
     Attention, Branch, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Recurrent, Role, Rope, RopeScaling,
 };
 
-const LABEL_WIDTH: usize = 11;
+/// Width of the names; a longer one is followed by a space, too.
+const LABEL_WIDTH: usize = 10;
 
 /// A line of the tree and the lines below it.
 #[derive(PartialEq)]
@@ -18,7 +19,7 @@ struct Node {
 
 impl Node {
     fn new(label: &str, text: impl fmt::Display, children: Vec<Node>) -> Node {
-        Node { text: format!("{label:<LABEL_WIDTH$}{text}"), children }
+        Node { text: format!("{label:<LABEL_WIDTH$} {text}"), children }
     }
 
     fn print(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
@@ -133,10 +134,10 @@ fn cap(cap: Option<f32>) -> String {
 }
 
 fn cut_layer_number(node: &mut Node, number: usize) {
-    if let Some((label, name)) = node.text.split_at_checked(LABEL_WIDTH)
-        && let Some((_, rest)) = name.split_once(&format!(".{number}."))
+    if let Some((before, rest)) = node.text.split_once(&format!(".{number}."))
+        && let Some(space) = before.rfind(' ')
     {
-        node.text = format!("{label}{rest}");
+        node.text = format!("{}{rest}", &before[..=space]);
     }
     node.children.iter_mut().for_each(|child| cut_layer_number(child, number));
 }
@@ -229,7 +230,7 @@ fn experts(layer: &Experts) -> Node {
     children.extend(layer.shared.iter().map(|shared| {
         let gate = if layer.shared_gate { ", gated" } else { "" };
         let Node { text, children } = mlp(shared);
-        Node { text: text.replace("mlp", "shared") + gate, children }
+        Node::new("shared", text.trim_start_matches("mlp").trim_start().to_string() + gate, children)
     }));
     Node::new("experts", text, children)
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::Family;
 use super::sizes::{self, MAX_POSITIONS};
+use super::unread;
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
@@ -34,6 +35,12 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// End-of-sequence token ids (a number or a list in the file).
     pub eos_token_ids: Vec<u32>,
+    /// The checkpoint is that of a decoder without an output layer: it gives embeddings and cannot generate.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_headless: bool,
+    /// Keys that the family does not read and that may change the results.
+    #[serde(skip)]
+    pub unread: Vec<String>,
 }
 
 impl ModelConfig {
@@ -60,15 +67,23 @@ impl ModelConfig {
         }
         let prefix = if is_part { format!("{TEXT}.") } else { String::new() };
         let fields = Fields::new(files.locate(FILE), prefix, &map);
-        let family = super::find(&fields, is_part)?;
+        let (family, is_headless) = super::find(&fields, is_part)?;
         QuantizationConfig::load(files)?;
         let max_position_embeddings = positions(family, &fields)?;
+        let mut decoder = (family.declare)(&fields, max_position_embeddings)?;
+        if is_headless {
+            decoder.head.linear = None;
+        }
+        let predictor = (family.predict)(&fields, max_position_embeddings)?;
+        let eos_token_ids = fields.token_ids("eos_token_id")?;
         Ok(ModelConfig {
             architecture: family.architectures.first().copied().unwrap_or_default(),
-            decoder: (family.declare)(&fields, max_position_embeddings)?,
-            predictor: (family.predict)(&fields, max_position_embeddings)?,
+            decoder,
+            predictor,
             max_position_embeddings,
-            eos_token_ids: fields.token_ids("eos_token_id")?,
+            eos_token_ids,
+            is_headless,
+            unread: unread::check(&fields)?,
         })
     }
 }

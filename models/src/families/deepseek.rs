@@ -24,9 +24,9 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["DeepseekV3ForCausalLM"],
         model_types: &["deepseek_v3", "kimi_k2"],
-        declare: |fields, max_positions| declare(fields, max_positions, routing_v3),
+        declare: |fields, max_positions| declare(fields, max_positions, routing),
         predict: |fields, max_positions| {
-            let (common, layer) = layers(fields, max_positions, routing_v3)?;
+            let (common, layer) = layers(fields, max_positions, routing)?;
             predictor(fields, &common, layer)
         },
         largest: "moonshotai/Kimi-K2-Instruct (1T, in bfloat16)",
@@ -182,22 +182,41 @@ pub(super) fn latent(common: &Common, layer: usize, sizes: &LatentSizes) -> Atte
     attention
 }
 
+/// Number of experts and routing of V3 itself, with the groups that transformers takes for absent keys.
+fn routing(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {
+    routing_v3(fields, [8, 4])
+}
+
+/// Checks that experts are scored as the family does it.
+fn check_scores(fields: &Fields<'_>, scores: &str) -> Result<(), LoadError> {
+    match fields.string("scoring_func")? {
+        Some(other) if other != scores => Err(fields.wrong("scoring_func", format!("{scores:?}"))),
+        _ => Ok(()),
+    }
+}
+
 /// Number of experts and routing of V2: softmax scores, groups ranked by their best expert.
 fn routing_v2(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {
+    check_scores(fields, "softmax")?;
     let (count, top_k) = experts::counts(fields, ["n_routed_experts", "num_experts_per_tok"])?;
     let groups = match fields.string("topk_method")? {
         None | Some("greedy") => None,
-        Some("group_limited_greedy") => groups(fields, count, top_k, false)?,
+        Some("group_limited_greedy") => groups(fields, count, top_k, [1, 1], false)?,
         Some(_) => return Err(fields.wrong("topk_method", "\"greedy\" or \"group_limited_greedy\"")),
     };
     let scale = positive(fields, "routed_scaling_factor")?.unwrap_or(1.0) as f32;
     Ok((count, Routing { groups, scale, ..experts::routing(Scores::Softmax, top_k) }))
 }
 
-/// Number of experts and routing: sigmoid scores, a bias for the choice alone, groups ranked by their two best experts.
-pub(super) fn routing_v3(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {
+/// Number of experts and routing: sigmoid scores, a bias for the choice alone, groups ranked by their two best experts. `default`: the
+/// numbers of groups, and of those that are chosen from, if they are not stated.
+pub(super) fn routing_v3(fields: &Fields<'_>, default: [usize; 2]) -> Result<(usize, Routing), LoadError> {
+    check_scores(fields, "sigmoid")?;
+    if !matches!(fields.string("topk_method")?, None | Some("noaux_tc")) {
+        return Err(fields.wrong("topk_method", "\"noaux_tc\""));
+    }
     let (count, top_k) = experts::counts(fields, ["n_routed_experts", "num_experts_per_tok"])?;
-    let groups = groups(fields, count, top_k, true)?;
+    let groups = groups(fields, count, top_k, default, true)?;
     let routing = Routing {
         choice_bias: Some("gate.e_score_correction_bias".to_string()),
         groups,
@@ -213,10 +232,11 @@ pub(super) fn groups(
     fields: &Fields<'_>,
     count: usize,
     top_k: usize,
+    default: [usize; 2],
     by_two: bool,
 ) -> Result<Option<Groups>, LoadError> {
-    let groups = sizes::optional(fields, "n_group", MAX_GROUPS)?.unwrap_or(1);
-    let top = sizes::optional(fields, "topk_group", MAX_EXPERTS)?.unwrap_or(1);
+    let groups = sizes::optional(fields, "n_group", MAX_GROUPS)?.unwrap_or(default[0]);
+    let top = sizes::optional(fields, "topk_group", MAX_EXPERTS)?.unwrap_or(default[1]);
     if !count.is_multiple_of(groups) {
         return Err(fields.wrong("n_group", format!("a divisor of the number of experts, {count}")));
     }

@@ -21,7 +21,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(0) as usize;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
-    let (count, mut routing) = deepseek::routing_v3(fields)?;
+    let (count, mut routing) = deepseek::routing_v3(fields, [1, 1])?;
     routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(false);
     Ok(common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(bias, bias);

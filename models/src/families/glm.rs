@@ -72,7 +72,7 @@ fn layers_moe(fields: &Fields<'_>, max_positions: usize) -> Result<(Common, impl
     let head_norms = fields.boolean("use_qk_norm")?.unwrap_or(false);
     let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(1) as usize;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
-    let (count, routing) = deepseek::routing_v3(fields)?;
+    let (count, routing) = deepseek::routing_v3(fields, [1, 1])?;
     let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(1) as usize;
     let parts = common.clone();
     let layer = move |layer| {

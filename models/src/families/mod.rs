@@ -3,7 +3,8 @@
 //! A family is one file that reads like its model card: the keys that it reads, with the defaults of transformers, and its
 //! layers. To add one, write a file here and add it to [`FAMILIES`]; docs/adding-a-model.md shows the steps. A value that would
 //! change the results and is not supported (another activation, another rope, a quantised checkpoint) is an error that names the
-//! key. Keys that do not affect the results are ignored.
+//! key. Keys that are known not to affect the results are ignored; [`ModelConfig::unread`] names the others that a family does not
+//! read.
 
 mod arcee;
 mod bloom;
@@ -50,6 +51,7 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod unknown;
+mod unread;
 
 use serde_json::Value;
 
@@ -170,8 +172,9 @@ pub fn supported() -> impl Iterator<Item = Supported> {
 }
 
 /// Finds the family named by `architectures`, or by `model_type` if that key is absent. For the text part of a multimodal
-/// checkpoint, `model_type` counts first, because one wrapper serves several families.
-fn find(fields: &Fields<'_>, is_part: bool) -> Result<&'static Family, LoadError> {
+/// checkpoint, `model_type` counts first, because one wrapper serves several families. Returns also whether the name is that of the bare
+/// decoder (`MistralModel`), which has no output layer.
+fn find(fields: &Fields<'_>, is_part: bool) -> Result<(&'static Family, bool), LoadError> {
     let class = fields.read("architectures", "a list with the name of one architecture", |value| {
         match value.as_array()?.as_slice() {
             [Value::String(name)] => Some(name.as_str()),
@@ -187,5 +190,11 @@ fn find(fields: &Fields<'_>, is_part: bool) -> Result<&'static Family, LoadError
         (false, None) => by_type(),
     };
     let name = if is_part { model_type.or(class) } else { class.or(model_type) };
+    let bare = || {
+        let stem = class.filter(|_| !is_part)?.strip_suffix("Model")?;
+        let whole = ["ForCausalLM", "LMHeadModel"].map(|end| format!("{stem}{end}"));
+        all().find(|family| family.architectures.iter().any(|name| whole.iter().any(|whole| whole == name)))
+    };
+    let found = found.map(|family| (family, false)).or_else(|| Some((bare()?, true)));
     found.ok_or_else(|| unknown::error(fields, name, all()))
 }

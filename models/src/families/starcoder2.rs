@@ -23,6 +23,10 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let common = Common::read(fields, max_positions, SPEC)?;
     let windows = common.windows(fields, Windows::IfStated)?;
     let bias = fields.boolean("use_bias")?.unwrap_or(true);
+    // Of the program that trained the models; transformers does not read them either.
+    for key in ["activation_function", "mlp_type", "norm_type"] {
+        fields.get(key);
+    }
     Ok(common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(bias, bias);
         attention.window = windows[layer];

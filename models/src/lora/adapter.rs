@@ -151,7 +151,7 @@ fn factors<'a>(
             };
             return Err(unfit(tensor, problem));
         };
-        if !config.is_targeted(module) {
+        if !config.is_targeted(module)? {
             return Err(unfit(tensor, "adapter_config.json does not target"));
         }
         match found.get(name) {
@@ -169,7 +169,7 @@ fn factors<'a>(
         places.iter().any(has)
     };
     for (name, places) in &modules.places {
-        if config.is_targeted(name) && !read.contains(name.as_str()) && !is_covered(places) {
+        if config.is_targeted(name)? && !read.contains(name.as_str()) && !is_covered(places) {
             let (rank, _) = config.rank_and_scale(name, limits.rank)?;
             let expected = vec![rank, places.first().map_or(0, Place::module_inputs)];
             let tensor = quote(&format!("{PREFIX}{name}.lora_A.weight"));

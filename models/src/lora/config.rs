@@ -110,16 +110,40 @@ impl AdapterConfig {
     }
 
     /// Whether a module with this name is targeted.
-    pub fn is_targeted(&self, module: &str) -> bool {
-        let any = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(module));
-        any(&self.targets) && !any(&self.excluded) && self.has_layer(module)
+    ///
+    /// # Errors
+    /// A regular expression takes too many steps.
+    pub fn is_targeted(&self, module: &str) -> Result<bool, AdapterError> {
+        let any = |patterns: &[Pattern]| Ok::<_, AdapterError>(self.first(module, patterns, |it| it)?.is_some());
+        Ok(any(&self.targets)? && !any(&self.excluded)? && self.has_layer(module))
+    }
+
+    /// The first entry whose pattern matches a name.
+    fn first<'a, T>(
+        &self,
+        module: &str,
+        entries: &'a [T],
+        pattern: impl Fn(&T) -> &Pattern,
+    ) -> Result<Option<&'a T>, AdapterError> {
+        for entry in entries {
+            let matches = pattern(entry).matches(module).map_err(|found| LoadError::Setting {
+                file: self.file.clone(),
+                key: "target_modules, rank_pattern or alpha_pattern".to_string(),
+                found: one_line(found),
+                expected: "a shorter expression".to_string(),
+            })?;
+            if matches {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
     }
 
     /// The rank of a module and the factor s of its product.
     pub fn rank_and_scale(&self, module: &str, most_rank: usize) -> Result<(usize, f32), AdapterError> {
-        let rank = self.ranks.iter().find(|(pattern, _)| pattern.matches(module)).map_or(self.rank, |(_, rank)| *rank);
+        let rank = self.first(module, &self.ranks, |(pattern, _)| pattern)?.map_or(self.rank, |(_, rank)| *rank);
         self.check_rank(module, rank, most_rank)?;
-        let alpha = self.alphas.iter().find(|(pattern, _)| pattern.matches(module));
+        let alpha = self.first(module, &self.alphas, |(pattern, _)| pattern)?;
         let alpha = alpha.map_or(self.alpha, |(_, alpha)| *alpha);
         let divisor = if self.rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
         Ok((rank, (alpha / divisor) as f32))

@@ -7,9 +7,9 @@ pub enum TokenizeError {
     /// The tokenizer has no tokens for a text.
     #[error("the text cannot be tokenized: {0}")]
     Encode(String),
-    /// The text cannot be tokenized in pieces and is longer than the caller allows for one piece.
+    /// A stretch of the text cannot be tokenized in pieces and is longer than the caller allows for one piece.
     #[error(
-        "found a text of {found} bytes that this tokenizer cannot split, expected at most {most}; send a shorter text"
+        "found a text of {found} bytes that this tokenizer cannot cut, expected at most {most}; send a shorter text"
     )]
     TooLong {
         /// Size in bytes of the text that cannot be split.

@@ -8,12 +8,9 @@ use tokenizers::{
 };
 
 use super::model::{AnyModel, Pipeline};
-use super::sentencepiece::SentencePiece;
+use super::sentencepiece::{SPACE, SentencePiece};
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::gguf::{Kind, Role, Split, Vocabulary};
-
-/// The space in SentencePiece's vocabularies.
-const SPACE: &str = "\u{2581}";
 
 /// The steps around the model, as `tokenizer.json` has them.
 struct Steps {
@@ -45,7 +42,9 @@ fn assemble(vocabulary: &Vocabulary<'_>) -> Result<Pipeline, tokenizers::Error> 
         Kind::SentencePiece { scores, space_prefix, strip_after_special } => {
             let tokens = vocabulary.texts.iter().zip(&vocabulary.roles);
             let texts = tokens.map(|(text, role)| (*role != Role::Unused).then(|| text.clone()));
-            let model = SentencePiece::new(texts.collect(), scores.clone(), vocabulary.unknown);
+            let is_run = |text: &str| text.chars().count() > 1 && text.chars().all(|c| c == SPACE);
+            let runs = vocabulary.added().map(|(text, _)| text).filter(|text| is_run(text)).map(str::len).collect();
+            let model = SentencePiece::new(texts.collect(), scores.clone(), vocabulary.unknown, runs);
             (AnyModel::SentencePiece(model), sentence_piece(*space_prefix), *strip_after_special)
         }
     };
@@ -53,7 +52,12 @@ fn assemble(vocabulary: &Vocabulary<'_>) -> Result<Pipeline, tokenizers::Error> 
     tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer)?)?;
     tokenizer.with_pre_tokenizer(parse::<PreTokenizerWrapper>(steps.pre_tokenizer)?);
     tokenizer.with_decoder(parse::<DecoderWrapper>(steps.decoder)?);
-    tokenizer.with_post_processor(parse::<PostProcessorWrapper>(around(vocabulary))?);
+    let token = |id: Option<u32>, added: bool| {
+        let id = id.filter(|_| added)?;
+        Some((id, vocabulary.text(id)?))
+    };
+    let around = around(token(vocabulary.bos, vocabulary.add_bos), token(vocabulary.eos, vocabulary.add_eos));
+    tokenizer.with_post_processor(parse::<PostProcessorWrapper>(around)?);
     let added = vocabulary.added().map(|(text, role)| {
         let strips = strip && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
         AddedToken::from(text, role == Role::Special).normalized(false).rstrip(strips)
@@ -101,13 +105,8 @@ fn sentence_piece(space_prefix: bool) -> Steps {
     }
 }
 
-/// The special tokens around every text.
-fn around(vocabulary: &Vocabulary<'_>) -> Value {
-    let token = |id: Option<u32>, added: bool| {
-        let id = id.filter(|_| added)?;
-        Some((id, vocabulary.text(id)?))
-    };
-    let (before, after) = (token(vocabulary.bos, vocabulary.add_bos), token(vocabulary.eos, vocabulary.add_eos));
+/// The step that puts these special tokens around every text.
+pub(super) fn around(before: Option<(u32, &str)>, after: Option<(u32, &str)>) -> Value {
     let special = |(_, text): (u32, &str)| json!({"SpecialToken": {"id": text, "type_id": 0}});
     let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     let template = |sequences: &[&str]| {
@@ -128,6 +127,7 @@ fn around(vocabulary: &Vocabulary<'_>) -> Value {
 mod tests {
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
+    use super::super::pieces::{Pieces, Rest};
     use super::*;
     use crate::checkpoint::gguf::{find_pre_tokenizer, pre_tokenizers};
 
@@ -224,6 +224,138 @@ mod tests {
     fn every_name_of_a_pre_tokenizer_splits_without_loss() {
         for name in pre_tokenizers().split(", ").chain([""]) {
             assert_eq!(pieces(name).concat(), TEXT, "{name}");
+        }
+    }
+
+    /// A text of words, runs, other scripts, white space and added tokens.
+    fn text(seed: u64, bytes: usize) -> String {
+        const PARTS: [&str; 32] = [
+            "the",
+            " the",
+            " quick",
+            "brown ",
+            "\n",
+            "\r\n\n",
+            "   ",
+            " ",
+            "\t",
+            "it's",
+            "1234567",
+            " 42",
+            "é",
+            "e\u{301}",
+            "\u{301}",
+            "世界",
+            "你好。",
+            "🦀",
+            "<|im_end|>",
+            "<tool>",
+            "<s>",
+            " <s>  ",
+            "!?",
+            "…",
+            "WE'LL",
+            "AbC",
+            "\u{a0}",
+            "▁",
+            "▁▁",
+            "हिन्दी",
+            "한국",
+            "{\"a\": [1, 2]}",
+        ];
+        let (mut state, mut text) = (seed, String::new());
+        while text.len() < bytes {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let draw = (state >> 33) as usize;
+            // Now and then a run that is longer than a window.
+            let times = if draw.is_multiple_of(211) { 250 } else { 1 };
+            text += &PARTS[draw / 211 % PARTS.len()].repeat(times);
+        }
+        text
+    }
+
+    /// Compares texts in pieces with the same texts as a whole. Returns the number of pieces.
+    fn check_pieces(tokenizer: &Pipeline, name: &str) -> usize {
+        let pieces = Pieces::of(tokenizer).unwrap_or_else(|| panic!("{name} is not cut"));
+        let mut count = 0;
+        for seed in 0..2 {
+            let text = text(seed, 8_000);
+            let (mut ids, mut rest) = (Vec::new(), Rest::new(&text));
+            while let Some(later) = pieces.encode_next(tokenizer, rest, usize::MAX, &mut ids).unwrap() {
+                rest = later;
+                count += 1;
+            }
+            ids.extend(pieces.encode_rest(tokenizer, rest).unwrap());
+            let want = tokenizer.encode_fast(text.as_str(), false).unwrap();
+            let differs = ids.iter().zip(want.get_ids()).position(|(a, b)| a != b);
+            assert!(ids == want.get_ids(), "{name}, seed {seed}: from token {differs:?} on");
+        }
+        count
+    }
+
+    #[test]
+    fn every_pre_tokenizer_gives_the_ids_of_the_whole_text_in_pieces() {
+        let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+        let merges = [
+            ("Ġ", "t"),
+            ("t", "h"),
+            ("th", "e"),
+            ("Ġt", "h"),
+            ("Ġth", "e"),
+            ("Ċ", "Ċ"),
+            ("1", "2"),
+            ("Ġ", "Ġ"),
+            ("ä", "¸"),
+        ];
+        let mut tokens: Vec<String> = bytes.iter().map(|byte| byte.to_string()).collect();
+        tokens.sort();
+        tokens.extend(merges.map(|(left, right)| format!("{left}{right}")));
+        let mut seen = std::collections::HashSet::new();
+        for name in pre_tokenizers().split(", ").chain([""]) {
+            let known = find_pre_tokenizer(name).unwrap();
+            if !seen.insert((format!("{:?}", known.splits.as_ptr()), known.nfc)) {
+                continue;
+            }
+            let vocab: Vocab = tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
+            let model = BPE::builder().vocab_and_merges(vocab, merges.map(|(a, b)| (a.into(), b.into())).to_vec());
+            let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::Library(model.build().unwrap().into()));
+            let steps = byte_level(known.splits, known.nfc);
+            tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer).unwrap()).unwrap();
+            tokenizer.with_pre_tokenizer(parse::<PreTokenizerWrapper>(steps.pre_tokenizer).unwrap());
+            let added = ["<|im_end|>", "<tool>", "<s>"].map(|text| AddedToken::from(text, true).rstrip(text == "<s>"));
+            tokenizer.add_tokens(added).unwrap();
+            let count = check_pieces(&tokenizer, name);
+            assert!(count > 6, "{name}: {count} pieces");
+        }
+        assert!(seen.len() > 15, "{}", seen.len());
+    }
+
+    #[test]
+    fn sentence_piece_gives_the_ids_of_the_whole_text_in_pieces() {
+        let words = ["▁", "t", "h", "e", "▁t", "he", "▁the", "1", "2", "12", "世", "界", "世界", "\n", "b", "ab"];
+        let bytes: Vec<String> = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let runs: Vec<String> = (2..6).map(|count| "▁".repeat(count)).collect();
+        for (space_prefix, has_bytes, has_runs) in
+            [(false, true, true), (true, true, false), (true, false, true), (false, false, false)]
+        {
+            let mut texts: Vec<String> = words.map(String::from).to_vec();
+            texts.push("<unk>".to_string());
+            texts.extend(has_bytes.then_some(&bytes).into_iter().flatten().cloned());
+            let lengths = runs.iter().filter(|_| has_runs).map(String::len).collect();
+            texts.extend(runs.iter().filter(|_| has_runs).cloned());
+            let scores = (0..texts.len()).map(|id| -((id % 5) as f32)).collect();
+            let texts = texts.into_iter().map(Some).collect();
+            let model = SentencePiece::new(texts, scores, Some(words.len() as u32), lengths);
+            let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::SentencePiece(model));
+            let steps = sentence_piece(space_prefix);
+            tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer).unwrap()).unwrap();
+            let added = ["<|im_end|>", "<tool>", "<s>"].map(|text| {
+                AddedToken::from(text, true).normalized(false).rstrip(text == "<s>").lstrip(text == "<tool>")
+            });
+            tokenizer.add_tokens(added).unwrap();
+            let name = format!("prefix {space_prefix}, bytes {has_bytes}, runs {has_runs}");
+            let count = check_pieces(&tokenizer, &name);
+            assert!(count > 6, "{name}: {count} pieces");
         }
     }
 }

@@ -1,11 +1,16 @@
 //! Conversion of text to token ids and back, with the `tokenizers` library.
 //!
-//! `tokenizer.json` alone decides: its post-processor which special tokens are added, its added tokens which texts become one id.
+//! `tokenizer.json` decides: its post-processor which special tokens are added, its added tokens which texts become one id. Only the
+//! tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there.
 //! Padding and truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide.
 
 use std::collections::HashSet;
 
+use serde_json::{Map, Value};
+use tokenizers::PostProcessorWrapper;
+
 use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
 
 mod bytes;
@@ -18,9 +23,25 @@ mod sentencepiece;
 use bytes::TokenSpelling;
 pub use error::TokenizeError;
 use model::Pipeline;
-use pieces::Pieces;
+use pieces::{Pieces, Rest};
 
 const FILE: &str = "tokenizer.json";
+
+/// Files of tokenizers in other formats.
+const OTHERS: [&str; 6] =
+    ["tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "cl100k_base.tiktoken", "vocab.json"];
+
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Classes whose tokenizers put special tokens around texts as [`CONFIG`] says, whatever `tokenizer.json` has.
+const SURROUNDING: [&str; 6] = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+];
 
 /// A checkpoint's tokenizer; may be shared between threads.
 pub struct Tokenizer {
@@ -51,9 +72,18 @@ impl Tokenizer {
             }
             _ => {
                 let file = files.locate(FILE);
-                let inner = Pipeline::from_bytes(&*files.bytes(FILE)?)
+                if let Some(other) = OTHERS.into_iter().find(|other| !files.exists(FILE) && files.exists(other)) {
+                    return Err(files.missing(
+                        FILE,
+                        &format!(
+                            "this file: {other} is not read; convert it, for example with \
+                             transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                        ),
+                    ));
+                }
+                let inner = Pipeline::from_bytes(&*files.settings(FILE)?)
                     .map_err(|error| LoadError::Tokenizer { file: file.clone(), problem: one_line(error) })?;
-                (file, inner)
+                (file, surround(files, inner)?)
             }
         };
         let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
@@ -68,7 +98,7 @@ impl Tokenizer {
         let special = special.collect();
         let spelling = TokenSpelling::of(inner.get_decoder()).map_err(unusable)?;
         let bytes_per_token = bytes::per_token(&inner);
-        let pieces = Pieces::of(&inner, &spelling);
+        let pieces = Pieces::of(&inner);
         Ok(Tokenizer { inner, special, vocab_size, spelling, bytes_per_token, pieces, file })
     }
 
@@ -94,8 +124,8 @@ impl Tokenizer {
     }
 
     /// Like [`Tokenizer::encode`], but between the pieces of a long text `go_on` is called with the number of tokens so far, and
-    /// can stop. A text of more than `most_at_once` bytes that cannot be split is refused, because tokenizing takes hundreds of
-    /// bytes of memory per byte of text.
+    /// can stop. A text of more than `most_at_once` bytes without a place to cut it is refused, because tokenizing takes hundreds
+    /// of bytes of memory per byte of text.
     ///
     /// # Errors
     /// The vocabulary cannot represent the text, the text is too long, or `go_on` returned false.
@@ -106,22 +136,22 @@ impl Tokenizer {
         most_at_once: usize,
         mut go_on: impl FnMut(usize) -> bool,
     ) -> Result<Vec<u32>, TokenizeError> {
-        let (mut ids, mut rest) = (Vec::new(), text);
+        let (mut ids, mut rest) = (Vec::new(), Rest::new(text));
         if let Some(pieces) = &self.pieces {
-            while let Some(later) = pieces.encode_next(&self.inner, &self.spelling, rest, &mut ids)? {
+            while let Some(later) = pieces.encode_next(&self.inner, rest, most_at_once, &mut ids)? {
                 rest = later;
                 if !go_on(ids.len()) {
                     return Err(TokenizeError::Stopped(ids.len()));
                 }
             }
         }
-        if rest.len() > most_at_once {
-            return Err(TokenizeError::TooLong { found: rest.len(), most: most_at_once });
+        if rest.text.len() > most_at_once {
+            return Err(TokenizeError::TooLong { found: rest.text.len(), most: most_at_once });
         }
-        if ids.is_empty() {
-            return self.encode_whole(text, add_special);
+        match &self.pieces {
+            Some(pieces) if rest.text.len() < text.len() => ids.extend(pieces.encode_rest(&self.inner, rest)?),
+            _ => return self.encode_whole(text, add_special),
         }
-        ids.extend(self.encode_whole(rest, false)?);
         if add_special {
             // The special tokens around a text do not depend on it.
             let (bare, whole) = (self.encode_whole("a", false)?, self.encode_whole("a", true)?);
@@ -189,4 +219,31 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token))
     }
+}
+
+/// The tokenizer with the special tokens around texts that `tokenizer_config.json` states for some classes, as transformers has it.
+fn surround(files: &ModelFiles, mut inner: Pipeline) -> Result<Pipeline, LoadError> {
+    let map: Map<String, Value> = files.read_optional_json(CONFIG)?;
+    let config = Fields::new(files.locate(CONFIG), String::new(), &map);
+    let class = config.string("tokenizer_class")?.unwrap_or_default();
+    let stated = (config.boolean("add_bos_token")?, config.boolean("add_eos_token")?);
+    let (Some(bos), eos) = stated else { return Ok(inner) };
+    if !SURROUNDING.contains(&class) {
+        return Ok(inner);
+    }
+    let token = |key: &str, is_added: bool| {
+        if !is_added {
+            return Ok(None);
+        }
+        let value = config.get(key);
+        let text = value.and_then(|value| value.as_str().or_else(|| value.get("content")?.as_str()));
+        let found = text.and_then(|text| Some((inner.token_to_id(text)?, text.to_string())));
+        found.map(Some).ok_or_else(|| config.wrong(key, "a token of tokenizer.json, because it is added to texts"))
+    };
+    let (before, after) = (token("bos_token", bos)?, token("eos_token", eos.unwrap_or(false))?);
+    let [before, after] = [&before, &after].map(|token| token.as_ref().map(|(id, text)| (*id, text.as_str())));
+    let steps = serde_json::from_value(gguf::around(before, after));
+    let steps = steps.map_err(|error| LoadError::Tokenizer { file: files.locate(FILE), problem: one_line(error) })?;
+    inner.with_post_processor(Some::<PostProcessorWrapper>(steps));
+    Ok(inner)
 }

@@ -1,5 +1,6 @@
 //! SentencePiece's BPE: of all neighbours whose union is a token, those with the highest score are joined first, and of equal ones
-//! the leftmost. The library's BPE ranks pairs instead of unions, so it cannot express equal scores.
+//! the leftmost. The library's BPE ranks pairs instead of unions, so it cannot express equal scores. Tokens of several spaces are taken
+//! first, the longest one at each place, and join with nothing.
 //!
 //! Tokenizing costs `O(n log n)` time and about 100 bytes of memory per character.
 
@@ -8,6 +9,9 @@ use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 
 use tokenizers::Token;
+
+/// The space in its vocabularies.
+pub(super) const SPACE: char = '\u{2581}';
 
 /// A vocabulary with scores.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(super) struct SentencePiece {
     bytes: Vec<Option<u32>>,
     unknown: Option<u32>,
     longest: usize,
+    /// Bytes of the tokens of several spaces, longest first.
+    runs: Vec<usize>,
 }
 
 /// A part of the text: a linked list, whose joined elements become empty.
@@ -27,6 +33,8 @@ struct Symbol {
     at: Range<usize>,
     previous: Option<usize>,
     next: Option<usize>,
+    /// It joins with nothing.
+    is_run: bool,
 }
 
 /// Two neighbours that can be joined.
@@ -39,13 +47,19 @@ struct Join {
 }
 
 impl SentencePiece {
-    /// `texts` and `scores` are by id. Scores are finite.
-    pub fn new(texts: Vec<Option<String>>, scores: Vec<f32>, unknown: Option<u32>) -> SentencePiece {
+    /// `texts` and `scores` are by id. Scores are finite. `runs` are the tokens of several spaces.
+    pub fn new(
+        texts: Vec<Option<String>>,
+        scores: Vec<f32>,
+        unknown: Option<u32>,
+        mut runs: Vec<usize>,
+    ) -> SentencePiece {
+        runs.sort_unstable_by(|a, b| b.cmp(a));
         let named = (0..).zip(&texts).filter_map(|(id, text)| Some((text.clone()?, id)));
         let ids: HashMap<String, u32> = named.collect();
         let bytes = (0..=u8::MAX).map(|byte| ids.get(&format!("<0x{byte:02X}>")).copied()).collect();
         let longest = ids.keys().map(String::len).max().unwrap_or(0);
-        SentencePiece { ids, texts, scores, bytes, unknown, longest }
+        SentencePiece { ids, texts, scores, bytes, unknown, longest, runs }
     }
 
     pub fn id(&self, text: &str) -> Option<u32> {
@@ -69,10 +83,16 @@ impl SentencePiece {
     /// they are dropped.
     pub fn tokenize(&self, text: &str) -> Vec<Token> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
-        for (start, character) in text.char_indices() {
+        let most_spaces = self.runs.first().map_or(0, |bytes| bytes / SPACE.len_utf8());
+        let mut start = 0;
+        while let Some(character) = text[start..].chars().next() {
             let index = symbols.len();
+            let spaces = text[start..].chars().take(most_spaces).take_while(|c| *c == SPACE).count() * SPACE.len_utf8();
+            let run = self.runs.iter().find(|run| **run <= spaces);
+            let end = start + run.copied().unwrap_or(character.len_utf8());
             let previous = index.checked_sub(1);
-            symbols.push(Symbol { at: start..start + character.len_utf8(), previous, next: Some(index + 1) });
+            symbols.push(Symbol { at: start..end, previous, next: Some(index + 1), is_run: run.is_some() });
+            start = end;
         }
         if let Some(last) = symbols.last_mut() {
             last.next = None;
@@ -121,7 +141,7 @@ impl SentencePiece {
 
     fn join(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Join> {
         let at = symbols[left].at.start..symbols[right].at.end;
-        if at.len() > self.longest {
+        if at.len() > self.longest || symbols[left].is_run || symbols[right].is_run {
             return None;
         }
         let id = self.id(&text[at.clone()])?;

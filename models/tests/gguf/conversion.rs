@@ -6,6 +6,7 @@ use models::{ModelConfig, ModelFiles, Weights, check_weights};
 use serde_json::{Value, json};
 
 use super::made::{Made, f32_value, text_value, u32_value};
+use super::made_vocabulary::{files, sized};
 use crate::common::{folder, message};
 
 /// Number `i` of a tensor: a multiple of 1/64 from 1 to 2, so that 1 can be added without rounding.
@@ -274,6 +275,19 @@ fn every_architecture_reads_as_the_family_that_it_stands_for() {
             assert!(tensor.to_f32() == values(name, shape), "{case}: {name}");
         }
         assert_eq!(weights.names().count(), tensors.len(), "{case}");
+    }
+}
+
+#[test]
+fn a_window_of_zero_is_none() {
+    for architecture in ["phi3", "gemma3"] {
+        let made = sized(architecture).key(&format!("{architecture}.attention.sliding_window"), u32_value(0)).floats(
+            "token_embd.weight",
+            &[64, 8],
+            &[0.0; 512],
+        );
+        let config = ModelConfig::load(&files(&made).unwrap()).unwrap();
+        assert!(config.decoder.attention().all(|attention| attention.window.is_none()), "{architecture}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! GGUF files: the reader and the element types.
 
+mod bounds;
 mod conversion;
 mod fuzzed;
 mod made;

@@ -260,7 +260,7 @@ fn the_keys_say_which_tokens_surround_a_text_and_whether_a_space_precedes_it() {
 #[test]
 fn tokens_of_the_user_are_found_in_texts_and_stay_in_them() {
     let vocab =
-        byte_level(Some("qwen2"), &[("<tool>", USER_DEFINED), ("<|im_end|>", NORMAL), ("[PAD]", UNUSED)], &["a b"]);
+        byte_level(Some("qwen2"), &[("<tool>", USER_DEFINED), ("<|im_end|>", CONTROL), ("[PAD]", UNUSED)], &["a b"]);
     let tokenizer = vocab.tokenizer();
     let (merged, tool, end, pad) = (256, 257, 258, 259);
     assert_eq!(tokenizer.encode("ab<tool>ab<|im_end|>", false).unwrap(), [merged, tool, merged, end]);
@@ -287,7 +287,7 @@ fn tokens_that_end_a_text_are_known_by_their_keys_and_texts() {
         assert_eq!(ModelConfig::load(&files).unwrap().eos_token_ids, ids);
         ids
     };
-    let three = [("<|x|>", CONTROL), ("<|end|>", CONTROL), ("<|endoftext|>", NORMAL), ("<|return|>", CONTROL)];
+    let three = [("<|x|>", CONTROL), ("<|end|>", CONTROL), ("<|endoftext|>", CONTROL), ("<|return|>", CONTROL)];
     assert!(ends(&three[..1], &[]).is_empty());
     assert_eq!(ends(&three[..1], &[("tokenizer.ggml.eos_token_id", 256)]), [256]);
     assert_eq!(
@@ -297,6 +297,49 @@ fn tokens_that_end_a_text_are_known_by_their_keys_and_texts() {
     // A message of Harmony ends with <|end|>, the reply with the others.
     let harmony = [&three[..], &[("<|call|>", CONTROL)]].concat();
     assert_eq!(ends(&harmony, &[("tokenizer.ggml.eos_token_id", 259)]), [258, 259, 260]);
+    // What is no control token is text, unless a key names it: Gemma has the HTML tag, and Qwen a word that no merge makes.
+    let text = [("</s>", USER_DEFINED), ("<|im_end|>", NORMAL), ("<eos>", CONTROL)];
+    assert_eq!(ends(&text, &[]), [258]);
+    assert_eq!(ends(&text, &[("tokenizer.ggml.eot_token_id", 257)]), [257, 258]);
+}
+
+#[test]
+fn a_token_like_an_end_that_is_text_is_read_and_written_as_text() {
+    let merges = ["< /", "s >"];
+    let plain = byte_level(Some("qwen2"), &[], &merges).tokenizer();
+    let with_text = byte_level(Some("qwen2"), &[("</s>", NORMAL)], &merges).tokenizer();
+    let want = plain.encode("<s>old</s> new", false).unwrap();
+    assert_eq!(with_text.encode("<s>old</s> new", false).unwrap(), want);
+    assert!(!want.contains(&258) && !with_text.is_special(258));
+    assert_eq!(with_text.decode(&[258], true).unwrap(), "</s>");
+    let stated =
+        byte_level(Some("qwen2"), &[("</s>", NORMAL)], &merges).with("tokenizer.ggml.eos_token_id", u32_value(258));
+    assert_eq!(stated.tokenizer().encode("a</s>", false).unwrap(), [64, 258]);
+}
+
+#[test]
+fn tokens_of_several_spaces_are_found_after_spaces_are_replaced() {
+    // The vocabulary of Gemma: tokens of 2 to 4 spaces, written as spaces in the file, and a word with its space.
+    let mut vocab = sentence_piece(&[("▁", -1.0), ("a", -2.0), ("▁a", 5.0), ("\n", -3.0)]);
+    let spaces = ["  ", "   ", "    "].map(|text| (text.to_string(), USER_DEFINED, -1000.0));
+    vocab.tokens.extend(spaces);
+    let tokenizer = vocab.tokenizer();
+    let [space, a, word, line, two, three, four] = [3, 4, 5, 6, 7, 8, 9];
+    for (text, ids) in [
+        ("▁▁", vec![two]),
+        ("  ", vec![two]),
+        ("▁ ▁", vec![three]),
+        (" ▁", vec![two]),
+        ("     ", vec![four, space]),
+        // A run is taken before the word behind it; a space that is left over joins the word.
+        ("a    a", vec![a, four, a]),
+        ("a     a", vec![a, four, word]),
+        ("a a", vec![a, word]),
+        ("\n   a", vec![line, three, a]),
+    ] {
+        assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{text:?}");
+    }
+    assert_eq!(tokenizer.decode(&[a, four, word], false).unwrap(), "a     a");
 }
 
 #[test]

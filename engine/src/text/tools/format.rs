@@ -318,6 +318,20 @@ pub(super) const SPECS: [Spec; 13] = [
             has_lines: true,
         },
         tail: &[Space(""), Text("</function>"), Space("\n"), Usual("</tool_call>")],
+        // Seed-OSS.
+        variants: &[Spec {
+            between: &[Space("\n")],
+            head: &[Text("<seed:tool_call>"), Space("\n"), Text("<function="), Name(">\n"), Text(">"), Space("\n")],
+            arguments: Encoding::Tags {
+                key: "<parameter=",
+                key_end: ">",
+                value: "",
+                value_end: "</parameter>",
+                has_lines: true,
+            },
+            tail: &[Space(""), Text("</function>"), Space("\n"), Text("</seed:tool_call>")],
+            ..PLAIN
+        }],
         ..PLAIN
     },
     Spec {

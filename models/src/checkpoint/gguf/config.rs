@@ -6,6 +6,7 @@ use super::architectures::{ARCHITECTURES, Architecture, KEYS, REQUIRED, ROPE_FAC
 use super::file::Gguf;
 use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
+use crate::decoder::MAX_HEAD_DIM;
 
 const ARCHITECTURE: &str = "general.architecture";
 
@@ -57,7 +58,9 @@ pub(super) fn config(
     }
     for (name, key) in KEYS.iter().chain(architecture.keys) {
         if let Some(number) = metadata.number(key)? {
-            map.insert((*name).into(), number);
+            // Converters write 0 for no window, which a folder has as `null`.
+            let is_off = *name == "sliding_window" && number.as_u64() == Some(0);
+            map.insert((*name).into(), if is_off { Json::Null } else { number });
         }
     }
     let rows = gguf.tensors().get("token_embd.weight").and_then(|tensor| tensor.shape.first());
@@ -70,19 +73,22 @@ pub(super) fn config(
         map.insert("attention_bias".into(), json!(has("blk.0.attn_q.bias")));
         map.insert("mlp_bias".into(), json!(has("blk.0.ffn_up.bias")));
     }
-    heads(&metadata, &mut map)?;
-    if let Some(scaling) = rope_scaling(&metadata)? {
+    let pairs = heads(&metadata, &mut map)?;
+    if let Some(scaling) = rope_scaling(&metadata, pairs)? {
         map.insert("rope_scaling".into(), Json::Object(scaling));
     }
     map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
 }
 
-/// The size of a head, the share of it that is rotated, and the scale of the scores.
-fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+/// The size of a head, the share of it that is rotated, and the scale of the scores. Returns the number of pairs that are rotated.
+fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<usize, LoadError> {
     let count = |key: &str| metadata.count(key);
     let (width, heads) = (count("embedding_length")?.unwrap_or(0), count("attention.head_count")?.unwrap_or(0).max(1));
     let head_dim = count("attention.key_length")?.unwrap_or(width / heads);
+    if head_dim > MAX_HEAD_DIM {
+        return Err(metadata.wrong("attention.key_length", format!("heads of at most {MAX_HEAD_DIM}")));
+    }
     if count("attention.value_length")?.is_some_and(|value| value != head_dim) {
         return Err(metadata.wrong("attention.value_length", format!("{head_dim}, the size of a key")));
     }
@@ -98,19 +104,29 @@ fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), Loa
         let by_width = count("block_count")? == Some(metadata.architecture.scaled_by_width);
         map.insert("query_pre_attn_scalar".into(), json!(if by_width { width / heads } else { head_dim }));
     }
-    Ok(())
+    Ok(rotated as usize / 2)
 }
 
 /// `rope_scaling`, from the keys or from the factors of each frequency.
-fn rope_scaling(metadata: &Metadata<'_>) -> Result<Option<Map<String, Json>>, LoadError> {
+fn rope_scaling(metadata: &Metadata<'_>, pairs: usize) -> Result<Option<Map<String, Json>>, LoadError> {
     let Metadata { gguf, architecture } = *metadata;
     let factors = |name: &str| {
-        let tensor = gguf.tensors().get(name)?;
-        Some(tensor.kind.values(gguf.data(tensor)))
+        let Some(tensor) = gguf.tensors().get(name) else { return Ok(None) };
+        let found: usize = tensor.shape.iter().product();
+        match found == pairs {
+            // Few, so that neither their values nor their text cost much.
+            true => Ok(Some(tensor.kind.values(gguf.data(tensor)))),
+            false => Err(LoadError::Gguf {
+                file: gguf.file(tensor.part).to_string(),
+                found: format!("tensor {name} of {found} values"),
+                expected: format!("{pairs}, one for each pair of elements of a head that is rotated"),
+            }),
+        }
     };
     let mut map = Map::new();
     let mut set = |name: &str, value: Json| map.insert(name.to_string(), value);
-    let [all, long, short] = ROPE_FACTORS.map(factors);
+    let [all, long, short] = ROPE_FACTORS;
+    let (all, long, short) = (factors(all)?, factors(long)?, factors(short)?);
     let original = metadata.number("rope.scaling.original_context_length")?;
     if let Some(original) = &original {
         set("original_max_position_embeddings", original.clone());

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::architectures::Architecture;
 use super::config;
 use super::file::Gguf;
-use super::names::{self, Named};
+use super::names::{self, Counts, Named};
 use super::texts;
 use super::vocabulary::Vocabulary;
 use crate::checkpoint::bytes::FileBytes;
@@ -21,7 +21,7 @@ pub struct GgufModel {
     architecture: &'static Architecture,
     /// Names and contents of the files of a folder that the metadata stand for.
     files: Vec<(&'static str, Arc<[u8]>)>,
-    head_dim: usize,
+    counts: Counts,
 }
 
 impl GgufModel {
@@ -42,7 +42,12 @@ impl GgufModel {
         let vocabulary = Vocabulary::read(&gguf)?;
         let end_tokens = vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.end_tokens);
         let map = config::config(&gguf, architecture, end_tokens)?;
-        let head_dim = map.get("head_dim").and_then(Json::as_u64).unwrap_or(0) as usize;
+        let key = |key: &str| gguf.value(&format!("{}.{key}", architecture.name)).and_then(|value| value.unsigned());
+        let counts = Counts {
+            head_dim: map.get("head_dim").and_then(Json::as_u64).unwrap_or(0) as usize,
+            layers: key("block_count").unwrap_or(0),
+            experts: key("expert_count").unwrap_or(0),
+        };
         let mut maps =
             vec![("config.json", map), ("generation_config.json", texts::generation_config(&gguf, end_tokens))];
         if let Some(vocabulary) = &vocabulary {
@@ -51,7 +56,7 @@ impl GgufModel {
         let files = maps.into_iter().map(|(name, map)| (name, Json::Object(map).to_string().into_bytes().into()));
         let files = files.collect();
         drop(vocabulary);
-        Ok(GgufModel { gguf, architecture, files, head_dim })
+        Ok(GgufModel { gguf, architecture, files, counts })
     }
 
     /// A file of the folder that it stands for.
@@ -75,6 +80,6 @@ impl GgufModel {
 
     /// Its tensors.
     pub(crate) fn tensors(&self) -> Vec<Named> {
-        names::named(&self.gguf, self.architecture, self.head_dim)
+        names::named(&self.gguf, self.architecture, self.counts)
     }
 }

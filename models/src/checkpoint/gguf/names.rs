@@ -116,13 +116,24 @@ pub(crate) struct Named {
     pub data: Range<usize>,
 }
 
-/// All tensors but those that are part of the configuration. Tensors without a known name keep theirs.
-pub(super) fn named(gguf: &Gguf, architecture: &Architecture, head_dim: usize) -> Vec<Named> {
-    let tensors = gguf.tensors().iter().filter(|(name, _)| !ROPE_FACTORS.contains(&name.as_str()));
-    tensors.flat_map(|(name, tensor)| name_one(name, tensor, architecture, head_dim)).collect()
+/// Least bytes of an expert's matrix: with fewer, the names of experts would need more memory than the file has bytes.
+const LEAST_EXPERT: usize = 128;
+
+/// What the keys say of the tensors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub head_dim: usize,
+    pub layers: u64,
+    pub experts: u64,
 }
 
-fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, head_dim: usize) -> Vec<Named> {
+/// All tensors but those that are part of the configuration. Tensors without a known name keep theirs.
+pub(super) fn named(gguf: &Gguf, architecture: &Architecture, counts: Counts) -> Vec<Named> {
+    let tensors = gguf.tensors().iter().filter(|(name, _)| !ROPE_FACTORS.contains(&name.as_str()));
+    tensors.flat_map(|(name, tensor)| name_one(name, tensor, architecture, counts)).collect()
+}
+
+fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, counts: Counts) -> Vec<Named> {
     let with = |name: String, change: Change| Named {
         name,
         part: tensor.part,
@@ -142,6 +153,7 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, head_dim: 
     let Some((layer, module)) = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
         return unknown();
     };
+    let is_layer = layer.parse().is_ok_and(|number: u64| number < counts.layers);
     let layer = format!("model.layers.{layer}");
     if module == "attn_sinks" {
         return vec![with(format!("{layer}.self_attn.sinks"), Change::None)];
@@ -155,17 +167,14 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, head_dim: 
             let name = format!("{layer}.{experts}.{expert}.{}.{suffix}", names[index]);
             Named { shape: tensor.shape[1..].to_vec(), data: start..start + bytes, ..with(name, Change::None) }
         };
-        // A matrix of one dimension has no experts in it; a count beyond any model's is a broken file.
-        return if tensor.shape.len() > 1 && count <= MAX_EXPERTS {
-            (0..count).map(expert).collect()
-        } else {
-            unknown()
-        };
+        // A matrix of one dimension has no experts in it; what contradicts the keys is a broken file.
+        let is_stated = is_layer && count as u64 == counts.experts && count <= MAX_EXPERTS && bytes >= LEAST_EXPERT;
+        return if tensor.shape.len() > 1 && is_stated { (0..count).map(expert).collect() } else { unknown() };
     }
     let known = architecture.modules.iter().chain(MODULES).find(|(stored, _)| *stored == module);
     let Some((stored, known)) = known else { return unknown() };
     let change = match *stored {
-        "attn_q" | "attn_k" if architecture.pairs => Change::Pairs(head_dim),
+        "attn_q" | "attn_k" if architecture.pairs => Change::Pairs(counts.head_dim),
         _ if stored.ends_with("norm") => norm,
         _ => Change::None,
     };

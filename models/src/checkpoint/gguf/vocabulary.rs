@@ -21,7 +21,10 @@ const MAX_ADDED_BYTES: usize = 2 << 20;
 const MAX_MERGES: usize = 1 << 22;
 const MAX_MERGE_BYTES: usize = 256 << 20;
 
-/// Texts of tokens that end a sequence, whatever the file calls them.
+/// The space in SentencePiece's vocabularies.
+const SPACE: &str = "\u{2581}";
+
+/// Texts of control tokens that end a sequence.
 const END_TEXTS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -133,8 +136,11 @@ impl<'a> Vocabulary<'a> {
             Some("bert") => return Err(keys.wrong("model", format!("{SUPPORTED}: WordPiece is not supported"))),
             _ => return Err(keys.wrong("model", SUPPORTED)),
         };
-        let texts = keys.texts()?;
+        let mut texts = keys.texts()?;
         let mut roles = keys.roles(texts.len())?;
+        if is_sentence_piece {
+            spell_spaces(&mut texts, &roles);
+        }
         let is_phi3 = gguf.value("general.architecture").and_then(|value| value.text()) == Some("phi3");
         let kind = match is_sentence_piece {
             true => Kind::SentencePiece {
@@ -160,7 +166,8 @@ impl<'a> Vocabulary<'a> {
         };
         let ends: HashSet<&str> = END_TEXTS.into_iter().filter(|text| !stays_open(text)).collect();
         for ((id, text), role) in (0..).zip(&texts).zip(&mut roles) {
-            let is_end = ends.contains(text.as_str());
+            // In other vocabularies such a text is text: `</s>` ends what HTML strikes through.
+            let is_end = ends.contains(text.as_str()) && (*role == Role::Special || end_tokens.contains(&id));
             end_tokens.extend(is_end.then_some(id));
             // Some converters forget to mark them.
             if is_end || (*role == Role::Unused && [bos, eos, unknown].contains(&Some(id))) {
@@ -345,6 +352,24 @@ impl<'a> Keys<'a> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let id = value.unsigned().filter(|id| *id < len as u64);
         id.map(|id| Some(id as u32)).ok_or_else(|| self.wrong(key, format!("the id of a token, below {len}")))
+    }
+}
+
+/// Spells user-defined tokens of several spaces as SentencePiece does, which finds them after it has replaced spaces.
+fn spell_spaces(texts: &mut [String], roles: &[Role]) {
+    let is_run = |(text, role): (&String, &Role)| {
+        *role == Role::UserDefined && text.len() > 1 && text.bytes().all(|byte| byte == b' ')
+    };
+    let runs: Vec<usize> = (0..texts.len()).filter(|id| is_run((&texts[*id], &roles[*id]))).collect();
+    if runs.is_empty() {
+        return;
+    }
+    let known: HashSet<String> = texts.iter().filter(|text| text.starts_with(SPACE)).cloned().collect();
+    for id in runs {
+        let spelled = SPACE.repeat(texts[id].len());
+        if !known.contains(&spelled) {
+            texts[id] = spelled;
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::checkpoint::error::LoadError;
+use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
 use crate::checkpoint::pattern::Pattern;
@@ -109,20 +109,32 @@ impl QuantizationConfig {
     }
 
     /// The scheme of a module, if it is quantised.
-    pub fn scheme(&self, module: &str) -> Option<Scheme> {
-        let names = |target: &Target| match target {
-            Target::Linear => true,
-            Target::Named(pattern) => pattern.matches(module),
+    ///
+    /// # Errors
+    /// It cannot be told whether a target names the module.
+    pub fn scheme(&self, module: &str) -> Result<Option<Scheme>, LoadError> {
+        let problem = |found: String| LoadError::QuantizedModule {
+            file: self.file.clone(),
+            module: module.to_string(),
+            found: one_line(found),
+            expected: "a shorter expression in `targets`".to_string(),
         };
-        // A target that names modules comes before one that names all.
-        let specific = |target: &&Target| !matches!(target, Target::Linear);
-        let by = |specific_only: bool| {
-            self.groups.iter().find(|(targets, _)| match targets {
-                Targets::All => !specific_only,
-                Targets::Some(all) => all.iter().filter(|it| !specific_only || specific(it)).any(names),
-            })
-        };
-        by(true).or_else(|| by(false)).map(|(_, scheme)| *scheme)
+        let mut general = None;
+        for (targets, scheme) in &self.groups {
+            let targets = match targets {
+                Targets::All => &[Target::Linear][..],
+                Targets::Some(targets) => targets,
+            };
+            for target in targets {
+                match target {
+                    Target::Linear => general = general.or(Some(*scheme)),
+                    // A target that names modules comes before one that names all.
+                    Target::Named(pattern) if pattern.matches(module).map_err(problem)? => return Ok(Some(*scheme)),
+                    Target::Named(_) => {}
+                }
+            }
+        }
+        Ok(general)
     }
 }
 

@@ -146,7 +146,7 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
     else {
         return Ok(None);
     };
-    let Some(scheme) = config.scheme(&stem) else { return Ok(None) };
+    let Some(scheme) = config.scheme(&stem)? else { return Ok(None) };
     // MXFP4 has rows of outputs whatever the plain form of the checkpoint has.
     let by_rows = scheme.kind == Kind::Mxfp4;
     let [n, k] = if by_rows { [part.pick.total, all] } else { [n, k] };
@@ -196,7 +196,7 @@ impl<'a> Reader<'a, '_> {
             Activations::None => Rounding::None,
             Activations::Int8 => Rounding::Row,
             Activations::Fp8(group) => Rounding::Floats(group.unwrap_or(self.k)),
-            Activations::Static => Rounding::Static(self.number(".input_scale")?),
+            Activations::Static => Rounding::Static(self.static_scale()?),
         };
         Ok(Module {
             bytes: (codes.len() * part.rows / self.n.max(1)) as u64,
@@ -270,6 +270,14 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// A tensor of one number that is positive.
+    /// The scale of activations, under the name of vLLM or that of transformers.
+    fn static_scale(&mut self) -> Result<f32, LoadError> {
+        const NAMES: [&str; 2] = [".input_scale", ".activation_scale"];
+        let has = |suffix: &&str| self.weights.raw_exactly(&format!("{}{suffix}", self.stem)).is_some();
+        let name = NAMES.into_iter().find(has).unwrap_or(NAMES[0]);
+        self.number(name)
+    }
+
     fn number(&mut self, suffix: &str) -> Result<f32, LoadError> {
         let (scales, scale) = self.scales(suffix, [1, 1])?;
         let bits = scales.at(0, 0);
