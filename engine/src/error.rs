@@ -29,6 +29,9 @@ pub enum EngineError {
     /// The ranks of a group cannot compute together.
     #[error(transparent)]
     Ranks(#[from] device::CollectiveError),
+    /// This rank cannot read an adapter that another one has.
+    #[error(transparent)]
+    Adapter(#[from] models::lora::AdapterError),
     /// Another rank of the group failed.
     #[error("rank {rank}: {message}")]
     Rank {
@@ -126,6 +129,9 @@ pub enum AdapterError {
     /// The files cannot be used.
     #[error(transparent)]
     Read(#[from] models::lora::AdapterError),
+    /// Another rank cannot read the files, or finds others.
+    #[error("{0}")]
+    OtherRank(String),
     /// The engine is shutting down or has ended.
     #[error("the engine is shutting down")]
     Closed,

@@ -45,7 +45,7 @@ pub mod kernels {
 
 pub use api::*;
 pub use attention_kernels::{Dtype, KernelChoice};
-pub use connector::{BlockName, Connector, ConnectorError, KvRole, KvTransfer, KvTransferConfig, SharedFolder};
+pub use connector::{KvRole, KvTransfer, KvTransferConfig};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;

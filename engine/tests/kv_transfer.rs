@@ -3,10 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use engine::{
-    AsyncEngine, BlockName, Connector, ConnectorError, EngineConfig, Event, GenerationRequest, KvRole, KvTransfer,
-    KvTransferConfig, SharedFolder,
-};
+use engine::{AsyncEngine, EngineConfig, Event, GenerationRequest, KvRole, KvTransfer, KvTransferConfig};
 use tempfile::TempDir;
 
 use crate::common::{TOKEN_BYTES, config, on_sim, prompt, request};
@@ -247,27 +244,6 @@ fn always_exchanges_the_blocks_of_requests_that_do_not_ask_for_it() {
     assert_eq!(cached, 0);
     wait_for_files(folder.path(), 7);
     assert_eq!(run(&both(), request, quiet), (want, 56));
-}
-
-#[test]
-fn a_shared_folder_stays_below_its_size_and_loses_the_oldest_blocks() {
-    let folder = TempDir::new().unwrap();
-    let mut shared = SharedFolder::open(folder.path(), 10_000).unwrap();
-    let name = |k: u8| BlockName([k; 32]);
-    for k in 0..30 {
-        shared.store(&name(k), &[1, 2], &[k; 1000]).unwrap();
-        // Times of files can be coarse.
-        std::thread::sleep(Duration::from_millis(5));
-        let bytes: u64 = files(folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
-        assert!(bytes <= 10_000, "{bytes} bytes after {k}");
-    }
-    assert!(shared.lookup(&name(29)) && !shared.lookup(&name(0)));
-    let mut contents = [0; 1000];
-    shared.load(&name(29), &[1, 2], &mut contents).unwrap();
-    assert_eq!(contents, [29; 1000]);
-    assert!(matches!(shared.load(&name(0), &[1, 2], &mut contents), Err(ConnectorError::NotFound)));
-    // A name with other tokens is another block, whatever the name.
-    assert!(matches!(shared.load(&name(29), &[1, 3], &mut contents), Err(ConnectorError::Broken(_))));
 }
 
 #[test]

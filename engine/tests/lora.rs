@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use engine::{
-    AdapterError, AsyncEngine, Dtype, Engine, EngineConfig, Event, GenerationRequest, Llm, LoraConfig, Recording,
-    SubmitError,
+    AdapterError, AsyncEngine, Dtype, Engine, EngineConfig, Event, FinishReason, GenerationRequest, Llm, LoraConfig,
+    Recording, RequestId, SubmitError, TokenEvent,
 };
 use models::{ModelConfig, ModelFiles};
 use tempfile::TempDir;
@@ -158,6 +158,76 @@ fn an_unloaded_adapter_serves_its_requests_to_the_end_and_takes_no_new_ones() {
         engine.unload_adapter("b").await.unwrap();
         engine.load_adapter("b", path("c"), false).await.unwrap();
     });
+}
+
+/// Runs requests to their ends. Returns for each in order its number of tokens, and its error.
+fn ends(engine: &mut Engine, requests: Vec<GenerationRequest>) -> Vec<(usize, Option<String>)> {
+    let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    let mut found = vec![(0, None); ids.len()];
+    while engine.has_work() {
+        engine.step(|id, event| {
+            let TokenEvent::Token { token, finish, .. } = event else { return };
+            let found = &mut found[ids.iter().position(|it| *it == id).unwrap()];
+            found.0 += usize::from(token.is_some());
+            if let Some(FinishReason::Error(error)) = finish {
+                found.1 = Some(error);
+            }
+        });
+    }
+    engine.audit().unwrap();
+    found
+}
+
+#[test]
+fn a_request_whose_adapter_can_no_longer_be_read_ends_alone() {
+    let folder = adapters();
+    let path = |name: &str| folder.path().join(name);
+    let mut engine = Engine::load(&with_lora(64, LoraConfig { max_loras: 1, ..LORA }), &|_, _| {}).unwrap();
+    engine.load_adapter("a", &path("a"), false).unwrap();
+    // One is kept in memory: now the other.
+    engine.load_adapter("b", &path("b"), false).unwrap();
+    simple(&path("a"), &modules(), 3, 77);
+    let requests = |names: &[Option<&str>]| names.iter().map(|name| of(*name, request(0, 9, 6, 1))).collect();
+    let found = ends(&mut engine, requests(&[None, Some("a"), Some("b"), Some("a"), None]));
+    let error = found[1].1.clone().unwrap();
+    assert!(
+        error.starts_with("the adapter \"a\" could not be read again: its files are gone or have changed"),
+        "{error}"
+    );
+    assert!(!error.contains(folder.path().to_str().unwrap()), "{error}");
+    let failed = (0, Some(error));
+    assert_eq!(found, [(6, None), failed.clone(), (6, None), failed, (6, None)]);
+    assert_eq!(engine.stats().failed_steps, 0);
+    // The name serves again once it is loaded again.
+    engine.load_adapter("a", &path("a"), true).unwrap();
+    assert_eq!(ends(&mut engine, requests(&[Some("b"), Some("a"), None])), vec![(6, None); 3]);
+}
+
+#[test]
+fn requests_keep_the_contents_that_an_adapter_had_and_loading_the_same_again_drops_nothing() {
+    let folder = adapters();
+    let path = |name: &str| folder.path().join(name);
+    let mut llm = Llm::new(with_lora(64, LORA)).unwrap();
+    llm.load_adapter("a", &path("a"), false).unwrap();
+    let want = run(&mut llm, vec![of(Some("a"), request(0, 9, 6, 1))]).remove(0).0;
+    let mut engine = Engine::load(&with_lora(64, LORA), &|_, _| {}).unwrap();
+    for replace in [false, true] {
+        engine.load_adapter("a", &path("a"), replace).unwrap();
+    }
+    // In memory, so nobody misses the files; nor does a request that was accepted before they were replaced.
+    std::fs::remove_dir_all(path("a")).unwrap();
+    let id = engine.submit(of(Some("a"), request(0, 9, 6, 1))).unwrap();
+    engine.load_adapter("a", &path("b"), true).unwrap();
+    let mut tokens = Vec::new();
+    while engine.has_work() {
+        engine.step(|of, event| {
+            if let TokenEvent::Token { token, finish, .. } = event {
+                assert!(of == id && !matches!(finish, Some(FinishReason::Error(_))), "{finish:?}");
+                tokens.extend(token.map(|token| token.token));
+            }
+        });
+    }
+    assert_eq!(tokens, want);
 }
 
 #[test]

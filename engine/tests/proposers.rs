@@ -4,6 +4,8 @@ use engine::speculate::{Ngram, Proposal, Proposer, Source, Suffix, SuffixLimits}
 use proptest::prelude::*;
 use sched::SeqId;
 
+use crate::counter::allocated_bytes;
+
 /// The rules of prompt lookup, by looking at every place.
 fn naive_ngram(tokens: &[u32], min: usize, max: usize, most: usize) -> Vec<u32> {
     let len = tokens.len();
@@ -75,12 +77,21 @@ proptest! {
         most in 1usize..6,
     ) {
         let mut ngram = Ngram::new(min, min + more);
-        ngram.begin(seq(0), &Source::default(), &prompt);
-        let mut tokens = prompt;
-        for token in output {
-            ngram.extend(seq(0), token);
-            tokens.push(token);
-            prop_assert_eq!(ask(&mut ngram, seq(0), most), naive_ngram(&tokens, min, min + more, most));
+        // Two sequences of a request share its prompt, and nothing that they draw.
+        let [one, other] = [0, 1].map(|index| SeqId { index, ..seq(0) });
+        ngram.begin(one, &Source::default(), &prompt);
+        let (mut tokens, mut others) = (prompt.clone(), prompt.clone());
+        for (at, token) in output.iter().enumerate() {
+            ngram.extend(one, *token);
+            tokens.push(*token);
+            if at == 0 {
+                ngram.begin(other, &Source::default(), &prompt);
+            }
+            ngram.extend(other, output[output.len() - 1 - at]);
+            others.push(output[output.len() - 1 - at]);
+            for (seq, tokens) in [(one, &tokens), (other, &others)] {
+                prop_assert_eq!(ask(&mut ngram, seq, most), naive_ngram(tokens, min, min + more, most));
+            }
         }
     }
 
@@ -108,22 +119,50 @@ proptest! {
         let mut earlier: Vec<(usize, Vec<u32>)> = Vec::new();
         for ((source, prompt, output), id) in texts.into_iter().zip(0..) {
             suffix.begin(seq(id), &sources[source], &prompt);
+            // Another sequence of the request, which shares the prompt, and nothing that it draws.
+            let other = SeqId { index: 1, ..seq(id) };
+            suffix.begin(other, &sources[source], &prompt);
+            let mut others = prompt.clone();
             let mut own = prompt;
             let of_source: Vec<Vec<u32>> =
                 earlier.iter().filter(|(of, _)| *of == source).map(|(_, text)| text.clone()).collect();
-            for token in &output {
-                suffix.extend(seq(id), *token);
-                own.push(*token);
-                let (mine, score) = naive_suffix(None, &own, most, &limits);
-                let (others, better) = naive_suffix(Some(&of_source), &own, most, &limits);
-                let want = if better > score { others } else { mine };
-                prop_assert_eq!(ask(&mut suffix, seq(id), most), want, "{:?} behind {:?}", own, of_source);
+            let opposite: Vec<u32> = output.iter().rev().copied().collect();
+            for (token, opposite) in output.iter().zip(&opposite) {
+                for (seq, text, token) in [(seq(id), &mut own, token), (other, &mut others, opposite)] {
+                    suffix.extend(seq, *token);
+                    text.push(*token);
+                    let (mine, score) = naive_suffix(None, text, most, &limits);
+                    let (of_others, better) = naive_suffix(Some(&of_source), text, most, &limits);
+                    let want = if better > score { of_others } else { mine };
+                    prop_assert_eq!(ask(&mut suffix, seq, most), want, "{:?} behind {:?}", text, of_source);
+                }
             }
             suffix.end(seq(id));
-            earlier.push((source, output));
+            suffix.end(other);
+            earlier.extend([(source, output), (source, opposite)]);
             let surplus = earlier.len().saturating_sub(kept);
             earlier.drain(..surplus);
         }
+    }
+}
+
+#[test]
+fn a_prompt_is_indexed_once_for_all_sequences_of_its_request() {
+    let prompt: Vec<u32> = (0..20_000).map(|at| at * at % 997).collect();
+    let proposers: [fn() -> Box<dyn Proposer>; 2] =
+        [|| Box::new(Ngram::new(2, 4)), || Box::new(Suffix::new(SuffixLimits::default()))];
+    for proposer in proposers {
+        let bytes = |sequences: u32| {
+            let (mut proposer, before) = (proposer(), allocated_bytes());
+            for index in 0..sequences {
+                let seq = SeqId { index, ..seq(1) };
+                proposer.begin(seq, &Source::default(), &prompt);
+                proposer.extend(seq, 7);
+            }
+            allocated_bytes() - before
+        };
+        let (one, many) = (bytes(1), bytes(128));
+        assert!(one > 4 * prompt.len() && many < 2 * one, "{one} bytes for a sequence, {many} for 128");
     }
 }
 

@@ -3,7 +3,7 @@
 use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
     AsyncEngine, Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, Llm, ModelSource,
-    ParallelConfig, PreemptionMode, Reduce, SamplingParams,
+    ParallelConfig, PreemptionMode, Reduce, SamplingParams, TokenEvent,
 };
 use testkit::reference;
 
@@ -46,6 +46,31 @@ fn ranks_give_the_tokens_and_log_probabilities_of_one_with_every_sampling_option
             assert!((preemptions > 0) == (blocks < 100), "{what}: {preemptions} preemptions");
         }
     }
+}
+
+#[test]
+fn many_prompts_of_one_call_with_long_lists_do_not_end_the_group() {
+    // More than a broadcast holds if each prompt brought the lists of its own.
+    let bad_words = (0..1024).map(|word| vec![200 + word % 300; 540]).collect();
+    let sampling = SamplingParams { bad_words, ..Default::default() };
+    let params = GenerationParams { sampling, max_tokens: Some(1), ..Default::default() };
+    let one = EngineConfig { max_num_seqs: 64, max_num_batched_tokens: 128, ..config(200) };
+    let mut engine = load(&ranked(&one, 2, 1));
+    for _ in 0..64 {
+        let request = GenerationRequest { prompt: vec![5], params: params.clone(), ..Default::default() };
+        engine.submit(request).unwrap();
+    }
+    let mut tokens = 0;
+    while engine.has_work() {
+        engine.step(|_, event| tokens += usize::from(matches!(event, TokenEvent::Token { token: Some(_), .. })));
+    }
+    assert_eq!((tokens, engine.stats().failed_steps), (64, 0));
+    // One request alone has a limit, which is known when it is submitted.
+    let bad_words = vec![vec![5; 7 << 20]].into();
+    let sampling = SamplingParams { bad_words, ..Default::default() };
+    let params = GenerationParams { sampling, ..Default::default() };
+    let refused = engine.submit(GenerationRequest { prompt: vec![5], params, ..Default::default() }).unwrap_err();
+    assert!(refused.to_string().contains("take up to 36700170 bytes, expected at most 33554432"), "{refused}");
 }
 
 #[test]

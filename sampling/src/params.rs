@@ -80,6 +80,15 @@ pub struct ParamError {
 }
 
 impl SamplingParams {
+    /// Whether these are equal parameters that share their long lists, as clones do. Compares no long list.
+    pub fn is_clone_of(&self, other: &SamplingParams) -> bool {
+        let lists = |params: &SamplingParams| {
+            (params.bad_words.as_ptr(), params.allowed_token_ids.as_ref().map(|ids| ids.as_ptr()))
+        };
+        // Equal pointers make the comparison of the lists itself one of pointers.
+        lists(self) == lists(other) && self == other
+    }
+
     /// Checks every range. Without this check the sampler does not panic, but its results are not meaningful.
     ///
     /// # Errors

@@ -59,6 +59,8 @@ pub struct Scheduler {
     pub(crate) recycled: Recycled,
     /// See [`Scheduler::set_prompt_budget`].
     pub(crate) prompt_budget: usize,
+    /// See [`Scheduler::set_ready_adapters`].
+    pub(crate) ready_adapters: Option<Vec<String>>,
     num_arrivals: u64,
     num_admissions: u64,
 }
@@ -95,6 +97,7 @@ impl Scheduler {
             appended: Vec::new(),
             recycled: Recycled::default(),
             prompt_budget,
+            ready_adapters: None,
             num_arrivals: 0,
             num_admissions: 0,
         })

@@ -23,6 +23,16 @@ pub enum CollectiveError {
         /// The size that the other ranks expect.
         expected: usize,
     },
+    /// A broadcast is larger than any may be. Nothing was sent.
+    #[error("rank {rank}: a broadcast of {found} bytes, expected at most {most}: send it in pieces")]
+    TooLarge {
+        /// This rank.
+        rank: usize,
+        /// Its size.
+        found: usize,
+        /// Most bytes of a broadcast.
+        most: usize,
+    },
     /// Two ranks have different values of something that must be equal.
     #[error("rank {rank}: {what} {found:016x}, expected {expected:016x}, that of rank 0; start all ranks alike")]
     Differs {
@@ -67,8 +77,8 @@ impl CollectiveError {
 
     /// Checks the length of a broadcast.
     pub(super) fn check_broadcast(rank: usize, found: usize) -> Result<(), CollectiveError> {
-        let (what, expected) = ("a broadcast", MOST_BROADCAST_BYTES);
-        if found <= expected { Ok(()) } else { Err(CollectiveError::Size { rank, what, found, expected }) }
+        let most = MOST_BROADCAST_BYTES;
+        if found <= most { Ok(()) } else { Err(CollectiveError::TooLarge { rank, found, most }) }
     }
 
     /// Checks the sizes of the two slices of an all_gather, and returns the width of a gathered row.

@@ -64,7 +64,7 @@ pub trait Collective: Send + Sync {
     /// Replaces `bytes` of all other ranks with those of `root`.
     ///
     /// # Errors
-    /// See [`Collective::split`]. [`CollectiveError::Size`] for more than [`MOST_BROADCAST_BYTES`].
+    /// See [`Collective::split`]. [`CollectiveError::TooLarge`] for more than [`MOST_BROADCAST_BYTES`].
     fn broadcast(&self, root: usize, bytes: &mut Vec<u8>) -> Result<(), CollectiveError>;
 
     /// Gathers the columns of a matrix whose rows are cut over the ranks. `own` has `rows` rows of `widths[self.rank()]` bytes;

@@ -150,7 +150,10 @@ pub fn wrong_arguments_are_errors_of_this_rank_alone(group: &dyn Collective) {
     assert!(wrong(group.all_gather(&[1, 2, 3], 1, &widths, &mut all[..2 * size])));
     assert!(wrong(group.all_gather(&[1, 2], 1, &widths, &mut all[..2 * size + 1])));
     assert!(wrong(group.all_gather(&[1, 2], 1, &widths[1..], &mut all[..2 * size - 2])));
-    assert!(wrong(group.broadcast(group.rank(), &mut vec![0; MOST_BROADCAST_BYTES + 1])));
+    let found = MOST_BROADCAST_BYTES + 1;
+    let large = group.broadcast(group.rank(), &mut vec![0; found]).unwrap_err().to_string();
+    let said = format!("a broadcast of {found} bytes, expected at most {MOST_BROADCAST_BYTES}: send it in pieces");
+    assert!(large.ends_with(&said), "{large}");
     // The group goes on.
     gather(group, &widths, 1);
 }

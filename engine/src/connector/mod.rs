@@ -11,7 +11,8 @@
 //! values, salt, adapter, and all tokens up to the end of the block.
 //!
 //! All calls of a connector are made on a thread of its own. A request that wants blocks waits in front of the engine's queue until
-//! they are loaded, at most [`KvTransferConfig::wait_seconds`]. Whatever is missing or broken is computed.
+//! they are loaded, at most [`KvTransferConfig::wait_seconds`] from its submission, whatever the connector does. Whatever is missing
+//! or broken is computed.
 
 mod config;
 mod folder;
@@ -21,10 +22,10 @@ mod thread;
 use std::io;
 
 pub use config::{KvRole, KvTransferConfig};
-pub use folder::SharedFolder;
-pub use naming::BlockName;
+pub(crate) use folder::SharedFolder;
+pub(crate) use naming::BlockName;
 pub(crate) use naming::{Chain, Naming};
-pub(crate) use thread::{Fetched, TransferThread, Wanted};
+pub(crate) use thread::{Fetch, Fetched, Limits, TransferThread, Wanted};
 
 /// What a request exchanges with other replicas: `do_remote_prefill` and `do_remote_decode` of vLLM's `kv_transfer_params`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct KvTransfer {
 
 /// Why a block was not stored or loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectorError {
+pub(crate) enum ConnectorError {
     /// No block has this name.
     #[error("not found")]
     NotFound,
@@ -50,7 +51,7 @@ pub enum ConnectorError {
 }
 
 /// A store of blocks that several replicas share. A block never changes, so a name is stored at most once.
-pub trait Connector: Send {
+pub(crate) trait Connector: Send {
     /// Returns whether a block is stored. It may be gone when it is loaded.
     fn lookup(&self, name: &BlockName) -> bool;
 

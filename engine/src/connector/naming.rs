@@ -4,14 +4,19 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// SHA-256 of everything that the bytes of a block depend on.
+/// The name of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockName(pub [u8; 32]);
+pub(crate) struct BlockName {
+    /// SHA-256 of everything that the bytes of the block depend on.
+    pub digest: [u8; 32],
+    /// Its index in the prompt, which the digest covers too: without the blocks before it, it is useless.
+    pub block: usize,
+}
 
 /// Formats the name in hexadecimal digits.
 impl fmt::Display for BlockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        self.digest.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -63,6 +68,6 @@ impl Chain {
         let mut digest = Sha256::new();
         digest.update(self.0.get(block)?);
         digest.update((group as u64).to_le_bytes());
-        Some(BlockName(digest.finalize().into()))
+        Some(BlockName { digest: digest.finalize().into(), block })
     }
 }

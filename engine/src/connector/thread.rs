@@ -1,21 +1,37 @@
 //! The thread that calls the connector, so that no step waits for a file.
 //!
-//! Both directions are bounded: what waits to be stored takes at most [`MAX_BYTES`], and more is dropped; at most [`MAX_FETCHES`]
-//! requests wait for blocks, and others are computed at once; while more than [`MAX_BYTES`] are loaded and not taken, no further
-//! request's blocks are loaded.
+//! Both directions are bounded: the engine hands over blocks to store only while less than [`Limits::bytes`] wait to be stored, and no
+//! further ones are loaded while as much is loaded and not taken. Blocks of a request are loaded and delivered in pieces, and
+//! requests take turns, so none waits for all of those before it. A request that nobody waits for any more is dropped.
+//!
+//! A panic of the connector counts as a failure of the block that it was called for.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{BlockName, Connector, ConnectorError};
 
-const MAX_BYTES: usize = 256 << 20;
-const MAX_FETCHES: usize = 1024;
 /// Time between two looks for blocks that are not there yet.
 const POLL: Duration = Duration::from_millis(10);
+
+/// Bounds of what is under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// Bytes that wait to be stored, and bytes that are loaded and not taken.
+    pub bytes: usize,
+    /// Bytes of a piece, unless a block has more.
+    pub piece: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { bytes: 256 << 20, piece: 16 << 20 }
+    }
+}
 
 /// A block to load, with its index in the prompt and its cache group.
 pub(crate) struct Wanted {
@@ -28,13 +44,16 @@ pub(crate) struct Wanted {
 /// Contents of loaded blocks by index and group.
 pub(crate) type Fetched = BTreeMap<(usize, usize), Vec<u8>>;
 
-struct Fetch {
+/// Blocks to load for a request.
+pub(crate) struct Fetch {
     /// In the order of the prompt.
-    blocks: Vec<Wanted>,
-    /// The block that is stored last, for which the request waits until the deadline; `None`: it does not wait.
-    last: Option<BlockName>,
-    deadline: Instant,
-    done: Box<dyn FnOnce(Fetched) + Send>,
+    pub blocks: Vec<Wanted>,
+    /// The block that is stored last, and until when the request waits for it before the others are loaded; `None`: it does not wait.
+    pub last: Option<(BlockName, Instant)>,
+    /// Gone when nobody waits for the blocks any more.
+    pub waiting: Weak<()>,
+    /// Called with each piece, and whether it is the last one.
+    pub deliver: Box<dyn FnMut(Fetched, bool) + Send>,
 }
 
 enum Job {
@@ -44,66 +63,52 @@ enum Job {
 
 /// See the [module](self). The thread ends when this is dropped, after it has stored what was handed over.
 pub(crate) struct TransferThread {
+    limits: Limits,
     jobs: Option<Sender<Job>>,
     stored_bytes: Arc<AtomicUsize>,
     loaded_bytes: Arc<AtomicUsize>,
-    num_fetches: Arc<AtomicUsize>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl TransferThread {
     /// Starts the thread, for blocks of `block_bytes` bytes.
-    pub fn start(connector: Box<dyn Connector>, block_bytes: usize) -> std::io::Result<TransferThread> {
+    pub fn start(connector: Box<dyn Connector>, block_bytes: usize, limits: Limits) -> std::io::Result<TransferThread> {
         let (jobs, receiver) = channel();
-        let counts = || Arc::new(AtomicUsize::new(0));
-        let (stored_bytes, loaded_bytes, num_fetches) = (counts(), counts(), counts());
-        let state = State {
-            connector,
-            block_bytes,
-            fetches: Vec::new(),
-            stored: stored_bytes.clone(),
-            loaded: loaded_bytes.clone(),
-            waiting: num_fetches.clone(),
-        };
+        let (stored_bytes, loaded_bytes) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let (stored, loaded) = (stored_bytes.clone(), loaded_bytes.clone());
+        let state = State { connector, block_bytes, limits, fetches: Vec::new(), stored, loaded };
         let thread =
             std::thread::Builder::new().name("quire-kv-transfer".to_string()).spawn(move || state.run(&receiver))?;
-        Ok(TransferThread { jobs: Some(jobs), stored_bytes, loaded_bytes, num_fetches, thread: Some(thread) })
+        Ok(TransferThread { limits, jobs: Some(jobs), stored_bytes, loaded_bytes, thread: Some(thread) })
     }
 
-    /// Hands over a block to store. Never waits; drops the block if too many wait.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Whether a block may be handed over now.
+    pub fn has_room(&self) -> bool {
+        self.stored_bytes.load(Ordering::Relaxed) < self.limits.bytes
+    }
+
+    /// Hands over a block to store. Never waits.
     pub fn store(&self, name: BlockName, tokens: Vec<u32>, contents: Vec<u8>) {
-        let bytes = contents.len();
-        if self.stored_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
-            self.stored_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            tracing::warn!("a block is not stored for other replicas: {MAX_BYTES} bytes wait to be stored");
-        } else {
-            self.send(Job::Store { name, tokens, contents });
-        }
+        self.stored_bytes.fetch_add(contents.len(), Ordering::Relaxed);
+        self.send(Job::Store { name, tokens, contents });
     }
 
-    /// The blocks that were passed to a call of `done` are no longer needed.
+    /// The blocks of a piece are no longer needed.
     pub fn taken(&self, found: &Fetched) {
-        self.loaded_bytes.fetch_sub(found.values().map(Vec::len).sum(), Ordering::Relaxed);
+        self.loaded_bytes.fetch_sub(num_bytes(found), Ordering::Relaxed);
     }
 
-    /// Loads blocks, and calls `done` on the thread with those that were found. With `last`, waits for this one at most until
-    /// the deadline.
-    pub fn fetch(
-        &self,
-        blocks: Vec<Wanted>,
-        last: Option<BlockName>,
-        deadline: Instant,
-        done: impl FnOnce(Fetched) + Send + 'static,
-    ) {
-        if self.num_fetches.fetch_add(1, Ordering::Relaxed) >= MAX_FETCHES {
-            self.num_fetches.fetch_sub(1, Ordering::Relaxed);
-            return done(Fetched::new());
-        }
-        self.send(Job::Fetch(Fetch { blocks, last, deadline, done: Box::new(done) }));
+    /// Begins to load blocks.
+    pub fn fetch(&self, fetch: Fetch) {
+        self.send(Job::Fetch(fetch));
     }
 
     fn send(&self, job: Job) {
-        // The thread ends only after this was dropped. A fetch that is dropped tells its caller by that.
+        // The thread ends only after this was dropped.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 }
@@ -115,26 +120,34 @@ impl Drop for TransferThread {
     }
 }
 
+fn num_bytes(found: &Fetched) -> usize {
+    found.values().map(Vec::len).sum()
+}
+
 struct State {
     connector: Box<dyn Connector>,
     block_bytes: usize,
+    limits: Limits,
     /// Requests that wait for blocks.
     fetches: Vec<Fetch>,
     stored: Arc<AtomicUsize>,
     loaded: Arc<AtomicUsize>,
-    waiting: Arc<AtomicUsize>,
 }
 
 impl State {
     fn run(mut self, jobs: &Receiver<Job>) {
+        let mut has_loaded = false;
         loop {
+            // Between two pieces for each request, one block is stored.
+            let wait = if has_loaded { Duration::ZERO } else { POLL };
             let job = match self.fetches.is_empty() {
                 true => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                false => jobs.recv_timeout(POLL),
+                false => jobs.recv_timeout(wait),
             };
             match job {
                 Ok(Job::Store { name, tokens, contents }) => {
-                    if let Err(error) = self.connector.store(&name, &tokens, &contents) {
+                    let stored = self.call(|connector| connector.store(&name, &tokens, &contents));
+                    if let Err(error) = stored {
                         tracing::warn!("block {name} was not stored for other replicas: {error}");
                     }
                     self.stored.fetch_sub(contents.len(), Ordering::Relaxed);
@@ -143,44 +156,71 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.serve();
+            has_loaded = self.serve();
         }
     }
 
-    /// Loads the blocks of requests that need not wait any longer.
-    fn serve(&mut self) {
-        let (now, mut at) = (Instant::now(), 0);
-        while at < self.fetches.len() && self.loaded.load(Ordering::Relaxed) <= MAX_BYTES {
-            let Fetch { last, deadline, .. } = &self.fetches[at];
-            if last.is_some_and(|last| now < *deadline && !self.connector.lookup(&last)) {
-                at += 1;
-                continue;
+    /// Loads a piece for each request that need not wait for its blocks. Returns whether there is one.
+    fn serve(&mut self) -> bool {
+        let mut fetches = std::mem::take(&mut self.fetches);
+        let mut has_loaded = false;
+        fetches.retain_mut(|fetch| {
+            if fetch.waiting.strong_count() == 0 {
+                return false;
             }
-            let fetch = self.fetches.remove(at);
-            let found = self.load(&fetch.blocks);
-            self.loaded.fetch_add(found.values().map(Vec::len).sum(), Ordering::Relaxed);
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            (fetch.done)(found);
-        }
+            if self.loaded.load(Ordering::Relaxed) > self.limits.bytes {
+                return true;
+            }
+            if let Some((last, until)) = fetch.last
+                && Instant::now() < until
+                && !self.call(|connector| Ok(connector.lookup(&last))).unwrap_or(true)
+            {
+                return true;
+            }
+            (fetch.last, has_loaded) = (None, true);
+            let (found, is_last) = self.load_piece(&mut fetch.blocks);
+            self.loaded.fetch_add(num_bytes(&found), Ordering::Relaxed);
+            (fetch.deliver)(found, is_last);
+            !is_last
+        });
+        self.fetches = fetches;
+        has_loaded
     }
 
-    /// Loads blocks up to the first of which no group's is found.
-    fn load(&self, blocks: &[Wanted]) -> Fetched {
-        let mut found = Fetched::new();
+    /// Removes blocks from the front and loads them, at most a piece and up to the first of which no group's is found. Returns whether no
+    /// further ones are to be loaded.
+    fn load_piece(&mut self, blocks: &mut Vec<Wanted>) -> (Fetched, bool) {
+        let (mut found, mut count, mut is_over) = (Fetched::new(), 0, false);
         for of_block in blocks.chunk_by(|a, b| a.block == b.block) {
+            if found.len() * self.block_bytes >= self.limits.piece {
+                break;
+            }
             let before = found.len();
             for Wanted { block, group, name, tokens } in of_block {
                 let mut contents = vec![0; self.block_bytes];
-                match self.connector.load(name, tokens, &mut contents) {
+                match self.call(|connector| connector.load(name, tokens, &mut contents)) {
                     Ok(()) => drop(found.insert((*block, *group), contents)),
                     Err(ConnectorError::NotFound) => {}
                     Err(error) => tracing::warn!("block {name} of another replica is ignored: {error}"),
                 }
             }
-            if found.len() == before {
+            count += of_block.len();
+            is_over = found.len() == before;
+            if is_over {
                 break;
             }
         }
-        found
+        drop(blocks.drain(..count));
+        (found, is_over || blocks.is_empty())
+    }
+
+    /// Calls the connector.
+    fn call<T>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Connector) -> Result<T, ConnectorError>,
+    ) -> Result<T, ConnectorError> {
+        let connector = &mut *self.connector;
+        catch_unwind(AssertUnwindSafe(|| work(connector)))
+            .unwrap_or(Err(ConnectorError::Broken("the connector panicked")))
     }
 }

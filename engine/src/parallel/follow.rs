@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use device::Collective;
+use models::lora::AdapterStore;
 
-use super::place::Place;
+use super::pieces;
+use super::place::{Place, together};
 use super::worker::{ANSWER, Order, Outcomes};
+use crate::error::EngineError;
 use crate::worker::{StepOutput, Worker};
 
-/// Computes the orders of rank 0. Returns why the group has failed.
-pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> {
+/// Computes the orders of rank 0, with adapters in this store. Returns why the group has failed.
+pub(crate) fn obey(place: &Place, local: &mut dyn Worker, store: Option<&AdapterStore>) -> Result<(), String> {
     let mut outcomes = Outcomes::new(place);
     let (mut bytes, mut output, mut expected) = (Vec::new(), StepOutput::default(), 0);
     loop {
-        place.world.broadcast(0, &mut bytes).map_err(|error| error.to_string())?;
-        let decoded = postcard::from_bytes::<(u64, Order)>(&bytes);
+        let decoded = postcard::from_bytes::<(u64, Order)>(pieces::receive(&*place.world, &mut bytes)?);
         let (number, order) = decoded.map_err(|error| format!("an order that cannot be read ({error})"))?;
         if number != expected {
             return Err(format!("found order {number} of rank 0, expected {expected}"));
@@ -31,6 +33,13 @@ pub(crate) fn obey(place: &Place, local: &mut dyn Worker) -> Result<(), String> 
                 // Without its rows the stages behind it would wait.
                 if place.stages() > 1 {
                     collected.map_err(|error| error.to_string())?;
+                }
+            }
+            Order::Adapter(adapter, kept) => {
+                // Every rank has the settings of rank 0, so if that has a store, this one has too.
+                let read = store.map_or(Ok(()), |store| store.follow(&adapter, &kept).map_err(EngineError::from));
+                if let Err(EngineError::Ranks(error)) = together(&*place.world, read) {
+                    return Err(error.to_string());
                 }
             }
             Order::Probe => place.world.agree(ANSWER, expected).map_err(|error| error.to_string())?,

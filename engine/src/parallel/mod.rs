@@ -18,6 +18,7 @@
 //! | file | what it owns |
 //! |---|---|
 //! | [`place`] | a process's place in the group; what all ranks must agree on before they load |
+//! | [`pieces`] | orders of any length as broadcasts |
 //! | [`worker`] | rank 0's worker, which broadcasts its inputs |
 //! | [`follow`] | the loop of the other ranks |
 //!
@@ -25,6 +26,7 @@
 //! it is not healthy, and the process ends with an error, for a supervisor to start it again.
 
 mod follow;
+mod pieces;
 mod place;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -5,21 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device::collective::threads;
+use device::collective::{MOST_BROADCAST_BYTES, threads};
 use device::{Collective, CollectiveError};
 use models::decoder::Reduce;
-use sampling::Sampled;
+use sampling::{Sampled, SamplingParams};
 use sched::{RequestId, SeqId};
 
 use super::follow::{EndOnPanic, obey};
 use super::place::{Group, Place};
 use super::worker::GroupWorker;
-use crate::api::{EngineConfig, ParallelConfig};
+use crate::api::{
+    EngineConfig, FinishReason, GenerationParams, GenerationRequest, LoraConfig, ParallelConfig, TokenEvent,
+};
 use crate::serve::AsyncEngine;
 use crate::start::load::load;
-use crate::worker::{StepError, StepInput, StepOutput, Worker};
+use crate::worker::{NewRequest, StepError, StepInput, StepOutput, Worker};
 
-/// Draws its step's number, or something else in one step.
+/// Draws its step's number and that of new prompt tokens, or something else in one step.
 struct Stub {
     step: u64,
     odd: Option<(u64, Odd)>,
@@ -35,7 +37,7 @@ enum Odd {
 
 impl Worker for Stub {
     fn submit(&mut self, input: Arc<StepInput>) {
-        self.step = input.plan.step.0;
+        self.step = input.plan.step.0 + input.requests.iter().map(|request| request.prompt.len() as u64).sum::<u64>();
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
@@ -81,7 +83,7 @@ fn group(odd: Option<(usize, u64, Odd)>) -> (GroupWorker, Receiver<u64>) {
     let thread = std::thread::spawn(move || {
         let _guard = EndOnPanic(second.clone());
         let place = Place::new(second, &of_second, Vec::new()).unwrap();
-        if let Err(reason) = obey(&place, &mut follower) {
+        if let Err(reason) = obey(&place, &mut follower, None) {
             place.world.abort(&reason);
         }
     });
@@ -89,8 +91,55 @@ fn group(odd: Option<(usize, u64, Odd)>) -> (GroupWorker, Receiver<u64>) {
     (GroupWorker::new(place, Box::new(stub(0))), wait)
 }
 
+fn new_request() -> NewRequest {
+    NewRequest {
+        id: RequestId(7),
+        prompt: vec![5],
+        sequences: 1,
+        sampling: SamplingParams::default(),
+        stop_ids: Vec::new(),
+        seed: 0,
+        on_host: false,
+        prompt_logprobs: None,
+        pooling: None,
+        adapter: None,
+        speculative: false,
+    }
+}
+
+#[test]
+fn requests_of_one_call_are_sent_with_their_lists_once() {
+    let sampling = SamplingParams {
+        bad_words: (0..100).map(|word| vec![word; 100]).collect(),
+        seed: Some(3),
+        ..Default::default()
+    };
+    let input = |others: usize| {
+        let of = |sampling: &SamplingParams| Arc::new(NewRequest { sampling: sampling.clone(), ..new_request() });
+        let other = SamplingParams { temperature: 0.5, ..Default::default() };
+        let requests = (0..others).map(|_| of(&sampling)).chain([of(&other), of(&sampling)]).collect();
+        StepInput { requests, ..Default::default() }
+    };
+    let bytes = |input: &StepInput| postcard::to_allocvec(input).unwrap();
+    let (one, many) = (bytes(&input(0)), bytes(&input(63)));
+    assert!(one.len() > 10_000 && many.len() < one.len() + 64 * 32, "{} and {} bytes", one.len(), many.len());
+    let received: StepInput = postcard::from_bytes(&many).unwrap();
+    assert_eq!(received, input(63));
+    assert!(received.requests[0].sampling.is_clone_of(&received.requests[64].sampling));
+    // A peer's index of parameters that it did not send is an error.
+    let wrong = postcard::to_allocvec(&(Vec::<SamplingParams>::new(), vec![7usize], vec![new_request()])).unwrap();
+    let empty = bytes(&StepInput::default());
+    let at = postcard::to_allocvec(&StepInput::default().plan).unwrap().len();
+    let spliced = [&empty[..at], &wrong, &empty[at + 3..]].concat();
+    assert!(postcard::from_bytes::<StepInput>(&spliced).is_err());
+}
+
 fn step(worker: &mut GroupWorker, number: u64) -> Result<u32, String> {
-    let mut input = StepInput::default();
+    submit(worker, number, Vec::new())
+}
+
+fn submit(worker: &mut GroupWorker, number: u64, requests: Vec<Arc<NewRequest>>) -> Result<u32, String> {
+    let mut input = StepInput { requests, ..StepInput::default() };
     input.plan.step = sched::StepId(number);
     worker.submit(Arc::new(input));
     let mut output = StepOutput::default();
@@ -104,6 +153,16 @@ fn ranks_compute_every_step_and_end_with_rank_0() {
     assert!(!worker.is_lost() && wait.try_recv().is_err());
     drop(worker);
     assert_eq!([wait.recv().unwrap(), wait.recv().unwrap()], [19, 19]);
+}
+
+#[test]
+fn a_step_larger_than_any_broadcast_reaches_every_rank() {
+    let (mut worker, _wait) = group(None);
+    let prompt = vec![u32::MAX; MOST_BROADCAST_BYTES / 5 + 1];
+    let length = prompt.len() as u32;
+    let request = NewRequest { prompt, ..new_request() };
+    assert_eq!(submit(&mut worker, 1, vec![Arc::new(request)]), Ok(1 + length));
+    assert_eq!((step(&mut worker, 2), worker.is_lost()), (Ok(2), false));
 }
 
 #[test]
@@ -135,7 +194,7 @@ fn a_failure_of_every_rank_fails_the_step_alone() {
     let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
     let (mut follower, of_second) = (stub(), config.clone());
     let thread = std::thread::spawn(move || {
-        obey(&Place::new(second, &of_second, Vec::new()).unwrap(), &mut follower).unwrap();
+        obey(&Place::new(second, &of_second, Vec::new()).unwrap(), &mut follower, None).unwrap();
     });
     let place = Place::new(first, &config, vec![thread]).unwrap();
     let mut worker = GroupWorker::new(place, Box::new(stub()));
@@ -182,6 +241,62 @@ fn ranks_with_other_settings_are_named_before_they_load() {
         let line = agreed(change).unwrap_err();
         assert!(line.contains("rank 1: hash of the settings "), "{number}: {line}");
     }
+}
+
+#[test]
+fn an_adapter_that_another_rank_cannot_read_is_refused_when_it_is_loaded() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let modules = [("model.layers.0.self_attn.q_proj".to_string(), 192, 192)];
+    let path = |name: &str| folder.path().join(name);
+    ["a", "b"].iter().zip(0..).for_each(|(name, seed)| testkit::adapters::simple(&path(name), &modules, 2, seed));
+    let lora = Some(LoraConfig { max_loras: 1, max_lora_rank: 8, max_cpu_loras: None });
+    let two = EngineConfig { parallel: config(), lora, threads: Some(1), ..Default::default() };
+    let mut engine = load(&two, Group::open(&two.parallel).unwrap(), &|_, _| {})
+        .and_then(|loaded| crate::Engine::new(loaded.parts))
+        .unwrap();
+    // Between this rank and the other the files change, as on two machines.
+    let read = |engine: &crate::Engine, name: &str| engine.adapter_store().unwrap().load(path(name)).unwrap();
+    let (gone, other) = (read(&engine, "a"), read(&engine, "b"));
+    std::fs::remove_dir_all(path("a")).unwrap();
+    testkit::adapters::simple(&path("b"), &modules, 2, 9);
+    let missing = engine.add_adapter("a", gone, false).unwrap_err().to_string();
+    assert!(missing.starts_with("rank 1: ") && missing.contains("no such folder"), "{missing}");
+    let changed = engine.add_adapter("b", other, false).unwrap_err().to_string();
+    assert!(changed.starts_with("rank 1: ") && !engine.is_lost(), "{changed}");
+    // The group goes on, with an adapter that both have, also after both have dropped it.
+    for (name, seed) in [("c", 3), ("d", 4)] {
+        testkit::adapters::simple(&path(name), &modules, 2, seed);
+        engine.load_adapter(name, &path(name), false).unwrap();
+    }
+    for adapter in ["c", "d", "c"].map(|name| Some(name.to_string())) {
+        let params = GenerationParams { max_tokens: Some(3), ignore_eos: true, ..Default::default() };
+        engine.submit(GenerationRequest { prompt: vec![5, 6], params, adapter, ..Default::default() }).unwrap();
+    }
+    let mut tokens = 0;
+    while engine.has_work() {
+        engine.step(|_, event| tokens += usize::from(matches!(event, TokenEvent::Token { token: Some(_), .. })));
+    }
+    assert_eq!((tokens, engine.stats().failed_steps, engine.is_lost()), (9, 0, false));
+    // Read here alone, under a name that is taken: the other rank has dropped it, and cannot read it any more.
+    let (adapter, loaded) = read(&engine, "c");
+    std::fs::remove_dir_all(path("c")).unwrap();
+    assert!(engine.add_adapter("d", (adapter, loaded), false).is_err());
+    let of = |name: Option<&str>| {
+        let params = GenerationParams { max_tokens: Some(3), ignore_eos: true, ..Default::default() };
+        let adapter = name.map(str::to_string);
+        GenerationRequest { prompt: vec![5, 6], params, adapter, ..Default::default() }
+    };
+    let ids = [of(Some("c")), of(None)].map(|request| engine.submit(request).unwrap());
+    let mut ended = Vec::new();
+    while engine.has_work() {
+        engine.step(|id, event| {
+            if let TokenEvent::Token { finish: Some(finish), .. } = event {
+                ended.push((id == ids[1], matches!(finish, FinishReason::Error(_))));
+            }
+        });
+    }
+    ended.sort_unstable();
+    assert_eq!((ended, engine.is_lost()), (vec![(false, true), (true, false)], false));
 }
 
 /// A rank that counts its broadcasts, and stops in one while it is told to.
@@ -243,7 +358,7 @@ fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
     let second = Stops { group, broadcasts: Arc::clone(&broadcasts), stopped: stopped.clone() };
     let follower = std::thread::spawn(move || {
         let place = Place::new(Arc::new(second), &config(), Vec::new()).unwrap();
-        obey(&place, &mut Stub { step: 0, odd: None, ended })
+        obey(&place, &mut Stub { step: 0, odd: None, ended }, None)
     });
     let mut loaded =
         load(&EngineConfig::default(), Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();

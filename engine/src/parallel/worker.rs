@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use device::Collective;
-use device::collective::MOST_BROADCAST_BYTES;
 use device::profile::Step;
+use models::lora::AdapterRef;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
-use super::place::Place;
+use super::pieces::{self, HEAD, PIECE};
+use super::place::{Place, together};
+use crate::error::EngineError;
 use crate::speculate::ProposeError;
 use crate::worker::{StepError, StepInput, StepOutput, Worker};
+
+/// Most bytes of the results of a step: above those of the most tokens with the most log-probabilities that a server allows.
+const MOST_RESULT_BYTES: usize = 1 << 30;
 
 /// What the ranks compare when they are probed.
 pub(super) const ANSWER: &str = "number of orders";
@@ -22,6 +27,8 @@ pub(super) const ANSWER: &str = "number of orders";
 pub(super) enum Order {
     /// Compute a step.
     Step(StepInput),
+    /// Read an adapter, and drop those that are not kept.
+    Adapter(AdapterRef, Vec<String>),
     /// Give a sign of life.
     Probe,
     /// The engine has ended.
@@ -31,6 +38,7 @@ pub(super) enum Order {
 #[derive(Serialize)]
 enum OrderRef<'a> {
     Step(&'a StepInput),
+    Adapter(&'a AdapterRef, &'a [String]),
     Probe,
     End,
 }
@@ -65,11 +73,14 @@ impl GroupWorker {
             return;
         }
         self.buffer.clear();
+        // A long order is an exception, whose memory is not kept.
+        self.buffer.shrink_to(PIECE);
+        self.buffer.extend([0; HEAD]);
         let sent = postcard::to_extend(&(self.sent, order), std::mem::take(&mut self.buffer))
             .map_err(|error| error.to_string())
             .and_then(|buffer| {
                 self.buffer = buffer;
-                self.world.broadcast(0, &mut self.buffer).map_err(|error| error.to_string())
+                pieces::send(&*self.world, &mut self.buffer).map_err(|error| error.to_string())
             });
         self.sent += 1;
         if let Err(reason) = sent {
@@ -132,6 +143,18 @@ impl Worker for GroupWorker {
             }),
         };
         collected.inspect_err(|_| output.clear())
+    }
+
+    fn share_adapter(&mut self, adapter: &AdapterRef, kept: &[String]) -> Result<(), String> {
+        self.send(&OrderRef::Adapter(adapter, kept));
+        let agreed = self.lost.as_ref().map_or_else(|| together(&*self.world, Ok(())), |_| Ok(()));
+        if let Err(EngineError::Ranks(error)) = &agreed {
+            self.end(error.to_string());
+        }
+        match &self.lost {
+            Some(reason) => Err(reason.clone()),
+            None => agreed.map_err(|error| error.to_string()),
+        }
     }
 
     fn num_sequences(&self) -> usize {
@@ -209,8 +232,8 @@ fn receive(world: &dyn Collective, rank: usize, buffer: &mut Vec<u8>, output: &m
     let mut length = [0; size_of::<u64>()];
     world.receive(rank, &mut length).map_err(|error| error.to_string())?;
     let length = usize::try_from(u64::from_le_bytes(length)).unwrap_or(usize::MAX);
-    if length > MOST_BROADCAST_BYTES {
-        return Err(format!("rank {rank} sends results of {length} bytes, expected at most {MOST_BROADCAST_BYTES}"));
+    if length > MOST_RESULT_BYTES {
+        return Err(format!("rank {rank} sends results of {length} bytes, expected at most {MOST_RESULT_BYTES}"));
     }
     buffer.resize(length, 0);
     world.receive(rank, buffer).map_err(|error| error.to_string())?;

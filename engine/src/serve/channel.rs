@@ -16,7 +16,7 @@ use crate::error::{AdapterError, SubmitError};
 use crate::serve::outbox::{Batch, BatchSender, Emitted};
 use crate::serve::text_engine::TextEngine;
 use crate::serve::wakers::{Reader, Wakers};
-use crate::step::{LoadedAdapter, TransferSource};
+use crate::step::LoadedAdapter;
 use crate::watch::Snapshot;
 
 /// Least time between two snapshots for watchers.
@@ -26,14 +26,15 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) enum Command {
     Submit {
         request: Submission,
-        /// Where to send the request on when blocks of other replicas have been loaded for it.
+        /// Where to send blocks of other replicas that are loaded for it.
         commands: commands::Sender<Command>,
     },
-    /// Blocks of other replicas were loaded for a request.
+    /// Blocks of other replicas were loaded for the request that waits under this number.
     Fetched {
-        source: TransferSource,
+        number: u64,
         found: Fetched,
-        request: Submission,
+        /// No further ones follow.
+        is_last: bool,
     },
     Abort(RequestId),
     AddAdapter {

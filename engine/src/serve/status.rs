@@ -33,7 +33,9 @@ pub(crate) struct Status {
     last_progress: Mutex<Instant>,
     /// When the first and the last step failed since the last completed one.
     failing: Mutex<Option<(Instant, Instant)>>,
+    /// Number of requests that have not ended, and of those among them that the engine has.
     unfinished: AtomicUsize,
+    in_engine: AtomicUsize,
     /// The ranks are asked for a sign of life.
     probing: AtomicBool,
     thread: watch::Sender<Thread>,
@@ -48,6 +50,7 @@ impl Status {
             last_progress: Mutex::new(Instant::now()),
             failing: Mutex::new(None),
             unfinished: AtomicUsize::new(0),
+            in_engine: AtomicUsize::new(0),
             probing: AtomicBool::new(false),
             thread: watch::Sender::new(Thread::Running),
             draining: AtomicBool::new(false),
@@ -57,7 +60,7 @@ impl Status {
 
     /// Publishes the statistics. Only a completed step, or new work for an idle engine, counts as progress: an engine whose steps
     /// all fail, or that plans steps without computing anything, is as stuck as one that hangs.
-    pub fn publish(&self, engine: &TextEngine) {
+    pub fn publish(&self, engine: &TextEngine, waiting: usize) {
         let stats = engine.stats();
         let before = std::mem::replace(&mut *lock(&self.stats), stats);
         let now = Instant::now();
@@ -67,13 +70,15 @@ impl Status {
         } else if stats.failed_steps != before.failed_steps {
             lock(&self.failing).get_or_insert((now, now)).1 = now;
         }
-        self.count_requests(engine);
+        self.count_requests(engine, waiting);
     }
 
-    /// Publishes the number of unfinished requests. The first request of an idle engine restarts the clock of
-    /// [`Status::step_age`].
-    pub fn count_requests(&self, engine: &TextEngine) {
-        if self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0 {
+    /// Publishes the number of unfinished requests. `waiting` others wait for blocks of other replicas, for which no step can be expected.
+    /// The first request of an idle engine restarts the clock of [`Status::step_age`].
+    pub fn count_requests(&self, engine: &TextEngine, waiting: usize) {
+        let in_engine = engine.num_unfinished();
+        self.unfinished.store(in_engine + waiting, Ordering::Release);
+        if self.in_engine.swap(in_engine, Ordering::AcqRel) == 0 {
             *lock(&self.last_progress) = Instant::now();
         }
     }
@@ -117,7 +122,7 @@ impl Status {
     /// Time without a completed step: the time since the last one while there is work or the ranks are probed, and the time between
     /// the first and the last failed step, however quickly failures empty the queue. `None` if neither applies.
     pub fn step_age(&self) -> Option<Duration> {
-        let waits = self.num_unfinished() > 0 || self.probing.load(Ordering::Acquire);
+        let waits = self.in_engine.load(Ordering::Acquire) > 0 || self.probing.load(Ordering::Acquire);
         let waiting = waits.then(|| self.progress_age());
         let failing = lock(&self.failing).map(|(first, last)| last - first);
         waiting.max(failing)

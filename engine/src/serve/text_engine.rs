@@ -16,7 +16,7 @@ use crate::api::{
 use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
 use crate::serve::answer_buffer::AnswerBuffer;
-use crate::step::{CurrentStep, Engine, Fetch, LoadedAdapter, TransferSource};
+use crate::step::{CurrentStep, Engine, Fetch, LoadedAdapter, Waiting};
 use crate::text::TextStream;
 use crate::watch::Snapshot;
 
@@ -81,18 +81,25 @@ impl TextEngine {
     }
 
     /// See [`Engine::fetch`].
-    pub fn fetch(&mut self, fetch: Fetch, done: impl FnOnce(TransferSource, Fetched) + Send + 'static) {
-        self.engine.fetch(fetch, done);
+    pub fn fetch(&mut self, fetch: Fetch, deliver: impl FnMut(Fetched, bool) + Send + 'static) -> Option<Waiting> {
+        self.engine.fetch(fetch, deliver)
     }
 
     /// See [`Engine::import`].
-    pub fn import(&mut self, source: &TransferSource, found: &Fetched) {
-        self.engine.import(source, found);
+    pub fn import(&mut self, waiting: Option<&Waiting>, found: &Fetched) {
+        self.engine.import(waiting, found);
     }
 
     pub fn abort(&mut self, id: RequestId) {
         self.live.remove(&id);
         self.engine.abort(id);
+    }
+
+    /// Cancels all requests.
+    pub fn abort_all(&mut self) {
+        for (id, _) in self.live.drain() {
+            self.engine.abort(id);
+        }
     }
 
     pub fn adapter_store(&self) -> Option<&Arc<AdapterStore>> {
@@ -127,6 +134,11 @@ impl TextEngine {
 
     pub fn has_work(&self) -> bool {
         self.engine.has_work()
+    }
+
+    /// See [`Engine::has_exports`].
+    pub fn has_exports(&self) -> bool {
+        self.engine.has_exports()
     }
 
     pub fn num_unfinished(&self) -> usize {

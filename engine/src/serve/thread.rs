@@ -3,6 +3,7 @@
 //! While it is idle it waits for commands. If several ranks compute the model, it then asks them for a sign of life from time to time, so
 //! that one that hangs is found before the next request.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self as commands, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -19,7 +20,15 @@ use crate::serve::outbox::{BatchSender, Outbox};
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::serve::wakers::Wakers;
+use crate::step::Waiting;
 use crate::watch::Snapshot;
+
+/// Greatest number of requests that wait for blocks of other replicas; further ones compute theirs.
+const MOST_WAITS: usize = 1024;
+/// Time between two looks at them while nothing else happens.
+const LOOK_AT_WAITS: Duration = Duration::from_millis(10);
+/// Time for handing over blocks to store before the thread ends.
+const LAST_EXPORTS: Duration = Duration::from_secs(10);
 
 /// State of the engine thread.
 pub(super) struct EngineThread {
@@ -37,6 +46,10 @@ pub(super) struct EngineThread {
     unloads: Vec<(String, UnloadReply)>,
     /// After how much idle time the ranks are probed; `None`: never.
     probes: Option<Duration>,
+    /// Requests that wait for blocks of other replicas, in the order of their arrival.
+    waiting: BTreeMap<u64, (Waiting, Submission)>,
+    /// Number of those so far.
+    num_waits: u64,
 }
 
 impl EngineThread {
@@ -58,6 +71,8 @@ impl EngineThread {
             adapters,
             unloads: Vec::new(),
             probes: None,
+            waiting: BTreeMap::new(),
+            num_waits: 0,
         }
     }
 
@@ -77,6 +92,19 @@ impl EngineThread {
                 return self.give_up();
             }
         }
+        if self.engine.has_exports() {
+            self.finish_exports();
+        }
+    }
+
+    /// Hands over the blocks of requests that have ended, which other replicas may wait for, and cancels the others.
+    fn finish_exports(&mut self) {
+        let since = Instant::now();
+        self.engine.step(NextStep::None, |_, _, _| {});
+        self.engine.abort_all();
+        while self.engine.has_exports() && since.elapsed() < LAST_EXPORTS {
+            self.engine.step(NextStep::None, |_, _, _| {});
+        }
     }
 
     /// Ends all requests with an error: the worker can compute nothing more.
@@ -91,17 +119,23 @@ impl EngineThread {
     /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
     fn take_commands(&mut self) -> bool {
         self.finish_unloads();
+        self.end_waits();
         if !self.engine.has_work() {
             // The last step may have cancelled a request whose reader fell behind.
-            self.status.publish(&self.engine);
-            let command = match self.probes {
+            self.publish_status();
+            let until_probe = self.probes.map(|interval| interval.saturating_sub(self.status.progress_age()));
+            let until_look = (!self.waiting.is_empty()).then_some(LOOK_AT_WAITS);
+            let command = match until_probe.into_iter().chain(until_look).min() {
                 None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(interval) => self.receiver.recv_timeout(interval.saturating_sub(self.status.progress_age())),
+                Some(limit) => self.receiver.recv_timeout(limit),
             };
             let goes_on = match command {
                 Ok(command) => self.apply(command),
                 Err(RecvTimeoutError::Timeout) => {
-                    self.status.probe(|| self.engine.probe());
+                    if self.probes.is_some_and(|interval| self.status.progress_age() >= interval) {
+                        self.status.probe(|| self.engine.probe());
+                    }
+                    self.end_waits();
                     true
                 }
                 Err(RecvTimeoutError::Disconnected) => false,
@@ -126,26 +160,23 @@ impl EngineThread {
         true
     }
 
+    fn publish_status(&self) {
+        self.status.publish(&self.engine, self.waiting.len());
+    }
+
     fn publish(&mut self) {
-        self.status.publish(&self.engine);
+        self.publish_status();
         self.snapshots.publish(&mut self.engine);
     }
 
     fn apply(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, commands } => match self.engine.to_fetch(&request.request) {
-                Some(fetch) => {
-                    self.engine.fetch(fetch, move |source, found| {
-                        // The engine's thread may have ended.
-                        let _ = commands.send(Command::Fetched { source, found, request });
-                    });
-                    self.status.count_requests(&self.engine);
+            Command::Submit { request, commands } => self.begin(request, commands),
+            Command::Fetched { number, found, is_last } => {
+                self.engine.import(self.waiting.get(&number).map(|(waiting, _)| waiting), &found);
+                if is_last && let Some((_, request)) = self.waiting.remove(&number) {
+                    self.accept(request);
                 }
-                None => self.accept(request),
-            },
-            Command::Fetched { source, found, request } => {
-                self.engine.import(&source, &found);
-                self.accept(request);
             }
             Command::Abort(id) => self.abort(id),
             Command::AddAdapter { name, loaded, replace, reply } => {
@@ -175,12 +206,43 @@ impl EngineThread {
         true
     }
 
+    /// Submits a request, after blocks of other replicas have been loaded for it if it wants some.
+    fn begin(&mut self, request: Submission, commands: commands::Sender<Command>) {
+        let may_wait = self.waiting.len() < MOST_WAITS;
+        let fetch = if may_wait { self.engine.to_fetch(&request.request) } else { None };
+        let number = self.num_waits;
+        let deliver = move |found, is_last| {
+            // The engine's thread may have ended.
+            let _ = commands.send(Command::Fetched { number, found, is_last });
+        };
+        match fetch.and_then(|fetch| self.engine.fetch(fetch, deliver)) {
+            Some(waiting) => {
+                self.num_waits += 1;
+                self.waiting.insert(number, (waiting, request));
+                self.status.count_requests(&self.engine, self.waiting.len());
+            }
+            None => self.accept(request),
+        }
+    }
+
+    /// Submits the requests that have waited long enough for blocks, and forgets those whose callers have gone.
+    fn end_waits(&mut self) {
+        let now = Instant::now();
+        let is_over = |(waiting, request): &(Waiting, Submission)| now >= waiting.deadline || request.reply.is_closed();
+        let over = self.waiting.iter().filter(|(_, it)| is_over(it)).map(|(number, _)| *number).collect::<Vec<_>>();
+        for (_, request) in over.into_iter().filter_map(|number| self.waiting.remove(&number)).collect::<Vec<_>>() {
+            if !request.reply.is_closed() {
+                self.accept(request);
+            }
+        }
+    }
+
     /// Submits a request and tells its caller.
     fn accept(&mut self, request: Submission) {
         let Submission { request, constraint, events, reply } = request;
         let result = self.submit(*request, constraint, events);
         // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
-        self.status.count_requests(&self.engine);
+        self.status.count_requests(&self.engine, self.waiting.len());
         // The caller may have stopped waiting for the reply.
         if let Err(Ok(id)) = reply.send(result) {
             self.abort(id);

@@ -25,6 +25,7 @@ mod by_worker;
 mod config;
 mod control;
 mod ngram;
+mod prompts;
 mod proposer;
 mod speculator;
 mod suffix;

@@ -10,14 +10,16 @@
 //! compares the tokens in front of each, at most `max_tree_depth`. So counts are those of the most recent places, and a match has
 //! at least two tokens. A token costs about 50 bytes and constant time, where a tree of depth 24 would need 24 nodes for it.
 //!
-//! **Bounds.** A request keeps its own text. Earlier outputs are kept for each [`Source`] apart, so text of one cache salt or adapter
+//! **Bounds.** A request keeps its own text, the prompt once for all of its sequences. Earlier outputs are kept for each [`Source`] apart, so text of one cache salt or adapter
 //! is never proposed to another. The oldest are dropped above `max_cached_requests` outputs, or above [`MAX_CACHED_TOKENS`] tokens,
 //! which is about 50 MB.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use sched::SeqId;
 
+use super::prompts::Prompts;
 use super::proposer::{Proposal, ProposeError, Proposer, Source};
 
 /// Greatest number of tokens of earlier outputs, of all sources together.
@@ -51,6 +53,8 @@ impl Default for SuffixLimits {
 /// Texts in the order of their arrival, and where two tokens last occurred together.
 #[derive(Default)]
 struct Corpus {
+    /// What stands in front of the tokens and never changes: the prompt of a sequence, which other sequences share.
+    base: Option<Arc<Corpus>>,
     tokens: VecDeque<u32>,
     /// For each token the distance to the last earlier position with the same token behind the same one; 0: none.
     distances: VecDeque<u32>,
@@ -61,10 +65,40 @@ struct Corpus {
 }
 
 impl Corpus {
+    fn base_len(&self) -> usize {
+        self.base.as_ref().map_or(0, |base| base.tokens.len())
+    }
+
+    fn len(&self) -> usize {
+        self.base_len() + self.tokens.len()
+    }
+
+    /// The token with this index, and its distance.
+    fn get(&self, at: usize) -> Option<(u32, u32)> {
+        match at.checked_sub(self.base_len()) {
+            Some(at) => Some((*self.tokens.get(at)?, *self.distances.get(at)?)),
+            None => self.base.as_ref()?.get(at),
+        }
+    }
+
+    fn token(&self, at: usize) -> Option<u32> {
+        self.get(at).map(|(token, _)| token)
+    }
+
+    /// Position at which two tokens last ended.
+    fn last(&self, pair: (u32, u32)) -> Option<u64> {
+        self.last.get(&pair).copied().or_else(|| self.base.as_ref()?.last(pair))
+    }
+
     fn push(&mut self, token: u32) {
-        let position = self.dropped + self.tokens.len() as u64;
-        let before = self.tokens.back().filter(|before| **before != BORDER && token != BORDER);
-        let last = before.and_then(|before| self.last.insert((*before, token), position));
+        let len = self.len();
+        let position = self.dropped + len as u64;
+        let before = len.checked_sub(1).and_then(|at| self.token(at));
+        let last = before.filter(|before| *before != BORDER && token != BORDER).and_then(|before| {
+            let last = self.last((before, token));
+            self.last.insert((before, token), position);
+            last
+        });
         self.distances.push_back(last.map_or(0, |last| u32::try_from(position - last).unwrap_or(0)));
         self.tokens.push_back(token);
     }
@@ -85,27 +119,29 @@ impl Corpus {
     }
 
     /// Indices of the tokens behind earlier occurrences of the end of `context`, latest first, with the lengths of the matches.
-    fn matches(&self, context: &VecDeque<u32>, depth: usize) -> Vec<(usize, usize)> {
+    fn matches(&self, context: &Corpus, depth: usize) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         let len = context.len();
-        let Some(pair) = len.checked_sub(2).map(|at| (context[at], context[at + 1])) else { return found };
-        let mut next = self.last.get(&pair).and_then(|position| usize::try_from(position - self.dropped).ok());
+        let pair = len.checked_sub(2).and_then(|at| Some((context.token(at)?, context.token(at + 1)?)));
+        let last = pair.and_then(|pair| self.last(pair));
+        let mut next = last.and_then(|position| usize::try_from(position - self.dropped).ok());
         for _ in 0..=LOOKED_AT {
             let Some(at) = next.filter(|at| *at > 0) else { break };
             // The end of the context itself has nothing behind it.
-            if at + 1 < self.tokens.len() && found.len() < LOOKED_AT {
+            if at + 1 < self.len() && found.len() < LOOKED_AT {
                 let most = depth.min(len).min(at + 1);
-                let length = (2..most).find(|back| self.tokens[at - back] != context[len - 1 - back]).unwrap_or(most);
+                let length =
+                    (2..most).find(|back| self.token(at - back) != context.token(len - 1 - back)).unwrap_or(most);
                 found.push((at + 1, length));
             }
-            let distance = self.distances[at] as usize;
+            let distance = self.get(at).map_or(0, |(_, distance)| distance as usize);
             next = at.checked_sub(distance).filter(|_| distance > 0);
         }
         found
     }
 
     /// The draft with the best score for the end of `context`.
-    fn draft(&self, context: &VecDeque<u32>, most: usize, limits: &SuffixLimits) -> Draft {
+    fn draft(&self, context: &Corpus, most: usize, limits: &SuffixLimits) -> Draft {
         let found = self.matches(context, limits.max_tree_depth);
         let mut lengths: Vec<usize> = found.iter().map(|(_, length)| *length).collect();
         lengths.sort_unstable();
@@ -128,10 +164,10 @@ impl Corpus {
         let (mut draft, mut probability) = (Draft::default(), 1.0);
         while draft.tokens.len() < allowed {
             let mut counts: Vec<(u32, usize)> = Vec::new();
-            for token in places.iter().filter_map(|at| self.tokens.get(*at)).filter(|token| **token != BORDER) {
-                match counts.iter_mut().find(|(other, _)| other == token) {
+            for token in places.iter().filter_map(|at| self.token(*at)).filter(|token| *token != BORDER) {
+                match counts.iter_mut().find(|(other, _)| *other == token) {
                     Some((_, count)) => *count += 1,
-                    None => counts.push((*token, 1)),
+                    None => counts.push((token, 1)),
                 }
             }
             let Some((token, count)) = counts.into_iter().rev().max_by_key(|(_, count)| *count) else { break };
@@ -141,7 +177,7 @@ impl Corpus {
             }
             draft.score += probability;
             draft.tokens.push(token);
-            places.retain(|at| self.tokens.get(*at) == Some(&token));
+            places.retain(|at| self.token(*at) == Some(token));
             places.iter_mut().for_each(|at| *at += 1);
         }
         draft
@@ -157,14 +193,15 @@ struct Draft {
 
 /// The text of a live sequence.
 struct Text {
+    /// The prompt is its base.
     corpus: Corpus,
     source: Source,
-    prompt: usize,
 }
 
 /// Suffix decoding: proposes what most often followed the last tokens in the same request and in earlier outputs.
 pub struct Suffix {
     limits: SuffixLimits,
+    prompts: Prompts<Corpus>,
     live: HashMap<SeqId, Text>,
     /// Earlier outputs.
     earlier: HashMap<Source, Corpus>,
@@ -176,7 +213,14 @@ pub struct Suffix {
 impl Suffix {
     /// Creates the proposer without any text.
     pub fn new(limits: SuffixLimits) -> Suffix {
-        Suffix { limits, live: HashMap::new(), earlier: HashMap::new(), order: VecDeque::new(), num_tokens: 0 }
+        Suffix {
+            limits,
+            prompts: Prompts::new(),
+            live: HashMap::new(),
+            earlier: HashMap::new(),
+            order: VecDeque::new(),
+            num_tokens: 0,
+        }
     }
 
     fn drop_oldest(&mut self) {
@@ -193,9 +237,13 @@ impl Suffix {
 
 impl Proposer for Suffix {
     fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]) {
-        let mut corpus = Corpus::default();
-        prompt.iter().for_each(|token| corpus.push(*token));
-        self.live.insert(seq, Text { corpus, source: source.clone(), prompt: prompt.len() });
+        let base = self.prompts.begin(seq, || {
+            let mut corpus = Corpus::default();
+            prompt.iter().for_each(|token| corpus.push(*token));
+            corpus
+        });
+        let corpus = Corpus { base: Some(base), ..Corpus::default() };
+        self.live.insert(seq, Text { corpus, source: source.clone() });
     }
 
     fn extend(&mut self, seq: SeqId, token: u32) {
@@ -205,8 +253,9 @@ impl Proposer for Suffix {
     }
 
     fn end(&mut self, seq: SeqId) {
-        let Some(Text { corpus, source, prompt }) = self.live.remove(&seq) else { return };
-        let count = corpus.tokens.len() - prompt + 1;
+        let Some(Text { corpus: Corpus { base, tokens, .. }, source }) = self.live.remove(&seq) else { return };
+        base.into_iter().for_each(|base| self.prompts.end(seq, base));
+        let count = tokens.len() + 1;
         if self.limits.max_cached_requests == 0 || count > MAX_CACHED_TOKENS {
             return;
         }
@@ -214,7 +263,7 @@ impl Proposer for Suffix {
             self.drop_oldest();
         }
         let kept = self.earlier.entry(source.clone()).or_default();
-        corpus.tokens.iter().skip(prompt).for_each(|token| kept.push(*token));
+        tokens.iter().for_each(|token| kept.push(*token));
         kept.push(BORDER);
         self.order.push_back((source, count));
         self.num_tokens += count;
@@ -223,8 +272,8 @@ impl Proposer for Suffix {
     fn propose(&mut self, wanted: &mut [Proposal]) -> Result<(), ProposeError> {
         for Proposal { seq, most, drafts } in wanted {
             let Some(Text { corpus, source, .. }) = self.live.get(seq) else { continue };
-            let own = corpus.draft(&corpus.tokens, *most, &self.limits);
-            let earlier = self.earlier.get(source).map(|earlier| earlier.draft(&corpus.tokens, *most, &self.limits));
+            let own = corpus.draft(corpus, *most, &self.limits);
+            let earlier = self.earlier.get(source).map(|earlier| earlier.draft(corpus, *most, &self.limits));
             let best = earlier.filter(|earlier| earlier.score > own.score).unwrap_or(own);
             drafts.extend(best.tokens);
         }

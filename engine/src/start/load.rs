@@ -15,7 +15,7 @@ use super::draft::OpenedDraft;
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
-use crate::connector::{Connector, KvTransferConfig, Naming, SharedFolder};
+use crate::connector::{Connector, KvTransferConfig, Limits, Naming, SharedFolder};
 use crate::error::{EngineError, bad};
 use crate::memory::{Plan, sampler_limits};
 use crate::parallel::{EndOnPanic, Group, GroupWorker, Place, obey, together};
@@ -150,8 +150,8 @@ pub fn follow(engine: &EngineConfig, group: Group) -> Result<(), EngineError> {
 fn follow_in(engine: &EngineConfig, world: Arc<dyn Collective>) -> Result<(), EngineError> {
     let _guard = EndOnPanic(world.clone());
     let place = Place::new(world, &engine.parallel, Vec::new())?;
-    let mut worker = load_rank(engine, &place)?;
-    obey(&place, &mut worker).map_err(|message| {
+    let Started { mut worker, adapters, .. } = load_rank(engine, &place)?;
+    obey(&place, &mut worker, adapters.as_deref()).map_err(|message| {
         // With processes, the end of this rank is that of rank 0, which first tells its clients.
         if place.world.carrier() != "threads" {
             std::thread::sleep(GRACE);
@@ -180,11 +180,11 @@ fn plan_together(engine: &EngineConfig, opened: &Opened, place: &Place) -> Resul
 }
 
 /// Loads the part of a rank other than 0.
-fn load_rank(engine: &EngineConfig, place: &Place) -> Result<LocalWorker, EngineError> {
+fn load_rank(engine: &EngineConfig, place: &Place) -> Result<Started, EngineError> {
     let opened = together(&*place.world, open_rank(engine, None, place))?;
     place.agree(engine, opened.fingerprint())?;
     let started = start(engine, &opened, place, &|_, _| Ok(()));
-    Ok(together(&*place.world, started)?.worker)
+    together(&*place.world, started)
 }
 
 /// What of a checkpoint is not used.
@@ -258,7 +258,7 @@ pub(crate) fn load_on(
     }
     let kv_transfer = connector.zip(engine.kv_transfer.clone()).map(|(connector, config)| {
         let naming = Naming::new(replica_digest(engine, &opened, &plan), plan.block_size);
-        KvTransferParts { config, naming, connector }
+        KvTransferParts { config, naming, connector, limits: Limits::default() }
     });
     let parts = EngineParts {
         worker,

@@ -2,12 +2,17 @@
 //!
 //! A request holds the adapter that its name stood for when it was submitted. So an adapter can be replaced under its name while
 //! requests use the old one, and it can be removed once no request holds it.
+//!
+//! The store in host memory has room for some of them; `adapter_memory.rs` reads the others again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Weak};
+use std::thread::Builder;
+use std::time::Duration;
 
-use models::lora::{Adapter, AdapterRef, AdapterStore};
+use models::lora::{Adapter, AdapterError as ReadError, AdapterRef, AdapterStore};
 
 use crate::api::AdapterInfo;
 use crate::error::{AdapterError, SubmitError};
@@ -24,6 +29,16 @@ pub(super) struct AdapterNames {
     /// `None` if the engine takes no adapters.
     store: Option<Arc<AdapterStore>>,
     names: BTreeMap<String, Entry>,
+    /// Digests of the adapters that all ranks have, if this one has them.
+    pub shared: Vec<String>,
+    /// What is read again.
+    reading: Option<Reading>,
+}
+
+/// An adapter that is being read on a thread of its own, or has been.
+struct Reading {
+    adapter: Arc<AdapterRef>,
+    outcome: Receiver<Result<(), ReadError>>,
 }
 
 struct Entry {
@@ -42,7 +57,7 @@ impl Entry {
 
 impl AdapterNames {
     pub fn new(store: Option<Arc<AdapterStore>>) -> AdapterNames {
-        AdapterNames { store, names: BTreeMap::new() }
+        AdapterNames { store, names: BTreeMap::new(), shared: Vec::new(), reading: None }
     }
 
     pub fn store(&self) -> Option<&Arc<AdapterStore>> {
@@ -80,13 +95,16 @@ impl AdapterNames {
             is_unloading: false,
         };
         let mut entry = Entry { info, current: Arc::new(current), earlier: Vec::new() };
+        let mut before_it = None;
         if let Some(mut before) = self.names.remove(name) {
             entry.earlier = std::mem::take(&mut before.earlier);
             entry.earlier.push(Arc::downgrade(&before.current));
             entry.earlier.retain(|adapter| adapter.strong_count() > 0);
-            self.forget(&before);
+            before_it = Some(before.current);
         }
         self.names.insert(name.to_string(), entry);
+        // What requests hold stays as long as the store has room for it.
+        before_it.filter(|before| Arc::strong_count(before) == 1).into_iter().for_each(|before| self.forget(&before));
         Ok(())
     }
 
@@ -102,7 +120,7 @@ impl AdapterNames {
         let over = self.names.iter().filter(|(_, entry)| entry.info.is_unloading && !entry.is_used());
         let over: Vec<String> = over.map(|(name, _)| name.clone()).collect();
         for entry in over.iter().filter_map(|name| self.names.remove(name)).collect::<Vec<_>>() {
-            self.forget(&entry);
+            self.forget(&entry.current);
         }
         over
     }
@@ -125,12 +143,35 @@ impl AdapterNames {
         self.names.values().map(|entry| entry.info.clone()).collect()
     }
 
-    /// Drops contents that no name has any more. A request that still holds them keeps them in its slot, or reads them again.
-    fn forget(&self, entry: &Entry) {
-        let digest = &entry.current.digest;
+    /// Drops contents that no name has any more.
+    fn forget(&self, adapter: &AdapterRef) {
+        let digest = &adapter.digest;
         let is_named = self.names.values().any(|other| other.current.digest == *digest);
         if let Some(store) = self.store.as_ref().filter(|_| !is_named) {
             store.forget(digest);
         }
+    }
+
+    /// Begins to read an adapter again, unless one is being read.
+    pub fn read_again(&mut self, adapter: &Arc<AdapterRef>) {
+        let Some(store) = self.store.clone().filter(|_| self.reading.is_none()) else { return };
+        let (send, outcome) = channel();
+        let wanted = Arc::clone(adapter);
+        let read = move || drop(send.send(store.get(&wanted).map(drop)));
+        // Without a thread its outcome never comes, which is a failure like others.
+        if let Err(error) = Builder::new().name("quire-adapter".to_string()).spawn(read) {
+            tracing::error!("no thread can be started to read an adapter: {error}");
+        }
+        self.reading = Some(Reading { adapter: Arc::clone(adapter), outcome });
+    }
+
+    /// The adapter that has been read, and the outcome. Waits for it for at most `limit`.
+    pub fn take_read(&mut self, limit: Duration) -> Option<(Arc<AdapterRef>, Result<(), String>)> {
+        let outcome = match self.reading.as_ref()?.outcome.recv_timeout(limit) {
+            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Err("the thread that read it has ended".to_string()),
+        };
+        self.reading.take().map(|reading| (reading.adapter, outcome))
     }
 }

@@ -5,6 +5,17 @@ use sched::Refusal;
 use crate::api::{GenerationParams, GenerationRequest};
 use crate::error::SubmitError;
 
+/// Most bytes of a request as other ranks and recordings get it. So the size of a step is bounded: by this for each of its new requests.
+const MOST_BYTES: usize = 32 << 20;
+
+/// Upper bound of the encoded size of a request: at most 5 bytes for a token id or a length, and 4 more for a bias.
+fn most_bytes(request: &GenerationRequest) -> usize {
+    let GenerationParams { sampling, stop_token_ids, .. } = &request.params;
+    let words: usize = sampling.bad_words.iter().map(|word| word.len() + 1).sum();
+    let allowed = sampling.allowed_token_ids.as_ref().map_or(0, |ids| ids.len());
+    5 * (request.prompt.len() + stop_token_ids.len() + words + allowed) + 9 * sampling.logit_bias.len()
+}
+
 /// Refuses a request that no step could compute: fields out of range, and a prompt that fills the context.
 pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_len: usize) -> Result<(), SubmitError> {
     let params = &request.params;
@@ -13,6 +24,13 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
     if request.prompt.is_empty() {
         let message = "the prompt is empty: at least one token is needed".to_string();
         return Err(SubmitError::Invalid { param: "prompt", message });
+    }
+    let found = most_bytes(request);
+    if found > MOST_BYTES {
+        return Err(SubmitError::NeverFits(format!(
+            "the token ids of prompt, stop_token_ids, logit_bias, allowed_token_ids and bad_words take up to {found} bytes, expected at \
+             most {MOST_BYTES}: shorten the prompt or these lists"
+        )));
     }
     let sampling = &params.sampling;
     let of = |param| move |id: u32| (param, id);

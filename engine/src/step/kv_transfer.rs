@@ -1,18 +1,23 @@
 //! The state of the exchange of blocks with other replicas. `exchange.rs` has the engine's part.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::Arc;
+use std::time::Instant;
 
 use kvblock::{HostCopy, Prompt};
 use sched::{CacheGroup, RequestId, SchedConfig, StepId};
 
-use crate::connector::{BlockName, Chain, Connector, KvTransfer, KvTransferConfig, Naming, TransferThread, Wanted};
+use crate::connector::{
+    BlockName, Chain, Connector, KvTransfer, KvTransferConfig, Limits, Naming, TransferThread, Wanted,
+};
 
-/// A connector, and the names of the blocks of this replica.
+/// A connector, and the names of the blocks of this replica: what [`EngineParts::load`](super::EngineParts::load) has opened.
 pub struct KvTransferParts {
     pub(crate) config: KvTransferConfig,
     pub(crate) naming: Naming,
     pub(crate) connector: Box<dyn Connector>,
+    pub(crate) limits: Limits,
 }
 
 /// Tokens whose blocks are exchanged, and what else their contents depend on.
@@ -46,12 +51,24 @@ pub(crate) struct Fetch {
     pub(super) last: Option<BlockName>,
 }
 
-/// Blocks to store, on their way to host memory.
+/// A request that waits for blocks. They are loaded until this is dropped.
+pub(crate) struct Waiting {
+    pub(super) source: TransferSource,
+    /// When the request does not wait any longer.
+    pub deadline: Instant,
+    pub(super) _is_wanted: Arc<()>,
+}
+
+/// Blocks of a prompt to store, on their way to host memory or to the connector.
 pub(super) struct Export {
-    pub source: TransferSource,
-    pub copies: Vec<HostCopy>,
+    pub tokens: Vec<u32>,
+    pub chain: Chain,
+    /// Those that were not handed over, in the order of the prompt.
+    pub copies: VecDeque<HostCopy>,
     /// The plan that has the copies; `None` before it.
     pub step: Option<StepId>,
+    /// Number of blocks that were lost before they could be handed over.
+    pub num_lost: usize,
 }
 
 /// See the [module](self).
@@ -66,25 +83,23 @@ pub(super) struct KvTransfers {
     pub host_blocks: usize,
     /// Requests whose blocks are stored when they end.
     pub sources: HashMap<RequestId, TransferSource>,
-    pub exports: Vec<Export>,
-    /// Requests that wait for blocks.
-    pub num_fetching: usize,
+    /// Oldest first.
+    pub exports: VecDeque<Export>,
 }
 
 impl KvTransfers {
     pub fn start(parts: KvTransferParts, sched: &SchedConfig, block_bytes: usize) -> io::Result<KvTransfers> {
-        let KvTransferParts { config, naming, connector } = parts;
+        let KvTransferParts { config, naming, connector, limits } = parts;
         Ok(KvTransfers {
             config,
             naming,
-            thread: TransferThread::start(connector, block_bytes)?,
+            thread: TransferThread::start(connector, block_bytes, limits)?,
             block_size: sched.block_size,
             groups: sched.groups.len(),
             full_group: sched.groups.iter().position(|group| *group == CacheGroup::Full).unwrap_or(0),
             host_blocks: sched.host_blocks,
             sources: HashMap::new(),
-            exports: Vec::new(),
-            num_fetching: 0,
+            exports: VecDeque::new(),
         })
     }
 
@@ -98,17 +113,5 @@ impl KvTransfers {
     /// A request has been cancelled or has failed.
     pub fn forget(&mut self, id: RequestId) {
         self.sources.remove(&id);
-    }
-
-    /// The copies that were ordered before are in this plan.
-    pub fn planned(&mut self, step: StepId) {
-        for export in &mut self.exports {
-            export.step.get_or_insert(step);
-        }
-    }
-
-    /// Whether copies wait for a plan.
-    pub fn wait_for_plan(&self) -> bool {
-        self.exports.iter().any(|export| export.step.is_none())
     }
 }

@@ -1,5 +1,6 @@
 //! The synchronous engine on token ids: plan, submit, collect, publish, commit.
 
+mod adapter_memory;
 mod adapters;
 mod beam;
 mod check;
@@ -24,8 +25,8 @@ use std::time::Instant;
 use device::profile::Phase;
 use models::Pooling;
 use models::lora::AdapterStore;
-use sampling::Constraint;
 use sampling::device::SampleError;
+use sampling::{Constraint, SamplingParams};
 use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{AdapterInfo, GenerationParams, GenerationRequest, ItlTarget, StepTokens};
@@ -42,8 +43,8 @@ use in_flight::StepInFlight;
 pub(crate) use in_flight::{CurrentStep, lock};
 use kv_events::KvEvents;
 pub use kv_transfer::KvTransferParts;
-use kv_transfer::KvTransfers;
-pub(crate) use kv_transfer::{Fetch, TransferSource};
+pub(crate) use kv_transfer::{Fetch, Waiting};
+use kv_transfer::{KvTransfers, TransferSource};
 use prompt_budget::PromptBudget;
 use publish::Outcomes;
 use request::{LiveRequest, end_reason};
@@ -282,12 +283,13 @@ impl Engine {
             prompt_logprobs: Vec::new(),
             embedding: None,
             speculation,
-            _adapter: adapter.clone(),
+            adapter: adapter.clone(),
             unsent: Some(Arc::new(NewRequest {
                 id,
                 prompt,
                 sequences: if beam.is_some() { 1 } else { samples as u32 },
-                sampling: params.sampling.clone(),
+                // The seed is in `seed`, so that all prompts of a call have the same parameters.
+                sampling: SamplingParams { seed: None, ..params.sampling.clone() },
                 stop_ids,
                 seed: params.sampling.seed.unwrap_or_else(|| derive_seed(self.seed, id.0)),
                 on_host,
@@ -329,12 +331,7 @@ impl Engine {
         self.remove_unloaded();
         self.adapters.check(name, replace)?;
         let loaded = self.adapters.read(path)?;
-        self.adapters.add(name, loaded, replace)
-    }
-
-    /// Gives an adapter that was read elsewhere a name.
-    pub(crate) fn add_adapter(&mut self, name: &str, loaded: LoadedAdapter, replace: bool) -> Result<(), AdapterError> {
-        self.adapters.add(name, loaded, replace)
+        self.add_adapter(name, loaded, replace)
     }
 
     /// Refuses new requests for an adapter. It is removed when its last request has ended; see [`Engine::adapters`].
@@ -366,7 +363,7 @@ impl Engine {
     pub fn abort(&mut self, id: RequestId) -> bool {
         self.remove(id);
         let was_live = self.scheduler.abort(id);
-        self.report_ended();
+        self.settle();
         was_live
     }
 
@@ -388,7 +385,7 @@ impl Engine {
             }
         }
         let was_live = self.scheduler.finish_sequence(SeqId { request: id, index });
-        self.report_ended();
+        self.settle();
         was_live
     }
 
@@ -420,14 +417,19 @@ impl Engine {
         self.worker.is_lost()
     }
 
-    /// Whether a step would do anything.
+    /// Whether a step would do anything: compute, or hand over blocks for other replicas.
     pub fn has_work(&self) -> bool {
+        self.computes() || self.has_exports()
+    }
+
+    /// Whether requests have not ended, or a step is in flight.
+    fn computes(&self) -> bool {
         self.scheduler.has_work() || !self.in_flight.is_empty()
     }
 
-    /// Number of requests that have not ended, those included that wait for blocks of other replicas.
+    /// Number of requests that have not ended.
     pub fn num_unfinished(&self) -> usize {
-        self.requests.len() + self.kv_transfers.as_ref().map_or(0, |transfers| transfers.num_fetching)
+        self.requests.len()
     }
 
     /// The oldest step in flight, for other threads.

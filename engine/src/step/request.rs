@@ -38,8 +38,8 @@ pub(super) struct LiveRequest {
     pub embedding: Option<Vec<f32>>,
     /// What the source of drafts is told of the request; `None` without speculation.
     pub speculation: Option<(Source, Vec<u32>)>,
-    /// Held so that the adapter is not removed before the request has ended.
-    pub _adapter: Option<Arc<AdapterRef>>,
+    /// The adapter, which is not removed before the request has ended.
+    pub adapter: Option<Arc<AdapterRef>>,
 }
 
 impl LiveRequest {

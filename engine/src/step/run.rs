@@ -22,19 +22,21 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sched::{RequestId, SeqId, StepPlan};
 
 use super::Engine;
 use super::drafts::Drafts;
 use super::in_flight::{StepInFlight, lock};
-use super::kv_transfer::KvTransfers;
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
+
+/// Longest wait of a step that has nothing to compute for what another thread does.
+const IDLE: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Waits for a sign of life of all ranks that compute the model, if there are several. For an engine without work.
@@ -58,6 +60,8 @@ impl Engine {
     fn advance(&mut self, plans: bool, mut emit: impl FnMut(RequestId, TokenEvent)) {
         let _profile = self.worker.profile_step();
         self.scheduled.clear();
+        self.take_adapter(Duration::ZERO, &mut emit);
+        let mut is_idle = self.in_flight.is_empty();
         loop {
             while plans && self.can_plan() {
                 let step = self.plan();
@@ -66,6 +70,7 @@ impl Engine {
                 }
             }
             let Some((step, collected)) = self.collect() else { break };
+            is_idle = false;
             let published = collected.map(|()| self.publish(&step, &mut emit));
             self.commit(step, published, &mut emit);
             // After the last request has ended, the steps still in flight are collected too, so that their blocks are free
@@ -74,16 +79,25 @@ impl Engine {
                 break;
             }
         }
-        self.order_exports();
+        if is_idle {
+            self.take_adapter(IDLE, &mut emit);
+        }
+        self.settle();
+        if is_idle && self.has_exports() {
+            std::thread::sleep(IDLE);
+        }
+    }
+
+    /// Does what may follow each step and each call that ends sequences: nothing of it waits for a further step.
+    pub(super) fn settle(&mut self) {
         self.report_ended();
         self.finish_exports();
         self.publish_kv_events();
     }
 
     /// Tells the worker which sequences have ended, and has it make copies for other replicas, if no later step will.
-    pub(super) fn report_ended(&mut self) {
-        let has_copies = self.kv_transfers.as_ref().is_some_and(KvTransfers::wait_for_plan);
-        if self.ended.is_empty() && !has_copies || self.has_work() {
+    fn report_ended(&mut self) {
+        if self.ended.is_empty() && !self.has_sources() || self.computes() {
             return;
         }
         let mut input = StepInput { plan: self.schedule(), ..StepInput::default() };
@@ -98,10 +112,11 @@ impl Engine {
 
     /// The scheduler's plan of the next step.
     fn schedule(&mut self) -> StepPlan {
+        self.before_plan();
+        self.order_exports();
         let plan = self.scheduler.plan();
-        if let Some(transfers) = &mut self.kv_transfers {
-            transfers.planned(plan.step);
-        }
+        self.exports_planned(plan.step);
+        self.after_plan();
         plan
     }
 
@@ -294,17 +309,25 @@ impl Engine {
     fn fail(&mut self, plan: &StepPlan, error: &dyn Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         tracing::error!("{} failed: {error}", plan.step);
         self.failed_steps += 1;
-        for span in &plan.spans {
-            let id = span.seq.request;
-            if let Some(request) = self.remove(id) {
-                for index in request.live() {
-                    let finish = Some(FinishReason::Error(error.to_string()));
-                    emit(id, TokenEvent::Token { index, token: None, finish, drafts: DraftCounts::default() });
-                }
-            }
-            self.scheduler.abort(id);
-        }
+        let message = error.to_string();
+        plan.spans.iter().for_each(|span| self.end_with_error(span.seq.request, &message, emit));
         self.abandon(plan);
+    }
+
+    /// Ends a request with an error.
+    pub(super) fn end_with_error(
+        &mut self,
+        id: RequestId,
+        message: &str,
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        if let Some(request) = self.remove(id) {
+            for index in request.live() {
+                let finish = Some(FinishReason::Error(message.to_string()));
+                emit(id, TokenEvent::Token { index, token: None, finish, drafts: DraftCounts::default() });
+            }
+        }
+        self.scheduler.abort(id);
     }
 
     /// Abandons the steps behind a failed one, which the worker has dropped.

@@ -56,7 +56,7 @@ impl Engine {
     }
 
     /// Checks the engine's invariants: the block pool agrees with all block tables, and once no work is left, no block is in
-    /// use, no step is in flight, and neither the engine nor the worker keeps state of any request.
+    /// use, no step is in flight, and neither the engine nor the worker keeps state of any request, blocks to store included.
     ///
     /// Costs a pass over all tokens of live requests. Use it in tests and for debugging.
     ///
@@ -67,12 +67,14 @@ impl Engine {
         if self.has_work() {
             return Ok(());
         }
-        let stats = self.scheduler.stats();
+        let (stats, transfers) = (self.scheduler.stats(), self.kv_transfers.as_ref());
         let kept = [
             ("blocks in use", stats.blocks_in_use),
             ("requests in the scheduler", stats.num_running + stats.num_waiting + stats.num_swapped),
             ("requests in the engine", self.requests.len()),
             ("sequences in the worker", self.worker.num_sequences()),
+            ("prompts to store", transfers.map_or(0, |it| it.sources.len())),
+            ("prompts to hand over", transfers.map_or(0, |it| it.exports.len())),
             ("steps in flight", usize::from(lock(&self.current_step).is_some())),
         ];
         match kept.into_iter().find(|(_, count)| *count > 0) {

@@ -1,7 +1,7 @@
 //! The adapters of a step in the slots of the model.
 //!
 //! A slot keeps its adapter until a step needs the slot for another. The one that was used longest ago makes room. Adapters come from
-//! the store in host memory, which reads them again if it has dropped them.
+//! the store in host memory. The engine plans a request only while the store has its adapter; in a replay the store reads it here.
 
 use std::sync::Arc;
 

@@ -20,6 +20,7 @@ mod pooling;
 pub(crate) mod record;
 mod request;
 mod rows;
+mod shared_params;
 mod slots;
 mod transfers;
 
@@ -80,6 +81,16 @@ pub trait Worker: Send {
         Err(StepError(format!("{block} cannot be written: the worker gives no access to its host memory")))
     }
 
+    /// Has all other ranks read an adapter that the store of this one has read, and drop those that are not `kept`. Called before the first
+    /// step that needs it, and again after the store had dropped it.
+    ///
+    /// # Errors
+    /// A rank cannot read it, or finds other contents. The group goes on without it.
+    fn share_adapter(&mut self, adapter: &AdapterRef, kept: &[String]) -> Result<(), String> {
+        let _ = (adapter, kept);
+        Ok(())
+    }
+
     /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
@@ -118,7 +129,9 @@ pub struct WorkerInfo {
 pub struct StepInput {
     /// What is computed, and in which blocks.
     pub plan: StepPlan,
-    /// Requests whose first span is in this step.
+    /// Requests whose first span is in this step. Serialized with each distinct set of sampling parameters once: the prompts of a call
+    /// share theirs.
+    #[serde(with = "shared_params")]
     pub requests: Vec<Arc<NewRequest>>,
     /// Sequences that have ended since the previous input. The worker drops a request with its last sequence.
     pub ended: Vec<SeqId>,
@@ -135,7 +148,8 @@ pub struct NewRequest {
     pub prompt: Vec<u32>,
     /// Number of sequences that draw. A beam search counts as one.
     pub sequences: u32,
-    /// Sampling parameters.
+    /// Sampling parameters. Serialized by the [`StepInput`].
+    #[serde(skip)]
     pub sampling: SamplingParams,
     /// End-of-sequence and stop ids, which are not drawn before `min_tokens`.
     pub stop_ids: Vec<u32>,

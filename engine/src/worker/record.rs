@@ -6,7 +6,7 @@
 //! inputs must give equal outputs, to the bit.
 //!
 //! ```text
-//! "quire recording 2\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
+//! "quire recording 3\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
 //! ```
 //!
 //! A length is 4 bytes, little-endian; an entry is in [postcard](https://postcard.jamesmunns.com)'s format.
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::profile::Step;
+use models::lora::AdapterRef;
 use serde::{Deserialize, Serialize};
 
 use super::{StepError, StepInput, StepOutput, Worker};
@@ -25,7 +26,7 @@ use crate::api::EngineConfig;
 use crate::error::EngineError;
 use crate::speculate::ProposeError;
 
-pub(crate) const MAGIC: &[u8] = b"quire recording 2\n";
+pub(crate) const MAGIC: &[u8] = b"quire recording 3\n";
 /// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 
@@ -129,6 +130,11 @@ impl Worker for Recorder {
         let collected = self.worker.collect(output);
         self.write(&EntryRef::Output(collected.as_ref().map(|()| &*output)));
         collected
+    }
+
+    /// Not recorded: a replay reads an adapter when a step needs it.
+    fn share_adapter(&mut self, adapter: &AdapterRef, kept: &[String]) -> Result<(), String> {
+        self.worker.share_adapter(adapter, kept)
     }
 
     fn num_sequences(&self) -> usize {

@@ -1,9 +1,9 @@
 //! Adapters in host memory.
 //!
-//! The store holds at most so many adapters (`--max-cpu-loras`), by contents. The one that was used longest ago makes room for
-//! another. An adapter that was dropped is read again on its next use; if its files have changed since, that is an error.
+//! The store holds at most so many adapters (`--max-cpu-loras`), by contents. Of those that are not pinned, the one that was used
+//! longest ago makes room for another. An adapter that was dropped can be read again; if its files have changed since, that is an error.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -25,24 +25,47 @@ pub struct AdapterStore {
     decoder: Decoder,
     limits: AdapterLimits,
     capacity: usize,
+    kept: Mutex<Kept>,
+    /// Held while an adapter is read, so that reading takes the memory of one.
+    reading: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Kept {
     /// The one used last comes last.
-    adapters: Mutex<Vec<Arc<Adapter>>>,
+    adapters: Vec<Arc<Adapter>>,
+    /// Digests of those that are in use.
+    pinned: Vec<String>,
 }
 
 impl AdapterStore {
     /// A store of at most `capacity` adapters for a decoder.
     pub fn new(decoder: Decoder, limits: AdapterLimits, capacity: usize) -> AdapterStore {
-        AdapterStore { decoder, limits, capacity: capacity.max(1), adapters: Mutex::default() }
+        AdapterStore { decoder, limits, capacity: capacity.max(1), kept: Mutex::default(), reading: Mutex::default() }
     }
 
-    /// Reads the adapter in a folder and keeps it.
+    /// Reads the adapter in a folder and keeps it, unless all that are kept are pinned.
     ///
     /// # Errors
     /// Those of [`Adapter::read`].
     pub fn load(&self, path: PathBuf) -> Result<(AdapterRef, Arc<Adapter>), AdapterError> {
-        let adapter = Arc::new(Adapter::read(&path, &self.decoder, &self.limits)?);
+        let adapter = self.read(&path)?;
         let found = AdapterRef { digest: adapter.digest().to_string(), path };
         Ok((found, self.keep(adapter)))
+    }
+
+    fn read(&self, path: &Path) -> Result<Arc<Adapter>, AdapterError> {
+        let _one = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::new(Adapter::read(path, &self.decoder, &self.limits)?))
+    }
+
+    /// Reads an adapter that must have these contents.
+    fn reread(&self, wanted: &AdapterRef) -> Result<Arc<Adapter>, AdapterError> {
+        let adapter = self.read(&wanted.path)?;
+        match adapter.digest() == wanted.digest {
+            true => Ok(adapter),
+            false => Err(AdapterError::Changed { path: crate::checkpoint::error::one_line(wanted.path.display()) }),
+        }
     }
 
     /// The adapter, which is read again if it is not in memory.
@@ -53,25 +76,48 @@ impl AdapterStore {
         if let Some(adapter) = self.touch(&wanted.digest) {
             return Ok(adapter);
         }
-        let adapter = Adapter::read(&wanted.path, &self.decoder, &self.limits)?;
-        if adapter.digest() != wanted.digest {
-            return Err(AdapterError::Changed { path: crate::checkpoint::error::one_line(wanted.path.display()) });
+        Ok(self.keep(self.reread(wanted)?))
+    }
+
+    /// Keeps the same adapters as the store of another process, which has just read one of them: drops all but `kept`, and reads that one.
+    ///
+    /// # Errors
+    /// As [`AdapterStore::get`].
+    pub fn follow(&self, read: &AdapterRef, kept: &[String]) -> Result<(), AdapterError> {
+        self.lock().adapters.retain(|adapter| kept.iter().any(|digest| digest == adapter.digest()));
+        if self.touch(&read.digest).is_none() {
+            let adapter = self.reread(read)?;
+            if kept.contains(&read.digest) {
+                self.lock().adapters.push(adapter);
+            }
         }
-        Ok(self.keep(Arc::new(adapter)))
+        Ok(())
+    }
+
+    /// Pins all adapters in memory, so that none of them makes room for another, until [`AdapterStore::pin`]. Returns their digests.
+    pub fn pin_all(&self) -> Vec<String> {
+        let mut kept = self.lock();
+        kept.pinned = kept.adapters.iter().map(|adapter| adapter.digest().to_string()).collect();
+        kept.pinned.clone()
+    }
+
+    /// Pins these adapters and no others.
+    pub fn pin(&self, digests: Vec<String>) {
+        self.lock().pinned = digests;
     }
 
     /// Drops an adapter that nobody will ask for again.
     pub fn forget(&self, digest: &str) {
-        self.lock().retain(|adapter| adapter.digest() != digest);
+        self.lock().adapters.retain(|adapter| adapter.digest() != digest);
     }
 
     /// Digests of the adapters in memory; the one used last comes last.
     pub fn resident(&self) -> Vec<String> {
-        self.lock().iter().map(|adapter| adapter.digest().to_string()).collect()
+        self.lock().adapters.iter().map(|adapter| adapter.digest().to_string()).collect()
     }
 
     fn touch(&self, digest: &str) -> Option<Arc<Adapter>> {
-        let mut adapters = self.lock();
+        let Kept { adapters, .. } = &mut *self.lock();
         let at = adapters.iter().position(|adapter| adapter.digest() == digest)?;
         let adapter = adapters.remove(at);
         adapters.push(Arc::clone(&adapter));
@@ -82,15 +128,17 @@ impl AdapterStore {
         if let Some(known) = self.touch(adapter.digest()) {
             return known;
         }
-        let mut adapters = self.lock();
+        let Kept { adapters, pinned } = &mut *self.lock();
         if adapters.len() >= self.capacity {
-            adapters.remove(0);
+            let is_free = |kept: &Arc<Adapter>| !pinned.iter().any(|digest| digest == kept.digest());
+            let Some(at) = adapters.iter().position(is_free) else { return adapter };
+            adapters.remove(at);
         }
         adapters.push(Arc::clone(&adapter));
         adapter
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Adapter>>> {
-        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

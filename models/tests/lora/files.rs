@@ -170,6 +170,19 @@ fn the_store_keeps_the_adapters_used_last_and_reads_the_others_again() {
     let again = store.get(&b).unwrap();
     assert_eq!((again.digest(), store.resident()), (b.digest.as_str(), vec![c.digest.clone(), b.digest.clone()]));
     assert!(Arc::ptr_eq(&again, &store.get(&b).unwrap()));
+    // One that is pinned stays; if all are, another is read and not kept.
+    store.pin(vec![c.digest.clone()]);
+    load("a");
+    assert_eq!(store.resident(), [c.digest.clone(), a.digest.clone()]);
+    assert_eq!(store.pin_all(), store.resident());
+    load("b");
+    assert_eq!(store.resident(), [c.digest.clone(), a.digest.clone()]);
+    // The store of another rank has what that of the first has.
+    store.follow(&b, &[a.digest.clone(), b.digest.clone()]).unwrap();
+    assert_eq!(store.resident(), [a.digest.clone(), b.digest.clone()]);
+    store.follow(&c, &[b.digest.clone()]).unwrap();
+    assert_eq!(store.resident(), [b.digest.clone()]);
+    store.pin(Vec::new());
     // The scale is part of the contents.
     let config = fs::read_to_string(path("a").join("adapter_config.json")).unwrap();
     fs::write(path("a").join("adapter_config.json"), config.replace("\"lora_alpha\":4", "\"lora_alpha\":5")).unwrap();

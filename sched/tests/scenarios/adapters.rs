@@ -52,6 +52,32 @@ fn an_endless_stream_of_one_adapter_does_not_starve_another() {
 }
 
 #[test]
+fn a_request_whose_adapter_is_not_in_memory_waits_and_a_place_is_kept_for_it() {
+    let mut s = scheduler(SchedConfig { max_loras: 2, ..config(200, 16) });
+    for (id, adapter) in [(0, Some("a")), (1, Some("c")), (2, Some("b")), (3, None), (4, Some("a")), (5, Some("c"))] {
+        s.submit(with(id, adapter, 4)).unwrap();
+    }
+    let step = |s: &mut Scheduler| {
+        let plan = s.plan();
+        commit_all(s, &plan, 7);
+        spans(&plan).into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+    };
+    let ready =
+        |s: &mut Scheduler, names: &[&str]| s.set_ready_adapters(names.iter().map(|it| it.to_string()).collect());
+    ready(&mut s, &["a", "b"]);
+    // Adapter b is in memory, but would take the last place.
+    assert_eq!((step(&mut s), s.adapter_to_read()), (vec![0, 3, 4], Some("c")));
+    ready(&mut s, &["a", "c"]);
+    assert_eq!((step(&mut s), s.adapter_to_read()), (vec![0, 3, 4, 1, 5], None));
+    assert_eq!(s.list_running_adapters(), ["a", "c"]);
+    // One that cannot be read ends, and b has the place.
+    s.abort(sched::RequestId(1));
+    s.abort(sched::RequestId(5));
+    ready(&mut s, &["a", "b"]);
+    assert_eq!(step(&mut s), [0, 3, 4, 2]);
+}
+
+#[test]
 fn without_a_limit_adapters_do_not_matter() {
     let mut s = scheduler(config(200, 16));
     (0..9).for_each(|id| s.submit(with(id, Some(&id.to_string()), 2)).unwrap());
