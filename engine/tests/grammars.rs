@@ -44,10 +44,24 @@ fn compile(words: &[&str], grammar: Grammar) -> Result<Box<dyn Constraint>, Stri
 
 /// Why a schema is refused over a vocabulary of single bytes, if it is.
 fn refusal(schema: &Value) -> Option<String> {
-    let bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     let grammar = Grammar::JsonSchema(schema.to_string());
     let wanted = StructuredOutput { grammar, param: "structured_outputs" };
-    grammars(&bytes).compile_blocking(&wanted).err().map(|error| error.to_string())
+    bytes().compile_blocking(&wanted).err().map(|error| error.to_string())
+}
+
+/// A compiler over a vocabulary of single bytes.
+pub(crate) fn bytes() -> Arc<Grammars> {
+    grammars(&(0..=255).map(|byte| vec![byte]).collect::<Vec<_>>())
+}
+
+/// Whether a grammar over single bytes matches a whole text.
+pub(crate) fn matches(start: &dyn Constraint, text: &str) -> bool {
+    let mut constraint = start.fork();
+    let accepted = text.bytes().all(|byte| {
+        let is_allowed = constraint.mask().is_ok_and(|mask| mask.tokens.contains(u32::from(byte)));
+        is_allowed && constraint.accept(u32::from(byte)).is_ok()
+    });
+    accepted && (constraint.is_complete() || constraint.mask().is_ok_and(|mask| mask.may_end))
 }
 
 /// Ids that may come next, and whether the text may end.
@@ -96,7 +110,8 @@ fn a_grammar_of_the_empty_text_is_complete_at_once() {
 fn an_invalid_grammar_is_refused_in_one_line() {
     for (grammar, named) in [
         (Grammar::Regex("(a".into()), "regex"),
-        (Grammar::Regex("(?=a)b".into()), "regex"),
+        (Grammar::Regex("(?=a)b".into()), "look-around, including look-ahead and look-behind, is not supported"),
+        (Grammar::Regex("(a)\\1".into()), "backreferences are not supported"),
         (Grammar::Lark("start: nowhere".into()), "nowhere"),
         (Grammar::Lark("".into()), ""),
         (Grammar::JsonSchema("{".into()), "EOF"),

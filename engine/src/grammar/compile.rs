@@ -1,5 +1,6 @@
 //! Compiles grammars to constraints: each on a thread of its own, within bounds, and cached for later requests.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::ParserFactory;
@@ -7,24 +8,26 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::panic_utils::catch_unwind;
 use models::Tokenizer;
 use sampling::Constraint;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::matcher::Matcher;
-use super::{Grammar, StructuredOutput, vocabulary};
+use super::schema::{self, Prepared};
+use super::{Grammar, StructuredOutput, bounds, vocabulary};
 use crate::error::SubmitError;
 
-/// Greatest nesting of brackets in a regular expression or a Lark grammar. JSON is bounded by its parser.
-const MAX_NESTING: usize = 100;
+/// Stack size of a compilation in bytes. [`bounds`] bounds the recursion, and untouched pages of a stack take no memory.
+const STACK: usize = 128 << 20;
 
-/// Stack size of a compilation in bytes. Nesting is bounded, and untouched pages of a stack take no memory.
-const STACK: usize = 64 << 20;
+/// Greatest size in bytes of a definition that is compiled among the small ones.
+const SMALL: usize = 16 << 10;
 
-/// Greatest number of compilations that run at once.
-const MAX_CONCURRENT: usize = 2;
+/// Greatest number of compilations that run at once: of small definitions and of others. Those whose callers have left count until
+/// they end.
+const MAX_CONCURRENT: [usize; 2] = [6, 2];
 
-/// Greatest number of compiled grammars in the cache.
-const MAX_CACHED: usize = 64;
+/// Greatest number of compiled grammars in the cache, and of bytes of their definitions. A byte compiles to at most about 2 KiB.
+const MAX_CACHED: (usize, usize) = (64, 512 << 10);
 
 /// Compiles grammars to constraints over the vocabulary of one tokenizer.
 ///
@@ -48,8 +51,16 @@ pub struct Grammars {
     factory: OnceLock<Result<(ParserFactory, usize), String>>,
     /// Matchers at the start of their grammars, the most recently used last.
     cache: Mutex<Vec<(Grammar, Matcher)>>,
-    permits: Arc<Semaphore>,
+    permits: [Arc<Semaphore>; 2],
     max_bytes: usize,
+}
+
+/// A compiled grammar.
+pub struct Compiled {
+    /// The constraint at the start of the grammar.
+    pub constraint: Box<dyn Constraint>,
+    /// Keywords of JSON schemas that the constraint does not enforce, in alphabetical order.
+    pub unenforced: Arc<[String]>,
 }
 
 impl Grammars {
@@ -57,29 +68,33 @@ impl Grammars {
     /// grammar.
     pub fn new(tokenizer: Arc<Tokenizer>, max_bytes: usize) -> Grammars {
         let (factory, cache) = (OnceLock::new(), Mutex::new(Vec::new()));
-        Grammars { tokenizer, factory, cache, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)), max_bytes }
+        let permits = MAX_CONCURRENT.map(|most| Arc::new(Semaphore::new(most)));
+        Grammars { tokenizer, factory, cache, permits, max_bytes }
     }
 
     /// Compiles a grammar, or takes it from the cache. Does not block the caller's thread. A compilation usually takes a few
-    /// milliseconds, and at most about a second (measured with an `allOf` of ten alternatives).
+    /// milliseconds, and at most a few seconds. Large definitions do not wait for small ones, nor small for large. If the caller
+    /// stops waiting, the compilation ends after its current stage.
     ///
     /// # Errors
     /// The grammar is invalid or takes too much work. The message names the field.
-    pub async fn compile(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
-        check(wanted, self.max_bytes)?;
+    pub async fn compile(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Compiled, SubmitError> {
+        bounds::check(wanted, self.max_bytes)?;
         if let Some(matcher) = self.find(&wanted.grammar) {
-            return Ok(Box::new(matcher));
+            return Ok(matcher.into());
         }
-        let permit = self.permits.clone().acquire_owned().await.map_err(|_| SubmitError::Closed)?;
+        let permits = &self.permits[usize::from(wanted.grammar.num_bytes() > SMALL)];
+        let permit = permits.clone().acquire_owned().await.map_err(|_| SubmitError::Closed)?;
         let (reply, answer) = oneshot::channel();
         let (grammars, grammar) = (self.clone(), wanted.grammar.clone());
         let work = move || {
             let _permit = permit;
+            let matcher = grammars.find_or_compile(grammar, &|| reply.is_closed());
             // The caller may have stopped waiting.
-            let _ = reply.send(grammars.find_or_compile(grammar));
+            let _ = reply.send(matcher);
         };
         spawn(work).map_err(|problem| SubmitError::invalid(wanted.param, problem))?;
-        constraint(wanted, answer.await.ok())
+        compiled(wanted, answer.await.ok())
     }
 
     /// Like [`Grammars::compile`], for a caller without an async runtime.
@@ -87,25 +102,33 @@ impl Grammars {
     /// # Errors
     /// As [`Grammars::compile`].
     pub fn compile_blocking(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
-        check(wanted, self.max_bytes)?;
+        bounds::check(wanted, self.max_bytes)?;
         let (grammars, grammar) = (self.clone(), wanted.grammar.clone());
-        let thread = spawn(move || grammars.find_or_compile(grammar));
+        let thread = spawn(move || grammars.find_or_compile(grammar, &|| false));
         let thread = thread.map_err(|problem| SubmitError::invalid(wanted.param, problem))?;
-        constraint(wanted, thread.join().ok())
+        Ok(compiled(wanted, thread.join().ok())?.constraint)
     }
 
-    fn find_or_compile(&self, grammar: Grammar) -> Result<Matcher, String> {
+    fn find_or_compile(&self, grammar: Grammar, is_left: &dyn Fn() -> bool) -> Result<Matcher, String> {
         if let Some(matcher) = self.find(&grammar) {
             return Ok(matcher);
         }
         let factory = self.factory.get_or_init(|| vocabulary::factory(vocabulary::words(&self.tokenizer)));
         let (factory, vocab_size) = factory.as_ref().map_err(Clone::clone)?;
-        let matcher = matcher(factory, *vocab_size, &grammar)?;
+        let matcher = matcher(factory, *vocab_size, &grammar, is_left)?;
+        if !matcher.unenforced.is_empty() {
+            tracing::warn!(
+                keywords = matcher.unenforced.join(", "),
+                "a JSON schema is served without some of its keywords"
+            );
+        }
         let cache = &mut *self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() == MAX_CACHED {
+        cache.push((grammar, matcher.deep_clone()));
+        while cache.len() > MAX_CACHED.0
+            || cache.iter().map(|(grammar, _)| grammar.num_bytes()).sum::<usize>() > MAX_CACHED.1
+        {
             cache.remove(0);
         }
-        cache.push((grammar, matcher.deep_clone()));
         Ok(matcher)
     }
 
@@ -117,9 +140,20 @@ impl Grammars {
     }
 }
 
-fn matcher(factory: &ParserFactory, vocab_size: usize, grammar: &Grammar) -> Result<Matcher, String> {
+impl From<Matcher> for Compiled {
+    fn from(matcher: Matcher) -> Compiled {
+        Compiled { unenforced: matcher.unenforced.clone(), constraint: Box::new(matcher) }
+    }
+}
+
+fn matcher(
+    factory: &ParserFactory,
+    vocab_size: usize,
+    grammar: &Grammar,
+    is_left: &dyn Fn() -> bool,
+) -> Result<Matcher, String> {
     if let Grammar::AfterReasoning { open: Some(open), then, .. } = grammar {
-        let answer = matcher(factory, vocab_size, then)?;
+        let answer = matcher(factory, vocab_size, then, is_left)?;
         let env = factory.tok_env();
         let special = env.tok_trie().get_special_token(open);
         let tokens = special.map_or_else(|| env.tokenize_bytes(open.as_bytes()), |token| vec![token]);
@@ -127,28 +161,48 @@ fn matcher(factory: &ParserFactory, vocab_size: usize, grammar: &Grammar) -> Res
             return Ok(answer);
         }
     }
-    let definition = definition(grammar)?;
-    let parser = catch_unwind(std::panic::AssertUnwindSafe(|| factory.create_parser(definition)));
+    // Only patterns that may match the same name are refused so. The compiler finds them, also in objects that it has merged.
+    let mut compiled = Definition::new(grammar, None).and_then(|whole| matcher_of(factory, vocab_size, whole, is_left));
+    for least in [2, 1] {
+        if !matches!(&compiled, Err(problem) if problem.contains("patternProperty regexes")) {
+            break;
+        }
+        let folded = Definition::new(grammar, Some(least))?;
+        // Nothing is folded in a strict schema.
+        if folded.unenforced.contains("patternProperties") {
+            compiled = matcher_of(factory, vocab_size, folded, is_left);
+        }
+    }
+    compiled
+}
+
+fn matcher_of(
+    factory: &ParserFactory,
+    vocab_size: usize,
+    definition: Definition,
+    is_left: &dyn Fn() -> bool,
+) -> Result<Matcher, String> {
+    let go_on = || if is_left() { Err("the client has left".to_string()) } else { Ok(()) };
+    go_on()?;
+    let parser = catch_unwind(std::panic::AssertUnwindSafe(|| factory.create_parser(definition.grammar)));
     let mut inner = llguidance::Matcher::new(parser);
     if let Some(problem) = inner.get_error() {
         return Err(super::one_line(problem));
     }
+    go_on()?;
+    let mut unenforced: BTreeSet<String> = definition.unenforced.into_iter().map(str::to_string).collect();
+    unenforced.extend(keywords(&inner.grammar_warnings()));
     // A grammar of only the empty text becomes complete here.
     inner.consume_tokens(&[]).map_err(super::one_line)?;
     // Some errors show only with the first mask.
     inner.deep_clone().compute_mask_or_eos().map_err(super::one_line)?;
-    Ok(Matcher::new(inner, vocab_size))
+    Ok(Matcher::new(inner, vocab_size, unenforced.into_iter().collect()))
 }
 
 /// The result of a compilation; `None` if its thread panicked.
-fn constraint(
-    wanted: &StructuredOutput,
-    compiled: Option<Result<Matcher, String>>,
-) -> Result<Box<dyn Constraint>, SubmitError> {
-    match compiled.unwrap_or_else(|| Err("the grammar could not be compiled".to_string())) {
-        Ok(matcher) => Ok(Box::new(matcher)),
-        Err(problem) => Err(SubmitError::invalid(wanted.param, problem)),
-    }
+fn compiled(wanted: &StructuredOutput, matcher: Option<Result<Matcher, String>>) -> Result<Compiled, SubmitError> {
+    let matcher = matcher.unwrap_or_else(|| Err("the grammar could not be compiled".to_string()));
+    matcher.map(Compiled::from).map_err(|problem| SubmitError::invalid(wanted.param, problem))
 }
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<std::thread::JoinHandle<T>, String> {
@@ -156,89 +210,90 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
     builder.spawn(work).map_err(|error| format!("no thread to compile the grammar on: {error}"))
 }
 
-/// Refuses a grammar without compiling it: its size, its nesting, and empty choices.
-fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError> {
-    let refused = |problem: String| Err(SubmitError::invalid(wanted.param, problem));
-    let found = wanted.grammar.num_bytes();
-    if found > max_bytes {
-        let problem = format!("found a grammar of {found} bytes, expected at most {max_bytes} (--max-schema-bytes)");
-        return refused(problem);
-    }
-    let nesting = match wanted.grammar.of_answer() {
-        Grammar::Regex(text) | Grammar::Lark(text) => nesting(text),
-        _ => 0,
-    };
-    if nesting > MAX_NESTING {
-        let problem = format!("found brackets nested {nesting} deep, expected at most {MAX_NESTING}");
-        return refused(problem);
-    }
-    match wanted.grammar.of_answer() {
-        Grammar::Choice(choices) if choices.is_empty() || choices.iter().any(String::is_empty) => {
-            refused("expected at least one choice, none of them empty".to_string())
-        }
-        _ => Ok(()),
-    }
+/// A grammar in llguidance's form, and the keywords of its schemas that it does not enforce.
+struct Definition {
+    grammar: TopLevelGrammar,
+    unenforced: BTreeSet<&'static str>,
 }
 
-/// Greatest number of brackets that are open at the same time. Quoted brackets count.
-fn nesting(text: &str) -> usize {
-    let (mut open, mut most) = (0usize, 0);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => open += 1,
-            b')' | b']' | b'}' => open = open.saturating_sub(1),
-            _ => {}
-        }
-        most = most.max(open);
-    }
-    most
-}
-
-/// The JSON schemas in a Lark grammar.
-fn schemas(mut text: &str) -> Vec<Value> {
-    const MARKER: &str = "%json";
-    let mut found = Vec::new();
-    while let Some(at) = text.find(MARKER) {
-        text = &text[at + MARKER.len()..];
-        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        if let Some(Ok(schema)) = values.next() {
-            text = &text[values.byte_offset()..];
-            found.push(schema);
-        }
-    }
-    found
-}
-
-/// Translates a grammar for llguidance.
-fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
-    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(super::one_line);
-    Ok(match grammar {
-        Grammar::JsonObject => {
-            TopLevelGrammar::from_json_schema(super::with_bounded_whitespace(serde_json::json!({"type": "object"})))
-        }
-        Grammar::JsonSchema(text) => {
-            let schema = json(text)?;
-            super::cost::check([&schema])?;
-            TopLevelGrammar::from_json_schema(super::with_bounded_whitespace(schema))
-        }
-        Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
-        // JSON strings are valid Lark strings.
-        Grammar::Choice(choices) => {
-            let quoted: Vec<String> = choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
-            TopLevelGrammar::from_lark(format!("start: {}", quoted.join(" | ")))
-        }
-        Grammar::Lark(text) => {
-            super::cost::check(&schemas(text))?;
-            TopLevelGrammar::from_lark(text.clone())
-        }
-        Grammar::AfterReasoning { before, then, .. } => {
-            let mut whole = definition(then)?;
-            if let Some(answer) = whole.grammars.first_mut() {
-                answer.name = Some("answer".to_string());
+impl Definition {
+    /// Translates a grammar. `fold` is for [`schema::prepare`].
+    fn new(grammar: &Grammar, fold: Option<usize>) -> Result<Definition, String> {
+        let json = |text: &str| serde_json::from_str::<Value>(text).map_err(super::one_line);
+        let lark =
+            |text: String| Ok(Definition { grammar: TopLevelGrammar::from_lark(text), unenforced: BTreeSet::new() });
+        match grammar {
+            Grammar::JsonObject => Definition::of_schema(json!({"type": "object"}), true, fold),
+            Grammar::JsonSchema(text) => Definition::of_schema(json(text)?, false, fold),
+            Grammar::StrictSchema(text) => Definition::of_schema(json(text)?, true, fold),
+            Grammar::Regex(text) => {
+                Ok(Definition { grammar: TopLevelGrammar::from_regex(text), unenforced: BTreeSet::new() })
             }
-            let outer = TopLevelGrammar::from_lark(format!("start: before @answer\n{before}"));
-            whole.grammars.splice(0..0, outer.grammars);
-            whole
+            // One terminal: its alternatives are no items of the parser. JSON strings are valid Lark strings.
+            Grammar::Choice(choices) => {
+                let quoted: Vec<String> =
+                    choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+                lark(format!("start: CHOICE\nCHOICE: {}", quoted.join(" | ")))
+            }
+            Grammar::Ebnf(text) => {
+                let text = super::ebnf::to_lark(text)?;
+                bounds::lark(&text)?;
+                lark(text)
+            }
+            Grammar::Lark(text) => Definition::of_lark(text, fold),
+            Grammar::AfterReasoning { before, then, .. } => {
+                let mut whole = Definition::new(then, fold)?;
+                if let Some(answer) = whole.grammar.grammars.first_mut() {
+                    answer.name = Some("answer".to_string());
+                }
+                let outer = TopLevelGrammar::from_lark(format!("start: before @answer\n{before}"));
+                whole.grammar.grammars.splice(0..0, outer.grammars);
+                Ok(whole)
+            }
         }
-    })
+    }
+
+    fn of_schema(schema: Value, is_strict: bool, fold: Option<usize>) -> Result<Definition, String> {
+        let Prepared { schema, unenforced } = schema::prepare(schema::with_options(schema, is_strict), fold)?;
+        bounds::schema(&schema)?;
+        super::cost::check([&schema])?;
+        Ok(Definition {
+            grammar: TopLevelGrammar::from_json_schema(schema),
+            unenforced: unenforced.into_iter().collect(),
+        })
+    }
+
+    /// Prepares the schemas in a Lark grammar.
+    fn of_lark(text: &str, fold: Option<usize>) -> Result<Definition, String> {
+        let (mut whole, mut from, mut unenforced, mut all) = (String::new(), 0, BTreeSet::new(), Vec::new());
+        for (at, schema) in bounds::schemas(text) {
+            let prepared = schema::prepare(schema::with_default_options(schema), fold)?;
+            bounds::schema(&prepared.schema)?;
+            unenforced.extend(prepared.unenforced);
+            whole.push_str(&text[from..at.start]);
+            whole.push_str(&format!(" {}", prepared.schema));
+            all.push(prepared.schema);
+            from = at.end;
+        }
+        super::cost::check(&all)?;
+        whole.push_str(&text[from..]);
+        Ok(Definition { grammar: TopLevelGrammar::from_lark(whole), unenforced })
+    }
+}
+
+/// Keywords that llguidance's warnings name.
+fn keywords(warnings: &[String]) -> Vec<String> {
+    let mut all = Vec::new();
+    for warning in warnings {
+        if warning.contains("oneOf") {
+            all.push("oneOf".to_string());
+        } else if warning.contains("min/maxProperties") {
+            all.extend(["minProperties", "maxProperties"].map(str::to_string));
+        } else if warning.contains("Unknown format") {
+            all.push("format".to_string());
+        } else if warning.contains("Unimplemented keys") {
+            all.extend(warning.split('"').skip(1).step_by(2).map(str::to_string));
+        }
+    }
+    all
 }

@@ -18,6 +18,13 @@ const MAX_WORK: u64 = 20_000_000;
 /// computation itself, and keeps that at a fraction of a second.
 const OWN_WORK: u64 = 16;
 
+/// Work charged for each two patterns of `patternProperties`, which are compared, and for each `pattern`, which is tested for texts
+/// that match: llguidance spends at most 10,000 steps on each.
+const PATTERN_WORK: u64 = 5_000;
+
+/// Beginning of the keys in [`Shape::inner`] of the properties that match a pattern.
+const PATTERN: &str = "patternProperties ";
+
 /// Keywords that do not take part in merging.
 const ANNOTATIONS: [&str; 15] = [
     "$anchor",
@@ -89,7 +96,7 @@ pub(super) fn check<'a>(schemas: impl IntoIterator<Item = &'a Value>) -> Result<
         count.shape(schema, false).map_err(|TooMuch| {
             format!(
                 "found a schema whose alternatives take more than {MAX_WORK} copies and comparisons; expected fewer options in \
-                 oneOf, anyOf and enum, or less beside them: use anyOf for oneOf, and leave out allOf"
+                 oneOf, anyOf and enum, or less beside them: use anyOf for oneOf, leave out allOf, and use fewer patterns"
             )
         })?;
         work = count.work;
@@ -187,6 +194,9 @@ impl<'a> Count<'a> {
             ("additionalProperties", _) => vec![(OTHER.to_string(), value)],
             ("items", _) => vec![(ELEMENT.to_string(), value)],
             _ => {
+                if key == "pattern" {
+                    self.add(PATTERN_WORK)?;
+                }
                 shape.nodes += self.shape(value, false)?.total();
                 return Ok(());
             }
@@ -197,7 +207,14 @@ impl<'a> Count<'a> {
             shape.nodes = shape.nodes.saturating_add(one.total());
             shape.inner.insert(name, one);
         }
-        Ok(())
+        if key == "patternProperties" { self.compare_patterns(shape) } else { Ok(()) }
+    }
+
+    /// Charges the comparison of every two patterns of property names.
+    fn compare_patterns(&mut self, shape: &Shape) -> Result<(), TooMuch> {
+        let patterns = shape.inner.keys().filter(|name| name.starts_with(PATTERN)).count() as u64;
+        let pairs = patterns.saturating_mul(patterns.saturating_sub(1)) / 2;
+        self.add(pairs.saturating_mul(PATTERN_WORK).saturating_mul(shape.options))
     }
 
     fn union(&mut self, options: &'a [Value], exclusive: bool, merged: bool) -> Result<Shape, TooMuch> {
@@ -264,6 +281,7 @@ impl<'a> Count<'a> {
         if a.exclusive {
             self.compare(&a)?;
         }
+        self.compare_patterns(&a)?;
         Ok(a)
     }
 

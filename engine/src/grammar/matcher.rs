@@ -1,5 +1,7 @@
 //! The state of one sequence in a compiled grammar.
 
+use std::sync::Arc;
+
 use sampling::{Constraint, ConstraintError, Mask, TokenSet};
 
 /// llguidance's matcher as a [`Constraint`].
@@ -7,12 +9,14 @@ pub(super) struct Matcher {
     inner: llguidance::Matcher,
     /// Size of the vocabulary; the id of this value stands for the end of the text.
     vocab_size: usize,
+    /// Keywords of JSON schemas that the grammar does not enforce.
+    pub unenforced: Arc<[String]>,
 }
 
 impl Matcher {
     /// Wraps a matcher at the start of its grammar.
-    pub fn new(inner: llguidance::Matcher, vocab_size: usize) -> Matcher {
-        Matcher { inner, vocab_size }
+    pub fn new(inner: llguidance::Matcher, vocab_size: usize, unenforced: Arc<[String]>) -> Matcher {
+        Matcher { inner, vocab_size, unenforced }
     }
 
     /// Whether the text may continue with these tokens.
@@ -22,7 +26,7 @@ impl Matcher {
 
     /// Clones the state and its caches, so that two threads can use the two independently.
     pub fn deep_clone(&self) -> Matcher {
-        Matcher { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }
+        Matcher { inner: self.inner.deep_clone(), vocab_size: self.vocab_size, unenforced: self.unenforced.clone() }
     }
 }
 

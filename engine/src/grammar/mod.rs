@@ -7,21 +7,27 @@
 //!           └── Guide: next mask on a mask thread, from the draw to the next draw ◀────┘
 //! ```
 //!
-//! llguidance implements the grammars themselves (JSON schema, regular expressions, Lark). This module passes it the vocabulary
+//! llguidance implements the grammars themselves (JSON schema, regular expressions, Lark; [`ebnf`] translates EBNF). This module passes it the vocabulary
 //! as bytes, isolates and bounds the compilation, and computes the masks in parallel with the forward pass.
 //!
 //! Costs: the vocabulary is indexed with the first grammar (about a second per million tokens). A compiled grammar is cached and
 //! forked for later requests with the same grammar. A mask is a walk through the matching part of the vocabulary, usually tens
 //! of microseconds.
 
+mod bounds;
 mod compile;
 mod cost;
+mod ebnf;
 mod guide;
+mod lexemes;
 mod matcher;
+mod schema;
 mod vocabulary;
 
-pub use compile::Grammars;
+pub use compile::{Compiled, Grammars};
 pub(crate) use guide::{Guides, MaskThreads};
+pub(crate) use schema::with_default_options;
+pub use schema::with_options as with_schema_options;
 
 /// A grammar that the whole text must match.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,14 +43,19 @@ pub struct StructuredOutput {
 pub enum Grammar {
     /// A JSON object.
     JsonObject,
-    /// A JSON value that matches a JSON schema, given as JSON text.
+    /// A JSON value that matches a JSON schema, given as JSON text. Keywords that cannot be enforced are left out and
+    /// [named](Compiled::unenforced).
     JsonSchema(String),
+    /// Like [`Grammar::JsonSchema`], but a keyword that cannot be enforced is refused.
+    StrictSchema(String),
     /// A regular expression for the whole text, in the syntax of the `regex` crate, without look-around and back-references.
     Regex(String),
     /// One of these texts, none of them empty.
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's variant of Lark, from its rule `start`.
     Lark(String),
+    /// A context-free grammar in the EBNF of xgrammar and llama.cpp (GBNF), from its rule `root`.
+    Ebnf(String),
     /// A grammar that binds after the reasoning; see [`ReasoningFormat::grammar`](crate::text::ReasoningFormat::grammar).
     AfterReasoning {
         /// Lark rules of the text in front, from the rule `before`.
@@ -57,6 +68,11 @@ pub enum Grammar {
 }
 
 impl Grammar {
+    /// A grammar whose text says which form it has: one that begins with `name ::=` is EBNF, any other is Lark.
+    pub fn from_text(text: String) -> Grammar {
+        if ebnf::is_ebnf(&text) { Grammar::Ebnf(text) } else { Grammar::Lark(text) }
+    }
+
     /// The grammar of the answer, without reasoning in front.
     fn of_answer(&self) -> &Grammar {
         match self {
@@ -69,29 +85,29 @@ impl Grammar {
     pub fn num_bytes(&self) -> usize {
         match self {
             Grammar::JsonObject => 0,
-            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::JsonSchema(text)
+            | Grammar::StrictSchema(text)
+            | Grammar::Regex(text)
+            | Grammar::Lark(text)
+            | Grammar::Ebnf(text) => text.len(),
             Grammar::Choice(choices) => choices.iter().map(String::len).sum(),
             Grammar::AfterReasoning { then, .. } => then.num_bytes(),
         }
     }
 }
 
-/// Bounds the white space between two tokens of JSON: none, one space, or one line break with its indentation. JSON itself allows
-/// any amount, and small models would fill the context with it. A schema's own `x-guidance` takes precedence.
-pub(crate) fn with_bounded_whitespace(mut schema: serde_json::Value) -> serde_json::Value {
-    const OPTIONS: &str = "x-guidance";
-    if let serde_json::Value::Object(fields) = &mut schema
-        && !fields.contains_key(OPTIONS)
-    {
-        fields.insert(OPTIONS.to_string(), serde_json::json!({"whitespace_pattern": r" |\r?\n[ \t]{0,64}"}));
-    }
-    schema
-}
-
-/// The first line of an error, whose text may include internal state and a stack trace.
+/// The first line of an error, whose text may include internal state and a stack trace, and the reason of a refused regular
+/// expression, which is on a line of its own.
 fn one_line(error: impl std::fmt::Display) -> String {
     const LONGEST: usize = 300;
     let text = format!("{error:#}");
-    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the grammar cannot be used");
-    line.trim_start_matches("panic: ").chars().take(LONGEST).collect()
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let line = lines.next().unwrap_or("the grammar cannot be used").trim_start_matches("panic: ");
+    if line.contains("grammar.symbols.len()") {
+        return "found a grammar of more than 65,000 symbols, expected fewer rules, alternatives or properties"
+            .to_string();
+    }
+    let reason =
+        lines.find_map(|line| line.strip_prefix("error: ")).map(|reason| format!(" {reason}")).unwrap_or_default();
+    line.chars().take(LONGEST).chain(reason.chars().take(LONGEST)).collect()
 }

@@ -8,14 +8,15 @@ use models::Tokenizer;
 
 /// Limits of one grammar. Beyond them, the grammar is refused or its sequence ends with an error. At llguidance's speed,
 /// compilation takes some tens of milliseconds, and a mask at most about ten.
+const ROW_ITEMS: usize = 20_000;
 const LEXER_FUEL: u64 = 1_000_000;
 const GRAMMAR_SIZE: usize = 250_000;
 const LEXER_STATES: usize = 50_000;
 const MASK_FUEL: u64 = 100_000;
 const MASK_ITEMS: usize = 50_000;
 
-/// Returns the bytes of every token for [`factory`]. Special tokens are not text, so no grammar allows them. Tokens without bytes
-/// match nothing.
+/// Returns the bytes of every token for [`factory`]. Special tokens are not text: a grammar allows one only where it names it, as
+/// `<[id]>` or by its text between angle brackets in Lark. Tokens without bytes match nothing.
 pub(super) fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
     let word = |id: u32| match tokenizer.is_special(id) {
         true => special(&tokenizer.id_to_token(id).unwrap_or_default()),
@@ -34,6 +35,7 @@ pub(super) fn factory(mut words: Vec<Vec<u8>>) -> Result<(ParserFactory, usize),
     let mut factory = ParserFactory::new_simple(&env).map_err(|error| error.to_string())?;
     factory.quiet();
     let limits = factory.limits_mut();
+    limits.max_items_in_row = ROW_ITEMS;
     limits.initial_lexer_fuel = LEXER_FUEL;
     limits.max_grammar_size = GRAMMAR_SIZE;
     limits.max_lexer_states = LEXER_STATES;

@@ -1,5 +1,6 @@
 //! What passes between handles and the engine's thread: commands to it, and the events of requests and snapshots from it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
@@ -73,6 +74,7 @@ pub(super) type UnloadReply = oneshot::Sender<Result<(), AdapterError>>;
 /// The events of one or several requests. Dropping the stream before its end cancels the requests and frees their blocks.
 pub struct OutputStream {
     pub(super) ids: Vec<RequestId>,
+    pub(super) unenforced: BTreeSet<String>,
     pub(super) batches: mpsc::Receiver<Batch>,
     pub(super) commands: commands::Sender<Command>,
     pub(super) fell_behind: Arc<AtomicBool>,
@@ -86,6 +88,11 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
+    /// Keywords of JSON schemas that the constraints of the requests do not enforce.
+    pub fn unenforced(&self) -> &BTreeSet<String> {
+        &self.unenforced
+    }
+
     /// Returns the next event; `None` after every sequence has finished. If a finish is missing, the engine thread has ended or
     /// the reader [fell behind](OutputStream::fell_behind).
     pub async fn next(&mut self) -> Option<Event> {

@@ -3,6 +3,7 @@
 //! The engine thread owns all state. Handles send it commands, and it sends the events of each stream through that stream's
 //! channel. Dropping the receiver of a channel cancels its requests.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -162,6 +163,7 @@ impl AsyncEngine {
         let stream = self.shared.streams.fetch_add(1, Ordering::Relaxed);
         let mut output = OutputStream {
             ids: Vec::with_capacity(requests.len()),
+            unenforced: BTreeSet::new(),
             batches,
             commands: self.commands.clone(),
             fell_behind: fell_behind.clone(),
@@ -175,18 +177,28 @@ impl AsyncEngine {
         for (index, request) in requests.into_iter().enumerate() {
             let events =
                 BatchSender { stream, request: index, sender: sender.clone(), fell_behind: fell_behind.clone() };
-            output.ids.push(self.submit_one(request, events).await?);
+            let (id, unenforced) = self.submit_one(request, events).await?;
+            output.ids.push(id);
+            output.unenforced.extend(unenforced.iter().cloned());
         }
         Ok(output)
     }
 
-    async fn submit_one(&self, request: GenerationRequest, events: BatchSender) -> Result<RequestId, SubmitError> {
+    /// Submits a request. Returns its id, and the keywords of its JSON schemas that are not enforced.
+    async fn submit_one(
+        &self,
+        request: GenerationRequest,
+        events: BatchSender,
+    ) -> Result<(RequestId, Arc<[String]>), SubmitError> {
         if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
         }
-        let constraint = match &request.params.structured_outputs {
-            Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
-            None => None,
+        let (constraint, unenforced) = match &request.params.structured_outputs {
+            Some(wanted) => {
+                let compiled = self.shared.grammars.compile(wanted).await?;
+                (Some(compiled.constraint), compiled.unenforced)
+            }
+            None => (None, [].into()),
         };
         // Compiling may have taken a while.
         if self.shared.status.is_draining() {
@@ -199,7 +211,8 @@ impl AsyncEngine {
                 commands: self.commands.clone(),
             })
             .map_err(|_| SubmitError::Closed)?;
-        answer.await.map_err(|_| SubmitError::Closed)?
+        let id = answer.await.map_err(|_| SubmitError::Closed)??;
+        Ok((id, unenforced))
     }
 
     /// Reads the LoRA adapter in a folder and gives it a name, which requests then may use. With `replace`, it takes the place of

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::format::{Encoding, Part, Place, Spec};
 use super::{ToolFormat, special_token};
-use crate::grammar::{Grammar, with_bounded_whitespace};
+use crate::grammar::{Grammar, with_default_options};
 use crate::text::marker::HARMONY;
 
 /// Greatest size of a grammar in bytes. Definitions are repeated for every property that refers to one.
@@ -18,7 +18,8 @@ const MAX_BYTES: usize = 16 << 20;
 pub struct Tool {
     /// Name of the function.
     pub name: String,
-    /// JSON schema of its arguments; `None` accepts any object.
+    /// JSON schema of its arguments, with the options that [`with_schema_options`](crate::with_schema_options) sets; `None` accepts
+    /// any object.
     pub parameters: Option<Value>,
 }
 
@@ -131,7 +132,7 @@ impl Writer<'_> {
 
     /// Adds a rule for JSON of a schema.
     pub fn json(&mut self, schema: Value) -> String {
-        self.rule(&format!("%json {}", with_bounded_whitespace(schema)))
+        self.rule(&format!("%json {}", with_default_options(schema)))
     }
 
     pub fn text(&self, text: &str) -> Piece {
