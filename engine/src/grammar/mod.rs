@@ -21,7 +21,7 @@ mod matcher;
 mod vocabulary;
 
 pub use compile::Grammars;
-pub(crate) use guide::{Guides, MaskThreads};
+pub(crate) use guide::{Guides, Limits, MaskThreads};
 
 /// A grammar that the whole text must match.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
