@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 /// A text that no template contains.
-const MARK: &str = "QUIRE_PROBE";
+const MARK: &str = "QUIREPROBE";
 
 /// How a template handles messages that not every template handles.
 #[derive(Clone, Copy, Debug, Default)]
