@@ -72,6 +72,9 @@ pub struct EngineArgs {
     /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
+    /// Chat template in Jinja, instead of that of the checkpoint [default: that of the checkpoint]
+    #[arg(long, value_name = "FILE", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
+    pub chat_template: Option<PathBuf>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
     #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<values::Tokens>,
@@ -238,6 +241,7 @@ impl EngineArgs {
         let default = EngineConfig::default();
         let switch = |on: Option<bool>, off: bool, default: bool| !off && on.unwrap_or(default);
         EngineConfig {
+            chat_template: self.chat_template.clone(),
             model: self.model().map_or(ModelSource::Demo, |path| ModelSource::Folder(path.clone())),
             device: self.common.device.clone().unwrap_or(default.device),
             kernels_dir: self.common.kernels_dir.clone(),

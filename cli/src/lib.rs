@@ -91,6 +91,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 /// The command and the engine's configuration; `None` if help or the version was requested and printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
     let numbers = |command: clap::Command| command.mut_args(negative_numbers);
+    vllm::expand(&mut arguments);
     let mut root = Cli::command().mut_subcommands(|command| numbers(command).mut_subcommands(numbers));
     root.build();
     let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
@@ -100,6 +101,7 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
         let Some(next) = command.find_subcommand(name) else { return Ok(None) };
         (command, given, words) = (next, inner, words + 1);
     }
+    let notes = vllm::notes(command, given);
     let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
         // After the program's name and its commands, before a possible `--`.
@@ -108,6 +110,7 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
+    notes.into_iter().for_each(note);
     let shared = cli.command.shared();
     let mut config = shared.engine.map_or_else(EngineConfig::default, EngineArgs::to_config);
     config.record = shared.record.and_then(|args| args.record.clone());

@@ -142,10 +142,18 @@ pub fn dtype(text: &str) -> Result<DtypeChoice, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokens(pub Option<usize>);
 
+/// As in vLLM, `32k` is 32000, `32K` is 32768, and `25.6k` is 25600.
 pub fn tokens_or_auto(text: &str) -> Result<Tokens, String> {
-    match text {
-        "auto" => Ok(Tokens(None)),
-        _ => whole(text).map(|tokens| Tokens(Some(tokens))).map_err(|expected| format!("{expected}, or auto")),
+    let units = [('k', 1e3), ('m', 1e6), ('g', 1e9), ('K', 1024.0), ('M', 1048576.0), ('G', 1073741824.0)];
+    let counted =
+        units.into_iter().find_map(|(letter, unit)| Some(text.strip_suffix(letter)?.parse::<f64>().ok()? * unit));
+    match (text, counted) {
+        ("auto", _) => Ok(Tokens(None)),
+        // A double represents whole numbers exactly up to 2^53.
+        (_, Some(tokens)) if (0.0..=(1u64 << 53) as f64).contains(&tokens) => Ok(Tokens(Some(tokens as usize))),
+        _ => whole(text)
+            .map(|tokens| Tokens(Some(tokens)))
+            .map_err(|expected| format!("{expected}, such as 32k, or auto")),
     }
 }
 

@@ -54,6 +54,38 @@ fn swap_space_is_in_gib_and_can_be_0() {
 }
 
 #[test]
+fn flags_of_vllm_without_effect_are_accepted_with_a_note() {
+    let flags = [
+        "--enable-auto-tool-choice",
+        "--trust-remote-code",
+        "--enable-prompt-tokens-details",
+        "--enable-request-id-headers",
+        "--async-scheduling",
+        "--disable-log-stats",
+        "--disable-log-requests",
+        "--load-format=auto",
+    ];
+    // Names without a model, which are refused after the notes.
+    let output = run(["serve", "--port=0"], &[&flags[..], &["-tp=1", "--served-model-name", "a", "b"]].concat());
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), flags.len() + 1, "{text}");
+    for (flag, line) in flags.iter().zip(&lines) {
+        assert!(line.starts_with(&format!("{} has no effect: ", flag.trim_end_matches("=auto"))), "{line}");
+    }
+    assert!(lines[flags.len()].contains("--served-model-name"), "{text}");
+    assert!(
+        String::from_utf8(run(["serve", "--port=0"], &["--load-format=dummy"]).stderr)
+            .unwrap()
+            .contains("--load-format")
+    );
+    assert!(refusal("-tp=0").contains("--tensor-parallel-size"));
+    for (tokens, expected) in [("1k", 1000), ("0.6k", 600), ("2K", 2048), ("2048", 2048)] {
+        assert_eq!(planned(&format!("--max-num-batched-tokens={tokens}"), "max_num_batched_tokens"), expected);
+    }
+}
+
+#[test]
 fn threads_are_at_most_the_cores() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     planned(&format!("--threads={cores}"), "num_blocks");

@@ -59,7 +59,9 @@ pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
 };
 pub use parallel::Group;
-pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
+pub use sampling::{
+    Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
+};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};

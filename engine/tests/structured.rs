@@ -153,8 +153,8 @@ fn a_text_ends_with_its_last_possible_token_and_shows_it() {
     assert_eq!(output.text, "Paris");
     assert_eq!(output.finish_reason, Some(FinishReason::Stop(Some(StopCause::Complete))));
     assert_eq!(llm.tokenizer().decode(&output.token_ids, false).unwrap(), "Paris");
-    // The grammar takes precedence over min_tokens and other restrictions.
-    let sampling = SamplingParams { min_tokens: 50, allowed_token_ids: Some([5].into()), ..Default::default() };
+    // The grammar takes precedence over min_tokens.
+    let sampling = SamplingParams { min_tokens: 50, ..Default::default() };
     let params = GenerationParams { sampling, ..params };
     assert_eq!(llm.generate(&["The capital of France is"], &params).unwrap()[0].outputs[0].text, "Paris");
     // A grammar of the empty text produces it, and a stop string may cut a text short.
@@ -164,6 +164,30 @@ fn a_text_ends_with_its_last_possible_token_and_shows_it() {
     let answers = llm.generate(&["x"], &params).unwrap();
     assert_eq!(answers[0].outputs[0].text, "Pa");
     assert_eq!(answers[0].outputs[0].finish_reason, Some(FinishReason::Stop(Some(StopCause::Text("ri".into())))));
+}
+
+#[test]
+fn a_text_ends_where_its_grammar_and_the_lists_leave_no_token() {
+    let mut llm = LLM.lock().unwrap();
+    let mut run = |allowed: Option<Vec<u32>>, bad_words: Vec<Vec<u32>>| {
+        let (allowed_token_ids, bad_words) = (allowed.map(Into::into), bad_words.into());
+        let sampling = SamplingParams { allowed_token_ids, bad_words, temperature: 0.0, ..Default::default() };
+        let params = GenerationParams { sampling, ..held(Grammar::Choice(vec!["Paris is far away".into()])) };
+        llm.generate(&["The capital of France is"], &params).unwrap().remove(0).outputs.remove(0)
+    };
+    let whole = run(None, Vec::new());
+    let ids = whole.token_ids.clone();
+    assert!(ids.len() > 2 && whole.text == "Paris is far away", "{whole:?}");
+    assert_eq!(run(Some(ids.clone()), Vec::new()).token_ids, ids);
+    let last = vec![ids.clone()];
+    for (allowed, bad_words, count) in
+        [(vec![5], vec![], 0), (vec![ids[0]], vec![], 1), (ids.clone(), last, ids.len() - 1)]
+    {
+        let found = run(Some(allowed), bad_words);
+        let why = |reason: &FinishReason| matches!(reason, FinishReason::Grammar(why) if why.contains("bad_words"));
+        assert!(found.finish_reason.as_ref().is_some_and(why), "{found:?}");
+        assert_eq!(found.token_ids, ids[..count], "{found:?}");
+    }
 }
 
 #[test]

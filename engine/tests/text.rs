@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::counter::{allocations, largest_allocation};
-use engine::text::{Detokenizer, TextStream};
+use engine::text::{Detokenizer, ReasoningFormat, TextStream};
 use engine::{GenerationParams, SamplingParams, Tokenizer};
 use models::ModelFiles;
 use proptest::prelude::*;
@@ -162,6 +162,46 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
         output.iter().position(|&id| stream.push(id).stop.is_some())
     };
     assert_eq!([0, 1, 2].map(stopped_at), [Some(1), Some(1), None]);
+}
+
+#[test]
+fn stop_strings_count_in_the_answer_alone_if_the_reasoning_is_known() {
+    let case = load("qwen2");
+    let (qwen, deepseek, harmony) = (ReasoningFormat::Qwen3, ReasoningFormat::DeepseekR1, ReasoningFormat::GptOss);
+    let header = "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>END<|message|>";
+    let cases = [
+        (qwen, "<think>END</think>\n\nan END.".to_string(), Some("<think>END</think>\n\nan ".to_string())),
+        (qwen, "an END.".into(), Some("an ".into())),
+        (qwen, "<thEND".into(), Some("<th".into())),
+        (qwen, "<thi".into(), None),
+        (qwen, "<think>an END".into(), None),
+        (deepseek, "END</think>E END".into(), Some("END</think>E ".into())),
+        (harmony, format!("{header}EN<|end|>"), None),
+        (harmony, format!("{header}an END"), Some(format!("{header}an "))),
+    ];
+    for (format, text, stopped) in cases {
+        for min_tokens in [0, 3] {
+            let sampling = SamplingParams { min_tokens, ..Default::default() };
+            let reasoning = format.parser("");
+            let params = GenerationParams { stop: ["END".into()].into(), reasoning, sampling, ..Default::default() };
+            let mut stream = TextStream::new(case.tokenizer.clone(), &[], &params);
+            let (mut found, mut stop) = (String::new(), None);
+            for byte in text.bytes() {
+                if stop.is_some() {
+                    break;
+                }
+                let delta = stream.push(token_of_byte(&case, byte));
+                found += &delta.text;
+                stop = delta.stop;
+            }
+            found += &stream.finish();
+            assert_eq!(
+                (found.as_str(), stop.is_some()),
+                (stopped.as_ref().unwrap_or(&text).as_str(), stopped.is_some()),
+                "{text:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The Jinja of chat templates against what transformers 5.23 (Jinja2 3.1) prints for the same template.
 
-use crate::common::{Copy, message};
+use crate::common::{CASES, Copy, files, message};
 use models::{ChatInput, ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
 
@@ -349,17 +349,17 @@ fn methods_of_python_that_the_library_lacks() {
 #[test]
 fn a_template_that_cannot_work_ends_chats_and_not_the_model() {
     let copy = with_template("{{ 'x'.nope() }}");
-    let template = ChatTemplate::load_for_serving(&copy.files()).unwrap().unwrap();
+    let template = ChatTemplate::load_for_serving(&copy.files(), None).unwrap().unwrap();
     assert!(
         template.problem().is_some_and(|problem| problem.contains("nope") && problem.contains("tokenizer_config.json"))
     );
     let error = render(&template, json!([]), |_| ()).unwrap_err().to_string();
     assert!(error.contains("nope") && error.contains("/v1/completions") && !error.contains('\n'), "{error}");
-    let working = ChatTemplate::load_for_serving(&with_template("{{ 1 }}").files()).unwrap().unwrap();
+    let working = ChatTemplate::load_for_serving(&with_template("{{ 1 }}").files(), None).unwrap().unwrap();
     assert_eq!((working.problem(), render(&working, json!([]), |_| ()).unwrap().as_str()), (None, "1"));
     // A broken file is not a matter of the template.
     let broken = Copy::of("llama").write("tokenizer_config.json", "{");
-    message(ChatTemplate::load_for_serving(&broken.files()), &["tokenizer_config.json", "JSON"]);
+    message(ChatTemplate::load_for_serving(&broken.files(), None), &["tokenizer_config.json", "JSON"]);
 }
 
 #[test]
@@ -369,4 +369,98 @@ fn a_template_in_the_file_of_a_processor_is_used_if_there_is_no_other() {
     assert_eq!(render(&load(file(with_template("own"))), json!([]), |_| ()).unwrap(), "own");
     let without = file(Copy::of("llama").drop_key("tokenizer_config.json", "chat_template"));
     assert_eq!(render(&load(without), json!([]), |_| ()).unwrap(), "of the processor");
+}
+
+/// The templates of the reference checkpoints, by family.
+fn families() -> Vec<(&'static str, ChatTemplate)> {
+    let load = |case: &&'static str| Some((*case, ChatTemplate::load(&files(case)).unwrap()?));
+    let families: Vec<_> = CASES.iter().filter_map(load).collect();
+    assert!(families.len() > 10);
+    families
+}
+
+/// C58 and C59 of public reports: clients repeat answers with all fields that an answer can have.
+#[test]
+fn absent_content_and_absent_calls_are_accepted_by_every_family_of_templates() {
+    let dump = json!({"role": "assistant", "content": "Hello!", "refusal": null, "annotations": [], "audio": null,
+        "function_call": null, "name": null, "tool_calls": null});
+    let with = |message: &Value| json!([{"role": "user", "content": "A"}, message, {"role": "user", "content": "B"}]);
+    let call =
+        json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{\"x\": \"paris\"}"}});
+    let tools = json!([{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]);
+    let mut shown = 0;
+    for (family, template) in families() {
+        let prompt = |message: Value| render(&template, with(&message), |_| ());
+        let plain = prompt(json!({"role": "assistant", "content": "Hello!"})).unwrap();
+        let listed = json!({"role": "assistant", "content": "Hello!", "tool_calls": []});
+        for message in [dump.clone(), listed] {
+            assert_eq!(prompt(message).unwrap(), plain, "{family}");
+        }
+        let empty = prompt(json!({"role": "assistant", "content": ""})).unwrap();
+        for message in [json!({"role": "assistant"}), json!({"role": "assistant", "content": null, "tool_calls": []})] {
+            assert_eq!(prompt(message).unwrap(), empty, "{family}");
+        }
+        if !template.mentions("tool_calls") {
+            continue;
+        }
+        shown += 1;
+        let called = |content: Value| {
+            let mut message = json!({"role": "assistant", "tool_calls": [call]});
+            message.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+            let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "12"});
+            let messages = json!([{"role": "user", "content": "A"}, message, result]);
+            render(&template, messages, |request| request.tools = Some(tools.clone())).unwrap()
+        };
+        let [first, others @ ..] = [json!({"content": ""}), json!({"content": null}), json!({})].map(called);
+        assert!(first.contains("paris"), "{family}: {first}");
+        assert_eq!(others, [first.clone(), first], "{family}");
+    }
+    assert!(shown > 5);
+}
+
+#[test]
+fn a_template_gets_content_and_arguments_of_calls_in_the_form_that_it_shows() {
+    // As DeepSeek V3: a message with content has no calls, and arguments are text.
+    let source = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{{ '>' + m.tool_calls[0].function.arguments }}\
+                  {% else %}{{ '|' + m.content }}{% endif %}{% endfor %}";
+    let call = json!({"function": {"name": "f", "arguments": "{\"b\":1, \"a\": 2}"}});
+    for content in [json!({"content": ""}), json!({"content": null}), json!({})] {
+        let mut message = json!({"role": "assistant", "tool_calls": [call]});
+        message.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+        let messages = json!([{"role": "user", "content": "q"}, message]);
+        assert_eq!(render(&template(source), messages, |_| ()).unwrap(), "|q>{\"b\":1, \"a\": 2}");
+    }
+}
+
+/// C54 and C55 of public reports.
+#[test]
+fn the_role_developer_is_system_where_the_template_does_not_know_it() {
+    let developer = json!([{"role": "developer", "content": "Answer in French."}, {"role": "user", "content": "Hi"}]);
+    let system = json!([{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "Hi"}]);
+    let mut accepted = 0;
+    for (family, template) in families() {
+        let (found, expected) =
+            (render(&template, developer.clone(), |_| ()), render(&template, system.clone(), |_| ()));
+        assert_eq!(found.is_ok(), expected.is_ok(), "{family}");
+        if let (Ok(found), Ok(expected)) = (found, expected) {
+            assert_eq!(found, expected, "{family}");
+            assert!(found.contains("Answer in French."), "{family}");
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 10);
+    let knows =
+        template("{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{{ m.content }}{% endfor %}");
+    assert_eq!(render(&knows, developer, |_| ()).unwrap(), "DAnswer in French.Hi");
+}
+
+#[test]
+fn leading_system_messages_become_one_for_a_template_that_takes_only_one() {
+    let messages = json!([{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}, {"role": "user", "content": "q"},
+        {"role": "system", "content": "c"}]);
+    let several = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    let first = "{% for m in messages %}{% if m.role == 'system' and not loop.first and loop.index < 3 %}{{ raise_exception('late') }}\
+                 {% endif %}<{{ m.content }}>{% endfor %}";
+    assert_eq!(render(&template(several), messages.clone(), |_| ()).unwrap(), "<a><b><q><c>");
+    assert_eq!(render(&template(first), messages, |_| ()).unwrap(), "<a\n\nb><q><c>");
 }

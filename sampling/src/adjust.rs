@@ -124,7 +124,7 @@ impl Adjuster {
 }
 
 /// Returns the last token of every bad word whose other tokens end the output.
-fn banned_words(bad_words: &[Vec<u32>], output: &[u32]) -> impl Iterator<Item = u32> {
+pub fn banned_words(bad_words: &[Vec<u32>], output: &[u32]) -> impl Iterator<Item = u32> {
     bad_words.iter().filter_map(|word| {
         let (&last, before) = word.split_last()?;
         output.ends_with(before).then_some(last)

@@ -8,13 +8,16 @@ pub const MAX_LOGPROBS: usize = 1000;
 /// Lower temperatures select the likeliest token.
 const GREEDY_BELOW: f32 = 1e-5;
 
+/// Greatest [`SamplingParams::temperature`], as in the OpenAI API.
+pub const MAX_TEMPERATURE: f32 = 2.0;
+
 /// How tokens are drawn. The default is plain sampling at temperature 1. Clones share the long lists.
 ///
 /// Token ids at or above the length of the logits row are ignored.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SamplingParams {
-    /// Divisor of the logits, 0 to 100. Below 1e-5 the likeliest token is taken.
+    /// Divisor of the logits, 0 to [`MAX_TEMPERATURE`]. Below 1e-5 the likeliest token is taken.
     pub temperature: f32,
     /// Keeps the fewest likeliest tokens whose probabilities sum to at least this: over 0, at most 1 (off).
     pub top_p: f32,
@@ -94,7 +97,8 @@ impl SamplingParams {
     /// # Errors
     /// The first parameter outside its range.
     pub fn validate(&self) -> Result<(), ParamError> {
-        in_range("temperature", self.temperature, (0.0..=100.0).contains(&self.temperature), "from 0 to 100")?;
+        let is_temperature = (0.0..=MAX_TEMPERATURE).contains(&self.temperature);
+        in_range("temperature", self.temperature, is_temperature, format_args!("from 0 to {MAX_TEMPERATURE}"))?;
         in_range("top_p", self.top_p, is_positive_probability(self.top_p), "over 0 and at most 1")?;
         in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
         if let Some(typical_p) = self.typical_p {

@@ -9,7 +9,7 @@ fn a_value_outside_its_range_is_refused_by_name() {
     let ok = SamplingParams::default;
     let cases: Vec<(&str, SamplingParams)> = vec![
         ("temperature", SamplingParams { temperature: -0.1, ..ok() }),
-        ("temperature", SamplingParams { temperature: 100.5, ..ok() }),
+        ("temperature", SamplingParams { temperature: 2.1, ..ok() }),
         ("temperature", SamplingParams { temperature: f32::NAN, ..ok() }),
         ("top_p", SamplingParams { top_p: 0.0, ..ok() }),
         ("top_p", SamplingParams { top_p: 1.1, ..ok() }),
@@ -36,7 +36,7 @@ fn a_value_outside_its_range_is_refused_by_name() {
 #[test]
 fn the_bounds_of_the_ranges_are_accepted() {
     let params = SamplingParams {
-        temperature: 100.0,
+        temperature: 2.0,
         top_p: 1.0,
         min_p: 1.0,
         typical_p: Some(1.0),

@@ -13,6 +13,7 @@ use super::tools::Tools;
 pub struct Assistant {
     app: Arc<App>,
     reasoning: Option<ReasoningParser>,
+    shows_reasoning: bool,
     tools: Option<ToolParser>,
     /// Number of tool calls so far.
     calls: usize,
@@ -44,8 +45,13 @@ pub struct CallPiece {
 }
 
 impl Assistant {
-    /// Parser for a message. `reasoning` is `None` if it is not parsed.
-    pub fn new(app: &Arc<App>, tools: &Tools, mut reasoning: Option<ReasoningParser>) -> Assistant {
+    /// Parser for a message. `reasoning` is `None` if it is not parsed; it is dropped unless `shows_reasoning`.
+    pub fn new(
+        app: &Arc<App>,
+        tools: &Tools,
+        mut reasoning: Option<ReasoningParser>,
+        shows_reasoning: bool,
+    ) -> Assistant {
         let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.functions.clone()));
         let most_calls = if tools.parallel { usize::MAX } else { 1 };
         if let (None, Some(reasoning)) = (&parser, &mut reasoning) {
@@ -54,6 +60,7 @@ impl Assistant {
         Assistant {
             app: app.clone(),
             reasoning,
+            shows_reasoning,
             tools: parser,
             calls: 0,
             earlier_calls: tools.earlier_calls,
@@ -68,7 +75,10 @@ impl Assistant {
 
     /// Parses the next piece of text, which is the last one if `ended`.
     pub fn push(&mut self, text: &str, ended: bool) -> Piece {
-        let Thought { reasoning, content } = self.split_reasoning(text, ended);
+        let Thought { mut reasoning, content } = self.split_reasoning(text, ended);
+        if !self.shows_reasoning {
+            reasoning.clear();
+        }
         let mut piece = Piece { reasoning, ..Piece::default() };
         let Some(parser) = &mut self.tools else {
             piece.content = content;

@@ -38,6 +38,8 @@ pub struct Call {
 struct Held {
     stream: Option<OwnedSemaphorePermit>,
     memory: Reserved,
+    /// `request_id` of the body.
+    request_id: Option<String>,
 }
 
 tokio::task_local! {
@@ -49,9 +51,23 @@ pub fn id() -> String {
     CALL.try_with(|call| call.id.clone()).unwrap_or_default()
 }
 
-/// Id of the current call if the client chose it.
+/// Id that the client chose for the current call: that of the header or, as in vLLM, `request_id` of the body.
 pub fn sent_id() -> Option<String> {
-    CALL.try_with(|call| call.is_sent.then(|| call.id.clone())).unwrap_or_default()
+    let sent = CALL.try_with(|call| match call.is_sent {
+        true => Some(call.id.clone()),
+        false => call.held.lock().unwrap_or_else(PoisonError::into_inner).request_id.clone(),
+    });
+    sent.unwrap_or_default()
+}
+
+/// Sets the `request_id` of the body.
+pub fn set_request_id(id: Option<String>) {
+    update(|held| held.request_id = id);
+}
+
+/// Whether a client's id may be part of headers and logs.
+pub fn is_id(id: &str) -> bool {
+    !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Trace context `00-TRACE-PARENT-FLAGS` of the current call, if the client sent one.
@@ -94,7 +110,7 @@ fn update(change: impl FnOnce(&mut Held)) {
 /// Middleware: sets the id of the call, and holds its resources until the body of its response is dropped.
 pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let sent = sent.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    let sent = sent.filter(|id| is_id(id));
     let trace_parent = request.headers().get(TRACE_PARENT).and_then(|value| value.to_str().ok());
     let call = Arc::new(Call {
         trace_parent: trace_parent.filter(|text| is_trace_parent(text)).map(str::to_string),

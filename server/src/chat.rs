@@ -11,9 +11,11 @@ use serde_json::json;
 use super::app::App;
 use super::assistant::{Assistant, Message, MessageDelta, Piece};
 use super::body;
+use super::call;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::json::{self, Json, off_reactor};
 use super::logprobs;
 use super::messages::Conversation;
@@ -27,9 +29,11 @@ use super::work::Work;
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (Prepared { options, ids, tools, reasoning }, cost) = body.read(&app, prepare).await?;
+    let (prepared, cost) = body.read(&app, prepare).await?;
+    let Prepared { mut options, ids, tools, reasoning, shows_reasoning } = prepared;
+    call::set_request_id(options.request_id.take());
     let logprobs = options.params.sampling.logprobs;
-    let assistant = || Assistant::new(&app, &tools, reasoning.clone());
+    let assistant = || Assistant::new(&app, &tools, reasoning.clone(), shows_reasoning);
     let mut chat = Chat {
         app: app.clone(),
         assistants: std::iter::repeat_with(assistant).take(options.params.n).collect(),
@@ -96,12 +100,14 @@ pub struct Prepared {
     pub tools: Tools,
     /// Parser of the reasoning at the beginning of an answer; `None` if reasoning is not parsed.
     pub reasoning: Option<ReasoningParser>,
+    /// Return the reasoning.
+    pub shows_reasoning: bool,
 }
 
 impl Prepared {
     /// Renders and tokenizes the conversation, and constrains the output to required tool calls.
     pub fn new(work: &Work, request: ChatRequest) -> Result<(Prepared, Cost), ApiError> {
-        let ChatRequest { mut options, mut tools, conversation } = request;
+        let ChatRequest { mut options, mut tools, conversation, shows_reasoning, stops_reasoning } = request;
         tools.earlier_calls = conversation.num_calls();
         let default = work.engine.generation_defaults().max_new_tokens;
         let cost = |options: &Options, tokens: usize| {
@@ -114,6 +120,7 @@ impl Prepared {
         let prompt = conversation.render(work)?;
         let format = work.reasoning;
         let reasoning = format.parser(&prompt);
+        options.params.reasoning = reasoning.clone().filter(|_| !stops_reasoning);
         if format.has_special_marker(work.tokenizer()) {
             options.params.skip_special_tokens = false;
         }
@@ -124,7 +131,7 @@ impl Prepared {
         let keep = options.truncate_prompt_tokens;
         let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
         let cost = cost(&options, ids.len());
-        Ok((Prepared { options, ids, tools, reasoning }, cost))
+        Ok((Prepared { options, ids, tools, reasoning, shows_reasoning }, cost))
     }
 }
 
@@ -133,25 +140,34 @@ pub struct ChatRequest {
     pub options: Options,
     pub tools: Tools,
     pub conversation: Conversation,
+    /// Return the reasoning.
+    pub shows_reasoning: bool,
+    /// Stop strings count within the reasoning too.
+    pub stops_reasoning: bool,
 }
 
 impl ChatRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ChatRequest, ApiError> {
         let adapter = work.choose_model(fields)?;
-        fields.refuse("echo", "end messages with the text and set continue_final_message")?;
-        let names = [
-            ("max_completion_tokens", "Maximum number of tokens to generate; default: the rest of the context."),
-            ("max_tokens", "Older name of max_completion_tokens."),
-        ];
-        let mut options = Options::read(work, fields, &names, 1)?;
+        foreign::refuse(fields, &foreign::CHATS)?;
+        let description = "Maximum number of tokens to generate; default: the rest of the context.";
+        let mut options = Options::read(work, fields, ("max_completion_tokens", description), 1)?;
         options.adapter = adapter;
         options.params.sampling.logprobs = num_logprobs(work, fields)?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
         let conversation = Conversation::read(fields, &work.options.limits, tools.definitions.clone())?;
         let conversation = fields.required("messages", conversation, "a list of at least one message")?;
-        Ok(ChatRequest { options, tools, conversation })
+        let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
+        Ok(ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning })
     }
+}
+
+/// Reads whether to return the reasoning, and whether stop strings count within it.
+pub fn read_reasoning(fields: &Fields<'_>) -> Result<(bool, bool), ApiError> {
+    let shows = fields.flag("include_reasoning", true, "Return the reasoning.")?;
+    let description = "Search the stop strings in the reasoning too, and not only in the answer after it.";
+    Ok((shows, fields.flag("stop_in_reasoning", false, description)?))
 }
 
 fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {

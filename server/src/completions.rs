@@ -10,9 +10,11 @@ use serde_json::Value;
 
 use super::app::App;
 use super::body;
+use super::call;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::json::{self, Json, off_reactor};
 use super::logprobs::{self, CompletionLogprobs};
 use super::options::{Options, add_special_tokens, truncate};
@@ -29,6 +31,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let ((mut completion, requests), cost) = body.read(&app, prepare).await?;
+    call::set_request_id(completion.options.request_id.take());
     let envelope = Envelope::new(&app, completion.options.adapter.as_deref(), "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
@@ -104,9 +107,9 @@ impl CompletionRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<CompletionRequest, ApiError> {
         let adapter = work.choose_model(fields)?;
-        fields.refuse("suffix", "remove it: this model does not support fill-in-the-middle")?;
+        foreign::refuse(fields, &foreign::COMPLETIONS)?;
         let description = "Maximum number of tokens to generate, default 16; 0 only scores the prompt.";
-        let mut options = Options::read(work, fields, &[("max_tokens", description)], 0)?;
+        let mut options = Options::read(work, fields, ("max_tokens", description), 0)?;
         let description = "Return log probabilities of the output tokens with this many alternatives each.";
         let logprobs = fields.count("logprobs", (0, work.options.limits.max_logprobs), description)?;
         let echo = fields.flag("echo", false, "Return the prompt before the generated text.")?;

@@ -15,6 +15,7 @@ use super::body;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::json::{self, Json, off_reactor};
 use super::options::{add_special_tokens, cache_salt, check_length, priority, truncate, truncation, user};
 use super::prompts::{self, Input};
@@ -61,6 +62,7 @@ impl EmbeddingsRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<EmbeddingsRequest, ApiError> {
         let adapter = work.choose_model(fields)?;
+        foreign::refuse(fields, &foreign::EMBEDDINGS)?;
         user(fields)?;
         let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
         let is_base64 = fields.word("encoding_format", &["float", "base64"], description)? == Some("base64");

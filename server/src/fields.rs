@@ -2,8 +2,8 @@
 //! `/openapi.json`, so that a field's name, type, range, default and description are written once.
 //!
 //! A body stays text until a field is read. At most [`Limits::max_json_values`] of its values then become [`Value`]s,
-//! which bounds memory by a small multiple of the body's bytes. As in the OpenAI API, `null` means "not given" and
-//! unknown fields are ignored.
+//! which bounds memory by a small multiple of the body's bytes. As in the OpenAI API, `null` means "not given". As in
+//! vLLM, unknown fields are ignored, except those that would change the answer ([`super::foreign`]).
 
 mod parse;
 
@@ -355,12 +355,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Fails if an unsupported field is present with a value other than `null`, `false`, `""`, `[]` and `{}`.
-    pub fn refuse(&self, name: &str, advice: &str) -> Result<(), ApiError> {
-        match self.raw(name).map(RawValue::get) {
-            None | Some("false" | "\"\"" | "[]" | "{}") => Ok(()),
-            Some(_) => Err(ApiError::unsupported(name, advice)),
-        }
+    /// Fails if an unsupported field is present with a value other than `null` and those of `neutral`, a list as JSON.
+    pub fn refuse(&self, name: &str, neutral: &str, advice: &str) -> Result<(), ApiError> {
+        let Some(found) = self.get(name)? else { return Ok(()) };
+        let neutral: Vec<Value> = serde_json::from_str(neutral).unwrap_or_default();
+        // 0 is 0.0.
+        let is_same = |value: &Value| value == found || value.is_number() && value.as_f64() == found.as_f64();
+        if neutral.iter().any(is_same) { Ok(()) } else { Err(ApiError::unsupported(name, advice)) }
     }
 
     fn read<'b, T>(

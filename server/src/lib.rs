@@ -35,7 +35,7 @@
 //! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
 //! | `body`, `fields`, `work`, `lanes`, `cost` | JSON bodies, checked and described field by field off the serving threads; their cost |
 //! | `error`, `json` | errors and JSON responses |
-//! | `options`, `structured`, `tools`, `messages`, `prompts` | request fields: sampling and limits; grammars; tools; conversations; prompts |
+//! | `options`, `structured`, `tools`, `messages`, `prompts`, `foreign` | request fields: sampling and limits; grammars; tools; conversations; prompts; those that are refused |
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
 //! | `run` | the engine requests of a call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
@@ -62,6 +62,7 @@ mod cost;
 mod embeddings;
 mod error;
 mod fields;
+mod foreign;
 mod json;
 mod lanes;
 mod limits;
@@ -123,6 +124,11 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))
+        // As in llama-server, without the version too.
+        .route("/models", get(status::models))
+        .route("/chat/completions", post(chat::chat_completions))
+        .route("/responses", post(responses::responses))
+        .route("/embeddings", post(embeddings::embeddings))
         // The rest of the path, because model names may have slashes.
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))

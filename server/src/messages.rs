@@ -1,7 +1,7 @@
 //! Conversations: messages are checked, rendered by the model's chat template and tokenized.
 //!
 //! This module checks what the API requires: a list of objects with a role and text. The template decides which roles
-//! exist and in which order they may come.
+//! exist and in which order they may come; messages are adapted to it when they are rendered.
 
 use engine::ChatInput;
 use serde_json::{Map, Value, json};
@@ -28,7 +28,7 @@ pub struct Conversation {
 impl Conversation {
     /// Reads `messages` and the options of the template. `tools` are the definitions of available tools.
     pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
-        fields.refuse("chat_template", "remove it: the model's own template is used")?;
+        fields.refuse("chat_template", r#"[""]"#, "start the server with --chat-template")?;
         let description = "Continue the last message instead of responding to it.";
         let continue_final_message = fields.flag("continue_final_message", false, description)?;
         let description =
@@ -68,11 +68,10 @@ impl Conversation {
     /// A conversation to respond to. `param` is the field of the messages.
     pub fn of(
         param: &'static str,
-        mut messages: Vec<Value>,
+        messages: Vec<Value>,
         tools: Option<Value>,
         kwargs: Map<String, Value>,
     ) -> Conversation {
-        messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")).for_each(parse_arguments);
         Conversation { param, messages, tools, add_generation_prompt: true, kwargs, ..Conversation::default() }
     }
 
@@ -85,7 +84,8 @@ impl Conversation {
     /// Renders the prompt.
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
-            let advice = "this model has no chat template: use /v1/completions";
+            let advice =
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template";
             return Err(ApiError::unsupported(self.param, advice));
         };
         let input = ChatInput {
@@ -106,13 +106,22 @@ impl Conversation {
 }
 
 /// Values of `reasoning_effort`.
-pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+pub const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Reads `chat_template_kwargs`, the template's variables. Adds the reasoning effort under the names that templates
-/// use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
+/// Reads the template's variables: `chat_template_kwargs` and `documents`. Adds the reasoning effort under the names that
+/// templates use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
 pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<String, Value>, ApiError> {
     let description = "Variables for the chat template.";
     let mut kwargs = fields.object("chat_template_kwargs", description)?.cloned().unwrap_or_default();
+    let description = "Documents for a template that has a variable of this name.";
+    if let Some(documents) =
+        fields.any("documents", &json!({"type": "array", "items": {"type": "object"}}), description)?
+    {
+        if !documents.is_array() {
+            return Err(ApiError::wrong("documents", documents, "a list of objects"));
+        }
+        kwargs.entry("documents").or_insert(documents.clone());
+    }
     if let Some(name) = effort {
         kwargs.entry("reasoning_effort").or_insert(name.into());
         kwargs.entry("enable_thinking").or_insert((name != "none").into());
@@ -133,41 +142,31 @@ fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
     match fields.get("content") {
         None | Some(Value::Null | Value::String(_)) => {}
         Some(Value::Array(parts)) => {
-            let texts = parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}.content[{i}]"), part));
-            message.insert("content".into(), texts.collect::<Result<String, _>>()?.into());
+            message.insert("content".into(), join_parts(&format!("{path}.content"), parts)?.into());
         }
         Some(other) => {
             let expected = "a string, a list of text parts, or null";
             return Err(ApiError::wrong(format!("{path}.content"), other, expected));
         }
     }
-    if let Some(calls) = message.get_mut("tool_calls") {
-        parse_arguments(calls);
-    }
     Ok(Value::Object(message))
 }
 
-fn text_part<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
-    match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-        (Some("text"), Some(text)) => Ok(text),
-        (Some("text"), None) => Err(ApiError::wrong(format!("{path}.text"), &part["text"], "a string")),
-        (None, _) => Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
-        (Some(_), _) => {
-            Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model accepts only text"))
-        }
-    }
-}
-
-/// Parses the arguments of past calls: the API has them as JSON text, templates expect objects. Text that is not a JSON
-/// object stays as it is, because a model may have written anything.
-fn parse_arguments(calls: &mut Value) {
-    for call in calls.as_array_mut().into_iter().flatten() {
-        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
-            continue;
+/// Text of a list of parts at `path`, one per line as in vLLM. Parts are those of chat completions and of responses.
+pub fn join_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
+    let text = |(index, part): (usize, &'_ Value)| {
+        let path = format!("{path}[{index}]");
+        let field = match part["type"].as_str() {
+            Some("text" | "input_text" | "output_text" | "reasoning_text" | "summary_text") => "text",
+            Some("refusal") => "refusal",
+            Some(_) => {
+                let expected = "text, input_text, output_text or refusal: this model accepts only text";
+                return Err(ApiError::wrong(format!("{path}.type"), &part["type"], expected));
+            }
+            None => return Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
         };
-        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
-        if let Some(object) = parsed.filter(Value::is_object) {
-            *arguments = object;
-        }
-    }
+        let text = part[field].as_str().map(str::to_string);
+        text.ok_or_else(|| ApiError::wrong(format!("{path}.{field}"), &part[field], "a string"))
+    };
+    Ok(parts.iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?.join("\n"))
 }

@@ -3,28 +3,27 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use engine::{BeamSearch, GenerationParams, GenerationRequest, KvTransfer, SamplingParams};
+use engine::{BeamSearch, GenerationParams, GenerationRequest, KvTransfer, MAX_TEMPERATURE, SamplingParams};
 use serde_json::{Value, json};
 
 use super::app::App;
+use super::call;
 use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::{Fields, Range};
+use super::foreign;
 use super::structured;
 use super::work::{Work, too_long};
 
 /// Maximum number of bytes of a name, a salt or another short string.
 pub const MAX_SHORT: usize = 1024;
 
-/// Fields of other servers that are not supported, with what to do instead.
-const UNSUPPORTED: [(&str, &str); 6] = [
-    ("prompt_embeds", "send text or token ids"),
-    ("logits_processors", "use logit_bias, allowed_token_ids or bad_words"),
-    ("return_tokens_as_token_ids", "use return_token_ids"),
-    ("audio", "remove it: this server generates text only"),
-    ("functions", "use tools"),
-    ("function_call", "use tool_choice"),
-];
+/// Names of the token limit in all APIs, the last of which takes precedence; but that of the route precedes all.
+const TOKEN_LIMITS: [&str; 5] =
+    ["n_predict", "max_new_tokens", "max_output_tokens", "max_tokens", "max_completion_tokens"];
+
+/// Token limit of a request that asks for the rest of the context.
+const NO_LIMIT: usize = usize::MAX;
 
 /// The shared fields of a request.
 #[derive(Debug)]
@@ -45,6 +44,8 @@ pub struct Options {
     pub adapter: Option<String>,
     /// What to exchange with other replicas.
     pub kv_transfer: KvTransfer,
+    /// The client's id of the request.
+    pub request_id: Option<String>,
     priority: i32,
     cache_salt: Option<String>,
 }
@@ -59,18 +60,15 @@ pub struct StreamUsage {
 }
 
 impl Options {
-    /// Reads the fields. `max_tokens` has the names of the token limit with their descriptions, in order of precedence;
-    /// its minimum is `least_tokens`.
+    /// Reads the fields. `max_tokens` is the route's name of the token limit, with its description; its minimum is `least_tokens`.
     pub fn read(
         work: &Work,
         fields: &Fields<'_>,
-        max_tokens: &[(&'static str, &str)],
-        least_tokens: usize,
+        max_tokens: (&'static str, &str),
+        least_tokens: i64,
     ) -> Result<Options, ApiError> {
         let limits = &work.options.limits;
-        for (name, advice) in UNSUPPORTED {
-            fields.refuse(name, advice)?;
-        }
+        foreign::refuse(fields, &foreign::GENERATION)?;
         user(fields)?;
         let stream = fields.flag("stream", false, "Stream the response as server-sent events.")?;
         let stream_usage = stream_options(fields, stream)?;
@@ -84,11 +82,19 @@ impl Options {
         let n = fields.count("n", (1, limits.max_n), description)?.unwrap_or(1);
         let (best_of, beam) = search(fields, n, limits.max_n, stream)?;
         let mut limit = None;
-        for (name, description) in max_tokens.iter().rev() {
-            limit = fields.count(name, (least_tokens, usize::MAX), description)?.map(|found| (*name, found)).or(limit);
+        for name in TOKEN_LIMITS.into_iter().filter(|name| *name != max_tokens.0).chain([max_tokens.0]) {
+            // In llama-server, -1 is no limit.
+            let least = if name == "n_predict" { -1 } else { least_tokens };
+            let other = format!("Another name of {}.", max_tokens.0);
+            let description = if name == max_tokens.0 { max_tokens.1 } else { &other };
+            let found = fields.integer(name, (least, i64::MAX), description)?;
+            limit = found.map(|found| (name, usize::try_from(found).unwrap_or(NO_LIMIT))).or(limit);
         }
         let truncate_prompt_tokens = match truncation(fields)? {
-            Some(-1) => Some(beside_output(work, limit.unwrap_or((max_tokens[0].0, 1)))?),
+            Some(-1) => {
+                let asked = limit.filter(|(_, asked)| *asked != NO_LIMIT);
+                Some(beside_output(work, asked.unwrap_or((max_tokens.0, 1)))?)
+            }
             other => other.and_then(|n| usize::try_from(n).ok()),
         };
         let description = "Strings that stop the generation. The output ends before the first of them.";
@@ -111,6 +117,7 @@ impl Options {
                 ignore_eos: flag("ignore_eos", false, "Continue after an end-of-sequence token.")?,
                 stop: stop.into(),
                 stop_token_ids: stop_token_ids.unwrap_or_default(),
+                reasoning: None,
                 include_stop_str_in_output: flag(
                     "include_stop_str_in_output",
                     false,
@@ -132,6 +139,7 @@ impl Options {
             return_token_ids: flag("return_token_ids", false, "Also return the token ids of prompt and output.")?,
             truncate_prompt_tokens,
             adapter: None,
+            request_id: request_id(fields)?,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
             kv_transfer: kv_transfer(fields)?,
@@ -208,6 +216,7 @@ impl Options {
         check_length(app, length, param)?;
         let rest = context - length;
         let max_tokens = match self.max_tokens {
+            Some((_, NO_LIMIT)) => rest,
             Some((name, asked)) if asked > rest => {
                 let found = format!("found {asked} and a prompt of {length} tokens");
                 let problem = format!("{found}, expected at most {rest}; lower it or shorten the prompt");
@@ -258,6 +267,17 @@ pub fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
     Ok(fields.integer("priority", range, description)?.unwrap_or(0) as i32)
 }
 
+/// Reads `request_id`.
+fn request_id(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    let description = "Id of the response, without its prefix; the header X-Request-Id takes precedence.";
+    match fields.str("request_id", usize::MAX, description)? {
+        Some(id) if !call::is_id(id) => {
+            Err(ApiError::wrong("request_id", &Value::from(id), "up to 128 visible ASCII characters"))
+        }
+        id => Ok(id.map(str::to_string)),
+    }
+}
+
 /// Reads `cache_salt`.
 pub fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     let description = "Only requests with the same salt share cached blocks.";
@@ -278,9 +298,16 @@ fn kv_transfer(fields: &Fields<'_>) -> Result<KvTransfer, ApiError> {
     Ok(KvTransfer { load: flag("do_remote_prefill")?, store: flag("do_remote_decode")? })
 }
 
-/// Reads `user`, which has no effect.
-pub fn user<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b str>, ApiError> {
-    fields.str("user", MAX_SHORT, "Identifier of the end user; not used.")
+/// Reads `user`, which has no effect. Some clients send a number.
+pub fn user<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b Value>, ApiError> {
+    let schema = json!({"type": ["string", "integer", "null"], "maxLength": MAX_SHORT});
+    match fields.any("user", &schema, "Identifier of the end user; not used.")? {
+        Some(Value::String(text)) if text.len() > MAX_SHORT => {
+            Err(ApiError::over("user", text.len(), MAX_SHORT, "bytes", "send a shorter string"))
+        }
+        Some(other) if !other.is_string() && !other.is_i64() => Err(ApiError::wrong("user", other, "a string")),
+        user => Ok(user),
+    }
 }
 
 /// Reads `add_special_tokens` of a plain prompt.
@@ -316,7 +343,7 @@ fn sampling(work: &Work, fields: &Fields<'_>) -> Result<SamplingParams, ApiError
     let top_k = fields.integer("top_k", (-1, i64::from(u32::MAX)), description)?;
     let top_k = top_k.map(|k| u32::try_from(k).unwrap_or(0));
     let description = "Softmax temperature; 0 means greedy sampling.";
-    let temperature = number("temperature", Range::Within(0.0, 2.0), description)?;
+    let temperature = number("temperature", Range::Within(0.0, MAX_TEMPERATURE), description)?;
     let top_p = number("top_p", positive_unit, "Sample from the most likely tokens with this total probability.")?;
     let description = "Minimum probability of a token, relative to the most likely token.";
     let min_p = number("min_p", unit, description)?;
@@ -333,6 +360,7 @@ fn sampling(work: &Work, fields: &Fields<'_>) -> Result<SamplingParams, ApiError
     let seed = fields.integer("seed", (i64::MIN, i64::MAX), description)?;
     let description = "Minimum number of tokens before a sequence may end.";
     let min_tokens = fields.count("min_tokens", (0, usize::MAX), description)?;
+    let min_tokens = min_tokens.or(fields.count("min_new_tokens", (0, usize::MAX), "SGLang's name of min_tokens.")?);
     let allowed_token_ids = fields.token_ids(
         "allowed_token_ids",
         (1, work.options.limits.max_allowed_token_ids),

@@ -1,6 +1,7 @@
-//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` fields.
+//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older `guided_*` fields with the names that
+//! llama-server and SGLang have for them.
 //!
-//! At most one of them may be set. Grammars and schemas are checked when the engine compiles them.
+//! At most one of them may be set, and unknown keys are refused. Grammars and schemas are checked when the engine compiles them.
 
 use engine::{Grammar, StructuredOutput};
 use serde_json::{Map, Value, json};
@@ -12,12 +13,12 @@ use super::settings::Limits;
 /// Maximum number of choices.
 const MAX_CHOICES: usize = 4096;
 
-/// Constraints: name in `structured_outputs`, name as a field of its own, description, and type of the value.
-const CONSTRAINTS: [(&str, &str, &str, &str); 4] = [
-    ("json", "guided_json", "JSON schema of the output, as an object or as a string.", "any"),
-    ("regex", "guided_regex", "Regular expression that the whole output matches.", "string"),
-    ("choice", "guided_choice", "Strings of which the output is one.", "array"),
-    ("grammar", "guided_grammar", "Grammar of the output, in Lark's syntax.", "string"),
+/// Constraints: name in `structured_outputs`, names as a field of its own, description, and type of the value.
+const CONSTRAINTS: [(&str, &[&str], &str, &str); 4] = [
+    ("json", &["guided_json", "json_schema"], "JSON schema of the output, as an object or as a string.", "any"),
+    ("regex", &["guided_regex", "regex"], "Regular expression that the whole output matches.", "string"),
+    ("choice", &["guided_choice"], "Strings of which the output is one.", "array"),
+    ("grammar", &["guided_grammar", "grammar", "ebnf"], "Grammar of the output, in Lark's syntax.", "string"),
 ];
 
 /// The constraints of `structured_outputs`, in words.
@@ -34,15 +35,20 @@ pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Option<StructuredOut
     }
     let mut found: Vec<StructuredOutput> =
         response_format(fields)?.into_iter().chain(structured_outputs(fields)?).collect();
-    for (kind, name, description, form) in CONSTRAINTS {
-        fields.check_bytes(name, name, most, FLAG)?;
-        let schema = match form {
-            "array" => json!({"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}}),
-            "any" => json!({}),
-            form => json!({"type": form}),
-        };
-        if let Some(value) = fields.any(name, &schema, description)? {
-            found.push(StructuredOutput { grammar: grammar(kind, name, value)?, param: name });
+    for (kind, names, description, form) in CONSTRAINTS {
+        for name in names {
+            fields.check_bytes(name, name, most, FLAG)?;
+            let schema = match form {
+                "array" => {
+                    json!({"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}})
+                }
+                "any" => json!({}),
+                form => json!({"type": form}),
+            };
+            // llama-server's clients send an empty grammar for none.
+            if let Some(value) = fields.any(name, &schema, description)?.filter(|value| *value != "") {
+                found.push(StructuredOutput { grammar: grammar(kind, name, value)?, param: name });
+            }
         }
     }
     match &found[..] {
@@ -63,7 +69,7 @@ pub fn text_format(
         Some(Value::Object(format)) => format.clone(),
         Some(other) => return Err(ApiError::wrong("text.format", other, "an object")),
     };
-    let constraint = of_format("text.format", &format, ("text.format.schema", format.get("schema")))?;
+    let constraint = of_format("text.format", &format, false)?;
     Ok((format, constraint))
 }
 
@@ -71,24 +77,39 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiE
     const PARAM: &str = "response_format";
     let description = "An object of type text, json_object or json_schema.";
     let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
-    let schema = format.get("json_schema").and_then(|named| named.get("schema"));
-    of_format(PARAM, format, ("response_format.json_schema", schema))
+    of_format(PARAM, format, true)
 }
 
-/// Constraint of a format. `path` is where its schema belongs.
+/// Constraint of a format. Its schema is beside the type, or, if `is_nested`, in the object `json_schema`.
 fn of_format(
     param: &'static str,
     format: &Map<String, Value>,
-    (path, schema): (&str, Option<&Value>),
+    is_nested: bool,
 ) -> Result<Option<StructuredOutput>, ApiError> {
+    let given = |name: &str| format.get(name).filter(|value| !value.is_null());
+    let known = ["type", "schema", "name", "strict", "description"];
+    let is_known = |name: &str| known.contains(&name) || is_nested && name == "json_schema";
+    if let Some(name) = format.keys().find(|name| given(name).is_some() && !is_known(name)) {
+        return Err(ApiError::unsupported(format!("{param}.{name}"), "remove it, or use structured_outputs"));
+    }
+    let nested = given("json_schema").filter(|_| is_nested);
+    let schema = match (nested.and_then(|named| named.get("schema")), given("schema")) {
+        (Some(_), Some(_)) => return Err(ApiError::conflict(format!("{param}.schema"), "json_schema.schema")),
+        (nested, beside) => nested.or(beside),
+    };
+    let path = format!("{param}.{}", if is_nested && given("schema").is_none() { "json_schema" } else { "schema" });
     let kind = format.get("type").unwrap_or(&Value::Null);
-    let grammar = match kind.as_str() {
-        Some("text") => return Ok(None),
-        Some("json_object") => Grammar::JsonObject,
-        Some("json_schema") => match schema.filter(|schema| is_schema(schema)) {
-            Some(schema) => Grammar::JsonSchema(schema.to_string()),
-            None => return Err(ApiError::wrong(path, schema.unwrap_or(&Value::Null), "a JSON schema")),
-        },
+    let grammar = match (kind.as_str(), schema) {
+        (Some("text"), None) => return Ok(None),
+        (Some("json_object"), None) => Grammar::JsonObject,
+        // llama-server and Together take a schema here too.
+        (Some("json_schema" | "json_object"), Some(schema)) if is_schema(schema) => {
+            Grammar::JsonSchema(schema.to_string())
+        }
+        (Some("json_schema" | "json_object"), schema) => {
+            return Err(ApiError::wrong(path, schema.unwrap_or(&Value::Null), "a JSON schema"));
+        }
+        (Some("text"), Some(_)) => return Err(ApiError::conflict(path, "type text")),
         _ => return Err(ApiError::wrong(format!("{param}.type"), kind, "text, json_object or json_schema")),
     };
     Ok(Some(StructuredOutput { grammar, param }))
@@ -98,18 +119,29 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     const PARAM: &str = "structured_outputs";
     let description = format!("Constraint on the output: {ONE_OF}.");
     let Some(object) = fields.object(PARAM, &description)? else { return Ok(None) };
-    let given = |name: &str| object.get(name).filter(|value| !value.is_null());
+    // `false` is the neutral value of options, and a schema.
+    let is_constraint = |name: &str| CONSTRAINTS.iter().any(|(kind, ..)| *kind == name);
+    let is_set = |name: &str, value: &Value| !value.is_null() && (is_constraint(name) || *value != false);
+    let given = |name: &str| object.get(name).filter(|value| is_set(name, value));
+    for name in object.keys().filter(|name| given(name).is_some()) {
+        let advice = match name.as_str() {
+            name if is_constraint(name) || name == "json_object" => continue,
+            "structural_tag" => "use grammar",
+            "whitespace_pattern" => "set x-guidance.whitespace_pattern in the schema",
+            "disable_any_whitespace" => "set x-guidance.whitespace_flexible: false in the schema",
+            "disable_additional_properties" => "set additionalProperties: false in the schema",
+            _ => "remove it",
+        };
+        return Err(ApiError::unsupported(format!("{PARAM}.{name}"), advice));
+    }
     let mut constraints = CONSTRAINTS.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
-    let json_object = given("json_object") == Some(&Value::Bool(true));
-    let grammar = match (constraints.next(), constraints.next(), json_object) {
-        (Some((kind, value)), None, false) => grammar(kind, PARAM, value)?,
-        (None, None, true) => Grammar::JsonObject,
-        (None, ..) if given("structural_tag").is_some() => {
-            return Err(ApiError::unsupported("structured_outputs.structural_tag", "use grammar"));
+    let grammar = match (constraints.next(), constraints.next(), given("json_object")) {
+        (Some((kind, value)), None, None) => grammar(kind, PARAM, value)?,
+        (None, None, Some(Value::Bool(true))) => Grammar::JsonObject,
+        (None, None, Some(other)) => {
+            return Err(ApiError::wrong("structured_outputs.json_object", other, "true or false"));
         }
-        // Neutral values of other options.
-        (None, ..) if object.values().all(|value| value.is_null() || value == &Value::Bool(false)) => return Ok(None),
-        (None, ..) => return Err(ApiError::found(PARAM, "no known constraint", ONE_OF)),
+        (None, None, None) => return Ok(None),
         _ => return Err(ApiError::found(PARAM, "several constraints", ONE_OF)),
     };
     Ok(Some(StructuredOutput { grammar, param: PARAM }))

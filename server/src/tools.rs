@@ -184,7 +184,6 @@ fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Resu
         flat.or(value["function"]["name"].as_str()).map(str::to_string)
     };
     let choice = match value {
-        None if functions.is_empty() => Choice::None,
         None => Choice::Auto,
         Some(value) => match (value.as_str(), name(value)) {
             (Some("none"), _) => Choice::None,
@@ -196,6 +195,8 @@ fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Resu
     };
     match &choice {
         Choice::None => Ok(choice),
+        // Agents send it with an empty list.
+        Choice::Auto if functions.is_empty() => Ok(Choice::None),
         _ if functions.is_empty() => Err(ApiError::requires(PARAM, "tools")),
         Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))

@@ -35,6 +35,10 @@ fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
     for path in [COMPLETIONS, CHAT] {
         for (param, bad) in [
             ("temperature", json!([-0.1, 2.1, 1e9, "hot", [1]])),
+            ("user", json!([true, [1], 0.5, "é".repeat(1000)])),
+            ("request_id", json!(["", "a b", "x".repeat(129), 5])),
+            ("n_predict", json!([-2, "many"])),
+            ("documents", json!(["a", 5])),
             ("top_p", json!([0, -0.5, 1.5, "x"])),
             ("top_k", json!([-2, 1.5, 9_007_199_254_740_993u64])),
             ("min_p", json!([-0.1, 1.1])),
@@ -70,13 +74,116 @@ fn unsupported_fields_are_refused_by_name_and_never_ignored() {
         (CHAT, "tool_choice", json!("required")),
         (CHAT, "chat_template", json!("{{ x }}")),
         (CHAT, "echo", json!(true)),
+        (CHAT, "reasoning", json!({"effort": "low"})),
+        (COMPLETIONS, "documents", json!([{"title": "a"}])),
     ] {
         assert_names(path, json!({param: value}), param);
     }
-    // Neutral values are accepted.
+    // What would change the answer on another server is refused with each of its names.
+    let foreign = json!({"mirostat": 2, "xtc_probability": 0.5, "dry_multiplier": 0.8, "dynatemp_range": 0.2, "top_n_sigma": 1.0,
+        "repeat_penalty": 1.1, "stop_regex": "a+", "mm_processor_kwargs": {"x": 1}, "samplers": ["top_k"], "n_probs": 3,
+        "enable_thinking": false, "thinking": {"type": "disabled"}, "separate_reasoning": false, "truncation_side": "right",
+        "options": {"num_ctx": 5}, "format": "json", "lora_path": "a", "no_stop_trim": true, "do_sample": false,
+        "return_tokens_as_token_ids": true, "logits_processors": ["x"], "web_search_options": {}, "modalities": ["audio"],
+        "prompt_embeds": "x", "function_call": "auto", "no_repeat_ngram_size": 3, "thinking_token_budget": 0});
+    for path in [COMPLETIONS, CHAT] {
+        for (name, value) in foreign.as_object().unwrap() {
+            assert_names(path, json!({name.as_str(): value}), name);
+        }
+    }
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "a", "normalize": false})),
+        ("/v1/embeddings", json!({"input": "a", "truncation_side": "right"})),
+        ("/v1/responses", json!({"input": "a", "logprobs": true})),
+        ("/v1/responses", json!({"input": "a", "reasoning_effort": "low"})),
+    ] {
+        let reply = SERVER.post(path, &body);
+        assert!(
+            reply.status == 400 && body.get(reply.error()["param"].as_str().unwrap()).is_some(),
+            "{body}: {}",
+            reply.body
+        );
+    }
+    // Neutral values are accepted, and what changes no answer.
     let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
-        "early_stopping": false, "response_format": {"type": "text"}, "stop": []});
-    assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
+        "early_stopping": false, "response_format": {"type": "text"}, "stop": [], "mirostat": 0, "mirostat_tau": 5.0,
+        "xtc_probability": 0.0, "xtc_threshold": 0.1, "dry_multiplier": 0, "dry_base": 1.75, "repeat_penalty": 1.0,
+        "repeat_last_n": 64, "top_n_sigma": -1.0, "samplers": [], "grammar": "", "modalities": ["text"], "tools": [],
+        "separate_reasoning": true, "truncation_side": "left", "n_probs": 0, "cache_prompt": true, "store": true, "user": 5,
+        "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s", "prompt_cache_key": "k", "unheard_of": {"a": 1}});
+    let text = |mut more: Value| {
+        more["temperature"] = json!(0);
+        SERVER.ok(COMPLETIONS, request(COMPLETIONS, &more))["choices"].clone()
+    };
+    assert_eq!(text(neutral), text(json!({})));
+}
+
+#[test]
+fn names_of_other_servers_for_the_same_field_have_its_effect() {
+    let tokens = |path: &str, more: Value| {
+        let mut body = request(path, &json!({"ignore_eos": true, "temperature": 0}));
+        body.as_object_mut().unwrap().remove("max_tokens");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        SERVER.ok(path, body)["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    for path in [COMPLETIONS, CHAT] {
+        for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict"] {
+            assert_eq!(tokens(path, json!({name: 3})), 3, "{name}");
+        }
+    }
+    assert_eq!(tokens(COMPLETIONS, json!({})), 16);
+    assert!(tokens(COMPLETIONS, json!({"n_predict": -1})) > 900);
+    let ended = json!({"ignore_eos": false, "max_tokens": 9, "stop_token_ids": (0..250).collect::<Vec<u32>>()});
+    let early = tokens(COMPLETIONS, ended.clone());
+    let mut held = ended;
+    held["min_new_tokens"] = json!(early + 1);
+    assert!(early < 9 && tokens(COMPLETIONS, held) > early);
+    let named = SERVER.ok(CHAT, request(CHAT, &json!({"request_id": "mine"})));
+    assert_eq!(named["id"], "chatcmpl-mine");
+}
+
+/// C10 of public reports.
+#[test]
+fn lists_that_leave_no_token_are_refused_or_end_their_request() {
+    let id = SERVER.ok("/tokenize", json!({"prompt": "P", "add_special_tokens": false}))["tokens"][0].clone();
+    let eos = SERVER.ok("/tokenize", json!({"prompt": "", "add_special_tokens": true}))["tokens"].clone();
+    for (fields, param) in [
+        (json!({"allowed_token_ids": [id], "bad_words": ["P"]}), "bad_words"),
+        // The second one would be banned.
+        (json!({"allowed_token_ids": [id], "bad_words": ["PP"]}), "bad_words"),
+        (json!({"allowed_token_ids": [id], "stop_token_ids": [id], "min_tokens": 1}), "min_tokens"),
+    ] {
+        for path in [COMPLETIONS, CHAT] {
+            assert_names(path, fields.clone(), param);
+        }
+    }
+    let allowed = json!({"allowed_token_ids": [id], "bad_words": ["Pq"], "max_tokens": 2});
+    assert_eq!(SERVER.ok(COMPLETIONS, request(COMPLETIONS, &allowed))["choices"][0]["text"], "PP", "{eos}");
+    for fields in [
+        json!({"allowed_token_ids": [id], "structured_outputs": {"regex": "[0-9]{3}"}}),
+        json!({"structured_outputs": {"choice": ["a"]}, "bad_words": ["a"]}),
+        json!({"structured_outputs": {"choice": ["Pa"]}, "bad_words": ["a"], "temperature": 0}),
+    ] {
+        let reply = SERVER.post(COMPLETIONS, &request(COMPLETIONS, &fields));
+        let message = reply.error()["message"].as_str().unwrap().to_string();
+        assert!(reply.status == 400 && message.contains("left by allowed_token_ids and bad_words"), "{}", reply.body);
+    }
+    // Where a text is complete, it ends.
+    let complete = json!({"structured_outputs": {"regex": "Pa?"}, "bad_words": ["a"], "max_tokens": 5});
+    assert_eq!(SERVER.ok(COMPLETIONS, request(COMPLETIONS, &complete))["choices"][0]["text"], "P");
+}
+
+#[test]
+fn routes_of_llama_server_have_no_version() {
+    let models = |path: &str| SERVER.get(path).json()["data"][0]["id"].clone();
+    assert_eq!(models("/models"), models("/v1/models"));
+    let text = |path: &str| SERVER.ok(path, request(CHAT, &json!({"temperature": 0})))["choices"].clone();
+    assert_eq!(text("/chat/completions"), text(CHAT));
+    assert_eq!(
+        SERVER.ok("/embeddings", json!({"input": "a"}))["data"],
+        SERVER.ok("/v1/embeddings", json!({"input": "a"}))["data"]
+    );
+    assert_eq!(SERVER.post("/responses", &json!({"input": "a", "max_output_tokens": 1})).status, 200);
 }
 
 #[test]

@@ -12,17 +12,14 @@ use serde_json::{Value, json};
 use server::ServerOptions;
 
 const TEMPLATE: &str = "{{ {'messages': messages, 'tools': tools | default(none), 'start': add_generation_prompt,
-    'effort': reasoning_effort | default(none)} | tojson }}";
+    'effort': reasoning_effort | default(none), 'documents': documents} | tojson }}";
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
-    let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(source).unwrap().flatten() {
-        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
-    std::fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).unwrap();
-    let model = ModelSource::Folder(folder.path().into());
-    Server::with(EngineConfig { model, ..config() }, ServerOptions::default(), Duration::ZERO)
+    let model = ModelSource::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), TEMPLATE).unwrap();
+    let chat_template = Some(file.path().to_path_buf());
+    Server::with(EngineConfig { model, chat_template, ..config() }, ServerOptions::default(), Duration::ZERO)
 });
 
 /// The variables of the template for this request.
@@ -33,11 +30,30 @@ fn rendered(body: Value) -> Value {
 }
 
 #[test]
-fn text_parts_are_joined_without_separators() {
-    let parts = json!([{"type": "text", "text": "Count to "}, {"type": "text", "text": "twelve."}]);
-    let found = rendered(json!({"messages": [{"role": "user", "content": parts}]}));
-    assert_eq!(found["messages"], json!([{"role": "user", "content": "Count to twelve."}]));
-    assert_eq!(found["start"], true);
+fn text_parts_of_every_kind_are_joined_by_line_breaks_as_in_vllm() {
+    let parts = json!([{"type": "text", "text": "Count"}, {"type": "input_text", "text": "to"},
+        {"type": "output_text", "text": "twelve."}, {"type": "refusal", "refusal": "No."}]);
+    let found = rendered(json!({"messages": [{"role": "user", "content": parts}], "documents": [{"title": "a"}]}));
+    assert_eq!(found["messages"], json!([{"role": "user", "content": "Count\nto\ntwelve.\nNo."}]));
+    assert_eq!((&found["start"], &found["documents"]), (&json!(true), &json!([{"title": "a"}])));
+}
+
+/// C54 of public reports.
+#[test]
+fn developer_messages_are_system_messages_in_chats_and_responses() {
+    let messages =
+        |role: &str| json!([{"role": role, "content": "Answer in French."}, {"role": "user", "content": "hi"}]);
+    let found = rendered(json!({"messages": messages("developer")}));
+    assert_eq!(found["messages"], messages("system"));
+    let count = |path: &str, field: &str, role: &str| SERVER.ok(path, json!({field: messages(role)}));
+    let tokens = count("/tokenize", "messages", "system")["count"].clone();
+    assert_eq!(count("/v1/responses/input_tokens", "input", "developer")["input_tokens"], tokens);
+    let prompt = |role: &str| {
+        let limit = json!({"input": messages(role), "temperature": 0, "max_output_tokens": 8});
+        let answer = SERVER.ok("/v1/responses", limit);
+        (answer["usage"]["input_tokens"].clone(), answer["output"][0]["content"].clone())
+    };
+    assert_eq!(prompt("developer"), prompt("system"));
 }
 
 #[test]
@@ -83,7 +99,7 @@ fn the_items_of_a_turn_become_one_message() {
         |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
     let messages = json!([
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "Wait.", "reasoning_content": "hm", "tool_calls": [made("1", "f"), made("2", "g")]},
         {"role": "tool", "tool_call_id": "2", "content": "42", "name": "g"},
     ]);

@@ -162,11 +162,11 @@ fn valid(path: &str, name: &str) -> Value {
     match path {
         "/tokenize" if !["prompt", "model"].contains(&name) => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "/v1/completions" | "/v1/completions/render" => json!({"prompt": "a", "max_tokens": 2}),
-        "/v1/chat/completions" | "/v1/chat/completions/render" => {
+        "/v1/chat/completions" | "/chat/completions" | "/v1/chat/completions/render" => {
             json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
         }
-        "/v1/responses" | "/v1/responses/input_tokens" => json!({"input": "hi", "max_output_tokens": 2}),
-        "/v1/embeddings" => json!({"input": "hi"}),
+        "/v1/responses" | "/responses" | "/v1/responses/input_tokens" => json!({"input": "hi", "max_output_tokens": 2}),
+        "/v1/embeddings" | "/embeddings" => json!({"input": "hi"}),
         "/tokenize" => json!({"prompt": "hi"}),
         "/detokenize" => json!({"tokens": [40]}),
         "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => json!({"lora_name": "a", "lora_path": "b"}),

@@ -66,6 +66,49 @@ fn thoughts_become_reasoning_content_whole_and_streamed() {
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
 }
 
+/// C41 of public reports.
+#[test]
+fn a_stop_string_counts_in_the_answer_and_only_if_asked_for_in_the_reasoning() {
+    let harmony = "<|channel|>analysis<|message|>Question: final?<|end|><|start|>assistant<|channel|>final<|message|>Paris. Question: and?";
+    let think = "<think>\nQuestion: what?\n</think>\n\nParis. Question: and now?";
+    for (format, text) in [(ReasoningFormat::Qwen3, think), (ReasoningFormat::GptOss, harmony)] {
+        let server = server(Some(format));
+        let mut body = saying(text);
+        body["stop"] = json!(["Question:", "\n\n", "final", "end"]);
+        let answer = server.ok(CHAT, body.clone());
+        let choice = &answer["choices"][1];
+        let reasoning = choice["message"]["reasoning"].as_str().unwrap_or_default();
+        assert!(reasoning.starts_with("Question: "), "{answer}");
+        assert_eq!((&choice["message"]["content"], &choice["stop_reason"]), (&json!("Paris. "), &json!("Question:")));
+        let chunks = server.stream(CHAT, body.clone());
+        assert_eq!(
+            (joined(&chunks, "content").as_str(), joined(&chunks, "reasoning").as_str()),
+            ("Paris. ", reasoning)
+        );
+        body["stop_in_reasoning"] = json!(true);
+        let choice = server.ok(CHAT, body)["choices"][1].clone();
+        assert!(choice["message"]["content"].is_null() || choice["message"]["content"] == "", "{choice}");
+        assert_eq!(choice["finish_reason"], "stop");
+    }
+    let input = json!({"input": "How much?", "structured_outputs": {"choice": [think]}, "max_output_tokens": 200, "stop": ["Question:"]});
+    let output = server(Some(ReasoningFormat::Qwen3)).ok("/v1/responses", input)["output"].clone();
+    assert_eq!(output[1]["content"][0]["text"], "Paris. ");
+}
+
+#[test]
+fn reasoning_is_dropped_on_request() {
+    let server = server(Some(ReasoningFormat::Qwen3));
+    let mut body = saying("<think>2 + 2</think>Four");
+    body["include_reasoning"] = json!(false);
+    let message = server.ok(CHAT, body.clone())["choices"][1]["message"].clone();
+    assert_eq!(
+        (&message["content"], message.get("reasoning"), message.get("reasoning_content")),
+        (&json!("Four"), None, None)
+    );
+    let chunks = server.stream(CHAT, body);
+    assert_eq!((joined(&chunks, "content").as_str(), joined(&chunks, "reasoning").as_str()), ("Four", ""));
+}
+
 #[test]
 fn a_prompt_may_end_inside_of_reasoning() {
     let messages = json!([{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "<think>"}]);

@@ -134,7 +134,7 @@ fn an_answer_is_that_of_the_chat_and_its_events_come_in_order() {
 #[test]
 fn items_and_instructions_are_the_messages_of_a_chat() {
     let input = json!([
-        {"role": "user", "content": [{"type": "input_text", "text": "Say "}, {"type": "input_text", "text": "one."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Say"}, {"type": "input_text", "text": "one."}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One."}]},
         {"role": "user", "content": QUESTION},
     ]);
@@ -142,7 +142,7 @@ fn items_and_instructions_are_the_messages_of_a_chat() {
     let answer = SERVER.ok(RESPONSES, body);
     let messages = json!([
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Say one."},
+        {"role": "user", "content": "Say\none."},
         {"role": "assistant", "content": "One."},
         {"role": "user", "content": QUESTION},
     ]);

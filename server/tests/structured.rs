@@ -46,7 +46,7 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
     let ab = |text: &str| ["a", "b b"].contains(&text);
     let digits = |text: &str| text.len() == 3 && text.chars().all(|c| c.is_ascii_digit());
     type Check<'a> = &'a dyn Fn(&str) -> bool;
-    let cases: [(Value, Check); 12] = [
+    let cases: [(Value, Check); 20] = [
         (json!({"response_format": format}), &is_colour),
         (json!({"response_format": loose}), &is_colour),
         (json!({"structured_outputs": {"json": colour()}}), &is_colour),
@@ -55,6 +55,18 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
         (json!({"structured_outputs": {"regex": "[0-9]{3}"}}), &digits),
         (json!({"structured_outputs": {"grammar": "start: \"a\" | \"b b\""}}), &ab),
         (json!({"guided_json": colour()}), &is_colour),
+        // The names of llama-server, Together and SGLang.
+        (json!({"response_format": {"type": "json_object", "schema": colour()}}), &is_colour),
+        (json!({"response_format": {"type": "json_schema", "schema": colour()}}), &is_colour),
+        (json!({"json_schema": colour()}), &is_colour),
+        (json!({"json_schema": colour().to_string(), "grammar": ""}), &is_colour),
+        (json!({"regex": "[0-9]{3}"}), &digits),
+        (json!({"grammar": "start: \"a\" | \"b b\""}), &ab),
+        (json!({"ebnf": "start: \"a\" | \"b b\""}), &ab),
+        (
+            json!({"structured_outputs": {"regex": "[0-9]{3}", "disable_any_whitespace": false, "whitespace_pattern": null}}),
+            &digits,
+        ),
         (json!({"guided_regex": "[0-9]{3}", "guided_decoding_backend": "outlines"}), &digits),
         (json!({"guided_choice": ["a", "b b"]}), &ab),
         (json!({"guided_grammar": "start: \"a\" | \"b b\""}), &ab),
@@ -134,7 +146,33 @@ fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
         (json!({"structured_outputs": "x"}), "structured_outputs"),
         (json!({"structured_outputs": {"regex": "("}}), "structured_outputs"),
         (json!({"structured_outputs": {"regex": 5}}), "structured_outputs"),
-        (json!({"structured_outputs": {"colour": "red"}}), "structured_outputs"),
+        (json!({"structured_outputs": {"colour": "red"}}), "structured_outputs.colour"),
+        (json!({"structured_outputs": {"json": {}, "zzz": 1}}), "structured_outputs.zzz"),
+        (
+            json!({"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}}),
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": true}}),
+            "structured_outputs.disable_any_whitespace",
+        ),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_additional_properties": true}}),
+            "structured_outputs.disable_additional_properties",
+        ),
+        (json!({"structured_outputs": {"json_object": "yes"}}), "structured_outputs.json_object"),
+        (json!({"structured_outputs": {"json": false}}), "structured_outputs"),
+        (json!({"structured_outputs": {"json": {}, "json_object": true}}), "structured_outputs"),
+        (json!({"response_format": {"type": "json_object", "schema": 5}}), "response_format.schema"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}}),
+            "response_format.schema",
+        ),
+        (json!({"response_format": {"type": "json_object", "pattern": "a"}}), "response_format.pattern"),
+        (json!({"response_format": {"type": "text", "schema": {}}}), "response_format.schema"),
+        (json!({"response_format": {"type": "structural_tag"}}), "response_format.type"),
+        (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern"),
+        (json!({"regex": "a", "json_schema": {}}), "regex"),
         (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs"),
         (json!({"structured_outputs": {"structural_tag": {}}}), "structured_outputs.structural_tag"),
         (json!({"guided_json": "{"}), "guided_json"),

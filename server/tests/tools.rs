@@ -143,6 +143,21 @@ fn a_model_that_may_call_and_does_not_gives_its_text() {
     }
 }
 
+/// C07 of public reports.
+#[test]
+fn a_choice_that_allows_no_call_needs_no_tools() {
+    for more in [
+        json!({"tools": [], "tool_choice": "auto"}),
+        json!({"tools": null, "tool_choice": "auto"}),
+        json!({"tools": [], "tool_choice": "none"}),
+        json!({"tools": [], "parallel_tool_calls": true}),
+    ] {
+        let mut body = request(&json!({"max_tokens": 3}));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert!(SERVER.ok(CHAT, body)["choices"][0]["message"]["content"].is_string(), "{more}");
+    }
+}
+
 #[test]
 fn a_strict_function_leaves_text_free_and_needs_a_valid_schema() {
     let mut strict = tools();
@@ -205,7 +220,7 @@ fn invalid_tools_are_refused_by_field() {
             "tools",
         ),
         (json!({"tools": null, "tool_choice": "required"}), "tool_choice"),
-        (json!({"tools": [], "tool_choice": "auto"}), "tool_choice"),
+        (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": null, "tool_choice": named("f")}), "tool_choice"),
         (json!({"tool_choice": named("nope")}), "tool_choice"),
         (json!({"tool_choice": "sometimes"}), "tool_choice"),

@@ -28,6 +28,9 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
+    /// Chat template to use instead of the checkpoint's. A recording does not contain it.
+    #[serde(skip)]
+    pub chat_template: Option<PathBuf>,
     /// `"auto"` (a GPU that has passed the tests, else the CPU), `"cpu"`, `"cuda"` or `"cuda-sim"`.
     pub device: String,
     /// Folder of the compiled kernels; `None` looks next to the executable, then in `kernels/` of its cargo target folder.
@@ -211,6 +214,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             model: ModelSource::Demo,
+            chat_template: None,
             device: "auto".to_string(),
             kernels_dir: None,
             block_size: None,

@@ -7,6 +7,7 @@ use sampling::SamplingParams;
 
 use crate::connector::KvTransfer;
 use crate::grammar::StructuredOutput;
+use crate::text::ReasoningParser;
 
 /// Parameters of a request. Clones share the long lists.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +30,8 @@ pub struct GenerationParams {
     pub stop: Arc<[String]>,
     /// Tokens that end a sequence.
     pub stop_token_ids: Vec<u32>,
+    /// Parser of the reasoning in front of the answer: stop strings count in the answer only. `None`: in the whole text.
+    pub reasoning: Option<ReasoningParser>,
     /// Keeps the matched stop string in the text.
     pub include_stop_str_in_output: bool,
     /// Removes special tokens from the text.
@@ -55,6 +58,7 @@ impl Default for GenerationParams {
             ignore_eos: false,
             stop: Arc::default(),
             stop_token_ids: Vec::new(),
+            reasoning: None,
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             prompt_logprobs: None,

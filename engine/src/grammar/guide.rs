@@ -7,13 +7,13 @@
 //! A constraint may be the caller's own code. Every call is guarded: a panic ends the sequences of its request with an error and
 //! has no other effect.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rayon::ThreadPool;
-use sampling::{Constraint, ConstraintError, Mask, TokenSet};
+use sampling::{Constraint, ConstraintError, Mask, TokenSet, banned_words};
 
 use crate::api::{FinishReason, StopCause};
 
@@ -79,39 +79,64 @@ struct Guide {
     allowed: Allowed,
     /// Drafts that the grammar allows one after the other, and the tokens that it allows behind each.
     ahead: VecDeque<(u32, Arc<TokenSet>)>,
+    /// The sequence's tokens, if there are bad words.
+    output: Vec<u32>,
 }
 
 impl Guide {
-    fn start(mut constraint: Caught, threads: &mut MaskThreads) -> Guide {
+    fn start(mut constraint: Caught, output: Vec<u32>, threads: &mut MaskThreads) -> Guide {
         let (done, result) = channel();
         threads.run(move || {
             let mask = constraint.call("mask", |constraint| constraint.mask());
             // The sequence may have ended in the meantime.
             let _ = done.send((constraint, mask));
         });
-        let allowed = allowed(Err(not_computed()), &[]);
-        Guide { pending: Some(result), constraint: Caught(None), allowed, ahead: VecDeque::new() }
+        let allowed = Err(FinishReason::Grammar(not_computed().0));
+        Guide { pending: Some(result), constraint: Caught(None), allowed, ahead: VecDeque::new(), output }
     }
 
-    /// Waits for the mask. If the text may end, the tokens of `ends` are allowed too.
-    fn wait(&mut self, ends: &[u32]) -> &Allowed {
+    /// Waits for the mask.
+    fn wait(&mut self, limits: &Limits) -> &Allowed {
         if let Some(Ok((constraint, mask))) = self.pending.take().map(|result| result.recv()) {
             self.constraint = constraint;
-            self.allowed = allowed(mask, ends);
+            self.allowed = limits.allowed(mask, &self.output);
         }
         &self.allowed
     }
 }
 
-fn allowed(mask: Result<Mask, ConstraintError>, ends: &[u32]) -> Allowed {
-    let Mask { mut tokens, may_end } = mask.map_err(|error| FinishReason::Grammar(error.0))?;
-    if may_end {
-        ends.iter().for_each(|token| tokens.insert(*token));
-    }
-    match (tokens.is_empty(), may_end) {
-        (false, _) => Ok(Arc::new(tokens)),
-        (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
-        (true, false) => Err(FinishReason::Grammar("no token of the vocabulary can follow".to_string())),
+/// What else limits the tokens of a sequence.
+pub(crate) struct Limits {
+    /// Tokens that end a sequence, which are allowed if its text may end.
+    pub ends: Vec<u32>,
+    /// The only tokens that may be drawn, if given.
+    pub allowed: Option<Arc<[u32]>>,
+    /// Token sequences that must not be generated.
+    pub bad_words: Arc<[Vec<u32>]>,
+}
+
+impl Limits {
+    /// The tokens that may follow `output`, or why none can: the sampler must have one to draw.
+    fn allowed(&self, mask: Result<Mask, ConstraintError>, output: &[u32]) -> Allowed {
+        let Mask { mut tokens, may_end } = mask.map_err(|error| FinishReason::Grammar(error.0))?;
+        if may_end {
+            self.ends.iter().for_each(|token| tokens.insert(*token));
+        }
+        if let Some(ids) = &self.allowed {
+            let mut both = TokenSet::new(tokens.size());
+            ids.iter().filter(|id| tokens.contains(**id)).for_each(|id| both.insert(*id));
+            tokens = both;
+        }
+        let banned: HashSet<u32> = banned_words(&self.bad_words, output).collect();
+        let is_one_left = tokens.iter().any(|token| !banned.contains(&token));
+        match (is_one_left, may_end) {
+            (true, _) => Ok(Arc::new(tokens)),
+            (false, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
+            (false, false) => Err(FinishReason::Grammar(match (&self.allowed, &*self.bad_words) {
+                (None, []) => "no token of the vocabulary can follow".to_string(),
+                _ => "no token that can follow is left by allowed_token_ids and bad_words".to_string(),
+            })),
+        }
     }
 }
 
@@ -123,44 +148,45 @@ fn not_computed() -> ConstraintError {
 pub(crate) struct Guides {
     root: Guide,
     own: Vec<Option<Guide>>,
-    /// Tokens that end a sequence, which are allowed if its text may end.
-    ends: Vec<u32>,
+    limits: Limits,
 }
 
 impl Guides {
-    /// Creates the guides of `n` sequences that end at any token of `ends`, and starts the first mask.
-    pub fn new(constraint: Box<dyn Constraint>, n: usize, ends: Vec<u32>, threads: &mut MaskThreads) -> Guides {
-        let root = Guide::start(Caught(Some(constraint)), threads);
-        Guides { root, own: std::iter::repeat_with(|| None).take(n).collect(), ends }
+    /// Creates the guides of `n` sequences, and starts the first mask.
+    pub fn new(constraint: Box<dyn Constraint>, n: usize, limits: Limits, threads: &mut MaskThreads) -> Guides {
+        let root = Guide::start(Caught(Some(constraint)), Vec::new(), threads);
+        Guides { root, own: std::iter::repeat_with(|| None).take(n).collect(), limits }
     }
 
     /// Waits for and returns the tokens that a sequence may continue with, or why it ends.
     pub fn allowed(&mut self, index: u32) -> &Allowed {
-        let Guides { root, own, ends } = self;
-        own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait(ends)
+        let Guides { root, own, limits } = self;
+        own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait(limits)
     }
 
     /// Cuts drafts of a sequence before the first that the grammar forbids or that may end the text, and computes what is allowed
     /// behind each of the others. A copy of the constraint accepts them, so the constraint itself stays at the last drawn token.
     /// The masks are computed on this thread: the step cannot be planned before its drafts are cut.
     pub fn look_ahead(&mut self, index: u32, drafts: &mut Vec<u32>) {
-        let Guides { own, ends, .. } = self;
+        let Guides { own, limits, .. } = self;
         let guide = own.get_mut(index as usize).and_then(Option::as_mut);
         // Drafts follow a token, so there is one.
         let Some(guide) = guide else { return drafts.clear() };
         guide.ahead.clear();
-        let Ok(mut next) = guide.wait(ends).clone() else { return drafts.clear() };
+        let Ok(mut next) = guide.wait(limits).clone() else { return drafts.clear() };
         let fork = guide.constraint.call("fork", |constraint| Ok(Caught(Some(constraint.fork()))));
         let Ok(mut fork) = fork else { return drafts.clear() };
+        let mut output = guide.output.clone();
         for &draft in &*drafts {
-            if !next.contains(draft) || ends.contains(&draft) {
+            if !next.contains(draft) || limits.ends.contains(&draft) {
                 break;
             }
             let mask = fork.call("accept", |constraint| {
                 constraint.accept(draft)?;
                 if constraint.is_complete() { Err(not_computed()) } else { constraint.mask() }
             });
-            let Ok(mask) = allowed(mask, ends) else { break };
+            output.push(draft);
+            let Ok(mask) = limits.allowed(mask, &output) else { break };
             guide.ahead.push_back((draft, mask.clone()));
             next = mask;
         }
@@ -180,12 +206,15 @@ impl Guides {
         if self.allowed(index).is_err() {
             return Err(not_computed());
         }
-        let Guides { root, own, .. } = self;
+        let Guides { root, own, limits } = self;
         let Some(slot) = own.get_mut(index as usize) else { return Ok(false) };
-        let (mut constraint, mut ahead) = match slot.take() {
-            Some(guide) => (guide.constraint, guide.ahead),
-            None => (root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?, VecDeque::new()),
+        let (mut constraint, mut ahead, mut output) = match slot.take() {
+            Some(guide) => (guide.constraint, guide.ahead, guide.output),
+            None => (root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?, VecDeque::new(), Vec::new()),
         };
+        if !limits.bad_words.is_empty() {
+            output.push(token);
+        }
         let complete = constraint.call("accept", |constraint| {
             constraint.accept(token)?;
             Ok(constraint.is_complete())
@@ -193,8 +222,8 @@ impl Guides {
         if !complete {
             // If the token was a draft, the next mask is known.
             *slot = Some(match ahead.pop_front().filter(|(draft, _)| *draft == token) {
-                Some((_, allowed)) => Guide { pending: None, constraint, allowed: Ok(allowed), ahead },
-                None => Guide::start(constraint, threads),
+                Some((_, allowed)) => Guide { pending: None, constraint, allowed: Ok(allowed), ahead, output },
+                None => Guide::start(constraint, output, threads),
             });
         }
         Ok(complete)

@@ -213,7 +213,7 @@ pub(crate) fn load_on(
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
         let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
         let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-        let chat_template = ChatTemplate::load_for_serving(&opened.files)?;
+        let chat_template = ChatTemplate::load_for_serving(&opened.files, engine.chat_template.as_deref())?;
         Ok((opened, kv_events, connector, defaults, chat_template))
     });
     let (opened, kv_events, connector, defaults, chat_template) = together(&*place.world, opened)?;

@@ -1,5 +1,7 @@
 //! Checks of a request before it is queued.
 
+use std::collections::HashSet;
+
 use sched::Refusal;
 
 use crate::api::{GenerationParams, GenerationRequest};
@@ -16,8 +18,13 @@ fn most_bytes(request: &GenerationRequest) -> usize {
     5 * (request.prompt.len() + stop_token_ids.len() + words + allowed) + 9 * sampling.logit_bias.len()
 }
 
-/// Refuses a request that no step could compute: fields out of range, and a prompt that fills the context.
-pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_len: usize) -> Result<(), SubmitError> {
+/// Refuses a request that no step could compute: fields out of range, lists that leave no token, and a prompt that fills the context.
+pub(crate) fn check(
+    request: &GenerationRequest,
+    vocab_size: usize,
+    max_model_len: usize,
+    eos_token_ids: &[u32],
+) -> Result<(), SubmitError> {
     let params = &request.params;
     let invalid = |param, problem: String| Err(SubmitError::invalid(param, problem));
     params.sampling.validate().map_err(|e| SubmitError::Invalid { param: e.param, message: e.message })?;
@@ -43,6 +50,7 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
     if let Some((param, id)) = ids.find(|(_, id)| *id as usize >= vocab_size) {
         return invalid(param, format!("token id {id} is outside of the vocabulary of {vocab_size}"));
     }
+    check_lists(params, vocab_size, eos_token_ids)?;
     let (prompt, context) = (request.prompt.len(), max_model_len);
     if prompt >= context {
         return Err(SubmitError::NeverFits(format!(
@@ -61,6 +69,31 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
         return invalid("pooling", problem.to_string());
     }
     check_search(params)
+}
+
+/// Checks that one allowed token ends no bad word, so that a token is left whatever comes before; and, with `min_tokens`, that such a
+/// token does not end the sequence.
+fn check_lists(params: &GenerationParams, vocab_size: usize, eos_token_ids: &[u32]) -> Result<(), SubmitError> {
+    let sampling = &params.sampling;
+    let mut excluded: HashSet<u32> = sampling.bad_words.iter().filter_map(|word| word.last()).copied().collect();
+    let is_one_left = |excluded: &HashSet<u32>| match &sampling.allowed_token_ids {
+        Some(ids) => ids.iter().any(|id| !excluded.contains(id)),
+        None => excluded.len() < vocab_size,
+    };
+    if !is_one_left(&excluded) {
+        let problem = "found words that end with each of the tokens that may be generated, expected a token that none ends with; \
+                       remove words or extend allowed_token_ids";
+        return Err(SubmitError::invalid("bad_words", problem));
+    }
+    if sampling.min_tokens > 0 {
+        excluded.extend(eos_token_ids.iter().chain(&params.stop_token_ids));
+        if !is_one_left(&excluded) {
+            let problem = "found a minimum, but each of the tokens that may be generated ends the text or a bad word; lower it to 0 or \
+                           extend allowed_token_ids";
+            return Err(SubmitError::invalid("min_tokens", problem));
+        }
+    }
+    Ok(())
 }
 
 /// Checks `n`, `best_of` and the parameters of a beam search against each other.

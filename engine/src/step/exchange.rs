@@ -26,7 +26,7 @@ impl Engine {
         let is_wanted = request.kv_transfer.load || transfers.config.always;
         if !transfers.config.role.loads()
             || !is_wanted
-            || check(request, self.info.vocab_size, self.max_model_len).is_err()
+            || check(request, self.info.vocab_size, self.max_model_len, &self.eos_token_ids).is_err()
         {
             return None;
         }

@@ -31,7 +31,7 @@ use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{AdapterInfo, GenerationParams, GenerationRequest, ItlTarget, StepTokens};
 use crate::error::{AdapterError, EngineError, SubmitError};
-use crate::grammar::{Guides, MaskThreads};
+use crate::grammar::{Guides, Limits, MaskThreads};
 use crate::speculate::{Source, Speculation, Speculator};
 use crate::watch::Recent;
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
@@ -222,7 +222,7 @@ impl Engine {
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
-        check(&request, self.info.vocab_size, self.max_model_len)?;
+        check(&request, self.info.vocab_size, self.max_model_len, &self.eos_token_ids)?;
         if self.is_headless && request.params.pooling.is_none() {
             let problem =
                 "the checkpoint is a decoder without an output layer, which cannot generate: request embeddings";
@@ -258,8 +258,12 @@ impl Engine {
         let on_host = is_draw && self.exceeds_device_sampler(&params, &stop_ids);
         let guides = constraint.map(|constraint| {
             let is_end = |token: &u32| end_reason(&params, &self.eos_token_ids, *token).is_some();
-            let ends = stop_ids.iter().copied().filter(is_end).collect();
-            Guides::new(constraint, samples, ends, &mut self.mask_threads)
+            let limits = Limits {
+                ends: stop_ids.iter().copied().filter(is_end).collect(),
+                allowed: params.sampling.allowed_token_ids.clone(),
+                bad_words: params.sampling.bad_words.clone(),
+            };
+            Guides::new(constraint, samples, limits, &mut self.mask_threads)
         });
         // The beams of a search are chosen anew with every token, so no draft follows one of them.
         let speculates = self.speculator.is_some() && params.speculative && is_draw;

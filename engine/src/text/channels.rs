@@ -24,7 +24,7 @@ enum Kind {
     Call,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 enum State {
     /// In front of a message or in its header.
     Header(String),
@@ -33,7 +33,7 @@ enum State {
 }
 
 /// See the [module](self).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Channels {
     state: State,
     /// Messages to functions keep their markers.
@@ -82,6 +82,14 @@ impl Channels {
                 }
             }
             State::Body(..) => self.push_body(c, thought),
+        }
+    }
+
+    /// Whether the characters of `held`, the last that were read, belong to a message that is answer; `None` within a header.
+    pub fn is_answer(&self, held: &str) -> Option<bool> {
+        match &self.state {
+            State::Header(_) => None,
+            State::Body(kind, _) => Some(*kind != Kind::Reasoning && !held.ends_with(MESSAGE)),
         }
     }
 

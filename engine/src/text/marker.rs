@@ -7,7 +7,7 @@ pub(super) const MAX_HELD: usize = 256;
 pub(super) const HARMONY: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>"];
 
 /// Holds back text that may be the beginning of a marker, with the white space in front of it, which belongs to the marker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Marker {
     marker: &'static str,
     held: String,

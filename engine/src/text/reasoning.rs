@@ -219,7 +219,7 @@ impl FromStr for ReasoningFormat {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 enum State {
     /// The text is a list of messages.
     Channels(Channels),
@@ -247,7 +247,7 @@ enum State {
 /// assert_eq!(first.reasoning + &second.reasoning, "2 + 2 = 4.");
 /// assert_eq!(second.content, "Four.");
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReasoningParser {
     state: State,
     markers: (&'static str, &'static str),
@@ -268,6 +268,23 @@ impl ReasoningParser {
         if let State::Channels(channels) = &mut self.state {
             channels.ignore_calls();
         }
+    }
+
+    /// Reads the last character of `held`, which are the characters since the last decision. Returns whether they belong to the
+    /// answer; `None` if that depends on what follows.
+    pub(super) fn is_answer(&mut self, held: &str) -> Option<bool> {
+        self.read_char(held.chars().next_back()?, &mut Thought::default());
+        match &self.state {
+            State::Channels(channels) => channels.is_answer(held),
+            State::Start(_) => None,
+            State::Thinking { .. } | State::Between => Some(false),
+            State::Answer => Some(true),
+        }
+    }
+
+    /// Whether everything that follows belongs to the answer.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Answer)
     }
 
     /// Reads the next piece of text.

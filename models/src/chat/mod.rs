@@ -6,11 +6,14 @@
 
 mod environment;
 mod guard;
+mod messages;
 mod methods;
 mod python;
 mod rewrite;
 mod source;
 mod strftime;
+
+use std::path::Path;
 
 use minijinja::{ErrorKind, Value as JinjaValue, context};
 use serde_json::{Map, Value, json};
@@ -20,15 +23,19 @@ use source::{DEFAULT, TOOL_USE};
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::files::ModelFiles;
 use environment::{Raised, Templates};
+use messages::Traits;
 use source::TemplateSource;
 
 /// Appended to the final message while it is rendered, to find its end whatever the template writes around it.
 const END_MARK: &str = "QUIRE_END_OF_FINAL_MESSAGE ";
 
+/// Why a final message cannot be continued.
+const NO_TEXT: &str = "the final message has no text";
+
 /// A conversation to render.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
-    /// Messages in OpenAI's format, passed to the template unchanged.
+    /// Messages in OpenAI's format. They are adapted to what the template can read ([`messages`]).
     pub messages: &'a [Value],
     /// List of tool definitions in OpenAI's format.
     pub tools: Option<&'a Value>,
@@ -70,6 +77,7 @@ pub struct ChatTemplate {
     templates: Templates,
     /// Text of `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
+    traits: Traits,
 }
 
 impl ChatTemplate {
@@ -78,25 +86,31 @@ impl ChatTemplate {
     /// # Errors
     /// A file is broken, the template is not valid Jinja, or it uses a filter, test, function or method that does not exist.
     pub fn load(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
-        let Some(TemplateSource { file, templates, special_tokens }) = TemplateSource::find(files)? else {
+        ChatTemplate::load_from(files, None)
+    }
+
+    fn load_from(files: &ModelFiles, template: Option<&Path>) -> Result<Option<Self>, LoadError> {
+        let Some(TemplateSource { file, templates, special_tokens }) = TemplateSource::find(files, template)? else {
             return Ok(None);
         };
         let unusable =
             |error: minijinja::Error| LoadError::ChatTemplate { file: file.clone(), problem: one_line(error) };
         let templates = Templates::compile(templates).map_err(unusable)?;
-        let template = ChatTemplate { templates, special_tokens };
+        let mut template = ChatTemplate { templates, special_tokens, traits: Traits::default() };
         template.try_out().map_err(unusable)?;
+        let render = |messages: &[Value], tools: Option<&Value>| template.sample(messages, tools).ok();
+        template.traits = Traits::of(render, |text| template.mentions(text));
         Ok(Some(template))
     }
 
-    /// Like [`ChatTemplate::load`], but a template that cannot be used does not keep the model from working: every rendering fails
-    /// instead.
+    /// Like [`ChatTemplate::load`], but a checkpoint's template that cannot be used does not keep the model from working: every
+    /// rendering fails instead. `instead`: a file whose template is used in place of it, with the checkpoint's special tokens.
     ///
     /// # Errors
-    /// A file is broken.
-    pub fn load_for_serving(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
-        match ChatTemplate::load(files) {
-            Err(error @ LoadError::ChatTemplate { .. }) => {
+    /// A file is broken, or the template of `instead` cannot be used.
+    pub fn load_for_serving(files: &ModelFiles, instead: Option<&Path>) -> Result<Option<Self>, LoadError> {
+        match ChatTemplate::load_from(files, instead) {
+            Err(error @ LoadError::ChatTemplate { .. }) if instead.is_none() => {
                 let templates = Templates::unusable(error.to_string());
                 Ok(Some(ChatTemplate { templates, ..ChatTemplate::default() }))
             }
@@ -118,12 +132,15 @@ impl ChatTemplate {
             return Err(TemplateError::Unusable(problem.to_string()));
         }
         let mut messages = input.messages.to_vec();
-        alias_reasoning(&mut messages);
+        self.traits.adapt(&mut messages);
         if !input.continue_final_message {
             return self.run(&ChatInput { messages: &messages, ..*input });
         }
         if input.add_generation_prompt {
             return Err(TemplateError::ConflictingEnds);
+        }
+        if input.messages.last().is_some_and(|last| last["content"].is_null()) {
+            return Err(TemplateError::NothingToContinue(NO_TEXT));
         }
         let ending = final_text(&mut messages)?;
         let content = ending.trim().to_string();
@@ -166,6 +183,18 @@ impl ChatTemplate {
         self.templates.render(name, variables, bytes)
     }
 
+    /// Renders a conversation of the tests at load.
+    fn sample(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, minijinja::Error> {
+        let kwargs = &Map::new();
+        self.evaluate(&ChatInput {
+            messages,
+            tools,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs,
+        })
+    }
+
     /// Renders conversations of several kinds. Fails if the template uses a filter, test, function or method that does not exist, or
     /// exhausts its budget. Other failures depend on the conversation and are ignored, and so is the rendered text.
     fn try_out(&self) -> Result<(), minijinja::Error> {
@@ -185,14 +214,7 @@ impl ChatTemplate {
         let tools = json!([{"type": "function", "function": function}]);
         for messages in conversations.iter().filter_map(Value::as_array) {
             for tools in [None, Some(&tools)] {
-                let input = ChatInput {
-                    messages,
-                    tools,
-                    add_generation_prompt: true,
-                    continue_final_message: false,
-                    kwargs: &Map::new(),
-                };
-                match self.evaluate(&input) {
+                match self.sample(messages, tools) {
                     Err(error) if is_unsupported(&error) => return Err(error),
                     _ => {}
                 }
@@ -221,20 +243,6 @@ fn is_unsupported(error: &minijinja::Error) -> bool {
     matches!(error.kind(), OutOfFuel | UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest)
 }
 
-/// Copies the reasoning of a message to the names that templates read: `reasoning_content`, and in a few `thinking`.
-fn alias_reasoning(messages: &mut [Value]) {
-    for message in messages.iter_mut().filter_map(Value::as_object_mut) {
-        let names = ["reasoning_content", "thinking", "reasoning"];
-        let Some(reasoning) =
-            names.iter().find_map(|name| message.get(*name).filter(|value| !value.is_null())).cloned()
-        else {
-            continue;
-        };
-        message.entry("thinking").or_insert(reasoning.clone());
-        message.insert("reasoning_content".to_string(), reasoning);
-    }
-}
-
 /// The text at the end of the final message: its content, or its last text part.
 fn final_text(messages: &mut [Value]) -> Result<&mut String, TemplateError> {
     let last = messages.last_mut().ok_or(TemplateError::NothingToContinue("there are no messages"))?;
@@ -246,5 +254,5 @@ fn final_text(messages: &mut [Value]) -> Result<&mut String, TemplateError> {
         }),
         _ => None,
     };
-    text.ok_or(TemplateError::NothingToContinue("the final message has no text"))
+    text.ok_or(TemplateError::NothingToContinue(NO_TEXT))
 }

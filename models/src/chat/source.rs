@@ -1,5 +1,7 @@
 //! The chat templates of a checkpoint and the special tokens that they refer to, from its files.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use crate::checkpoint::error::LoadError;
@@ -32,12 +34,18 @@ pub(super) struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// Finds the templates of a checkpoint. `chat_template.jinja` takes precedence over `tokenizer_config.json`, and that
-    /// over `chat_template.json`.
-    pub fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+    /// Finds the templates of a checkpoint. `chat_template.jinja` takes precedence over `tokenizer_config.json`, that over
+    /// `chat_template.json`, and `instead` over all.
+    pub fn find(files: &ModelFiles, instead: Option<&Path>) -> Result<Option<Self>, LoadError> {
         let config: Map<String, Value> = files.read_optional_json(TOKENIZER_CONFIG)?;
-        let (file, templates) = if files.exists(TEMPLATE_FILE) {
-            (TEMPLATE_FILE, template_files(files)?)
+        let (file, templates) = if let Some(path) = instead {
+            let file = path.display().to_string();
+            let problem =
+                |error: std::io::Error| LoadError::ChatTemplate { file: file.clone(), problem: error.to_string() };
+            let template = std::fs::read_to_string(path).map_err(problem)?;
+            (file, vec![(DEFAULT.to_string(), template)])
+        } else if files.exists(TEMPLATE_FILE) {
+            (files.locate(TEMPLATE_FILE), template_files(files)?)
         } else {
             let processor: Map<String, Value> = files.read_optional_json(PROCESSOR_FILE)?;
             let stated = [(TOKENIZER_CONFIG, &config), (PROCESSOR_FILE, &processor)];
@@ -53,7 +61,7 @@ impl TemplateSource {
                     expected: "a string, or a list of objects with `name` and `template`".to_string(),
                 })?,
             };
-            (found.map_or(TOKENIZER_CONFIG, |(file, _)| file), templates)
+            (files.locate(found.map_or(TOKENIZER_CONFIG, |(file, _)| file)), templates)
         };
         let fallback: Map<String, Value> = files.read_optional_json(SPECIAL_TOKENS_MAP)?;
         let token = |name: &&str| {
@@ -61,7 +69,7 @@ impl TemplateSource {
             Some((name.to_string(), Value::from(text)))
         };
         let special_tokens = SPECIAL_TOKENS.iter().filter_map(token).collect();
-        Ok(Some(TemplateSource { file: files.locate(file), templates, special_tokens }))
+        Ok(Some(TemplateSource { file, templates, special_tokens }))
     }
 }
 

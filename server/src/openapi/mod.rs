@@ -43,20 +43,28 @@ fn document(app: &Arc<App>) -> Value {
     let list = json!({"type": "array", "items": reference("Rendered")});
     document.paths[path]["post"]["responses"]["200"]["content"] = json_content(list);
     let request = document.request("ChatRequest", "A request for chat completions.", chat::ChatRequest::read);
-    document.post("/v1/chat/completions", "Create chat completions", request.clone(), "Chat", true);
+    for path in ["/v1/chat/completions", "/chat/completions"] {
+        document.post(path, "Create chat completions", request.clone(), "Chat", true);
+    }
     let summary = "Render and tokenize the prompt of a request for chat completions";
     document.post("/v1/chat/completions/render", summary, request, "Rendered", false);
     let request = document.request("ResponsesRequest", "A request for a response; n must be 1.", responses::read);
-    document.post("/v1/responses", "Create a response", request.clone(), "Response", true);
+    for path in ["/v1/responses", "/responses"] {
+        document.post(path, "Create a response", request.clone(), "Response", true);
+    }
     document.post("/v1/responses/input_tokens", "Count the input tokens of a response", request, "InputTokens", false);
     let request =
         document.request("EmbeddingsRequest", "A request for embeddings.", embeddings::EmbeddingsRequest::read);
-    document.post("/v1/embeddings", "Create embeddings", request, "Embeddings", false);
+    for path in ["/v1/embeddings", "/embeddings"] {
+        document.post(path, "Create embeddings", request.clone(), "Embeddings", false);
+    }
     let request = document.request("TokenizeRequest", "A text or a conversation.", tokenize::TokenizeRequest::read);
     document.post("/tokenize", "Tokenize a text or a conversation", request, "Tokenize", false);
     let request = document.request("DetokenizeRequest", "Token ids.", tokenize::token_ids);
     document.post("/detokenize", "Convert token ids to text", request, "Detokenize", false);
-    document.get("/v1/models", "List the served model and its LoRA adapters", "Models");
+    for path in ["/v1/models", "/models"] {
+        document.get(path, "List the served model and its LoRA adapters", "Models");
+    }
     document.get("/v1/models/{name}", "Describe the served model or a LoRA adapter", "Model");
     let request = document.request("LoadLoraAdapterRequest", "An adapter to load.", adapters::LoadRequest::read);
     document.post_text("/v1/load_lora_adapter", "Load a LoRA adapter", request);
@@ -99,7 +107,7 @@ fn document(app: &Arc<App>) -> Value {
         "info": {
             "title": "Quire",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI's API with vLLM's extensions. Unknown fields are ignored; null means absent. Defaults that depend on the model are not listed.",
+            "description": "OpenAI's API with vLLM's extensions. Unknown fields are ignored, except those that would change the answer, which are refused; null means absent. Defaults that depend on the model are not listed.",
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "servers": [{"url": "/"}],

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::fields::Fields;
+use super::super::messages::join_parts;
 use super::super::settings::Limits;
 use super::super::tools::check_name;
 
@@ -158,15 +159,11 @@ impl<'a> Item<'a> {
         Ok(())
     }
 
-    /// A string, or the concatenation of a list of text parts.
+    /// A string, or a list of text parts.
     fn content(&self, field: &str) -> Result<String, ApiError> {
         match &self.value[field] {
             Value::String(text) => Ok(text.clone()),
-            Value::Array(parts) => parts
-                .iter()
-                .enumerate()
-                .map(|(i, part)| part_text(&format!("{}.{field}[{i}]", self.path), part))
-                .collect(),
+            Value::Array(parts) => join_parts(&format!("{}.{field}", self.path), parts),
             _ => Err(self.wrong(field, "a string or a list of text parts")),
         }
     }
@@ -179,16 +176,4 @@ fn last_turn(messages: &mut Vec<Value>) -> &mut Value {
     }
     let last = messages.len() - 1;
     &mut messages[last]
-}
-
-fn part_text<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
-    let field = match part["type"].as_str() {
-        Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => "text",
-        Some("refusal") => "refusal",
-        _ => {
-            let expected = "input_text, output_text or refusal: this model accepts only text";
-            return Err(ApiError::wrong(format!("{path}.type"), &part["type"], expected));
-        }
-    };
-    part[field].as_str().ok_or_else(|| ApiError::wrong(format!("{path}.{field}"), &part[field], "a string"))
 }

@@ -43,7 +43,7 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let logprobs = chat.options.params.sampling.logprobs;
     let request = chat.options.request(&app, chat.ids.clone(), default, "input")?;
     let run = Run::submit(&app, vec![request]).await?;
-    let assistant = Assistant::new(&app, &chat.tools, chat.reasoning.clone());
+    let assistant = Assistant::new(&app, &chat.tools, chat.reasoning.clone(), chat.shows_reasoning);
     let writer = Writer::new(&app, chat.options.adapter.as_deref(), frame, chat.ids.len());
     let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer };
     if chat.options.stream {

@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{ChatRequest, Prepared};
+use super::super::chat::{ChatRequest, Prepared, read_reasoning};
 use super::super::cost::Cost;
 use super::super::error::ApiError;
 use super::super::fields::Fields;
+use super::super::foreign;
 use super::super::json::Json;
 use super::super::messages::{Conversation, EFFORTS, template_kwargs};
 use super::super::options::{MAX_SHORT, Options, beside_output, user};
@@ -16,14 +17,6 @@ use super::input;
 
 /// Field of the token limit.
 const LIMIT: &str = "max_output_tokens";
-
-/// Fields of OpenAI's API that are not supported, with what to do instead.
-const UNSUPPORTED: [(&str, &str); 4] = [
-    ("background", "remove it: responses are sent on the connection of their request"),
-    ("prompt", "use instructions and input"),
-    ("prompt_logprobs", "use /v1/chat/completions"),
-    ("best_of", "use /v1/chat/completions"),
-];
 
 /// Fields of a request that its response repeats.
 type Repeated = Vec<(String, Json)>;
@@ -43,9 +36,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
 pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
     let limits = &work.options.limits;
     let adapter = work.choose_model(fields)?;
-    for (name, advice) in UNSUPPORTED {
-        fields.refuse(name, advice)?;
-    }
+    foreign::refuse(fields, &foreign::RESPONSES)?;
     for name in ["previous_response_id", "conversation"] {
         if fields.any(name, &json!({}), "Not supported: responses are not stored.")?.is_some() {
             return Err(ApiError::not_stored(name));
@@ -53,7 +44,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     }
     fields.bool("store", "Accepted, but responses are not stored.")?;
     let description = "Maximum number of tokens to generate; default: the rest of the context.";
-    let mut options = Options::read(work, fields, &[(LIMIT, description)], 1)?;
+    let mut options = Options::read(work, fields, (LIMIT, description), 1)?;
     if options.params.n != 1 {
         return Err(ApiError::wrong("n", &Value::from(options.params.n), "1; use /v1/chat/completions for more"));
     }
@@ -83,7 +74,8 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     let frame = frame(work, fields, &options, &tools, format)?;
     let messages = input::messages(fields, limits)?;
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
-    Ok((ChatRequest { options, tools, conversation }, frame))
+    let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
+    Ok((ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning }, frame))
 }
 
 /// Number of alternatives per token; `None` without log probabilities.

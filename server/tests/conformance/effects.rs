@@ -221,9 +221,12 @@ fn token_counts_and_envelopes_are_right() {
             .len(),
         2
     );
-    // CHT-021: a role that the template may not know is refused, never a 500.
-    let developer = send(CHAT, br#"{"messages": [{"role": "developer", "content": "hi"}], "max_tokens": 1}"#);
-    assert!([200, 400].contains(&developer.status), "{}", developer.body);
+    // CHT-021: the role `developer` is `system` for a template that knows only this.
+    let prompt = |role: &str| {
+        let messages = json!([{"role": role, "content": "Be brief."}, {"role": "user", "content": "hi"}]);
+        ask("/v1/chat/completions/render", &json!({"messages": messages}))["token_ids"].clone()
+    };
+    assert_eq!(prompt("developer"), prompt("system"));
     let blended = with(
         &chat(),
         &json!({"logit_bias": {ids("a")[0].to_string(): 100}, "repetition_penalty": 1.1, "max_tokens": 3}),

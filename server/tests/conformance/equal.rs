@@ -51,11 +51,12 @@ fn pairs_of_completions() -> Vec<Pair> {
 }
 
 fn pairs_of_chats() -> Vec<Pair> {
-    let parts = json!([{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story."}]);
+    let content = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let parts = json!([{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a story."}]);
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
     vec![
         ("CHT-009", json!({}), json!({"max_tokens": null, "max_completion_tokens": 16})),
-        ("CHT-015", json!({}), json!({"messages": [{"role": "user", "content": parts}]})),
+        ("CHT-015", content(json!("Tell me\na story.")), content(parts)),
         (
             "CHT-028",
             json!({"tools": tools, "tool_choice": "none"}),

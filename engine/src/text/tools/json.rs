@@ -17,7 +17,7 @@ pub(in crate::text) enum Place {
 }
 
 /// Finds the end of one JSON value.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::text) struct ValueEnd {
     /// Number of open brackets.
     depth: usize,
