@@ -24,11 +24,11 @@ pub struct LimitArgs {
     /// Method that these pages may use; can be given several times [default: GET and POST]
     #[arg(long, value_name = "METHOD", value_parser = values::header, env = "QUIRE_ALLOWED_METHODS")]
     pub allowed_methods: Vec<String>,
-    /// Header that these pages may send; can be given several times [default: those of the API]
+    /// Header that these pages may send; can be given several times [default: those that they ask for]
     #[arg(long, value_name = "NAME", value_parser = values::header, env = "QUIRE_ALLOWED_HEADERS")]
     pub allowed_headers: Vec<String>,
-    /// Host name that requests may use in addition to localhost, or *; can be given several times [default: none on a
-    /// loopback address without API keys, otherwise any]
+    /// Host name that requests may use in addition to localhost and, on another address, IP addresses and names without a
+    /// dot; * means any; can be given several times [default: any with API keys, otherwise none]
     #[arg(long, value_name = "NAME", value_parser = values::host, env = "QUIRE_ALLOWED_HOSTS")]
     pub allowed_hosts: Vec<String>,
     /// Maximum number of open connections

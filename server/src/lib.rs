@@ -41,7 +41,7 @@
 //! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
 //! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `adapters`, `prefix_cache`, `status`, `metrics` | the routes |
 //! | `openapi` | the description of all routes |
-//! | `connection`, `refusal` | TCP connections that detect absent clients; errors for bytes that are not a request |
+//! | `connection`, `refusal` | TCP connections that drop clients which do not read; errors for bytes that are not a request |
 //! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
 //! | `page`, `state` | the web page, and the engine's state for it |
 //!
@@ -131,7 +131,6 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/load_lora_adapter", load)
         .route("/v1/unload_lora_adapter", unload)

@@ -60,16 +60,29 @@ fn no_page_of_another_origin_may_use_the_server_unless_it_is_allowed() {
         assert_eq!(closed.send(method, "/v1/models", headers, b"").header("access-control-allow-origin"), "");
     }
     let cors = Cors { origins: vec!["https://a.example".into()], ..Cors::default() };
-    let options = ServerOptions { cors, api_keys: vec!["k".into()], ..ServerOptions::default() };
+    let options = ServerOptions { cors: cors.clone(), api_keys: vec!["k".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let reply = server.send("OPTIONS", "/v1/models", &preflight, b"");
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (204, "https://a.example"));
     assert_eq!(reply.header("access-control-allow-methods"), "GET, POST");
-    assert!(reply.header("access-control-allow-headers").contains("authorization"));
+    // Headers that clients invent are allowed as asked.
+    let asked = [preflight[0], preflight[1], ("Access-Control-Request-Headers", "authorization,x-stainless-os")];
+    let reply = server.send("OPTIONS", "/v1/models", &asked, b"");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization,x-stainless-os");
+    assert!(reply.headers.contains(&("vary".into(), "access-control-request-headers".into())));
     let refused = server.send("GET", "/v1/models", &origin, b"");
     assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, "https://a.example"));
     let other = server.send("GET", "/health", &[("Origin", "https://b.example")], b"");
     assert_eq!(other.header("access-control-allow-origin"), "");
+    // With keys nothing but the method tells that a page is refused.
+    let refused = server.send("OPTIONS", "/v1/models", &[("Origin", "https://b.example"), preflight[1]], b"");
+    assert_eq!(refused.status, 401);
+    let refused = closed.send("OPTIONS", "/v1/models", &[], b"");
+    assert!(refused.status == 405 && refused.body.contains("--allowed-origins"), "{}", refused.body);
+    let cors = Cors { headers: vec!["authorization".into(), "x-a".into()], ..cors };
+    let server = Server::with(config(), ServerOptions { cors, ..ServerOptions::default() }, Duration::ZERO);
+    let reply = server.send("OPTIONS", "/v1/models", &asked, b"");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization, x-a");
 }
 
 #[test]
