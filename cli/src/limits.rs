@@ -110,7 +110,7 @@ pub struct LimitArgs {
     /// Seconds for receiving the head of a request, after which idle connections are closed too
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds, env = "QUIRE_HEADER_TIMEOUT")]
     pub header_timeout: f64,
-    /// Seconds for receiving the body of a request
+    /// Seconds for receiving the body of a request; one that stalls for a sixth of them is refused earlier
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_BODY_TIMEOUT")]
     pub body_timeout: f64,
     /// Seconds in which a client reads nothing before its connection is closed

@@ -33,7 +33,7 @@
 //! | `app`, `settings` | shared state; settings |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
-//! | `body`, `fields`, `work`, `lanes`, `cost` | JSON bodies, checked and described field by field off the serving threads; their cost |
+//! | `body`, `fields`, `work`, `lanes`, `cost`, `budget` | JSON bodies, checked and described field by field off the serving threads; their cost, and the memory that all share |
 //! | `error`, `json` | errors and JSON responses |
 //! | `options`, `structured`, `tools`, `messages`, `prompts` | request fields: sampling and limits; grammars; tools; conversations; prompts |
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
@@ -53,6 +53,7 @@ mod app;
 mod assistant;
 mod auth;
 mod body;
+mod budget;
 mod call;
 mod chat;
 mod completions;

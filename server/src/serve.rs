@@ -74,6 +74,11 @@ pub async fn serve(
     let memory = tokio::spawn(watchdog::return_memory(app.clone()));
     // Ends with the engine.
     tokio::spawn(engine.wake_readers());
+    // So that no request waits for it.
+    let sized = app.clone();
+    tokio::task::spawn_blocking(move || {
+        sized.logprob_sizes();
+    });
     let stop = async {
         stop.await;
         engine.drain();

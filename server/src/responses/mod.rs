@@ -114,7 +114,8 @@ impl Source for Reply {
                 return Poll::Ready(false);
             }
         }
-        while let Some((name, event)) = self.writer.events.pop_front() {
+        // One at a time: each of the last ones repeats the whole output.
+        if let Some((name, event)) = self.writer.events.pop_front() {
             stream::event(lines, Some(&name), |text| put(text, &event));
         }
         Poll::Ready(true)
