@@ -24,7 +24,7 @@ pub struct LimitArgs {
     /// Method that these pages may use; can be given several times [default: GET and POST]
     #[arg(long, value_name = "METHOD", value_parser = values::header, env = "QUIRE_ALLOWED_METHODS")]
     pub allowed_methods: Vec<String>,
-    /// Header that these pages may send; can be given several times [default: those that they ask for]
+    /// Header that these pages may send; can be given several times [default: those that a page asks for]
     #[arg(long, value_name = "NAME", value_parser = values::header, env = "QUIRE_ALLOWED_HEADERS")]
     pub allowed_headers: Vec<String>,
     /// Host name that requests may use in addition to localhost and, on another address, IP addresses and names without a

@@ -228,7 +228,7 @@ fn amplifiers() -> Vec<Amplifier> {
         }),
         several(2, "ids of a prompt and of its answers, for each of many answers", COMPLETIONS, MAYBE, || {
             format!(
-                r#"{{"prompt":{},"n":128,"return_token_ids":true,"max_tokens":100,"ignore_eos":true}}"#,
+                r#"{{"prompt":{},"n":100,"return_token_ids":true,"max_tokens":100,"ignore_eos":true}}"#,
                 list("5", 900)
             )
         }),

@@ -3,12 +3,13 @@
 //! Parsing JSON, reading its fields and dropping it take time. All of that happens in [`Received::read`], which moves
 //! all but small bodies off the threads that serve connections ([`super::lanes`]).
 //!
-//! The bytes of a body are taken from the memory budget of all requests as they arrive, and returned once the request
-//! is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
+//! The bytes of a body are taken from the memory budget of all requests when the first arrives, if the head states their
+//! number, else as they arrive. They are returned once the request is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
 //! is rejected with 429: waiting would only move the queue from the client to the server.
 //!
 //! An incomplete body must arrive at a minimum rate, [`MIN_BYTES`] in each [`TICKS`]th of `--body-timeout`. One that is
-//! slower for [`PATIENCE`] such ticks is rejected with 408; for one tick, if another body waits for its memory.
+//! slower for [`PATIENCE`] such ticks is rejected with 408. If another body waits for its memory, it gives way after one
+//! tick that is too slow to complete it within the time limit.
 
 use std::sync::Arc;
 
@@ -111,11 +112,11 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
     let limits = &app.options.limits;
     let (largest, allowed) = (budget::largest(limits.max_inflight_bytes), limits.max_body_bytes);
     let most = allowed.min(largest);
+    let stated = body.size_hint().exact().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     // Unused capacity costs no memory, but growing would copy.
-    let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-    let (mut bytes, mut reserved) = (Vec::with_capacity(expected.min(most)), Reserved::default());
+    let (mut bytes, mut reserved) = (Vec::with_capacity(stated.min(most)), Reserved::default());
     let mut chunks = body.into_data_stream();
-    let (mut seen, mut refused) = (0, None);
+    let (mut seen, mut refused) = (0, None::<ApiError>);
     let tick = (limits.body_timeout / TICKS).max(Duration::from_millis(1));
     let mut ticks = interval_at(Instant::now() + tick, tick);
     let (mut arrived, mut slow_ticks) = (0, 0);
@@ -125,8 +126,9 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
             chunk = chunks.next() => chunk,
             _ = ticks.tick() => {
                 slow_ticks = if arrived < MIN_BYTES { slow_ticks + 1 } else { 0 };
+                let is_late = arrived < MIN_BYTES.max(stated.min(most) / TICKS as usize);
                 arrived = 0;
-                if slow_ticks >= PATIENCE || (slow_ticks > 0 && !reserved.is_empty() && app.budget.is_wanted()) {
+                if slow_ticks >= PATIENCE || (is_late && !reserved.is_empty() && app.budget.is_wanted()) {
                     app.metrics.rejected("timeout");
                     return Err(refused.unwrap_or_else(|| too_slow(tick)));
                 }
@@ -138,12 +140,19 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
             .map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}; send it again")))?;
         seen += chunk.len();
         arrived += chunk.len();
-        if seen > most {
+        let needed = seen.max(stated);
+        if needed > most {
             let flag = if largest < allowed { "--max-inflight-bytes" } else { "--max-body-bytes" };
             let message = format!("the body is too large, expected at most {most} bytes; send less or raise {flag}");
             refused = Some(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         } else if refused.is_none() {
-            refused = grow(app, &mut reserved, seen, tick).await.err();
+            let waited;
+            (waited, refused) = grow(app, &mut reserved, needed, tick).await;
+            if waited {
+                // The client could not send meanwhile.
+                (arrived, slow_ticks) = (most, 0);
+                ticks.reset();
+            }
             if refused.is_some() {
                 app.metrics.rejected("inflight");
             }
@@ -159,16 +168,17 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
     refused.map_or(Ok((bytes, reserved)), Err)
 }
 
-/// Resizes what an incomplete body holds. If there is no space, waits two ticks in which slow bodies give way.
-async fn grow(app: &App, reserved: &mut Reserved, bytes: usize, tick: Duration) -> Result<(), ApiError> {
+/// Resizes what an incomplete body holds. If there is no space, waits two ticks in which slow bodies give way. Returns whether it
+/// waited, and the error.
+async fn grow(app: &App, reserved: &mut Reserved, bytes: usize, tick: Duration) -> (bool, Option<ApiError>) {
     let mut result = app.budget.resize(reserved, bytes, true);
     let deadline = Instant::now() + 2 * tick;
-    let _waiting = result.is_err().then(|| app.budget.wait());
+    let waiting = result.is_err().then(|| app.budget.wait());
     while result.is_err() && Instant::now() < deadline {
         sleep(tick / 8).await;
         result = app.budget.resize(reserved, bytes, true);
     }
-    result
+    (waiting.is_some(), result.err())
 }
 
 /// 408 for a body that does not arrive.

@@ -130,11 +130,11 @@ mod tests {
     async fn a_body_does_not_wait_for_those_of_other_lanes() {
         let lanes = Lanes::default();
         // All lanes but one are full.
-        for free in 0..LANES.len() {
-            let others = LANES.iter().enumerate().filter(|(i, _)| *i != free);
+        for free in LANES {
+            let others = LANES.iter().filter(|lane| **lane != free);
             let (release, held) = channel::<()>();
             let held = Arc::new(std::sync::Mutex::new(held));
-            let full = join_all(others.flat_map(|(_, &(effort, threads))| {
+            let full = join_all(others.flat_map(|&(effort, threads)| {
                 let (lanes, held) = (&lanes, &held);
                 (0..threads).map(move |_| {
                     let held = held.clone();
@@ -142,7 +142,7 @@ mod tests {
                 })
             }));
             let one = async {
-                let found = lanes.run(LANES[free].0, || Ok("done")).await;
+                let found = lanes.run(free.0, || Ok("done")).await;
                 drop(release);
                 found
             };

@@ -261,7 +261,7 @@ mod tests {
         let sizes = Sizes::new(&tokenizer, vocab, vocab);
         for k in [0, 1, 4, vocab - 1] {
             for id in 0..vocab as u32 {
-                let top = (0..k as u32).map(|id| (id, -0.693_147_2)).collect();
+                let top = (0..k as u32).map(|id| (id, -0.700_123_4)).collect();
                 let found = TokenLogprobs { logprob: -1_234.567_9, rank: 151_643, top };
                 let tokens = vec![TokenOutput { id, logprobs: Some(found.clone()), text_offset: 1_048_576 }; 3];
                 let prompt = Arc::new(Prompt { ids: vec![id; 3], logprobs: Some(vec![Some(found); 3]) });
