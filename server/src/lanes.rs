@@ -16,8 +16,8 @@ const INLINE: usize = 4 << 10;
 const STRING: usize = 64;
 
 /// For each lane: the greatest effort in it, and its number of threads. The first has what most requests take; the third
-/// has the longest text that is tokenized by default.
-const LANES: [(usize, usize); 4] = [(64 << 10, 2), (512 << 10, 1), (4 << 20, 1), (usize::MAX, 1)];
+/// has the longest text that is tokenized by default, whatever is escaped in it.
+const LANES: [(usize, usize); 4] = [(64 << 10, 2), (512 << 10, 1), (8 << 20, 1), (usize::MAX, 1)];
 
 /// Fields that are compiled, which takes milliseconds however short they are.
 const COMPILED: [&str; 12] = [
@@ -164,8 +164,8 @@ mod tests {
             let effort = of(json!({"prompt": "a", name: "a"}));
             assert!(effort > INLINE && effort <= LANES[0].0, "{name}");
         }
-        // A prompt of a million bytes does not wait for a body that holds more than any text.
+        // A long prompt does not wait for a body that holds more than any text.
         let lane = |bytes: usize| LANES.iter().take_while(|(most, _)| *most < bytes).count();
-        assert!(lane(300 << 10) < lane(2 << 20) && lane(2 << 20) < lane(16 << 20));
+        assert!(lane(300 << 10) < lane(4 << 20) && lane(4 << 20) < lane(16 << 20));
     }
 }
