@@ -177,7 +177,10 @@ fn half_sent(server: &Server, length: usize) -> TcpStream {
 
 #[test]
 fn a_request_that_arrives_during_a_shutdown_is_refused() {
-    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
+    // Without a running request the shutdown may end first.
+    let mut running = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    running.read_exact(&mut [0; 1]).unwrap();
     let body = br#"{"prompt": "One", "max_tokens": 4}"#;
     // The head arrives before the shutdown, the body during it.
     let mut late = half_sent(&server, body.len());
@@ -188,6 +191,7 @@ fn a_request_that_arrives_during_a_shutdown_is_refused() {
     let reply = Reply::read(late);
     assert_eq!(reply.status, 503, "{}", reply.body);
     reply.error();
+    drop(running);
     assert_eq!(server.wait(), 0);
 }
 
