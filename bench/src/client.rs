@@ -1,4 +1,7 @@
 //! An HTTP/1.1 client without TLS: one connection per request, with the answer read at once or as server-sent events.
+//!
+//! The server is not trusted: it can neither hold the caller forever nor take much memory, and what errors repeat of it
+//! has no control characters.
 
 use std::time::Duration;
 
@@ -9,14 +12,27 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+/// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The address of a server and the API key for it.
+/// Default time limit for the next bytes of an answer. A request may wait in a queue before its first.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Greatest size of an answer that is read as a whole, and of an event.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Replaces control characters, such as the escape sequences of a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The address of a server, the API key for it, and how long to wait for it.
 #[derive(Clone, Debug)]
 pub struct Server {
     authority: String,
     prefix: String,
     key: Option<String>,
+    patience: Duration,
 }
 
 impl Server {
@@ -38,7 +54,13 @@ impl Server {
         }
         let host = uri.host().ok_or_else(|| expected(url))?;
         let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
-        Ok(Server { authority, prefix: uri.path().trim_end_matches('/').to_string(), key })
+        Ok(Server { authority, prefix: uri.path().trim_end_matches('/').to_string(), key, patience: PATIENCE })
+    }
+
+    /// Sets the time limit for the head of an answer and for each piece of its body.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Server {
+        Server { patience, ..self }
     }
 
     /// Sends a request, a POST if it has a body, and returns when the head of the answer has arrived.
@@ -63,14 +85,15 @@ impl Server {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
         }
         let request = request.body(Full::<Bytes>::from(body.unwrap_or_default())).map_err(|error| problem(&error))?;
-        let response = sender.send_request(request).await.map_err(|error| problem(&error))?;
+        let response = timeout(self.patience, sender.send_request(request)).await;
+        let response = response.map_err(|_| problem(&silent(self.patience)))?.map_err(|error| problem(&error))?;
         let status = response.status();
-        let answer = Answer { body: response.into_body(), rest: Vec::new() };
+        let answer = Answer { body: response.into_body(), rest: Vec::new(), patience: self.patience };
         if status.is_success() {
             return Ok(answer);
         }
-        let text = answer.text().await.unwrap_or_default();
-        Err(problem(&format_args!("{status}: {}", text.chars().take(300).collect::<String>().replace('\n', " "))))
+        let text: String = answer.text().await.unwrap_or_default().chars().take(300).collect();
+        Err(problem(&format_args!("{status}: {}", printable(&text))))
     }
 }
 
@@ -78,17 +101,26 @@ fn lost(error: hyper::Error) -> String {
     format!("the connection was lost during the answer: {error}")
 }
 
+fn silent(patience: Duration) -> String {
+    format!("the server has sent nothing for {} s", patience.as_secs_f64())
+}
+
+fn too_large() -> String {
+    format!("found an answer of more than {} MiB, expected less", MAX_BYTES >> 20)
+}
+
 /// The body of an answer.
 pub struct Answer {
     body: Incoming,
     /// Bytes received after the last complete line.
     rest: Vec<u8>,
+    patience: Duration,
 }
 
 impl Answer {
     /// Receives the next piece of the body; `None` at its end.
     async fn piece(&mut self) -> Result<Option<Bytes>, String> {
-        while let Some(frame) = self.body.frame().await {
+        while let Some(frame) = timeout(self.patience, self.body.frame()).await.map_err(|_| silent(self.patience))? {
             if let Ok(data) = frame.map_err(lost)?.into_data() {
                 return Ok(Some(data));
             }
@@ -99,16 +131,22 @@ impl Answer {
     /// Receives the whole body.
     ///
     /// # Errors
-    /// The connection is lost.
-    pub async fn text(self) -> Result<String, String> {
-        let all = self.body.collect().await.map_err(lost)?.to_bytes();
+    /// The connection is lost, the server sends nothing for too long, or the answer is too large.
+    pub async fn text(mut self) -> Result<String, String> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            all.extend_from_slice(&piece);
+            if all.len() > MAX_BYTES {
+                return Err(too_large());
+            }
+        }
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
     /// Receives the data of the next server-sent event; `None` at the end of the body.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// The connection is lost, the server sends nothing for too long, or the event is too large.
     pub async fn event(&mut self) -> Result<Option<String>, String> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -118,6 +156,7 @@ impl Answer {
                 }
             }
             match self.piece().await? {
+                Some(piece) if self.rest.len() + piece.len() > MAX_BYTES => return Err(too_large()),
                 Some(piece) => self.rest.extend_from_slice(&piece),
                 None => return Ok(None),
             }

@@ -71,6 +71,16 @@ fn orders_put_the_greatest_first_and_a_frame_fits_a_small_terminal() {
 }
 
 #[test]
+fn names_from_a_server_cannot_control_the_terminal() {
+    let mut state = state();
+    state["model"] = json!("m\x1b]0;evil\x07\u{9b}2J");
+    state["max_model_len"] = json!("\x1b[31m");
+    state["requests"][0]["state"] = json!("\x1b[2J");
+    let text = draw(&state, Sort::Queue, (100, 40), false);
+    assert!(text.contains("m]0;evil2J") && text.lines().all(|line| !line.contains(char::is_control)), "{text:?}");
+}
+
+#[test]
 fn the_numbers_of_a_large_server_fit_in_100_columns() {
     let request = json!({"id": 4_123_456_789u32, "state": "running", "age": 86_399.9, "sequences": 128, "prompt_tokens": 1_048_576,
         "cached_tokens": 1_048_560, "computed_tokens": 1_040_000, "generated_tokens": 131_072, "blocks": 1_048_576, "preemptions": 9_999});

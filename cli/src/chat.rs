@@ -1,4 +1,6 @@
 //! `quire chat`: a conversation in the terminal.
+//!
+//! In a terminal, Ctrl-C stops the answer, and otherwise ends the program. What the model writes cannot control the terminal.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
@@ -6,6 +8,7 @@ use std::sync::Arc;
 use engine::{ChatInput, ChatTemplate, EngineConfig, Event, GenerationParams, GenerationRequest};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use super::command::ChatArgs;
 use super::error::CliError;
@@ -26,13 +29,15 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
         )));
     };
     let params = session::params(&args.sampling, Some(engine.generation_defaults()));
+    let phase = watch::Sender::new(Phase::Prompt);
     let mut conversation =
-        Conversation { runtime: session::runtime()?, engine, template, params, messages: Vec::new() };
+        Conversation { runtime: session::runtime()?, engine, template, params, messages: Vec::new(), phase };
     conversation.messages.extend(args.system.map(|text| json!({"role": "system", "content": text})));
     let (input, mut output) = (io::stdin().lock(), io::stdout().lock());
     let interactive = io::stdin().is_terminal();
     if interactive {
-        note("type /exit or press Ctrl-D to end the conversation");
+        note(HELP);
+        conversation.runtime.spawn(interrupt(conversation.phase.clone()));
     }
     let mut lines = input.lines();
     loop {
@@ -48,6 +53,11 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
         match line.trim() {
             "" => {}
             "/exit" => return Ok(()),
+            "/clear" => conversation.clear(),
+            command if is_command(command) => note(HELP),
+            text if interactive && text.contains(char::is_control) => {
+                note("arrows and other keys have no meaning here: not sent")
+            }
             text => match conversation.answer(text, &mut output) {
                 // The message does not fit; continue without it.
                 Err(CliError::Refused(error)) => {
@@ -60,6 +70,43 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
     }
 }
 
+const HELP: &str = "/clear begins a new conversation, /exit or Ctrl-D ends the program, Ctrl-C stops an answer";
+
+/// Whether a line is a word that begins with a slash.
+fn is_command(line: &str) -> bool {
+    line.strip_prefix('/').is_some_and(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic()))
+}
+
+/// What Ctrl-C would interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Prompt,
+    Answer,
+    /// An answer that was interrupted.
+    Stopped,
+}
+
+/// Stops the answer at each Ctrl-C, and ends the program if there is none.
+async fn interrupt(phase: watch::Sender<Phase>) {
+    while tokio::signal::ctrl_c().await.is_ok() {
+        let stops = phase.send_if_modified(|phase| {
+            let is_answer = *phase == Phase::Answer;
+            if is_answer {
+                *phase = Phase::Stopped;
+            }
+            is_answer
+        });
+        if !stops {
+            std::process::exit(130);
+        }
+    }
+}
+
+/// Text without what controls a terminal.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || "\n\t".contains(*c)).collect()
+}
+
 fn unreadable(error: io::Error) -> CliError {
     if error.kind() == io::ErrorKind::InvalidData { CliError::NotUtf8 } else { error.into() }
 }
@@ -70,28 +117,50 @@ struct Conversation {
     template: Arc<ChatTemplate>,
     params: GenerationParams,
     messages: Vec<Value>,
+    phase: watch::Sender<Phase>,
 }
 
 impl Conversation {
     /// Writes the answer to `text` as it is generated, and adds both to the conversation.
-    fn answer(&mut self, text: &str, output: &mut impl Write) -> Result<(), CliError> {
+    fn answer(&mut self, text: &str, output: &mut (impl Write + IsTerminal)) -> Result<(), CliError> {
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = self.prompt()?;
         let request = GenerationRequest { prompt, params: self.params.clone(), ..Default::default() };
         let mut events = self.runtime.block_on(self.engine.submit(request))?;
-        let mut answer = String::new();
-        while let Some(event) = events.next_blocking() {
-            let Event::Delta(delta) = event else { continue };
-            output.write_all(delta.text.as_bytes())?;
-            output.flush()?;
-            answer.push_str(&delta.text);
-            if session::finish_reason(&delta)?.is_some() {
+        let (mut answer, is_terminal) = (String::new(), output.is_terminal());
+        self.phase.send_replace(Phase::Answer);
+        let mut phase = self.phase.subscribe();
+        loop {
+            let next = self.runtime.block_on(async {
+                tokio::select! {
+                    event = events.next() => event.map(Some).ok_or_else(session::broken_off),
+                    _ = phase.wait_for(|phase| *phase == Phase::Stopped) => Ok(None),
+                }
+            });
+            let is_last = match next? {
+                Some(Event::Delta(delta)) => {
+                    let text = if is_terminal { shown(&delta.text) } else { delta.text.clone() };
+                    output.write_all(text.as_bytes())?;
+                    output.flush()?;
+                    answer.push_str(&delta.text);
+                    session::finish_reason(&delta)?.is_some()
+                }
+                Some(_) => false,
+                // Dropping the events cancels the request.
+                None => true,
+            };
+            if is_last {
+                self.phase.send_replace(Phase::Prompt);
                 writeln!(output)?;
                 self.messages.push(json!({"role": "assistant", "content": answer}));
                 return Ok(());
             }
         }
-        Err(session::broken_off())
+    }
+
+    /// Forgets all messages but that of the system.
+    fn clear(&mut self) {
+        self.messages.retain(|message| message["role"] == "system");
     }
 
     /// The conversation as token ids. While it leaves no space for an answer, its oldest turn is dropped. A system message is never

@@ -55,7 +55,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
-            note(format_args!("quire: {error}"));
+            // It may repeat what a server has sent.
+            note(format_args!("quire: {}", ::bench::client::printable(&error.to_string())));
             ExitCode::FAILURE
         }
     }

@@ -24,11 +24,11 @@ pub struct LimitArgs {
     /// Method that these pages may use; can be given several times [default: GET and POST]
     #[arg(long, value_name = "METHOD", value_parser = values::header, env = "QUIRE_ALLOWED_METHODS")]
     pub allowed_methods: Vec<String>,
-    /// Header that these pages may send; can be given several times [default: those of the API]
+    /// Header that these pages may send; can be given several times [default: those that a page asks for]
     #[arg(long, value_name = "NAME", value_parser = values::header, env = "QUIRE_ALLOWED_HEADERS")]
     pub allowed_headers: Vec<String>,
-    /// Host name that requests may use in addition to localhost, or *; can be given several times [default: none on a
-    /// loopback address without API keys, otherwise any]
+    /// Host name that requests may use in addition to localhost and, on another address, IP addresses and names without a
+    /// dot; * means any; can be given several times [default: any with API keys, otherwise none]
     #[arg(long, value_name = "NAME", value_parser = values::host, env = "QUIRE_ALLOWED_HOSTS")]
     pub allowed_hosts: Vec<String>,
     /// Maximum number of open connections
@@ -110,7 +110,7 @@ pub struct LimitArgs {
     /// Seconds for receiving the head of a request, after which idle connections are closed too
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds, env = "QUIRE_HEADER_TIMEOUT")]
     pub header_timeout: f64,
-    /// Seconds for receiving the body of a request
+    /// Seconds for receiving the body of a request; one that stalls for a sixth of them is refused earlier
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_BODY_TIMEOUT")]
     pub body_timeout: f64,
     /// Seconds in which a client reads nothing before its connection is closed

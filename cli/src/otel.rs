@@ -10,11 +10,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bench::client::printable;
 use serde_json::{Value, json};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -172,9 +173,8 @@ impl Exporter {
         let scope = json!({"scope": {"name": "quire", "version": env!("CARGO_PKG_VERSION")}, "spans": spans});
         let body =
             json!({"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [scope]}]}).to_string();
-        let address = self.address.to_socket_addrs()?.next();
-        let address = address.ok_or_else(|| io::Error::other("the host name has no address"))?;
-        let mut stream = TcpStream::connect_timeout(&address, self.timeout)?;
+        let addresses: Vec<SocketAddr> = self.address.to_socket_addrs()?.collect();
+        let mut stream = connect(&addresses, self.timeout)?;
         stream.set_read_timeout(Some(self.timeout))?;
         stream.set_write_timeout(Some(self.timeout))?;
         let mut head = format!("POST {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.path, self.address);
@@ -189,8 +189,21 @@ impl Exporter {
         if status.starts_with(b"HTTP/1.1 2") || status.starts_with(b"HTTP/1.0 2") {
             return Ok(());
         }
-        Err(io::Error::other(String::from_utf8_lossy(&status).into_owned()))
+        Err(io::Error::other(printable(&String::from_utf8_lossy(&status))))
     }
+}
+
+/// Connects to the first address that accepts: `localhost` may be `::1` and `127.0.0.1`, and a collector listen on one.
+fn connect(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
+    let each = (timeout / addresses.len().max(1) as u32).max(Duration::from_millis(1));
+    let mut problem = io::Error::other("the host name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(address, each) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => problem = error,
+        }
+    }
+    Err(problem)
 }
 
 /// Converts the spans of requests to OTLP.
@@ -318,5 +331,16 @@ mod tests {
         assert_eq!((&found.address[..], &found.path[..]), ("other:4318", "/x"));
         assert_eq!(found.resource, [("service.name".into(), "mine".into())]);
         assert!(exporter(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://far:443")]).is_err());
+    }
+
+    #[test]
+    fn a_collector_that_listens_on_the_second_address_of_its_name_is_reached() {
+        let refusing = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let second = Duration::from_secs(1);
+        assert_eq!(connect(&[refusing, address], second).unwrap().peer_addr().unwrap(), address);
+        assert_eq!(connect(&[refusing], second).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert!(connect(&[], second).unwrap_err().to_string().contains("no address"));
     }
 }

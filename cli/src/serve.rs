@@ -75,7 +75,12 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         // Connections are refused until the task has ended.
         let _ = loading.await;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        greet(&engine, &args, listener.local_addr()?.port(), !api_keys.is_empty());
+        let address = listener.local_addr()?;
+        greet(&engine, &args, address.port(), !api_keys.is_empty());
+        if api_keys.is_empty() && !address.ip().to_canonical().is_loopback() {
+            note("no API key is set: everyone who can reach this address may use the server (--api-key, --api-key-file);");
+            note("requests that name it by a host name with a dot are refused (--allowed-hosts)\n");
+        }
         server::serve(listener, app, stop, grace).await
     });
     let cancelled = cancelled.map_err(CliError::Serve)?;

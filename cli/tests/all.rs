@@ -22,3 +22,4 @@ mod process;
 mod ranks;
 mod routers;
 mod seccomp;
+mod terminal;

@@ -49,6 +49,18 @@ impl Process {
 }
 
 #[test]
+fn a_server_that_other_machines_reach_without_a_key_says_so() {
+    for (args, says) in [
+        (&["--host", "0.0.0.0"][..], true),
+        (&["--host", "0.0.0.0", "--api-key", "k"], false),
+        (&["--host", "127.0.0.1"], false),
+    ] {
+        let log = Process::start(args).stop().join("\n");
+        assert_eq!(log.contains("no API key is set") && log.contains("--allowed-hosts"), says, "{args:?}: {log}");
+    }
+}
+
+#[test]
 fn each_request_is_one_object_in_the_log_and_its_prompt_is_logged_only_on_request() {
     for asked in [false, true] {
         let mut args = vec!["--log-format", "json", "--log-level", "info", "--max-log-len", "11"];

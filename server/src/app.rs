@@ -10,8 +10,9 @@ use engine::{AdapterInfo, AsyncEngine, Pooling, Tokenizer};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
+use super::budget::Budget;
 use super::connection::Activity;
-use super::cost::Budget;
+use super::cost::{Entries, Format, Sizes};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lanes;
@@ -42,6 +43,8 @@ pub struct App {
     pub(super) activity: Activity,
     pub(super) lanes: Lanes,
     pub(super) budget: Budget,
+    /// Made on first use, or soon after the start.
+    logprob_sizes: OnceLock<Sizes>,
     /// The OpenAPI document, made on first use.
     pub(super) openapi: OnceLock<Value>,
     /// Permits for [`MAX_WATCHERS`] clients.
@@ -75,7 +78,8 @@ impl App {
             created: unix_seconds(),
             activity: Activity::default(),
             lanes: Lanes::default(),
-            budget: Budget::new(limits.max_inflight_bytes),
+            budget: Budget::new(limits.max_inflight_bytes, limits.max_body_bytes),
+            logprob_sizes: OnceLock::new(),
             openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             ids: AtomicU64::new(0),
@@ -105,6 +109,18 @@ impl App {
     /// Tokenizer of the model.
     pub(super) fn tokenizer(&self) -> &Tokenizer {
         self.engine.tokenizer()
+    }
+
+    /// Log probabilities of a token with `asked` alternatives, for the cost of a request.
+    pub(super) fn logprob_entries(&self, asked: Option<usize>, format: Format) -> Entries {
+        let Some(alternatives) = asked else { return Entries::default() };
+        self.logprob_sizes().entries(alternatives, format)
+    }
+
+    /// Sizes of log probabilities, which take a while to compute for a large vocabulary.
+    pub(super) fn logprob_sizes(&self) -> &Sizes {
+        let most = self.options.limits.max_logprobs;
+        self.logprob_sizes.get_or_init(|| Sizes::new(self.tokenizer(), self.vocab(), most))
     }
 
     /// Maximum context length, prompt plus output, in tokens.

@@ -3,31 +3,48 @@
 //! Parsing JSON, reading its fields and dropping it take time. All of that happens in [`Received::read`], which moves
 //! all but small bodies off the threads that serve connections ([`super::lanes`]).
 //!
-//! The bytes of a body are taken from the memory budget of all requests as they arrive, and returned once the request
-//! is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
-//! is rejected with 429 at once: waiting would only move the queue from the client to the server.
+//! The bytes of a body are taken from the memory budget of all requests when the first arrives, if the head states their
+//! number, else as they arrive. They are returned once the request is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
+//! is rejected with 429: waiting would only move the queue from the client to the server.
+//!
+//! An incomplete body must arrive at a minimum rate, [`MIN_BYTES`] in each [`TICKS`]th of `--body-timeout`. One that is
+//! slower for [`PATIENCE`] such ticks is rejected with 408. If another body waits for its memory, it gives way after one
+//! tick that is too slow to complete it within the time limit.
 
 use std::sync::Arc;
+
+use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, interval_at, sleep, timeout};
 
 use super::app::App;
+use super::budget::{self, Reserved};
 use super::call;
 use super::connection::Busy;
-use super::cost::{Cost, Reserved};
+use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::lanes;
 use super::origin;
 use super::work::Work;
 
 /// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error
 /// instead of a closed connection.
 const DISCARD_FACTOR: usize = 8;
+
+/// Ticks in `--body-timeout`.
+const TICKS: u32 = 60;
+
+/// Number of bytes of an incomplete body that must arrive in a tick.
+const MIN_BYTES: usize = 4 << 10;
+
+/// Number of ticks in succession in which a body may be slower.
+const PATIENCE: u32 = 10;
 
 /// A complete body. A shutdown waits while a handler holds it.
 pub struct Received {
@@ -57,9 +74,11 @@ impl Received {
         app: &Arc<App>,
         read: impl FnOnce(&Work, &Fields<'_>) -> Result<(T, Cost), ApiError> + Send + 'static,
     ) -> Result<(T, Cost), ApiError> {
-        let (bytes, reserved) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.reserved));
+        let (bytes, mut reserved) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.reserved));
+        // Complete now.
+        app.budget.resize(&mut reserved, bytes.len(), false)?;
         let (work, _waiting) = Work::new(app.clone());
-        let length = bytes.len();
+        let effort = lanes::effort(&bytes, &app.options.limits);
         let read = move || {
             let fields = Fields::parse(&bytes, &work.options.limits)?;
             let (read, cost) = read(&work, &fields)?;
@@ -67,8 +86,8 @@ impl Received {
             let streams = fields.get("stream")? == Some(&Value::Bool(true));
             Ok((read, cost, streams, reserved))
         };
-        let (read, cost, streams, mut reserved) = app.lanes.run(length, read).await?;
-        app.budget.resize(&mut reserved, cost.bytes()).inspect_err(|_| app.metrics.rejected("inflight"))?;
+        let (read, cost, streams, mut reserved) = app.lanes.run(effort, read).await?;
+        app.budget.resize(&mut reserved, cost.bytes(), false).inspect_err(|_| app.metrics.rejected("inflight"))?;
         call::hold_memory(reserved);
         if streams {
             call::take_stream_permit(app)?;
@@ -90,33 +109,82 @@ async fn checked_bytes(app: &App, request: Request) -> Result<(Vec<u8>, Reserved
 }
 
 async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiError> {
-    let most = app.options.limits.max_body_bytes;
+    let limits = &app.options.limits;
+    let (largest, allowed) = (budget::largest(limits.max_inflight_bytes), limits.max_body_bytes);
+    let most = allowed.min(largest);
+    let stated = body.size_hint().exact().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     // Unused capacity costs no memory, but growing would copy.
-    let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-    let (mut bytes, mut reserved) = (Vec::with_capacity(expected.min(most)), Reserved::default());
+    let (mut bytes, mut reserved) = (Vec::with_capacity(stated.min(most)), Reserved::default());
     let mut chunks = body.into_data_stream();
-    let (mut seen, mut refused) = (0, None);
-    while let Some(chunk) = chunks.next().await {
+    let (mut seen, mut refused) = (0, None::<ApiError>);
+    let tick = (limits.body_timeout / TICKS).max(Duration::from_millis(1));
+    let mut ticks = interval_at(Instant::now() + tick, tick);
+    let (mut arrived, mut slow_ticks) = (0, 0);
+    loop {
+        let chunk = tokio::select! {
+            biased;
+            chunk = chunks.next() => chunk,
+            _ = ticks.tick() => {
+                slow_ticks = if arrived < MIN_BYTES { slow_ticks + 1 } else { 0 };
+                let is_late = arrived < MIN_BYTES.max(stated.min(most) / TICKS as usize);
+                arrived = 0;
+                if slow_ticks >= PATIENCE || (is_late && !reserved.is_empty() && app.budget.is_wanted()) {
+                    app.metrics.rejected("timeout");
+                    return Err(refused.unwrap_or_else(|| too_slow(tick)));
+                }
+                continue;
+            }
+        };
+        let Some(chunk) = chunk else { break };
         let chunk = chunk
             .map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}; send it again")))?;
         seen += chunk.len();
-        if seen > most {
-            let message =
-                format!("the body is too large, expected at most {most} bytes; send less or raise --max-body-bytes");
+        arrived += chunk.len();
+        let needed = seen.max(stated);
+        if needed > most {
+            let flag = if largest < allowed { "--max-inflight-bytes" } else { "--max-body-bytes" };
+            let message = format!("the body is too large, expected at most {most} bytes; send less or raise {flag}");
             refused = Some(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         } else if refused.is_none() {
-            refused = app.budget.resize(&mut reserved, seen).err();
+            let waited;
+            (waited, refused) = grow(app, &mut reserved, needed, tick).await;
+            if waited {
+                // The client could not send meanwhile.
+                (arrived, slow_ticks) = (most, 0);
+                ticks.reset();
+            }
             if refused.is_some() {
                 app.metrics.rejected("inflight");
             }
         }
         match refused {
             None => bytes.extend_from_slice(&chunk),
-            Some(_) if seen <= most.saturating_mul(DISCARD_FACTOR) => {
+            Some(_) if seen <= allowed.saturating_mul(DISCARD_FACTOR) => {
                 (bytes, reserved) = (Vec::new(), Reserved::default());
             }
             Some(_) => break,
         }
     }
     refused.map_or(Ok((bytes, reserved)), Err)
+}
+
+/// Resizes what an incomplete body holds. If there is no space, waits two ticks in which slow bodies give way. Returns whether it
+/// waited, and the error.
+async fn grow(app: &App, reserved: &mut Reserved, bytes: usize, tick: Duration) -> (bool, Option<ApiError>) {
+    let mut result = app.budget.resize(reserved, bytes, true);
+    let deadline = Instant::now() + 2 * tick;
+    let waiting = result.is_err().then(|| app.budget.wait());
+    while result.is_err() && Instant::now() < deadline {
+        sleep(tick / 8).await;
+        result = app.budget.resize(reserved, bytes, true);
+    }
+    (waiting.is_some(), result.err())
+}
+
+/// 408 for a body that does not arrive.
+fn too_slow(tick: Duration) -> ApiError {
+    let (least, seconds) = (MIN_BYTES >> 10, tick.as_secs_f64());
+    let message =
+        format!("the body arrives too slowly, expected at least {least} KiB every {seconds} s; send it faster");
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }

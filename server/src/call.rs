@@ -14,8 +14,8 @@ use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
+use super::budget::Reserved;
 use super::connection::REQUEST_ID;
-use super::cost::Reserved;
 use super::error::ApiError;
 
 /// Header of the W3C trace context.

@@ -12,15 +12,15 @@ use super::app::App;
 use super::assistant::{Assistant, Message, MessageDelta, Piece};
 use super::body;
 use super::call;
-use super::cost::Cost;
+use super::cost::{Cost, Format, TOKEN_ID};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
-use super::json::{self, Json, off_reactor};
-use super::logprobs;
+use super::json::{self, off_reactor};
+use super::logprobs::{Logprobs, Prompt, PromptLogprobs};
 use super::messages::Conversation;
 use super::options::{Options, truncate};
-use super::reply::{self, Choice, Envelope, Usage};
+use super::reply::{self, Choice, Envelope, Field, Usage};
 use super::run::Run;
 use super::stream::{self, Chunks, Writer};
 use super::tools::Tools;
@@ -53,14 +53,16 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     off_reactor(cost.is_large(), move || {
         let mut usage = Usage { prompt_tokens, ..Usage::default() };
         // A chat has one prompt.
-        let answer = answers.into_iter().next().unwrap_or_default();
+        let mut answer = answers.into_iter().next().unwrap_or_default();
         usage.add(&answer);
         let mut more = Vec::new();
-        if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
-            more.push(("prompt_logprobs", logprobs::prompt(app.tokenizer(), &ids, found, k)));
+        if let (Some(k), Some(found)) = (prompt_logprobs, answer.prompt_logprobs.take()) {
+            let prompt = Arc::new(Prompt { ids: ids.clone(), logprobs: Some(found) });
+            let tokenizer = app.engine.tokenizer().clone();
+            more.push(("prompt_logprobs", Field::PromptLogprobs(PromptLogprobs { tokenizer, prompt, k })));
         }
         if options.return_token_ids {
-            more.push(("prompt_token_ids", Json::Value(ids.into())));
+            more.push(("prompt_token_ids", Field::Ids(Some(ids))));
         }
         let envelope = Envelope::new(&app, options.adapter.as_deref(), "chatcmpl", "chat.completion");
         let params = options.kv_transfer_params(&app, envelope.id(), prompt_tokens);
@@ -86,7 +88,7 @@ pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Res
         let default = work.engine.generation_defaults().max_new_tokens;
         let request = options.request(work, ids, default, "messages")?;
         let rendered = reply::rendered(work, options.adapter.as_deref(), &id, &request.prompt);
-        let repeated_bytes = cost.repeated_bytes + reply::RENDERED_BYTES * cost.prompt_tokens;
+        let repeated_bytes = cost.repeated_bytes + TOKEN_ID * cost.prompt_tokens;
         Ok((rendered.into_response(), Cost { repeated_bytes, ..cost }))
     });
     Ok(answer.await?.0)
@@ -111,9 +113,10 @@ impl Prepared {
         tools.earlier_calls = conversation.num_calls();
         let default = work.engine.generation_defaults().max_new_tokens;
         let cost = |options: &Options, tokens: usize| {
-            let cost = options.cost(work, (1, tokens), default, "top_logprobs");
+            let cost = options.cost(work, (1, tokens), default, Format::Chat);
             // A chat returns the log probabilities of the prompt once, not in each choice.
-            Cost { per_prompt_token: cost.per_prompt_token / options.params.n, ..cost }
+            let per_prompt_token = work.logprob_entries(options.params.prompt_logprobs, Format::Completion);
+            Cost { per_prompt_token, ..cost }
         };
         cost(&options, 0).check(&work.options.limits)?;
         let is_call = tools.constrain(work, &mut options.params)?;
@@ -211,10 +214,14 @@ impl Chat {
         Choice {
             index,
             content,
-            logprobs: self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k)),
+            logprobs: self.logprobs.map(|k| Logprobs::Chat {
+                tokenizer: self.app.engine.tokenizer().clone(),
+                tokens: &delta.tokens,
+                k,
+            }),
             finish: delta.finish.as_ref(),
             has_called: self.assistants.get(index).is_some_and(Assistant::has_called),
-            more: if self.return_token_ids { vec![("token_ids", reply::token_ids(delta).into())] } else { Vec::new() },
+            more: if self.return_token_ids { vec![("token_ids", reply::token_ids(delta))] } else { Vec::new() },
         }
     }
 }
@@ -226,7 +233,7 @@ impl Chunks for Chat {
             let delta = json!({"role": "assistant", "content": ""});
             let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
             let ids = (index == 0 && self.return_token_ids)
-                .then(|| ("prompt_token_ids", Json::Value(std::mem::take(&mut self.prompt_token_ids).into())));
+                .then(|| ("prompt_token_ids", Field::Ids(Some(std::mem::take(&mut self.prompt_token_ids)))));
             writer.chunk([choice], ids.as_slice());
         }
     }

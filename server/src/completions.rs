@@ -6,20 +6,19 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::{Delta, GenerationRequest, TokenLogprobs};
-use serde_json::Value;
 
 use super::app::App;
 use super::body;
 use super::call;
-use super::cost::Cost;
+use super::cost::{Cost, Format, TOKEN_ID};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
 use super::json::{self, Json, off_reactor};
-use super::logprobs::{self, CompletionLogprobs};
+use super::logprobs::{self, Logprobs, PromptLogprobs};
 use super::options::{Options, add_special_tokens, truncate};
 use super::prompts::{self, Input};
-use super::reply::{self, Choice, Envelope, Usage};
+use super::reply::{self, Choice, Envelope, Field, Usage};
 use super::run::Run;
 use super::stream::{self, Chunks, Writer};
 use super::work::Work;
@@ -33,7 +32,7 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
     let ((mut completion, requests), cost) = body.read(&app, prepare).await?;
     call::set_request_id(completion.options.request_id.take());
     let envelope = Envelope::new(&app, completion.options.adapter.as_deref(), "cmpl", "text_completion");
-    let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids().len()).sum();
     let run = Run::submit(&app, requests).await?;
     if completion.options.stream {
         let usage = completion.options.stream_usage;
@@ -66,8 +65,8 @@ pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let answer = body.read(&app, move |work, fields| {
         let ((Completion { prompts, options, .. }, _), cost) = prepare(work, fields)?;
         let adapter = options.adapter.as_deref();
-        let all: Vec<Json> = prompts.iter().map(|prompt| reply::rendered(work, adapter, &id, &prompt.ids)).collect();
-        let repeated_bytes = cost.repeated_bytes + reply::RENDERED_BYTES * cost.prompt_tokens;
+        let all: Vec<Json> = prompts.iter().map(|prompt| reply::rendered(work, adapter, &id, prompt.ids())).collect();
+        let repeated_bytes = cost.repeated_bytes + TOKEN_ID * cost.prompt_tokens;
         Ok((Json::from(all).into_response(), Cost { repeated_bytes, ..cost }))
     });
     Ok(answer.await?.0)
@@ -85,12 +84,16 @@ struct Completion {
 }
 
 struct Prompt {
-    ids: Vec<u32>,
+    /// Shared by all choices.
+    scored: Arc<logprobs::Prompt>,
     /// Text to echo.
     text: String,
-    logprobs: Option<Vec<Option<TokenLogprobs>>>,
-    /// JSON of `prompt_logprobs`, shared by all choices.
-    logprobs_json: Option<Json>,
+}
+
+impl Prompt {
+    fn ids(&self) -> &[u32] {
+        &self.scored.ids
+    }
 }
 
 /// The fields of a completion request.
@@ -127,8 +130,8 @@ impl CompletionRequest {
     /// Cost with prompts of this many tokens and bytes in total.
     fn cost(&self, app: &App, tokens: usize, bytes: usize) -> Cost {
         let params = &self.options.params;
-        let cost = self.options.cost(app, (self.prompts.len(), tokens), Some(DEFAULT_MAX_TOKENS), "logprobs");
-        let copies = |asked: Option<usize>| params.n * asked.map_or(0, |k| k + 1);
+        let cost = self.options.cost(app, (self.prompts.len(), tokens), Some(DEFAULT_MAX_TOKENS), Format::Completion);
+        let copies = |asked| app.logprob_entries(asked, Format::Completion) * params.n;
         let echoed = if self.echo { params.sampling.logprobs } else { None };
         Cost {
             per_prompt_token: copies(self.prompt_logprobs) + copies(echoed),
@@ -145,13 +148,13 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Completion, Vec<Generat
     let inputs = std::mem::take(&mut request.prompts);
     let prompts = tokenize(work, inputs, &request)?;
     let (tokens, bytes) =
-        prompts.iter().fold((0, 0), |(ids, bytes), prompt| (ids + prompt.ids.len(), bytes + prompt.text.len()));
+        prompts.iter().fold((0, 0), |(ids, bytes), prompt| (ids + prompt.ids().len(), bytes + prompt.text.len()));
     let cost = Cost { prompts: prompts.len(), ..request.cost(work, tokens, bytes) };
     cost.check(&work.options.limits)?;
     let CompletionRequest { options, echo, prompt_logprobs, .. } = request;
     let mut requests = Vec::new();
     for prompt in &prompts {
-        requests.push(options.request(work, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
+        requests.push(options.request(work, prompt.ids().to_vec(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
     }
     let begun = vec![false; options.params.n * prompts.len()];
     let completion = Completion { app: work.app.clone(), prompts, options, echo, prompt_logprobs, begun };
@@ -172,7 +175,7 @@ fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Res
         };
         tokens += ids.len();
         Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
-        prompts.push(Prompt { ids, text, logprobs: None, logprobs_json: None });
+        prompts.push(Prompt { scored: Arc::new(logprobs::Prompt { ids, logprobs: None }), text });
     }
     Ok(prompts)
 }
@@ -189,10 +192,10 @@ impl Completion {
     }
 
     fn set_prompt_logprobs(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
-        let source = &mut self.prompts[prompt];
-        let write = |(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k);
-        source.logprobs_json = self.prompt_logprobs.zip(logprobs.as_deref()).map(write);
-        source.logprobs = logprobs;
+        // No choice shares it yet.
+        if let Some(prompt) = Arc::get_mut(&mut self.prompts[prompt].scored) {
+            prompt.logprobs = logprobs;
+        }
     }
 
     /// Choice of a delta: a piece of a stream or a whole sequence. The first one of a sequence echoes the prompt.
@@ -200,26 +203,27 @@ impl Completion {
         let index = self.index(prompt, delta);
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
-        let tokenizer = self.app.tokenizer();
+        let tokenizer = self.app.engine.tokenizer();
         let echo = if self.echo { source.text.as_str() } else { "" };
         let logprobs = self.options.params.sampling.logprobs.map(|k| {
-            let (mut all, length) = (CompletionLogprobs::new(), echo.chars().count());
-            if first && self.echo {
-                let known = source.logprobs.as_deref().unwrap_or_default();
-                all.push_prompt(tokenizer, &source.ids, known, k, self.options.params.skip_special_tokens, length);
-            }
-            delta.tokens.iter().for_each(|token| all.push_output(tokenizer, token, k, length));
-            all.into_json()
+            Logprobs::Completion(logprobs::Completion {
+                tokenizer: tokenizer.clone(),
+                prompt: (first && self.echo).then(|| source.scored.clone()),
+                shift: echo.chars().count(),
+                skip_special: self.options.params.skip_special_tokens,
+                tokens: &delta.tokens,
+                k,
+            })
         });
         let text = if first { format!("{echo}{}", delta.text).into() } else { delta.text.as_str().into() };
         let mut more = Vec::new();
-        if let (true, Some(logprobs_json)) = (first, &source.logprobs_json) {
-            more.push(("prompt_logprobs", logprobs_json.clone()));
+        if let (true, Some(k), Some(_)) = (first, self.prompt_logprobs, &source.scored.logprobs) {
+            let (tokenizer, prompt) = (tokenizer.clone(), source.scored.clone());
+            more.push(("prompt_logprobs", Field::PromptLogprobs(PromptLogprobs { tokenizer, prompt, k })));
         }
         if self.options.return_token_ids {
-            let prompt_ids = if first { source.ids.clone().into() } else { Value::Null };
-            more.push(("prompt_token_ids", prompt_ids.into()));
-            more.push(("token_ids", reply::token_ids(delta).into()));
+            more.push(("prompt_token_ids", Field::Ids(first.then(|| source.ids().to_vec()))));
+            more.push(("token_ids", reply::token_ids(delta)));
         }
         let finish = delta.finish.as_ref();
         Choice { index, content: ("text", text), logprobs, finish, has_called: false, more }

@@ -22,13 +22,19 @@ pub async fn apply(State(app): State<Arc<App>>, request: Request, next: Next) ->
     };
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if is_preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     cors.grant(&origin, response.headers_mut());
     if is_preflight {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, Cors::list(&cors.methods, "GET, POST"));
-        let default = "authorization, content-type, x-request-id";
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, Cors::list(&cors.headers, default));
+        // Clients send headers of their own, such as the SDK's `x-stainless-os`. None of them means anything here, except
+        // the key, which a page has to know.
+        match asked.filter(|_| cors.headers.is_empty()) {
+            Some(asked) => headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked),
+            None => headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, Cors::list(&cors.headers, "authorization")),
+        };
+        headers.append(header::VARY, HeaderValue::from_static("access-control-request-headers"));
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
     }
     response

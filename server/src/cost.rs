@@ -2,29 +2,131 @@
 //!
 //! Limits of single fields do not bound their products. The products are bounded here: prompts × sequences, tokens ×
 //! alternatives × sequences, and the bytes that the server holds for the request until it is answered. These bytes are
-//! taken from one budget that all requests share ([`Limits::max_inflight_bytes`]). If it is exhausted, the request
-//! fails with 429.
+//! taken from one budget that all requests share ([`super::budget`]). If it is exhausted, the request fails with 429.
 //!
 //! The cost is checked twice: with a lower bound of the tokens while a prompt is text, and after tokenization.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::{Add, Mul};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use engine::Tokenizer;
 
+use super::budget;
 use super::error::ApiError;
 use super::settings::Limits;
 
 /// Bytes per prompt token: in the request, the engine, the scheduler and the state of the response.
 const PROMPT_TOKEN: usize = 16;
-/// Bytes per log probability: 12 in the engine's event, up to 96 as JSON.
-const LOGPROB: usize = 108;
+/// Bytes per repeated token id: as a number, and as JSON.
+pub const TOKEN_ID: usize = 4 + 8;
+/// Bytes per alternative of a token besides its text: 8 in the engine's event, the rest as JSON, most of it names.
+const ALTERNATIVE: usize = 8 + 88;
 /// Bytes per sequence besides its tokens: its state in the engine, its text, its choice in the response.
 const SEQUENCE: usize = 2048;
+/// Bytes per token that is kept for the response, besides its alternatives.
+pub const KEPT_TOKEN: usize = 64;
 /// Bytes of text per generated token.
 const OUTPUT_TOKEN: usize = 4;
 /// Responses with more log probabilities, repeated bytes or sequences than this are written off the serving threads.
 const LARGE: usize = 512;
+
+/// Log probabilities of a token: their number, and an upper bound of their bytes in the engine's event and as JSON
+/// ([`super::logprobs::Sizes`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// Their number.
+    pub count: usize,
+    /// Their bytes.
+    pub bytes: usize,
+}
+
+impl Mul<usize> for Entries {
+    type Output = Entries;
+
+    fn mul(self, times: usize) -> Entries {
+        Entries { count: self.count.saturating_mul(times), bytes: self.bytes.saturating_mul(times) }
+    }
+}
+
+impl Add for Entries {
+    type Output = Entries;
+
+    fn add(self, other: Entries) -> Entries {
+        Entries { count: self.count.saturating_add(other.count), bytes: self.bytes.saturating_add(other.bytes) }
+    }
+}
+
+/// A format of log probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Of completions, and of prompts: the text of each token.
+    Completion,
+    /// Of chats: also its bytes, as a list of numbers.
+    Chat,
+}
+
+impl Format {
+    /// The field that requests log probabilities of the output.
+    pub fn field(self) -> &'static str {
+        match self {
+            Format::Completion => "logprobs",
+            Format::Chat => "top_logprobs",
+        }
+    }
+}
+
+/// Upper bounds of the bytes of log probabilities, which depend on the longest tokens of the vocabulary: a token of 128
+/// spaces takes 640 bytes as JSON, most take 100.
+///
+/// The alternatives of a token are different tokens, so that they are at most as long as the longest ones together. One
+/// token more is repeated by some formats.
+pub struct Sizes {
+    /// Sums of the longest 1, 2, … tokens, by [`Format`].
+    sums: [Vec<usize>; 2],
+}
+
+impl Sizes {
+    /// Sizes for a vocabulary, and at most this many alternatives.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, most: usize) -> Sizes {
+        let mut sizes = [Vec::with_capacity(vocab), Vec::with_capacity(vocab)];
+        for id in 0..vocab as u32 {
+            let bytes = tokenizer.token_bytes(id);
+            let text = ALTERNATIVE + text_size(&bytes);
+            sizes[Format::Completion as usize].push(text);
+            sizes[Format::Chat as usize].push(text + bytes.iter().map(number_size).sum::<usize>());
+        }
+        let sums = |mut sizes: Vec<usize>| {
+            sizes.sort_unstable_by(|a, b| b.cmp(a));
+            let sums = sizes.iter().take(most + 1).scan(0, |sum, size| {
+                *sum += size;
+                Some(*sum)
+            });
+            sums.collect()
+        };
+        Sizes { sums: sizes.map(sums) }
+    }
+
+    /// Log probabilities of a token with this many alternatives.
+    pub fn entries(&self, alternatives: usize, format: Format) -> Entries {
+        let sums = &self.sums[format as usize];
+        let sum = |count: usize| sums.get(count - 1).or(sums.last()).copied().unwrap_or(0);
+        Entries { count: alternatives + 1, bytes: KEPT_TOKEN + sum(1) + sum(alternatives + 1) }
+    }
+}
+
+/// Bytes of a token's text as JSON, with quotes escaped; see `logprobs::token_text`.
+fn text_size(bytes: &[u8]) -> usize {
+    let escaped = |c: char| match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\x08' | '\x0c' => 2,
+        '\0'..'\x20' => 6,
+        c => c.len_utf8(),
+    };
+    std::str::from_utf8(bytes).map_or(6 + 5 * bytes.len(), |text| text.chars().map(escaped).sum())
+}
+
+/// Bytes of a number in a list.
+fn number_size(byte: &u8) -> usize {
+    1 + byte.checked_ilog10().map_or(1, |log| log as usize + 1)
+}
 
 /// Upper bounds of the work and memory of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,10 +141,12 @@ pub struct Cost {
     pub prompt_tokens: usize,
     /// Maximum number of tokens per sequence.
     pub max_tokens: usize,
-    /// Number of log probabilities in the response per prompt token, including copies in several choices.
-    pub per_prompt_token: usize,
-    /// Number of log probabilities held per generated token.
-    pub per_output_token: usize,
+    /// Log probabilities in the response per prompt token, including copies in several choices.
+    pub per_prompt_token: Entries,
+    /// Log probabilities held per generated token.
+    pub per_output_token: Entries,
+    /// Whether the ids of generated tokens are held to the end.
+    pub keeps_ids: bool,
     /// Whether generated text is held to the end, because the response is not a stream.
     pub is_kept: bool,
     /// Bytes of lists that each engine request copies: stop ids, biases.
@@ -60,11 +164,13 @@ impl Cost {
         self.prompts.saturating_mul(self.sequences)
     }
 
-    /// Number of log probabilities in the response.
-    fn logprobs(&self) -> usize {
-        let of_prompts = self.prompt_tokens.saturating_mul(self.per_prompt_token);
-        let outputs = self.total_sequences().saturating_mul(self.max_tokens);
-        of_prompts.saturating_add(outputs.saturating_mul(self.per_output_token))
+    fn output_tokens(&self) -> usize {
+        self.total_sequences().saturating_mul(self.max_tokens)
+    }
+
+    /// Log probabilities in the response.
+    fn logprobs(&self) -> Entries {
+        self.per_prompt_token * self.prompt_tokens + self.per_output_token * self.output_tokens()
     }
 
     /// Bytes held until the request is answered, besides the engine's own memory. Running sequences are bounded by the
@@ -75,7 +181,8 @@ impl Cost {
             self.prompt_tokens.saturating_mul(PROMPT_TOKEN),
             self.total_sequences().saturating_mul(SEQUENCE),
             ended.saturating_mul(self.max_tokens).saturating_mul(OUTPUT_TOKEN),
-            self.logprobs().saturating_mul(LOGPROB),
+            self.logprobs().bytes,
+            if self.keeps_ids { self.output_tokens().saturating_mul(KEPT_TOKEN + TOKEN_ID) } else { 0 },
             self.prompts.saturating_mul(self.list_bytes),
             self.shared_bytes,
             self.repeated_bytes,
@@ -85,7 +192,7 @@ impl Cost {
 
     /// Whether the response is too large to be written on a serving thread.
     pub fn is_large(&self) -> bool {
-        self.logprobs() > LARGE || self.repeated_bytes > LARGE || self.total_sequences() > LARGE
+        self.logprobs().count > LARGE || self.repeated_bytes > LARGE || self.total_sequences() > LARGE
     }
 
     /// Fails if a limit is exceeded, whatever other requests hold.
@@ -100,89 +207,18 @@ impl Cost {
             let advice = "send fewer or shorter prompts or raise --max-request-tokens";
             return Err(ApiError::over("prompt", self.prompt_tokens, limits.max_request_tokens, "tokens", advice));
         }
-        let logprobs = self.logprobs();
+        let logprobs = self.logprobs().count;
         if logprobs > limits.max_logprob_entries {
             let advice = "lower it, n or max_tokens, shorten the prompts, stream, or raise --max-logprob-entries";
             let what = "log probabilities in the response";
             return Err(ApiError::over(self.logprobs_field, logprobs, limits.max_logprob_entries, what, advice));
         }
-        let (bytes, most) = (self.bytes(), limits.max_inflight_bytes);
+        let (bytes, most) = (self.bytes(), budget::largest(limits.max_inflight_bytes));
         if bytes > most {
             let found = format!("the request needs {bytes} bytes until it is answered, expected at most {most}");
-            let advice = "send fewer prompts, lower n or max_tokens, or raise --max-inflight-bytes";
+            let advice = "send fewer prompts, lower n, max_tokens or logprobs, or raise --max-inflight-bytes";
             return Err(ApiError::bad_request(format!("{found}; {advice}")));
         }
         Ok(())
-    }
-}
-
-/// Memory budget of all requests in flight.
-pub struct Budget {
-    free: Arc<Semaphore>,
-    /// Set when a large part has been returned.
-    freed: Arc<AtomicBool>,
-}
-
-/// A part of the budget, returned when it is dropped.
-#[derive(Debug, Default)]
-pub struct Reserved {
-    permit: Option<OwnedSemaphorePermit>,
-    /// Maximum size so far, in units.
-    most: usize,
-    freed: Arc<AtomicBool>,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if self.most >= LARGE_PART {
-            self.freed.store(true, Ordering::Release);
-        }
-    }
-}
-
-impl Reserved {
-    /// Whether it is empty.
-    pub fn is_empty(&self) -> bool {
-        self.permit.as_ref().is_none_or(|permit| permit.num_permits() == 0)
-    }
-}
-
-/// Unit of the budget, in bytes.
-const UNIT: usize = 1024;
-
-/// After the return of a part this large, in units, the allocator may hold free memory.
-const LARGE_PART: usize = 256;
-
-impl Budget {
-    /// Budget of this many bytes.
-    pub fn new(bytes: usize) -> Budget {
-        let free = Semaphore::new(bytes.div_ceil(UNIT).min(Semaphore::MAX_PERMITS));
-        Budget { free: Arc::new(free), freed: Arc::default() }
-    }
-
-    /// Resizes `reserved` to `bytes`. Fails with 429 and leaves it unchanged if the budget is exhausted.
-    pub fn resize(&self, reserved: &mut Reserved, bytes: usize) -> Result<(), ApiError> {
-        let (held, wanted) =
-            (reserved.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits), bytes.div_ceil(UNIT));
-        if wanted <= held {
-            drop(reserved.permit.as_mut().and_then(|permit| permit.split(held - wanted)));
-            return Ok(());
-        }
-        let more =
-            u32::try_from(wanted - held).ok().and_then(|more| self.free.clone().try_acquire_many_owned(more).ok());
-        let more = more.ok_or_else(|| {
-            ApiError::busy("requests in flight use all memory of --max-inflight-bytes; try again later")
-        })?;
-        (reserved.most, reserved.freed) = (wanted, self.freed.clone());
-        match &mut reserved.permit {
-            Some(permit) => permit.merge(more),
-            none => *none = Some(more),
-        }
-        Ok(())
-    }
-
-    /// Whether a large part has been returned since the last call.
-    pub fn was_freed(&self) -> bool {
-        self.freed.swap(false, Ordering::AcqRel)
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use base64::prelude::{BASE64_STANDARD, Engine};
 use engine::{GenerationParams, GenerationRequest};
 use serde_json::{Number, Value, json};
 
@@ -127,7 +128,7 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
 fn write(vector: &[f32], is_base64: bool) -> Json {
     if is_base64 {
         let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-        return Json::text(format!("{:?}", base64(&bytes)));
+        return Json::text(format!("{:?}", BASE64_STANDARD.encode(bytes)));
     }
     // The shortest decimal of a float32: 0.1 and not 0.10000000149011612.
     let number = |x: &f32| {
@@ -135,19 +136,4 @@ fn write(vector: &[f32], is_base64: bool) -> Json {
         value.to_string()
     };
     Json::text(format!("[{}]", vector.iter().map(number).collect::<Vec<_>>().join(",")))
-}
-
-/// Base64 of RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let byte = |i: usize| u32::from(group.get(i).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for i in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * i)) as usize & 63];
-            text.push(if i <= group.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
 }

@@ -105,13 +105,6 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, message.to_string())
     }
 
-    /// 404 for the id of a response: responses are not stored.
-    pub fn unknown_response(id: &str) -> ApiError {
-        let message =
-            format!("Response with id {:?} not found: this server does not store responses", cut(id, MAX_NAME));
-        ApiError { param: Some("response_id".into()), ..ApiError::new(StatusCode::NOT_FOUND, message) }
-    }
-
     /// An error about a header whose value is `found`.
     pub fn header(status: StatusCode, name: &str, found: Option<&str>, expected: &str) -> ApiError {
         let found = found.map_or("none".to_string(), |found| format!("{:?}", cut(found, MAX_NAME)));
@@ -200,7 +193,10 @@ pub async fn not_found(method: Method, uri: Uri) -> ApiError {
 /// 405 for a known path.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     let path = cut(uri.path(), MAX_NAME);
-    let message = format!("Not allowed to {method} on {path}: expected a method that the `allow` header names");
+    let mut message = format!("Not allowed to {method} on {path}: expected a method that the `allow` header names");
+    if method == Method::OPTIONS {
+        message += "; start the server with --allowed-origins ORIGIN to let pages of that origin use it";
+    }
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 

@@ -33,7 +33,7 @@
 //! | `app`, `settings` | shared state; settings |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
-//! | `body`, `fields`, `work`, `lanes`, `cost` | JSON bodies, checked and described field by field off the serving threads; their cost |
+//! | `body`, `fields`, `work`, `lanes`, `cost`, `budget` | JSON bodies, checked and described field by field off the serving threads; their cost, and the memory that all share |
 //! | `error`, `json` | errors and JSON responses |
 //! | `options`, `structured`, `tools`, `messages`, `prompts`, `foreign` | request fields: sampling and limits; grammars; tools; conversations; prompts; those that are refused |
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
@@ -41,7 +41,7 @@
 //! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
 //! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `adapters`, `prefix_cache`, `status`, `metrics` | the routes |
 //! | `openapi` | the description of all routes |
-//! | `connection`, `refusal` | TCP connections that detect absent clients; errors for bytes that are not a request |
+//! | `connection`, `refusal` | TCP connections that drop clients which do not read; errors for bytes that are not a request |
 //! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
 //! | `page`, `state` | the web page, and the engine's state for it |
 //!
@@ -53,6 +53,7 @@ mod app;
 mod assistant;
 mod auth;
 mod body;
+mod budget;
 mod call;
 mod chat;
 mod completions;
@@ -137,7 +138,6 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/load_lora_adapter", load)
         .route("/v1/unload_lora_adapter", unload)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::call;
-use super::cost::Cost;
+use super::cost::{Cost, Format, TOKEN_ID};
 use super::error::ApiError;
 use super::fields::{Fields, Range};
 use super::foreign;
@@ -148,39 +148,33 @@ impl Options {
 
     /// Cost of prompts with `tokens` tokens in total. `default` is the token limit if none was given; `None` means the
     /// rest of the context. `logprobs_field` is the field that requests log probabilities.
-    pub fn cost(
-        &self,
-        app: &App,
-        (prompts, tokens): (usize, usize),
-        default: Option<usize>,
-        logprobs_field: &'static str,
-    ) -> Cost {
+    pub fn cost(&self, app: &App, (prompts, tokens): (usize, usize), default: Option<usize>, format: Format) -> Cost {
         let params = &self.params;
         let sequences = params.n.max(params.best_of.unwrap_or(1)).max(params.beam.map_or(1, |beam| beam.width));
         // A search knows its results only at the end, so it keeps everything even in a stream.
         let is_kept = !self.stream || sequences > params.n || params.beam.is_some();
-        let alternatives = |asked: Option<usize>| asked.map_or(0, |k| k + 1);
+        let entries = |asked, format| app.logprob_entries(asked, format);
         let sampling = &params.sampling;
         let rest = app.context().saturating_sub(tokens.checked_div(prompts).unwrap_or(0));
         let word = |word: &Vec<u32>| 24 + 4 * word.len();
         let grammar = params.structured_outputs.as_ref().map_or(0, |wanted| wanted.grammar.num_bytes());
-        let kept_logprobs = alternatives(sampling.logprobs) + usize::from(self.return_token_ids);
         Cost {
             prompts,
             sequences,
             n: params.n,
             prompt_tokens: tokens,
             max_tokens: self.max_tokens.map_or(default.unwrap_or(rest), |(_, asked)| asked).min(rest),
-            per_prompt_token: params.n * alternatives(params.prompt_logprobs),
-            per_output_token: if is_kept { kept_logprobs } else { 0 },
+            per_prompt_token: entries(params.prompt_logprobs, Format::Completion) * params.n,
+            per_output_token: entries(sampling.logprobs, format) * usize::from(is_kept),
+            keeps_ids: is_kept && self.return_token_ids,
             is_kept,
             list_bytes: 8 * (params.stop_token_ids.len() + sampling.logit_bias.len()),
             shared_bytes: grammar
                 + params.stop.iter().map(String::len).sum::<usize>()
                 + sampling.bad_words.iter().map(word).sum::<usize>()
                 + sampling.allowed_token_ids.as_ref().map_or(0, |ids| 4 * ids.len()),
-            repeated_bytes: if self.return_token_ids { params.n * tokens * 8 } else { 0 },
-            logprobs_field: if params.prompt_logprobs.is_some() { "prompt_logprobs" } else { logprobs_field },
+            repeated_bytes: if self.return_token_ids { params.n * tokens * TOKEN_ID } else { 0 },
+            logprobs_field: if params.prompt_logprobs.is_some() { "prompt_logprobs" } else { format.field() },
         }
     }
 

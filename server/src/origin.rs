@@ -7,7 +7,7 @@
 //!
 //! | check | when |
 //! |---|---|
-//! | `Host` is a loopback name or address, or allowed by `--allowed-hosts` | on a loopback address without keys, or with the flag |
+//! | `Host` is a loopback name or address, or allowed by `--allowed-hosts`; of a server that does not listen on loopback also any address and a name without a dot | without keys, or with the flag |
 //! | `Origin` is the server's own, a loopback one, or allowed by `--allowed-origins` | without keys |
 //! | without `Origin`, `Sec-Fetch-Site` is not `cross-site`, except for a link to a page | without keys |
 //! | a body's media type is JSON, which a page of another site can send only if the server allows it | always |
@@ -71,11 +71,16 @@ impl Policy<'_> {
         let host = headers.get(header::HOST).map(|value| String::from_utf8_lossy(value.as_bytes()));
         // An absolute request target names the host as well (RFC 9112, section 3.2.2).
         let target = request.uri().authority().map(|authority| authority.as_str().into());
-        let checked = !self.hosts.is_empty() || self.loopback && !self.has_keys;
+        let checked = !self.hosts.is_empty() || !self.has_keys;
         for named in [host.clone(), target].into_iter().flatten().filter(|_| checked) {
-            let is_served = self.serves(&named) || (is_bare_name(&named) && is_not_browser(request));
+            let is_served =
+                self.serves(&named) || (is_bare_name(&named) && (!self.loopback || is_not_browser(request)));
             if !is_served {
-                return Err(forbidden("host", &named, "a loopback name such as localhost", "--allowed-hosts NAME"));
+                let expected = match self.loopback {
+                    true => "a loopback name such as localhost",
+                    false => "an IP address or a name without a dot",
+                };
+                return Err(forbidden("host", &named, expected, "--allowed-hosts NAME"));
             }
         }
         if self.has_keys {

@@ -101,10 +101,16 @@ pub async fn send(mut stream: TcpStream, error: &ApiError) {
     .await;
 }
 
-/// Closes a connection after its last response, once the client has closed it. If it was closed at once, the rest of a body that
-/// nobody has read, as after a 401, would reset it, and the client could lose the response (RFC 9112, section 9.6).
+/// Closes a connection after its last response: at once for the client, and here once the client has closed it too. If it was
+/// dropped at once, the rest of a body that nobody has read, as after a 401, would reset it, and the client could lose the
+/// response (RFC 9112, section 9.6).
 pub async fn close(mut stream: TcpStream) {
-    let _ = timeout(CLOSE_TIMEOUT, drain(&mut stream)).await;
+    let _ = timeout(CLOSE_TIMEOUT, async {
+        // Hyper leaves this out for a request with `Upgrade`.
+        stream.shutdown().await?;
+        drain(&mut stream).await
+    })
+    .await;
 }
 
 /// Reads until the client closes the connection.

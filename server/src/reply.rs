@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::app::{App, unix_seconds};
 use super::call;
 use super::json::{Json, put};
+use super::logprobs::{Logprobs, PromptLogprobs};
 use super::run::Answer;
 
 /// The fields that all chunks of a response share.
@@ -43,7 +44,7 @@ impl Envelope {
         &self,
         text: &mut Vec<u8>,
         (list, items): (&str, impl IntoIterator<Item: Serialize>),
-        more: &[(&str, Json)],
+        more: &[(&str, Field)],
         usage: Option<Value>,
     ) {
         text.extend_from_slice(self.head.as_bytes());
@@ -80,9 +81,6 @@ pub fn rendered(app: &App, adapter: Option<&str>, id: &str, ids: &[u32]) -> Json
     reply.set("token_ids", Json::list(ids.iter()));
     reply
 }
-
-/// Bytes of a token id in the response of a `render` route.
-pub const RENDERED_BYTES: usize = 8;
 
 /// Id of a response that begins with `prefix`.
 pub fn response_id(app: &App, prefix: &str) -> String {
@@ -142,13 +140,13 @@ pub struct Choice<'a, C> {
     /// Name of the field with the content, and the content.
     pub content: (&'static str, C),
     /// Log probabilities, if requested.
-    pub logprobs: Option<Json>,
+    pub logprobs: Option<Logprobs<'a>>,
     /// Why the sequence ended.
     pub finish: Option<&'a FinishReason>,
     /// Whether a stop is the end of a tool call.
     pub has_called: bool,
     /// Further fields.
-    pub more: Vec<(&'static str, Json)>,
+    pub more: Vec<(&'static str, Field)>,
 }
 
 impl<C: Serialize> Serialize for Choice<'_, C> {
@@ -178,9 +176,35 @@ impl<C: Serialize> Serialize for Choice<'_, C> {
     }
 }
 
+/// A further field of a response or of a choice. Those that may be long become JSON when they are written.
+pub enum Field {
+    /// JSON.
+    Json(Json),
+    /// Token ids; `None` is null.
+    Ids(Option<Vec<u32>>),
+    /// Log probabilities of a prompt.
+    PromptLogprobs(PromptLogprobs),
+}
+
+impl<J: Into<Json>> From<J> for Field {
+    fn from(json: J) -> Field {
+        Field::Json(json.into())
+    }
+}
+
+impl Serialize for Field {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Field::Json(json) => json.serialize(serializer),
+            Field::Ids(ids) => ids.serialize(serializer),
+            Field::PromptLogprobs(logprobs) => logprobs.serialize(serializer),
+        }
+    }
+}
+
 /// `token_ids` of a choice.
-pub fn token_ids(delta: &Delta) -> Value {
-    delta.tokens.iter().map(|token| token.id).collect()
+pub fn token_ids(delta: &Delta) -> Field {
+    Field::Ids(Some(delta.tokens.iter().map(|token| token.id).collect()))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Accepts connections and shuts down: in order, on a stop (no new connections, running requests finish, then the
-//! engine stops), or with an error if the engine has died.
+//! Accepts connections and shuts down: in order, on a stop (new connections get a 503, running requests finish, then
+//! the engine stops), or with an error if the engine has died.
 
 use std::future::Future;
 use std::io;
@@ -7,11 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use http_body_util::BodyExt;
-use hyper::Request;
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -19,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::app::App;
-use super::connection::{Connection, Exchange};
+use super::connection::Connection;
 use super::refusal::{self, Rejector};
 use super::routes;
 use super::watchdog;
@@ -40,9 +36,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// (`limits::check_head`).
 const HEAD_FACTOR: usize = 4;
 
+/// The message of a 503 while the server stops.
+pub(super) const STOPPING: &str = "the server is stopping; send requests to another";
+
 /// Answers every connection with 503 while it is polled, for a program that listens before its model is loaded.
 pub async fn refuse_while_loading(listener: TcpListener) {
-    let rejector = Rejector::new("the model is being loaded; try again later".to_string());
+    refuse(&listener, "the model is being loaded; try again later").await;
+}
+
+/// Answers every connection with 503 and this message while it is polled.
+async fn refuse(listener: &TcpListener, message: &str) {
+    let rejector = Rejector::new(message.to_string());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => rejector.reject(stream),
@@ -52,8 +56,8 @@ pub async fn refuse_while_loading(listener: TcpListener) {
     }
 }
 
-/// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Does not
-/// wait for requests that have not arrived in full. Returns the number of cancelled requests.
+/// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Meanwhile,
+/// every new connection gets a 503, so that a probe sees a server that stops and not one that is gone. Does not wait for requests that have not arrived in full. Returns the number of cancelled requests.
 ///
 /// # Errors
 /// If the engine thread has died. Running streams have ended with an error.
@@ -70,12 +74,17 @@ pub async fn serve(
     let memory = tokio::spawn(watchdog::return_memory(app.clone()));
     // Ends with the engine.
     tokio::spawn(engine.wake_readers());
+    // So that no request waits for it.
+    let sized = app.clone();
+    tokio::task::spawn_blocking(move || {
+        sized.logprob_sizes();
+    });
     let stop = async {
         stop.await;
         engine.drain();
     };
     let died = {
-        let mut accept = std::pin::pin!(server.accept(listener));
+        let mut accept = std::pin::pin!(server.accept(&listener));
         let died = tokio::select! {
             () = accept.as_mut() => false,
             () = stop => false,
@@ -96,6 +105,7 @@ pub async fn serve(
         return Err(io::Error::other("the engine thread has died; restart the server"));
     }
     let cancelled = tokio::select! {
+        () = refuse(&listener, STOPPING) => 0,
         () = server.finish.closed() => 0,
         () = idle(&app) => engine.num_unfinished(),
         () = sleep(grace) => {
@@ -128,8 +138,8 @@ impl Server {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            // `Connection` detects clients that are gone.
-            .half_close(true)
+            // A client that closes its sending side counts as gone, as with nginx and uvicorn: its call is dropped.
+            .half_close(false)
             .header_read_timeout(limits.header_timeout)
             .max_headers(HEAD_FACTOR * limits.max_header_count)
             .max_buf_size((HEAD_FACTOR * limits.max_header_bytes).max(64 << 10));
@@ -144,7 +154,7 @@ impl Server {
     }
 
     /// Accepts connections while it is polled.
-    async fn accept(&self, listener: TcpListener) {
+    async fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => match self.permits.clone().try_acquire_owned() {
@@ -168,21 +178,9 @@ impl Server {
     }
 
     fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
-        let (app, exchange) = (self.app.clone(), Exchange::default());
-        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.options.limits.send_timeout);
-        let router = TowerToHyperService::new(self.router.clone());
-        let service = service_fn(move |request: Request<Incoming>| {
-            let (call, answer) = (exchange.begin(), router.call(request));
-            // The call ends with the body of its response.
-            async move {
-                Ok::<_, std::convert::Infallible>(answer.await?.map(|body| {
-                    body.map_frame(move |frame| {
-                        let _ = &call;
-                        frame
-                    })
-                }))
-            }
-        });
+        let app = self.app.clone();
+        let stream = Connection::new(stream, app.activity.clone(), app.options.limits.send_timeout);
+        let service = TowerToHyperService::new(self.router.clone());
         let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
         let mut finish = self.finish.subscribe();
         tokio::spawn(async move {

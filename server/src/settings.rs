@@ -19,7 +19,8 @@ pub struct ServerOptions {
     pub api_keys: Vec<String>,
     /// Origins whose pages may use the server.
     pub cors: Cors,
-    /// Accepted host names besides those of loopback; `*` means any.
+    /// Accepted host names besides those of loopback and, on another address, IP addresses and names without a dot; `*` means
+    /// any.
     pub allowed_hosts: Vec<String>,
     /// Limits of requests.
     pub limits: Limits,
@@ -45,7 +46,7 @@ pub struct Cors {
     pub origins: Vec<String>,
     /// Methods that they may use; empty means `GET` and `POST`.
     pub methods: Vec<String>,
-    /// Headers that they may send; empty means those of the API.
+    /// Headers that they may send; empty means those that they ask for.
     pub headers: Vec<String>,
 }
 

@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
+use super::serve::STOPPING;
 
 /// `GET /health` and `GET /ping`: 200 while the engine runs, takes requests and, if it has work, completes steps; else 503 with
 /// the reason.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let limit = app.options.limits.engine_iteration_timeout;
     if app.engine.is_draining() {
-        return Err(ApiError::unavailable("the server is stopping; send requests to another"));
+        return Err(ApiError::unavailable(STOPPING));
     }
     if app.engine.is_healthy(limit) {
         return Ok(Json(json!({"status": "ok"})));

@@ -22,9 +22,9 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::error::ApiError;
-use super::json::{Json, put};
+use super::json::put;
 use super::options::StreamUsage;
-use super::reply::{Envelope, Usage};
+use super::reply::{Envelope, Field, Usage};
 use super::run::{self, Run};
 
 /// A comment is sent after this much silence, so that proxies keep the connection open while a request is queued.
@@ -140,7 +140,7 @@ pub struct Writer {
 
 impl Writer {
     /// Writes a chunk with these choices and further fields.
-    pub fn chunk(&mut self, choices: impl IntoIterator<Item: Serialize>, more: &[(&str, Json)]) {
+    pub fn chunk(&mut self, choices: impl IntoIterator<Item: Serialize>, more: &[(&str, Field)]) {
         // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a
         // usage.
         let usage = match self.stream_usage {

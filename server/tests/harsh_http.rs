@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::Server;
 
@@ -188,22 +188,20 @@ fn bytes_that_are_not_http_get_the_error_object() {
             400,
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
         ),
-        (
-            "chunks in HTTP/1.0",
-            400,
-            b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        ),
-        ("no end of the head", 400, b"GET /health HTTP/1.1\r\nHost:"),
-        ("half a body", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"),
+        ("chunks in HTTP/1.0", 400, b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         ("HTTP/2", 505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         ("a long target", 414, long.as_bytes()),
         ("huge headers", 431, huge.as_bytes()),
         ("many headers", 431, many.as_bytes()),
     ] {
-        assert_eq!(refusal(what, &half_closed(bytes)), status, "{what}");
+        assert_eq!(refusal(what, &exchange(bytes)), status, "{what}");
+    }
+    let half_body = format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: 50\r\n\r\n{{");
+    for (what, bytes) in [("half a head", "GET /health HTTP/1.1\r\nHost:"), ("half a body", half_body.as_str())] {
+        assert_eq!(refusal(what, &half_closed(bytes.as_bytes())), 400, "{what}");
     }
     assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "there was no request");
-    let answers = half_closed(after.as_bytes());
+    let answers = exchange(after.as_bytes());
     assert_eq!(statuses(&answers), [200, 400], "{answers}");
     refusal("after a valid request", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);
     assert_eq!(statuses(&request("GET /health HTTP/1.1")), [200]);
@@ -221,28 +219,16 @@ fn half_closed(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_client_that_closes_its_sending_side_gets_its_whole_answer() {
-    for stream in [false, true] {
-        let body = format!(r#"{{"prompt": "a", "max_tokens": 200, "ignore_eos": true, "stream": {stream}}}"#);
-        let length = body.len();
-        let heads = [
-            format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {length}\r\n\r\n{body}"),
-            format!("POST /v1/completions HTTP/1.0\r\n{JSON}Content-Length: {length}\r\n\r\n{body}"),
-            format!(
-                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n"
-            ),
-        ];
-        for head in &heads {
-            let answer = half_closed(head.as_bytes());
-            assert_eq!(statuses(&answer), [200], "{answer}");
-            assert!(answer.starts_with("HTTP/1."), "{answer}");
-            let whole =
-                if stream { answer.contains("data: [DONE]\n\n") } else { answer.contains("\"completion_tokens\":200") };
-            assert!(whole, "{answer}");
-        }
-        // Two calls, then the end.
-        let answer = half_closed(heads[0].repeat(2).as_bytes());
-        assert_eq!(statuses(&answer), [200, 200], "{answer}");
+fn a_connection_ends_with_its_last_answer_whatever_else_the_client_offered() {
+    let took = |headers: &str| {
+        let start = Instant::now();
+        assert_eq!(statuses(&request(&format!("GET /health HTTP/1.1\r\n{headers}X-Last: 1"))), [200], "{headers}");
+        start.elapsed()
+    };
+    for headers in ["", "Upgrade: websocket\r\n", "Connection: Upgrade\r\nUpgrade: h2c\r\n"] {
+        // The best of several: the machine may be busy. A connection that waits for its client takes a second.
+        let best = (0..3).map(|_| took(headers)).min().unwrap();
+        assert!(best < Duration::from_millis(500), "{headers}: {best:?}");
     }
 }
 

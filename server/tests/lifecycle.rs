@@ -1,7 +1,7 @@
 //! Clients that disconnect or read slowly, keys, metrics, and shutdown.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::common::{Reply, Server, config, slow};
@@ -19,7 +19,8 @@ fn long(stream: bool) -> String {
 #[test]
 fn a_client_that_leaves_frees_its_blocks() {
     let server = Server::with(slow(config()), ServerOptions::default(), Duration::ZERO);
-    for stream in [true, false] {
+    // A client that closes its sending side counts as one that has left.
+    for (stream, half) in [(true, false), (false, false), (false, true), (true, true)] {
         let before = server.metric("vllm:generation_tokens_total");
         let mut connections: Vec<_> =
             (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
@@ -29,15 +30,17 @@ fn a_client_that_leaves_frees_its_blocks() {
             }
         }
         server.until("all four run", |s| s.metric("vllm:num_requests_running") == 4.0);
-        drop(connections);
+        let half_closed =
+            connections.into_iter().filter(|connection| half && connection.shutdown(Shutdown::Write).is_ok());
+        let _half_closed: Vec<TcpStream> = half_closed.collect();
         server.until("nothing runs", |s| {
             s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0
         });
         assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
         assert!(server.metric("vllm:generation_tokens_total") - before < 4.0 * 900.0);
     }
-    let aborted = |line: &str| line.contains("finished_reason=\"abort\"") && line.ends_with(" 8");
-    server.until("eight aborts are counted", |server| server.get("/metrics").body.lines().any(aborted));
+    let aborted = |line: &str| line.contains("finished_reason=\"abort\"") && line.ends_with(" 16");
+    server.until("sixteen aborts are counted", |server| server.get("/metrics").body.lines().any(aborted));
 }
 
 #[test]
@@ -174,19 +177,21 @@ fn half_sent(server: &Server, length: usize) -> TcpStream {
 
 #[test]
 fn a_request_that_arrives_during_a_shutdown_is_refused() {
-    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
+    // Without a running request the shutdown may end first.
+    let mut running = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    running.read_exact(&mut [0; 1]).unwrap();
     let body = br#"{"prompt": "One", "max_tokens": 4}"#;
     // The head arrives before the shutdown, the body during it.
     let mut late = half_sent(&server, body.len());
     late.write_all(&body[..1]).unwrap();
     server.begin_stop();
-    while TcpStream::connect(server.address).is_ok() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    server.until("it stops", |server| server.get("/health").status == 503);
     late.write_all(&body[1..]).unwrap();
     let reply = Reply::read(late);
     assert_eq!(reply.status, 503, "{}", reply.body);
     reply.error();
+    drop(running);
     assert_eq!(server.wait(), 0);
 }
 

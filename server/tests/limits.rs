@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{Reply, Server, config, slow};
 use engine::EngineConfig;
@@ -60,16 +60,29 @@ fn no_page_of_another_origin_may_use_the_server_unless_it_is_allowed() {
         assert_eq!(closed.send(method, "/v1/models", headers, b"").header("access-control-allow-origin"), "");
     }
     let cors = Cors { origins: vec!["https://a.example".into()], ..Cors::default() };
-    let options = ServerOptions { cors, api_keys: vec!["k".into()], ..ServerOptions::default() };
+    let options = ServerOptions { cors: cors.clone(), api_keys: vec!["k".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let reply = server.send("OPTIONS", "/v1/models", &preflight, b"");
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (204, "https://a.example"));
     assert_eq!(reply.header("access-control-allow-methods"), "GET, POST");
-    assert!(reply.header("access-control-allow-headers").contains("authorization"));
+    // Headers that clients invent are allowed as asked.
+    let asked = [preflight[0], preflight[1], ("Access-Control-Request-Headers", "authorization,x-stainless-os")];
+    let reply = server.send("OPTIONS", "/v1/models", &asked, b"");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization,x-stainless-os");
+    assert!(reply.headers.contains(&("vary".into(), "access-control-request-headers".into())));
     let refused = server.send("GET", "/v1/models", &origin, b"");
     assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, "https://a.example"));
     let other = server.send("GET", "/health", &[("Origin", "https://b.example")], b"");
     assert_eq!(other.header("access-control-allow-origin"), "");
+    // With keys nothing but the method tells that a page is refused.
+    let refused = server.send("OPTIONS", "/v1/models", &[("Origin", "https://b.example"), preflight[1]], b"");
+    assert_eq!(refused.status, 401);
+    let refused = closed.send("OPTIONS", "/v1/models", &[], b"");
+    assert!(refused.status == 405 && refused.body.contains("--allowed-origins"), "{}", refused.body);
+    let cors = Cors { headers: vec!["authorization".into(), "x-a".into()], ..cors };
+    let server = Server::with(config(), ServerOptions { cors, ..ServerOptions::default() }, Duration::ZERO);
+    let reply = server.send("OPTIONS", "/v1/models", &asked, b"");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization, x-a");
 }
 
 #[test]
@@ -228,6 +241,62 @@ fn incomplete_heads_and_bodies_time_out() {
     half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").unwrap();
     let reply = Reply::read(half_body);
     assert_eq!(reply.status, 408, "{}", reply.body);
+}
+
+#[test]
+fn bodies_that_stall_block_no_other_request_and_are_closed_soon() {
+    const LENGTH: usize = 16 << 20;
+    // A sixtieth of the time is a tick.
+    let server = with(Limits { body_timeout: Duration::from_secs(12), ..Limits::default() });
+    let stall = |sent: usize| {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let head = format!("Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {LENGTH}");
+        stream.write_all(format!("POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\n\r\n").as_bytes()).unwrap();
+        let _ = stream.write_all(&vec![b' '; sent]);
+        stream
+    };
+    let stalled: Vec<TcpStream> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8).map(|_| scope.spawn(|| stall(LENGTH - 1))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let begun = Instant::now();
+    let padded = |bytes: usize| json!({"prompt": "a", "max_tokens": 1, "x": "y".repeat(bytes)});
+    for bytes in [0, 60 << 10, 1 << 20, 0, 15 << 20, 0] {
+        let reply = server.post(COMPLETIONS, &padded(bytes));
+        assert_eq!(reply.status, 200, "{bytes}: {}", reply.body);
+    }
+    for stream in stalled {
+        let reply = Reply::read(stream);
+        assert!([408, 429].contains(&reply.status), "{}", reply.body);
+        reply.error();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(server.post(COMPLETIONS, &padded(0)).status, 200);
+}
+
+#[test]
+fn a_body_that_arrives_too_slowly_is_refused_and_a_slow_one_is_not() {
+    let server = with(Limits { body_timeout: Duration::from_secs(6), ..Limits::default() });
+    let send = |pieces: usize, size: usize| {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let body = format!(r#"{{"prompt":"a","max_tokens":1,"x":"{}"}}"#, "y".repeat(pieces * size));
+        let head = format!("Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
+        let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nConnection: close\r\n{head}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        for piece in body.as_bytes().chunks(size) {
+            std::thread::sleep(Duration::from_millis(50));
+            if stream.write_all(piece).is_err() {
+                break;
+            }
+        }
+        Reply::read(stream)
+    };
+    // Ten ticks of 100 ms with less than 4 KiB in each.
+    let reply = send(60, 1 << 10);
+    assert_eq!(reply.status, 408, "{}", reply.body);
+    assert!(reply.error()["message"].as_str().unwrap().contains("too slowly"), "{}", reply.body);
+    assert_eq!(send(30, 64 << 10).status, 200);
 }
 
 #[test]

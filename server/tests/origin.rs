@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{Reply, Server, config};
+use engine::AsyncEngine;
 use serde_json::json;
 use server::{Cors, ServerOptions};
 
@@ -52,18 +53,23 @@ fn status(reply: &Reply) -> u16 {
     reply.status
 }
 
-/// Sends to every route with these headers and every media type that a page can send; each response must be 403.
-fn is_refused_everywhere(server: &Server, headers: &[(&str, &str)]) {
+/// Sends to every route with these headers and every media type that a page can send; each response must be 403. Returns the
+/// shortest time of one.
+fn is_refused_everywhere(server: &Server, headers: &[(&str, &str)]) -> Duration {
+    let mut best = Duration::MAX;
     for (method, path, takes_body) in ROUTES {
         let types: &[Option<&str>] =
             if takes_body { &[None, Some("text/plain"), Some("application/json")] } else { &[None] };
         for media_type in types {
             let body = if takes_body { GOOD } else { "" };
             let headers = [headers, &media_type.map(|value| ("Content-Type", value)).into_iter().collect::<Vec<_>>()];
+            let start = Instant::now();
             let reply = server.send(method, path, &headers.concat(), body.as_bytes());
+            best = best.min(start.elapsed());
             assert_eq!(status(&reply), 403, "{method} {path} {headers:?}: {}", reply.body);
         }
     }
+    best
 }
 
 #[test]
@@ -90,7 +96,8 @@ fn pages_of_another_site_are_refused_on_every_route() {
     is_refused_everywhere(&server, &[("Origin", "http://localhost"), ("Origin", EVIL)]);
     is_refused_everywhere(&server, &[("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "no-cors")]);
     let socket = [("Origin", EVIL), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")];
-    is_refused_everywhere(&server, &socket);
+    let best = is_refused_everywhere(&server, &socket);
+    assert!(best < Duration::from_millis(500), "the connection stays open after its answer: {best:?}");
     assert!(server.metric("quire:requests_rejected_total") > 0.0);
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "nothing was computed for them");
 }
@@ -229,6 +236,30 @@ fn host_names_that_the_flag_allows_are_served() {
     let any = with(ServerOptions { allowed_hosts: hosts(&["*"]), ..ServerOptions::default() });
     assert_eq!(ask(&any, "attacker.example"), 200);
     assert_eq!(status(&any.send("GET", "/v1/models", &[("Host", "a.example"), ("Origin", EVIL)], b"")), 403);
+}
+
+#[test]
+fn a_server_without_keys_that_other_machines_reach_checks_the_host_too() {
+    let hosts = |hosts: &[&str]| hosts.iter().map(|&host| host.to_string()).collect();
+    let everywhere = |options| Server::on("0.0.0.0:0", AsyncEngine::start(config(), &|_, _| {}).unwrap(), options);
+    let open = everywhere(ServerOptions::default());
+    let ask = |server: &Server, host: &str| status(&server.send("GET", "/v1/models", &[("Host", host)], b""));
+    for host in ["192.168.0.9", "192.168.0.9:8000", "[2001:db8::1]:8000", "localhost", "quire", "quire:8000"] {
+        assert_eq!(ask(&open, host), 200, "{host}");
+        let own = [("Host", host), ("Origin", &format!("http://{host}")), JSON];
+        assert_eq!(open.send("POST", "/v1/completions", &own, GOOD.as_bytes()).status, 200, "{host}");
+    }
+    for host in ["attacker.example", "attacker.example:8000", "192.168.0.9.attacker.example", "quire@attacker.example"]
+    {
+        is_refused_everywhere(&open, &[("Host", host)]);
+        // For the browser the page is from the same site.
+        is_refused_everywhere(&open, &[("Host", host), ("Origin", &format!("http://{host}"))]);
+    }
+    let named = everywhere(ServerOptions { allowed_hosts: hosts(&["models.example.org"]), ..ServerOptions::default() });
+    assert_eq!((ask(&named, "models.example.org"), ask(&named, "attacker.example")), (200, 403));
+    let keyed = everywhere(ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() });
+    let key = [("Host", "models.example.org"), ("Authorization", "Bearer s3cret")];
+    assert_eq!(keyed.send("GET", "/v1/models", &key, b"").status, 200);
 }
 
 #[test]

@@ -25,7 +25,11 @@ const CLIENTS: u64 = 16;
 const SETTLED: Duration = Duration::from_secs(20);
 
 fn seconds() -> u64 {
-    std::env::var("QUIRE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    let given = std::env::var("QUIRE_SOAK_SECONDS").ok();
+    given.map_or(3, |text| {
+        let seconds = text.parse().ok().filter(|seconds| *seconds > 0);
+        seconds.unwrap_or_else(|| panic!("QUIRE_SOAK_SECONDS: found {text:?}, expected a whole number of seconds"))
+    })
 }
 
 /// Requests with deterministic responses: greedy and seeded, short and long, with samples, stop strings or a grammar.

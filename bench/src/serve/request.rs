@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::Endpoint;
 use super::dataset::{Prompt, Question};
 use super::measure::Record;
-use crate::client::Server;
+use crate::client::{Server, printable};
 
 /// Sends requests for one model of one server.
 pub struct Sender {
@@ -28,7 +28,7 @@ pub async fn first_model(server: &Server) -> Result<String, String> {
     let text = server.send("/v1/models", None).await?.text().await?;
     let list: Value = serde_json::from_str(&text).map_err(|error| format!("/v1/models: {error}"))?;
     let name = list["data"][0]["id"].as_str();
-    name.map(str::to_string)
+    name.map(printable)
         .ok_or_else(|| "/v1/models lists no model, expected at least one; name the model with --model".to_string())
 }
 
@@ -67,7 +67,7 @@ impl Sender {
             let chunk: Value =
                 serde_json::from_str(&data).map_err(|error| format!("found an event that is not JSON: {error}"))?;
             if let Some(message) = chunk["error"]["message"].as_str() {
-                return Err(message.to_string());
+                return Err(printable(message));
             }
             if has_output(&chunk["choices"][0]) {
                 record.pieces.push(seconds(Instant::now()));

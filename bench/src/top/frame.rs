@@ -160,6 +160,7 @@ fn row(request: &Value) -> String {
     line
 }
 
+/// The first characters of a line, without what the server sent to control the terminal.
 fn cut(line: &str, width: usize) -> String {
-    line.chars().take(width).collect()
+    line.chars().filter(|c| !c.is_control()).take(width).collect()
 }

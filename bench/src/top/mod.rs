@@ -7,17 +7,24 @@ pub mod frame;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use crossterm::event::{Event, KeyCode, KeyModifiers, poll, read};
+use crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers, poll, read};
 use crossterm::{cursor, execute, terminal};
 use serde_json::Value;
-use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use crate::Error;
 use crate::client::Server;
 use crate::values;
+
+/// Time limit for an answer of the server.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Greatest time that a new state waits to be drawn.
+const KEY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,47 +77,64 @@ pub struct TopArgs {
 pub fn run(args: &TopArgs) -> Result<(), Error> {
     let server =
         Server::new(&args.url, args.api_key.clone()).map_err(|problem| Error::Usage(format!("URL: {problem}")))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     if args.once || !io::stdout().is_terminal() {
-        let state = fetch(&runtime, &server).map_err(Error::Failed)?;
+        let state = runtime.block_on(fetch(&server)).map_err(Error::Failed)?;
         return Ok(write!(io::stdout(), "{}", frame::draw(&state, args.sort, (100, 40), false))?);
     }
     let _screen = Screen::enter()?;
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut sort = args.sort;
-    let mut state = fetch(&runtime, &server);
-    let mut fetched = Instant::now();
-    loop {
+    let interval = Duration::from_millis(args.interval.max(100));
+    // Another thread waits for the server, so that keys count meanwhile.
+    let (sender, mut states) = watch::channel(Err(format!("connecting to {}", args.url)));
+    runtime.spawn(async move {
+        while sender.send(fetch(&server).await).is_ok() {
+            sleep(interval).await;
+        }
+    });
+    let quit = loop {
         let size = terminal::size().unwrap_or((80, 24));
-        let text = match &state {
-            Ok(state) => frame::draw(state, sort, (size.0.into(), usize::from(size.1) - 1), colour),
+        let text = match &*states.borrow_and_update() {
+            Ok(state) => frame::draw(state, sort, (size.0.into(), usize::from(size.1).saturating_sub(1)), colour),
             Err(problem) => format!("{problem}\n\ntrying again; press q to quit\n"),
         };
-        show(&text)?;
-        let interval = Duration::from_millis(args.interval.max(100));
-        if poll(interval.saturating_sub(fetched.elapsed()))? {
-            match read()? {
-                Event::Key(key) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => {
-                    return Ok(());
-                }
-                Event::Key(key) if matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) => return Ok(()),
-                Event::Key(key) if key.code == KeyCode::Char('s') => sort = sort.next(),
-                _ => {}
-            }
-        } else {
-            state = fetch(&runtime, &server);
-            fetched = Instant::now();
+        if let Err(error) = show(&text) {
+            break Err(error);
         }
-    }
+        match next_key(&states) {
+            Ok(Some(key)) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => {
+                break Ok(());
+            }
+            Ok(Some(key)) if matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) => break Ok(()),
+            Ok(Some(key)) if key.code == KeyCode::Char('s') => sort = sort.next(),
+            Ok(_) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    // A name may still be looked up, which cannot be cancelled.
+    runtime.shutdown_background();
+    Ok(quit?)
 }
 
-fn fetch(runtime: &Runtime, server: &Server) -> Result<Value, String> {
-    runtime.block_on(async {
-        let text = server.send("/quire/state", None).await?.text().await?;
-        serde_json::from_str(&text).map_err(|error| {
-            format!("/quire/state: found an answer that is not JSON ({error}), expected a Quire server")
-        })
-    })
+/// Waits for a key, a new state or another size of the terminal; `None` without a key.
+fn next_key(states: &watch::Receiver<Result<Value, String>>) -> io::Result<Option<KeyEvent>> {
+    while !states.has_changed().unwrap_or(false) {
+        if poll(KEY_INTERVAL)? {
+            return Ok(if let Event::Key(key) = read()? { Some(key) } else { None });
+        }
+    }
+    Ok(None)
+}
+
+/// Requests the state of the server.
+async fn fetch(server: &Server) -> Result<Value, String> {
+    let text = async { server.send("/quire/state", None).await?.text().await };
+    let text = timeout(FETCH_TIMEOUT, text).await;
+    let seconds = FETCH_TIMEOUT.as_secs();
+    let text = text.map_err(|_| format!("/quire/state: found no whole answer within {seconds} s, expected one"))??;
+    serde_json::from_str(&text)
+        .map_err(|error| format!("/quire/state: found an answer that is not JSON ({error}), expected a Quire server"))
 }
 
 /// Draws a frame over the last one. Lines are overwritten, not cleared first, so that the screen does not flicker.

@@ -75,12 +75,6 @@ fn document(app: &Arc<App>) -> Value {
     reset["parameters"] = prefix_cache::PARAMETERS.map(parameter).to_vec().into();
     reset["responses"]["200"] = json!({"description": "The cache is empty. The response has no body."});
     document.add("/reset_prefix_cache", "post", reset);
-    for method in ["get", "delete"] {
-        // Always an error.
-        let mut operation = operation("/v1/responses/{id}", "Not supported: responses are not stored");
-        operation["operationId"] = format!("{method}_v1_responses_id").into();
-        document.add("/v1/responses/{id}", method, operation);
-    }
     document.get("/health", "Check that the engine runs, takes requests and makes progress", "Health");
     document.get("/ping", "The same as /health", "Health");
     document.get("/is_sleeping", "Whether the engine sleeps, which it never does", "Sleeping");

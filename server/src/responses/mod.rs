@@ -17,8 +17,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::{Event, FinishReason};
 use serde_json::json;
@@ -61,14 +60,6 @@ pub async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> Resu
     let mut body = body::receive(&app, request).await?;
     let ((chat, _), _) = body.read(&app, prepare).await?;
     Ok(Json::from(json!({"object": "response.input_tokens", "input_tokens": chat.ids.len()})).into_response())
-}
-
-/// `GET` and `DELETE /v1/responses/{id}`: always an error, because responses are not stored.
-pub async fn stored(id: Result<Path<String>, PathRejection>) -> ApiError {
-    match id {
-        Ok(Path(id)) => ApiError::unknown_response(&id),
-        Err(error) => ApiError::invalid("response_id", error.body_text()),
-    }
 }
 
 /// State of a running request.
@@ -123,7 +114,8 @@ impl Source for Reply {
                 return Poll::Ready(false);
             }
         }
-        while let Some((name, event)) = self.writer.events.pop_front() {
+        // One at a time: each of the last ones repeats the whole output.
+        if let Some((name, event)) = self.writer.events.pop_front() {
             stream::event(lines, Some(&name), |text| put(text, &event));
         }
         Poll::Ready(true)

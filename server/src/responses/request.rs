@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::chat::{ChatRequest, Prepared, read_reasoning};
-use super::super::cost::Cost;
+use super::super::cost::{Cost, Format};
 use super::super::error::ApiError;
 use super::super::fields::Fields;
 use super::super::foreign;
@@ -27,8 +27,10 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
     let repeated: usize =
         frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
     let (prepared, cost) = Prepared::new(work, request)?;
-    // A stream keeps its log probabilities too, for the last event.
-    let per_output_token = prepared.options.params.sampling.logprobs.map_or(0, |k| k + 1);
+    // A stream keeps its log probabilities too. They are held as JSON and repeated by each of the last events.
+    let asked = prepared.options.params.sampling.logprobs;
+    let mut per_output_token = work.logprob_entries(asked, Format::Chat);
+    per_output_token.bytes *= 2;
     Ok(((prepared, frame), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
 }
 

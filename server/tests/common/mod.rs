@@ -42,9 +42,18 @@ impl Server {
 
     /// A server of an engine that the test keeps a handle on.
     pub fn of(engine: AsyncEngine, options: ServerOptions, grace: Duration) -> Server {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Server::listen("127.0.0.1:0", engine, options, grace)
+    }
+
+    /// A server that listens on this address, reached over loopback.
+    pub fn on(address: &str, engine: AsyncEngine, options: ServerOptions) -> Server {
+        Server::listen(address, engine, options, Duration::ZERO)
+    }
+
+    fn listen(address: &str, engine: AsyncEngine, options: ServerOptions, grace: Duration) -> Server {
+        let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
