@@ -1,4 +1,4 @@
-//! The property of any bytes that a peer may send, checked by the ordinary tests and by libFuzzer (`kvevents/fuzz`): what is read is
+//! The property of any bytes that a peer may send, checked by the ordinary tests and by libFuzzer (`fuzz/src/bin/peer.rs`): what is read is
 //! bounded, and subscriptions are those of a model that stores all of them.
 
 #[allow(dead_code)]
