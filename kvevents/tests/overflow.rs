@@ -51,8 +51,10 @@ fn b36_a_full_queue_drops_steps_and_subscribers_get_a_snapshot_before_anything_e
 
 #[test]
 fn b36_a_subscriber_that_never_reads_delays_no_step_and_takes_bounded_memory() {
-    let mut publisher = start(&KvEventsConfig { hwm: 10, buffer_steps: 10, max_queue_size: 1000, ..config() });
-    let _deaf = Raw::subscriber(address(&publisher), "", None);
+    let limits = Limits { send_buffer: Some(4096), ..Limits::default() };
+    let config = KvEventsConfig { hwm: 10, buffer_steps: 10, max_queue_size: 1000, ..config() };
+    let mut publisher = start_with(&config, limits);
+    let _deaf = Raw::subscriber(address(&publisher), "", Some(2304));
     wait(&publisher, |stats| stats.subscribers == 1);
     let before = resident();
     let (done, ended) = mpsc::channel();
@@ -67,10 +69,10 @@ fn b36_a_subscriber_that_never_reads_delays_no_step_and_takes_bounded_memory() {
         publisher
     });
     // A step that waits for the subscriber waits until that is disconnected.
-    assert!(ended.recv_timeout(Limits::default().stall / 2).is_ok(), "a step was delayed");
+    assert!(ended.recv_timeout(limits.stall / 2).is_ok(), "a step was delayed");
     let publisher = stepping.join().unwrap();
     let stats = publisher.stats();
-    assert!(stats.dropped_messages > 30 && stats.dropped_steps == 0, "{stats:?}");
+    assert!(stats.dropped_messages > 40 && stats.dropped_steps == 0, "{stats:?}");
     if let (Some(before), Some(after)) = (before, resident()) {
         assert!(after < before + (60 << 20), "memory grew from {before} to {after} bytes");
     }
@@ -132,8 +134,8 @@ fn what_waits_for_all_subscribers_together_is_bounded() {
     let mut publisher = start_with(&KvEventsConfig { topic: "kv".into(), ..config() }, limits);
     let mut slow = Vec::new();
     // Each stalls at another time.
-    for at in 0..40 {
-        if at % 10 == 0 {
+    for at in 0..200 {
+        if at % 50 == 0 {
             settle(&publisher);
             slow.push(Raw::subscriber(address(&publisher), "k", Some(16 << 10)));
             wait(&publisher, |stats| stats.subscribers == slow.len());
@@ -143,17 +145,16 @@ fn what_waits_for_all_subscribers_together_is_bounded() {
     settle(&publisher);
     for (at, slow) in slow.iter_mut().enumerate() {
         let mut numbers: Vec<u64> = Vec::new();
-        while numbers.last() != Some(&39) {
+        while numbers.last() != Some(&199) {
             numbers.push(slow.message().1);
         }
-        let first = at as u64 * 10;
-        assert_eq!(numbers[0], first);
-        // Those behind the gap are the last messages, which all subscribers share.
-        let kept = numbers.windows(2).position(|pair| pair[1] > pair[0] + 1).map(|gap| &numbers[gap + 1..]);
-        let kept = kept.unwrap_or(&numbers);
-        assert!(kept.len() <= 13 && kept.iter().copied().eq(kept[0]..40), "{numbers:?}");
+        assert!(numbers[0] >= at as u64 * 50, "{numbers:?}");
+        // Those behind the last gap are the 12 that all subscribers share, and a few that were on their way.
+        let gap = numbers.windows(2).rposition(|pair| pair[1] > pair[0] + 1);
+        let kept = numbers.len() - gap.map_or(0, |gap| gap + 1);
+        assert!(kept <= 25, "{numbers:?}");
     }
-    assert!(publisher.stats().dropped_messages > 20, "{:?}", publisher.stats());
+    assert!(publisher.stats().dropped_messages > 50, "{:?}", publisher.stats());
 }
 
 #[test]
