@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use testkit::capability::{self, Capability};
 use testkit::not_run;
 
-use crate::cargo;
+use crate::{cargo, ci, parts};
 
 /// A job that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -158,9 +158,9 @@ pub fn run(root: &Path, quick: bool) -> Result<(), String> {
 fn serve(program: &cargo::TestProgram) -> Result<(), String> {
     let mut command = Command::new(&program.file);
     command.arg("ranks::").current_dir(&program.folder).env("QUIRE_REQUIRE", "mpi");
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("the tests of quire serve on several ranks ended with {status}")),
+    match ci::logged(&mut command) {
+        Ok((status, log)) if status.success() => parts::ran_some(&log),
+        Ok((status, _)) => Err(format!("the tests of quire serve on several ranks ended with {status}")),
         Err(error) => Err(format!("{}: {error}", program.file.display())),
     }
 }

@@ -49,6 +49,20 @@ fn set(mirror: &mut Mirror, words: &[u32]) {
     mirror.set(words.iter().map(|word| word.to_ne_bytes())).unwrap();
 }
 
+/// Sends arrays of several pieces and of a part of one, and then single words of them.
+pub fn send_all(device: &dyn Device) {
+    let mut upload = Upload::new(device).unwrap();
+    let mut arrays: Vec<Mirror> = [700, 5, 40].map(|words| Mirror::new(device, 4 * words).unwrap()).into();
+    for last in [1, 2] {
+        for array in &mut arrays {
+            let mut words = vec![7; array.buffer().len_bytes() / 4];
+            *words.last_mut().unwrap() = last;
+            set(array, &words);
+        }
+        upload.send(device, &mut arrays).unwrap();
+    }
+}
+
 fn contents(device: &dyn Device, mirror: &Mirror) -> Vec<u32> {
     let mut found = vec![0; mirror.buffer().len_bytes()];
     device.download(mirror.buffer(), 0, &mut found).unwrap();

@@ -134,6 +134,23 @@ impl Kernels {
         Some(launches)
     }
 
+    /// Runs `work` as [`Self::under`] does. It launches `kernels` and no others: a name begins with one of them.
+    pub fn are_clean(
+        &self,
+        sanitizer: Instrument,
+        seeds: &[u64],
+        kernels: &[&str],
+        work: impl FnOnce(Arc<dyn Device>),
+    ) {
+        let Some(launches) = self.under(sanitizer, seeds, work) else { return };
+        for kernel in kernels {
+            assert!(launches.iter().any(|launch| launch.starts_with(kernel)), "{kernel} was not launched");
+        }
+        for launch in &launches {
+            assert!(kernels.iter().any(|kernel| launch.starts_with(kernel)), "{launch} is not in {kernels:?}; add it");
+        }
+    }
+
     /// An ordinary run leaves out the bf16 shards, which use the same templates as those for f16, and half of the head sizes: three
     /// quarters of the compilation.
     fn program(&self, sanitizer: Instrument, compiler: &Compiler) -> Option<PathBuf> {
