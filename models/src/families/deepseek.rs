@@ -200,7 +200,13 @@ fn routing_v2(fields: &Fields<'_>) -> Result<(usize, Routing), LoadError> {
     check_scores(fields, "softmax")?;
     let (count, top_k) = experts::counts(fields, ["n_routed_experts", "num_experts_per_tok"])?;
     let groups = match fields.string("topk_method")? {
-        None | Some("greedy") => None,
+        None | Some("greedy") => {
+            // Without groups, their numbers are of no effect.
+            for key in ["n_group", "topk_group"] {
+                fields.get(key);
+            }
+            None
+        }
         Some("group_limited_greedy") => groups(fields, count, top_k, [1, 1], false)?,
         Some(_) => return Err(fields.wrong("topk_method", "\"greedy\" or \"group_limited_greedy\"")),
     };

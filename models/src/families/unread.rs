@@ -35,6 +35,8 @@ const HARMLESS: &[&str] = &[
     "experts_per_token",
     "finetuning_task",
     "generation",
+    "hidden_act",
+    "hidden_activation",
     "id2label",
     "initial_context_length",
     "is_decoder",
@@ -109,7 +111,8 @@ fn of_effect(fields: &Fields<'_>, mut keys: Vec<&str>) -> Vec<String> {
         Value::Bool(flag) => !flag,
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
+        // Also the types of layers that are all alike.
+        Value::Array(list) => list.iter().all(|item| item == "full_attention"),
         Value::Object(map) => map.is_empty(),
     };
     let is_harmless = |key: &str| HARMLESS.contains(&key) || HARMLESS_PARTS.iter().any(|part| key.contains(part));
