@@ -17,11 +17,11 @@ const CONSTRAINTS: [(&str, &str, &str, &str); 4] = [
     ("json", "guided_json", "JSON schema of the output, as an object or as a string.", "any"),
     ("regex", "guided_regex", "Regular expression that the whole output matches.", "string"),
     ("choice", "guided_choice", "Strings of which the output is one.", "array"),
-    ("grammar", "guided_grammar", "Grammar of the output, in Lark's syntax.", "string"),
+    ("grammar", "guided_grammar", "Grammar of the output: EBNF if it begins with name ::=, otherwise Lark.", "string"),
 ];
 
 /// The constraints of `structured_outputs`, in words.
-const ONE_OF: &str = "one of json, regex, choice, grammar and json_object";
+const ONE_OF: &str = "one of json, regex, choice, grammar, structural_tag and json_object";
 
 /// The flag that limits the size of all constraints.
 const FLAG: &str = "--max-schema-bytes";
@@ -57,7 +57,7 @@ pub fn text_format(
     limits: &Limits,
 ) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
     fields.check_bytes("text", "text.format", limits.max_schema_bytes, FLAG)?;
-    let text = fields.object("text", "format: an object of type text, json_object or json_schema.")?;
+    let text = fields.object("text", "format: an object of type text, json_object, json_schema or structural_tag.")?;
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
         Some(Value::Object(format)) => format.clone(),
@@ -69,7 +69,7 @@ pub fn text_format(
 
 fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "response_format";
-    let description = "An object of type text, json_object or json_schema.";
+    let description = "An object of type text, json_object, json_schema or structural_tag.";
     let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
     let schema = format.get("json_schema").and_then(|named| named.get("schema"));
     of_format(PARAM, format, ("response_format.json_schema", schema))
@@ -86,12 +86,27 @@ fn of_format(
         Some("text") => return Ok(None),
         Some("json_object") => Grammar::JsonObject,
         Some("json_schema") => match schema.filter(|schema| is_schema(schema)) {
+            Some(schema) if is_strict(param, format) => Grammar::StrictSchema(schema.to_string()),
             Some(schema) => Grammar::JsonSchema(schema.to_string()),
             None => return Err(ApiError::wrong(path, schema.unwrap_or(&Value::Null), "a JSON schema")),
         },
-        _ => return Err(ApiError::wrong(format!("{param}.type"), kind, "text, json_object or json_schema")),
+        Some("structural_tag") => tags(param, &Value::Object(format.clone()))?,
+        _ => {
+            let expected = "text, json_object, json_schema or structural_tag";
+            return Err(ApiError::wrong(format!("{param}.type"), kind, expected));
+        }
     };
     Ok(Some(StructuredOutput { grammar, param }))
+}
+
+fn tags(param: &str, tag: &Value) -> Result<Grammar, ApiError> {
+    engine::text::structural_tag(tag).map_err(|problem| ApiError::invalid(param, problem))
+}
+
+/// Whether a format is strict. Its fields are in `json_schema`, or beside the type in `/v1/responses`.
+fn is_strict(param: &str, format: &Map<String, Value>) -> bool {
+    let named = if param == "response_format" { format.get("json_schema") } else { None };
+    named.map_or_else(|| format.get("strict"), |named| named.get("strict")) == Some(&Value::Bool(true))
 }
 
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
@@ -104,8 +119,9 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     let grammar = match (constraints.next(), constraints.next(), json_object) {
         (Some((kind, value)), None, false) => grammar(kind, PARAM, value)?,
         (None, None, true) => Grammar::JsonObject,
-        (None, ..) if given("structural_tag").is_some() => {
-            return Err(ApiError::unsupported("structured_outputs.structural_tag", "use grammar"));
+        (None, None, false) if given("structural_tag").is_some() => {
+            let tag = given("structural_tag").unwrap_or(&Value::Null);
+            tags("structured_outputs.structural_tag", tag)?
         }
         // Neutral values of other options.
         (None, ..) if object.values().all(|value| value.is_null() || value == &Value::Bool(false)) => return Ok(None),
@@ -121,7 +137,7 @@ fn grammar(kind: &str, param: &str, value: &Value) -> Result<Grammar, ApiError> 
         |expected: &str| value.as_str().ok_or_else(|| ApiError::wrong(param, value, expected)).map(str::to_string);
     match kind {
         "regex" => text("a regular expression as a string").map(Grammar::Regex),
-        "grammar" => text("a grammar as a string").map(Grammar::Lark),
+        "grammar" => text("a grammar as a string").map(Grammar::from_text),
         "choice" => {
             let choices = value.as_array().filter(|items| (1..=MAX_CHOICES).contains(&items.len()));
             let one = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_string);
