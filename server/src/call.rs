@@ -3,6 +3,7 @@
 //!
 //! The call is a task-local value, so that code on its behalf can name it without passing it through every function.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::Body;
@@ -20,6 +21,9 @@ use super::error::ApiError;
 
 /// Header of the W3C trace context.
 const TRACE_PARENT: &str = "traceparent";
+
+/// Header that names the keywords of JSON schemas that the answer does not keep to.
+const UNENFORCED: &str = "x-quire-unenforced";
 
 /// Maximum length of a client's id, in bytes.
 const MAX_ID: usize = 128;
@@ -40,6 +44,7 @@ struct Held {
     memory: Reserved,
     /// `request_id` of the body.
     request_id: Option<String>,
+    unenforced: String,
 }
 
 tokio::task_local! {
@@ -102,6 +107,12 @@ pub fn hold_memory(memory: Reserved) {
     update(|held| held.memory = memory);
 }
 
+/// Names in the response the keywords of JSON schemas that are not enforced.
+pub fn name_unenforced(keywords: &BTreeSet<String>) {
+    let keywords: Vec<&str> = keywords.iter().map(String::as_str).collect();
+    update(|held| held.unenforced = keywords.join(", "));
+}
+
 fn update(change: impl FnOnce(&mut Held)) {
     // Outside of a call there is no body to hold anything for.
     let _ = CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner)));
@@ -122,7 +133,11 @@ pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     if let Ok(id) = HeaderValue::from_str(&call.id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    let held = std::mem::take(&mut *call.held.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut held = std::mem::take(&mut *call.held.lock().unwrap_or_else(PoisonError::into_inner));
+    let unenforced = std::mem::take(&mut held.unenforced);
+    if let Some(keywords) = HeaderValue::try_from(unenforced).ok().filter(|keywords| !keywords.is_empty()) {
+        response.headers_mut().insert(UNENFORCED, keywords);
+    }
     if held.stream.is_none() && held.memory.is_empty() {
         return response;
     }

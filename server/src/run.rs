@@ -13,6 +13,7 @@ use engine::{Delta, DraftCounts, Event, FinishReason, GenerationRequest, OutputS
 use tokio::time::{Sleep, sleep};
 
 use super::app::App;
+use super::call;
 use super::error::ApiError;
 use super::observe::{Arrival, Observer};
 
@@ -42,6 +43,7 @@ impl Run {
                 app.metrics.rejected("queue");
             }
         })?;
+        call::name_unenforced(events.unenforced());
         Ok(Run {
             events,
             observers: arrivals.into_iter().map(|arrival| arrival.accepted(app.clone())).collect(),

@@ -18,11 +18,16 @@ const CONSTRAINTS: [(&str, &[&str], &str, &str); 4] = [
     ("json", &["guided_json", "json_schema"], "JSON schema of the output, as an object or as a string.", "any"),
     ("regex", &["guided_regex", "regex"], "Regular expression that the whole output matches.", "string"),
     ("choice", &["guided_choice"], "Strings of which the output is one.", "array"),
-    ("grammar", &["guided_grammar", "grammar", "ebnf"], "Grammar of the output, in Lark's syntax.", "string"),
+    (
+        "grammar",
+        &["guided_grammar", "grammar", "ebnf"],
+        "Grammar of the output: EBNF if it begins with name ::=, otherwise Lark.",
+        "string",
+    ),
 ];
 
 /// The constraints of `structured_outputs`, in words.
-const ONE_OF: &str = "one of json, regex, choice, grammar and json_object";
+const ONE_OF: &str = "one of json, regex, choice, grammar, structural_tag and json_object";
 
 /// The flag that limits the size of all constraints.
 const FLAG: &str = "--max-schema-bytes";
@@ -63,7 +68,7 @@ pub fn text_format(
     limits: &Limits,
 ) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
     fields.check_bytes("text", "text.format", limits.max_schema_bytes, FLAG)?;
-    let text = fields.object("text", "format: an object of type text, json_object or json_schema.")?;
+    let text = fields.object("text", "format: an object of type text, json_object, json_schema or structural_tag.")?;
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
         Some(Value::Object(format)) => format.clone(),
@@ -75,7 +80,7 @@ pub fn text_format(
 
 fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "response_format";
-    let description = "An object of type text, json_object or json_schema.";
+    let description = "An object of type text, json_object, json_schema or structural_tag.";
     let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
     of_format(PARAM, format, true)
 }
@@ -86,6 +91,9 @@ fn of_format(
     format: &Map<String, Value>,
     is_nested: bool,
 ) -> Result<Option<StructuredOutput>, ApiError> {
+    if format.get("type").is_some_and(|kind| kind == "structural_tag") {
+        return Ok(Some(StructuredOutput { grammar: tags(param, &Value::Object(format.clone()))?, param }));
+    }
     let given = |name: &str| format.get(name).filter(|value| !value.is_null());
     let known = ["type", "schema", "name", "strict", "description"];
     let is_known = |name: &str| known.contains(&name) || is_nested && name == "json_schema";
@@ -97,22 +105,31 @@ fn of_format(
         (Some(_), Some(_)) => return Err(ApiError::conflict(format!("{param}.schema"), "json_schema.schema")),
         (nested, beside) => nested.or(beside),
     };
+    let strict = nested.map_or_else(|| format.get("strict"), |named| named.get("strict"));
     let path = format!("{param}.{}", if is_nested && given("schema").is_none() { "json_schema" } else { "schema" });
     let kind = format.get("type").unwrap_or(&Value::Null);
     let grammar = match (kind.as_str(), schema) {
         (Some("text"), None) => return Ok(None),
         (Some("json_object"), None) => Grammar::JsonObject,
         // llama-server and Together take a schema here too.
-        (Some("json_schema" | "json_object"), Some(schema)) if is_schema(schema) => {
-            Grammar::JsonSchema(schema.to_string())
-        }
+        (Some("json_schema" | "json_object"), Some(schema)) if is_schema(schema) => match strict {
+            Some(Value::Bool(true)) => Grammar::StrictSchema(schema.to_string()),
+            _ => Grammar::JsonSchema(schema.to_string()),
+        },
         (Some("json_schema" | "json_object"), schema) => {
             return Err(ApiError::wrong(path, schema.unwrap_or(&Value::Null), "a JSON schema"));
         }
         (Some("text"), Some(_)) => return Err(ApiError::conflict(path, "type text")),
-        _ => return Err(ApiError::wrong(format!("{param}.type"), kind, "text, json_object or json_schema")),
+        _ => {
+            let expected = "text, json_object, json_schema or structural_tag";
+            return Err(ApiError::wrong(format!("{param}.type"), kind, expected));
+        }
     };
     Ok(Some(StructuredOutput { grammar, param }))
+}
+
+fn tags(param: &str, tag: &Value) -> Result<Grammar, ApiError> {
+    engine::text::structural_tag(tag).map_err(|problem| ApiError::invalid(param, problem))
 }
 
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
@@ -125,9 +142,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     let given = |name: &str| object.get(name).filter(|value| is_set(name, value));
     for name in object.keys().filter(|name| given(name).is_some()) {
         let advice = match name.as_str() {
-            name if is_constraint(name) || name == "json_object" => continue,
-            "structural_tag" => "use grammar",
-            "whitespace_pattern" => "set x-guidance.whitespace_pattern in the schema",
+            name if is_constraint(name) || ["json_object", "structural_tag"].contains(&name) => continue,
             "disable_any_whitespace" => "set x-guidance.whitespace_flexible: false in the schema",
             "disable_additional_properties" => "set additionalProperties: false in the schema",
             _ => "remove it",
@@ -135,13 +150,14 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
         return Err(ApiError::unsupported(format!("{PARAM}.{name}"), advice));
     }
     let mut constraints = CONSTRAINTS.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
-    let grammar = match (constraints.next(), constraints.next(), given("json_object")) {
-        (Some((kind, value)), None, None) => grammar(kind, PARAM, value)?,
-        (None, None, Some(Value::Bool(true))) => Grammar::JsonObject,
-        (None, None, Some(other)) => {
+    let grammar = match (constraints.next(), constraints.next(), given("json_object"), given("structural_tag")) {
+        (Some((kind, value)), None, None, None) => grammar(kind, PARAM, value)?,
+        (None, None, Some(Value::Bool(true)), None) => Grammar::JsonObject,
+        (None, None, Some(other), None) => {
             return Err(ApiError::wrong("structured_outputs.json_object", other, "true or false"));
         }
-        (None, None, None) => return Ok(None),
+        (None, None, None, Some(tag)) => tags("structured_outputs.structural_tag", tag)?,
+        (None, None, None, None) => return Ok(None),
         _ => return Err(ApiError::found(PARAM, "several constraints", ONE_OF)),
     };
     Ok(Some(StructuredOutput { grammar, param: PARAM }))
@@ -153,7 +169,7 @@ fn grammar(kind: &str, param: &str, value: &Value) -> Result<Grammar, ApiError> 
         |expected: &str| value.as_str().ok_or_else(|| ApiError::wrong(param, value, expected)).map(str::to_string);
     match kind {
         "regex" => text("a regular expression as a string").map(Grammar::Regex),
-        "grammar" => text("a grammar as a string").map(Grammar::Lark),
+        "grammar" => text("a grammar as a string").map(Grammar::from_text),
         "choice" => {
             let choices = value.as_array().filter(|items| (1..=MAX_CHOICES).contains(&items.len()));
             let one = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_string);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::text::{Calls, Tool};
-use engine::{GenerationParams, StructuredOutput};
+use engine::{GenerationParams, StructuredOutput, with_schema_options};
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -152,15 +152,16 @@ fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<(Tool, bool), 
     let name = function["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.name"), &function["name"], "a non-empty string"))?;
     check_name(&format!("{path}.name"), name)?;
-    let parameters = match &function["parameters"] {
-        Value::Null => None,
-        schema @ Value::Object(fields) => Some(schema.clone()).filter(|_| !fields.is_empty()),
-        other => return Err(ApiError::wrong(path.clone() + ".parameters", other, "a JSON schema")),
-    };
     let is_strict = match &function["strict"] {
         Value::Null => false,
         Value::Bool(is_strict) => *is_strict,
         other => return Err(ApiError::wrong(path + ".strict", other, "true or false")),
+    };
+    let parameters = match &function["parameters"] {
+        Value::Null => None,
+        Value::Object(fields) if fields.is_empty() => None,
+        schema @ Value::Object(_) => Some(with_schema_options(schema.clone(), is_strict)),
+        other => return Err(ApiError::wrong(path + ".parameters", other, "a JSON schema")),
     };
     Ok((Tool { name: name.to_string(), parameters }, is_strict))
 }

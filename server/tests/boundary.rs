@@ -173,6 +173,56 @@ proptest! {
     }
 }
 
+/// Parts of grammars of all forms.
+const GRAMMAR_PARTS: [&str; 46] = [
+    "a",
+    "\"a\"",
+    "\"",
+    "/[a-z]+/",
+    "/",
+    "[a-z]",
+    "[^a]",
+    "[",
+    "]",
+    "(",
+    ")",
+    "{",
+    "}",
+    "{2,3}",
+    "*",
+    "+",
+    "?",
+    "|",
+    "&",
+    "~",
+    ":",
+    " ::= ",
+    "\n",
+    " ",
+    "\\",
+    "\\d",
+    "\\p{L}",
+    "start",
+    "root",
+    "A",
+    "a: ",
+    "A: ",
+    "%json {\"type\": \"null\"}",
+    "%ignore ",
+    "#",
+    ",",
+    "{\"$ref\": \"#\"}",
+    "{\"anyOf\": [",
+    "{\"type\": \"object\", \"properties\": {\"a\": ",
+    "{\"not\": ",
+    "\"pattern\": ",
+    "true",
+    "1",
+    "-",
+    "^",
+    "é",
+];
+
 proptest! {
     #[test]
     fn bytes_that_are_not_json_are_refused(path in prop::sample::select(&PATHS[..]), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
@@ -186,6 +236,14 @@ proptest! {
     fn what_libfuzzer_tries_holds_for_any_bytes(route in any::<u8>(), body in request(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         crate::fuzzed::request(&bytes);
         crate::fuzzed::request(&[&[route], body.to_string().as_bytes()].concat());
+    }
+
+    #[test]
+    fn a_grammar_of_any_form_is_compiled_or_refused_in_one_line(
+        form in any::<u8>(),
+        parts in prop::collection::vec(prop::sample::select(&GRAMMAR_PARTS[..]), 0..24),
+    ) {
+        crate::fuzzed::grammar(&[&[form], parts.concat().as_bytes()].concat());
     }
 
     #[test]

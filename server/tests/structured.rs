@@ -46,7 +46,8 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
     let ab = |text: &str| ["a", "b b"].contains(&text);
     let digits = |text: &str| text.len() == 3 && text.chars().all(|c| c.is_ascii_digit());
     type Check<'a> = &'a dyn Fn(&str) -> bool;
-    let cases: [(Value, Check); 20] = [
+    let tag = json!({"type": "structural_tag", "format": {"type": "regex", "pattern": "[0-9]{3}"}});
+    let cases: [(Value, Check); 23] = [
         (json!({"response_format": format}), &is_colour),
         (json!({"response_format": loose}), &is_colour),
         (json!({"structured_outputs": {"json": colour()}}), &is_colour),
@@ -54,6 +55,9 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
         (json!({"structured_outputs": {"choice": ["a", "b b"]}}), &ab),
         (json!({"structured_outputs": {"regex": "[0-9]{3}"}}), &digits),
         (json!({"structured_outputs": {"grammar": "start: \"a\" | \"b b\""}}), &ab),
+        (json!({"structured_outputs": {"grammar": "root ::= \"a\" | \"b b\""}}), &ab),
+        (json!({"response_format": tag}), &digits),
+        (json!({"structured_outputs": {"structural_tag": tag.to_string()}}), &digits),
         (json!({"guided_json": colour()}), &is_colour),
         // The names of llama-server, Together and SGLang.
         (json!({"response_format": {"type": "json_object", "schema": colour()}}), &is_colour),
@@ -196,4 +200,31 @@ fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
             assert!(message.contains(param) && !message.contains('\n') && message.len() < 1000, "{message}");
         }
     }
+}
+
+#[test]
+fn keywords_that_are_not_enforced_are_named_in_a_header_and_refused_if_strict() {
+    let schema =
+        json!({"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": true, "not": {"const": 1}});
+    let tool = |strict: bool| {
+        let parameters = json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+        json!([{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}])
+    };
+    let format =
+        |strict: bool| json!({"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": strict}});
+    let called = |strict: bool| json!({"tools": tool(strict), "tool_choice": "required"});
+    for (loose, strict) in [
+        (json!({"response_format": format(false)}), json!({"response_format": format(true)})),
+        (called(false), called(true)),
+        (json!({"guided_json": schema}), json!({"tools": tool(true)})),
+    ] {
+        let reply = SERVER.post(CHAT, &request(CHAT, &loose));
+        assert_eq!(reply.status, 200, "{loose}");
+        assert_eq!(reply.header("x-quire-unenforced"), "not, uniqueItems", "{loose}");
+        let reply = SERVER.post(CHAT, &request(CHAT, &strict));
+        assert_eq!(reply.status, 400, "{strict}");
+        assert!(reply.error()["message"].as_str().unwrap().contains("uniqueItems"), "{strict}");
+    }
+    let plain = SERVER.post(CHAT, &request(CHAT, &json!({"guided_json": colour()})));
+    assert_eq!(plain.header("x-quire-unenforced"), "");
 }

@@ -14,33 +14,13 @@ use std::collections::{HashMap, HashSet};
 
 use super::bounds::MAX_NESTING;
 use super::lexemes;
+use super::rules::{Node, Rules};
 
 /// Greatest number of parts of a grammar: characters, classes, groups, repetitions and uses of rules.
 const MAX_NODES: usize = 20_000;
 
 /// Greatest count of a repetition.
 const MAX_COUNT: u32 = 100_000;
-
-/// A part of a grammar. Parts are named by their index.
-#[derive(Clone, Debug)]
-pub(super) enum Node {
-    Char(char),
-    /// Ranges of characters; or, if negated, all others.
-    Class(Vec<(char, char)>, bool),
-    /// The use of a rule.
-    Rule(usize),
-    Seq(Vec<usize>),
-    Alt(Vec<usize>),
-    /// A part, its least count and its greatest.
-    Repeat(usize, u32, Option<u32>),
-}
-
-/// A grammar: its parts, and the part of each rule.
-pub(super) struct Rules {
-    pub nodes: Vec<Node>,
-    pub bodies: Vec<usize>,
-    pub root: usize,
-}
 
 /// Whether a text is EBNF: behind white space and comments, it begins with `name ::=`.
 pub(super) fn is_ebnf(text: &str) -> bool {

@@ -5,7 +5,7 @@
 //! stand in its place. Parts that are not are split, at last into single characters. All sets are upper bounds, so a part may be
 //! split without need, which costs time and changes nothing.
 
-use super::ebnf::{Node, Rules};
+use super::rules::{Node, Rules};
 
 /// Greatest number of parts and of lexemes that are compared. In larger grammars every character is a lexeme.
 const MAX_PARTS: usize = 4_000;

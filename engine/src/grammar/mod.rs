@@ -21,6 +21,7 @@ mod ebnf;
 mod guide;
 mod lexemes;
 mod matcher;
+mod rules;
 mod schema;
 mod vocabulary;
 

@@ -1,5 +1,5 @@
 //! Properties of any input, checked by the ordinary tests and by libFuzzer (`fuzz/`): requests through the whole HTTP side and a
-//! real engine, and the detokenizer.
+//! real engine, grammars, and the detokenizer.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use engine::text::TextStream;
-use engine::{AsyncEngine, EngineConfig, GenerationParams, Tokenizer};
+use engine::{AsyncEngine, EngineConfig, GenerationParams, Grammar, Grammars, StructuredOutput, Tokenizer};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
@@ -60,6 +60,28 @@ pub fn request(bytes: &[u8]) {
             assert!(error["error"]["message"].is_string(), "{status} without the error object");
         }
     });
+}
+
+/// The first byte selects a form, the others are a definition. It is compiled or refused in one line, without end of the process.
+pub fn grammar(bytes: &[u8]) {
+    static GRAMMARS: OnceLock<Arc<Grammars>> = OnceLock::new();
+    let grammars = GRAMMARS.get_or_init(|| Arc::new(Grammars::new(start().tokenizer().clone(), 1 << 20)));
+    let Some((form, text)) = bytes.split_first() else { return };
+    let text = String::from_utf8_lossy(text).into_owned();
+    let grammar = match form % 7 {
+        0 => Grammar::JsonSchema(text),
+        1 => Grammar::StrictSchema(text),
+        2 => Grammar::Regex(text),
+        3 => Grammar::Lark(format!("start: {text}")),
+        4 => Grammar::Ebnf(format!("root ::= {text}")),
+        5 => Grammar::Choice(text.split('\n').map(str::to_string).collect()),
+        _ => Grammar::from_text(text),
+    };
+    let wanted = StructuredOutput { grammar, param: "structured_outputs" };
+    if let Err(problem) = grammars.compile_blocking(&wanted) {
+        let problem = problem.to_string();
+        assert!(problem.len() > "structured_outputs: ".len() && !problem.contains('\n'), "{problem:?}");
+    }
 }
 
 /// Any token ids after any prompt: the pieces add up to a prefix of the whole text, and stop strings never appear.
