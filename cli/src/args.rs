@@ -178,14 +178,14 @@ pub struct EngineArgs {
 #[command(next_help_heading = "Ranks")]
 pub struct RanksArgs {
     /// Number of ranks that each matrix is cut over [default: 1]
-    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
+    #[arg(long, value_name = "N", value_parser = values::positive, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<usize>,
     /// What the ranks that a matrix is cut over exchange: gather, rows, for the bits of one rank; or sum, partial sums, for fast
     /// links and other last bits [default: gather]
     #[arg(long, value_name = "FORM", env = "QUIRE_TP_REDUCE")]
     pub tp_reduce: Option<Reduce>,
     /// Number of stages that the layers are cut into [default: 1]
-    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_PIPELINE_PARALLEL_SIZE")]
+    #[arg(long, value_name = "N", value_parser = values::positive, env = "QUIRE_PIPELINE_PARALLEL_SIZE")]
     pub pipeline_parallel_size: Option<usize>,
     /// Number of layers of each stage, such as 10,12,10 [default: stages of about equal cost]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', value_parser = values::whole::<usize>,

@@ -61,7 +61,7 @@ fn mtp(family: usize) -> TempDir {
     };
     if family == 0 {
         let latent = json!({"q_lora_rank": null, "kv_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
-            "v_head_dim": 32, "head_dim": null, "num_key_value_heads": 4});
+            "v_head_dim": 32, "head_dim": null, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1});
         config.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
     }
     let bare = with_tokenizer(&config, &Tensors::new(), &[]);

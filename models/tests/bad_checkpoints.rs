@@ -197,9 +197,8 @@ fn settings_that_change_the_results_are_refused_and_others_are_named() {
     assert!(unread("qwen2", neutral).is_empty());
     assert_eq!(unread("qwen2", json!({"warp_factor": 9, "mlp_bias": true})), ["warp_factor", "mlp_bias"]);
     // Everything in the reference checkpoints is read or known to be harmless.
-    for case in CASES {
-        assert_eq!(unread(case, json!({})), [""; 0], "{case}");
-    }
+    let named: Vec<_> = CASES.iter().map(|case| (case, unread(case, json!({})))).collect();
+    assert!(named.iter().all(|(_, keys)| keys.is_empty()), "{named:?}");
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
         ),
         (json!({"response_format": {"type": "json_object", "pattern": "a"}}), "response_format.pattern"),
         (json!({"response_format": {"type": "text", "schema": {}}}), "response_format.schema"),
-        (json!({"response_format": {"type": "structural_tag"}}), "response_format.type"),
+        (json!({"response_format": {"type": "structural_tag"}}), "response_format"),
         (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern"),
         (json!({"regex": "a", "json_schema": {}}), "regex"),
         (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs"),

@@ -45,6 +45,7 @@ const HARMLESS: &[&str] = &[
     "max_length",
     "max_window_layers",
     "model_type",
+    "n_ctx",
     "name_or_path",
     "num_beams",
     "num_return_sequences",
