@@ -180,8 +180,8 @@ fn the_store_keeps_the_adapters_used_last_and_reads_the_others_again() {
     // The store of another rank has what that of the first has.
     store.follow(&b, &[a.digest.clone(), b.digest.clone()]).unwrap();
     assert_eq!(store.resident(), [a.digest.clone(), b.digest.clone()]);
-    store.follow(&c, &[b.digest.clone()]).unwrap();
-    assert_eq!(store.resident(), [b.digest.clone()]);
+    store.follow(&c, std::slice::from_ref(&b.digest)).unwrap();
+    assert_eq!(store.resident(), std::slice::from_ref(&b.digest));
     store.pin(Vec::new());
     // The scale is part of the contents.
     let config = fs::read_to_string(path("a").join("adapter_config.json")).unwrap();
