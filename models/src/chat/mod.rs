@@ -35,7 +35,7 @@ const NO_TEXT: &str = "the final message has no text";
 /// A conversation to render.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
-    /// Messages in OpenAI's format. They are adapted to what the template can read ([`messages`]).
+    /// Messages in OpenAI's format. They are adapted to what the template can read.
     pub messages: &'a [Value],
     /// List of tool definitions in OpenAI's format.
     pub tools: Option<&'a Value>,
