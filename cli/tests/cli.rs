@@ -45,7 +45,7 @@ fn an_invalid_flag_is_one_line_with_the_flag_and_what_was_found() {
     for (arguments, parts) in [
         (&["serve", "--dtype", "float16"][..], &["--dtype", "float16", "float32"][..]),
         (&["serve", "--dtype", "int4"], &["--dtype", "int4", "bfloat16"]),
-        (&["serve", "--tensor-parallel-size", "0"], &["--tensor-parallel-size", "found 0", "1 or more"]),
+        (&["serve", "--tensor-parallel-size", "0"], &["--tensor-parallel-size", "'0'", "from 1"]),
         (&["serve", "--distributed-executor-backend", "ray"], &["'ray'", "threads or mpi"]),
         (&["serve", "--tp-reduce", "ring"], &["'ring'", "gather or sum"]),
         (&["serve", "--kv-cache-dtype", "fp4"], &["--kv-cache-dtype", "fp4", "auto", "fp8_e5m2 or int8"]),

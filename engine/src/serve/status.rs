@@ -58,6 +58,14 @@ impl Status {
         }
     }
 
+    fn end(&self, ended: Thread) {
+        self.thread.send_if_modified(|state| {
+            let runs = *state == Thread::Running;
+            *state = if runs { ended } else { *state };
+            runs
+        });
+    }
+
     /// Publishes the statistics. Only a completed step, or new work for an idle engine, counts as progress: an engine whose steps
     /// all fail, or that plans steps without computing anything, is as stuck as one that hangs.
     pub fn publish(&self, engine: &TextEngine, waiting: usize) {
@@ -181,11 +189,18 @@ pub(crate) struct Alive(pub Arc<Status>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        let ended = if std::thread::panicking() { Thread::Failed } else { Thread::Ended };
-        self.0.thread.send_if_modified(|state| {
-            let runs = *state == Thread::Running;
-            *state = if runs { ended } else { *state };
-            runs
-        });
+        self.0.end(if std::thread::panicking() { Thread::Failed } else { Thread::Ended });
+    }
+}
+
+/// Publishes a panic of the thread when it is dropped, which is before anything that tells callers: whoever sees its stream break finds the
+/// engine failed.
+pub(crate) struct Panics(pub Arc<Status>);
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.end(Thread::Failed);
+        }
     }
 }

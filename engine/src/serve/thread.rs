@@ -17,7 +17,7 @@ use crate::error::SubmitError;
 use crate::serve::adapters::AdapterList;
 use crate::serve::channel::{Command, SnapshotPublisher, Submission, UnloadReply};
 use crate::serve::outbox::{BatchSender, Outbox};
-use crate::serve::status::{Alive, Status};
+use crate::serve::status::{Alive, Panics, Status};
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::serve::wakers::Wakers;
 use crate::step::Waiting;
@@ -32,6 +32,8 @@ const LAST_EXPORTS: Duration = Duration::from_secs(10);
 
 /// State of the engine thread.
 pub(super) struct EngineThread {
+    /// Dropped first.
+    _panics: Panics,
     engine: TextEngine,
     receiver: commands::Receiver<Command>,
     outbox: Outbox,
@@ -61,6 +63,7 @@ impl EngineThread {
         (adapters, max_queued_requests): (AdapterList, usize),
     ) -> EngineThread {
         EngineThread {
+            _panics: Panics(status.clone()),
             engine,
             receiver,
             outbox: Outbox::new(wakers),
