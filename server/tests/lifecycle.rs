@@ -186,7 +186,7 @@ fn a_request_that_arrives_during_a_shutdown_is_refused() {
     let mut late = half_sent(&server, body.len());
     late.write_all(&body[..1]).unwrap();
     server.begin_stop();
-    server.until("it stops", |server| server.get("/health").status == 503);
+    server.until_it_stops();
     late.write_all(&body[1..]).unwrap();
     let reply = Reply::read(late);
     assert_eq!(reply.status, 503, "{}", reply.body);

@@ -83,7 +83,7 @@ fn b1_health_answers_within_a_second_under_load_and_is_503_while_the_server_drai
     assert!(times[20] < Duration::from_secs(1), "{times:?}");
     assert!(server.metric("vllm:num_requests_running") > 8.0, "the load ended too early");
     server.begin_stop();
-    server.until("it stops", |server| server.get("/health").status == 503);
+    server.until_it_stops();
     // On new connections, on all routes, and as long as requests run.
     for path in ["/health", "/ping", "/v1/models"] {
         let reply = server.get(path);

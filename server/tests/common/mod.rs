@@ -131,6 +131,15 @@ impl Server {
         samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
+    /// Waits until new connections get a 503. One that was accepted just before the stop may end without an answer.
+    pub fn until_it_stops(&self) {
+        self.until("it stops", |server| {
+            let mut answer = String::new();
+            let _ = server.open("GET", "/health", &[], b"").read_to_string(&mut answer);
+            answer.starts_with("HTTP/1.1 503 ")
+        });
+    }
+
     /// Waits until `condition` holds.
     pub fn until(&self, what: &str, condition: impl Fn(&Server) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
