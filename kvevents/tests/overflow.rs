@@ -149,7 +149,7 @@ fn what_waits_for_all_subscribers_together_is_bounded() {
             numbers.push(slow.message().1);
         }
         assert!(numbers[0] >= at as u64 * 50, "{numbers:?}");
-        // Those behind the last gap are the 12 that all subscribers share, and a few that were on their way.
+        // After the last gap come the 12 messages that all subscribers share, and a few that were already in flight.
         let gap = numbers.windows(2).rposition(|pair| pair[1] > pair[0] + 1);
         let kept = numbers.len() - gap.map_or(0, |gap| gap + 1);
         assert!(kept <= 25, "{numbers:?}");

@@ -58,9 +58,9 @@ impl Add for Entries {
 /// A format of log probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Of completions, and of prompts: the text of each token.
+    /// Completions and prompts: the text of each token.
     Completion,
-    /// Of chats: also its bytes, as a list of numbers.
+    /// Chats: also the bytes of each token, as a list of numbers.
     Chat,
 }
 

@@ -57,7 +57,8 @@ async fn refuse(listener: &TcpListener, message: &str) {
 }
 
 /// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Meanwhile,
-/// every new connection gets a 503, so that a probe sees a server that stops and not one that is gone. Does not wait for requests that have not arrived in full. Returns the number of cancelled requests.
+/// every new connection gets a 503, so that a probe sees a server that stops and not one that is gone. Does not wait for
+/// requests that have not arrived in full. Returns the number of cancelled requests.
 ///
 /// # Errors
 /// If the engine thread has died. Running streams have ended with an error.

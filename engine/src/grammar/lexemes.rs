@@ -47,10 +47,11 @@ impl Set {
 #[derive(Clone, Copy, Default)]
 struct Texts {
     is_nullable: bool,
-    /// Those that begin a text, and those behind the first.
+    /// Characters that a text may begin with.
     first: Set,
+    /// Characters that may stand in a text after the first.
     inner: Set,
-    /// Those that may follow a whole text in a longer one.
+    /// Characters with which a longer text may continue a complete one.
     more: Set,
 }
 

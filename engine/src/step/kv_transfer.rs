@@ -63,7 +63,7 @@ pub(crate) struct Waiting {
 pub(super) struct Export {
     pub tokens: Vec<u32>,
     pub chain: Chain,
-    /// Those that were not handed over, in the order of the prompt.
+    /// Blocks still to be handed over, in the order of the prompt.
     pub copies: VecDeque<HostCopy>,
     /// The plan that has the copies; `None` before it.
     pub step: Option<StepId>,

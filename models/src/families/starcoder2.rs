@@ -23,7 +23,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let common = Common::read(fields, max_positions, SPEC)?;
     let windows = common.windows(fields, Windows::IfStated)?;
     let bias = fields.boolean("use_bias")?.unwrap_or(true);
-    // Of the program that trained the models; transformers does not read them either.
+    // Written by the training program; transformers does not read them either.
     for key in ["activation_function", "mlp_type", "norm_type"] {
         fields.get(key);
     }

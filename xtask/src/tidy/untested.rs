@@ -38,7 +38,7 @@ fn has_target_without_tests(manifest: &str) -> bool {
 pub(super) fn unlisted(tree: &Tree, tests: &BTreeSet<(String, String)>) -> Vec<Finding> {
     let crates = tree.crates();
     let functions = skips::functions(tree);
-    // Those with a condition of their own are for other machines.
+    // Tests with a `cfg` of their own are for other machines.
     let own = functions.iter().filter(|function| function.is_test && !function.is_conditional);
     let own = own.filter(|function| crates.contains(&function.file.top()));
     let lost = own.filter(|test| !tests.contains(&(test.file.top().to_owned(), test.name.clone())));

@@ -148,6 +148,10 @@ impl Part {
 
 use Part::{Id, Maybe, Name, Separator, Space, Text, Usual};
 
+/// The arguments of Qwen3 Coder, and of formats after it.
+const PARAMETERS: Encoding =
+    Encoding::Tags { key: "<parameter=", key_end: ">", value: "", value_end: "</parameter>", has_lines: true };
+
 /// A format whose fields are left out has markers that occur in no other text, and one call after another.
 const PLAIN: Spec = Spec {
     format: ToolFormat::Hermes,
@@ -310,25 +314,13 @@ pub(super) const SPECS: [Spec; 13] = [
         template: &[&["<function=", "<parameter="]],
         between: &[Space("\n")],
         head: &[Usual("<tool_call>"), Space("\n"), Text("<function="), Name(">\n"), Text(">"), Space("\n")],
-        arguments: Encoding::Tags {
-            key: "<parameter=",
-            key_end: ">",
-            value: "",
-            value_end: "</parameter>",
-            has_lines: true,
-        },
+        arguments: PARAMETERS,
         tail: &[Space(""), Text("</function>"), Space("\n"), Usual("</tool_call>")],
         // Seed-OSS.
         variants: &[Spec {
             between: &[Space("\n")],
             head: &[Text("<seed:tool_call>"), Space("\n"), Text("<function="), Name(">\n"), Text(">"), Space("\n")],
-            arguments: Encoding::Tags {
-                key: "<parameter=",
-                key_end: ">",
-                value: "",
-                value_end: "</parameter>",
-                has_lines: true,
-            },
+            arguments: PARAMETERS,
             tail: &[Space(""), Text("</function>"), Space("\n"), Text("</seed:tool_call>")],
             ..PLAIN
         }],
