@@ -1,6 +1,8 @@
 //! Invalid arguments: every public call returns a value, and the engine continues with its other requests.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use engine::{
     AsyncEngine, BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GenerationParams,
@@ -111,6 +113,67 @@ fn a_constraint_that_panics_ends_its_own_request_and_nothing_else() {
             }
             assert_eq!((engine.num_unfinished(), engine.stats().blocks_in_use), (0, 0), "{fault:?}");
         }
+    }
+}
+
+/// Allows everything. The mask after the second token takes long, and each later one until the test opens them.
+struct Late {
+    is_open: Arc<AtomicBool>,
+    accepted: usize,
+}
+
+impl Constraint for Late {
+    fn mask(&mut self) -> Result<Mask, ConstraintError> {
+        let start = Instant::now();
+        let takes = [0, 0, 20, 20_000][self.accepted.min(3)];
+        while start.elapsed() < Duration::from_millis(takes) && !self.is_open.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(Mask { tokens: TokenSet::from_words(&[u32::MAX; 18], VOCABULARY), may_end: false })
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        self.accepted += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Late { is_open: self.is_open.clone(), ..*self })
+    }
+}
+
+#[test]
+fn masks_that_are_late_delay_their_own_sequences_alone() {
+    let all: Vec<GenerationRequest> = (0..4).map(|i| request(i, 12, 10, 1 + usize::from(i == 0))).collect();
+    let want = alone(&all);
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 3}"#.parse().ok();
+    for config in [config(64), EngineConfig { speculative: ngram, ..config(64) }] {
+        let mut engine = shared::engine(&config).unwrap();
+        let [late, quick] = [false, true].map(|is_open| Arc::new(AtomicBool::new(is_open)));
+        let mut submit = |(request, is_open): (&GenerationRequest, Option<&Arc<AtomicBool>>)| match is_open {
+            Some(is_open) => {
+                let constraint = Late { is_open: is_open.clone(), accepted: 0 };
+                engine.submit_constrained(request.clone(), Box::new(constraint)).unwrap()
+            }
+            None => engine.submit(request.clone()).unwrap(),
+        };
+        let ids: Vec<RequestId> = all.iter().zip([Some(&late), Some(&quick), None, None]).map(&mut submit).collect();
+        let mut tokens: Vec<Vec<Vec<u32>>> = all.iter().map(|request| vec![Vec::new(); request.params.n]).collect();
+        while engine.has_work() {
+            engine.step(|id, event| {
+                let TokenEvent::Token { index, token, .. } = event else { return };
+                let place = ids.iter().position(|own| *own == id).unwrap();
+                tokens[place][index as usize].extend(token.map(|token| token.token));
+            });
+            if engine.num_unfinished() == 1 && !late.swap(true, Ordering::Relaxed) {
+                assert_eq!(tokens[0], want[0].iter().map(|all| all[..3].to_vec()).collect::<Vec<_>>());
+            }
+        }
+        assert_eq!(tokens, want);
     }
 }
 

@@ -99,7 +99,8 @@
 //! `d` the greatest number of steps in flight. A request is *first* if no live one has a better priority, or the same and an
 //! earlier arrival.
 //!
-//! **Theorem.** If no step fails, and the oldest is committed whenever nothing further can be planned, a request ends within
+//! **Theorem.** If no step fails, the oldest is committed whenever nothing further can be planned, and no sequence is
+//! [held](Scheduler::hold), a request ends within
 //! `4 * (2d - 1) * ((N + 1) * W + 1)` plans after it has become first, whatever arrives behind it. So `R` requests without
 //! further arrivals of better priority end within `R` times as many plans.
 //!

@@ -52,6 +52,8 @@ pub(crate) struct Sequence {
     pub num_last_drafts: usize,
     /// Whether the sequence has not finished.
     pub live: bool,
+    /// Whether its last known token is left out of plans ([`Scheduler::hold`](crate::Scheduler::hold)).
+    pub is_held: bool,
 }
 
 impl Sequence {
@@ -67,6 +69,7 @@ impl Sequence {
             last_step: StepId(0),
             num_last_drafts: 0,
             live: true,
+            is_held: false,
         }
     }
 
@@ -201,13 +204,13 @@ impl LiveRequest {
         self.request.prompt.len() + outputs.min(self.request.max_tokens - 1)
     }
 
-    /// Indices of the sequences with tokens to schedule, and how many. All beams of a search draw in one step, because
-    /// the best of all their candidates survive. So while a beam has more to compute than its last token, no beam gets
-    /// that one.
+    /// Indices of the sequences with tokens to schedule, and how many. A held sequence does not get its last token. All beams of a
+    /// search draw in one step, because the best of all their candidates survive. So while a beam has more to compute than its last
+    /// token, no beam gets that one.
     pub fn pending(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let pending = |(index, s): (usize, &Sequence)| {
             let all = s.table.is_some().then(|| self.target(index).saturating_sub(s.num_computed_tokens));
-            (index, all.unwrap_or(0))
+            (index, all.unwrap_or(0).saturating_sub(usize::from(s.is_held)))
         };
         let all = move || self.seqs.iter().enumerate().map(pending);
         let held_back =

@@ -145,6 +145,14 @@ impl Scheduler {
         sequence.map(|s| s.drafts = drafts).is_some()
     }
 
+    /// Leaves the last known token of a running sequence out of the next plans, so that nothing is drawn for it, or ends this. For a
+    /// caller that does not know yet what the sequence may draw. A request that waits is admitted nevertheless. Returns `false` if
+    /// the sequence is not live, or is a beam.
+    pub fn hold(&mut self, seq: SeqId, is_held: bool) -> bool {
+        let sequence = self.sequence_mut(seq).filter(|s| s.live);
+        sequence.map(|s| s.is_held = is_held).is_some()
+    }
+
     /// Replaces the drafts of the newest plan, in the order of its spans, before it is submitted: whoever proposed them gave only
     /// their number. `tokens` may be shorter; the rest stays as it was proposed.
     pub fn replace_drafts(&mut self, plan: &mut StepPlan, tokens: &[u32]) {

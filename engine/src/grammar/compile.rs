@@ -194,9 +194,7 @@ fn matcher_of(
     unenforced.extend(keywords(&inner.grammar_warnings()));
     // A grammar of only the empty text becomes complete here.
     inner.consume_tokens(&[]).map_err(super::one_line)?;
-    // Some errors show only with the first mask.
-    inner.deep_clone().compute_mask_or_eos().map_err(super::one_line)?;
-    Ok(Matcher::new(inner, vocab_size, unenforced.into_iter().collect()))
+    Matcher::new(inner, vocab_size, unenforced.into_iter().collect()).map_err(|error| error.0)
 }
 
 /// The result of a compilation; `None` if its thread panicked.

@@ -4,36 +4,45 @@
 //! is planned. So the masks of all sequences are computed in parallel, while other tokens are published and the step is
 //! committed. The device's own threads are not used, because a mask would delay every thread that takes part in a matrix product.
 //!
+//! A step does not wait for a mask that is late: its sequence is left out. Constraints whose last call took long have threads of
+//! their own, which also call [`Constraint::accept`], so that nothing else is behind theirs, and they get no drafts.
+//!
 //! A constraint may be the caller's own code. Every call is guarded: a panic ends the sequences of its request with an error and
 //! has no other effect.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use rayon::ThreadPool;
 use sampling::{Constraint, ConstraintError, Mask, TokenSet, banned_words};
 
 use crate::api::{FinishReason, StopCause};
 
-/// Greatest number of mask threads, which start with the first constraint.
+/// Greatest number of mask threads for quick constraints, and of those for slow ones. They start with the first mask.
 const MAX_THREADS: usize = 8;
 
-/// The mask threads.
+/// A constraint whose last calls took longer is slow.
+const QUICK: Duration = Duration::from_millis(1);
+
+/// The mask threads: those for quick constraints, and those for slow ones.
 #[derive(Default)]
-pub(crate) struct MaskThreads(Option<ThreadPool>);
+pub(crate) struct MaskThreads([Option<ThreadPool>; 2]);
 
 impl MaskThreads {
-    fn run(&mut self, work: impl FnOnce() + Send + 'static) {
-        if self.0.is_none() {
+    fn run(&mut self, is_slow: bool, work: impl FnOnce() + Send + 'static) {
+        let pool = &mut self.0[usize::from(is_slow)];
+        if pool.is_none() {
             let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2).min(MAX_THREADS);
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "quire-mask".to_string());
+            let builder =
+                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "quire-mask".to_string());
             // Without a handler, a panic in a task would abort the process.
-            let pool = pool.panic_handler(|_| tracing::error!("a mask thread panicked"));
-            self.0 = pool.build().map_err(|error| tracing::warn!("masks are computed on the engine thread, because the mask threads could not be started: {error}")).ok();
+            let builder = builder.panic_handler(|_| tracing::error!("a mask thread panicked"));
+            *pool = builder.build().map_err(|error| tracing::warn!("masks are computed on the engine thread, because the mask threads could not be started: {error}")).ok();
         }
-        match &self.0 {
+        match pool {
             Some(pool) => pool.spawn(work),
             None => work(),
         }
@@ -56,6 +65,14 @@ impl Caught {
             Err(ConstraintError(format!("the constraint panicked in {method}: {text}")))
         })
     }
+
+    /// Accepts a token. Returns whether nothing can follow.
+    fn accept(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        self.call("accept", |constraint| {
+            constraint.accept(token)?;
+            Ok(constraint.is_complete())
+        })
+    }
 }
 
 impl Drop for Caught {
@@ -65,8 +82,13 @@ impl Drop for Caught {
     }
 }
 
-/// A constraint and its mask.
-type Masked = (Caught, Result<Mask, ConstraintError>);
+/// A constraint, its mask, and whether that took long.
+struct Masked {
+    constraint: Caught,
+    /// `None` if the text is complete.
+    mask: Result<Option<Mask>, ConstraintError>,
+    is_slow: bool,
+}
 
 /// The tokens that a sequence may continue with, or why it ends.
 type Allowed = Result<Arc<TokenSet>, FinishReason>;
@@ -76,6 +98,8 @@ struct Guide {
     /// Receives the constraint from the mask thread, while that computes the mask.
     pending: Option<Receiver<Masked>>,
     constraint: Caught,
+    /// The last calls took long.
+    is_slow: bool,
     allowed: Allowed,
     /// Drafts that the grammar allows one after the other, and the tokens that it allows behind each.
     ahead: VecDeque<(u32, Arc<TokenSet>)>,
@@ -84,23 +108,51 @@ struct Guide {
 }
 
 impl Guide {
-    fn start(mut constraint: Caught, output: Vec<u32>, threads: &mut MaskThreads) -> Guide {
+    /// Starts the mask that follows `token`, or the tokens that the constraint has accepted.
+    fn start(
+        mut constraint: Caught,
+        token: Option<u32>,
+        is_slow: bool,
+        output: Vec<u32>,
+        threads: &mut MaskThreads,
+    ) -> Guide {
         let (done, result) = channel();
-        threads.run(move || {
-            let mask = constraint.call("mask", |constraint| constraint.mask());
+        threads.run(is_slow, move || {
+            let start = Instant::now();
+            let accepted = token.map_or(Ok(false), |token| constraint.accept(token));
+            let mask = accepted.and_then(|is_complete| match is_complete {
+                true => Ok(None),
+                false => constraint.call("mask", |constraint| constraint.mask().map(Some)),
+            });
+            let is_slow = start.elapsed() > QUICK;
             // The sequence may have ended in the meantime.
-            let _ = done.send((constraint, mask));
+            let _ = done.send(Masked { constraint, mask, is_slow });
         });
         let allowed = Err(FinishReason::Grammar(not_computed().0));
-        Guide { pending: Some(result), constraint: Caught(None), allowed, ahead: VecDeque::new(), output }
+        Guide { pending: Some(result), constraint: Caught(None), is_slow, allowed, ahead: VecDeque::new(), output }
+    }
+
+    /// Waits for the mask until the deadline, if there is one. Returns whether it is still being computed.
+    fn is_late(&mut self, limits: &Limits, deadline: Option<Instant>) -> bool {
+        let Some(pending) = &self.pending else { return false };
+        let received = match deadline {
+            Some(deadline) => pending.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+            None => pending.recv().map_err(RecvTimeoutError::from),
+        };
+        if matches!(received, Err(RecvTimeoutError::Timeout)) {
+            return true;
+        }
+        self.pending = None;
+        if let Ok(Masked { constraint, mask, is_slow }) = received {
+            (self.constraint, self.is_slow) = (constraint, is_slow);
+            self.allowed = limits.allowed(mask, &self.output);
+        }
+        false
     }
 
     /// Waits for the mask.
     fn wait(&mut self, limits: &Limits) -> &Allowed {
-        if let Some(Ok((constraint, mask))) = self.pending.take().map(|result| result.recv()) {
-            self.constraint = constraint;
-            self.allowed = limits.allowed(mask, &self.output);
-        }
+        self.is_late(limits, None);
         &self.allowed
     }
 }
@@ -117,8 +169,9 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// The tokens that may follow `output`, or why none can: the sampler must have one to draw.
-    fn allowed(&self, mask: Result<Mask, ConstraintError>, output: &[u32]) -> Allowed {
-        let Mask { mut tokens, may_end } = mask.map_err(|error| FinishReason::Grammar(error.0))?;
+    fn allowed(&self, mask: Result<Option<Mask>, ConstraintError>, output: &[u32]) -> Allowed {
+        let mask = mask.map_err(|error| FinishReason::Grammar(error.0))?;
+        let Mask { mut tokens, may_end } = mask.ok_or(FinishReason::Stop(Some(StopCause::Complete)))?;
         if may_end {
             self.ends.iter().for_each(|token| tokens.insert(*token));
         }
@@ -154,8 +207,14 @@ pub(crate) struct Guides {
 impl Guides {
     /// Creates the guides of `n` sequences, and starts the first mask.
     pub fn new(constraint: Box<dyn Constraint>, n: usize, limits: Limits, threads: &mut MaskThreads) -> Guides {
-        let root = Guide::start(Caught(Some(constraint)), Vec::new(), threads);
+        let root = Guide::start(Caught(Some(constraint)), None, false, Vec::new(), threads);
         Guides { root, own: std::iter::repeat_with(|| None).take(n).collect(), limits }
+    }
+
+    /// Waits until `deadline` for the mask that follows the last token of a sequence. Returns whether it is still being computed.
+    pub fn is_late(&mut self, index: u32, deadline: Instant) -> bool {
+        let guide = self.own.get_mut(index as usize).and_then(Option::as_mut);
+        guide.is_some_and(|guide| guide.is_late(&self.limits, Some(deadline)))
     }
 
     /// Waits for and returns the tokens that a sequence may continue with, or why it ends.
@@ -166,24 +225,28 @@ impl Guides {
 
     /// Cuts drafts of a sequence before the first that the grammar forbids or that may end the text, and computes what is allowed
     /// behind each of the others. A copy of the constraint accepts them, so the constraint itself stays at the last drawn token.
-    /// The masks are computed on this thread: the step cannot be planned before its drafts are cut.
-    pub fn look_ahead(&mut self, index: u32, drafts: &mut Vec<u32>) {
+    /// The masks are computed on this thread, until `deadline`: the step cannot be planned before its drafts are cut.
+    pub fn look_ahead(&mut self, index: u32, drafts: &mut Vec<u32>, deadline: Instant) {
         let Guides { own, limits, .. } = self;
         let guide = own.get_mut(index as usize).and_then(Option::as_mut);
         // Drafts follow a token, so there is one.
         let Some(guide) = guide else { return drafts.clear() };
         guide.ahead.clear();
-        let Ok(mut next) = guide.wait(limits).clone() else { return drafts.clear() };
+        if guide.is_late(limits, Some(deadline)) || guide.is_slow {
+            return drafts.clear();
+        }
+        let Ok(mut next) = guide.allowed.clone() else { return drafts.clear() };
         let fork = guide.constraint.call("fork", |constraint| Ok(Caught(Some(constraint.fork()))));
         let Ok(mut fork) = fork else { return drafts.clear() };
         let mut output = guide.output.clone();
         for &draft in &*drafts {
-            if !next.contains(draft) || limits.ends.contains(&draft) {
+            if !next.contains(draft) || limits.ends.contains(&draft) || Instant::now() >= deadline {
                 break;
             }
-            let mask = fork.call("accept", |constraint| {
-                constraint.accept(draft)?;
-                if constraint.is_complete() { Err(not_computed()) } else { constraint.mask() }
+            // Nothing is drawn behind the end of a text.
+            let mask = fork.accept(draft).and_then(|is_complete| match is_complete {
+                true => Err(not_computed()),
+                false => fork.call("mask", |constraint| constraint.mask().map(Some)),
             });
             output.push(draft);
             let Ok(mask) = limits.allowed(mask, &output) else { break };
@@ -201,31 +264,44 @@ impl Guides {
         Ok(std::iter::once(first).chain(behind).collect())
     }
 
-    /// Accepts the token that a sequence has drawn, and starts its next mask. Returns `true` if nothing can follow.
-    pub fn accept(&mut self, index: u32, token: u32, threads: &mut MaskThreads) -> Result<bool, ConstraintError> {
+    /// Accepts the token that a sequence has drawn, and starts its next mask. Returns `true` if nothing can follow. A slow
+    /// constraint accepts on its thread, so that this shows with the mask, except for the last token of a sequence.
+    pub fn accept(
+        &mut self,
+        index: u32,
+        token: u32,
+        is_last: bool,
+        threads: &mut MaskThreads,
+    ) -> Result<bool, ConstraintError> {
         if self.allowed(index).is_err() {
             return Err(not_computed());
         }
         let Guides { root, own, limits } = self;
         let Some(slot) = own.get_mut(index as usize) else { return Ok(false) };
-        let (mut constraint, mut ahead, mut output) = match slot.take() {
-            Some(guide) => (guide.constraint, guide.ahead, guide.output),
-            None => (root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?, VecDeque::new(), Vec::new()),
+        let (mut constraint, mut is_slow, mut ahead, mut output) = match slot.take() {
+            Some(guide) => (guide.constraint, guide.is_slow, guide.ahead, guide.output),
+            None => {
+                let fork = root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?;
+                (fork, root.is_slow, VecDeque::new(), Vec::new())
+            }
         };
         if !limits.bad_words.is_empty() {
             output.push(token);
         }
-        let complete = constraint.call("accept", |constraint| {
-            constraint.accept(token)?;
-            Ok(constraint.is_complete())
-        })?;
-        if !complete {
+        if is_slow && !is_last {
+            *slot = Some(Guide::start(constraint, Some(token), is_slow, output, threads));
+            return Ok(false);
+        }
+        let start = Instant::now();
+        let is_complete = constraint.accept(token)?;
+        is_slow |= start.elapsed() > QUICK;
+        if !is_complete && !is_last {
             // If the token was a draft, the next mask is known.
             *slot = Some(match ahead.pop_front().filter(|(draft, _)| *draft == token) {
-                Some((_, allowed)) => Guide { pending: None, constraint, allowed: Ok(allowed), ahead, output },
-                None => Guide::start(constraint, output, threads),
+                Some((_, allowed)) => Guide { pending: None, constraint, is_slow, allowed: Ok(allowed), ahead, output },
+                None => Guide::start(constraint, None, is_slow, output, threads),
             });
         }
-        Ok(complete)
+        Ok(is_complete)
     }
 }

@@ -9,14 +9,22 @@ pub(super) struct Matcher {
     inner: llguidance::Matcher,
     /// Size of the vocabulary; the id of this value stands for the end of the text.
     vocab_size: usize,
+    /// The mask at the start of the grammar, until it is asked for.
+    first: Option<Mask>,
     /// Keywords of JSON schemas that the grammar does not enforce.
     pub unenforced: Arc<[String]>,
 }
 
 impl Matcher {
-    /// Wraps a matcher at the start of its grammar.
-    pub fn new(inner: llguidance::Matcher, vocab_size: usize, unenforced: Arc<[String]>) -> Matcher {
-        Matcher { inner, vocab_size, unenforced }
+    /// Wraps a matcher at the start of its grammar, and computes the first mask, which all copies have. Some errors show only there.
+    pub fn new(
+        inner: llguidance::Matcher,
+        vocab_size: usize,
+        unenforced: Arc<[String]>,
+    ) -> Result<Matcher, ConstraintError> {
+        let mut matcher = Matcher { inner, vocab_size, first: None, unenforced };
+        matcher.first = Some(matcher.mask()?);
+        Ok(matcher)
     }
 
     /// Whether the text may continue with these tokens.
@@ -26,17 +34,27 @@ impl Matcher {
 
     /// Clones the state and its caches, so that two threads can use the two independently.
     pub fn deep_clone(&self) -> Matcher {
-        Matcher { inner: self.inner.deep_clone(), vocab_size: self.vocab_size, unenforced: self.unenforced.clone() }
+        let Matcher { inner, vocab_size, first, unenforced } = self;
+        Matcher {
+            inner: inner.deep_clone(),
+            vocab_size: *vocab_size,
+            first: first.clone(),
+            unenforced: unenforced.clone(),
+        }
     }
 }
 
 impl Constraint for Matcher {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
+        if let Some(first) = self.first.take() {
+            return Ok(first);
+        }
         let set = self.inner.compute_mask_or_eos().map_err(failed)?;
         Ok(Mask { tokens: TokenSet::from_words(set.as_slice(), self.vocab_size), may_end: set.get(self.vocab_size) })
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.first = None;
         self.inner.consume_token(token).map_err(failed)
     }
 

@@ -8,6 +8,7 @@ use sched::{SeqId, Span};
 
 use super::Engine;
 use super::request::LiveRequest;
+use super::run::MASK_WAIT;
 use crate::speculate::{Proposal, Speculator};
 use crate::worker::StepInput;
 
@@ -18,13 +19,13 @@ impl Engine {
         if !in_flight.is_empty() {
             return;
         }
-        let are_known = !speculator.is_by_worker();
+        let (are_known, deadline) = (!speculator.is_by_worker(), Instant::now() + MASK_WAIT);
         let limits = |seq: SeqId| requests.get(&seq.request).map_or(0, |request| request.num_usable_drafts(seq.index));
         for Proposal { seq, mut drafts, .. } in speculator.propose(limits) {
             if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request)
                 && are_known
             {
-                guides.look_ahead(seq.index, &mut drafts);
+                guides.look_ahead(seq.index, &mut drafts, deadline);
             }
             scheduler.propose(seq, drafts);
         }
@@ -47,9 +48,11 @@ impl Engine {
             // The placeholders are verified, and found wrong.
             Err(problem) => speculator.fail(&problem),
         }
+        let deadline = Instant::now() + MASK_WAIT;
         for span in input.plan.spans.iter().filter(|span| span.drafts > 0) {
             if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&span.seq.request) {
-                guides.look_ahead(span.seq.index, &mut span.tokens[span.tokens.len() - span.drafts..].to_vec());
+                let mut drafts = span.tokens[span.tokens.len() - span.drafts..].to_vec();
+                guides.look_ahead(span.seq.index, &mut drafts, deadline);
             }
         }
     }

@@ -58,6 +58,8 @@ pub struct Engine {
     is_pipeline: bool,
     info: WorkerInfo,
     mask_threads: MaskThreads,
+    /// Sequences whose next mask is computed, perhaps more than once.
+    awaits_mask: Vec<SeqId>,
     requests: HashMap<RequestId, LiveRequest>,
     adapters: AdapterNames,
     eos_token_ids: Vec<u32>,
@@ -155,6 +157,7 @@ impl Engine {
             kv_transfers,
             info,
             mask_threads: MaskThreads::default(),
+            awaits_mask: Vec::new(),
             requests: HashMap::new(),
             adapters: AdapterNames::new(adapters),
             eos_token_ids,

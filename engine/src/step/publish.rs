@@ -49,6 +49,8 @@ impl Outcomes {
 /// The parts of the engine that publishing uses.
 pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
     pub mask_threads: &'a mut MaskThreads,
+    /// Sequences whose next mask is computed.
+    pub awaits_mask: &'a mut Vec<SeqId>,
     pub eos_token_ids: &'a [u32],
     pub outcomes: &'a mut Outcomes,
     /// Sequences that have ended, for the worker.
@@ -68,13 +70,16 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         self.start(request);
         *self.generation_tokens += 1;
         let LiveRequest { params, guides, .. } = request;
-        let by_grammar = || match guides.as_mut()?.accept(seq.index, sampled.token, self.mask_threads) {
+        let is_last = at_limit.is_some();
+        let by_grammar = || match guides.as_mut()?.accept(seq.index, sampled.token, is_last, self.mask_threads) {
             Ok(complete) => complete.then_some(FinishReason::Stop(Some(StopCause::Complete))),
             Err(error) => Some(FinishReason::Grammar(error.0)),
         };
         let finish = end_reason(params, self.eos_token_ids, sampled.token).or_else(by_grammar).or(at_limit);
         if finish.is_some() {
             request.end(seq.index, self.ended);
+        } else if request.guides.is_some() {
+            self.awaits_mask.push(seq);
         }
         if let (Some(speculator), Some(told)) = (&mut self.speculator, &request.speculation) {
             speculator.token(seq, told, sampled.token);

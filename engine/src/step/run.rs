@@ -35,6 +35,8 @@ use crate::api::{DraftCounts, FinishReason, TokenEvent};
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
+/// Longest wait of a step for masks, that of all sequences together: little beside a step, and enough for the masks of most grammars.
+pub(super) const MASK_WAIT: Duration = Duration::from_millis(2);
 /// Longest wait of a step that has nothing to compute for what another thread does.
 const IDLE: Duration = Duration::from_millis(1);
 
@@ -133,9 +135,22 @@ impl Engine {
         }
     }
 
+    /// Leaves the sequences whose masks are late out of the next step.
+    fn hold_late(&mut self) {
+        let deadline = Instant::now() + MASK_WAIT;
+        let Engine { requests, scheduler, awaits_mask, .. } = self;
+        awaits_mask.retain(|seq| {
+            let guides = requests.get_mut(&seq.request).and_then(|request| request.guides.as_mut());
+            let is_late = guides.is_some_and(|guides| guides.is_late(seq.index, deadline));
+            scheduler.hold(*seq, is_late);
+            is_late
+        });
+    }
+
     /// Plans a step, and decides what is drawn from each of its spans.
     fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
+        self.hold_late();
         self.propose_drafts();
         self.limit_prompts();
         let plan = self.schedule();
@@ -243,11 +258,20 @@ impl Engine {
                 request.embedding = Some(embedding);
             }
         }
-        let Engine { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, speculator, .. } = self;
+        let Engine { mask_threads, awaits_mask, eos_token_ids, outcomes, ended, generation_tokens, speculator, .. } =
+            self;
         let mut drafts = Drafts::new(spans, &output.drawn, speculator.as_mut());
         let speculator = speculator.as_mut();
-        let mut publisher =
-            Publisher { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, speculator, emit };
+        let mut publisher = Publisher {
+            mask_threads,
+            awaits_mask,
+            eos_token_ids,
+            outcomes,
+            ended,
+            generation_tokens,
+            speculator,
+            emit,
+        };
         for (seq, sampled) in output.drawn.drain(..) {
             let drafts = drafts.next(seq);
             update(requests, seq.request, |request| publisher.token(request, seq, sampled, drafts));

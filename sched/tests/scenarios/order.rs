@@ -337,3 +337,40 @@ fn a_request_that_is_swapped_in_is_not_hashed_again() {
     // Each prompt is hashed for its lookup (3 blocks) and its commit (4), and each further full block once (2).
     assert_eq!(s.pool().counters().hashed, 2 * (3 + 4 + 2));
 }
+
+#[test]
+fn a_held_sequence_draws_nothing_and_delays_no_other() {
+    let mut s = Scheduler::new(SchedConfig { max_num_batched_tokens: 8, max_num_seqs: 4, ..config(40, 4) }).unwrap();
+    s.submit(Request { n: 2, ..request(0, 12, 6) }).unwrap();
+    s.submit(request(1, 2, 20)).unwrap();
+    // Of a prompt that is computed in chunks, the last token is left out.
+    let mut drawn = [0; 2];
+    let mut advance = |s: &mut Scheduler| {
+        let plan = s.plan();
+        sampled(&plan).for_each(|seq| drawn[seq.request.0 as usize] += 1);
+        if !plan.spans.is_empty() {
+            commit_all(s, &plan, 7);
+        }
+        (spans(&plan), drawn)
+    };
+    advance(&mut s);
+    assert!(s.hold(seq(0, 0), true));
+    for _ in 0..4 {
+        advance(&mut s);
+    }
+    assert_eq!(advance(&mut s), (vec![(1, 1)], [0, 5]));
+    s.hold(seq(0, 0), false);
+    assert_eq!(advance(&mut s), (vec![(0, 1), (1, 1)], [2, 6]));
+    // The other sequence of the request goes on.
+    s.hold(seq(0, 1), true);
+    assert_eq!(advance(&mut s), (vec![(0, 1), (1, 1)], [3, 7]));
+    s.hold(seq(0, 1), false);
+    assert_eq!(advance(&mut s), (vec![(0, 1), (0, 1), (1, 1)], [5, 8]));
+    // With nothing else to compute the plan is empty, and nothing is lost.
+    s.abort(RequestId(1));
+    assert!(s.hold(seq(0, 0), true) && s.hold(seq(0, 1), true));
+    assert_eq!(advance(&mut s), (vec![], [5, 8]));
+    assert!(!s.hold(seq(0, 2), true) && !s.hold(seq(1, 0), true));
+    s.hold(seq(0, 0), false);
+    assert_eq!(advance(&mut s), (vec![(0, 1)], [6, 8]));
+}
