@@ -104,7 +104,7 @@ fn a_fat_binary_holds_a_module_for_each_unit_and_a_list_of_their_kernels() {
     };
     let sources = Sources::new("fatbin");
     let manifest = sources.manifest("xtask_test");
-    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECKED, 2).unwrap();
+    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECK, 2).unwrap();
     resources::within_limits(&built.kernels).unwrap();
     let names: Vec<&str> = built.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
     assert_eq!(names, ["scale_by_2", "scale_by_3"]);

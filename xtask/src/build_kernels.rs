@@ -38,9 +38,9 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
         return Ok(());
     }
     let toolkit = toolkit::find(root, options.fetch)?;
-    let architectures = if options.check { cuda::CHECKED } else { cuda::ARCHITECTURES };
+    let target = if options.check { cuda::CHECK } else { cuda::RELEASE };
     for manifest in &manifests {
-        let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
+        let built = cuda::build(root, manifest, &toolkit, target, options.jobs)?;
         print!("{}", resources::table(&built.kernels));
         resources::within_limits(&built.kernels)?;
         if !options.check {

@@ -42,7 +42,7 @@ pub(crate) fn host_library() -> Result<std::path::PathBuf, String> {
 fn fat_binary() -> Result<(), String> {
     let (root, manifest) = (workspace::root(), manifest(true));
     let toolkit = toolkit::find(&root, false)?;
-    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECKED, kernels::cores()).unwrap();
+    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECK, kernels::cores()).unwrap();
     cuda::write(&root, &kernels::folder(&root), &manifest, &built).unwrap();
     Ok(())
 }

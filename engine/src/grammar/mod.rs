@@ -1,8 +1,9 @@
 //! Structured output: a grammar for the text becomes masks of tokens, which are computed while the model computes logits.
 //!
 //! ```text
-//! submit ─▶ Grammars: compile, on a thread of its own ─▶ Matcher ─▶ Guide: first mask ─┐ while the prompt is computed
-//!                                                                                     ▼
+//! submit ─▶ Grammars: compile and compute the first mask, on a thread of its own ─▶ Matcher ─▶ Guide ─┐
+//!                                                      ┌───────────────────────────────────────────────┘
+//!                                                      ▼
 //!           ┌─────────────▶ step: forward ─▶ logits ─▶ draw within the mask ─▶ accept(token)
 //!           └── Guide: next mask on a mask thread, from the draw to the next draw ◀────┘
 //! ```

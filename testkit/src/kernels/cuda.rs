@@ -18,12 +18,22 @@ use super::resources::{self, Kernel};
 use super::toolkit::Toolkit;
 use crate::at;
 
-/// Architectures of a release. A GPU runs code for its own major version up to its own minor version; 90a is Hopper with the
-/// instructions that only Hopper has. `+ptx` adds PTX, which the driver compiles for every later GPU.
-pub const ARCHITECTURES: &[&str] = &["80+ptx", "86", "89", "90a", "100", "120"];
-/// Architectures of `--check`: code that compiles for the oldest uses nothing that only a newer one has. A source that names its own
-/// architectures is compiled for those.
-pub const CHECKED: &[&str] = &["80"];
+/// What the compiler makes.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// A GPU runs code for its own major version up to its own minor version; 90a is Hopper with the instructions that only Hopper
+    /// has. `+ptx` adds PTX, which the driver compiles for every later GPU. A source that names its own architectures is compiled for
+    /// those.
+    pub architectures: &'a [&'a str],
+    /// A third of the compiler's default size. Every driver that runs this code can decompress it. What is packed with others is
+    /// smaller without.
+    pub is_compressed: bool,
+}
+
+/// The code of a release.
+pub const RELEASE: Target = Target { architectures: &["80+ptx", "86", "89", "90a", "100", "120"], is_compressed: true };
+/// The code of `--check`: what compiles for the oldest GPU uses nothing that only a newer one has.
+pub const CHECK: Target = Target { architectures: &["80"], is_compressed: true };
 
 const FLAGS: &[&str] = &[
     "-std=c++17",
@@ -32,8 +42,6 @@ const FLAGS: &[&str] = &[
     "--expt-relaxed-constexpr",
     // Tools such as compute-sanitizer name lines of the sources. A fat binary is 1.9 to 2.8 times as large.
     "-lineinfo",
-    // A third of the default size. Every driver that runs this code can decompress it.
-    "--compress-mode=size",
     // Prints the resources of each kernel, for the table and the limits.
     "-Xptxas",
     "-v",
@@ -56,14 +64,18 @@ pub fn build(
     root: &Path,
     manifest: &Manifest,
     toolkit: &Toolkit,
-    architectures: &[&str],
+    target: Target<'_>,
     jobs: usize,
 ) -> Result<Built, String> {
     let _lock = super::lock(root)?;
-    // Each set of architectures has its own outputs, so a check does not delete those of a release.
-    let folder = super::folder(root).join("cache").join(format!("{}.{}", manifest.name, architectures.join("-")));
+    let Target { architectures, is_compressed } = target;
+    let compression = if is_compressed { "size" } else { "none" };
+    // Each target has its own outputs, so a check does not delete those of a release.
+    let outputs = format!("{}.{}.{compression}", manifest.name, architectures.join("-"));
+    let folder = super::folder(root).join("cache").join(outputs);
     let include = std::iter::once(root.join("device/simt/include")).chain(manifest.include.iter().cloned());
     let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
+    common.push(format!("--compress-mode={compression}"));
     common.extend(include.map(|path| format!("-I{}", path.display())));
     let code = |name: &str| match name.strip_suffix("+ptx") {
         Some(name) => format!("-gencode=arch=compute_{name},code=[sm_{name},compute_{name}]"),

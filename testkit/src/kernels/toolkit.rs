@@ -6,7 +6,7 @@ use std::process::Command;
 use super::target;
 use crate::at;
 
-/// The oldest version that knows every architecture of [`super::cuda::ARCHITECTURES`].
+/// The oldest version that knows every architecture of [`super::cuda::RELEASE`].
 const OLDEST: (u32, u32) = (12, 8);
 /// The pinned wheels of the compiler, for `pip install -r`; of the run-time libraries they have only the small one.
 const REQUIREMENTS: &str = "testkit/requirements-cuda.txt";

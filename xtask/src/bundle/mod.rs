@@ -73,8 +73,9 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     let toolkit = toolkit::find(root, options.fetch)?;
     let mut manifests = kernels::manifests(root)?;
     manifests.push(kernels::of_devices(root, true)?);
+    let target = cuda::Target { architectures, is_compressed: false };
     for manifest in &manifests {
-        let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
+        let built = cuda::build(root, manifest, &toolkit, target, options.jobs)?;
         resources::within_limits(&built.kernels)?;
         cuda::write(root, &into("kernels"), manifest, &built)?;
     }
