@@ -116,24 +116,30 @@ fn a_constraint_that_panics_ends_its_own_request_and_nothing_else() {
     }
 }
 
-/// Allows everything. The mask after the second token takes long, and each later one until the test opens them.
+/// Allows everything. The mask after the second token takes long, and each later call until the test opens them.
 struct Late {
     is_open: Arc<AtomicBool>,
     accepted: usize,
 }
 
-impl Constraint for Late {
-    fn mask(&mut self) -> Result<Mask, ConstraintError> {
+impl Late {
+    fn wait(&self, most: u64) {
         let start = Instant::now();
-        let takes = [0, 0, 20, 20_000][self.accepted.min(3)];
-        while start.elapsed() < Duration::from_millis(takes) && !self.is_open.load(Ordering::Relaxed) {
+        while start.elapsed() < Duration::from_millis(most) && !self.is_open.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+impl Constraint for Late {
+    fn mask(&mut self) -> Result<Mask, ConstraintError> {
+        self.wait(if self.accepted == 2 { 20 } else { 0 });
         Ok(Mask { tokens: TokenSet::from_words(&[u32::MAX; 18], VOCABULARY), may_end: false })
     }
 
     fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
         self.accepted += 1;
+        self.wait(if self.accepted > 2 { 2_000 } else { 0 });
         Ok(())
     }
 
@@ -173,6 +179,7 @@ fn masks_that_are_late_delay_their_own_sequences_alone() {
                 assert_eq!(tokens[0], want[0].iter().map(|all| all[..3].to_vec()).collect::<Vec<_>>());
             }
         }
+        assert!(late.load(Ordering::Relaxed), "the others waited for the masks");
         assert_eq!(tokens, want);
     }
 }
