@@ -3,7 +3,7 @@
 //!
 //! At most one of them may be set, and unknown keys are refused. Grammars and schemas are checked when the engine compiles them.
 
-use engine::{Grammar, StructuredOutput};
+use engine::{Grammar, StructuredOutput, with_white_space};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
@@ -143,7 +143,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     for name in object.keys().filter(|name| given(name).is_some()) {
         let advice = match name.as_str() {
             name if is_constraint(name) || ["json_object", "structural_tag"].contains(&name) => continue,
-            "disable_any_whitespace" => "set x-guidance.whitespace_flexible: false in the schema",
+            "disable_any_whitespace" | "whitespace_pattern" => continue,
             "disable_additional_properties" => "set additionalProperties: false in the schema",
             _ => "remove it",
         };
@@ -160,7 +160,41 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
         (None, None, None, None) => return Ok(None),
         _ => return Err(ApiError::found(PARAM, "several constraints", ONE_OF)),
     };
+    let grammar = match (given("disable_any_whitespace"), given("whitespace_pattern")) {
+        (None, None) => grammar,
+        (Some(Value::Bool(true)), None) => spaced(grammar, "disable_any_whitespace", None)?,
+        (None, Some(Value::String(pattern))) => spaced(grammar, "whitespace_pattern", Some(pattern))?,
+        (Some(Value::Bool(true)), Some(_)) => {
+            return Err(ApiError::conflict("structured_outputs.whitespace_pattern", "disable_any_whitespace"));
+        }
+        (Some(other), _) => {
+            return Err(ApiError::wrong("structured_outputs.disable_any_whitespace", other, "true or false"));
+        }
+        (None, Some(other)) => {
+            let expected = "a regular expression as a string";
+            return Err(ApiError::wrong("structured_outputs.whitespace_pattern", other, expected));
+        }
+    };
     Ok(Some(StructuredOutput { grammar, param: PARAM }))
+}
+
+/// The grammar of JSON with this white space between its tokens; `None` allows none. `option` asks for it.
+fn spaced(grammar: Grammar, option: &str, pattern: Option<&str>) -> Result<Grammar, ApiError> {
+    let schema = match &grammar {
+        Grammar::JsonObject => json!({"type": "object"}),
+        Grammar::JsonSchema(text) => match serde_json::from_str(text) {
+            Ok(schema) => schema,
+            // Its compilation says what is wrong.
+            Err(_) => return Ok(grammar),
+        },
+        _ => {
+            return Err(ApiError::unsupported(
+                format!("structured_outputs.{option}"),
+                "it is for json and json_object",
+            ));
+        }
+    };
+    Ok(Grammar::JsonSchema(with_white_space(schema, pattern).to_string()))
 }
 
 /// Grammar of one constraint.
