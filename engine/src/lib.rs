@@ -50,7 +50,7 @@ pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{AdapterError, AuditError, EngineError, SubmitError};
-pub use grammar::{Compiled, Grammar, Grammars, StructuredOutput, with_schema_options};
+pub use grammar::{Compiled, Grammar, Grammars, StructuredOutput, with_schema_options, with_white_space};
 pub use kvevents::KvEventsConfig;
 pub use memory::Plan;
 pub use models::RoundActivations;

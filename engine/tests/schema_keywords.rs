@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use engine::{Compiled, Grammar, StructuredOutput, with_schema_options};
+use engine::{Compiled, Grammar, StructuredOutput, with_schema_options, with_white_space};
 use serde_json::{Value, json};
 
 use crate::grammars::{bytes, matches};
@@ -119,12 +119,31 @@ fn references_by_path_anchor_and_id_are_followed() {
 }
 
 #[test]
-fn options_of_the_compiler_in_a_schema_have_no_effect_except_that_white_space_may_be_forbidden() {
+fn options_of_the_compiler_in_a_schema_have_no_effect_except_those_of_white_space() {
     let dense = json!({"type": "array", "items": {"type": "null"}, "x-guidance": {"whitespace_flexible": false}});
     check(&dense, &[], &["[null,null]"], &["[null, null]"]);
+    let wide = json!({"type": "array", "items": {"type": "null"}, "x-guidance": {"whitespace_pattern": "_{2}"}});
+    check(&wide, &[], &["[null,null]", "[null,__null]"], &["[null, null]", "[null,_null]"]);
+    let huge = json!({"type": "null", "x-guidance": {"whitespace_pattern": "a?".repeat(10_001)}});
+    assert!(compile(Grammar::JsonSchema(huge.to_string())).is_err_and(|problem| problem.contains("repetitions")));
     let schema = json!({"type": "null", "not": {}, "x-guidance": {"lenient": true, "zzz": 1}});
     check(&schema, &["not"], &["null"], &["1"]);
     assert!(compile(Grammar::StrictSchema(schema.to_string())).is_err_and(|problem| problem.contains("not")));
+}
+
+#[test]
+fn white_space_is_none_or_what_a_pattern_matches_also_where_a_schema_allows_everything() {
+    for schema in
+        [json!({"type": "object"}), json!({}), json!(true), json!({"x-guidance": {"whitespace_flexible": true}})]
+    {
+        for pattern in [None, Some("")] {
+            let none = with_white_space(schema.clone(), pattern);
+            let (yes, no) = (r#"{"a b":[1,{"c":null}]}"#, [r#"{"a": 1}"#, r#"{"a":1 }"#, r#"{ "a":1}"#, "{\"a\":\n1}"]);
+            check(&none, &[], &[yes], &no);
+        }
+        let tabs = with_white_space(schema, Some(r"\t"));
+        check(&tabs, &[], &["{\"a\":1}", "{\t\"a\":\t1\t}"], &["{\"a\": 1}", "{\"a\":\t\t1}"]);
+    }
 }
 
 #[test]

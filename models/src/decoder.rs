@@ -255,7 +255,7 @@ impl Mixer {
     }
 
     /// The mixer, or those whose results it adds.
-    fn leaves(&self) -> Vec<&Mixer> {
+    pub(crate) fn leaves(&self) -> Vec<&Mixer> {
         match self {
             Mixer::Sum(branches) => branches.iter().flat_map(|branch| branch.mixer.leaves()).collect(),
             leaf => vec![leaf],

@@ -1,8 +1,10 @@
 //! What is wrong with a checkpoint is said in one line that names the file, what was found and what was expected.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::common::{CASES, Copy, files, folder, message};
+use models::decoder::{Activation, Decoder, Mixer};
 use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Value, json};
 
@@ -199,6 +201,72 @@ fn settings_that_change_the_results_are_refused_and_others_are_named() {
     // Everything in the reference checkpoints is read or known to be harmless.
     let named: Vec<_> = CASES.iter().map(|case| (case, unread(case, json!({})))).collect();
     assert!(named.iter().all(|(_, keys)| keys.is_empty()), "{named:?}");
+}
+
+/// The activations of the feed-forward networks, in the names of transformers.
+fn activations(decoder: &Decoder) -> Vec<&'static str> {
+    let name = |activation: Activation| match activation {
+        Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Relu => "relu",
+        Activation::Relu2 => "relu2",
+    };
+    let experts = decoder.experts().flat_map(|mixture| mixture.experts.iter().chain(&mixture.shared));
+    let mlps = decoder.branches().filter_map(|branch| match &branch.mixer {
+        Mixer::Mlp(mlp) => Some(mlp),
+        _ => None,
+    });
+    let mut names: Vec<_> = mlps.chain(experts).map(|mlp| name(mlp.activation)).collect();
+    names.dedup();
+    names
+}
+
+#[test]
+fn an_activation_is_computed_or_refused_or_named() {
+    const KEYS: [&str; 4] = ["hidden_act", "hidden_activation", "activation", "activation_function"];
+    for case in CASES {
+        let own = activations(&config_with(case, json!({})).unwrap().decoder)[0];
+        for key in KEYS {
+            let with = |name: &str| {
+                let mut keys = json!(BTreeMap::from(KEYS.map(|key| (key, Value::Null))));
+                keys[key] = json!(name);
+                config_with(case, keys)
+            };
+            // The last is not known.
+            for name in ["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "xielu"] {
+                match with(name) {
+                    Ok(config) if activations(&config.decoder) == [name] => assert!(config.unread.is_empty(), "{case}"),
+                    Ok(config) => assert_eq!(config.unread, [key], "{case}: {name}"),
+                    Err(error) => assert!(name != own && error.to_string().contains(key), "{case}: {error}"),
+                }
+            }
+        }
+    }
+    // The names may disagree.
+    let both = json!({"hidden_act": "silu", "hidden_activation": "gelu"});
+    assert_eq!(config_with("llama", both).unwrap().unread, ["hidden_activation"]);
+}
+
+#[test]
+fn sizes_under_names_that_a_family_does_not_read_are_named_unless_it_computes_them() {
+    let unread = |case: &str, key: &str, value: Value| config_with(case, json!({ key: value })).unwrap().unread;
+    let none: [&str; 0] = [];
+    for (case, key, same, other) in [
+        ("gemma2", "sliding_window_size", json!(32), json!(31)),
+        ("llama", "sliding_window_size", json!(null), json!(32)),
+        ("gpt-oss", "experts_per_token", json!(2), json!(3)),
+        ("llama", "max_window_layers", json!(28), json!(null)),
+        ("gemma2", "max_window_layers", json!(null), json!(1)),
+        ("gemma2", "sliding_window_size", json!(0), json!("32")),
+    ] {
+        assert_eq!(unread(case, key, same), none, "{case}: {key}");
+        if !other.is_null() {
+            assert_eq!(unread(case, key, other), [key], "{case}");
+        }
+    }
+    // Where there is no mixture, there is no number of chosen experts.
+    assert_eq!(unread("llama", "experts_per_token", json!(3)), none);
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Random histories of arrivals, aborts, stop strings, failed steps and blocks from elsewhere, in small pools with small
 //! budgets, checked by an executor with simulated memory.
 //!
+//! The executor computes a step some events after its plan, at the latest before its commit. A plan that fails before is never
+//! computed. Some steps are submitted only after events and another call of `plan`.
+//!
 //! After every step: the audit passes; the budgets hold; each block that is written has one owner and is not reused
 //! before the commit; each sequence reads exactly its own tokens; two schedulers with the same history return equal
 //! plans; the oldest aged request is never preempted; and a plan can be serialised and restored. At the end: every
@@ -12,7 +15,7 @@ use kvblock::{HostCopy, Prompt};
 use proptest::prelude::*;
 use sched::{
     CacheGroup, CommitError, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId,
-    StepPlan,
+    StepId, StepPlan,
 };
 
 /// An external event, before a plan or between plan and commit. Numbers select an item modulo the number of items.
@@ -34,6 +37,10 @@ enum Event {
     TakeIn(Vec<u32>),
     /// Prompt tokens of the following steps.
     Budget(usize),
+    /// The adapters in memory, one bit each.
+    Adapters(usize),
+    /// The device does some of its work.
+    Run(usize),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -60,6 +67,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => prop::collection::vec(0..2u32, 1..20).prop_map(Event::TakeIn),
         1 => prop::collection::vec(0..2u32, 1..20).prop_map(Event::CopyOut),
         2 => prop_oneof![0..12usize, Just(usize::MAX)].prop_map(Event::Budget),
+        1 => (0..16usize).prop_map(Event::Adapters),
+        2 => (1..4usize).prop_map(Event::Run),
     ]
 }
 
@@ -122,12 +131,16 @@ struct World {
     /// Has the same history and must return the same plans.
     replica: Scheduler,
     executor: Executor,
-    /// Plans that are executed and not committed, and plans without spans behind them.
-    in_flight: VecDeque<(StepPlan, Vec<Outcome>)>,
+    /// Plans that are not committed, and plans without spans among them, each with the step with spans in front of it.
+    in_flight: VecDeque<(StepPlan, Option<StepId>)>,
     /// Number of these that can only fail.
     num_behind_failure: usize,
-    /// Copies to the host that the next plan makes, with their prompts.
-    copies: Vec<(Request, Vec<HostCopy>)>,
+    /// The last step with spans that has failed.
+    last_failed: Option<StepId>,
+    /// Copies to the host, with their prompts and the plan that makes them.
+    copies: Vec<(Request, Vec<HostCopy>, Option<StepId>)>,
+    /// Adapters in memory.
+    ready: Vec<String>,
     next_id: u64,
     /// Live requests, in order of arrival.
     live: Vec<RequestId>,
@@ -147,7 +160,9 @@ impl World {
             config,
             in_flight: VecDeque::new(),
             num_behind_failure: 0,
+            last_failed: None,
             copies: Vec::new(),
+            ready: (0..4).map(|k| format!("adapter {k}")).collect(),
             next_id: 0,
             live: Vec::new(),
             cut: Vec::new(),
@@ -229,7 +244,7 @@ impl World {
             Event::CopyOut(tokens) => {
                 let copies = self.scheduler.copy_to_host(Prompt::new(tokens));
                 assert_eq!(self.replica.copy_to_host(Prompt::new(tokens)), copies);
-                self.copies.push((Request::new(RequestId(0), tokens.clone(), 1), copies));
+                self.copies.push((Request::new(RequestId(0), tokens.clone(), 1), copies, None));
             }
             Event::TakeIn(tokens) => {
                 let blocks = tokens.len() / self.config.block_size;
@@ -239,11 +254,12 @@ impl World {
                 assert_eq!(self.replica.insert_on_host(Prompt::new(tokens), &all), taken);
                 let request = Request::new(RequestId(0), tokens.clone(), 1);
                 for (k, copy) in taken.iter().enumerate() {
-                    self.executor.write_host(&request, copy);
                     if k % 5 == 4 {
                         // It could not be written.
                         self.scheduler.forget_host_block(copy.host);
                         self.replica.forget_host_block(copy.host);
+                    } else {
+                        self.executor.write_host(&request, copy);
                     }
                 }
             }
@@ -252,24 +268,41 @@ impl World {
                 self.scheduler.set_prompt_budget(*tokens);
                 self.replica.set_prompt_budget(*tokens);
             }
+            Event::Adapters(bits) => self.set_ready_adapters(*bits),
+            // What is behind a failed step reads what was never written.
+            Event::Run(steps) if self.num_behind_failure == 0 => (0..*steps).for_each(|_| self.executor.run()),
             _ => {}
         }
         self.forget_ended();
     }
 
-    /// The oldest step fails. All behind it can only fail then.
+    fn set_ready_adapters(&mut self, bits: usize) {
+        let ready: Vec<String> = (0..4).filter(|k| bits >> k & 1 == 1).map(|k| format!("adapter {k}")).collect();
+        self.scheduler.set_ready_adapters(ready.clone());
+        self.replica.set_ready_adapters(ready.clone());
+        self.ready = ready;
+    }
+
+    /// The oldest step fails. All behind it can only fail then. A plan without spans needs no call if the step in front of it has
+    /// failed.
     fn fail(&mut self) {
-        let Some((plan, outcomes)) = self.in_flight.pop_front() else { return };
-        for scheduler in [&mut self.scheduler, &mut self.replica] {
-            if self.num_behind_failure > 0 && !plan.spans.is_empty() {
-                let refused = scheduler.commit(plan.step, &outcomes);
+        let Some((plan, front)) = self.in_flight.pop_front() else { return };
+        let has_spans = !plan.spans.is_empty();
+        self.executor.failed(&plan);
+        let is_told = !has_spans && front.is_some() && front == self.last_failed && plan.step.0.is_multiple_of(2);
+        for scheduler in [&mut self.scheduler, &mut self.replica].into_iter().filter(|_| !is_told) {
+            if self.num_behind_failure > 0 && has_spans {
+                let refused = scheduler.commit(plan.step, &[]);
                 assert_eq!(refused, Err(CommitError::BehindFailure { step: plan.step }));
             }
             scheduler.fail(plan.step, &plan.memory).unwrap();
             scheduler.audit().unwrap();
         }
-        self.executor.failed(&plan);
-        self.num_behind_failure = self.in_flight.len();
+        if has_spans {
+            self.last_failed = Some(plan.step);
+        }
+        // What was planned after a failure of which the scheduler knew is not behind it.
+        self.num_behind_failure = if is_told { self.num_behind_failure - 1 } else { self.in_flight.len() };
     }
 
     /// Number of steps in flight with spans.
@@ -282,8 +315,36 @@ impl World {
     }
 
     /// Runs a step, with events between its plan and the following commits. A patient step commits only if the next
-    /// plan requires it.
+    /// plan requires it. Some are submitted only after the events, and after another plan.
     fn step(&mut self, between: &[Event], is_patient: bool) {
+        let (step, idle) = self.plan();
+        let (is_hasty, is_late) = (step.0.is_multiple_of(7), step.0.is_multiple_of(3));
+        if !is_late {
+            self.submitted(step);
+        }
+        for event in between {
+            self.apply(event);
+        }
+        // It may have failed.
+        if is_late && self.in_flight.iter().any(|(plan, _)| plan.step == step && !plan.spans.is_empty()) {
+            let (_, is_empty) = self.plan();
+            assert!(is_empty || self.config.max_in_flight == 1, "a step is planned behind one that is not submitted");
+            self.submitted(step);
+        }
+        let keep = if idle && !is_patient || is_hasty { 0 } else { self.config.max_in_flight - 1 };
+        while self.num_in_flight() > keep || keep == 0 && !self.in_flight.is_empty() {
+            self.commit();
+        }
+    }
+
+    fn submitted(&mut self, step: StepId) {
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
+            scheduler.submitted(step).unwrap();
+        }
+    }
+
+    /// Plans a step and gives it to the executor. Returns whether it has no spans.
+    fn plan(&mut self) -> (StepId, bool) {
         let decodes = self.scheduler.num_decode_rows() > 0;
         let plan = self.scheduler.plan();
         self.check_prompt_budget(&plan, decodes);
@@ -295,46 +356,39 @@ impl World {
         let json = serde_json::to_string(&plan).unwrap();
         let replayed: StepPlan = serde_json::from_str(&json).unwrap();
         assert_eq!(plan, replayed);
-        let waits_for_commit = self.num_in_flight() > 0;
-        assert!(
-            !plan.spans.is_empty() || self.live.is_empty() || waits_for_commit,
-            "an empty plan although requests are live"
-        );
+        let may_be_empty = self.live.is_empty() || self.num_in_flight() > 0 || self.waits_for_adapter();
+        assert!(!plan.spans.is_empty() || may_be_empty, "an empty plan although requests are live");
         assert!(plan.spans.is_empty() || !self.live.is_empty(), "a plan with spans although no request is live");
+        let mut behind_failure = self.in_flight.iter().take(self.num_behind_failure);
+        assert!(plan.spans.is_empty() || behind_failure.all(|(plan, _)| plan.spans.is_empty()), "behind a failed step");
         self.scheduler.audit().unwrap();
         self.check_preempted(&plan);
-        let outcomes = self.executor.execute(&replayed);
-        let is_drained = self.scheduler.pool().memory_ops().next().is_none();
-        for (request, copies) in self.copies.drain(..).filter(|_| is_drained) {
-            for copy in copies.iter().filter(|copy| self.scheduler.has_copy(copy)) {
-                self.executor.check_host(&request, copy);
-            }
+        self.executor.submit(replayed);
+        if self.scheduler.pool().memory_ops().next().is_none() {
+            self.copies.iter_mut().for_each(|(_, _, step)| drop(step.get_or_insert(plan.step)));
         }
-        let idle = plan.spans.is_empty();
-        let hasty = plan.step.0.is_multiple_of(7);
-        for scheduler in [&mut self.scheduler, &mut self.replica] {
-            scheduler.submitted(plan.step).unwrap();
+        let (step, is_empty) = (plan.step, plan.spans.is_empty());
+        if !is_empty || !plan.memory.is_empty() {
+            let front = self.in_flight.iter().rfind(|(plan, _)| !plan.spans.is_empty()).map(|(plan, _)| plan.step);
+            self.in_flight.push_back((plan, front));
         }
-        if !idle || !plan.memory.is_empty() {
-            self.in_flight.push_back((plan, outcomes));
-        }
-        for event in between {
-            self.apply(event);
-        }
-        let keep = if idle && !is_patient || hasty { 0 } else { self.config.max_in_flight - 1 };
-        while self.num_in_flight() > keep || keep == 0 && !self.in_flight.is_empty() {
-            self.commit();
-        }
+        (step, is_empty)
+    }
+
+    /// Whether all live requests may wait for adapters that are not in memory.
+    fn waits_for_adapter(&self) -> bool {
+        self.scheduler.adapter_to_read().is_some_and(|adapter| !self.ready.iter().any(|ready| ready == adapter))
     }
 
     fn commit(&mut self) {
         if self.num_behind_failure > 0 {
             return self.fail();
         }
-        let (plan, outcomes) = self.in_flight.pop_front().unwrap();
+        let (plan, _) = self.in_flight.pop_front().unwrap();
         if plan.spans.is_empty() {
             return;
         }
+        let outcomes = self.executor.finish(plan.step);
         let late: Vec<SeqId> =
             sampled(&plan).filter(|q| !self.executor.requests[&q.request].live[q.index as usize]).collect();
         self.finished.extend(outcomes.iter().filter(|o| o.finished && !late.contains(&o.seq)).map(|o| o.seq));
@@ -345,8 +399,22 @@ impl World {
             scheduler.commit(plan.step, &given).unwrap();
         }
         self.executor.committed(&outcomes);
+        // The lists of one are used again, and those of the other are not.
+        self.scheduler.recycle(plan);
         self.forget_ended();
+        self.check_copies();
         self.check();
+    }
+
+    /// Checks the copies on the host that are made and still valid.
+    fn check_copies(&mut self) {
+        for (request, copies, _) in
+            self.copies.iter_mut().filter(|(_, _, s)| s.is_some_and(|s| self.executor.is_over(s)))
+        {
+            copies.retain(|copy| self.scheduler.has_copy(copy));
+            copies.iter().for_each(|copy| self.executor.check_host(request, copy));
+        }
+        self.copies.retain(|(_, copies, _)| !copies.is_empty());
     }
 
     /// Beside decodes, a plan computes at most the prompt budget. The last token of a prompt counts as a decode.
@@ -405,6 +473,7 @@ impl World {
     }
 
     fn drain(&mut self) {
+        self.set_ready_adapters(15);
         let bound = self.bound();
         for _ in 0..bound {
             if self.live.is_empty() {

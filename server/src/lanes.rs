@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::settings::Limits;
+use super::structured::compiled;
 
 /// Bodies up to this effort are read on the serving thread: under a millisecond, including tokenization.
 const INLINE: usize = 4 << 10;
@@ -19,22 +20,6 @@ const STRING: usize = 64;
 /// has the longest text that is tokenized by default, whatever is escaped in it.
 const LANES: [(usize, usize); 4] = [(64 << 10, 2), (512 << 10, 1), (8 << 20, 1), (usize::MAX, 1)];
 
-/// Fields that are compiled, which takes milliseconds however short they are.
-const COMPILED: [&str; 12] = [
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "response_format",
-    "text",
-    "tools",
-    "grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-];
-
 /// Upper bound of the work on a body, in bytes of text to tokenize: stop strings, bad words and messages count as the texts
 /// that they are.
 pub fn effort(body: &[u8], limits: &Limits) -> usize {
@@ -44,7 +29,8 @@ pub fn effort(body: &[u8], limits: &Limits) -> usize {
     }
     let strings = body.iter().filter(|&&byte| byte == b'"').count() / 2;
     let effort = body.len() + STRING * strings;
-    let is_compiled = |fields: Fields<'_>| COMPILED.iter().any(|name| fields.raw(name).is_some());
+    // A field that is compiled takes milliseconds, however short it is.
+    let is_compiled = |fields: Fields<'_>| compiled().any(|name| fields.raw(name).is_some());
     if effort <= INLINE && Fields::parse(body, limits).is_ok_and(is_compiled) { INLINE + 1 } else { effort }
 }
 
@@ -160,7 +146,7 @@ mod tests {
             let body = json!({"prompt": "a", name: vec!["ab"; values]});
             assert!(body.to_string().len() <= INLINE && of(body) > 8 * INLINE, "{name}");
         }
-        for name in COMPILED {
+        for name in compiled() {
             let effort = of(json!({"prompt": "a", name: "a"}));
             assert!(effort > INLINE && effort <= LANES[0].0, "{name}");
         }

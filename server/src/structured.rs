@@ -3,7 +3,7 @@
 //!
 //! At most one of them may be set, and unknown keys are refused. Grammars and schemas are checked when the engine compiles them.
 
-use engine::{Grammar, StructuredOutput};
+use engine::{Grammar, StructuredOutput, with_white_space};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
@@ -26,6 +26,20 @@ const CONSTRAINTS: [(&str, &[&str], &str, &str); 4] = [
     ),
 ];
 
+/// The fields with constraints of several kinds.
+const FORMAT: &str = "response_format";
+const OUTPUTS: &str = "structured_outputs";
+/// Of `/v1/responses`.
+const TEXT: &str = "text";
+/// The schemas of calls' arguments.
+pub const TOOLS: &str = "tools";
+
+/// All fields that are compiled to constraints.
+pub fn compiled() -> impl Iterator<Item = &'static str> {
+    let own = CONSTRAINTS.iter().flat_map(|(_, names, ..)| names.iter().copied());
+    [FORMAT, OUTPUTS, TEXT, TOOLS].into_iter().chain(own)
+}
+
 /// The constraints of `structured_outputs`, in words.
 const ONE_OF: &str = "one of json, regex, choice, grammar, structural_tag and json_object";
 
@@ -35,7 +49,7 @@ const FLAG: &str = "--max-schema-bytes";
 /// Reads the constraint on the output, if any.
 pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Option<StructuredOutput>, ApiError> {
     let most = limits.max_schema_bytes;
-    for name in ["response_format", "structured_outputs"] {
+    for name in [FORMAT, OUTPUTS] {
         fields.check_bytes(name, name, most, FLAG)?;
     }
     let mut found: Vec<StructuredOutput> =
@@ -67,8 +81,8 @@ pub fn text_format(
     fields: &Fields<'_>,
     limits: &Limits,
 ) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
-    fields.check_bytes("text", "text.format", limits.max_schema_bytes, FLAG)?;
-    let text = fields.object("text", "format: an object of type text, json_object, json_schema or structural_tag.")?;
+    fields.check_bytes(TEXT, "text.format", limits.max_schema_bytes, FLAG)?;
+    let text = fields.object(TEXT, "format: an object of type text, json_object, json_schema or structural_tag.")?;
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
         Some(Value::Object(format)) => format.clone(),
@@ -79,10 +93,9 @@ pub fn text_format(
 }
 
 fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
-    const PARAM: &str = "response_format";
     let description = "An object of type text, json_object, json_schema or structural_tag.";
-    let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
-    of_format(PARAM, format, true)
+    let Some(format) = fields.object(FORMAT, description)? else { return Ok(None) };
+    of_format(FORMAT, format, true)
 }
 
 /// Constraint of a format. Its schema is beside the type, or, if `is_nested`, in the object `json_schema`.
@@ -133,9 +146,8 @@ fn tags(param: &str, tag: &Value) -> Result<Grammar, ApiError> {
 }
 
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
-    const PARAM: &str = "structured_outputs";
     let description = format!("Constraint on the output: {ONE_OF}.");
-    let Some(object) = fields.object(PARAM, &description)? else { return Ok(None) };
+    let Some(object) = fields.object(OUTPUTS, &description)? else { return Ok(None) };
     // `false` is the neutral value of options, and a schema.
     let is_constraint = |name: &str| CONSTRAINTS.iter().any(|(kind, ..)| *kind == name);
     let is_set = |name: &str, value: &Value| !value.is_null() && (is_constraint(name) || *value != false);
@@ -143,24 +155,58 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     for name in object.keys().filter(|name| given(name).is_some()) {
         let advice = match name.as_str() {
             name if is_constraint(name) || ["json_object", "structural_tag"].contains(&name) => continue,
-            "disable_any_whitespace" => "set x-guidance.whitespace_flexible: false in the schema",
+            "disable_any_whitespace" | "whitespace_pattern" => continue,
             "disable_additional_properties" => "set additionalProperties: false in the schema",
             _ => "remove it",
         };
-        return Err(ApiError::unsupported(format!("{PARAM}.{name}"), advice));
+        return Err(ApiError::unsupported(format!("{OUTPUTS}.{name}"), advice));
     }
     let mut constraints = CONSTRAINTS.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
     let grammar = match (constraints.next(), constraints.next(), given("json_object"), given("structural_tag")) {
-        (Some((kind, value)), None, None, None) => grammar(kind, PARAM, value)?,
+        (Some((kind, value)), None, None, None) => grammar(kind, OUTPUTS, value)?,
         (None, None, Some(Value::Bool(true)), None) => Grammar::JsonObject,
         (None, None, Some(other), None) => {
             return Err(ApiError::wrong("structured_outputs.json_object", other, "true or false"));
         }
         (None, None, None, Some(tag)) => tags("structured_outputs.structural_tag", tag)?,
         (None, None, None, None) => return Ok(None),
-        _ => return Err(ApiError::found(PARAM, "several constraints", ONE_OF)),
+        _ => return Err(ApiError::found(OUTPUTS, "several constraints", ONE_OF)),
     };
-    Ok(Some(StructuredOutput { grammar, param: PARAM }))
+    let grammar = match (given("disable_any_whitespace"), given("whitespace_pattern")) {
+        (None, None) => grammar,
+        (Some(Value::Bool(true)), None) => spaced(grammar, "disable_any_whitespace", None)?,
+        (None, Some(Value::String(pattern))) => spaced(grammar, "whitespace_pattern", Some(pattern))?,
+        (Some(Value::Bool(true)), Some(_)) => {
+            return Err(ApiError::conflict("structured_outputs.whitespace_pattern", "disable_any_whitespace"));
+        }
+        (Some(other), _) => {
+            return Err(ApiError::wrong("structured_outputs.disable_any_whitespace", other, "true or false"));
+        }
+        (None, Some(other)) => {
+            let expected = "a regular expression as a string";
+            return Err(ApiError::wrong("structured_outputs.whitespace_pattern", other, expected));
+        }
+    };
+    Ok(Some(StructuredOutput { grammar, param: OUTPUTS }))
+}
+
+/// The grammar of JSON with this white space between its tokens; `None` allows none. `option` asks for it.
+fn spaced(grammar: Grammar, option: &str, pattern: Option<&str>) -> Result<Grammar, ApiError> {
+    let schema = match &grammar {
+        Grammar::JsonObject => json!({"type": "object"}),
+        Grammar::JsonSchema(text) => match serde_json::from_str(text) {
+            Ok(schema) => schema,
+            // Its compilation says what is wrong.
+            Err(_) => return Ok(grammar),
+        },
+        _ => {
+            return Err(ApiError::unsupported(
+                format!("structured_outputs.{option}"),
+                "it is for json and json_object",
+            ));
+        }
+    };
+    Ok(Grammar::JsonSchema(with_white_space(schema, pattern).to_string()))
 }
 
 /// Grammar of one constraint.

@@ -10,6 +10,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::settings::Limits;
+use super::structured::TOOLS;
 
 /// Maximum number of bytes of a function's name.
 const MAX_NAME: usize = 256;
@@ -61,9 +62,9 @@ impl Tools {
             }),
         };
         item["properties"]["type"] = json!({"const": "function"});
-        fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;
+        fields.check_bytes(TOOLS, TOOLS, limits.max_schema_bytes, "--max-schema-bytes")?;
         let description = "Functions that the model may call.";
-        let list = fields.list("tools", limits.max_tools, "--max-tools", &item, description)?;
+        let list = fields.list(TOOLS, limits.max_tools, "--max-tools", &item, description)?;
         let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
         let description =
             "Whether the model calls a function: none, auto, required, or an object with a function's name.";
@@ -128,8 +129,8 @@ impl Tools {
             ));
         }
         let grammar = app.tool_format.grammar(&functions, calls, app.tokenizer());
-        let grammar = grammar.map_err(|problem| ApiError::invalid("tools", problem))?;
-        params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: "tools" }));
+        let grammar = grammar.map_err(|problem| ApiError::invalid(TOOLS, problem))?;
+        params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: TOOLS }));
         Ok(true)
     }
 }
@@ -198,7 +199,7 @@ fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Resu
         Choice::None => Ok(choice),
         // Agents send it with an empty list.
         Choice::Auto if functions.is_empty() => Ok(Choice::None),
-        _ if functions.is_empty() => Err(ApiError::requires(PARAM, "tools")),
+        _ if functions.is_empty() => Err(ApiError::requires(PARAM, TOOLS)),
         Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))
         }

@@ -93,6 +93,47 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
     }
 }
 
+/// The white space of JSON, or of its beginning, that is not in strings.
+fn white_space(text: &str) -> String {
+    let (mut is_string, mut is_escaped, mut found) = (false, false, String::new());
+    for c in text.chars() {
+        match c {
+            '"' if !is_escaped => is_string = !is_string,
+            c if c.is_whitespace() && !is_string => found.push(c),
+            _ => {}
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    found
+}
+
+#[test]
+fn white_space_of_json_is_none_or_what_a_pattern_matches_where_a_request_says_so() {
+    let pair = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": ["x y"]}},
+        "required": ["a", "b"], "additionalProperties": false});
+    for of in
+        [json!({"json_object": true}), json!({"json": pair}), json!({"json": pair.to_string()}), json!({"json": true})]
+    {
+        let found = |path: &str, name: &str, value: Value| {
+            let mut constraint = of.clone();
+            constraint[name] = value;
+            let answer = SERVER.ok(path, request(path, &json!({"structured_outputs": constraint, "n": 8})));
+            let choices = answer["choices"].as_array().unwrap().clone();
+            let of_pair = choices.iter().filter(|choice| choice["finish_reason"] == "stop" && of["json"].is_object());
+            let is_pair = |choice| serde_json::from_str::<Value>(text(choice)).is_ok_and(|v| v["b"] == "x y");
+            assert!(of_pair.into_iter().all(is_pair), "{answer}");
+            choices.iter().map(|choice| white_space(text(choice))).collect::<String>()
+        };
+        for path in [COMPLETIONS, CHAT] {
+            let free = found(path, "whitespace_pattern", Value::Null);
+            assert!(!free.is_empty() || of["json"] == true, "{of}: the model writes none by itself");
+            assert_eq!(found(path, "disable_any_whitespace", json!(true)), "", "{of}");
+            let tabs = found(path, "whitespace_pattern", json!("\\t"));
+            assert!(tabs.chars().all(|c| c == '\t'), "{of}: {tabs:?}");
+        }
+    }
+}
+
 #[test]
 fn a_grammar_works_with_other_fields() {
     for path in [COMPLETIONS, CHAT] {
@@ -152,13 +193,23 @@ fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
         (json!({"structured_outputs": {"regex": 5}}), "structured_outputs"),
         (json!({"structured_outputs": {"colour": "red"}}), "structured_outputs.colour"),
         (json!({"structured_outputs": {"json": {}, "zzz": 1}}), "structured_outputs.zzz"),
+        (json!({"structured_outputs": {"json": {}, "whitespace_pattern": 5}}), "structured_outputs.whitespace_pattern"),
         (
-            json!({"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}}),
+            json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " ?"}}),
             "structured_outputs.whitespace_pattern",
         ),
+        (json!({"structured_outputs": {"json": {}, "whitespace_pattern": "("}}), "structured_outputs"),
         (
-            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": true}}),
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": "yes"}}),
             "structured_outputs.disable_any_whitespace",
+        ),
+        (
+            json!({"structured_outputs": {"choice": ["a"], "disable_any_whitespace": true}}),
+            "structured_outputs.disable_any_whitespace",
+        ),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": true, "whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
         ),
         (
             json!({"structured_outputs": {"json": {}, "disable_additional_properties": true}}),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use device::{Device, Options};
+use device::{Device, Launch, Options};
 use testkit::capability::Capability;
 use testkit::kernels::host::{self, Compiler, Instrument};
 use testkit::kernels::manifest::Manifest;
@@ -149,6 +149,16 @@ impl Kernels {
         for launch in &launches {
             assert!(kernels.iter().any(|kernel| launch.starts_with(kernel)), "{launch} is not in {kernels:?}; add it");
         }
+    }
+
+    /// What a sanitizer says of a launch with a deliberate error. It runs only in the sanitizer's process.
+    pub fn finds(&self, sanitizer: Instrument, launch: &Launch<'_>) -> Option<String> {
+        let program = self.program(sanitizer, host::compiler_for_tests("kernels under a sanitizer")?)?;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        launch.record(&[1], &mut file).unwrap();
+        let output = Command::new(program).arg(file.path()).output().unwrap();
+        assert!(!output.status.success(), "the {} sanitizer found nothing in {}", sanitizer.name(), launch.kernel);
+        Some(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// An ordinary run leaves out the bf16 shards, which use the same templates as those for f16, and half of the head sizes: three

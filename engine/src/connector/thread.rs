@@ -57,7 +57,7 @@ pub(crate) struct Fetch {
 }
 
 enum Job {
-    Store { name: BlockName, tokens: Vec<u32>, contents: Vec<u8> },
+    Store { name: BlockName, tokens: Vec<u32>, contents: Vec<u8>, wanted: Weak<()> },
     Fetch(Fetch),
 }
 
@@ -91,10 +91,10 @@ impl TransferThread {
         self.stored_bytes.load(Ordering::Relaxed) < self.limits.bytes
     }
 
-    /// Hands over a block to store. Never waits.
-    pub fn store(&self, name: BlockName, tokens: Vec<u32>, contents: Vec<u8>) {
+    /// Hands over a block, which is stored unless `wanted` is gone when its turn comes. Never waits.
+    pub fn store(&self, name: BlockName, tokens: Vec<u32>, contents: Vec<u8>, wanted: Weak<()>) {
         self.stored_bytes.fetch_add(contents.len(), Ordering::Relaxed);
-        self.send(Job::Store { name, tokens, contents });
+        self.send(Job::Store { name, tokens, contents, wanted });
     }
 
     /// The blocks of a piece are no longer needed.
@@ -145,9 +145,10 @@ impl State {
                 false => jobs.recv_timeout(wait),
             };
             match job {
-                Ok(Job::Store { name, tokens, contents }) => {
-                    let stored = self.call(|connector| connector.store(&name, &tokens, &contents));
-                    if let Err(error) = stored {
+                Ok(Job::Store { name, tokens, contents, wanted }) => {
+                    if wanted.strong_count() > 0
+                        && let Err(error) = self.call(|connector| connector.store(&name, &tokens, &contents))
+                    {
                         tracing::warn!("block {name} was not stored for other replicas: {error}");
                     }
                     self.stored.fetch_sub(contents.len(), Ordering::Relaxed);

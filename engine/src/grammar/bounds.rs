@@ -172,7 +172,8 @@ impl<'a> Found<'a> {
         self.most_names = self.most_names.max(names).max(fields.len());
         self.names += names;
         let patterns = object("patternProperties").into_iter().flat_map(Map::keys).map(String::as_str);
-        for pattern in patterns.chain(fields.get("pattern").and_then(Value::as_str)) {
+        let own = ["pattern", "whitespace_pattern"].into_iter().filter_map(|key| fields.get(key)?.as_str());
+        for pattern in patterns.chain(own) {
             let bytes = pattern.bytes();
             self.operators += bytes.filter(|byte| b"?*+{\\".contains(byte)).count();
         }

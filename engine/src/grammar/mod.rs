@@ -29,7 +29,7 @@ mod vocabulary;
 pub use compile::{Compiled, Grammars};
 pub(crate) use guide::{Guides, Limits, MaskThreads};
 pub(crate) use schema::with_default_options;
-pub use schema::with_options as with_schema_options;
+pub use schema::{with_options as with_schema_options, with_white_space};
 
 /// A grammar that the whole text must match.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -18,18 +18,38 @@ const MAX_COPIED: usize = 200_000;
 /// refused; otherwise the schema is compiled without it, and [named](crate::Compiled::unenforced).
 ///
 /// Bounds the white space between two tokens of JSON: none, one space, or one line break with its indentation. JSON itself allows any
-/// amount, and small models would fill the context with it. Of the schema's own options only `"whitespace_flexible": false` is kept,
-/// which forbids white space.
+/// amount, and small models would fill the context with it. Of the schema's own options only those of white space are kept; see
+/// [`with_white_space`].
 pub fn with_options(mut schema: Value, is_strict: bool) -> Value {
     if let Value::Object(fields) = &mut schema {
-        let has_space = fields.get(OPTIONS).is_none_or(|own| own["whitespace_flexible"] != false);
+        let own = fields.get(OPTIONS);
+        let has_space = own.is_none_or(|own| own["whitespace_flexible"] != false);
         let mut options = json!({"lenient": !is_strict, "coerce_one_of": !is_strict, "whitespace_flexible": has_space});
         if has_space {
-            options["whitespace_pattern"] = r" |\r?\n[ \t]{0,64}".into();
+            let pattern = own.and_then(|own| own["whitespace_pattern"].as_str());
+            options["whitespace_pattern"] = pattern.unwrap_or(r" |\r?\n[ \t]{0,64}").into();
         }
         fields.insert(OPTIONS.to_string(), options);
     }
     schema
+}
+
+/// Sets the white space between two tokens of JSON: what matches a regular expression, or none.
+pub fn with_white_space(schema: Value, pattern: Option<&str>) -> Value {
+    let options = match pattern.filter(|pattern| !pattern.is_empty()) {
+        Some(pattern) => json!({"whitespace_pattern": pattern}),
+        None => json!({"whitespace_flexible": false}),
+    };
+    match schema {
+        // A schema that allows everything.
+        Value::Bool(true) => json!({OPTIONS: options}),
+        mut schema => {
+            if let Value::Object(fields) = &mut schema {
+                fields.insert(OPTIONS.to_string(), options);
+            }
+            schema
+        }
+    }
 }
 
 /// Like [`with_options`] and not strict, unless the schema has options.

@@ -228,10 +228,12 @@ impl EngineThread {
         }
     }
 
-    /// Submits the requests that have waited long enough for blocks, and forgets those whose callers have gone.
+    /// Submits the requests that have waited long enough for blocks or wait in vain, and forgets those whose callers have gone.
     fn end_waits(&mut self) {
         let now = Instant::now();
-        let is_over = |(waiting, request): &(Waiting, Submission)| now >= waiting.deadline || request.reply.is_closed();
+        let is_over = |(waiting, request): &(Waiting, Submission)| {
+            now >= waiting.deadline || waiting.is_stale() || request.reply.is_closed()
+        };
         let over = self.waiting.iter().filter(|(_, it)| is_over(it)).map(|(number, _)| *number).collect::<Vec<_>>();
         for (_, request) in over.into_iter().filter_map(|number| self.waiting.remove(&number)).collect::<Vec<_>>() {
             if !request.reply.is_closed() {

@@ -3,6 +3,8 @@
 //! Storing begins when a request has ended: copies of its prompt's blocks to the host are part of the next plan, and read when no
 //! step up to that plan is in flight, as fast as the connector stores them. A host block that was taken for something else in between
 //! is not stored. An engine has work until all are handed over.
+//!
+//! Emptying the prefix cache discards both: what is loaded and not taken, and what is not stored yet.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -65,16 +67,19 @@ impl Engine {
             waiting: Arc::downgrade(&is_wanted),
             deliver: Box::new(deliver),
         });
-        Some(Waiting { source, deadline: now + wait, _is_wanted: is_wanted })
+        let generation = Arc::downgrade(&transfers.generation);
+        Some(Waiting { source, deadline: now + wait, _is_wanted: is_wanted, generation })
     }
 
     /// Takes a piece of the blocks that were loaded for a request into the host tier, where the request then finds them. `None`: it
-    /// has not waited for them.
+    /// has not waited for them. Nothing is taken that may have been loaded before the prefix cache was emptied.
     pub(crate) fn import(&mut self, waiting: Option<&Waiting>, found: &Fetched) {
         if let Some(transfers) = &self.kv_transfers {
             transfers.thread.taken(found);
         }
-        let Some(Waiting { source, .. }) = waiting.filter(|_| !found.is_empty()) else { return };
+        let Some(Waiting { source, .. }) = waiting.filter(|waiting| !found.is_empty() && !waiting.is_stale()) else {
+            return;
+        };
         let blocks: BTreeSet<(usize, usize)> = found.keys().copied().collect();
         let taken = self.scheduler.insert_on_host(source.prompt(), &blocks);
         let (loaded, num_taken) = (found.len(), taken.len());
@@ -130,7 +135,7 @@ impl Engine {
     /// What is left follows with the next call.
     pub(super) fn finish_exports(&mut self) {
         let Engine { kv_transfers: Some(transfers), in_flight, scheduler, worker, .. } = self else { return };
-        let KvTransfers { exports, thread, block_size, .. } = transfers;
+        let KvTransfers { exports, thread, block_size, generation, .. } = transfers;
         if worker.is_lost() {
             exports.clear();
         }
@@ -152,7 +157,8 @@ impl Engine {
                 match worker.read_host_block(copy.host) {
                     Ok(contents) => {
                         left = left.saturating_sub(contents.len());
-                        thread.store(name, tokens[copy.block * *block_size..][..*block_size].to_vec(), contents);
+                        let tokens = tokens[copy.block * *block_size..][..*block_size].to_vec();
+                        thread.store(name, tokens, contents, Arc::downgrade(generation));
                     }
                     Err(error) => {
                         *num_lost += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvblock::{HostCopy, Prompt};
@@ -57,6 +57,15 @@ pub(crate) struct Waiting {
     /// When the request does not wait any longer.
     pub deadline: Instant,
     pub(super) _is_wanted: Arc<()>,
+    /// See [`KvTransfers::generation`].
+    pub(super) generation: Weak<()>,
+}
+
+impl Waiting {
+    /// Whether the prefix cache has been emptied since, so that nothing is taken any more.
+    pub fn is_stale(&self) -> bool {
+        self.generation.strong_count() == 0
+    }
 }
 
 /// Blocks of a prompt to store, on their way to host memory or to the connector.
@@ -85,6 +94,8 @@ pub(super) struct KvTransfers {
     pub sources: HashMap<RequestId, TransferSource>,
     /// Oldest first.
     pub exports: VecDeque<Export>,
+    /// Gone when the prefix cache is emptied: nothing loaded before is taken then, and nothing computed before is stored.
+    pub generation: Arc<()>,
 }
 
 impl KvTransfers {
@@ -100,6 +111,7 @@ impl KvTransfers {
             host_blocks: sched.host_blocks,
             sources: HashMap::new(),
             exports: VecDeque::new(),
+            generation: Arc::default(),
         })
     }
 
@@ -108,6 +120,12 @@ impl KvTransfers {
         if self.config.role.stores() && (wish.store || self.config.always) {
             self.sources.insert(id, source());
         }
+    }
+
+    /// The prefix cache has been emptied.
+    pub fn reset(&mut self) {
+        self.exports.clear();
+        self.generation = Arc::default();
     }
 
     /// A request has been cancelled or has failed.

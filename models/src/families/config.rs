@@ -76,6 +76,7 @@ impl ModelConfig {
         }
         let predictor = (family.predict)(&fields, max_position_embeddings)?;
         let eos_token_ids = fields.token_ids("eos_token_id")?;
+        let unread = unread::check(&fields, &decoder)?;
         Ok(ModelConfig {
             architecture: family.architectures.first().copied().unwrap_or_default(),
             decoder,
@@ -83,7 +84,7 @@ impl ModelConfig {
             max_position_embeddings,
             eos_token_ids,
             is_headless,
-            unread: unread::check(&fields)?,
+            unread,
         })
     }
 }

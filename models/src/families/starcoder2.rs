@@ -24,7 +24,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let windows = common.windows(fields, Windows::IfStated)?;
     let bias = fields.boolean("use_bias")?.unwrap_or(true);
     // Written by the training program; transformers does not read them either.
-    for key in ["activation_function", "mlp_type", "norm_type"] {
+    for key in ["mlp_type", "norm_type"] {
         fields.get(key);
     }
     Ok(common.decoder(|layer| {

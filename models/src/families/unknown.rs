@@ -40,7 +40,7 @@ fn unread_by(fields: &Fields<'_>, family: &Family) -> String {
     for key in family.positions.0 {
         fields.get(key);
     }
-    let keys = if (family.declare)(fields, 1).is_ok() { unread::named(fields) } else { Vec::new() };
+    let keys = (family.declare)(fields, 1).map_or(Vec::new(), |decoder| unread::named(fields, &decoder));
     if keys.is_empty() { String::new() } else { format!(", which does not read {}", keys.join(", ")) }
 }
 

@@ -2,8 +2,10 @@
 
 use serde_json::Value;
 
+use super::common::activation_of;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::fields::Fields;
+use crate::decoder::{Activation, Decoder, Mixer};
 
 /// A key, whether a value is as if the key were absent, and what is expected.
 type Change = (&'static str, fn(&Value) -> bool, &'static str);
@@ -32,18 +34,14 @@ const HARMLESS: &[&str] = &[
     "dtype",
     "early_stopping",
     "ep_size",
-    "experts_per_token",
     "finetuning_task",
     "generation",
-    "hidden_act",
-    "hidden_activation",
     "id2label",
     "initial_context_length",
     "is_decoder",
     "is_encoder_decoder",
     "label2id",
     "max_length",
-    "max_window_layers",
     "model_type",
     "n_ctx",
     "name_or_path",
@@ -56,7 +54,6 @@ const HARMLESS: &[&str] = &[
     "repetition_penalty",
     "seq_aux",
     "skip_bias_add",
-    "sliding_window_size",
     "task_specific_params",
     "temperature",
     "tokenizer_class",
@@ -93,20 +90,22 @@ const HARMLESS_PARTS: &[&str] = &[
 /// Greatest number of keys that a message names.
 const MAX_KEYS: usize = 8;
 
-/// Refuses values that change the results. Returns the other keys that nobody has asked for and that may change them.
-pub(super) fn check(fields: &Fields<'_>) -> Result<Vec<String>, LoadError> {
+/// Refuses values that change the results. Returns the other keys that nobody has asked for and that may change those of the
+/// decoder.
+pub(super) fn check(fields: &Fields<'_>, decoder: &Decoder) -> Result<Vec<String>, LoadError> {
     let keys: Vec<&str> = fields.unread().collect();
     let refused = CHANGES
         .iter()
         .find(|(key, is_neutral, _)| keys.contains(key) && fields.get(key).is_some_and(|value| !is_neutral(value)));
     match refused {
         Some((key, _, expected)) => Err(fields.wrong(key, *expected)),
-        None => Ok(of_effect(fields, keys)),
+        None => Ok(of_effect(fields, decoder, keys)),
     }
 }
 
-/// The keys that may have an effect: known to be of none are the harmless ones, and values that switch nothing on.
-fn of_effect(fields: &Fields<'_>, mut keys: Vec<&str>) -> Vec<String> {
+/// The keys that may have an effect: known to be of none are the harmless ones, values that switch nothing on, and values that say
+/// what the decoder computes.
+fn of_effect(fields: &Fields<'_>, decoder: &Decoder, mut keys: Vec<&str>) -> Vec<String> {
     let is_off = |value: &Value| match value {
         Value::Null => true,
         Value::Bool(flag) => !flag,
@@ -117,12 +116,52 @@ fn of_effect(fields: &Fields<'_>, mut keys: Vec<&str>) -> Vec<String> {
         Value::Object(map) => map.is_empty(),
     };
     let is_harmless = |key: &str| HARMLESS.contains(&key) || HARMLESS_PARTS.iter().any(|part| key.contains(part));
-    keys.retain(|key| !is_harmless(key) && fields.get(key).is_some_and(|value| !is_off(value)));
+    let is_stated = |key: &str| fields.get(key).is_some();
+    keys.retain(|key| {
+        let value = fields.get(key).filter(|value| !is_off(value));
+        !is_harmless(key) && value.is_some_and(|value| !agrees(key, value, decoder, &is_stated))
+    });
     keys.retain(|key| CHANGES.iter().all(|(known, ..)| known != key));
     keys.into_iter().take(MAX_KEYS).map(one_line).collect()
 }
 
-/// The keys that may have an effect, of those that nobody has asked for.
-pub(super) fn named(fields: &Fields<'_>) -> Vec<String> {
-    of_effect(fields, fields.unread().collect())
+/// Whether a key says what the decoder computes: under a name that the family does not read, or that others read.
+fn agrees(key: &str, value: &Value, decoder: &Decoder, is_stated: &impl Fn(&str) -> bool) -> bool {
+    let number = value.as_u64().map(|number| number as usize);
+    match key {
+        "hidden_act" | "hidden_activation" | "activation" | "activation_function" => {
+            let found = value.as_str().and_then(activation_of);
+            let is_it = |own: &Activation| match own {
+                // A SiLU of the gate, with bounds that have a key of their own.
+                Activation::ClampedSwiglu { .. } => found == Some(Activation::Silu),
+                own => found == Some(*own),
+            };
+            activations(decoder).iter().all(is_it)
+        }
+        "experts_per_token" => decoder.experts().all(|experts| Some(experts.routing.top_k) == number),
+        "sliding_window_size" => number.is_some() && decoder.attention().any(|attention| attention.window == number),
+        // Layers from this one on have a window, unless each has its own type.
+        "max_window_layers" if is_stated("layer_types") => true,
+        "max_window_layers" => {
+            let has_window: Vec<bool> = decoder.attention().map(|attention| attention.window.is_some()).collect();
+            let is_it = |first| has_window.iter().enumerate().all(|(layer, has)| *has == (layer >= first));
+            !has_window.contains(&true) || number.is_some_and(is_it)
+        }
+        _ => false,
+    }
+}
+
+/// The activations of the feed-forward networks.
+fn activations(decoder: &Decoder) -> Vec<Activation> {
+    let networks = decoder.branches().flat_map(|branch| branch.mixer.leaves()).flat_map(|mixer| match mixer {
+        Mixer::Mlp(mlp) => vec![mlp.activation],
+        Mixer::Experts(experts) => experts.experts.iter().chain(&experts.shared).map(|mlp| mlp.activation).collect(),
+        _ => Vec::new(),
+    });
+    networks.collect()
+}
+
+/// The keys that may have an effect on the decoder, of those that nobody has asked for.
+pub(super) fn named(fields: &Fields<'_>, decoder: &Decoder) -> Vec<String> {
+    of_effect(fields, decoder, fields.unread().collect())
 }

@@ -19,6 +19,7 @@ mod gguf;
 mod model;
 mod pieces;
 mod sentencepiece;
+mod spaces;
 
 use bytes::TokenSpelling;
 pub use error::TokenizeError;

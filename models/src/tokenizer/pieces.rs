@@ -12,6 +12,7 @@
 //!   expressions so far look ahead by at most one character and never back: then a search from the cut finds the same words.
 //! - [`Cuts::Pairs`]: BPE joins the characters of a whole text. A cut lies between two characters that are neighbours in no token, since
 //!   every join makes a token. What a tokenizer puts before a text is put before a [`Marker`] instead, whose tokens are dropped.
+//! - [`Cuts::Spaces`]: words at white space are tokenized one by one.
 //!
 //! A text that is composed first (NFC) is cut only before characters that nothing composes with what precedes them. Texts of other
 //! tokenizers are tokenized whole.
@@ -24,6 +25,7 @@ use super::bytes;
 use super::error::TokenizeError;
 use super::model::{AnyModel, Pipeline};
 use super::sentencepiece::SPACE;
+use super::spaces::Spaces;
 use crate::checkpoint::error::one_line;
 
 /// First size of a window. It is doubled as long as it has no place for a cut in its last three quarters. Tests cut often.
@@ -47,6 +49,8 @@ enum Cuts {
     Words { steps: Vec<Step>, spaced: bool },
     /// Between characters.
     Pairs(Pairs),
+    /// At white space.
+    Spaces(Spaces),
 }
 
 /// A step of a pre-tokenizer.
@@ -128,10 +132,8 @@ impl Pieces {
         let joins = normalizers.iter().all(|step| replaces(step) || step["type"] == "NFC" || step["type"] == "Prepend")
             // A search for spaces finds none after their replacement.
             && steps.iter().all(|step| replaces(step) || step["type"] == "Split" && step["pattern"]["String"] == " ");
-        if !(spaces && joins) {
-            return None;
-        }
-        Pairs::of(tokenizer).map(|pairs| pieces(Cuts::Pairs(pairs)))
+        let pairs = if spaces && joins { Pairs::of(tokenizer).map(Cuts::Pairs) } else { None };
+        pairs.or_else(|| Spaces::of(tokenizer).map(Cuts::Spaces)).map(pieces)
     }
 
     /// Tokenizes the beginning of the text, appends its ids to `ids`, and returns the rest. `None` if the text is short or has no
@@ -152,9 +154,10 @@ impl Pieces {
             let at = match &self.cuts {
                 Cuts::Words { steps, spaced } => self.cut_words(tokenizer, steps, *spaced, text, least, ids)?,
                 Cuts::Pairs(pairs) => self.cut_pairs(tokenizer, pairs, text, least),
+                Cuts::Spaces(spaces) => spaces.place(text, least, starts_anew).map(|at| (at, false)),
             };
             if let Some((at, within)) = at {
-                if let Cuts::Pairs(_) = self.cuts {
+                if let Cuts::Pairs(_) | Cuts::Spaces(_) = self.cuts {
                     ids.extend(self.encode_rest(tokenizer, Rest { text: &text[..at], ..rest })?);
                 }
                 return Ok(Some(Rest { text: &rest.text[at..], within }));
@@ -381,7 +384,7 @@ fn is_local(expression: &str) -> bool {
 
 /// Whether no normalisation joins or reorders a character with what precedes it: ASCII, and the scripts that are written without
 /// spaces. Others are cut at their spaces.
-fn starts_anew(character: char) -> bool {
+pub(super) fn starts_anew(character: char) -> bool {
     matches!(u32::from(character),
         0..=0x7F | 0xE01..=0xE30 | 0x3000..=0x3029 | 0x3041..=0x3096 | 0x30A1..=0x30FA
         | 0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xAC00..=0xD7A3 | 0xFF01..=0xFF9D | 0x1F300..=0x1FAFF | 0x20000..=0x2FA1F)

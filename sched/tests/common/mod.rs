@@ -1,5 +1,8 @@
 //! An executor with simulated memory, which executes plans exactly and checks them.
 //!
+//! A plan is submitted, and its tables change at once. The device executes it later, in order with what the host writes: at the
+//! latest when it is committed, and never if it fails before.
+//!
 //! It has an array per block. The "key" that a forward pass writes for a token is a hash of everything that the real
 //! one depends on. The token drawn is a hash of that, so each request has one right answer, whatever else runs. The
 //! executor checks that every span reads exactly its own sequence through the executor's own block tables, which only
@@ -15,8 +18,8 @@ use std::hash::{Hash, Hasher};
 
 use kvblock::HostCopy;
 use sched::{
-    BlockId, CacheGroup, MemOp, Outcome, Request, RequestId, RequestState, SchedConfig, Scheduler, SeqId, Span, StepId,
-    StepPlan,
+    BlockId, CacheGroup, HostBlockId, MemOp, Outcome, Request, RequestId, RequestState, SchedConfig, Scheduler, SeqId,
+    Span, StepId, StepPlan,
 };
 
 pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
@@ -65,6 +68,17 @@ pub fn sampled(plan: &StepPlan) -> impl Iterator<Item = SeqId> + '_ {
 pub fn blocks_per_request(scheduler: &Scheduler) -> Vec<(RequestId, usize)> {
     let running = scheduler.requests().filter(|request| request.state() == RequestState::Running);
     running.map(|request| (request.id(), request.blocks().collect::<HashSet<_>>().len())).collect()
+}
+
+/// The block on the device that an operation writes, or reads for the last time.
+fn changed(op: &MemOp) -> BlockId {
+    match *op {
+        MemOp::Poison { block: changed, .. }
+        | MemOp::Copy { dst: changed, .. }
+        | MemOp::SwapOut { src: changed, .. }
+        | MemOp::SwapIn { dst: changed, .. } => changed,
+        other => panic!("{other}: the executor does not know it"),
+    }
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -143,8 +157,6 @@ pub struct Truth {
     pub request: Request,
     /// Committed tokens of each sequence.
     pub outputs: Vec<Vec<u32>>,
-    /// Tokens that are drawn and not committed, with the step that drew them.
-    drawn: Vec<VecDeque<(StepId, Vec<u32>)>>,
     pub live: Vec<bool>,
     /// The drafts proposed for each sequence's next span. A plan can use fewer.
     pub drafts: Vec<Vec<u32>>,
@@ -153,10 +165,9 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// All tokens of a sequence, including drawn ones.
+    /// All committed tokens of a sequence.
     fn known(&self, index: u32) -> Vec<u32> {
-        let drawn = self.drawn[index as usize].iter().flat_map(|(_, tokens)| tokens);
-        self.request.prompt.iter().chain(&self.outputs[index as usize]).chain(drawn).copied().collect()
+        self.request.prompt.iter().chain(&self.outputs[index as usize]).copied().collect()
     }
 
     /// Returns `len` drafts for a sequence, of which the first `right` are right.
@@ -174,8 +185,29 @@ impl Truth {
 /// The entries of a sequence's table in each cache group. `None` is a hole.
 type Tables = Vec<Vec<Option<BlockId>>>;
 
-/// Which sequence writes to which block in a step, and the computed tokens of each sequence after it.
-type Flight = (HashMap<BlockId, SeqId>, Vec<(SeqId, usize)>);
+/// A step that is not committed.
+struct Flight {
+    step: StepId,
+    /// Which sequence writes to which block.
+    written: HashMap<BlockId, SeqId>,
+    /// The computed tokens of each sequence after it.
+    computed: Vec<(SeqId, usize)>,
+    sampled: Vec<SeqId>,
+}
+
+/// What a span depends on besides memory, when it is planned.
+struct Inputs {
+    tables: Tables,
+    known: Vec<u32>,
+    /// Outputs of the live beams of its request.
+    beams: Vec<Option<Vec<u32>>>,
+}
+
+/// Work of the device.
+enum Work {
+    Plan(StepPlan, Vec<Inputs>),
+    WriteHost(HostBlockId, Block),
+}
 
 /// Contents written by a failed step. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
@@ -203,6 +235,10 @@ pub struct Executor {
     computed: HashMap<SeqId, usize>,
     /// Steps that are not committed.
     in_flight: VecDeque<Flight>,
+    /// What the device has not done yet.
+    queue: VecDeque<Work>,
+    /// What each executed step has drawn.
+    drawn: HashMap<StepId, Vec<Outcome>>,
     pub requests: HashMap<RequestId, Truth>,
 }
 
@@ -216,6 +252,8 @@ impl Executor {
             tables: HashMap::new(),
             computed: HashMap::new(),
             in_flight: VecDeque::new(),
+            queue: VecDeque::new(),
+            drawn: HashMap::new(),
             requests: HashMap::new(),
         }
     }
@@ -225,7 +263,6 @@ impl Executor {
         let truth = Truth {
             request,
             outputs: vec![Vec::new(); n],
-            drawn: vec![VecDeque::new(); n],
             live: vec![true; n],
             drafts: vec![Vec::new(); n],
             accepted: vec![0; n],
@@ -238,14 +275,18 @@ impl Executor {
         (block.unwrap_or_else(|| panic!("position {position} is in a hole")).index(), position % self.config.block_size)
     }
 
-    /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws tokens.
-    pub fn execute(&mut self, plan: &StepPlan) -> Vec<Outcome> {
+    /// Takes a plan: checks it, and applies its tables.
+    pub fn submit(&mut self, plan: StepPlan) {
         for seq in &plan.released {
             assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
             self.computed.remove(seq);
-            self.in_flight.iter_mut().for_each(|(_, computed)| computed.retain(|(other, _)| other != seq));
+            self.in_flight.iter_mut().for_each(|step| step.computed.retain(|(other, _)| other != seq));
         }
-        plan.memory.iter().for_each(|op| self.apply(op));
+        for op in &plan.memory {
+            let changed = changed(op);
+            let is_written = self.in_flight.iter().any(|step| step.written.contains_key(&changed));
+            assert!(!is_written, "{changed} is still written to");
+        }
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens, "budget exceeded");
         assert!(plan.spans.len() <= self.config.max_num_seqs, "too many sequences");
         let adapters = plan.spans.iter().filter_map(|span| self.requests[&span.seq.request].request.adapter.as_ref());
@@ -259,35 +300,73 @@ impl Executor {
                 assert!(group.table.keep <= table.len());
                 group.table.apply(table, None, Some);
                 for block in &group.table.append {
-                    let writers: Vec<_> = self.in_flight.iter().filter_map(|w| w.0.get(block)).collect();
+                    let writers: Vec<_> = self.in_flight.iter().filter_map(|step| step.written.get(block)).collect();
                     assert!(writers.iter().all(|w| **w == span.seq), "{block} is reissued while {writers:?} write");
                 }
             }
         }
         let mut written = HashMap::new();
-        plan.spans.iter().for_each(|span| self.write(span, &mut written));
-        let outcomes: Vec<Outcome> = plan.spans.iter().flat_map(|span| self.sample(span, plan)).collect();
-        for outcome in &outcomes {
-            let truth = self.requests.get_mut(&outcome.seq.request).unwrap();
-            truth.drawn[outcome.seq.index as usize].push_back((plan.step, outcome.tokens.clone()));
-            truth.drafts[outcome.seq.index as usize].clear();
+        plan.spans.iter().for_each(|span| self.check(span, &mut written));
+        let sampled: Vec<SeqId> = sampled(&plan).collect();
+        let inputs = |span: &Span| {
+            let truth = &self.requests[&span.seq.request];
+            let beams = truth.live.iter().zip(&truth.outputs).map(|(live, output)| live.then(|| output.clone()));
+            Inputs {
+                tables: self.tables[&span.seq].clone(),
+                known: truth.known(span.seq.index),
+                beams: if truth.request.beam_search { self.check_search(span, &plan, beams.collect()) } else { vec![] },
+            }
+        };
+        let inputs: Vec<Inputs> = plan.spans.iter().map(inputs).collect();
+        for seq in &sampled {
+            self.requests.get_mut(&seq.request).unwrap().drafts[seq.index as usize].clear();
         }
         if !plan.spans.is_empty() {
             let computed = plan.spans.iter().map(|s| (s.seq, s.start + s.tokens.len() - s.drafts)).collect();
-            self.in_flight.push_back((written, computed));
+            self.in_flight.push_back(Flight { step: plan.step, written, computed, sampled });
         }
-        outcomes
+        self.queue.push_back(Work::Plan(plan, inputs));
+    }
+
+    /// Has the device do the next of its work.
+    pub fn run(&mut self) {
+        match self.queue.pop_front() {
+            Some(Work::Plan(plan, inputs)) => self.execute(&plan, inputs),
+            Some(Work::WriteHost(block, contents)) => self.host[block.index()] = contents,
+            None => {}
+        }
+    }
+
+    /// Whether the device has executed a step, or will never.
+    pub fn is_over(&self, step: StepId) -> bool {
+        !self.queue.iter().any(|work| matches!(work, Work::Plan(plan, _) if plan.step <= step))
+    }
+
+    /// Waits for a step. Returns its outcomes.
+    pub fn finish(&mut self, step: StepId) -> Vec<Outcome> {
+        while !self.is_over(step) {
+            self.run();
+        }
+        self.drawn[&step].clone()
+    }
+
+    /// Applies memory operations, computes the spans, reads every sequence back, and draws tokens.
+    fn execute(&mut self, plan: &StepPlan, mut inputs: Vec<Inputs>) {
+        plan.memory.iter().for_each(|op| self.apply(op));
+        for (span, inputs) in plan.spans.iter().zip(&mut inputs) {
+            if let Some(step) = span.awaits {
+                let drawn = self.drawn[&step].iter().find(|outcome| outcome.seq == span.seq).unwrap();
+                assert_eq!(drawn.tokens.len(), 1);
+                inputs.known.push(drawn.tokens[0]);
+            }
+            inputs.known.extend(&span.tokens[span.tokens.len() - span.drafts..]);
+            self.write(span, inputs);
+        }
+        let outcomes = plan.spans.iter().zip(&inputs).flat_map(|(span, inputs)| self.sample(span, inputs, plan));
+        self.drawn.insert(plan.step, outcomes.collect());
     }
 
     fn apply(&mut self, op: &MemOp) {
-        let changed = match op {
-            MemOp::Poison { block: changed, .. }
-            | MemOp::Copy { dst: changed, .. }
-            | MemOp::SwapOut { src: changed, .. }
-            | MemOp::SwapIn { dst: changed, .. } => changed,
-            other => panic!("{other}: the executor does not know it"),
-        };
-        assert!(!self.in_flight.iter().any(|w| w.0.contains_key(changed)), "{changed} is still written to");
         match *op {
             MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
             // A page has no slots.
@@ -299,19 +378,16 @@ impl Executor {
         }
     }
 
-    /// Checks the tokens of a span, and writes its keys.
-    fn write(&mut self, span: &Span, written: &mut HashMap<BlockId, SeqId>) {
+    /// Checks the tokens of a span, as far as they are known, and who owns the blocks that it writes.
+    fn check(&self, span: &Span, written: &mut HashMap<BlockId, SeqId>) {
         let (truth, index) = (&self.requests[&span.seq.request], span.seq.index as usize);
-        let mut known = truth.known(span.seq.index);
         let positions = span.start..span.start + span.tokens.len();
         let committed = truth.request.prompt.len() + truth.outputs[index].len();
-        let mut tokens = span.tokens.clone();
         if let Some(step) = span.awaits {
             assert!(!self.config.pipeline, "{} awaits {step}", span.seq);
-            let (_, drawn) = truth.drawn[index].iter().find(|(s, _)| *s == step).unwrap();
-            let placeholder = tokens.last_mut().unwrap();
-            assert_eq!((*placeholder, positions.end, span.drafts, drawn.len()), (0, committed + 1, 0, 1));
-            *placeholder = drawn[0];
+            let draws = |other: &&Flight| other.step == step && other.sampled.contains(&span.seq);
+            assert!(self.in_flight.iter().any(|other| draws(&other)), "{} awaits {step}", span.seq);
+            assert_eq!((span.tokens.last(), positions.end, span.drafts), (Some(&0), committed + 1, 0));
         } else {
             assert!(positions.end <= committed + span.drafts, "an unknown token without the step that draws it");
         }
@@ -321,14 +397,12 @@ impl Executor {
             assert!((1..=most).contains(&num_known), "drafts follow {num_known} known tokens, expected at most {most}");
             assert_eq!(positions.start + num_known, committed, "drafts follow the last known token");
             assert_eq!(span.tokens[num_known..], truth.drafts[index][..span.drafts]);
-            known.extend(&span.tokens[num_known..]);
         }
-        assert_eq!(tokens, known[positions.clone()], "tokens of {}", span.seq);
         assert!(truth.live[index] || positions.end <= truth.request.prompt.len());
-        for (g, group) in span.groups.iter().enumerate() {
+        for (table, group) in self.tables[&span.seq].iter().zip(&span.groups) {
             assert_eq!(group.slots.len(), span.tokens.len());
             for (position, slot) in positions.clone().zip(&group.slots) {
-                let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
+                let (block, offset) = self.slot(table, position);
                 assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of position {position}");
                 let id = BlockId(block as u32);
                 let other = written.insert(id, span.seq);
@@ -336,16 +410,44 @@ impl Executor {
                 let owners: Vec<_> =
                     self.tables.keys().filter(|seq| **seq == span.seq || self.reads(**seq, id)).collect();
                 assert_eq!(owners, [&span.seq], "{id} is written");
+            }
+        }
+    }
+
+    /// Checks a span of a search, which is never planned ahead. Returns its beams.
+    fn check_search(&self, span: &Span, plan: &StepPlan, beams: Vec<Option<Vec<u32>>>) -> Vec<Option<Vec<u32>>> {
+        if !span.sample.is_empty() {
+            let is_of_search = |seq: &SeqId| seq.request == span.seq.request;
+            let sampled: Vec<u32> = sampled(plan).filter(is_of_search).map(|seq| seq.index).collect();
+            let mut live = (0u32..).zip(&beams).filter(|(_, beam)| beam.is_some());
+            assert!(live.all(|(index, _)| sampled.contains(&index)), "a live beam is not sampled: {sampled:?}");
+            let mut in_flight = self.in_flight.iter().flat_map(|step| &step.sampled);
+            assert!(!in_flight.any(is_of_search), "a search was planned ahead");
+        }
+        beams
+    }
+
+    /// Checks the tokens of a span, and writes its keys.
+    fn write(&mut self, span: &Span, Inputs { tables, known, .. }: &Inputs) {
+        let request = &self.requests[&span.seq.request].request;
+        let positions = span.start..span.start + span.tokens.len();
+        let mut tokens = span.tokens.clone();
+        if let (Some(_), Some(placeholder)) = (span.awaits, tokens.last_mut()) {
+            *placeholder = known[positions.end - 1];
+        }
+        assert_eq!(tokens, known[positions.clone()], "tokens of {}", span.seq);
+        for (g, table) in tables.iter().enumerate() {
+            for position in positions.clone() {
+                let (block, offset) = self.slot(table, position);
                 if !self.holds_states(g) {
-                    self.memory[block].slots[offset] = Some(content(g, &truth.request, &known[..=position]));
-                } else if position < positions.start + num_known {
+                    self.memory[block].slots[offset] = Some(content(g, request, &known[..=position]));
+                } else if position < positions.end - span.drafts {
                     let before = match position.checked_sub(1) {
-                        None => Some(initial_state(g, &truth.request)),
+                        None => Some(initial_state(g, request)),
                         Some(_) if offset > 0 => self.memory[block].page,
-                        Some(last) => self.memory[self.slot(&self.tables[&span.seq][g], last).0].page,
+                        Some(last) => self.memory[self.slot(table, last).0].page,
                     };
-                    self.memory[block].page =
-                        before.map(|state| next_state(state, &truth.request, position, known[position]));
+                    self.memory[block].page = before.map(|state| next_state(state, request, position, known[position]));
                 }
             }
         }
@@ -361,7 +463,7 @@ impl Executor {
     /// then.
     fn reads(&self, seq: SeqId, block: BlockId) -> bool {
         let computed = self.computed.get(&seq).copied().unwrap_or(0);
-        let in_flight = self.in_flight.iter().flat_map(|(_, ends)| ends).filter(|(other, _)| *other == seq);
+        let in_flight = self.in_flight.iter().flat_map(|step| &step.computed).filter(|(other, _)| *other == seq);
         let end = in_flight.map(|(_, end)| *end).max().unwrap_or(0).max(computed);
         let in_group = |(kind, table): (&CacheGroup, &Vec<Option<BlockId>>)| {
             let first = match kind {
@@ -375,12 +477,10 @@ impl Executor {
     }
 
     /// Reads what the span's rows read of its sequence, and draws tokens.
-    fn sample(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
+    fn sample(&self, span: &Span, inputs: &Inputs, plan: &StepPlan) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
         let end = span.start + span.tokens.len();
-        let mut known = truth.known(span.seq.index);
-        known.truncate(end - span.drafts);
-        known.extend(&span.tokens[span.tokens.len() - span.drafts..]);
+        let known = &inputs.known[..end];
         for (g, kind) in self.config.groups.iter().enumerate() {
             let first = match kind {
                 CacheGroup::Full => 0,
@@ -388,19 +488,22 @@ impl Executor {
                 other => panic!("{other:?}: the executor does not know it"),
             };
             if self.holds_states(g) {
-                let (block, _) = self.slot(&self.tables[&span.seq][g], end - span.drafts - 1);
+                let (block, _) = self.slot(&inputs.tables[g], end - span.drafts - 1);
                 let expected = state(g, &truth.request, &known[..end - span.drafts]);
                 assert_eq!(self.memory[block].page, Some(expected), "the state of {}", span.seq);
                 continue;
             }
             for position in first..end {
-                let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
+                let (block, offset) = self.slot(&inputs.tables[g], position);
                 let expected = content(g, &truth.request, &known[..=position]);
                 assert_eq!(self.memory[block].slots[offset], Some(expected), "{} reads position {position}", span.seq);
             }
         }
         if truth.request.beam_search {
-            return if span.sample.is_empty() { vec![] } else { self.search(span, plan) };
+            // All beams draw in one step, at the first of its spans.
+            let mut of_search = plan.spans.iter().filter(|s| s.seq.request == span.seq.request && !s.sample.is_empty());
+            let is_first = of_search.next().is_some_and(|first| first.seq == span.seq);
+            return if is_first { search(&truth.request, &inputs.beams) } else { vec![] };
         }
         let outcome = |index: u32| {
             let (mut tokens, mut at) = (Vec::new(), end - span.drafts);
@@ -421,23 +524,6 @@ impl Executor {
         span.sample.clone().map(outcome).collect()
     }
 
-    /// The outcomes of a search, at the first of its spans. All its beams draw in one step.
-    fn search(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
-        let truth = &self.requests[&span.seq.request];
-        let of_search: Vec<&Span> =
-            plan.spans.iter().filter(|s| s.seq.request == span.seq.request && !s.sample.is_empty()).collect();
-        let mut sampled: Vec<u32> = of_search.iter().flat_map(|s| s.sample.clone()).collect();
-        sampled.sort_unstable();
-        let live = || (0u32..).zip(&truth.live).filter(|(_, live)| **live).map(|(index, _)| index);
-        assert!(live().all(|index| sampled.contains(&index)), "a live beam is not sampled: {sampled:?}");
-        assert!(truth.drawn.iter().all(VecDeque::is_empty), "a search was planned ahead");
-        if of_search[0].seq != span.seq {
-            return vec![];
-        }
-        let beams: Vec<_> = truth.live.iter().zip(&truth.outputs).map(|(live, o)| live.then(|| o.clone())).collect();
-        search(&truth.request, &beams)
-    }
-
     /// The contents of a block of a prompt, as blocks from elsewhere have them.
     fn contents(&self, request: &Request, block: usize, group: usize) -> Block {
         let (start, end) = (block * self.config.block_size, (block + 1) * self.config.block_size);
@@ -449,9 +535,9 @@ impl Executor {
         Block { slots: slots.collect(), page: None }
     }
 
-    /// Writes a block of a prompt to host memory.
+    /// Writes a block of a prompt to host memory, after the plans that were submitted before.
     pub fn write_host(&mut self, request: &Request, copy: &HostCopy) {
-        self.host[copy.host.index()] = self.contents(request, copy.block, copy.group);
+        self.queue.push_back(Work::WriteHost(copy.host, self.contents(request, copy.block, copy.group)));
     }
 
     /// Checks the contents of a copy of a block of a prompt.
@@ -462,10 +548,17 @@ impl Executor {
         assert!(is_equal, "{copy:?} has other contents");
     }
 
-    /// Fails the oldest step: what it should have written becomes garbage, and what it drew is lost.
+    /// Fails the oldest step: what it should have written becomes garbage. The device does not execute it any more.
     pub fn failed(&mut self, plan: &StepPlan) {
         if !plan.spans.is_empty() {
             self.in_flight.pop_front();
+        }
+        while let Some(work) = self.queue.front() {
+            match work {
+                Work::Plan(next, _) if next.step > plan.step => break,
+                Work::Plan(next, _) if next.step == plan.step => drop(self.queue.pop_front()),
+                _ => self.run(),
+            }
         }
         for op in &plan.memory {
             if let Some(block) = op.destination() {
@@ -480,14 +573,11 @@ impl Executor {
             self.memory[slot / self.config.block_size].slots[slot % self.config.block_size] = Some(GARBAGE);
             self.memory[slot / self.config.block_size].page = Some(GARBAGE);
         }
-        for truth in self.requests.values_mut() {
-            truth.drawn.iter_mut().for_each(|drawn| drawn.retain(|(step, _)| *step != plan.step));
-        }
     }
 
     /// Commits the oldest step. Ignores sequences that have ended since the plan.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
-        for (seq, computed) in self.in_flight.pop_front().into_iter().flat_map(|(_, computed)| computed) {
+        for (seq, computed) in self.in_flight.pop_front().into_iter().flat_map(|step| step.computed) {
             // Keys of accepted drafts are computed too, except where drafts are computed again.
             let outcome = outcomes.iter().find(|outcome| outcome.seq == seq && !self.config.recompute_drafts);
             let accepted = outcome.map_or(0, |outcome| outcome.tokens.len().saturating_sub(1));
@@ -500,7 +590,6 @@ impl Executor {
                 continue;
             };
             let index = outcome.seq.index as usize;
-            truth.drawn[index].pop_front();
             let (outputs, live) = &before[&outcome.seq.request];
             let (parent, max_tokens) = (outcome.parent as usize, truth.request.max_tokens);
             if truth.request.beam_search {

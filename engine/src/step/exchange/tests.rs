@@ -288,3 +288,58 @@ fn a_panic_of_the_connector_costs_the_blocks_it_was_called_for_and_nothing_else(
     wait_until(|| shelf.len() == 4);
     assert_eq!(run(&serving(&shelf, 30.0), request(3, 4, 2, LOAD)), (2, 32));
 }
+
+#[test]
+fn nothing_that_was_loaded_or_computed_before_a_reset_is_taken_or_stored_after_it() {
+    let shelf = Shelf::default();
+    let mut first = engine(&shelf, |_| {});
+    first.submit(request(1, 6, 1, STORE)).unwrap();
+    finish(&mut first);
+    drop(first);
+    let mut second = engine(&shelf, |_| {});
+    let wanted = request(1, 6, 1, LOAD);
+    let fetch = second.to_fetch(&wanted).unwrap();
+    let (send, pieces) = std::sync::mpsc::channel();
+    let waiting = second.fetch(fetch, move |found, _| send.send(found).unwrap()).unwrap();
+    let found = pieces.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(found.len(), 6);
+    assert!(second.reset_prefix_cache(false) && waiting.is_stale());
+    second.import(Some(&waiting), &found);
+    second.submit(wanted).unwrap();
+    assert_eq!(finish(&mut second), 0);
+    // Blocks that are handed over, and blocks that wait for that.
+    shelf.0.is_slow.store(true, Ordering::SeqCst);
+    let mut third = engine(&shelf, |loaded| {
+        let block = loaded.parts.info.host_block_bytes;
+        loaded.parts.kv_transfer.as_mut().unwrap().limits = Limits { bytes: 9 * block, piece: 12 * block };
+    });
+    third.submit(request(2, 30, 1, STORE)).unwrap();
+    while third.num_unfinished() > 0 {
+        third.step(|_, _| {});
+    }
+    wait_until(|| shelf.len() > 6);
+    assert!(third.has_exports() && third.reset_prefix_cache(false) && !third.has_exports());
+    let stored = shelf.len();
+    finish(&mut third);
+    drop(third);
+    assert!(shelf.len() <= stored + 1, "{} blocks were stored after the reset", shelf.len() - stored);
+}
+
+#[test]
+fn a_reset_ends_the_wait_for_blocks() {
+    let shelf = Shelf::default();
+    let first = serving(&shelf, 30.0);
+    assert_eq!(run(&first, request(1, 4, 1, STORE)), (1, 0));
+    wait_until(|| shelf.len() == 4);
+    shelf.0.hangs.store(true, Ordering::SeqCst);
+    let second = serving(&shelf, 3600.0);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(&second, request(1, 4, 2, LOAD)));
+        wait_until(|| second.num_unfinished() == 1);
+        let since = Instant::now();
+        assert_eq!(block_on(second.reset_prefix_cache(false)), Some(true));
+        assert_eq!(waiting.join().unwrap(), (2, 0));
+        assert!(since.elapsed() < Duration::from_secs(15), "it waited for the load to fail");
+    });
+    shelf.0.hangs.store(false, Ordering::SeqCst);
+}
