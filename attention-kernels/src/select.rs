@@ -177,10 +177,11 @@ impl KernelSet {
 pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectError> {
     choice.plugin.iter().try_for_each(|plugin| plugin::load(&plugin.path))?;
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
-    let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
-    let [linear, low_rank] = [candidates(Operation::Linear)?[0], candidates(Operation::LowRank)?[0]];
-    let arithmetic = products_of(linear, needs);
-    Ok(KernelSet { format, arithmetic, decode, prefill, cache_write, block_copy, linear, low_rank })
+    let linear = candidates(Operation::Linear);
+    let products = linear.as_ref().map_or(Arithmetic::Exact, |able| products_of(able[0], needs));
+    let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs, products)?;
+    let [linear, low_rank] = [linear?[0], candidates(Operation::LowRank)?[0]];
+    Ok(KernelSet { format, arithmetic: products, decode, prefill, cache_write, block_copy, linear, low_rank })
 }
 
 /// Returns how products with weights round and sum if a variant computes them.
@@ -191,11 +192,17 @@ pub(crate) fn products_of(linear: &Variant, needs: &Needs) -> Arithmetic {
     }
 }
 
-/// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`].
-fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [&'static Variant; 4]), SelectError> {
+/// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`]. Attention on tiles is preferred where
+/// products are on tiles, and else the last choice.
+fn share_a_cache(
+    choice: &KernelChoice,
+    needs: &Needs,
+    products: Arithmetic,
+) -> Result<(CacheFormat, [&'static Variant; 4]), SelectError> {
     let mut able: [Vec<&'static Variant>; 4] = Default::default();
     for (able, operation) in able.iter_mut().zip(Operation::ON_CACHES) {
         *able = candidates(operation, choice.name(operation), needs)?;
+        able.sort_by_key(|v| v.capabilities.arithmetic == Arithmetic::Tiles && products != Arithmetic::Tiles);
     }
     for layout in Layout::ALL.into_iter().filter(|layout| needs.suit(*layout)) {
         let [decodes, prefills, writes, copies] = able

@@ -80,13 +80,16 @@ fn nothing_rounds_for_a_model_that_computes_in_float32() {
 }
 
 #[test]
-fn products_of_tiles_are_selected_where_the_unit_exists_or_by_name() {
+fn products_and_attention_on_tiles_are_selected_where_the_unit_exists_or_by_name() {
     let needs = Needs { kv_dtype: KvDtype::Bf16, arithmetic: Dtype::Bf16, ..cpu(1024) };
     let named = |linear: &str| KernelChoice { linear: linear.into(), ..Default::default() };
     let (auto, amx) = (select(&KernelChoice::default(), &needs).unwrap(), select(&named("cpu.amx_bf16"), &needs));
     match Isa::Amx.missing() {
         _ if cfg!(not(target_arch = "x86_64")) => {}
-        None => assert_eq!((auto.linear.name, amx.unwrap().arithmetic), ("cpu.amx_bf16", Arithmetic::Tiles)),
+        None => {
+            assert_eq!((auto.linear.name, amx.unwrap().arithmetic), ("cpu.amx_bf16", Arithmetic::Tiles));
+            assert_eq!([auto.decode.name, auto.prefill.name], ["cpu.amx_bf16"; 2]);
+        }
         Some(why) => {
             let message = amx.err().unwrap().to_string();
             let begin = format!("[kernels] linear = \"cpu.amx_bf16\" cannot serve: {why}; use one of: cpu.");
@@ -95,7 +98,13 @@ fn products_of_tiles_are_selected_where_the_unit_exists_or_by_name() {
         }
     }
     assert_eq!(select(&named("cpu.portable_tiles"), &needs).unwrap().arithmetic, Arithmetic::Tiles);
-    assert_eq!(select(&named("cpu.portable"), &needs).unwrap().arithmetic, Arithmetic::Pairs);
+    let pairs = select(&named("cpu.portable"), &needs).unwrap();
+    let families = [pairs.decode, pairs.prefill].map(|variant| variant.capabilities.arithmetic);
+    assert_eq!((pairs.arithmetic, families), (Arithmetic::Pairs, [Arithmetic::Pairs; 2]));
+    // A name decides, and the other operation of attention follows it.
+    let choice = KernelChoice { decode: "cpu.portable_tiles".into(), ..named("cpu.portable") };
+    let mixed = select(&choice, &Needs { row_invariant: true, ..needs.clone() }).unwrap();
+    assert_eq!(mixed.prefill.capabilities.arithmetic, Arithmetic::Tiles);
     let exact = Needs { arithmetic: Dtype::F32, ..needs };
     assert_eq!(select(&KernelChoice::default(), &exact).unwrap().arithmetic, Arithmetic::Exact);
     let message = select(&named("cpu.portable_tiles"), &exact).err().unwrap().to_string();

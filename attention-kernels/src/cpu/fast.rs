@@ -12,7 +12,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use device::gemm::gemm;
+use device::gemm::{Arithmetic, gemm};
 use device::{Device, Isa};
 
 use super::kernel::{self, result_len};
@@ -22,12 +22,14 @@ use super::stored::{GivenScales, Halves, Pages};
 use super::tile::{Next, Scratch, Shared, Task};
 use crate::args::{AttentionArgs, LinearArgs};
 use crate::error::KernelError;
-use crate::format::Dtype;
 use crate::shape::PARTITION;
 
 /// Range of the number of queries (rows times heads of a group) of a task, if its sequence has as many. With more, the cost
 /// of transposing keys and widening elements is shared by more queries; with fewer, there are more tasks.
 const QUERIES: Range<usize> = 16..96;
+
+/// Most queries of a task on tiles, which copies values for all of them.
+const ON_TILES: usize = 384;
 
 /// Contexts are split if there are fewer tasks than this per thread.
 const TASKS: usize = 4;
@@ -65,10 +67,11 @@ thread_local! {
 
 impl Plan {
     /// Splits a call into units, and these into pieces if there are too few for all threads.
-    fn split(&mut self, args: &AttentionArgs<'_>, threads: usize) {
+    fn split(&mut self, args: &AttentionArgs<'_>, arithmetic: Arithmetic, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
         let queries = args.rows().len() * args.num_heads / (TASKS * threads);
-        let step = (queries.clamp(QUERIES.start, QUERIES.end) * kv_heads / args.num_heads).max(1);
+        let most = if arithmetic == Arithmetic::Tiles { ON_TILES } else { QUERIES.end };
+        let step = (queries.clamp(QUERIES.start, most) * kv_heads / args.num_heads).max(1);
         self.units.clear();
         for seq in args.seqs.clone() {
             let (start, end) = (batch.query_starts[seq] as usize, batch.query_starts[seq + 1] as usize);
@@ -105,9 +108,9 @@ impl Plan {
     }
 }
 
-/// Attention in the arithmetic of float32, or in that of bfloat16 for a cache of bfloat16.
+/// Attention in float32, or in another arithmetic for a cache of bfloat16.
 pub(super) fn attention(
-    (isa, arithmetic): (Isa, Dtype),
+    (isa, arithmetic): (Isa, Arithmetic),
     device: &dyn Device,
     args: AttentionArgs<'_>,
 ) -> Result<(), KernelError> {
@@ -119,7 +122,7 @@ pub(super) fn attention(
 }
 
 fn in_pieces(
-    (isa, arithmetic): (Isa, Dtype),
+    (isa, arithmetic): (Isa, Arithmetic),
     device: &dyn Device,
     args: AttentionArgs<'_>,
     plan: &mut Plan,
@@ -130,12 +133,12 @@ fn in_pieces(
     let group = args.num_heads / kv_heads;
     let pages = Pages::of(args.cache)?;
     let (window, sparse) = (args.window, args.sparse);
-    let halves = if arithmetic == Dtype::Bf16 { Halves::of(args.cache)? } else { None };
-    let shared = Shared { shape, value_dim, pages, halves, window, sparse, soft_cap: args.soft_cap };
+    let halves = if arithmetic.rounds() { Halves::of(args.cache)? } else { None };
+    let shared = Shared { shape, value_dim, pages, halves, arithmetic, window, sparse, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
-    plan.split(&args, pool.threads());
+    plan.split(&args, arithmetic, pool.threads());
     let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
     let len = result_len(most_rows, group, value_dim).max(1);
     let mut results = std::mem::take(&mut plan.results);

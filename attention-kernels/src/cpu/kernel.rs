@@ -11,23 +11,24 @@
 //! products: the sums of several queries and several tokens, or columns, stay in registers while the operands that they
 //! share are loaded.
 //!
-//! A cache of bfloat16 can be multiplied in pairs instead ([`pair_scores`], [`pair_values`]); queries and weights are then rounded
-//! to that type.
+//! A cache of bfloat16 can be multiplied in pairs instead ([`pair_scores`], [`pair_values`]), or in tiles ([`tiled`]); queries and
+//! weights are then rounded to that type.
 //!
 //! The order of every sum depends only on the tokens that the row and head see, so rows do not influence each other, whichever
 //! task they are in. In a block-sparse call a task reads the blocks that one of its queries sees, each query uses its own, and
 //! the softmax packs them side by side: a query that sees every block has the bits of a dense call.
 
 use device::Isa;
+use device::gemm::Arithmetic;
 use device::simd::pairs::{PairLanes, Pairs};
 use device::simd::{LANES, Lanes};
 
 use super::merge::Merged;
 use super::pair_values::{WEIGHTS, round_weights};
 use super::scores::score_all;
-use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, TILE, Task};
+use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, TILE, Task, bias, grow};
 use super::values::sum_all;
-use super::{pair_scores, pair_values};
+use super::{pair_scores, pair_values, tiled};
 
 /// Returns the length of a task's result: weighted values `[rows, group, value_dim]`, then `[rows, group]` of [`Merged`],
 /// two numbers each. A row that sees nothing has a total of 0.
@@ -37,6 +38,9 @@ pub(super) fn result_len(rows: usize, group: usize, value_dim: usize) -> usize {
 
 /// Runs a task; `result` is [`result_len`] long. The CPU must have the instruction set.
 pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
+    if shared.halves.is_some() && shared.arithmetic == Arithmetic::Tiles {
+        return tiled::run(isa, shared, task, scratch, result);
+    }
     let (dim, queries, in_pairs) = (shared.value_dim, task.queries(), shared.halves.is_some());
     let key_dim = shared.shape.head_dim;
     let (floats, pairs) = if in_pairs { (0, key_dim.div_ceil(2)) } else { (TILE * key_dim, 0) };
@@ -68,13 +72,6 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
             sum_all(isa, shared, seen, scratch);
         }
         merge(seen, scratch, shared, sums, states);
-    }
-}
-
-/// Makes a buffer at least as long as it has to be. Its old contents do not matter.
-fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
-    if buffer.len() < len {
-        buffer.resize(len, value);
     }
 }
 
@@ -136,22 +133,6 @@ fn merge(seen: &Seen<'_>, scratch: &Scratch, shared: &Shared<'_>, sums: &mut [f3
             let part = &scratch.part[query * shared.width()..][..dim];
             merged.merge(scratch.states[query], &mut sums[query * dim..][..dim], part);
             states[query] = [merged.greatest, merged.total];
-        }
-    }
-}
-
-/// Applies soft cap and ALiBi. `scores[0]` is the score of the token `start`.
-#[inline(always)]
-fn bias(shared: &Shared<'_>, task: &Task<'_>, query: usize, start: usize, scores: &mut [f32]) {
-    if let Some(cap) = shared.soft_cap {
-        for s in scores.iter_mut() {
-            *s = cap * (*s / cap).tanh();
-        }
-    }
-    if let Some(slopes) = task.slopes {
-        let (slope, position) = (slopes[query % task.group], task.position + query / task.group);
-        for (j, s) in scores.iter_mut().enumerate() {
-            *s += slope * ((start + j) as f32 - position as f32);
         }
     }
 }

@@ -11,12 +11,13 @@ mod scores;
 mod store;
 mod stored;
 mod tile;
+mod tiled;
 mod values;
 
 use device::Isa;
 use device::gemm::Arithmetic;
 
-use crate::format::{Dtype, KvDtype, Layout};
+use crate::format::{KvDtype, Layout};
 use crate::variant::{Capabilities, register};
 
 /// Capabilities of attention.
@@ -66,7 +67,7 @@ macro_rules! register_fast {
             $name,
             Isa::$isa,
             $rank,
-            |device, args| fast::attention((Isa::$isa, Dtype::F32), device, args),
+            |device, args| fast::attention((Isa::$isa, Arithmetic::Exact), device, args),
             |device, args| fast::linear(Isa::$isa, device, args)
         );
         register!(
@@ -78,24 +79,25 @@ macro_rules! register_fast {
     };
 }
 
-/// Capabilities of attention that multiplies pairs of bfloat16. Every instruction set computes the same bits.
-const fn in_pairs(isa: Isa, rank: u32) -> Capabilities {
-    let (arithmetic, layouts) = (Arithmetic::Pairs, &[Layout::Pairs, Layout::Hnd]);
-    Capabilities { arithmetic, layouts, kv_dtypes: &[KvDtype::Bf16], ..attention("cpu.bf16", isa, rank) }
+/// Capabilities of attention that multiplies in bfloat16. Every instruction set computes the same bits.
+const fn rounded(arithmetic: Arithmetic, isa: Isa, rank: u32) -> Capabilities {
+    let family = if matches!(arithmetic, Arithmetic::Tiles) { "cpu.tiles" } else { "cpu.bf16" };
+    let layouts = &[Layout::Pairs, Layout::Hnd];
+    Capabilities { arithmetic, layouts, kv_dtypes: &[KvDtype::Bf16], ..attention(family, isa, rank) }
 }
 
-/// Registers decode and prefill in pairs of bfloat16 for one instruction set.
-macro_rules! register_pairs {
-    ($name:literal, $isa:ident, $rank:literal) => {
-        register_pairs!($name, $isa, $rank, Decode);
-        register_pairs!($name, $isa, $rank, Prefill);
+/// Registers attention in an arithmetic that rounds to bfloat16, for one instruction set.
+macro_rules! register_rounded {
+    ($name:literal, $isa:ident, $arithmetic:ident, $rank:literal) => {
+        register_rounded!($name, $isa, $arithmetic, $rank, Decode);
+        register_rounded!($name, $isa, $arithmetic, $rank, Prefill);
     };
-    ($name:literal, $isa:ident, $rank:literal, $op:ident) => {
+    ($name:literal, $isa:ident, $arithmetic:ident, $rank:literal, $op:ident) => {
         register!(
             $name,
             $op,
-            in_pairs(Isa::$isa, $rank),
-            Attention(|device, args| { fast::attention((Isa::$isa, Dtype::Bf16), device, args) })
+            rounded(Arithmetic::$arithmetic, Isa::$isa, $rank),
+            Attention(|device, args| { fast::attention((Isa::$isa, Arithmetic::$arithmetic), device, args) })
         );
     };
 }
@@ -109,11 +111,12 @@ register_fast!("cpu.avx512", Avx512, 3);
 #[cfg(target_arch = "aarch64")]
 register_fast!("cpu.neon", Neon, 2);
 
-register_pairs!("cpu.portable_bf16", Portable, 4);
+register_rounded!("cpu.portable_bf16", Portable, Pairs, 4);
 #[cfg(target_arch = "x86_64")]
-register_pairs!("cpu.avx2_bf16", Avx2, 5);
+register_rounded!("cpu.avx2_bf16", Avx2, Pairs, 5);
 #[cfg(target_arch = "x86_64")]
-register_pairs!("cpu.avx512_bf16", Avx512Bf16, 6);
+register_rounded!("cpu.avx512_bf16", Avx512Bf16, Pairs, 6);
+
 /// Registers linear layers in an arithmetic that rounds to bfloat16, for one instruction set.
 macro_rules! register_linear {
     ($name:literal, $isa:ident, $arithmetic:ident, $rank:literal) => {
@@ -137,6 +140,13 @@ register_linear!("cpu.avx512_tiles", Avx512, Tiles, 0);
 #[cfg(target_arch = "x86_64")]
 register_linear!("cpu.avx2_tiles", Avx2, Tiles, 0);
 register_linear!("cpu.portable_tiles", Portable, Tiles, 0);
+#[cfg(target_arch = "x86_64")]
+register_rounded!("cpu.amx_bf16", Amx, Tiles, 7);
+#[cfg(target_arch = "x86_64")]
+register_rounded!("cpu.avx512_tiles", Avx512, Tiles, 0);
+#[cfg(target_arch = "x86_64")]
+register_rounded!("cpu.avx2_tiles", Avx2, Tiles, 0);
+register_rounded!("cpu.portable_tiles", Portable, Tiles, 0);
 
 register!("cpu.reference", CacheWrite, memory(0), CacheWrite(reference::cache_write));
 register!("cpu.rows", CacheWrite, memory(1), CacheWrite(store::cache_write));

@@ -20,7 +20,7 @@ use device::simd::pairs::{PairLanes, Pairs, round_row};
 use device::simd::{LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
-use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, panels};
+use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
@@ -47,11 +47,7 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
     let Scratch { scores, pairs: space, queries: rounded, .. } = scratch;
     for offset in seen.tiles() {
         let Some(tile) = &seen.tile(offset, shared.shape.block_size) else { continue };
-        let keys =
-            panels((shared, seen, tile), 0, pairs, &mut space[..PANELS * pairs], |halves, slots, to| match halves {
-                Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
-                Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
-            });
+        let keys = key_panels::<D>((shared, seen, tile), &mut space[..PANELS * pairs]);
         let asking = &Panels { keys, queries: rounded, pairs, scale: seen.task.scale };
         let task = &Panels { keys: keys.again(), ..*asking };
         let mut first = 0;
@@ -66,6 +62,19 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
             };
         }
     }
+}
+
+/// Returns the keys of a tile: in place, or in `space`, `[PANELS, head_dim / 2]`.
+#[inline(always)]
+pub(super) fn key_panels<'a, D: PairLanes>(
+    (shared, seen, tile): (&Shared<'a>, &Seen<'_>, &Tile),
+    space: &'a mut [Pairs],
+) -> PairPanels<'a> {
+    let pairs = shared.shape.head_dim.div_ceil(2);
+    panels((shared, seen, tile), 0, pairs, space, |halves, slots, to| match halves {
+        Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
+        Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
+    })
 }
 
 /// The operands of a tile.

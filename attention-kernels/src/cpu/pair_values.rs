@@ -30,7 +30,7 @@ use crate::shape::PARTITION;
 pub(super) const WEIGHTS: usize = PARTITION / 2;
 
 /// Pairs of tokens of a panel.
-const PAIRS: usize = LANES / 2;
+pub(super) const PAIRS: usize = LANES / 2;
 
 /// Values of a tile.
 #[derive(Clone, Copy)]
@@ -87,14 +87,7 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
         let Some(tile) = seen.tile(offset, shared.shape.block_size) else { continue };
         let vectors = width / LANES;
         let space = &mut pairs[..PANELS * PAIRS * vectors];
-        let panels = panels((shared, seen, &tile), 1, PAIRS * vectors, space, |halves, slots, to| {
-            for (lines, slots) in to.chunks_exact_mut(vectors).zip(slots.as_chunks().0) {
-                match halves {
-                    Halves::Rows([_, values]) => interleave::<D>(shared, seen, values, slots, lines),
-                    Halves::Pairs([_, values]) => gather(shared, seen, values, slots, lines),
-                }
-            }
-        });
+        let panels = value_panels::<D>((shared, seen, &tile), space);
         let (asking, values) = (&Values { panels, vectors }, &Values { panels: panels.again(), vectors });
         let weights = &weights[offset / 2..];
         let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end) == tile.tokens;
@@ -130,6 +123,23 @@ fn sum_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut S
             first += count;
         }
     }
+}
+
+/// Returns the values of a tile: in place, or in `space`, `[PANELS, PAIRS, width / LANES]`.
+#[inline(always)]
+pub(super) fn value_panels<'a, D: PairLanes>(
+    (shared, seen, tile): (&Shared<'a>, &Seen<'_>, &Tile),
+    space: &'a mut [Pairs],
+) -> PairPanels<'a> {
+    let vectors = shared.width() / LANES;
+    panels((shared, seen, tile), 1, PAIRS * vectors, space, |halves, slots, to| {
+        for (lines, slots) in to.chunks_exact_mut(vectors).zip(slots.as_chunks().0) {
+            match halves {
+                Halves::Rows([_, values]) => interleave::<D>(shared, seen, values, slots, lines),
+                Halves::Pairs([_, values]) => gather(shared, seen, values, slots, lines),
+            }
+        }
+    })
 }
 
 /// Returns part `i` of what some queries add of a tile, and the queries that add it: the tokens before the pairs that all of them

@@ -4,8 +4,9 @@ use std::iter::{Flatten, StepBy};
 use std::ops::Range;
 use std::option::IntoIter;
 
+use device::gemm::Arithmetic;
 use device::simd::pairs::Pairs;
-use device::simd::{Ahead, LANES};
+use device::simd::{Ahead, LANES, tiles};
 
 use super::merge::Merged;
 use super::stored::{Halves, Pages, Slot, place_in_pairs};
@@ -34,8 +35,10 @@ pub(super) struct Shared<'a> {
     /// Elements of a value.
     pub value_dim: usize,
     pub pages: Pages<'a>,
-    /// Keys and values in bfloat16, if they are multiplied in pairs.
+    /// Keys and values in bfloat16, if they are multiplied in that type.
     pub halves: Option<Halves<'a>>,
+    /// How these are multiplied.
+    pub arithmetic: Arithmetic,
     pub window: Option<usize>,
     pub sparse: Option<BlockSparse>,
     pub soft_cap: Option<f32>,
@@ -111,6 +114,29 @@ pub(super) struct Scratch {
     pub weights: Vec<u32>,
     /// Keys `[PANELS, head_dim / 2]` or values `[TILE / 2, value_dim / LANES]` in bfloat16.
     pub pairs: Vec<Pairs>,
+    pub on_tiles: OnTiles,
+}
+
+/// Memory of [`super::tiled`], for groups of 32 elements and columns of 16.
+#[derive(Default)]
+pub(super) struct OnTiles {
+    /// Queries `[bands of 16, groups]`.
+    pub queries: Vec<tiles::Tile>,
+    /// Keys of a partition, `[panels, groups]`, if they are padded.
+    pub keys: Vec<tiles::Tile>,
+    /// Values of a partition, `[groups of 32 tokens, columns]`.
+    pub values: Vec<tiles::Tile>,
+    /// Scores or weights of sixteen queries, a tile for each panel.
+    pub scores: Vec<tiles::Tile>,
+    /// Weighted values of sixteen queries, a tile for each column.
+    pub sums: Vec<tiles::Tile>,
+}
+
+/// Makes a buffer at least as long as it has to be. Its old contents do not matter.
+pub(super) fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
+    if buffer.len() < len {
+        buffer.resize(len, value);
+    }
 }
 
 /// The tokens of one partition that the rows of a task see.
@@ -164,9 +190,12 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns which of the first [`TILE`] tokens from `first` on a query sees in a block-sparse call, as bits.
+    /// Returns which of the first [`TILE`] tokens from `first` on a query sees, as bits.
     #[inline(always)]
     pub fn bits(&self, query: usize, first: usize) -> u64 {
+        if self.sparse.is_none() {
+            return run_bits(first, self.by(query / self.task.group));
+        }
         let mut bits = 0;
         for run in self.runs_in(query, first, TILE) {
             bits |= run_bits(first, run);
@@ -403,6 +432,22 @@ pub(super) fn scale_tokens(shared: &Shared<'_>, task: &Task<'_>, which: usize, t
             for (score, scale) in scores[tile.offset..][tokens.clone()].iter_mut().zip(&scales[tokens.clone()]) {
                 *score *= scale;
             }
+        }
+    }
+}
+
+/// Applies soft cap and ALiBi. `scores[0]` is the score of the token `start`.
+#[inline(always)]
+pub(super) fn bias(shared: &Shared<'_>, task: &Task<'_>, query: usize, start: usize, scores: &mut [f32]) {
+    if let Some(cap) = shared.soft_cap {
+        for s in scores.iter_mut() {
+            *s = cap * (*s / cap).tanh();
+        }
+    }
+    if let Some(slopes) = task.slopes {
+        let (slope, position) = (slopes[query % task.group], task.position + query / task.group);
+        for (j, s) in scores.iter_mut().enumerate() {
+            *s += slope * ((start + j) as f32 - position as f32);
         }
     }
 }

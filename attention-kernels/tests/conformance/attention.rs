@@ -27,7 +27,8 @@ fn conforms(
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
     // The emulation has the source and, as its family promises, the bits of the native variant.
-    let emulated = variant.capabilities.arithmetic.rounds() && variant.capabilities.isa != Isa::Avx512Bf16;
+    let is_native = [Isa::Avx512Bf16, Isa::Amx].contains(&variant.capabilities.isa);
+    let emulated = variant.capabilities.arithmetic.rounds() && !is_native;
     if (another_s || emulated) && !testkit::everything() {
         // This variant launches the kernel of another, or has its bits, which is tested with all looks.
         looks = looks.into_iter().step_by(3).collect();

@@ -26,6 +26,7 @@ mod rewritten;
 mod sanitizers;
 mod sinks;
 mod sparse;
+mod tiled;
 mod transfers;
 mod trees;
 mod yardstick;

@@ -27,9 +27,9 @@ use super::processor::Processor;
 use super::rows::RowBlock;
 use super::tile::{AHEAD, Task, Tile};
 use crate::simd::pairs::{PairLanes, Pairs, round_row};
-use crate::simd::tiles::{self, EMPTY, Emulated, GROUP, Registers, add_group, are_normal, least_exponent};
+use crate::simd::tiles::{self, EMPTY, GROUP, Registers, add_group, are_normal, least_exponent};
 use crate::simd::{LANES, Lanes, Portable, prefetch, prefetch_for_later};
-use crate::{Isa, dispatch, dispatch_pairs};
+use crate::{Isa, dispatch, dispatch_pairs, on_tiles};
 
 /// Groups of each of two panels that stay in the L1 cache: 36 KiB of 48.
 const RESIDENT: usize = 18;
@@ -75,13 +75,7 @@ pub(super) fn run(
     pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |pairs| {
         let task = &Task { panels: pairs.start * PAIR..pairs.end * PAIR, ..task };
         let mut blocks = BLOCKS.take();
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if let (Isa::Amx, Ok(amx)) = (isa, tiles::amx::Amx::get()) {
-            let registers = &mut tiles::amx::Hardware::configure(amx, rows.min(LANES));
-            walk_on(isa, registers, task, &mut blocks);
-            return BLOCKS.set(blocks);
-        }
-        walk_on(isa, &mut Emulated::new(rows.min(LANES)), task, &mut blocks);
+        on_tiles!(isa, rows.min(LANES), |t| walk_on(isa, t, task, &mut blocks));
         BLOCKS.set(blocks);
     });
     ROUNDED.set(rounded);

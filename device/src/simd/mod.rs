@@ -41,6 +41,13 @@ impl Pairs {
         // SAFETY: both are sixteen words, and every bit pattern is a number.
         unsafe { &*(&raw const self.0).cast() }
     }
+
+    /// As [`Pairs::as_floats`], to be changed.
+    #[inline(always)]
+    pub fn as_floats_mut(&mut self) -> &mut [f32; LANES] {
+        // SAFETY: as above.
+        unsafe { &mut *(&raw mut self.0).cast() }
+    }
 }
 
 /// An instruction set that kernels are compiled for.
@@ -229,7 +236,32 @@ pub trait Lanes: Copy {
         }
         p.mul(n.exp2_int())
     }
+
+    /// Returns 2 to the power of each lane, with a relative error below 3e-7: exactly 1 for 0, 0 below [`LEAST_EXP2`], NaN for NaN. The
+    /// lanes must be at most 1. Every instruction set with fused multiply-adds computes the same bits.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        let integers = lanes.map(f32::round_ties_even);
+        // Those of integers that are too small are not used.
+        let powers = integers.map(|n| f32::from_bits(((n as i32).wrapping_add(127) << 23) as u32));
+        let r = Self::load(&std::array::from_fn(|i| lanes[i] - integers[i]));
+        let mut p = Self::splat(EXP2[0]);
+        for c in &EXP2[1..] {
+            p = p.mul_add(r, Self::splat(*c));
+        }
+        let mut found = [0.0; LANES];
+        p.mul(Self::load(&powers)).store(&mut found);
+        Self::load(&std::array::from_fn(|i| if lanes[i] < LEAST_EXP2 { 0.0 } else { found[i] }))
+    }
 }
+
+/// Least exponent for which [`Lanes::exp2`] is not zero.
+pub const LEAST_EXP2: f32 = -40.0;
+
+/// Coefficients of a polynomial for 2^x in −0.5..0.5, the highest power first, with a relative error below 1e-7.
+pub(crate) const EXP2: [f32; 6] = [0.001_326_473, 0.009_671_513, 0.055_507_337, 0.240_222_42, 0.693_147, 1.0];
 
 /// Rows to prefetch: memory that will be read soon. Prefetching changes nothing but the time.
 #[derive(Clone, Copy)]

@@ -248,25 +248,26 @@ impl PairLanes for Avx512Bf16 {
 /// Calls `$kernel::<D>(args…)` compiled for an [`Isa`](crate::Isa); the caller must have checked
 /// [`Isa::is_available`](crate::Isa::is_available).
 ///
-/// The kernel must be `#[inline(always)]` and generic over [`PairLanes`](crate::simd::pairs::PairLanes).
+/// The kernel must be `#[inline(always)]` and generic over [`PairLanes`](crate::simd::pairs::PairLanes) as its first type parameter. It
+/// may have one type parameter of the caller with its bound, `kernel::<T: Bound>(…)`, as its second.
 #[macro_export]
 macro_rules! dispatch_pairs {
-    ($isa:expr, $kernel:ident($($arg:ident : $ty:ty),* $(,)?)) => {{
+    ($isa:expr, $kernel:ident $(::<$t:ident: $bound:path>)? ($($arg:ident : $ty:ty),* $(,)?)) => {{
         use $crate::simd::pairs;
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-        fn avx512_bf16($($arg: $ty),*) { $kernel::<pairs::Avx512Bf16>($($arg),*) }
+        fn avx512_bf16$(<$t: $bound>)?($($arg: $ty),*) { $kernel::<pairs::Avx512Bf16 $(, $t)?>($($arg),*) }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2($($arg: $ty),*) { $kernel::<pairs::Emulated>($($arg),*) }
+        fn avx2$(<$t: $bound>)?($($arg: $ty),*) { $kernel::<pairs::Emulated $(, $t)?>($($arg),*) }
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512_bf16($($arg),*) },
+            $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512_bf16$(::<$t>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 | $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },
-            _ => $kernel::<pairs::Emulated>($($arg),*),
+            $crate::Isa::Avx512 | $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },
+            _ => $kernel::<pairs::Emulated $(, $t)?>($($arg),*),
         }
     }};
 }

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Lanes, Pairs};
+use super::{EXP2, LANES, LEAST_EXP2, Lanes, Pairs};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
@@ -123,6 +123,22 @@ impl Lanes for Avx512 {
         Avx512(unsafe {
             let n = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
+        })
+    }
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        // SAFETY: see the module.
+        Avx512(unsafe {
+            // Both differences are exact.
+            let r = _mm512_reduce_ps::<0>(self.0);
+            let n = _mm512_sub_ps(self.0, r);
+            let mut p = _mm512_set1_ps(EXP2[0]);
+            for c in &EXP2[1..] {
+                p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+            }
+            // All but those below the least exponent, so NaN too.
+            let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(LEAST_EXP2));
+            _mm512_maskz_scalef_ps(kept, p, n)
         })
     }
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Lanes: float vectors and sums of byte products.
 
 use device::simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes, OFFSET};
-use device::simd::{LANES, Lanes};
+use device::simd::{LANES, LEAST_EXP2, Lanes, Portable};
 use device::{Isa, dispatch, dispatch_dot};
 
 use super::{dot_isas, isas};
@@ -50,6 +50,47 @@ fn every_available_isa_agrees_with_the_standard_library() {
             assert!((sum - x.iter().sum::<f32>()).abs() < 1e-3, "{isa}");
         }
     }
+}
+
+#[inline(always)]
+fn exp2<L: Lanes>(x: &[f32; LANES], out: &mut [f32; LANES]) {
+    L::load(x).exp2().store(out);
+}
+
+/// Numbers around each that decides something, and a sample of all between −45 and 1.
+#[test]
+fn powers_of_two_have_the_same_bits_with_every_fused_multiply_add() {
+    let deciding =
+        [0.0, -0.0, -0.5, -1.0, -1.5, LEAST_EXP2, f32::NEG_INFINITY, f32::MIN, f32::NAN, 1.0, -1e-30, -3e-8, -6e-8];
+    let near = |x: f32| (-2..3i32).map(move |step| f32::from_bits(x.to_bits().wrapping_add_signed(step)));
+    let numbers = deciding.into_iter().flat_map(near).filter(|x| x.is_nan() || *x <= 1.0);
+    let numbers: Vec<f32> = numbers.chain((0..46 << 10).map(|i| 1.0 - i as f32 / 1023.7)).collect();
+    for x in numbers.chunks(LANES).filter_map(|x| x.try_into().ok()) {
+        let mut want = [0.0; LANES];
+        exp2::<Portable<true>>(x, &mut want);
+        for (&x, &y) in x.iter().zip(&want) {
+            let exact = f64::from(x).exp2();
+            match x {
+                x if x.is_nan() => assert!(y.is_nan()),
+                LEAST_EXP2.. => assert!((f64::from(y) - exact).abs() <= exact * 3e-7, "2^{x} = {y}, want {exact}"),
+                _ => assert_eq!(y.to_bits(), 0, "2^{x}"),
+            }
+        }
+        for isa in isas().into_iter().filter(|isa| *isa != Isa::Portable) {
+            let mut out = [0.0; LANES];
+            let found = &mut out;
+            dispatch!(isa, exp2(x: &[f32; LANES], found: &mut [f32; LANES]));
+            for ((got, want), x) in out.iter().zip(want).zip(x) {
+                assert!(
+                    got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                    "{isa}: 2^{x} = {got}, not {want}"
+                );
+            }
+        }
+    }
+    let mut one = [0.0; LANES];
+    exp2::<Portable<true>>(&[0.0; LANES], &mut one);
+    assert_eq!(one, [1.0; LANES]);
 }
 
 #[inline(always)]

@@ -25,7 +25,7 @@
 pub mod amx;
 pub mod trial;
 
-use super::{LANES, Pairs};
+use super::{LANES, Lanes, Pairs, Portable};
 
 /// Inputs that one product of tiles adds.
 pub const GROUP: usize = 2 * LANES;
@@ -115,7 +115,8 @@ pub fn are_normal(a: u32, b: u32) -> bool {
     a + b >= NORMAL
 }
 
-/// Tile registers in plain memory.
+/// Tile registers in plain memory. A kernel that is compiled for an instruction set inlines them, so its vectors multiply what needs no
+/// care.
 pub struct Emulated {
     rows: usize,
     tiles: [Tile; 8],
@@ -131,33 +132,94 @@ impl Emulated {
         Emulated { rows, tiles: [EMPTY; 8] }
     }
 
+    #[inline(always)]
     fn rows<const T: usize>(&self) -> usize {
         if T < 6 { self.rows } else { LANES }
     }
 }
 
 impl Registers for Emulated {
+    #[inline(always)]
     fn zero<const T: usize>(&mut self) {
         self.tiles[T] = EMPTY;
     }
+    #[inline(always)]
     fn load<const T: usize>(&mut self, from: &Tile) {
         let rows = self.rows::<T>();
         self.tiles[T][..rows].copy_from_slice(&from[..rows]);
     }
+    #[inline(always)]
     fn stream<const T: usize>(&mut self, from: &Tile) {
         self.load::<T>(from);
     }
+    #[inline(always)]
     fn store<const T: usize>(&mut self, to: &mut Tile) {
         let rows = self.rows::<T>();
         to[..rows].copy_from_slice(&self.tiles[T][..rows]);
     }
+    #[inline(always)]
     fn add_products<const C: usize, const A: usize, const B: usize>(&mut self) {
         let (a, b) = (self.tiles[A], self.tiles[B]);
+        let least = least_exponent(b.iter().flat_map(|line| line.0));
         for (sums, a) in self.tiles[C].iter_mut().zip(&a).take(self.rows) {
-            for (output, sum) in sums.0.iter_mut().enumerate() {
-                let pairs = a.0.iter().zip(&b).map(|(a, b)| (*a, b.0[output]));
-                *sum = add_group(f32::from_bits(*sum), pairs).to_bits();
-            }
+            let of_row = least_exponent(a.0.into_iter());
+            let added = if are_normal(of_row, least) { quickly(sums, a, &b) } else { None };
+            *sums = added.unwrap_or_else(|| exactly(sums, a, &b));
         }
     }
+}
+
+/// Adds the products of a row of an A tile and a B tile, whose products and sums are zeros or normal numbers, with vectors. `None`: the
+/// definition gives other bits.
+#[inline(always)]
+fn quickly(sums: &Pairs, a: &Pairs, b: &Tile) -> Option<Pairs> {
+    type Floats = Portable<true>;
+    let (mut even, mut odd) = (Floats::splat(0.0), Floats::splat(0.0));
+    for (pair, line) in a.0.iter().zip(b) {
+        let [low, high] = [pair << 16, pair & 0xffff_0000].map(|bits| Floats::splat(f32::from_bits(bits)));
+        even = low.mul_add(Floats::load_half::<false>(line), even);
+        odd = high.mul_add(Floats::load_half::<true>(line), odd);
+    }
+    let (mut added, mut is_equal) = ([0.0; LANES], true);
+    Floats::load(sums.as_floats()).add(even.add(odd)).store(&mut added);
+    for (sum, added) in sums.0.iter().zip(added) {
+        // A sum from 2^-103 on is a multiple of 2^-126 too.
+        is_equal &= (sum << 1 == 0 || sum >> 23 & 255 >= 24) & !added.is_nan();
+    }
+    is_equal.then_some(Pairs(added.map(f32::to_bits)))
+}
+
+/// Adds the products of a row of an A tile and a B tile.
+#[cold]
+#[inline(never)]
+fn exactly(sums: &Pairs, a: &Pairs, b: &Tile) -> Pairs {
+    Pairs(std::array::from_fn(|output| {
+        let pairs = a.0.iter().zip(b).map(|(a, line)| (*a, line.0[output]));
+        add_group(f32::from_bits(sums.0[output]), pairs).to_bits()
+    }))
+}
+
+/// Evaluates `$work` with `$registers` as tile registers, of which sums and A tiles have `$rows` rows: those of the CPU for
+/// [`Isa::Amx`](crate::Isa::Amx), which are released afterwards, otherwise emulated ones. The caller must have checked
+/// [`Isa::is_available`](crate::Isa::is_available).
+#[macro_export]
+macro_rules! on_tiles {
+    ($isa:expr, $rows:expr, |$registers:ident| $work:expr) => {{
+        use $crate::simd::tiles;
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        let unit = if $isa == $crate::Isa::Amx { tiles::amx::Amx::get().ok() } else { None };
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        let unit: Option<()> = None;
+        match unit {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Some(amx) => {
+                let $registers = &mut tiles::amx::Hardware::configure(amx, $rows);
+                $work
+            }
+            _ => {
+                let $registers = &mut tiles::Emulated::new($rows);
+                $work
+            }
+        }
+    }};
 }
