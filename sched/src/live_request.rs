@@ -210,7 +210,7 @@ impl LiveRequest {
     pub fn pending(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let pending = |(index, s): (usize, &Sequence)| {
             let all = s.table.is_some().then(|| self.target(index).saturating_sub(s.num_computed_tokens));
-            (index, all.unwrap_or(0).saturating_sub(usize::from(s.is_held)))
+            (index, all.unwrap_or(0).saturating_sub(usize::from(s.is_held && s.live)))
         };
         let all = move || self.seqs.iter().enumerate().map(pending);
         let held_back =

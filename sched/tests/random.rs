@@ -14,8 +14,8 @@ use crate::common::{self, Executor, answer, sampled};
 use kvblock::{HostCopy, Prompt};
 use proptest::prelude::*;
 use sched::{
-    CacheGroup, CommitError, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId,
-    StepId, StepPlan,
+    CacheGroup, CommitError, Media, Outcome, Policy, PreemptionMode, Request, RequestId, RequestState, SchedConfig,
+    Scheduler, SeqId, StepId, StepPlan,
 };
 
 /// An external event, before a plan or between plan and commit. Numbers select an item modulo the number of items.
@@ -41,6 +41,8 @@ enum Event {
     Adapters(usize),
     /// The device does some of its work.
     Run(usize),
+    /// A sequence is held, or no longer.
+    Hold(usize, u32),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -69,6 +71,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => prop_oneof![0..12usize, Just(usize::MAX)].prop_map(Event::Budget),
         1 => (0..16usize).prop_map(Event::Adapters),
         2 => (1..4usize).prop_map(Event::Run),
+        2 => (0..8usize, 0..2u32).prop_map(|(at, index)| Event::Hold(at, index)),
     ]
 }
 
@@ -141,6 +144,8 @@ struct World {
     copies: Vec<(Request, Vec<HostCopy>, Option<StepId>)>,
     /// Adapters in memory.
     ready: Vec<String>,
+    /// Sequences that draw nothing, unless a request is just admitted.
+    held: Vec<SeqId>,
     next_id: u64,
     /// Live requests, in order of arrival.
     live: Vec<RequestId>,
@@ -163,6 +168,7 @@ impl World {
             last_failed: None,
             copies: Vec::new(),
             ready: (0..4).map(|k| format!("adapter {k}")).collect(),
+            held: Vec::new(),
             next_id: 0,
             live: Vec::new(),
             cut: Vec::new(),
@@ -269,11 +275,26 @@ impl World {
                 self.replica.set_prompt_budget(*tokens);
             }
             Event::Adapters(bits) => self.set_ready_adapters(*bits),
+            Event::Hold(at, index) if !self.live.is_empty() => {
+                self.hold(SeqId { request: self.live[at % self.live.len()], index: *index });
+            }
             // What is behind a failed step reads what was never written.
             Event::Run(steps) if self.num_behind_failure == 0 => (0..*steps).for_each(|_| self.executor.run()),
             _ => {}
         }
         self.forget_ended();
+    }
+
+    /// Holds a sequence, or ends this.
+    fn hold(&mut self, seq: SeqId) {
+        let before = self.held.len();
+        self.held.retain(|held| *held != seq);
+        let is_held = before == self.held.len();
+        let is_live = [&mut self.scheduler, &mut self.replica].map(|scheduler| scheduler.hold(seq, is_held));
+        assert_eq!(is_live[0], is_live[1]);
+        if is_live[0] && is_held {
+            self.held.push(seq);
+        }
     }
 
     fn set_ready_adapters(&mut self, bits: usize) {
@@ -346,7 +367,13 @@ impl World {
     /// Plans a step and gives it to the executor. Returns whether it has no spans.
     fn plan(&mut self) -> (StepId, bool) {
         let decodes = self.scheduler.num_decode_rows() > 0;
+        let running = self.scheduler.requests().filter(|request| request.state() == RequestState::Running);
+        let running: Vec<RequestId> = running.map(|request| request.id()).collect();
         let plan = self.scheduler.plan();
+        let draws = |seq: &SeqId| plan.spans.iter().any(|span| span.seq == *seq && !span.sample.is_empty());
+        let is_live = |seq: &SeqId| self.executor.requests[&seq.request].live[seq.index as usize];
+        let held = self.held.iter().filter(|seq| running.contains(&seq.request) && is_live(seq));
+        assert_eq!(held.copied().find(draws), None, "a held sequence draws");
         self.check_prompt_budget(&plan, decodes);
         let mut same = self.replica.plan();
         let drafts = |span: &sched::Span| span.tokens[span.tokens.len() - span.drafts..].to_vec();
@@ -356,7 +383,8 @@ impl World {
         let json = serde_json::to_string(&plan).unwrap();
         let replayed: StepPlan = serde_json::from_str(&json).unwrap();
         assert_eq!(plan, replayed);
-        let may_be_empty = self.live.is_empty() || self.num_in_flight() > 0 || self.waits_for_adapter();
+        let may_be_empty =
+            self.live.is_empty() || self.num_in_flight() > 0 || self.waits_for_adapter() || !self.held.is_empty();
         assert!(!plan.spans.is_empty() || may_be_empty, "an empty plan although requests are live");
         assert!(plan.spans.is_empty() || !self.live.is_empty(), "a plan with spans although no request is live");
         let mut behind_failure = self.in_flight.iter().take(self.num_behind_failure);
@@ -365,7 +393,7 @@ impl World {
         self.check_preempted(&plan);
         self.executor.submit(replayed);
         if self.scheduler.pool().memory_ops().next().is_none() {
-            self.copies.iter_mut().for_each(|(_, _, step)| drop(step.get_or_insert(plan.step)));
+            self.copies.iter_mut().for_each(|(_, _, step)| *step = step.or(Some(plan.step)));
         }
         let (step, is_empty) = (plan.step, plan.spans.is_empty());
         if !is_empty || !plan.memory.is_empty() {
@@ -474,6 +502,7 @@ impl World {
 
     fn drain(&mut self) {
         self.set_ready_adapters(15);
+        self.held.clone().into_iter().for_each(|seq| self.hold(seq));
         let bound = self.bound();
         for _ in 0..bound {
             if self.live.is_empty() {
