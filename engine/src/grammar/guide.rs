@@ -24,6 +24,9 @@ use crate::api::{FinishReason, StopCause};
 /// Greatest number of mask threads for quick constraints, and of those for slow ones. They start with the first mask.
 const MAX_THREADS: usize = 8;
 
+/// Longest wait of a step for masks, that of all sequences together: little beside a step, and enough for the masks of most grammars.
+pub(crate) const MASK_WAIT: Duration = Duration::from_millis(2);
+
 /// A constraint whose last calls took longer is slow.
 const QUICK: Duration = Duration::from_millis(1);
 

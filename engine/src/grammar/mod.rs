@@ -27,7 +27,7 @@ mod schema;
 mod vocabulary;
 
 pub use compile::{Compiled, Grammars};
-pub(crate) use guide::{Guides, Limits, MaskThreads};
+pub(crate) use guide::{Guides, Limits, MASK_WAIT, MaskThreads};
 pub(crate) use schema::with_default_options;
 pub use schema::{with_options as with_schema_options, with_white_space};
 

@@ -8,7 +8,7 @@ use sched::{SeqId, Span};
 
 use super::Engine;
 use super::request::LiveRequest;
-use super::run::MASK_WAIT;
+use crate::grammar::MASK_WAIT;
 use crate::speculate::{Proposal, Speculator};
 use crate::worker::StepInput;
 

@@ -32,11 +32,10 @@ use super::in_flight::{StepInFlight, lock};
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
+use crate::grammar::MASK_WAIT;
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
-/// Longest wait of a step for masks, that of all sequences together: little beside a step, and enough for the masks of most grammars.
-pub(super) const MASK_WAIT: Duration = Duration::from_millis(2);
 /// Longest wait of a step that has nothing to compute for what another thread does.
 const IDLE: Duration = Duration::from_millis(1);
 
