@@ -492,4 +492,8 @@ fn too_many_control_tokens_are_refused_before_they_are_searched() {
         vocab.tokens.push((name, CONTROL, 0.0));
     }
     refused(&vocab.made(), &["token_type", "70003 control and user-defined tokens", "at most 65536"]);
+    // Few and long ones.
+    let mut vocab = sentence_piece(&[("a", 0.0)]);
+    vocab.tokens.extend((0..50).map(|id| (format!("<|{id}|>").repeat(10_000), CONTROL, 0.0)));
+    refused(&vocab.made(), &["token_type", "53 control and user-defined tokens", "of 2097152 bytes"]);
 }
