@@ -261,6 +261,7 @@ pub trait Lanes: Copy {
 pub const LEAST_EXP2: f32 = -40.0;
 
 /// Coefficients of a polynomial for 2^x in −0.5..0.5, the highest power first, with a relative error below 1e-7.
+#[allow(clippy::approx_constant)] // The best polynomial has not quite ln 2.
 pub(crate) const EXP2: [f32; 6] = [0.001_326_473, 0.009_671_513, 0.055_507_337, 0.240_222_42, 0.693_147, 1.0];
 
 /// Rows to prefetch: memory that will be read soon. Prefetching changes nothing but the time.
