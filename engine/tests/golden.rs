@@ -32,7 +32,7 @@ struct Setting {
     kv: KvCacheDtype,
     /// On the CPU the plain loops, on `cuda-sim` the kernels that `auto` chooses without `--deterministic`.
     other_kernels: bool,
-    /// On the CPU, the products of this variant, in bfloat16.
+    /// On the CPU, products and attention of this variant, in bfloat16.
     tiles: Option<&'static str>,
 }
 
@@ -71,9 +71,11 @@ impl Setting {
             kv_cache_dtype: self.kv,
             ..Default::default()
         };
-        if let Some(linear) = self.tiles {
+        if let Some(variant) = self.tiles {
             config.dtype = Some(Dtype::Bf16);
-            config.kernels.linear = linear.into();
+            for name in [&mut config.kernels.linear, &mut config.kernels.decode, &mut config.kernels.prefill] {
+                *name = variant.into();
+            }
         } else if let Some(dtype) = self.sim {
             config.device = "cuda-sim".into();
             config.kernels_dir = host::folder_for_tests();
@@ -187,16 +189,16 @@ fn settings() -> Vec<Setting> {
 
 #[test]
 fn every_variant_of_tiles_gives_a_model_the_same_bits() {
-    let of = |linear| Setting {
+    let of = |variant| Setting {
         case: FIRST[0],
         sim: None,
         form: None,
         kv: KvCacheDtype::Auto,
         other_kernels: false,
-        tiles: Some(linear),
+        tiles: Some(variant),
     };
     let found: Vec<_> =
-        TILES.into_iter().filter(|it| it.1.is_available()).map(|(linear, _)| (linear, of(linear).hash())).collect();
+        TILES.into_iter().filter(|it| it.1.is_available()).map(|(variant, _)| (variant, of(variant).hash())).collect();
     assert!(found.iter().all(|(_, hash)| *hash == found[0].1), "{found:x?}");
 }
 

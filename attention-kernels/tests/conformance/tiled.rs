@@ -135,7 +135,7 @@ fn look() -> impl Strategy<Value = (u64, Look)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if testkit::everything() { 400 } else { 40 }))]
+    #![proptest_config(ProptestConfig::with_cases(if testkit::everything() { 400 } else { 24 }))]
 
     /// All variants compute the same bits for it, of a batch and of a sequence alone, and these are close to float64.
     #[test]
