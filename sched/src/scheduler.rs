@@ -146,8 +146,8 @@ impl Scheduler {
     }
 
     /// Leaves the last known token of a running sequence out of the next plans, so that nothing is drawn for it, or ends this. For a
-    /// caller that does not know yet what the sequence may draw. A request that waits is admitted nevertheless. Returns `false` if
-    /// the sequence is not live, or is a beam.
+    /// caller that does not know yet what the sequence may draw. While a prompt is computed, its sequence 0 stands for all. A request
+    /// that waits, also after a preemption, is admitted nevertheless. Returns `false` if the sequence is not live, or is a beam.
     pub fn hold(&mut self, seq: SeqId, is_held: bool) -> bool {
         let sequence = self.sequence_mut(seq).filter(|s| s.live);
         sequence.map(|s| s.is_held = is_held).is_some()

@@ -29,7 +29,7 @@ const CONSTRAINTS: [(&str, &[&str], &str, &str); 4] = [
 /// The fields with constraints of several kinds.
 const FORMAT: &str = "response_format";
 const OUTPUTS: &str = "structured_outputs";
-/// Of `/v1/responses`.
+/// The field of `/v1/responses` that holds the format of the answer.
 const TEXT: &str = "text";
 /// The schemas of calls' arguments.
 pub const TOOLS: &str = "tools";

@@ -244,7 +244,7 @@ pub trait Lanes: Copy {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
         let integers = lanes.map(f32::round_ties_even);
-        // Those of integers that are too small are not used.
+        // Lanes below the least exponent are set to 0 at the end, whatever these bits are.
         let powers = integers.map(|n| f32::from_bits(((n as i32).wrapping_add(127) << 23) as u32));
         let r = Self::load(&std::array::from_fn(|i| lanes[i] - integers[i]));
         let mut p = Self::splat(EXP2[0]);

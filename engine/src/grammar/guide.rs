@@ -4,7 +4,8 @@
 //! is planned. So the masks of all sequences are computed in parallel, while other tokens are published and the step is
 //! committed. The device's own threads are not used, because a mask would delay every thread that takes part in a matrix product.
 //!
-//! A step does not wait for a mask that is late: its sequence is left out. Constraints whose last call took long have threads of
+//! A step does not wait for a mask that is late: its sequence is left out. The exceptions are the first mask of a caller's own code,
+//! and a sequence that returns after a preemption. Constraints whose last call took long have threads of
 //! their own, which also call [`Constraint::accept`], so that nothing else is behind theirs, and they get no drafts.
 //!
 //! A constraint may be the caller's own code. Every call is guarded: a panic ends the sequences of its request with an error and

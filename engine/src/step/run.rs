@@ -48,7 +48,8 @@ impl Engine {
     /// Runs one step and passes what each running request has gained to `emit`. If the step fails, its requests end with
     /// [`FinishReason::Error`]; all other requests go on, and those that were being swapped are computed again.
     ///
-    /// If the device draws the tokens, the following step is already in flight when this returns.
+    /// If the device draws the tokens, the following step is already in flight when this returns. A call computes nothing if all
+    /// requests wait for something, such as a mask that is late.
     pub fn step(&mut self, emit: impl FnMut(RequestId, TokenEvent)) {
         self.advance(true, emit);
     }

@@ -343,7 +343,7 @@ fn a_held_sequence_draws_nothing_and_delays_no_other() {
     let mut s = Scheduler::new(SchedConfig { max_num_batched_tokens: 8, max_num_seqs: 4, ..config(40, 4) }).unwrap();
     s.submit(Request { n: 2, ..request(0, 12, 6) }).unwrap();
     s.submit(request(1, 2, 20)).unwrap();
-    // Of a prompt that is computed in chunks, the last token is left out.
+    // A prompt is computed in chunks, up to its last token.
     let mut drawn = [0; 2];
     let mut advance = |s: &mut Scheduler| {
         let plan = s.plan();

@@ -25,8 +25,8 @@ pub struct Target<'a> {
     /// has. `+ptx` adds PTX, which the driver compiles for every later GPU. A source that names its own architectures is compiled for
     /// those.
     pub architectures: &'a [&'a str],
-    /// A third of the compiler's default size. Every driver that runs this code can decompress it. What is packed with others is
-    /// smaller without.
+    /// Whether each fat binary is compressed, to a third of the compiler's default size. Every driver that runs this code can
+    /// decompress it. An archive of fat binaries is smaller if they are not.
     pub is_compressed: bool,
 }
 
