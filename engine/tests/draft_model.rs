@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::speculate::{Proposal, ProposeError, Proposer, Source, Speculation};
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
@@ -115,9 +116,9 @@ fn a_model_is_always_right_about_itself_with_every_sampling_option() {
     }
 }
 
-/// Allows one token at each of the first positions, and every token later.
+/// Allows one token at each of the first positions, and every token later. Each mask takes at least as long as given.
 #[derive(Clone)]
-struct Forced(usize);
+struct Forced(usize, Duration);
 
 impl Constraint for Forced {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
@@ -125,6 +126,7 @@ impl Constraint for Forced {
         let forced = 100 + self.0 as u32 * 31;
         let allowed = if self.0 < 8 { forced..forced + 1 } else { 0..VOCABULARY as u32 };
         allowed.for_each(|token| tokens.insert(token));
+        std::thread::sleep(self.1);
         Ok(Mask { tokens, may_end: false })
     }
 
@@ -171,11 +173,17 @@ fn a_draft_model_computes_what_was_drawn_instead_of_its_wrong_drafts() {
     let speculation =
         Some(Speculation { proposer: Box::new(Sometimes(0)), num_speculative_tokens: 4, is_adaptive: false });
     let mut engine = Engine::new(EngineParts { speculation, ..parts }).unwrap();
-    engine.submit_constrained(request(2, 12, 70, 1), Box::new(Forced(0))).unwrap();
-    while engine.has_work() {
-        engine.step(|_, _| {});
-    }
-    let spec = engine.stats().spec_decode;
+    let mut drafts_of = |pause| {
+        engine.submit_constrained(request(2, 12, 70, 1), Box::new(Forced(0, pause))).unwrap();
+        while engine.has_work() {
+            engine.step(|_, _| {});
+        }
+        engine.stats().spec_decode
+    };
+    // Nothing would be drawn behind the drafts of a slow constraint.
+    let slow = drafts_of(Duration::from_millis(3));
+    assert_eq!(slow.num_draft_tokens, 0);
+    let spec = drafts_of(Duration::ZERO);
     let wrong = spec.num_draft_tokens - spec.num_accepted_tokens;
     // Drafts are wrong only while the constraint forces other tokens.
     assert!((4..=3 * 4).contains(&wrong) && spec.num_accepted_tokens > 28, "{spec:?}");

@@ -134,8 +134,25 @@ pub fn answers_with(engine: &mut Engine, loads: &[Load], mut before: impl FnMut(
     // After a preemption, sequences may be drawn in another order.
     events.iter_mut().for_each(|events| {
         events.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
+        join_ends(events);
     });
     events
+}
+
+/// Joins the end of a sequence that has an event of its own with its last token: whether the end of a constraint's text shows with the
+/// token or with the next mask depends on how long a call took, and so on how busy the machine is.
+fn join_ends(events: &mut Vec<TokenEvent>) {
+    events.dedup_by(|end, last| match (end, last) {
+        (
+            TokenEvent::Token { index: of, token: None, finish: end, drafts: more },
+            TokenEvent::Token { index, finish, drafts, .. },
+        ) if of == index && finish.is_none() => {
+            *finish = end.take();
+            *drafts += *more;
+            true
+        }
+        _ => false,
+    });
 }
 
 #[test]

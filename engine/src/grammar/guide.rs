@@ -221,6 +221,12 @@ impl Guides {
         guide.is_some_and(|guide| guide.is_late(&self.limits, Some(deadline)))
     }
 
+    /// Whether the last calls of a sequence's constraint took long, or its mask is late.
+    pub fn is_slow(&self, index: u32) -> bool {
+        let guide = self.own.get(index as usize).and_then(Option::as_ref);
+        guide.is_some_and(|guide| guide.is_slow || guide.pending.is_some())
+    }
+
     /// Waits for and returns the tokens that a sequence may continue with, or why it ends.
     pub fn allowed(&mut self, index: u32) -> &Allowed {
         let Guides { root, own, limits } = self;
@@ -236,9 +242,6 @@ impl Guides {
         // Drafts follow a token, so there is one.
         let Some(guide) = guide else { return drafts.clear() };
         guide.ahead.clear();
-        if guide.is_late(limits, Some(deadline)) || guide.is_slow {
-            return drafts.clear();
-        }
         let Ok(mut next) = guide.allowed.clone() else { return drafts.clear() };
         let fork = guide.constraint.call("fork", |constraint| Ok(Caught(Some(constraint.fork()))));
         let Ok(mut fork) = fork else { return drafts.clear() };

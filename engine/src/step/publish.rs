@@ -62,8 +62,16 @@ pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
 
 impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
     /// Publishes a token drawn for a sequence, and ends the sequence if this is its last token. Does nothing if the sequence
-    /// has ended in the meantime. `drafts` are those that the token and the following ones of the step were compared with.
-    pub fn token(&mut self, request: &mut LiveRequest, seq: SeqId, sampled: Sampled, drafts: &[u32]) {
+    /// has ended in the meantime. `drafts` are those that the token and the following ones of the step were compared with: the last
+    /// token of the step is followed by none, be its draft wrong or the masks behind it late.
+    pub fn token(
+        &mut self,
+        request: &mut LiveRequest,
+        seq: SeqId,
+        sampled: Sampled,
+        drafts: &[u32],
+        is_last_of_step: bool,
+    ) {
         let Some(count) = request.num_tokens.get_mut(seq.index as usize).and_then(Option::as_mut) else { return };
         *count += 1;
         let at_limit = (*count >= request.max_tokens).then_some(FinishReason::Length);
@@ -86,7 +94,7 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         }
         self.outcomes.push_token(seq, sampled.token, finish.is_some());
         let is_right = drafts.first() == Some(&sampled.token);
-        let is_last = !is_right || finish.is_some();
+        let is_last = is_last_of_step || finish.is_some();
         let accepted = usize::from(is_right);
         let drafts = DraftCounts { accepted, rejected: if is_last { drafts.len() - accepted } else { 0 } };
         (self.emit)(seq.request, TokenEvent::Token { index: seq.index, token: Some(sampled), finish, drafts });

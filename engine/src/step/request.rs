@@ -70,9 +70,11 @@ impl LiveRequest {
         true
     }
 
-    /// Greatest number of drafts that a sequence can use: one more token than these is drawn.
+    /// Greatest number of drafts that a sequence can use: one more token than these is drawn. None if its masks take long, because the
+    /// step does not wait for those behind drafts.
     pub fn num_usable_drafts(&self, index: u32) -> usize {
-        let drawn = self.num_tokens.get(index as usize).copied().flatten();
+        let is_slow = self.guides.as_ref().is_some_and(|guides| guides.is_slow(index));
+        let drawn = self.num_tokens.get(index as usize).copied().flatten().filter(|_| !is_slow);
         drawn.map_or(0, |drawn| self.max_tokens.saturating_sub(drawn + 1))
     }
 

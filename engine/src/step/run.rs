@@ -272,10 +272,13 @@ impl Engine {
             speculator,
             emit,
         };
-        for (seq, sampled) in output.drawn.drain(..) {
+        let mut drawn = output.drawn.drain(..).peekable();
+        while let Some((seq, sampled)) = drawn.next() {
+            let is_last = drawn.peek().is_none_or(|(next, _)| *next != seq);
             let drafts = drafts.next(seq);
-            update(requests, seq.request, |request| publisher.token(request, seq, sampled, drafts));
+            update(requests, seq.request, |request| publisher.token(request, seq, sampled, drafts, is_last));
         }
+        drop(drawn);
         for (span, reason) in &step.ends {
             let span = &spans[*span];
             update(requests, span.seq.request, |request| publisher.end(request, span, reason));
