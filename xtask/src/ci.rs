@@ -67,8 +67,9 @@ impl Step {
         command.args(words).envs(shared.iter().chain(&self.variables).cloned()).current_dir(root);
         let failed = |error: std::io::Error| format!("{program} did not start: {error}");
         let status = if self.command.starts_with("cargo test ") {
-            let (status, log) = logged(&mut command).map_err(failed)?;
-            parts.extend(parts::of_log(&log));
+            let (status, log, times) = logged(&mut command).map_err(failed)?;
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            parts.extend(parts::of_log(&log, &times, threads));
             // A program that fails says so itself.
             if status.success() {
                 parts::ran_some(&log)?;
@@ -81,19 +82,22 @@ impl Step {
     }
 }
 
-/// Runs a command, prints what it prints, and returns it: its standard output and errors in the order in which they come.
-pub(crate) fn logged(command: &mut Command) -> std::io::Result<(ExitStatus, String)> {
+/// Runs a command, prints what it prints, and returns it: its standard output and errors in the order in which they come, and the
+/// seconds after which each line came.
+pub(crate) fn logged(command: &mut Command) -> std::io::Result<(ExitStatus, String, Vec<f64>)> {
+    let start = Instant::now();
     let (reader, writer) = std::io::pipe()?;
     let mut child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
     // The command holds copies of the writer, with which the pipe would never end.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let (mut log, mut line, mut reader) = (String::new(), Vec::new(), BufReader::new(reader));
+    let (mut log, mut times, mut line, mut reader) = (String::new(), Vec::new(), Vec::new(), BufReader::new(reader));
     while reader.read_until(b'\n', &mut line)? > 0 {
         std::io::stdout().write_all(&line)?;
         log += &String::from_utf8_lossy(&line);
+        times.push(start.elapsed().as_secs_f64());
         line.clear();
     }
-    Ok((child.wait()?, log))
+    Ok((child.wait()?, log, times))
 }
 
 fn typed(variables: &[(&'static str, String)]) -> String {
@@ -253,7 +257,7 @@ fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
         list.push(line);
     }
     let not_run = not_run::reports(root);
-    print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 10));
+    print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 30));
     if !failed.is_empty() {
         return Err(failed.join("\nxtask: "));
     }

@@ -75,7 +75,7 @@ fn fuzz(root: &Path, name: &str, program: &Path, options: &Options) -> Result<()
     command.arg(format!("-timeout={INPUT_SECONDS}")).arg(format!("-artifact_prefix={}", input.display()));
     // Some targets write files.
     command.arg(&corpus).stdin(Stdio::null()).current_dir(root);
-    let (status, log) = logged(&mut command).map_err(|error| format!("{}: {error}", program.display()))?;
+    let (status, log, _) = logged(&mut command).map_err(|error| format!("{}: {error}", program.display()))?;
     let runs = log.lines().find_map(|line| line.strip_prefix("Done ")?.split_whitespace().next()?.parse::<u64>().ok());
     match (status.success(), runs) {
         (true, Some(1..)) => Ok(()),

@@ -1,7 +1,8 @@
-//! The longest parts of a CI run: its steps, and the test programs with the times that they print.
+//! The longest parts of a CI run: its steps, the test programs with the times that they print, and their tests.
 //!
 //! The stable test harness does not time single tests, but each program ends with `finished in 1.23s`, and cargo prints which program
-//! it starts. A log with both in order is enough.
+//! it starts. Tests start in the order of their names, each when another ends, and a line is printed when a test ends: so the times of
+//! the lines are enough to tell how long each took.
 
 /// A part and its duration.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,13 +13,20 @@ pub struct Part {
     pub seconds: f64,
 }
 
-/// Returns the parts in the output of `cargo test --workspace`: the build, and each test program.
-pub fn of_log(log: &str) -> Vec<Part> {
+/// Returns the parts in the output of `cargo test --workspace`: the build, each test program, and each test of more than a second.
+/// `times` are the seconds at which the lines were printed, and `threads` the number of tests that run at once.
+pub fn of_log(log: &str, times: &[f64], threads: usize) -> Vec<Part> {
     let mut parts = Vec::new();
+    // When the tests of the program began, and the names and ends of those that have ended.
+    let (mut began, mut ended) = (0.0, Vec::new());
     // Packages run in the order of their names. The first, attention-kernels, has no unit tests of a library that would name it.
     let (mut package, mut program) = ("attention-kernels".to_owned(), String::new());
-    for line in log.lines().map(str::trim) {
-        if let Some(started) = line.strip_prefix("Running ") {
+    for (line, time) in log.lines().map(str::trim).zip(times.iter().copied().chain(std::iter::repeat(0.0))) {
+        if line.starts_with("running ") {
+            (began, ended) = (time, Vec::new());
+        } else if let Some((name, _)) = line.strip_prefix("test ").and_then(|test| test.split_once(" ... ")) {
+            ended.push((name, time));
+        } else if let Some(started) = line.strip_prefix("Running ") {
             // unittests src/lib.rs (target/debug/deps/device-0123456789abcdef)
             let (target, file) = started.split_once(" (").unwrap_or((started, ""));
             let stem = file.rsplit(['/', '\\']).next().unwrap_or_default();
@@ -36,6 +44,12 @@ pub fn of_log(log: &str) -> Vec<Part> {
             program = format!("{}, examples in docs", name.replace('_', "-"));
         } else if let Some(seconds) = line.split_once("; finished in ").and_then(|(_, rest)| seconds(rest)) {
             parts.push(Part { name: program.clone(), seconds });
+            let ends: Vec<f64> = ended.iter().map(|(_, end)| *end).collect();
+            ended.sort_by_key(|(name, _)| *name);
+            let starts = std::iter::repeat_n(began, threads).chain(ends);
+            let tests = ended.drain(..).zip(starts).map(|((name, end), start)| (name, end - start));
+            let long = tests.filter(|(_, seconds)| *seconds > 1.0);
+            parts.extend(long.map(|(name, seconds)| Part { name: format!("{program}: {name}"), seconds }));
         } else if line.starts_with("Finished `test` profile")
             && let Some(seconds) = line.rsplit_once(" in ").and_then(|(_, rest)| seconds(rest))
         {

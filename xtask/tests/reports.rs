@@ -27,7 +27,8 @@ fn the_doctor_prints_every_line_on_any_machine() {
 const LOG: &str = "   Compiling device v0.1.0\n    Finished `test` profile [optimized] target(s) in 1m 02.50s\n     \
     Running tests/all.rs (/t/debug/deps/all-9f)\n\
     test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.00s\n     \
-    Running unittests src/lib.rs (/t/debug/deps/device-0a1b)\n\nrunning 2 tests\ntest a ... ok\n\n\
+    Running unittests src/lib.rs (/t/debug/deps/device-0a1b)\n\nrunning 4 tests\ntest a ... ok\ntest c ... ok\n\
+    test d ... FAILED\ntest b ... ok\n\n\
     test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 3.25s\n\n     \
     Running unittests src/main.rs (/t/debug/deps/quire-77)\n\
     test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n   \
@@ -36,11 +37,22 @@ const LOG: &str = "   Compiling device v0.1.0\n    Finished `test` profile [opti
 
 #[test]
 fn a_log_is_split_by_program() {
-    let found = of_log(LOG).into_iter().map(|part| (part.name, part.seconds)).collect::<Vec<_>>();
+    // Two at once: a and b start, c follows a, d follows c.
+    let time = |line: &str| match line.strip_prefix("test ").map(|test| test.split(' ').next()) {
+        Some(Some("a")) => 11.0,
+        Some(Some("c")) => 11.5,
+        Some(Some("d")) => 15.0,
+        Some(Some("b")) => 17.0,
+        _ => 10.0,
+    };
+    let times: Vec<f64> = LOG.lines().map(time).collect();
+    let found = of_log(LOG, &times, 2).into_iter().map(|part| (part.name, part.seconds)).collect::<Vec<_>>();
     let want = [
         ("building the tests", 62.5),
         ("attention-kernels, tests/all.rs", 12.0),
         ("device, unit tests", 3.25),
+        ("device, unit tests: b", 7.0),
+        ("device, unit tests: d", 3.5),
         ("quire, unit tests", 0.0),
         ("attention-kernels, examples in docs", 0.75),
     ];
@@ -63,7 +75,7 @@ fn a_filter_that_matches_no_test_of_a_program_is_a_failure() {
 #[test]
 fn the_table_has_the_longest_first() {
     let expected = "    62.5 s  building the tests\n    12.0 s  attention-kernels, tests/all.rs\n";
-    assert_eq!(table(of_log(LOG), 2), expected);
+    assert_eq!(table(of_log(LOG, &[], 2), 2), expected);
 }
 
 #[cfg(unix)]
