@@ -147,7 +147,10 @@ impl Device for Host {
     }
 
     fn description(&self) -> String {
-        let host = format!("{} threads, vector unit {}", self.pool.threads(), Isa::best());
+        let mut host = format!("{} threads, vector unit {}", self.pool.threads(), Isa::best());
+        if let Some(missing) = Isa::left_out().and_then(Isa::missing) {
+            host += &format!(" ({missing})");
+        }
         match &self.kernels {
             None => host,
             Some(kernels) => format!("CUDA kernels as host code from {}; {host}", kernels.folder().display()),

@@ -54,10 +54,10 @@ fn score_tiles<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut
         while first < queries {
             let scores = &mut scores[first * SCORES + offset..];
             let task = if first == 0 { asking } else { task };
-            first += match (D::Floats::MANY, queries - first) {
-                (true, 6..) => score::<D, 6>(task, first, tile.panels(), scores),
-                (true, 3..) => score::<D, 3>(task, first, tile.panels(), scores),
-                (true, 2) => score::<D, 2>(task, first, tile.panels(), scores),
+            first += match queries - first {
+                6.. if D::Floats::MANY => score::<D, 6>(task, first, tile.panels(), scores),
+                3.. if D::Floats::MANY => score::<D, 3>(task, first, tile.panels(), scores),
+                2 if D::Floats::MANY => score::<D, 2>(task, first, tile.panels(), scores),
                 _ => score::<D, 1>(task, first, tile.panels(), scores),
             };
         }

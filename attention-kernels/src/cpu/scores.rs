@@ -65,7 +65,7 @@ fn by_key<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: 
         let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size)).min(adjacent);
         let mut next = ahead(shared, seen, 0, tile.offset + token);
         let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, scratch);
-        by_queries!(task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {
+        by_queries!(L, task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {
             let mut queries = [&task.query[..0]; R];
             for r in 0..R {
                 queries[r] = task.query(first + r, shape.head_dim);
@@ -151,7 +151,7 @@ fn by_panel<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch
         ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
         shared.pages.transposed::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
     }
-    by_queries!(task.queries(), 1 2 .. OF_A_PANEL, |first, R| {
+    by_queries!(L, task.queries(), 1 2 .. OF_A_PANEL, |first, R| {
         let mut queries = [&task.query[..0]; R];
         for r in 0..R {
             queries[r] = task.query(first + r, dim);

@@ -316,22 +316,28 @@ impl Tile {
 }
 
 /// Evaluates `$each` for the queries of a task, up to `$most` at a time (`$few` lists the smaller numbers), with their
-/// number as the constant `$n`.
+/// number as the constant `$n`; without vectors one at a time, so that no other number is compiled.
 macro_rules! by_queries {
-    ($queries:expr, $($few:literal)* .. $most:ident, |$first:ident, $n:ident| $each:expr) => {{
+    ($lanes:ident, $queries:expr, $($few:literal)* .. $most:ident, |$first:ident, $n:ident| $each:expr) => {{
         let mut $first = 0;
         while $first < $queries {
-            match $queries - $first {
-                $($few => {
-                    const $n: usize = $few;
-                    $each
-                })*
-                _ => {
-                    const $n: usize = $most;
-                    $each
+            if $lanes::VECTORS {
+                match $queries - $first {
+                    $($few => {
+                        const $n: usize = $few;
+                        $each
+                    })*
+                    _ => {
+                        const $n: usize = $most;
+                        $each
+                    }
                 }
+                $first += $most;
+            } else {
+                const $n: usize = 1;
+                $each
+                $first += 1;
             }
-            $first += $most;
         }
     }};
 }

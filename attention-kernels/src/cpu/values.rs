@@ -76,7 +76,7 @@ fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
             let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
             add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
-        by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
+        by_queries!(L, task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
             let values = Values { next: &next, ..values };
             add_weighted::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
             next = [Ahead::NONE; PANELS];

@@ -94,7 +94,10 @@ fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
 fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     for pair in task.pairs.clone() {
         let mut next = task.weights.ahead(pair, task.rows.div_ceil(D::ROWS));
-        if D::WIDE || task.rows <= highest::<D>(PAIR) {
+        // A constant condition alone, so that single panels are not compiled for wide registers.
+        if D::WIDE {
+            bands::<D, F, PAIR>(task, pair, 0, &mut next);
+        } else if task.rows <= highest::<D>(PAIR) {
             bands::<D, F, PAIR>(task, pair, 0, &mut next);
         } else {
             bands::<D, F, 1>(task, pair, 0, &mut next);
@@ -113,17 +116,17 @@ const fn highest<D: DotLanes>(panels: usize) -> usize {
 #[inline(always)]
 fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, panel: usize, next: &mut Ahead) {
     const { assert!(D::ROWS <= 6, "a tile has at most 6 rows") };
-    let (mut row, highest) = (0, const { highest::<D>(P) });
+    let mut row = 0;
     while row < task.rows {
         let left = task.rows - row;
-        let height = left.div_ceil(left.div_ceil(highest));
+        let height = left.div_ceil(left.div_ceil(const { highest::<D>(P) }));
         match height {
             // The conditions are constant, so impossible tiles are not compiled.
-            6 if highest >= 6 => tile::<D, F, 6, P>(task, row, pair, panel, next),
-            5 if highest >= 5 => tile::<D, F, 5, P>(task, row, pair, panel, next),
-            4 if highest >= 4 => tile::<D, F, 4, P>(task, row, pair, panel, next),
-            3 if highest >= 3 => tile::<D, F, 3, P>(task, row, pair, panel, next),
-            2 if highest >= 2 => tile::<D, F, 2, P>(task, row, pair, panel, next),
+            6 if const { highest::<D>(P) >= 6 } => tile::<D, F, 6, P>(task, row, pair, panel, next),
+            5 if const { highest::<D>(P) >= 5 } => tile::<D, F, 5, P>(task, row, pair, panel, next),
+            4 if const { highest::<D>(P) >= 4 } => tile::<D, F, 4, P>(task, row, pair, panel, next),
+            3 if const { highest::<D>(P) >= 3 } => tile::<D, F, 3, P>(task, row, pair, panel, next),
+            2 if const { highest::<D>(P) >= 2 } => tile::<D, F, 2, P>(task, row, pair, panel, next),
             _ => tile::<D, F, 1, P>(task, row, pair, panel, next),
         }
         row += height;

@@ -53,6 +53,8 @@ pub(super) trait Tile {
     type Sums: Lanes;
     /// Elements of a row that one line is multiplied with.
     const NUMBERS_PER_LINE: usize;
+    /// Without vectors one shape of a tile is compiled.
+    const IS_ONE_SHAPE: bool = false;
     /// Most rows of a band that need no more registers than there are.
     #[inline(always)]
     fn most_rows() -> usize {
@@ -73,6 +75,7 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
     type Line = W;
     type Sums = L;
     const NUMBERS_PER_LINE: usize = W::INPUTS;
+    const IS_ONE_SHAPE: bool = !L::VECTORS;
 
     /// Widening the second weights of pairs takes registers, and Intel's cores lose more by sums in memory than AMD's.
     #[inline(always)]
@@ -88,18 +91,26 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
 
 /// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at
 /// a time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// The conditions on constants stand alone, so that tiles of other instruction sets are not compiled.
 #[inline(always)]
 pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
     let mut row = 0;
     while row < task.rows {
-        row += match (T::Sums::MANY, (task.rows - row).min(T::most_rows())) {
-            (true, 12..) => band::<T, 12, 2>(task, row),
-            (true, 8..) => band::<T, 8, 2>(task, row),
-            (true, 4..) => band::<T, 4, 2>(task, row),
-            (false, 6..) => band::<T, 6, 1>(task, row),
-            (_, 4..) => band::<T, 4, 1>(task, row),
-            (_, 2..) => band::<T, 2, 2>(task, row),
-            _ => band::<T, 1, 2>(task, row),
+        let rows = (task.rows - row).min(T::most_rows());
+        row += if T::IS_ONE_SHAPE {
+            band::<T, 1, 1>(task, row)
+        } else if rows < 4 {
+            if rows < 2 { band::<T, 1, 2>(task, row) } else { band::<T, 2, 2>(task, row) }
+        } else if T::Sums::MANY {
+            match rows {
+                12.. => band::<T, 12, 2>(task, row),
+                8.. => band::<T, 8, 2>(task, row),
+                _ => band::<T, 4, 2>(task, row),
+            }
+        } else if rows < 6 {
+            band::<T, 4, 1>(task, row)
+        } else {
+            band::<T, 6, 1>(task, row)
         };
     }
 }

@@ -5,6 +5,7 @@
 //! register, two AVX2 registers or four NEON registers. The order of every sum is defined by lanes, so it does not depend
 //! on the register width; only the multiply-add of [`Isa::Portable`], which rounds twice, may differ in the last bit.
 
+pub mod compiled;
 pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -68,25 +69,36 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Returns whether this CPU has the instructions, and this process may use them.
+    /// Returns whether this CPU has the instructions, this process may use them, and this program is compiled for them.
     pub fn is_available(self) -> bool {
+        let is_compiled = match self {
+            Isa::Portable | Isa::Neon => true,
+            Isa::Avx2 => compiled::AVX2,
+            Isa::Avx512 => compiled::AVX512,
+            Isa::Avx512Bf16 | Isa::Amx => compiled::AVX512 && compiled::AVX512_BF16,
+        };
+        is_compiled && self.is_present()
+    }
+
+    /// Returns whether this CPU has the instructions, and this process may use them.
+    fn is_present(self) -> bool {
         match self {
             Isa::Portable => true,
-            Isa::Amx => Isa::Avx512Bf16.is_available() && no_tiles().is_none(),
+            Isa::Amx => Isa::Avx512Bf16.is_present() && no_tiles().is_none(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                Isa::Avx2.is_available()
+                Isa::Avx2.is_present()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[allow(unreachable_patterns)]
@@ -98,6 +110,9 @@ impl Isa {
     pub fn missing(self) -> Option<String> {
         match self {
             _ if self.is_available() => None,
+            _ if self.is_present() => Some(format!(
+                "this program was compiled on another CPU, without {self}; compile it here or with --profile dist"
+            )),
             Isa::Amx => no_tiles().map(str::to_string),
             _ => Some(format!("this CPU has no {self}")),
         }
@@ -107,6 +122,16 @@ impl Isa {
     pub fn best() -> Isa {
         let vectors = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon];
         vectors.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Returns better vectors of this CPU that this program is not compiled for.
+    pub fn left_out() -> Option<Isa> {
+        let better = match Isa::best() {
+            Isa::Portable => [Isa::Avx512, Isa::Avx2].as_slice(),
+            Isa::Avx2 => &[Isa::Avx512],
+            _ => &[],
+        };
+        better.iter().copied().find(|isa| isa.is_present())
     }
 }
 
@@ -352,10 +377,12 @@ macro_rules! dispatch {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx if $crate::simd::compiled::AVX512 => unsafe {
+                avx512$(::<$t>)?($($arg),*)
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx2 if $crate::simd::compiled::AVX2 => unsafe { avx2$(::<$t>)?($($arg),*) },
             #[cfg(target_arch = "aarch64")]
             $crate::Isa::Neon => $kernel::<$crate::simd::Neon $(, $g)*>($($arg),*),
             _ => $kernel::<$crate::simd::Portable $(, $g)*>($($arg),*),

@@ -263,10 +263,12 @@ macro_rules! dispatch_pairs {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512_bf16$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx512Bf16 | $crate::Isa::Amx if $crate::simd::compiled::AVX512_BF16 => unsafe {
+                avx512_bf16$(::<$t>)?($($arg),*)
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 | $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },
+            $crate::Isa::Avx512 | $crate::Isa::Avx2 if $crate::simd::compiled::AVX2_PAIRS => unsafe { avx2$(::<$t>)?($($arg),*) },
             _ => $kernel::<pairs::Emulated $(, $t)?>($($arg),*),
         }
     }};

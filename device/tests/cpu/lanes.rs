@@ -1,7 +1,7 @@
 //! Lanes: float vectors and sums of byte products.
 
 use device::simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes, OFFSET};
-use device::simd::{LANES, LEAST_EXP2, Lanes, Portable};
+use device::simd::{LANES, LEAST_EXP2, Lanes, Portable, compiled};
 use device::{Isa, dispatch, dispatch_dot};
 
 use super::{dot_isas, isas};
@@ -33,6 +33,14 @@ fn a_square_is_transposed() {
             assert!(row.iter().enumerate().all(|(j, &x)| x == (LANES * j + i) as f32), "{isa}: {row:?}");
         }
     }
+}
+
+#[test]
+fn test_builds_are_compiled_for_every_instruction_set() {
+    let floats = compiled::AVX2 && compiled::AVX512;
+    let pairs = compiled::AVX2_PAIRS && compiled::AVX512_BF16;
+    assert!(floats && pairs && compiled::AVX2_DOT && compiled::AVX_VNNI && compiled::AVX512_VNNI);
+    assert_eq!(Isa::left_out(), None);
 }
 
 #[test]

@@ -120,8 +120,8 @@ fn shrink_rows<L: Lanes, W: Line>(task: &Shrink<'_, W>) {
     let mut row = 0;
     while row < task.rows.len() {
         row += match task.rows.len() - row {
-            4.. => shrink_tile::<L, W, 4>(task, row),
-            2.. => shrink_tile::<L, W, 2>(task, row),
+            4.. if L::VECTORS => shrink_tile::<L, W, 4>(task, row),
+            2.. if L::VECTORS => shrink_tile::<L, W, 2>(task, row),
             _ => shrink_tile::<L, W, 1>(task, row),
         };
     }
@@ -167,11 +167,11 @@ fn expand_rows<L: Lanes, W: Line>(task: &Expand<'_, W>) {
     let mut row = 0;
     while row < task.rows.len() {
         // Several panels at a time, because the sum over a few ranks is a short chain. As many sums as there are registers for.
-        row += match (L::MANY, task.rows.len() - row) {
-            (true, 4..) => expand_panels::<L, W, 4, 4>(task, row),
-            (false, 4..) => expand_panels::<L, W, 4, 1>(task, row),
-            (true, 2..) => expand_panels::<L, W, 2, 4>(task, row),
-            (false, 2..) => expand_panels::<L, W, 2, 2>(task, row),
+        row += match task.rows.len() - row {
+            4.. if L::MANY => expand_panels::<L, W, 4, 4>(task, row),
+            4.. if L::VECTORS => expand_panels::<L, W, 4, 1>(task, row),
+            2.. if L::MANY => expand_panels::<L, W, 2, 4>(task, row),
+            2.. if L::VECTORS => expand_panels::<L, W, 2, 2>(task, row),
             _ => expand_panels::<L, W, 1, 4>(task, row),
         };
     }

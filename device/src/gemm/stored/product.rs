@@ -185,9 +185,9 @@ fn few_rows<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
     for pair in task.pairs.clone() {
         let mut row = 0;
         while row < task.rows {
-            row += match (L::MANY, task.rows - row) {
-                (true, 4..) => few::<L, C, 4>(task, row, pair),
-                (_, 2..) => few::<L, C, 2>(task, row, pair),
+            row += match task.rows - row {
+                4.. if L::MANY => few::<L, C, 4>(task, row, pair),
+                2.. => few::<L, C, 2>(task, row, pair),
                 _ => few::<L, C, 1>(task, row, pair),
             };
         }
@@ -231,11 +231,11 @@ fn walk<L: Lanes>(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
                 let lines = [&even[..inputs.len()], &odd[..inputs.len()]];
                 let mut row = first;
                 while row < last {
-                    row += match (L::MANY, last - row) {
-                        (true, 12..) => float_tile::<L, 12>(task, row, pair, inputs.clone(), lines),
-                        (true, 8..) => float_tile::<L, 8>(task, row, pair, inputs.clone(), lines),
-                        (_, 4..) => float_tile::<L, 4>(task, row, pair, inputs.clone(), lines),
-                        (_, 2..) => float_tile::<L, 2>(task, row, pair, inputs.clone(), lines),
+                    row += match last - row {
+                        12.. if L::MANY => float_tile::<L, 12>(task, row, pair, inputs.clone(), lines),
+                        8.. if L::MANY => float_tile::<L, 8>(task, row, pair, inputs.clone(), lines),
+                        4.. if L::VECTORS => float_tile::<L, 4>(task, row, pair, inputs.clone(), lines),
+                        2.. if L::VECTORS => float_tile::<L, 2>(task, row, pair, inputs.clone(), lines),
                         _ => float_tile::<L, 1>(task, row, pair, inputs.clone(), lines),
                     };
                 }

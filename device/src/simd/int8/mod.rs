@@ -27,7 +27,7 @@ pub use portable::PortableDot;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2Dot, Avx512Vnni, AvxVnni, Halves};
 
-use super::{Isa, LANES, Lanes};
+use super::{Isa, LANES, Lanes, compiled};
 
 /// Weights in one group: four for each lane.
 pub const GROUP: usize = 4 * LANES;
@@ -66,16 +66,18 @@ impl DotIsa {
         DotIsa::NeonI8mm,
     ];
 
-    /// Returns whether this CPU has the instructions.
+    /// Returns whether this CPU has the instructions, and this program is compiled for them.
     pub fn is_available(self) -> bool {
         match self {
             DotIsa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            DotIsa::Avx2 => Isa::Avx2.is_available(),
+            DotIsa::Avx2 => compiled::AVX2_DOT && Isa::Avx2.is_present(),
             #[cfg(target_arch = "x86_64")]
-            DotIsa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            DotIsa::AvxVnni => compiled::AVX_VNNI && Isa::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
-            DotIsa::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            DotIsa::Avx512Vnni => {
+                compiled::AVX512_VNNI && Isa::Avx512.is_present() && is_x86_feature_detected!("avx512vnni")
+            }
             #[cfg(target_arch = "aarch64")]
             DotIsa::Neon => true,
             #[cfg(target_arch = "aarch64")]
@@ -250,13 +252,13 @@ macro_rules! dispatch_dot {
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::Avx512Vnni => unsafe { avx512_vnni$(::<$form>)?($($arg),*) },
+            int8::DotIsa::Avx512Vnni if $crate::simd::compiled::AVX512_VNNI => unsafe { avx512_vnni$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::AvxVnni => unsafe { avx_vnni$(::<$form>)?($($arg),*) },
+            int8::DotIsa::AvxVnni if $crate::simd::compiled::AVX_VNNI => unsafe { avx_vnni$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::Avx2 => unsafe { avx2$(::<$form>)?($($arg),*) },
+            int8::DotIsa::Avx2 if $crate::simd::compiled::AVX2_DOT => unsafe { avx2$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             int8::DotIsa::NeonDot => unsafe { neon_dot$(::<$form>)?($($arg),*) },
