@@ -89,20 +89,39 @@ fn the_compiler_that_build_kernels_downloads_counts_as_present() {
     assert!(required());
 }
 
+/// Returns the texts of the workflows.
+fn workflows() -> Vec<String> {
+    let folder = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
+    folder.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect()
+}
+
 #[test]
-fn workflows_pin_one_compiler_and_the_commits_of_actions() {
-    let workflows = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
-    let texts: Vec<String> = workflows.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
-    let pins: Vec<&str> =
-        texts.iter().filter_map(|text| text.lines().find_map(|line| line.trim().strip_prefix("PINNED: "))).collect();
-    assert_eq!(pins, vec![pins[0]; texts.len()]);
-    assert!(!texts.iter().any(|text| text.contains("install stable") || text.contains("cargo test --workspace\n")));
+fn only_the_toolchain_file_names_the_compiler_of_ci_and_of_the_image() {
+    let read = |path: &str| std::fs::read_to_string(workspace::root().join(path)).unwrap();
+    let file: toml::Table = read("rust-toolchain.toml").parse().unwrap();
+    let channel = file["toolchain"]["channel"].as_str().unwrap();
+    assert_eq!(channel.split('.').filter(|part| part.parse::<u32>().is_ok()).count(), 3, "{channel} is no version");
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let oldest = manifest["workspace"]["package"]["rust-version"].as_str().unwrap();
+    assert!(doctor::minor(channel) >= doctor::minor(oldest), "{channel} is older than {oldest}");
+    for text in workflows().iter().chain([&read("deploy/Dockerfile")]) {
+        assert!(text.contains("rustup toolchain install --no-self-update"), "{text}");
+        let named = [channel, oldest].map(|version| text.contains(version));
+        assert_eq!(named, [false; 2], "found a version of the compiler in\n{text}");
+        assert!(!text.contains("install stable") && !text.contains("rustup default"), "{text}");
+    }
+}
+
+#[test]
+fn workflows_name_the_commits_of_actions() {
     // A tag of somebody else's repository can point to other code tomorrow.
+    let texts = workflows();
     let actions = texts.iter().flat_map(|text| text.split("uses: ").skip(1)).filter_map(|rest| rest.lines().next());
     for (name, version) in actions.filter_map(|action| action.split_once('@')) {
         let hash = version.split(' ').next().unwrap();
         assert!(hash.len() == 40 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{name}@{version}: expected a commit");
     }
+    assert!(!texts.iter().any(|text| text.contains("cargo test --workspace\n")));
 }
 
 #[cfg(unix)]
