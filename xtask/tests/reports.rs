@@ -126,6 +126,28 @@ fn workflows_name_the_commits_of_actions() {
 
 #[cfg(unix)]
 #[test]
+fn the_notes_of_a_release_are_the_section_of_its_version_and_without_one_there_is_no_release() {
+    let workflow = std::fs::read_to_string(workspace::root().join(".github/workflows/release.yml")).unwrap();
+    let at = workflow.find("awk -v").unwrap();
+    let script = workflow[at..].split("\n      #").next().unwrap();
+    assert!(script.ends_with("test -s NOTES.md"), "{script}");
+    let folder = tempfile::tempdir().unwrap();
+    let changes =
+        "# Changelog\n\n## [1.10.0] - c\nsince [1.1.0]\n\n## [1.1.0] - b\n\n### Added\n- x\n\n## [1.1.0-rc1] - a\ny\n";
+    std::fs::write(folder.path().join("CHANGELOG.md"), changes).unwrap();
+    let notes = |tag: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-ec", script]).current_dir(folder.path()).env("GITHUB_REF_NAME", tag);
+        let found = shell.status().unwrap().success();
+        found.then(|| std::fs::read_to_string(folder.path().join("NOTES.md")).unwrap())
+    };
+    assert_eq!(notes("v1.1.0").unwrap(), "## [1.1.0] - b\n\n### Added\n- x\n\n");
+    assert_eq!(notes("v1.1.0-rc1").unwrap(), "## [1.1.0-rc1] - a\ny\n");
+    assert_eq!(notes("v1.1"), None);
+}
+
+#[cfg(unix)]
+#[test]
 fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
