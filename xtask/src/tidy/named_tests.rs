@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 
 use testkit::markdown::{self, Row};
 
-use super::{File, Finding, Tree, skips};
+use super::skips::Function;
+use super::{File, Finding, Tree};
 
 /// Pages of tests by id, and the letters with which their ids begin.
 const PAGES: [(&str, [char; 2]); 3] =
     [("docs/scenarios.md", ['c', 's']), ("docs/pains.md", ['p', 'p']), ("docs/routers.md", ['b', 'b'])];
 
-pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let functions = skips::functions(tree);
+pub(super) fn check(tree: &Tree, functions: &[Function<'_>]) -> Vec<Finding> {
     against(tree, &functions.iter().filter(|function| function.is_test).map(|function| &*function.name).collect())
 }
 
