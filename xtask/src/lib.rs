@@ -1,6 +1,6 @@
 //! The chores of the workspace, behind `cargo xtask`.
 //!
-//! - [`ci`]: all checks that a change must pass; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
+//! - [`ci`]: all checks that a change must pass, and the quick ones; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
 //! - [`tidy`]: rules that no compiler checks; [`test_names`]: whether the tests that sources and pages name run; [`fuzz`]: the fuzz targets;
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and

@@ -3,8 +3,8 @@
 use testkit::capability::Capability;
 use testkit::not_run::Required;
 use testkit::workspace;
-use xtask::doctor;
 use xtask::parts::{of_log, ran_some, table};
+use xtask::{bundle, doctor};
 
 #[test]
 fn ci_requires_what_every_machine_needs_and_what_this_one_has() {
@@ -69,7 +69,6 @@ fn the_table_has_the_longest_first() {
 #[cfg(unix)]
 #[test]
 fn the_compiler_that_build_kernels_downloads_counts_as_present() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let required = || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
@@ -84,8 +83,7 @@ fn the_compiler_that_build_kernels_downloads_counts_as_present() {
     assert!(!required());
     let program = folder.path().join("cuda-toolkit/nvidia/cu13/bin/nvcc");
     std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-    std::fs::write(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    bundle::script(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n").unwrap();
     assert!(required());
 }
 
@@ -149,7 +147,6 @@ fn the_notes_of_a_release_are_the_section_of_its_version_and_without_one_there_i
 #[cfg(unix)]
 #[test]
 fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let run = || {
@@ -164,8 +161,7 @@ fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() 
         "{said}"
     );
     std::fs::create_dir(at("bin")).unwrap();
-    std::fs::write(at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
-    std::fs::set_permissions(at("bin/mdbook"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    bundle::script(&at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
     let (built, said) = run();
     assert!(!built && said.contains("found no book.toml") && said.lines().count() == 1, "{said}");
     std::fs::write(at("book.toml"), "").unwrap();

@@ -18,6 +18,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::workspace;
+pub(crate) use graph::packages;
 pub use graph::{Dependency, Package};
 
 /// A text file of the tree.
