@@ -7,7 +7,7 @@
 //!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
-//! - [`routers`]: replicas behind routers from PyPI.
+//! - [`routers`]: replicas behind routers from PyPI; [`pip`]: packages of Python.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
 //!
@@ -30,6 +30,7 @@ pub mod flakes;
 pub mod fuzz;
 mod http;
 pub mod parts;
+pub mod pip;
 pub mod routers;
 pub mod server;
 pub mod test_mpi;

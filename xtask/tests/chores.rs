@@ -1,5 +1,6 @@
 //! Parts of the chores: test programs, reports, versions and figures.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use xtask::bundle;
 use xtask::cargo::{TestProgram, programs};
 use xtask::doctor::minor;
 use xtask::flakes::{Failures, Options, beside, failed_tests, table};
+use xtask::pip;
 use xtask::workspace::{changed, walk};
 
 #[cfg(unix)]
@@ -107,6 +109,30 @@ fn without_git_the_walk_finds_this_file_and_no_build_output() {
     walk(&testkit::workspace::root(), "", &mut found);
     assert!(found.iter().any(|path| path == "xtask/src/workspace.rs"));
     assert!(!found.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_package_goes_into_an_environment_that_is_made_once_and_an_error_is_the_last_line_of_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let (python, environment) = (folder.path().join("python"), folder.path().join("environment"));
+    let fake = "#!/bin/sh\nfor last; do :; done\ncase \"$2\" in\n\
+        venv) mkdir -p \"$last/bin\" && cp \"$0\" \"$last/bin/python\" && touch \"$last/bin/pip\" && echo >> \"$0.made\" ;;\n\
+        pip) printf 'a traceback\\nno %s\\n' \"$last\" >&2; test \"$last\" = good==1 ;;\nesac\n";
+    bundle::script(&python, fake).unwrap();
+    // While another test starts a program, the script may still be open for writing in a copy of this process.
+    let install = |package: &str| loop {
+        match pip::install(&python, &environment, package, &["--no-deps"]) {
+            Err(problem) if problem.contains("busy") => std::thread::sleep(Duration::from_millis(10)),
+            outcome => return outcome,
+        }
+    };
+    assert_eq!(install("good==1"), Ok(()));
+    assert!(
+        install("bad==1").is_err_and(|problem| problem.ends_with("bin/python ended with exit status: 1: no bad==1"))
+    );
+    assert_eq!(std::fs::read_to_string(folder.path().join("python.made")).unwrap(), "\n");
+    assert!(pip::install(Path::new("no-such-python"), folder.path(), "good==1", &[]).is_err());
 }
 
 #[test]
