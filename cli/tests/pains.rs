@@ -1,4 +1,4 @@
-//! What users of such servers complain of, by the numbers of `docs/pains.md`, as a client sees it.
+//! What users of such servers complain of, as a client sees it; `docs/status.md` lists each problem with its test.
 
 use std::io::Read;
 use std::process::Command;

@@ -14,6 +14,7 @@ use testkit::capability::{AARCH64, AARCH64_LINKER, Capability};
 use testkit::not_run::{self, REQUIRE, Required};
 
 use crate::parts::{self, Part};
+use crate::tidy::Package;
 use crate::{doctor, tidy, workspace};
 
 /// Seed of random tests.
@@ -115,11 +116,11 @@ pub fn run(root: &Path) -> Result<(), String> {
 
 fn of_ci(root: &Path) -> Vec<Step> {
     vec![
-        Step::new("format", "cargo fmt --all --check"),
-        Step::new("tidy", "cargo xtask tidy"),
+        format_step(),
+        tidy_step(),
         Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
             .needs(Capability::CargoDeny),
-        Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+        lints_step("--workspace"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         // The engine and all below it: ring, which the downloads need, wants a C compiler for the target.
         Step::new("NEON", format!("cargo check -p engine --locked --target {AARCH64}")).needs(Capability::Aarch64),
@@ -132,6 +133,50 @@ fn of_ci(root: &Path) -> Vec<Step> {
         Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
         page_step(None),
     ]
+}
+
+/// Runs the checks of a change that take seconds: format, tidy, and the lints and unit tests of the crates with changed files, or of all
+/// crates. Crates that depend on a changed one are left to [`run`], and so are tests of crates that need `device`, which takes minutes
+/// to build.
+///
+/// # Errors
+/// The checks that failed, and how to run each alone; or git does not say what has changed.
+pub fn check(root: &Path, all: bool) -> Result<(), String> {
+    let changed = if all { Vec::new() } else { workspace::changed(root)? };
+    let packages = tidy::packages(root)?;
+    let has_changed = |name: &&str| changed.iter().any(|path| path.split('/').next() == Some(*name));
+    let crates = packages.iter().map(|package| package.name.as_str()).filter(|name| all || has_changed(name));
+    not_run::clear(root)?;
+    run_all(root, &of_check(root, &packages, &crates.collect::<Vec<_>>()))
+}
+
+fn of_check(root: &Path, packages: &[Package], crates: &[&str]) -> Vec<Step> {
+    let select = |crates: &[&str]| crates.iter().map(|name| format!("-p {name}")).collect::<Vec<_>>().join(" ");
+    let mut steps = vec![format_step(), tidy_step()];
+    if !crates.is_empty() {
+        steps.push(lints_step(&select(crates)));
+    }
+    let mut slow = vec!["device"];
+    let is_slow =
+        |package: &Package, slow: &[&str]| package.dependencies.iter().any(|used| slow.contains(&&*used.name));
+    while let Some(next) = packages.iter().find(|next| !slow.contains(&&*next.name) && is_slow(next, &slow)) {
+        slow.push(&next.name);
+    }
+    let is_tested = |name: &&str| !slow.contains(name) && has_unit_tests(&root.join(name).join("src"));
+    let tested: Vec<&str> = crates.iter().copied().filter(is_tested).collect();
+    if !tested.is_empty() {
+        steps.push(Step::new("unit tests", format!("cargo test {} --lib --locked", select(&tested))));
+    }
+    steps
+}
+
+/// Returns whether the library in this folder has tests of its own.
+fn has_unit_tests(source: &Path) -> bool {
+    let mut files = Vec::new();
+    workspace::walk(source, "", &mut files);
+    let has_test =
+        |file: &String| std::fs::read_to_string(source.join(file)).is_ok_and(|text| text.contains("#[test]"));
+    source.join("lib.rs").is_file() && files.iter().any(has_test)
 }
 
 /// Runs what CI leaves out for its time: the tests with `QUIRE_TEST_ALL=1`, which tests all combinations of settings instead of all
@@ -170,6 +215,18 @@ pub fn soak(root: &Path) -> Result<(), String> {
 /// A test failed.
 pub fn page_test(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
     run_all(root, &[page_step(screenshot)])
+}
+
+fn format_step() -> Step {
+    Step::new("format", "cargo fmt --all --check")
+}
+
+fn tidy_step() -> Step {
+    Step::new("tidy", "cargo xtask tidy")
+}
+
+fn lints_step(packages: &str) -> Step {
+    Step::new("lints", format!("cargo clippy {packages} --all-targets --locked -- -D warnings"))
 }
 
 /// The test command of the README. Programs after one that failed run too.
@@ -312,6 +369,18 @@ mod tests {
     }
 
     #[test]
+    fn a_check_lints_the_crates_that_have_changed_and_runs_the_unit_tests_that_build_in_seconds() -> Result<(), String>
+    {
+        let packages = tidy::packages(&root())?;
+        let commands = |crates: &[&str]| of_check(&root(), &packages, crates).into_iter().map(|step| step.command);
+        assert!(commands(&[]).eq(["cargo fmt --all --check", "cargo xtask tidy"]));
+        // The server needs `device` through the engine, and `sched` has no unit tests.
+        let lints = "cargo clippy -p hub -p sched -p server --all-targets --locked -- -D warnings";
+        assert!(commands(&["hub", "sched", "server"]).skip(2).eq([lints, "cargo test -p hub --lib --locked"]));
+        Ok(())
+    }
+
+    #[test]
     fn every_step_is_locked_and_gets_the_seed_and_what_the_machine_must_have() -> Result<(), String> {
         let expected = doctor::require();
         let found = shared(&root())?;
@@ -320,7 +389,9 @@ mod tests {
             assert_eq!(value(REQUIRE), expected);
         }
         assert!(value(SEED).parse::<u64>().is_ok(), "{found:?}");
-        for step in of_ci(&root()).iter().chain(&of_test_all()) {
+        for step in
+            of_ci(&root()).iter().chain(&of_test_all()).chain(&of_check(&root(), &tidy::packages(&root())?, &["hub"]))
+        {
             let is_cargo = step.command.starts_with("cargo ") && !step.command.starts_with("cargo fmt");
             // The alias of xtask is locked.
             let locked = step.command.contains("--locked") || step.command.starts_with("cargo xtask ");

@@ -16,7 +16,7 @@ pub fn report(root: &Path) -> String {
 
     let (rust, meaning) = rust(root);
     line("rust", rust, &meaning);
-    line("lints", pinned(root), "the compiler of CI is pinned, because lints differ between compilers");
+    line("lints", pinned(root), "rust-toolchain.toml pins the compiler, because lints differ between compilers");
     let missing: Vec<&str> =
         ["fmt", "clippy"].into_iter().filter(|tool| first_line("cargo", &[tool, "--version"]).is_none()).collect();
     match missing.is_empty() {
@@ -88,8 +88,8 @@ fn rust(root: &Path) -> (String, String) {
 
 /// Returns the compiler that CI lints with, and whether this one is the same.
 fn pinned(root: &Path) -> String {
-    let workflow = std::fs::read_to_string(root.join(".github/workflows/ci.yml")).unwrap_or_default();
-    let line = workflow.lines().find_map(|line| line.trim().strip_prefix("PINNED: "));
+    let file = std::fs::read_to_string(root.join("rust-toolchain.toml")).unwrap_or_default();
+    let line = file.lines().find_map(|line| line.strip_prefix("channel = "));
     let pinned = line.unwrap_or("none").trim_matches('"');
     let found = first_line("rustc", &["--version"]).unwrap_or_default();
     match found.split_whitespace().nth(1) {

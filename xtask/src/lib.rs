@@ -1,13 +1,13 @@
 //! The chores of the workspace, behind `cargo xtask`.
 //!
-//! - [`ci`]: all checks that a change must pass; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
+//! - [`ci`]: all checks that a change must pass, and the quick ones; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
 //! - [`tidy`]: rules that no compiler checks; [`test_names`]: whether the tests that sources and pages name run; [`fuzz`]: the fuzz targets;
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
-//! - [`routers`]: replicas behind routers from PyPI.
+//! - [`routers`]: replicas behind routers from PyPI; [`pip`]: packages of Python.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
 //!
@@ -30,6 +30,7 @@ pub mod flakes;
 pub mod fuzz;
 mod http;
 pub mod parts;
+pub mod pip;
 pub mod routers;
 pub mod server;
 pub mod test_mpi;

@@ -20,6 +20,12 @@ struct Cli {
 enum Task {
     /// Run every check that a change must pass: format, tidy, lints, documentation, tests, and more; .ci/run is the same
     Ci,
+    /// Run the quick checks of a change: format, tidy, and the lints and unit tests of the crates with changed files
+    Check {
+        /// Lint all crates, and test those whose tests build in seconds
+        #[arg(long)]
+        all: bool,
+    },
     /// Run what ci leaves out for its time: all combinations of settings, every MPI library, the soak and the fuzz targets
     TestAll,
     /// Run the test programs many times and report every test that failed at least once; CI does not do this
@@ -175,6 +181,7 @@ fn run(task: Task) -> Result<(), String> {
     let root = workspace::root();
     match task {
         Task::Ci => ci::run(&root),
+        Task::Check { all } => ci::check(&root, all),
         Task::TestAll => ci::test_all(&root),
         Task::Flakes { quiet, busy, loops } => flakes::run(&root, flakes::Options { quiet, busy, loops }),
         Task::Soak => ci::soak(&root),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use testkit::capability::{self, Capability};
 use testkit::not_run;
 
-use crate::{cargo, ci, parts};
+use crate::{cargo, ci, parts, pip};
 
 /// A job that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -176,21 +176,7 @@ fn install(folder: &Path, pin: &str) -> Result<(), String> {
     if done.is_file() {
         return Ok(());
     }
-    println!("xtask: pip installs {pin} into {}", folder.display());
-    let call = |command: &mut Command| match command.stdout(Stdio::null()).output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{pin}: {}", errors.trim().lines().next_back().unwrap_or("pip failed without a message")))
-        }
-        Err(error) => Err(format!("{}: {error}", command.get_program().display())),
-    };
-    call(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
-    call(
-        Command::new(folder.join("bin/python"))
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"])
-            .args(["--only-binary", ":all:", pin]),
-    )?;
+    pip::install(Path::new("python3"), folder, pin, &["--no-deps"])?;
     std::fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))
 }
 

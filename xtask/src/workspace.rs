@@ -17,11 +17,32 @@ pub fn files(root: &Path) -> Vec<String> {
 }
 
 fn from_git(root: &Path) -> Option<Vec<String>> {
-    let args = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
-    let paths: Vec<String> = String::from_utf8(output.stdout).ok()?.split_terminator('\0').map(str::to_owned).collect();
+    let paths = paths(git(root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard"])?);
     // In an ignored folder of another repository, git succeeds and lists nothing.
-    (output.status.success() && !paths.is_empty()).then_some(paths)
+    (!paths.is_empty()).then_some(paths)
+}
+
+/// Returns the paths of the files that differ from the commit at which the branch left `origin/main`, or from HEAD if there is no such
+/// branch: committed or not, new ones that git does not ignore, and deleted ones.
+///
+/// # Errors
+/// `root` is not part of a repository with a commit.
+pub fn changed(root: &Path) -> Result<Vec<String>, String> {
+    let base = git(root, &["merge-base", "HEAD", "origin/main"]).unwrap_or_else(|| "HEAD".to_owned());
+    let tracked = git(root, &["diff", "--name-only", "--relative", "--no-renames", "-z", base.trim_end()]);
+    let new = git(root, &["ls-files", "-z", "--others", "--exclude-standard"]);
+    let lists = tracked.zip(new).ok_or("found no commit of git to compare with, expected one; pass --all")?;
+    Ok(paths(lists.0 + &lists.1))
+}
+
+/// Returns what git prints, or `None` if it fails.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).current_dir(root).output().ok()?;
+    output.status.success().then(|| String::from_utf8(output.stdout).ok())?
+}
+
+fn paths(list: String) -> Vec<String> {
+    list.split_terminator('\0').map(str::to_owned).collect()
 }
 
 /// Adds the files below a folder to `found`, without build output and the files of git.

@@ -1,23 +1,24 @@
 //! Parts of the chores: test programs, reports, versions and figures.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use xtask::bench_cpu::{self, Series, measure, shown, times};
+use xtask::bundle;
 use xtask::cargo::{TestProgram, programs};
 use xtask::doctor::minor;
 use xtask::flakes::{Failures, Options, beside, failed_tests, table};
-use xtask::workspace::walk;
+use xtask::pip;
+use xtask::workspace::{changed, walk};
 
 #[cfg(unix)]
 #[test]
 fn a_program_runs_in_its_folder_and_its_failed_tests_are_named() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let script = |name: &str, text: &str| {
         let file = folder.path().join(name);
-        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        bundle::script(&file, &format!("#!/bin/sh\n{text}\n")).unwrap();
         TestProgram { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
     };
     // While another test starts a program, the script may still be open for writing in a copy of this process.
@@ -108,4 +109,59 @@ fn without_git_the_walk_finds_this_file_and_no_build_output() {
     walk(&testkit::workspace::root(), "", &mut found);
     assert!(found.iter().any(|path| path == "xtask/src/workspace.rs"));
     assert!(!found.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_package_goes_into_an_environment_that_is_made_once_and_an_error_is_the_last_line_of_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let (python, environment) = (folder.path().join("python"), folder.path().join("environment"));
+    let fake = "#!/bin/sh\nfor last; do :; done\ncase \"$2\" in\n\
+        venv) mkdir -p \"$last/bin\" && cp \"$0\" \"$last/bin/python\" && touch \"$last/bin/pip\" && echo >> \"$0.made\" ;;\n\
+        pip) printf 'a traceback\\nno %s\\n' \"$last\" >&2; test \"$last\" = good==1 ;;\nesac\n";
+    bundle::script(&python, fake).unwrap();
+    // While another test starts a program, the script may still be open for writing in a copy of this process.
+    let install = |package: &str| loop {
+        match pip::install(&python, &environment, package, &["--no-deps"]) {
+            Err(problem) if problem.contains("busy") => std::thread::sleep(Duration::from_millis(10)),
+            outcome => return outcome,
+        }
+    };
+    assert_eq!(install("good==1"), Ok(()));
+    assert!(
+        install("bad==1").is_err_and(|problem| problem.ends_with("bin/python ended with exit status: 1: no bad==1"))
+    );
+    assert_eq!(std::fs::read_to_string(folder.path().join("python.made")).unwrap(), "\n");
+    assert!(pip::install(Path::new("no-such-python"), folder.path(), "good==1", &[]).is_err());
+}
+
+#[test]
+fn files_of_a_change_are_those_that_differ_from_where_the_branch_left_main_in_a_commit_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("inner");
+    let git = |args: &str| {
+        let settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+        let mut command = Command::new("git");
+        command.current_dir(&root).args(settings).args(args.split(' '));
+        assert!(command.output().unwrap().status.success(), "{args}");
+    };
+    let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
+    std::fs::create_dir(&root).unwrap();
+    assert!(changed(&root).unwrap_err().ends_with("pass --all"));
+    git("init -q ..");
+    for name in ["kept", "edited", "deleted", "committed"] {
+        write(name, name);
+    }
+    write(".gitignore", "ignored");
+    git("add .");
+    git("commit -qm base");
+    write("committed", "by this branch");
+    git("commit -qam own");
+    write("edited", "but not committed");
+    write("new", "");
+    write("ignored", "");
+    std::fs::remove_file(root.join("deleted")).unwrap();
+    assert_eq!(changed(&root).unwrap(), ["deleted", "edited", "new"], "without origin/main");
+    git("update-ref refs/remotes/origin/main HEAD~1");
+    assert_eq!(changed(&root).unwrap(), ["committed", "deleted", "edited", "new"]);
 }

@@ -3,8 +3,8 @@
 use testkit::capability::Capability;
 use testkit::not_run::Required;
 use testkit::workspace;
-use xtask::doctor;
 use xtask::parts::{of_log, ran_some, table};
+use xtask::{bundle, doctor};
 
 #[test]
 fn ci_requires_what_every_machine_needs_and_what_this_one_has() {
@@ -81,7 +81,6 @@ fn the_table_has_the_longest_first() {
 #[cfg(unix)]
 #[test]
 fn the_compiler_that_build_kernels_downloads_counts_as_present() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let required = || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
@@ -96,31 +95,70 @@ fn the_compiler_that_build_kernels_downloads_counts_as_present() {
     assert!(!required());
     let program = folder.path().join("cuda-toolkit/nvidia/cu13/bin/nvcc");
     std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-    std::fs::write(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    bundle::script(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n").unwrap();
     assert!(required());
 }
 
+/// Returns the texts of the workflows.
+fn workflows() -> Vec<String> {
+    let folder = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
+    folder.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect()
+}
+
 #[test]
-fn workflows_pin_one_compiler_and_the_commits_of_actions() {
-    let workflows = std::fs::read_dir(workspace::root().join(".github/workflows")).unwrap();
-    let texts: Vec<String> = workflows.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
-    let pins: Vec<&str> =
-        texts.iter().filter_map(|text| text.lines().find_map(|line| line.trim().strip_prefix("PINNED: "))).collect();
-    assert_eq!(pins, vec![pins[0]; texts.len()]);
-    assert!(!texts.iter().any(|text| text.contains("install stable") || text.contains("cargo test --workspace\n")));
+fn only_the_toolchain_file_names_the_compiler_of_ci_and_of_the_image() {
+    let read = |path: &str| std::fs::read_to_string(workspace::root().join(path)).unwrap();
+    let file: toml::Table = read("rust-toolchain.toml").parse().unwrap();
+    let channel = file["toolchain"]["channel"].as_str().unwrap();
+    assert_eq!(channel.split('.').filter(|part| part.parse::<u32>().is_ok()).count(), 3, "{channel} is no version");
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let oldest = manifest["workspace"]["package"]["rust-version"].as_str().unwrap();
+    assert!(doctor::minor(channel) >= doctor::minor(oldest), "{channel} is older than {oldest}");
+    for text in workflows().iter().chain([&read("deploy/Dockerfile")]) {
+        assert!(text.contains("rustup toolchain install --no-self-update"), "{text}");
+        let named = [channel, oldest].map(|version| text.contains(version));
+        assert_eq!(named, [false; 2], "found a version of the compiler in\n{text}");
+        assert!(!text.contains("install stable") && !text.contains("rustup default"), "{text}");
+    }
+}
+
+#[test]
+fn workflows_name_the_commits_of_actions() {
     // A tag of somebody else's repository can point to other code tomorrow.
+    let texts = workflows();
     let actions = texts.iter().flat_map(|text| text.split("uses: ").skip(1)).filter_map(|rest| rest.lines().next());
     for (name, version) in actions.filter_map(|action| action.split_once('@')) {
         let hash = version.split(' ').next().unwrap();
         assert!(hash.len() == 40 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{name}@{version}: expected a commit");
     }
+    assert!(!texts.iter().any(|text| text.contains("cargo test --workspace\n")));
+}
+
+#[cfg(unix)]
+#[test]
+fn the_notes_of_a_release_are_the_section_of_its_version_and_without_one_there_is_no_release() {
+    let workflow = std::fs::read_to_string(workspace::root().join(".github/workflows/release.yml")).unwrap();
+    let at = workflow.find("awk -v").unwrap();
+    let script = workflow[at..].split("\n      #").next().unwrap();
+    assert!(script.ends_with("test -s NOTES.md"), "{script}");
+    let folder = tempfile::tempdir().unwrap();
+    let changes =
+        "# Changelog\n\n## [1.10.0] - c\nsince [1.1.0]\n\n## [1.1.0] - b\n\n### Added\n- x\n\n## [1.1.0-rc1] - a\ny\n";
+    std::fs::write(folder.path().join("CHANGELOG.md"), changes).unwrap();
+    let notes = |tag: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-ec", script]).current_dir(folder.path()).env("GITHUB_REF_NAME", tag);
+        let found = shell.status().unwrap().success();
+        found.then(|| std::fs::read_to_string(folder.path().join("NOTES.md")).unwrap())
+    };
+    assert_eq!(notes("v1.1.0").unwrap(), "## [1.1.0] - b\n\n### Added\n- x\n\n");
+    assert_eq!(notes("v1.1.0-rc1").unwrap(), "## [1.1.0-rc1] - a\ny\n");
+    assert_eq!(notes("v1.1"), None);
 }
 
 #[cfg(unix)]
 #[test]
 fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let run = || {
@@ -135,8 +173,7 @@ fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() 
         "{said}"
     );
     std::fs::create_dir(at("bin")).unwrap();
-    std::fs::write(at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
-    std::fs::set_permissions(at("bin/mdbook"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    bundle::script(&at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
     let (built, said) = run();
     assert!(!built && said.contains("found no book.toml") && said.lines().count() == 1, "{said}");
     std::fs::write(at("book.toml"), "").unwrap();

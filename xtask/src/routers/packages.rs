@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use testkit::capability::Capability;
 use testkit::{kernels, not_run};
+
+use crate::pip;
 
 /// Names and versions, one per line.
 const REQUIREMENTS: &str = include_str!("requirements.txt");
@@ -26,14 +27,9 @@ impl Packages {
     pub fn install(root: &Path, python: &Path) -> Result<Packages, String> {
         let folder = kernels::target(root).join("routers");
         let mut packages = Packages { folder, versions: BTreeMap::new() };
-        let environment = match packages.program("python").is_file() {
-            true => Ok(()),
-            false => finish(Command::new(python).args(["-m", "venv"]).arg(&packages.folder)),
-        };
         for requirement in REQUIREMENTS.lines() {
             let (name, version) = requirement.split_once("==").unwrap_or((requirement, ""));
-            let installed = environment.clone().and_then(|()| packages.pip(requirement));
-            match installed {
+            match pip::install(python, &packages.folder, requirement, &[]) {
                 Ok(()) => drop(packages.versions.insert(name, version)),
                 Err(problem) => {
                     not_run::check(Capability::Routers, &format!("{requirement} cannot be installed: {problem}"))?;
@@ -41,12 +37,6 @@ impl Packages {
             }
         }
         Ok(packages)
-    }
-
-    fn pip(&self, requirement: &str) -> Result<(), String> {
-        println!("xtask: pip installs {requirement} into {}, if it is missing", self.folder.display());
-        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"];
-        finish(Command::new(self.program("python")).args(pip).arg(requirement))
     }
 
     /// Returns the version of a package, or nothing if it is not installed.
@@ -62,16 +52,5 @@ impl Packages {
     /// Returns the file for what a program prints.
     pub fn log(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.log"))
-    }
-}
-
-/// Runs a command to its end; an error is the last line that it printed.
-fn finish(command: &mut Command) -> Result<(), String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let Output { status, stderr, .. } = command.output().map_err(|error| format!("{name}: {error}"))?;
-    let errors = String::from_utf8_lossy(&stderr);
-    match status.success() {
-        true => Ok(()),
-        false => Err(format!("{name} ended with {status}: {}", errors.lines().last().unwrap_or("no message"))),
     }
 }

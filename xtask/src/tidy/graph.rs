@@ -35,7 +35,7 @@ pub struct Dependency {
 }
 
 /// Returns the crates of the workspace.
-pub(super) fn packages(root: &Path) -> Result<Vec<Package>, String> {
+pub(crate) fn packages(root: &Path) -> Result<Vec<Package>, String> {
     #[derive(Deserialize)]
     struct Metadata {
         packages: Vec<Package>,

@@ -1,5 +1,5 @@
-//! Tables that name the test behind a claim name tests that exist: the status tables of the README and of `docs/status.md`,
-//! `docs/scenarios.md`, `docs/pains.md` and `docs/routers.md`. The last three name every test whose name begins with one of their ids.
+//! Tables that name the test behind a claim name tests that exist: the status tables of the README and of `docs/status.md`, and
+//! `docs/routers.md`, which names every test whose name begins with one of its ids.
 //!
 //! Tidy compares them with the sources, `cargo xtask test-names` with the test programs.
 
@@ -7,14 +7,13 @@ use std::collections::BTreeSet;
 
 use testkit::markdown::{self, Row};
 
-use super::{File, Finding, Tree, skips};
+use super::skips::Function;
+use super::{File, Finding, Tree};
 
-/// Pages of tests by id, and the letters with which their ids begin.
-const PAGES: [(&str, [char; 2]); 3] =
-    [("docs/scenarios.md", ['c', 's']), ("docs/pains.md", ['p', 'p']), ("docs/routers.md", ['b', 'b'])];
+/// The page of tests by id.
+const ROUTERS: &str = "docs/routers.md";
 
-pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let functions = skips::functions(tree);
+pub(super) fn check(tree: &Tree, functions: &[Function<'_>]) -> Vec<Finding> {
     against(tree, &functions.iter().filter(|function| function.is_test).map(|function| &*function.name).collect())
 }
 
@@ -24,22 +23,16 @@ pub(super) fn against(tree: &Tree, tests: &BTreeSet<&str>) -> Vec<Finding> {
     let status = ["README.md", "docs/status.md"].into_iter().filter_map(|page| tree.get(page));
     let mut findings: Vec<Finding> =
         status.flat_map(|page| gone(page, &listed(page, |row| row.cells.len() - 1), tests)).collect();
-    for (path, letters) in PAGES {
-        let page = match tree.require(path) {
-            Ok(page) => page,
-            Err(missing) => {
-                findings.push(missing);
-                continue;
-            }
-        };
-        let listed = listed(page, |_| 2);
-        findings.extend(gone(page, &listed, tests));
-        let missing =
-            tests.iter().filter(|name| has_id(name, letters) && !listed.iter().any(|(_, listed)| listed == *name));
-        findings.extend(missing.map(|name| {
-            page.finding(format!("found the test `{name}` in the code, but in no table; add it to the row of its id"))
-        }));
-    }
+    let routers = match tree.require(ROUTERS) {
+        Ok(page) => page,
+        Err(missing) => return [findings, vec![missing]].concat(),
+    };
+    let listed = listed(routers, |_| 2);
+    findings.extend(gone(routers, &listed, tests));
+    let missing = tests.iter().filter(|name| has_id(name) && !listed.iter().any(|(_, listed)| listed == *name));
+    findings.extend(missing.map(|name| {
+        routers.finding(format!("found the test `{name}` in the code, but in no table; add it to the row of its id"))
+    }));
     findings
 }
 
@@ -64,9 +57,8 @@ fn is_test_name(text: &str) -> bool {
     text.matches('_').count() > 1 && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// Returns whether a name begins with one of the letters and a number: `c1_`, `c10b_`, `s14_`, `p08_`.
-fn has_id(name: &str, letters: [char; 2]) -> bool {
-    let id = name.split('_').next().unwrap_or_default().trim_end_matches(|c: char| c.is_ascii_lowercase());
-    let number = id.strip_prefix(letters).unwrap_or_default();
+/// Returns whether a name begins with an id of [`ROUTERS`]: `b1_`, `b38_`.
+fn has_id(name: &str) -> bool {
+    let number = name.split('_').next().and_then(|id| id.strip_prefix('b')).unwrap_or_default();
     !number.is_empty() && number.chars().all(|c| c.is_ascii_digit())
 }

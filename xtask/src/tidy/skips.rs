@@ -3,7 +3,7 @@
 //! A function of a test *reports* if it names [`testkit::not_run`], or calls a function of the tests that does. The call graph is
 //! by name, which is coarse, but finds a skip without any report. Code that `cfg` removes on a platform is not a skip there.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -47,11 +47,11 @@ pub(super) struct Function<'a> {
     code: String,
 }
 
-impl<'a> Function<'a> {
+impl Function<'_> {
     /// Returns its name and the crate that can call it; "" if all crates can.
-    fn key(&self) -> (&'a str, String) {
+    fn key(&self) -> (&str, &str) {
         let is_shared = !self.in_tests || self.file.path.starts_with(SHARED);
-        (if is_shared { "" } else { self.file.top() }, self.name.clone())
+        (if is_shared { "" } else { self.file.top() }, &self.name)
     }
 }
 
@@ -65,10 +65,9 @@ pub(super) fn functions(tree: &Tree) -> Vec<Function<'_>> {
     functions
 }
 
-pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree, functions: &[Function<'_>]) -> Vec<Finding> {
     let files = || tree.files.iter().filter(|file| file.is_rust());
-    let functions = functions(tree);
-    let reporting = reporting(&functions);
+    let reporting = reporting(functions);
     let mut findings: Vec<Finding> = files().flat_map(printed).collect();
     for function in functions.iter().filter(|function| function.in_tests && !reporting.contains(&function.key())) {
         let name = &function.name;
@@ -113,19 +112,24 @@ fn printed(file: &File) -> Vec<Finding> {
 }
 
 /// Returns the keys of the functions that lead to a report.
-fn reporting<'a>(functions: &[Function<'a>]) -> BTreeSet<(&'a str, String)> {
-    let mut known: BTreeSet<(&str, String)> = BTreeSet::new();
+fn reporting<'a>(functions: &'a [Function<'_>]) -> HashSet<(&'a str, &'a str)> {
+    let (direct, others): (Vec<_>, Vec<_>) = functions.iter().partition(|function| function.code.contains(REPORT));
+    let mut known: HashSet<(&str, &str)> = direct.into_iter().map(Function::key).collect();
+    let calls = |function: &'a Function<'_>| called(&function.code).filter(|name| *name != function.name).collect();
+    let mut others: Vec<(&Function<'_>, Vec<&str>)> = others.into_iter().map(|other| (other, calls(other))).collect();
     loop {
-        let leads = |function: &&Function<'a>| {
-            let is_known =
-                |word: &str| ["", function.file.top()].iter().any(|scope| known.contains(&(*scope, word.to_owned())));
-            function.code.contains(REPORT) || called(&function.code).any(|name| name != function.name && is_known(name))
-        };
-        let found: BTreeSet<_> = functions.iter().filter(leads).map(Function::key).collect();
-        if found == known {
+        let before = known.len();
+        others.retain(|(function, names)| {
+            let scopes = ["", function.file.top()];
+            let leads = names.iter().any(|name| scopes.iter().any(|scope| known.contains(&(*scope, *name))));
+            if leads {
+                known.insert(function.key());
+            }
+            !leads
+        });
+        if known.len() == before {
             return known;
         }
-        known = found;
     }
 }
 
@@ -136,7 +140,7 @@ fn add_functions<'a>(file: &'a File, tokens: TokenStream, in_tests: bool, found:
     while let Some(tree) = trees.next() {
         is_test |= is_attribute(&tree, "test");
         is_for_tests |= is_attribute(&tree, "cfg(test)");
-        is_conditional |= tokens::is_cfg(&tree);
+        is_conditional |= tokens::has_attribute_name(&tree, "cfg");
         let in_tests = in_tests || is_for_tests;
         if is_ident(&tree, "fn") {
             // A function pointer has no name.

@@ -30,15 +30,15 @@ pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
 
 /// Returns whether a tree is the bracketed part of an attribute with this text, which has no spaces.
 pub(super) fn is_attribute(tree: &TokenTree, text: &str) -> bool {
-    let TokenTree::Group(group) = tree else { return false };
-    group.delimiter() == Delimiter::Bracket && group.stream().to_string().replace(' ', "") == text
+    let name = text.split('(').next().unwrap_or_default();
+    has_attribute_name(tree, name) && code(tree.clone().into()) == format!("[{text}]")
 }
 
-/// Returns whether a tree is the bracketed part of an attribute `cfg`.
-pub(super) fn is_cfg(tree: &TokenTree) -> bool {
+/// Returns whether a tree is the bracketed part of an attribute with this name.
+pub(super) fn has_attribute_name(tree: &TokenTree, name: &str) -> bool {
     let TokenTree::Group(group) = tree else { return false };
     group.delimiter() == Delimiter::Bracket
-        && group.stream().into_iter().next().is_some_and(|name| is_ident(&name, "cfg"))
+        && group.stream().into_iter().next().is_some_and(|word| is_ident(&word, name))
 }
 
 /// Returns whether a tree is the last of an item: its body, or a semicolon.
@@ -70,21 +70,6 @@ pub(super) fn is_punct(tree: &TokenTree, wanted: char) -> bool {
 /// Returns whether a tree is this identifier.
 pub(super) fn is_ident(tree: &TokenTree, wanted: &str) -> bool {
     matches!(tree, TokenTree::Ident(ident) if ident == wanted)
-}
-
-/// Returns the path `a::b::C` at the start of the trees, and the number of trees that it takes.
-pub(super) fn path(trees: &[TokenTree]) -> (Vec<String>, usize) {
-    let mut words: Vec<String> = trees.first().and_then(ident).into_iter().collect();
-    let mut length = words.len();
-    while let Some([first, second, third]) = trees.get(length..length + 3) {
-        let Some(word) = ident(third).filter(|_| !words.is_empty() && is_punct(first, ':') && is_punct(second, ':'))
-        else {
-            break;
-        };
-        words.push(word);
-        length += 3;
-    }
-    (words, length)
 }
 
 /// Returns tokens as text, without the contents of literals, and with spaces only between two words.

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Finding, Tree, skips};
+use super::skips::{self, Function};
+use super::{Finding, Tree};
 
-pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree, functions: &[Function<'_>]) -> Vec<Finding> {
     let manifests = tree.files.iter().filter(|file| has_target_without_tests(&file.text));
     let folders: BTreeSet<String> = manifests
         .filter_map(|file| file.path.strip_suffix("Cargo.toml").map(|folder| format!("{folder}src/")))
         .collect();
-    let functions = skips::functions(tree);
     let tests = functions.iter().filter(|function| function.is_test);
     let lost = tests.filter(|test| folders.iter().any(|folder| test.file.path.starts_with(folder)));
     lost.map(|test| {

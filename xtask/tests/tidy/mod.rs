@@ -1,6 +1,5 @@
 //! `cargo xtask tidy`: the workspace keeps its rules, and each rule finds what it is for.
 
-mod circles;
 mod graph;
 mod pages;
 mod rust;

@@ -48,21 +48,15 @@ fn links_lead_to_files_and_folders() {
 }
 
 #[test]
-fn tests_and_tables_of_ids_are_compared_both_ways() {
-    let code = "#[test]\nfn c1_cold_warm() {}\n#[test]\nfn c10b_two_duplicates() {}\nfn c2_of_a(b: u8) {}\n#[test]\nfn p08_too_large() {}\n";
-    let check = |page: &str| {
-        let pains = "| p08 | a | `p08_too_large` |\n";
-        messages(
-            &[("kvblock/tests/a.rs", code), ("docs/scenarios.md", page), ("docs/pains.md", pains)],
-            &["the test `"],
-        )
-    };
-    assert_eq!(check("| C1 | a | `c1_cold_warm` |\n| C10b | b | `c10b_two_duplicates`, `kvblock` |\n"), [""; 0]);
+fn tests_and_the_table_of_ids_are_compared_both_ways() {
+    let code = "#[test]\nfn b1_cold_warm() {}\n#[test]\nfn b10_two_duplicates() {}\nfn b2_of_a(b: u8) {}\n";
+    let check = |page: &str| messages(&[("kvblock/tests/a.rs", code), ("docs/routers.md", page)], &["the test `"]);
+    assert_eq!(check("| b1 | a | `b1_cold_warm` |\n| b10 | b | `b10_two_duplicates`, `kvblock` |\n"), [""; 0]);
     assert_eq!(
-        check("| C1 | a | `c1_cold_worm` |\n| C10b | `c10b_two_duplicate` | `c10b_two_duplicates` |\n"),
+        check("| b1 | a | `b1_cold_worm` |\n| b10 | `b10_two_duplicate` | `b10_two_duplicates` |\n"),
         [
-            "docs/scenarios.md: found the test `c1_cold_warm` in the code, but in no table; add it to the row of its id",
-            "docs/scenarios.md:1: found the test `c1_cold_worm`, which does not exist; correct the name or remove it"
+            "docs/routers.md: found the test `b1_cold_warm` in the code, but in no table; add it to the row of its id",
+            "docs/routers.md:1: found the test `b1_cold_worm`, which does not exist; correct the name or remove it"
         ]
     );
 }

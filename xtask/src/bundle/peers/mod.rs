@@ -77,9 +77,7 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     let package = download(&work)?;
 
     let folder = folder(root);
-    if folder.is_dir() {
-        std::fs::remove_dir_all(&folder).map_err(at(&folder))?;
-    }
+    super::fresh(&folder)?;
     write(&folder.join("requirements.txt"), REQUIREMENTS)?;
     let licence = work.join(format!("{package}.dist-info/licenses/LICENSE"));
     std::fs::copy(&licence, folder.join("LICENSE.flashinfer")).map_err(at(&licence))?;
