@@ -82,7 +82,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Size of the key/value cache, such as 512M or 2G [default: a fraction of the free memory]
-    #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes::<u64>, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
     pub kv_cache_memory_bytes: Option<u64>,
     /// Fraction of the device's memory to use, 0 to 1 [default: 0.9 on a GPU, otherwise 0.4 of the free memory]
     #[arg(long, value_name = "FRACTION", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
