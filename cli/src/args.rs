@@ -26,12 +26,21 @@ pub struct CommonArgs {
     #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
     pub config: Option<PathBuf>,
     /// Device to run on: auto, cpu, cuda or cuda-sim [default: auto]
+    ///
+    /// `cuda` is an NVIDIA GPU; it requires compute capability 8.0, driver 580, cuBLAS 13 and compiled kernels. `cuda-sim`
+    /// runs the CUDA kernels on the host, for tests. `auto` takes a GPU of compute capability 9.0 (H100, H200), which has
+    /// passed the tests, for one rank; otherwise it uses the CPU and logs why.
     #[arg(long, env = "QUIRE_DEVICE")]
     pub device: Option<String>,
     /// Folder of compiled kernels [default: next to the program]
+    ///
+    /// `cargo xtask build-kernels` compiles them. The program also looks in its `target/kernels/`.
     #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
     pub kernels_dir: Option<PathBuf>,
     /// Number of compute threads, at most the number of cores [default: all cores]
+    ///
+    /// The cores are those that the process may use: its affinity mask and its container's quota. When all are used, each
+    /// worker is pinned to its core.
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
 }
@@ -57,41 +66,81 @@ pub struct EngineArgs {
     /// [default: the built-in demo model]
     #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub model_path: Option<PathBuf>,
-    /// MODEL as a flag; the argument takes precedence
+    /// MODEL as a flag; the argument takes precedence [default: the built-in demo model]
+    ///
+    /// A folder in Hugging Face layout, a `.gguf` file, or [a hub id](#hugging-face-hub).
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub common: CommonArgs,
     /// Quantise weights while loading: q8 or q4 (8 or 4 bits) [default: as in the checkpoint]
+    ///
+    /// All matrices are quantised, except for those that the checkpoint stores in fewer bits already (8.5 or 4.5 bits per
+    /// weight including the scales). Activations are quantised to 8 bits before each product on a CPU, and not on `cuda`
+    /// and `cuda-sim`, which need float16 or bfloat16 for it. Results differ slightly from those of the original weights
+    /// (see [the figures](benchmarks/cpu-notes.md#accuracy-of-quantised-weights)), and are as independent of batch and
+    /// threads as without quantisation.
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
     /// Activations before products with quantised checkpoints: float; int8, which is faster; or auto, as the checkpoint says
     /// [default: auto]
+    ///
+    /// It concerns GPTQ, AWQ, compressed-tensors, FP8, GGUF and others. `auto` rounds activations where the checkpoint says
+    /// so (W8A8, FP8), and as it says; `float` never rounds them; `int8` rounds them to 8 bits with a scale for each 32,
+    /// which is two to three times as fast with several rows and changes results slightly, only on a CPU. `cuda` and
+    /// `cuda-sim` do not round them for FP8 with scales of blocks, and for stacked experts.
     #[arg(long, value_name = "FORM", value_parser = values::activations, env = "QUIRE_ACTIVATIONS")]
     pub activations: Option<RoundActivations>,
     /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
+    ///
+    /// On a GPU `auto` is the checkpoint's type. On a CPU it is bfloat16 for a checkpoint in bfloat16 if the CPU is faster
+    /// in it (AMD with AVX512-BF16, Intel with AMX), and for one in float16 with AMX, which the log says, otherwise
+    /// float32. On a CPU, bfloat16 rounds activations where they are multiplied with weights, and attention multiplies in
+    /// it too, with sums in float32; other CPUs emulate it with the same bits, slowly. A CPU refuses float16.
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
     /// Chat template in Jinja, instead of that of the checkpoint [default: that of the checkpoint]
+    ///
+    /// A base model has none.
     #[arg(long, value_name = "FILE", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
     pub chat_template: Option<PathBuf>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
+    ///
+    /// A number of tokens such as 32768, `32K` (32768) or `32k` (32000).
     #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<values::Tokens>,
     /// Tokens per cache block: 8, 16, 32, 64 or 128; more, up to 4096, where recurrent states need it [default: 16]
+    ///
+    /// The states of recurrent layers must fit into a block: for such a model the default is the next power of two with
+    /// which they do, and a smaller value is refused.
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Size of the key/value cache, such as 512M or 2G [default: a fraction of the free memory]
-    #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes::<u64>, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
     pub kv_cache_memory_bytes: Option<u64>,
     /// Fraction of the device's memory to use, 0 to 1 [default: 0.9 on a GPU, otherwise 0.4 of the free memory]
+    ///
+    /// On a GPU: fraction of the total memory that weights, the buffers of a step, other programs and the cache may use
+    /// together. Elsewhere: fraction of the memory left free by the weights that becomes cache. --kv-cache-memory-bytes
+    /// takes precedence.
     #[arg(long, value_name = "FRACTION", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
     /// Type of cached keys and values: auto (the type of the computation), float32, float16, bfloat16, fp8 (e4m3), fp8_e5m2
     /// or int8 [default: auto]
+    ///
+    /// `fp8` and `fp8_e5m2` use the checkpoint's `k_scale` and `v_scale`, otherwise those of --calculate-kv-scales,
+    /// otherwise scale 1, where numbers above 448 (57344) are clamped. `int8` has one scale per token and head computed
+    /// from that row alone (4 more bytes per head). With each of them, tokens are as independent of batch, threads and
+    /// chunks as with `auto` ([accuracy of each type](benchmarks/kv-cache.md)). `cuda` and `cuda-sim` support the type of
+    /// the computation, fp8 and int8.
     #[arg(long, value_name = "DTYPE", env = "QUIRE_KV_CACHE_DTYPE")]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Compute the scales of an fp8 cache in the first step if the checkpoint has none
+    ///
+    /// A scale per layer and head is calibrated from the greatest magnitude in the first step that computes tokens. The
+    /// scales allow four times that magnitude, and larger numbers are clamped. Only layers for which the checkpoint has no
+    /// scales are calibrated. The scales never change afterwards, so later results depend on the first step: the same
+    /// requests in another order may give other tokens.
     #[arg(long, env = "QUIRE_CALCULATE_KV_SCALES")]
     pub calculate_kv_scales: bool,
     /// Maximum number of sequences per step
@@ -99,10 +148,18 @@ pub struct EngineArgs {
     pub max_num_seqs: Option<usize>,
     /// Maximum number of tokens per step, greater than --max-num-seqs; auto: the default, and fewer prompt tokens while sequences
     /// decode, so that a step takes 2.2 times as long as if all only decoded
+    ///
+    /// With `auto`, a step still computes at least 16 prompt tokens ([figures](benchmarks/itl.md)). It needs chunked
+    /// prefill.
     #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
     pub max_num_batched_tokens: Option<values::Tokens>,
     /// Target in milliseconds for the time between two tokens of a sequence: steps compute fewer prompt tokens while sequences decode
     /// [default: none]
+    ///
+    /// From 1 to 60000; like --max-num-batched-tokens=auto, with this time instead of a multiple. With a number as
+    /// --max-num-batched-tokens, steps have at most that many tokens; without, or with `auto`, at most 2048. If decodes
+    /// alone take longer than the target, a step still computes 16 prompt tokens. The time is that of a step in the engine,
+    /// to which HTTP adds; no token depends on it.
     #[arg(long, value_name = "MS", value_parser = values::itl_target, env = "QUIRE_ITL_TARGET_MS")]
     pub itl_target_ms: Option<ItlTarget>,
     /// Share cache blocks between requests with equal prefixes [default: true]
@@ -110,6 +167,8 @@ pub struct EngineArgs {
           overrides_with = "no_enable_prefix_caching", env = "QUIRE_ENABLE_PREFIX_CACHING")]
     pub enable_prefix_caching: Option<bool>,
     /// Disable prefix caching
+    ///
+    /// Every prompt is computed from scratch.
     #[arg(long, overrides_with = "enable_prefix_caching")]
     pub no_enable_prefix_caching: bool,
     /// Allow splitting a prompt over several steps [default: true]
@@ -120,28 +179,50 @@ pub struct EngineArgs {
     #[arg(long, overrides_with = "enable_chunked_prefill")]
     pub no_enable_chunked_prefill: bool,
     /// Launch kernels one by one instead of running decode steps as CUDA graphs [default: false]
+    ///
+    /// Graphs are made for 1, 2, 4, 8 and multiples of 16 sequences up to --max-num-seqs, with speculation also for 2 to 64
+    /// rows with drafts and for more if there may be more sequences, all at the start; the largest are measured first, and
+    /// memory for all of them is reserved. `cuda-sim` captures each at its first use. The CPU has no graphs.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           env = "QUIRE_ENFORCE_EAGER")]
     pub enforce_eager: Option<bool>,
     /// Order of requests: fcfs (first come, first served), or priority as set by the requests [default: fcfs]
+    ///
+    /// Lower values of the priority come first.
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
     /// Host memory in GiB for the keys and values of preempted requests [default: 0]
+    ///
+    /// On the CPU a larger cache is better, because the cache and the swap space are the same memory.
     #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_SWAP_SPACE")]
     pub swap_space: Option<u64>,
     /// Host memory in GiB for prefixes that the cache evicts, in one pool with --swap-space [default: 0]
+    ///
+    /// A request with [such a prefix](internals.md#the-host-tier) copies it back instead of computing it. The pool has the
+    /// size of both: preempted requests may take all of it, and evicted prefixes stay in what is left. On the CPU a larger
+    /// cache is better.
     #[arg(long, value_name = "GIB", value_parser = values::gib, env = "QUIRE_KV_OFFLOADING_SIZE")]
     pub kv_offloading_size: Option<u64>,
     /// What to do with a preempted request: recompute, swap, or auto (whichever is cheaper) [default: auto]
+    ///
+    /// A request is preempted when blocks run out. `recompute` drops its keys and values and computes them again; `swap`
+    /// moves them to the swap space and back; `auto` swaps if several sequences share them or if recomputing would take
+    /// longer.
     #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
     pub preemption_mode: Option<PreemptionMode>,
     /// Serve LoRA adapters beside the model
+    ///
+    /// See [LoRA adapters](lora.md).
     #[arg(long, env = "QUIRE_ENABLE_LORA")]
     pub enable_lora: bool,
     /// Maximum number of different adapters in a step [default: 1]
+    ///
+    /// 1 to 1024; requests of others wait their turn.
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_LORAS")]
     pub max_loras: Option<usize>,
     /// Maximum rank of an adapter [default: 16]
+    ///
+    /// 1 to 512; together with the two numbers of adapters it determines their memory.
     #[arg(long, value_name = "RANK", value_parser = values::whole::<usize>, env = "QUIRE_MAX_LORA_RANK")]
     pub max_lora_rank: Option<usize>,
     /// Number of adapters in host memory, at least --max-loras; others are read again when used [default: --max-loras]
@@ -149,20 +230,32 @@ pub struct EngineArgs {
     pub max_cpu_loras: Option<usize>,
     /// Speculative decoding as a JSON object with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}; methods:
     /// ngram, suffix, draft_model, eagle3 and mtp [default: off]
+    ///
+    /// In a settings file also a table `[speculative_config]`. No token changes ([speculative decoding](speculation.md)).
     #[arg(long, value_name = "JSON", env = "QUIRE_SPECULATIVE_CONFIG")]
     pub speculative_config: Option<SpeculativeConfig>,
     /// Announce cached prefixes to routers, as a JSON object with vLLM's keys, such as {"enable_kv_cache_events": true,
     /// "endpoint": "tcp://*:5557"} [default: off]
+    ///
+    /// In a settings file also a table `[kv_events_config]` ([KV events](kv-events.md)).
     #[arg(long, value_name = "JSON", env = "QUIRE_KV_EVENTS_CONFIG")]
     pub kv_events_config: Option<KvEventsConfig>,
     /// Exchange cached blocks with other replicas, as a JSON object with vLLM's keys, such as {"kv_connector": "SharedFolder",
     /// "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "/mnt/blocks"}} [default: off]
+    ///
+    /// Prompts that one replica has computed can be continued on another ([KV transfer](kv-transfer.md)). It needs
+    /// --kv-offloading-size. In a settings file also a table `[kv_transfer_config]`.
     #[arg(long, value_name = "JSON", env = "QUIRE_KV_TRANSFER_CONFIG")]
     pub kv_transfer_config: Option<KvTransferConfig>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
     /// Make the results of a request independent of other requests, to the bit (always the case on a CPU)
+    ///
+    /// A request gets the same bits in every batch, and with any chunking, cache hits and preemptions: decode and prefill
+    /// use attention kernels of one family, and matrix products use one order of summation for every number of rows. It is
+    /// an error if no such set of kernels exists. On a GPU this reduces speed ([how to measure
+    /// it](benchmarks/kv-cache.md#deterministic)).
     #[arg(long, env = "QUIRE_DETERMINISTIC")]
     pub deterministic: bool,
     #[command(flatten)]
@@ -178,10 +271,14 @@ pub struct EngineArgs {
 #[command(next_help_heading = "Ranks")]
 pub struct RanksArgs {
     /// Number of ranks that each matrix is cut over [default: 1]
+    ///
+    /// At most the number of query heads.
     #[arg(long, value_name = "N", value_parser = values::positive, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<usize>,
     /// What the ranks that a matrix is cut over exchange: gather, rows, for the bits of one rank; or sum, partial sums, for fast
     /// links and other last bits [default: gather]
+    ///
+    /// No effect with one rank. See [gather or sum](parallel.md#gather-or-sum).
     #[arg(long, value_name = "FORM", env = "QUIRE_TP_REDUCE")]
     pub tp_reduce: Option<Reduce>,
     /// Number of stages that the layers are cut into [default: 1]
@@ -312,6 +409,8 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub temperature: Option<f32>,
     /// Sample from the most likely tokens whose probabilities sum up to this value
+    ///
+    /// Above 0, at most 1.
     #[arg(long)]
     pub top_p: Option<f32>,
     /// Sample from this many of the most likely tokens; 0: from all
@@ -321,9 +420,13 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub min_p: Option<f32>,
     /// Penalty for tokens that have occurred before; 1 disables it
+    ///
+    /// Above 0.
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
     /// Stop before this text; can be given several times
+    ///
+    /// The text itself is not printed.
     #[arg(long, value_name = "TEXT", value_parser = values::filled)]
     pub stop: Vec<String>,
     /// Continue after the end-of-sequence token

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use ::bench::top::TopArgs;
 use clap::{Args, Parser, Subcommand};
-use engine::Pooling;
-use engine::text::{ReasoningFormat, ToolFormat};
+use engine::EngineConfig;
+use server::{ACCESS_AND_LIMITS, ServerOptions};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::bench::BenchArgs;
 use crate::convert::ConvertArgs;
-use crate::limits::LimitArgs;
 use crate::log::LogArgs;
 use crate::profile::ProfileArgs;
 use crate::replay::{RecordArgs, ReplayArgs};
@@ -73,64 +72,68 @@ impl Command {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1", env = "QUIRE_HOST")]
+    #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
     /// Port to listen on; 0 selects a free one
-    #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>, env = "QUIRE_PORT")]
+    #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>)]
     pub port: u16,
-    /// Name of the model in the API; several can follow, of which answers and metrics have the first [default: the name of its
-    /// folder]
-    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
-    pub served_model_name: Vec<String>,
-    /// Owner of the models in /v1/models, by which some routers tell engines apart
-    #[arg(long, value_name = "NAME", default_value = "quire", value_parser = values::filled, env = "QUIRE_OWNED_BY")]
-    pub owned_by: String,
     /// LoRA adapters: NAME=FOLDER, or JSON with "name" and "path"; several can follow, or the flag is repeated
-    #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., value_parser = values::lora_module, requires = "enable_lora",
-          env = "QUIRE_LORA_MODULES")]
+    ///
+    /// The adapters are loaded at the start. JSON is such as `{"name": "sql", "path": "adapters/sql"}`. Requires
+    /// --enable-lora.
+    #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., value_parser = values::lora_module, requires = "enable_lora")]
     pub lora_modules: Vec<values::LoraModule>,
-    /// Let clients load and unload adapters from folders of this machine [default: true on a loopback address]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
-    pub allow_runtime_lora_updating: Option<bool>,
-    /// Let clients reset the prefix cache [default: true on a loopback address]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
-    pub server_dev_mode: Option<bool>,
-    /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
-    #[arg(long, value_name = "FORMAT", env = "QUIRE_TOOL_CALL_PARSER")]
-    pub tool_call_parser: Option<ToolFormat>,
-    /// Format of the model's reasoning: none, or vLLM's name of its parser [default: that of its chat template]
-    #[arg(long, value_name = "NAME", env = "QUIRE_REASONING_PARSER")]
-    pub reasoning_parser: Option<ReasoningFormat>,
-    /// Pooling of hidden states for /v1/embeddings: last or mean [default: that of the checkpoint, otherwise last]
-    #[arg(long, value_name = "TYPE", env = "QUIRE_POOLING_TYPE")]
-    pub pooling_type: Option<Pooling>,
     /// Seconds in which running requests may finish after the first Ctrl-C or SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>, env = "QUIRE_SHUTDOWN_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>)]
     pub shutdown_timeout: u64,
     /// Log the prompts of requests, up to --max-log-len characters each, at level info
-    #[arg(long, env = "QUIRE_ENABLE_LOG_REQUESTS")]
+    ///
+    /// Without this flag no prompt appears in any log.
+    #[arg(long)]
     pub enable_log_requests: bool,
     /// Maximum number of characters of a prompt in the log
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>, env = "QUIRE_MAX_LOG_LEN")]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>)]
     pub max_log_len: usize,
+    /// API key that clients must send as a bearer token; can be given several times
+    ///
+    /// Without a key, every client is served. `/health`, `/ping`, `/version` and `/metrics` never require one.
+    #[arg(long, value_name = "KEY", value_parser = values::key, hide_env_values = true, help_heading = ACCESS_AND_LIMITS)]
+    pub api_key: Vec<String>,
+    /// File with one API key per line; empty lines and lines that begin with # are ignored
+    ///
+    /// The keys are accepted in addition to those of --api-key. The file is read once, at the start.
+    #[arg(long, value_name = "FILE", help_heading = ACCESS_AND_LIMITS)]
+    pub api_key_file: Option<PathBuf>,
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub options: ServerOptions,
+    /// Maximum number of waiting requests; further ones are answered with 429
+    ///
+    /// Requests that arrive during one step all count as waiting.
+    #[arg(long, value_name = "N", default_value_t = EngineConfig::default().max_queued_requests,
+          value_parser = values::whole::<usize>, help_heading = ACCESS_AND_LIMITS)]
+    pub max_queued_requests: usize,
+    /// Maximum number of steps whose tokens may be unread before the requests of a slow reader are cancelled
+    ///
+    /// What the network buffers does not count.
+    #[arg(long, value_name = "N", default_value_t = EngineConfig::default().max_unread_events,
+          value_parser = values::positive, help_heading = ACCESS_AND_LIMITS)]
+    pub max_unread_events: usize,
     #[command(flatten)]
     pub vllm: VllmArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
     #[command(flatten)]
     pub profile: ProfileArgs,
     #[command(flatten)]
     pub record: RecordArgs,
-    #[command(flatten)]
-    pub engine: EngineArgs,
 }
 
 /// Flags of `quire chat`. Without sampling flags, the model's `generation_config.json` decides, otherwise decoding is greedy.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     /// System message
+    ///
+    /// The model gets it before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     #[command(flatten)]
@@ -173,6 +176,8 @@ pub struct GenerateArgs {
     pub prompt: Option<String>,
     /// File of prompts, one {"prompt": "..."} per line; "-" reads standard input. All prompts run together. Prints one JSON
     /// record per prompt, in order
+    ///
+    /// The lines have no other keys.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: Option<PathBuf>,
     /// Print a JSON record with token ids instead of text

@@ -30,12 +30,16 @@ pub struct ConvertArgs {
     #[arg(value_name = "DST")]
     destination: PathBuf,
     /// Form of the weights
+    ///
+    /// `q8` and `q4` are 8- or 4-bit integers, each weight rounded to the nearest; `gptq4` is 4-bit integers by GPTQ.
     #[arg(long)]
     quantization: Quantization,
     /// Weights of a row that share a scale: a multiple of 32 [default: 32, gptq4: 128]
     #[arg(long, value_parser = values::whole::<usize>)]
     group_size: Option<usize>,
     /// Text file for gptq4 [default: pages of Quire's documentation]
+    ///
+    /// At most 65536 tokens are read.
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Number of threads [default: one per core]

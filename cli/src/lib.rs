@@ -17,7 +17,6 @@ mod config;
 mod convert;
 mod error;
 mod generate;
-mod limits;
 mod log;
 mod lora;
 mod model;
@@ -62,9 +61,21 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Returns the command line as clap describes it.
+/// Returns the command line as clap describes it. Help texts are Markdown, with links of `docs/configuration.md`.
 pub fn command() -> clap::Command {
-    Cli::command()
+    Cli::command().mut_subcommand("serve", |serve| serve.mut_args(with_variable))
+}
+
+/// Names the environment variable of a flag that only `quire serve` has.
+fn with_variable(arg: Arg) -> Arg {
+    match (arg.get_long(), arg.get_env(), arg.get_help_heading()) {
+        (Some(long), None, None | Some(server::ACCESS_AND_LIMITS)) => {
+            let name = format!("QUIRE_{}", long.to_uppercase().replace('-', "_"));
+            // clap takes static names.
+            arg.env(&*name.leak())
+        }
+        _ => arg,
+    }
 }
 
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
@@ -91,9 +102,9 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 
 /// The command and the engine's configuration; `None` if help or the version was requested and printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
-    let numbers = |command: clap::Command| command.mut_args(negative_numbers);
+    let adapted = |command: clap::Command| command.mut_args(negative_numbers).mut_args(without_links);
     vllm::expand(&mut arguments);
-    let mut root = Cli::command().mut_subcommands(|command| numbers(command).mut_subcommands(numbers));
+    let mut root = command().mut_subcommands(|command| adapted(command).mut_subcommands(adapted));
     root.build();
     let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
     // A command may have subcommands: the last one has the flags.
@@ -125,6 +136,18 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
 fn negative_numbers(arg: Arg) -> Arg {
     let takes_one = !arg.is_positional() && arg.get_action().takes_values();
     arg.allow_negative_numbers(takes_one)
+}
+
+/// Shows `text` in the help where the page has `[text](target)`.
+fn without_links(arg: Arg) -> Arg {
+    let Some(help) = arg.get_long_help().map(ToString::to_string) else { return arg };
+    let mut pieces = help.split("](");
+    let mut plain = pieces.next().unwrap_or_default().to_string();
+    for piece in pieces {
+        plain.replace_range(plain.rfind('[').map_or(0..0, |open| open..open + 1), "");
+        plain.push_str(piece.split_once(')').map_or(piece, |(_, after)| after));
+    }
+    arg.long_help(plain)
 }
 
 fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMatches>, CliError> {

@@ -9,7 +9,7 @@ use super::values::LoraModule;
 
 /// Loads the adapters of `--lora-modules`.
 pub async fn load(engine: &AsyncEngine, args: &ServeArgs) -> Result<(), CliError> {
-    let base = match args.served_model_name.as_slice() {
+    let base = match args.options.served_model_names.as_slice() {
         [] => std::slice::from_ref(&engine.info().name),
         names => names,
     };

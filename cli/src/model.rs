@@ -20,12 +20,18 @@ use super::progress::progress_bar;
 #[command(next_help_heading = "Hugging Face hub")]
 pub struct HubArgs {
     /// Branch, tag or commit of a model on the hub [default: main]
+    ///
+    /// It is an error with a path.
     #[arg(long, value_name = "REVISION", env = "QUIRE_REVISION")]
     pub revision: Option<String>,
     /// Access token for the hub; HF_TOKEN or `hf auth login` keep it out of the process list
+    ///
+    /// It takes precedence over the variables below. Private and gated models need one.
     #[arg(long, value_name = "TOKEN")]
     pub hf_token: Option<HfToken>,
     /// Folder of downloaded models [default: the cache that Hugging Face tools share]
+    ///
+    /// It has the layout of the cache.
     #[arg(long, value_name = "FOLDER", env = "QUIRE_DOWNLOAD_DIR")]
     pub download_dir: Option<PathBuf>,
 }

@@ -19,6 +19,9 @@ use super::log::note;
 pub struct ProfileArgs {
     /// Time every operation and phase: print a table at the end, and write a trace for chrome://tracing or Perfetto to
     /// this file
+    ///
+    /// [How to read it](profile.md). Each step waits for the device and no CUDA graphs are used; the trace holds the last
+    /// 262144 spans, the table, which is printed to standard error, covers all steps.
     #[arg(long, value_name = "FILE", env = "QUIRE_PROFILE")]
     pub profile: Option<PathBuf>,
 }

@@ -1,6 +1,7 @@
 //! `quire serve`.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,13 @@ use server::{App, ServerOptions};
 
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::limit_retention();
-    config.max_queued_requests = args.limits.max_queued_requests;
-    config.max_unread_events = args.limits.max_unread_events;
-    config.max_schema_bytes = args.limits.limits().max_schema_bytes;
-    let api_keys = args.limits.api_keys()?;
+    config.max_queued_requests = args.max_queued_requests;
+    config.max_unread_events = args.max_unread_events;
+    config.max_schema_bytes = args.options.limits.max_schema_bytes;
+    let keys_of_file = args.api_key_file.as_deref().map_or_else(|| Ok(Vec::new()), read_keys)?;
+    let api_keys = [args.api_key.clone(), keys_of_file].concat();
     // The flag takes all words that follow, so the second name may be a misplaced model.
-    if let ([_, second, ..], None) = (args.served_model_name.as_slice(), args.engine.model()) {
+    if let ([_, second, ..], None) = (args.options.served_model_names.as_slice(), args.engine.model()) {
         let advice = "expected a model with several names; put MODEL before the flag";
         return Err(CliError::Usage(format!("--served-model-name: found {second:?} and no model, {advice}")));
     }
@@ -44,19 +46,10 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
     let options = ServerOptions {
-        served_model_names: args.served_model_name.clone(),
-        owned_by: Some(args.owned_by.clone()),
         root,
         api_keys: api_keys.clone(),
-        cors: args.limits.cors(),
-        allowed_hosts: args.limits.allowed_hosts.clone(),
-        limits: args.limits.limits(),
         log_prompts: args.enable_log_requests.then_some(args.max_log_len),
-        tool_call_parser: args.tool_call_parser,
-        reasoning_parser: args.reasoning_parser,
-        pooling_type: args.pooling_type,
-        allow_runtime_lora_updating: args.allow_runtime_lora_updating,
-        server_dev_mode: args.server_dev_mode,
+        ..args.options.clone()
     };
     let app = Arc::new(App::new(engine.clone(), options));
     note(format_args!("  {}", app.formats()));
@@ -88,6 +81,15 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         note(format_args!("{cancelled} requests were cancelled"));
     }
     Ok(())
+}
+
+fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
+    let problem = |message: String| CliError::File { flag: "--api-key-file", path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|error| problem(error.to_string()))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_string).collect();
+    // An empty file must not leave a server open that was meant to be protected.
+    if keys.is_empty() { Err(problem("found no key, expected one per line".to_string())) } else { Ok(keys) }
 }
 
 fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {

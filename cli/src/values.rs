@@ -6,7 +6,7 @@ use engine::{Dtype, ItlTarget, Policy, PreemptionMode, Quantization, RoundActiva
 use serde_json::Value;
 
 pub use ::bench::values::{key, whole};
-use server::Host;
+pub use server::values::{bytes, filled, positive};
 
 /// An adapter of `--lora-modules`.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,19 +32,11 @@ pub fn lora_module(text: &str) -> Result<LoraModule, String> {
     fields.map(|(name, path)| LoraModule { name, path: path.into() }).ok_or_else(|| expected.to_string())
 }
 
-pub fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a whole number from 1".to_string())
-}
-
 /// `--threads`. More threads than cores would only wait for each other.
 pub fn threads(text: &str) -> Result<usize, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let count = text.parse().ok().filter(|count| (1..=cores).contains(count));
     count.ok_or_else(|| format!("expected a whole number from 1 to {cores}, the cores that this process may use"))
-}
-
-pub fn filled(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("expected at least one character".to_string()) } else { Ok(text.to_string()) }
 }
 
 /// A file to write. `json = true` in a settings file belongs to another command.
@@ -53,47 +45,6 @@ pub fn file(text: &str) -> Result<PathBuf, String> {
         "" | "true" | "false" => Err("expected the path of a file".to_string()),
         path => Ok(path.into()),
     }
-}
-
-/// A number of bytes such as `512M`, `2G` or `1.5GiB`; units are powers of 1024.
-pub fn bytes(text: &str) -> Result<u64, String> {
-    let problem = || "expected bytes such as 512M or 2G".to_string();
-    let upper = text.trim().to_ascii_uppercase();
-    let digits = upper.trim_end_matches("IB").trim_end_matches('B');
-    let (number, power) = match digits.char_indices().last() {
-        Some((end, letter)) if letter.is_ascii_alphabetic() => {
-            (&digits[..end], 1 + "KMGT".find(letter).ok_or_else(problem)? as i32)
-        }
-        _ => (digits, 0),
-    };
-    let number: f64 = number.trim().parse().map_err(|_| problem())?;
-    let bytes = number * 1024f64.powi(power);
-    // A double represents whole numbers exactly up to 2^53.
-    if bytes == 0.0 {
-        return Err("expected bytes above 0, such as 512M or 2G".to_string());
-    }
-    if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
-}
-
-/// A number of seconds such as 30 or 0.5, above 0 and at most a year.
-pub fn seconds(text: &str) -> Result<f64, String> {
-    let seconds = text.parse().ok().filter(|n| *n > 0.0 && *n <= 366.0 * 86400.0);
-    seconds.ok_or_else(|| "expected a number of seconds above 0, such as 30 or 0.5".to_string())
-}
-
-/// An origin, method or header name.
-pub fn header(text: &str) -> Result<String, String> {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
-        return Ok(text.to_string());
-    }
-    Err("expected one origin, method or header name without spaces and commas; repeat the flag for several".to_string())
-}
-
-pub fn host(text: &str) -> Result<String, String> {
-    if text == "*" || Host::parse(text).is_some() {
-        return Ok(text.to_string());
-    }
-    Err("expected a host name without a scheme, such as models.example.org, or *".to_string())
 }
 
 pub fn log_filter(text: &str) -> Result<String, String> {

@@ -19,6 +19,8 @@ pub struct VllmArgs {
     #[arg(long)]
     pub enable_auto_tool_choice: bool,
     /// Accepted without effect: no code of a checkpoint runs, except its chat template
+    ///
+    /// The template has no access to files.
     #[arg(long)]
     pub trust_remote_code: bool,
     /// Accepted without effect: every answer says how many tokens of its prompt were cached
@@ -52,6 +54,8 @@ pub struct VllmArgs {
     #[arg(long)]
     pub enable_ssl_refresh: bool,
     /// Refused: TLS is the task of a proxy
+    ///
+    /// A server that was told to use TLS must not serve without it. Let a proxy in front terminate TLS.
     #[arg(long, value_name = "FILE", value_parser = no_tls)]
     pub ssl_certfile: Option<String>,
     /// Refused: TLS is the task of a proxy

@@ -295,6 +295,7 @@ fn help_and_tables_fit_in_100_columns() {
         let output = run(&args);
         let long = stdout(&output).lines().find(|line| line.chars().count() > 100);
         assert!(!stdout(&output).is_empty() && long.is_none(), "{args:?}: {long:?}");
+        assert!(!stdout(&output).contains("]("), "{args:?}: a link of the page in the help");
     }
 }
 

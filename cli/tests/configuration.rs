@@ -1,135 +1,157 @@
-//! `docs/configuration.md` against the command line as clap describes it and the engine's defaults.
+//! `docs/configuration.md`: its tables of flags are written from the command line as clap describes it.
+//! `QUIRE_WRITE_DOCS=1 cargo test -p cli --test all configuration` writes them.
 
 use std::collections::BTreeSet;
 
 use clap::{Arg, Command};
 use engine::EngineConfig;
-use serde_json::Value;
-use testkit::markdown::{self, Row};
+use serde_json::{Value, json};
+use testkit::markdown;
 
-/// A flag of one command.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Flag {
-    /// With its dashes.
-    name: String,
-    variable: Option<String>,
-    /// As clap, the help text (`[default: …]`) or the engine states it.
-    default: Option<String>,
-}
+const PAGE: &str = "docs/configuration.md";
 
-impl Flag {
-    fn new(arg: &Arg, engine: &Value) -> Option<Flag> {
-        let name = arg.get_long()?;
-        let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-        let of_clap = (arg.get_action().takes_values() && !values.is_empty()).then(|| values.join(","));
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let of_help = help.split_once("[default: ").and_then(|(_, rest)| Some(rest.split(']').next()?.to_owned()));
-        let of_engine = match &engine[name.replace('-', "_")] {
-            value @ (Value::Bool(_) | Value::Number(_)) => Some(value.to_string()),
-            _ => None,
-        };
-        Some(Flag {
-            name: format!("--{name}"),
-            variable: arg.get_env().map(|name| name.to_string_lossy().into_owned()),
-            default: of_clap.or(of_help).or(of_engine),
-        })
-    }
+/// Begins the line before a table: `<!-- flags of serve: Engine -->` is followed by the flags of a command under a heading of its help,
+/// `<!-- flags of chat, generate -->` by those of commands that no table has listed yet.
+const MARK: &str = "<!-- flags of ";
+const HEAD: &str = "| flag | environment | key | default | unit and meaning |\n|---|---|---|---|---|\n";
 
-    /// Its key in a settings file; the flag that names the file has none.
-    fn key(&self) -> Option<String> {
-        (self.name != "--config").then(|| self.name.trim_start_matches('-').replace('-', "_"))
-    }
+/// Flag, variable, key, default, and meaning.
+type Row = [String; 5];
 
-    /// What a row says that differs. Columns: flag, variable, key, default, meaning.
-    fn difference(&self, row: &Row<'_>) -> Option<String> {
-        let name = &self.name;
-        let (variable, key, default) = (row.code(1).next(), row.code(2).next(), row.cell(3).replace('`', ""));
-        if variable != self.variable.as_deref() {
-            return Some(format!("{name}: found the variable {variable:?}, expected {:?}", self.variable));
+/// The row of an argument, unless it is positional.
+fn row(arg: &Arg, engine: &Value) -> Option<Row> {
+    let name = arg.get_long()?;
+    let long = [name].into_iter().chain(arg.get_visible_aliases().unwrap_or_default());
+    let short = arg.get_short().map(|letter| format!("`-{letter}`"));
+    let names: Vec<_> = long.map(|name| format!("`--{name}`")).chain(short).collect();
+    let variable = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy()));
+    let key = (name != "config").then(|| format!("`{}`", name.replace('-', "_")));
+    let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string();
+    let (meaning, of_help) = match help.split_once(" [default: ") {
+        Some((before, rest)) => {
+            let (default, after) = rest.split_once(']').unwrap();
+            (before.to_string() + after, Some(default.to_string()))
         }
-        if key != self.key().as_deref() {
-            return Some(format!("{name}: found the key {key:?}, expected {:?}", self.key()));
-        }
-        let expected = self.default.as_deref()?;
-        // clap prints 1.0 as 1.
-        let number = |text: &str| text.parse::<f64>().ok();
-        let is_same = default == expected || number(expected).is_some_and(|value| number(&default) == Some(value));
-        (!is_same).then(|| format!("{name}: found the default {default:?}, expected {expected:?}"))
-    }
-}
-
-/// The flags of a command and of its subcommands.
-fn flags(command: &Command, engine: &Value) -> BTreeSet<Flag> {
-    let own = command.get_arguments().filter_map(|arg| Flag::new(arg, engine));
-    own.chain(command.get_subcommands().flat_map(|inner| flags(inner, engine))).collect()
-}
-
-/// Names that only one of both has.
-fn one_sided(declared: &BTreeSet<String>, documented: &BTreeSet<String>) -> Vec<String> {
-    let missing = declared.difference(documented).map(|name| format!("{name}: found no row, expected one"));
-    let gone =
-        documented.difference(declared).map(|name| format!("{name}: found a row, but the code has no such name"));
-    missing.chain(gone).collect()
-}
-
-/// Everything in which the page differs from the code.
-fn differences(page: &str, flags: &BTreeSet<Flag>, kernels: &Value) -> Vec<String> {
-    let rows = markdown::rows(page);
-    let named = |prefix: &str| -> BTreeSet<String> {
-        rows.iter().flat_map(|row| row.code(0)).filter(|code| code.starts_with(prefix)).map(str::to_owned).collect()
+        None => (help, None),
     };
-    let keys = kernels.as_object().unwrap().keys().map(|key| format!("kernels.{key}")).collect();
-    let names = flags.iter().map(|flag| flag.name.clone()).collect();
-    let mut found = [one_sided(&names, &named("--")), one_sided(&keys, &named("kernels."))].concat();
-    for flag in flags {
-        // Commands may differ in a flag of one name: one of its rows is that of this one.
-        let rows = rows.iter().filter(|row| row.code(0).any(|code| code == flag.name));
-        let wrong: Vec<Option<String>> = rows.map(|row| flag.difference(row)).collect();
-        if wrong.iter().all(Option::is_some) {
-            found.extend(wrong.into_iter().next().flatten());
+    let mut paragraphs: Vec<String> =
+        meaning.split("\n\n").map(|text| text.trim().trim_end_matches('.').to_string()).collect();
+    let values = arg.get_possible_values();
+    let values: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();
+    if arg.get_action().takes_values() && !values.iter().all(|value| meaning.contains(value.trim_matches('`'))) {
+        paragraphs[0] += &format!(" ({})", values.join(", "));
+    }
+    let meaning = paragraphs.join(". ").replace('|', "\\|");
+    let of_clap: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let of_engine = engine[name.replace('-', "_")].as_u64().map(|number| number.to_string());
+    let default = match arg.get_action().takes_values() {
+        true if of_clap.is_empty() => of_help.or(of_engine),
+        true => Some(of_clap.join(",")),
+        false => Some("false".to_string()),
+    };
+    let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "–".to_string());
+    Some([names.join(", "), or_none(variable), or_none(key), with_code(&or_none(default)), with_code(&meaning)])
+}
+
+/// Flags in backticks, which the help does without.
+fn with_code(text: &str) -> String {
+    let parts = text.split('`').enumerate().map(|(index, part)| {
+        let words = part.split(' ').map(|word| match word.trim_end_matches([',', ';', '.', ')', ':']) {
+            flag if index % 2 == 0 && flag.starts_with("--") => word.replace(flag, &format!("`{flag}`")),
+            _ => word.to_string(),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    });
+    parts.collect::<Vec<_>>().join("`")
+}
+
+/// Every argument of the commands that have no subcommands.
+fn leaves(command: &Command) -> Vec<&Arg> {
+    command.get_arguments().chain(command.get_subcommands().flat_map(leaves)).collect()
+}
+
+/// The page with the tables of its marks, and the flags that it has no table for.
+fn written(page: &str, root: &Command, engine: &Value) -> (String, Vec<String>) {
+    let mut listed = BTreeSet::new();
+    let mut text = String::new();
+    let mut lines = page.lines().peekable();
+    while let Some(line) = lines.next() {
+        text += &format!("{line}\n");
+        let Some(mark) = line.strip_prefix(MARK).and_then(|mark| mark.strip_suffix(" -->")) else { continue };
+        while lines.next_if(|line| line.starts_with('|')).is_some() {}
+        let (names, heading) = mark.split_once(": ").map_or((mark, None), |(names, heading)| (names, Some(heading)));
+        let names: Vec<&str> = names.split(", ").collect();
+        let mut rows: Vec<(Row, Vec<&str>)> = Vec::new();
+        for name in &names {
+            let words = name.split(' ');
+            let command = words.fold(root, |command, word| command.find_subcommand(word).unwrap());
+            let under =
+                |arg: &&Arg| heading.is_none_or(|heading| arg.get_help_heading().unwrap_or("Options") == heading);
+            for row in command.get_arguments().filter(under).filter_map(|arg| row(arg, engine)) {
+                match rows.iter_mut().find(|(other, _)| *other == row) {
+                    Some((_, of)) => of.push(name),
+                    None if listed.contains(&row) => {}
+                    None => rows.push((row, vec![name])),
+                }
+            }
+        }
+        text += HEAD;
+        for (row, of) in rows {
+            let of: Vec<_> = of.iter().map(|name| format!("`{}`", name.rsplit(' ').next().unwrap())).collect();
+            let of = if of.len() < names.len() { of.join(", ") + ": " } else { String::new() };
+            let [flag, variable, key, default, meaning] = &row;
+            text += &format!("| {flag} | {variable} | {key} | {default} | {of}{meaning} |\n");
+            listed.insert(row);
         }
     }
-    found
+    let all = leaves(root).into_iter().filter_map(|arg| row(arg, engine));
+    let missing = all.filter(|row| !listed.contains(row)).map(|[flag, ..]| flag);
+    (text, missing.collect())
 }
 
 #[test]
-fn the_configuration_page_lists_every_flag_with_its_variable_key_and_default() {
+fn the_configuration_page_lists_every_flag_as_the_command_line_describes_it() {
+    let path = testkit::workspace::root().join(PAGE);
+    let page = std::fs::read_to_string(&path).unwrap();
     let engine = serde_json::to_value(EngineConfig::default()).unwrap();
-    let page = std::fs::read_to_string(testkit::workspace::root().join("docs/configuration.md")).unwrap();
-    let flags = flags(&cli::command(), &engine);
-    assert!(flags.len() > 100, "{} flags", flags.len());
-    let found = differences(&page, &flags, &engine["kernels"]);
-    assert!(found.is_empty(), "docs/configuration.md:\n{}", found.join("\n"));
+    let (written, missing) = written(&page, &cli::command(), &engine);
+    assert!(missing.is_empty(), "{PAGE} has no table for {missing:?}; add a line {MARK}COMMAND -->");
+    if std::env::var_os("QUIRE_WRITE_DOCS").is_some() {
+        return std::fs::write(&path, &written).unwrap();
+    }
+    assert!(
+        page == written,
+        "{PAGE} is out of date; write its tables with QUIRE_WRITE_DOCS=1 cargo test -p cli --test all configuration"
+    );
+    let rows = markdown::rows(&page);
+    let documented: BTreeSet<&str> = rows.iter().flat_map(|row| row.code(0)).collect();
+    let kernels: Vec<String> =
+        engine["kernels"].as_object().unwrap().keys().map(|key| format!("kernels.{key}")).collect();
+    assert!(kernels.iter().all(|key| documented.contains(key.as_str())), "{PAGE} lists {kernels:?}");
 }
 
 #[test]
-fn each_difference_between_the_page_and_the_code_is_found() {
-    let engine = serde_json::json!({"block_size": 1, "share": 0.4, "kernels": {"decode": "auto"}});
-    let command = Command::new("quire").subcommand(
-        Command::new("serve")
-            .arg(Arg::new("path"))
-            .arg(Arg::new("size").long("block-size").env("QUIRE_BLOCK_SIZE").help("Tokens [default: 16]"))
-            .arg(Arg::new("off").long("no-cache").action(clap::ArgAction::SetTrue))
-            .arg(Arg::new("port").short('p').long("port").default_value("8000"))
-            .arg(Arg::new("share").long("share")),
-    );
-    let flags = flags(&command, &engine);
-    let good = "| `--block-size` | `QUIRE_BLOCK_SIZE` | `block_size` | 16 | tokens |\n| `--no-cache` | – | `no_cache` | off | |\n\
-        | `--port`, `-p` | | `port` | `8000` | |\n| `--share` | | `share` | 0.4 | |\n| `kernels.decode` | auto | |\n";
-    assert_eq!(differences(good, &flags, &engine["kernels"]), [""; 0]);
-    for (from, to, message) in [
-        ("| `--port`", "| `--port2`", "--port: found no row"),
-        (
-            "| `--port`, `-p` | |",
-            "| `--port` | `QUIRE_PORT` |",
-            "found the variable Some(\"QUIRE_PORT\"), expected None",
-        ),
-        ("`no_cache`", "`cache`", "--no-cache: found the key Some(\"cache\"), expected Some(\"no_cache\")"),
-        ("| 16 |", "| 32 |", "--block-size: found the default \"32\", expected \"16\""),
-        ("| 0.4 |", "| 0.9 |", "--share: found the default \"0.9\", expected \"0.4\""),
-        ("`kernels.decode`", "`kernels.prefill`", "kernels.prefill: found a row"),
-    ] {
-        let found = differences(&good.replace(from, to), &flags, &engine["kernels"]);
-        assert!(found.iter().any(|difference| difference.contains(message)), "{message}: {found:?}");
-    }
+fn tables_are_written_after_their_marks_and_flags_without_a_table_are_found() {
+    let flag = |name: &'static str| Arg::new(name).long(name);
+    let root = Command::new("quire")
+        .subcommand(
+            Command::new("a")
+                .arg(Arg::new("path"))
+                .arg(flag("size").env("SIZE").help("Tokens, see --off [default: 16]").help_heading("Engine"))
+                .arg(flag("off").action(clap::ArgAction::SetTrue).help("No cache").long_help("No cache\n\nSlow."))
+                .arg(flag("seqs").help("Most")),
+        )
+        .subcommand(Command::new("b").arg(flag("off").short('o').help("Other")).arg(flag("seqs").help("Most")));
+    let engine = json!({"seqs": 7});
+    let page = "<!-- flags of a: Engine -->\n| old |\n\ntext\n\n<!-- flags of a, b -->\n";
+    let expected = [
+        "<!-- flags of a: Engine -->\n",
+        HEAD,
+        "| `--size` | `SIZE` | `size` | 16 | Tokens, see `--off` |\n\ntext\n\n<!-- flags of a, b -->\n",
+        HEAD,
+        "| `--off` | – | `off` | false | `a`: No cache. Slow |\n| `--seqs` | – | `seqs` | 7 | Most |\n",
+        "| `--off`, `-o` | – | `off` | – | `b`: Other |\n",
+    ];
+    assert_eq!(written(page, &root, &engine), (expected.concat(), Vec::new()));
+    assert_eq!(written("<!-- flags of b -->\n", &root, &engine).1, ["`--size`", "`--off`"]);
 }

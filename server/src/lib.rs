@@ -30,7 +30,7 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `app`, `settings` | shared state; settings |
+//! | `app`, `settings`, [`values`] | shared state; settings, which are flags; parsers of their values |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
 //! | `body`, `fields`, `work`, `lanes`, `cost`, `budget` | JSON bodies, checked and described field by field off the serving threads; their cost, and the memory that all share |
@@ -89,6 +89,7 @@ mod stream;
 mod structured;
 mod tokenize;
 mod tools;
+pub mod values;
 mod watchdog;
 mod work;
 
@@ -99,9 +100,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 pub use app::App;
-pub use origin::Host;
 pub use serve::{refuse_while_loading, serve};
-pub use settings::{Cors, Limits, ServerOptions};
+pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions};
 
 /// All routes, for a server that other machines can reach.
 pub fn router(app: Arc<App>) -> Router {

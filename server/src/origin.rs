@@ -14,7 +14,6 @@
 //!
 //! A server with keys needs no further protection: a page of another site does not have one.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -25,6 +24,7 @@ use axum::response::{IntoResponse, Response};
 use super::app::App;
 use super::error::ApiError;
 use super::settings::Cors;
+use super::values::Host;
 
 /// Middleware: rejects requests that a page of another site may have sent with 403. The state says whether the server
 /// listens on a loopback address.
@@ -143,42 +143,4 @@ fn is_not_browser<B>(request: &axum::http::Request<B>) -> bool {
 /// Whether this is a name without a dot, such as those of a hosts file. Public names, which can be rebound, have a dot.
 fn is_bare_name(authority: &str) -> bool {
     matches!(Host::parse(authority), Some(Host::Name(name)) if !name.contains('.'))
-}
-
-/// The host of an authority.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Host {
-    /// A name in lower case, without the dot of the root.
-    Name(String),
-    /// An IP address.
-    Address(IpAddr),
-}
-
-impl Host {
-    /// Parses `host` or `host:port`. Returns `None` for anything else, such as an authority with user information.
-    pub fn parse(authority: &str) -> Option<Host> {
-        let bracketed = authority.strip_prefix('[').and_then(|rest| rest.split_once(']'));
-        let (host, port) =
-            bracketed.unwrap_or_else(|| authority.split_at(authority.find(':').unwrap_or(authority.len())));
-        let port = port.strip_prefix(':').unwrap_or(port);
-        if !port.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        if bracketed.is_some() {
-            return Some(Host::Address(IpAddr::V6(host.parse().ok()?)));
-        }
-        if let Ok(address) = host.parse() {
-            return Some(Host::Address(IpAddr::V4(address)));
-        }
-        let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        (!name.is_empty() && name.bytes().all(is_name)).then_some(Host::Name(name))
-    }
-
-    fn is_loopback(&self) -> bool {
-        match self {
-            Host::Name(name) => name == "localhost" || name.ends_with(".localhost"),
-            Host::Address(address) => address.to_canonical().is_loopback(),
-        }
-    }
 }

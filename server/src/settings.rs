@@ -1,52 +1,97 @@
-//! Settings of a server: its name, who may use it, and the limits of requests.
+//! Settings of a server: its name, who may use it, and the limits of requests. They are declared once: as fields, and as flags of
+//! `quire serve`, whose help and page (`docs/configuration.md`) are the comments of the fields.
 
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, header};
+use clap::{Args, Parser};
 use engine::Pooling;
 use engine::text::{ReasoningFormat, ToolFormat};
 
-/// Settings of a server.
-#[derive(Clone, Debug, Default)]
+use super::values;
+
+/// Heading in the help of the flags that say who may use a server, and how much.
+pub const ACCESS_AND_LIMITS: &str = "Access and limits";
+
+/// Settings of a server. `Default` has the defaults of the flags.
+#[derive(Args, Clone, Debug, Default)]
 pub struct ServerOptions {
-    /// Names of the model in requests; responses and metrics have the first. Empty means the model's own name.
+    /// Name of the model in the API; several can follow, of which answers and metrics have the first [default: the name of its
+    /// folder]
+    ///
+    /// Put MODEL before the flag. Requests may use each name, and `/v1/models` lists all.
+    #[arg(long = "served-model-name", value_name = "NAME", num_args = 1.., value_parser = values::filled)]
     pub served_model_names: Vec<String>,
-    /// Owner of the models in `/v1/models`, by which some routers tell engines apart; `None` means `quire`.
+    /// Owner of the models in /v1/models, by which some routers tell engines apart [default: quire]
+    ///
+    /// [Routers](routers.md) that do so need `vllm`.
+    #[arg(long, value_name = "NAME", value_parser = values::filled)]
     pub owned_by: Option<String>,
     /// Where the model was loaded from, for `/v1/models`.
+    #[arg(skip)]
     pub root: String,
     /// Accepted API keys. All routes except `/health`, `/ping`, `/version` and `/metrics` require one; empty: none do.
+    #[arg(skip)]
     pub api_keys: Vec<String>,
     /// Origins whose pages may use the server.
+    #[command(flatten)]
     pub cors: Cors,
-    /// Accepted host names besides those of loopback and, on another address, IP addresses and names without a dot; `*` means
-    /// any.
+    /// Host name that requests may use in addition to localhost and, on another address, IP addresses and names without a
+    /// dot; * means any; can be given several times [default: any with API keys, otherwise none]
+    ///
+    /// The port is ignored. See [requests of other sites](#requests-from-web-pages-of-other-sites).
+    #[arg(long, value_name = "NAME", value_parser = values::host, help_heading = ACCESS_AND_LIMITS)]
     pub allowed_hosts: Vec<String>,
     /// Limits of requests.
+    #[command(flatten)]
     pub limits: Limits,
     /// Number of characters of each prompt to log; `None` logs none.
+    #[arg(skip)]
     pub log_prompts: Option<usize>,
-    /// Format of the model's tool calls; `None` derives it from the chat template.
+    /// Format of the model's tool calls, by vLLM's name of its parser [default: that of its chat template]
+    ///
+    /// The names are in [a table](api.md#request-fields).
+    #[arg(long, value_name = "FORMAT")]
     pub tool_call_parser: Option<ToolFormat>,
-    /// Format of the model's reasoning; `None` derives it from the chat template.
+    /// Format of the model's reasoning: none, or vLLM's name of its parser [default: that of its chat template]
+    ///
+    /// `none` leaves the reasoning in the text. The names are in [a table](api.md#request-fields).
+    #[arg(long, value_name = "NAME")]
     pub reasoning_parser: Option<ReasoningFormat>,
-    /// Whether clients may load and unload LoRA adapters, whose folders on this machine they name; `None` allows it if the
-    /// server listens on a loopback address.
+    /// Let clients load and unload adapters from folders of this machine [default: true on a loopback address]
+    ///
+    /// Elsewhere the default is false. See [loading while the server runs](lora.md#loading-while-the-server-runs).
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
     pub allow_runtime_lora_updating: Option<bool>,
-    /// Whether clients may reset the prefix cache; `None` allows it if the server listens on a loopback address.
+    /// Let clients reset the prefix cache [default: true on a loopback address]
+    ///
+    /// Elsewhere the default is false. [`POST /reset_prefix_cache`](api.md#routes) makes the next requests of all clients slower.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
     pub server_dev_mode: Option<bool>,
-    /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
+    /// Pooling of hidden states for /v1/embeddings: last or mean [default: that of the checkpoint, otherwise last]
+    ///
+    /// `last` takes the state of the last token after the final norm, `mean` the mean of all; vectors are normalised to length 1. A
+    /// checkpoint states its type in `1_Pooling/config.json`.
+    #[arg(long, value_name = "TYPE")]
     pub pooling_type: Option<Pooling>,
 }
 
 /// Cross-origin resource sharing: which origins' pages may use the server from a browser.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = ACCESS_AND_LIMITS)]
 pub struct Cors {
-    /// Origins as browsers send them (`https://example.org`); `*` means all, empty none.
+    /// Origin whose web pages may use the server, or *; can be given several times [default: none]
+    ///
+    /// As browsers send it: `https://example.org`. See [requests of other sites](#requests-from-web-pages-of-other-sites).
+    #[arg(long = "allowed-origins", value_name = "ORIGIN", value_parser = values::header)]
     pub origins: Vec<String>,
-    /// Methods that they may use; empty means `GET` and `POST`.
+    /// Method that these pages may use; can be given several times [default: GET and POST]
+    #[arg(long = "allowed-methods", value_name = "METHOD", value_parser = values::header)]
     pub methods: Vec<String>,
-    /// Headers that they may send; empty means those that they ask for.
+    /// Header that these pages may send; can be given several times [default: those that a page asks for]
+    #[arg(long = "allowed-headers", value_name = "NAME", value_parser = values::header)]
     pub headers: Vec<String>,
 }
 
@@ -74,97 +119,133 @@ impl Cors {
 }
 
 /// Limits of a server. `Default` has the defaults of the flags.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Parser, PartialEq)]
+#[command(no_binary_name = true, next_help_heading = ACCESS_AND_LIMITS)]
 pub struct Limits {
-    /// Maximum number of open connections; further ones get an error.
+    /// Maximum number of open connections
+    ///
+    /// Of the connections beyond the limit, up to 64 at a time get an error answer; the others are closed without one. The
+    /// system's limit of open files should be higher (`ulimit -n`).
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_connections: usize,
-    /// Maximum number of streaming responses at a time; `None` means one per connection.
+    /// Maximum number of concurrent streams [default: --max-connections]
+    #[arg(long, value_name = "N", value_parser = values::whole)]
     pub max_concurrent_streams: Option<usize>,
-    /// Maximum bytes of a body. A prompt of a million tokens has about 4 MB.
+    /// Maximum size of a request body
+    ///
+    /// A prompt of a million tokens has about 4 MB.
+    #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = values::bytes::<usize>)]
     pub max_body_bytes: usize,
-    /// Maximum bytes of all requests in flight: their bodies, then what is held until they are answered.
+    /// Maximum total size of all requests in progress: their bodies, then the data kept until they are answered. Further
+    /// requests are answered with 429
+    ///
+    /// The data are prompts, log-probabilities and finished sequences. Parts of up to 64 KiB may use all of it, those of up
+    /// to 1 MiB seven eighths, larger ones six eighths, and bodies of more than 64 KiB half while they are incomplete. A
+    /// request that never fits is answered 400, or 413 for its body.
+    #[arg(long, value_name = "BYTES", default_value = "128M", value_parser = values::bytes::<usize>)]
     pub max_inflight_bytes: usize,
-    /// Maximum number of values and names in the JSON of a request, except lists of token ids and prompts.
+    /// Maximum number of values and names in the JSON of a request, not counting lists of token ids and prompts
+    ///
+    /// Fields that are not read do not count either.
+    #[arg(long, value_name = "N", default_value_t = 131072, value_parser = values::positive)]
     pub max_json_values: usize,
-    /// Maximum bytes of a text to tokenize; a sixteenth of it for text that the tokenizer cannot cut.
+    /// Maximum size of one text to tokenize
+    ///
+    /// A sixteenth of that for a stretch that the tokenizer cannot cut ([texts](models.md#texts)).
+    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = values::bytes::<usize>)]
     pub max_text_bytes: usize,
-    /// Maximum number of tokens of all prompts of a request.
+    /// Maximum number of tokens in all prompts of a request
+    #[arg(long, value_name = "TOKENS", default_value_t = 4194304, value_parser = values::positive)]
     pub max_request_tokens: usize,
-    /// Maximum bytes of all header names and values.
+    /// Maximum size of all headers of a request
+    ///
+    /// The request target plus all header names and values (414 if the target alone is longer). Up to four times as many
+    /// bytes of the head are read.
+    #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = values::bytes::<usize>)]
     pub max_header_bytes: usize,
-    /// Maximum number of headers.
+    /// Maximum number of headers of a request
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = values::positive)]
     pub max_header_count: usize,
-    /// Maximum number of prompts of a request.
+    /// Maximum number of prompts per request
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = values::positive)]
     pub max_prompts: usize,
-    /// Maximum number of sequences per prompt, including candidates of `best_of` and beams; the engine may allow fewer.
+    /// Maximum number of sequences per prompt
+    ///
+    /// This includes `best_of` candidates and beams. The engine may allow fewer.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = values::positive)]
     pub max_n: usize,
-    /// Maximum number of sequences of a request: prompts times sequences per prompt.
+    /// Maximum number of sequences per request: prompts times sequences per prompt
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_sequences: usize,
-    /// Maximum number of alternatives per token in log probabilities.
+    /// Maximum number of alternatives with log-probabilities per token, up to 1000
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::alternatives)]
     pub max_logprobs: usize,
-    /// Maximum number of log probabilities in a response: tokens times alternatives, over all sequences.
+    /// Maximum number of log-probabilities in an answer: tokens times alternatives, over all sequences
+    ///
+    /// The token itself counts as one more alternative. Each entry counts towards --max-inflight-bytes with what the
+    /// longest tokens of the vocabulary take as JSON. A plain stream of generated tokens is not limited.
+    #[arg(long, value_name = "N", default_value_t = 1048576, value_parser = values::positive)]
     pub max_logprob_entries: usize,
-    /// Maximum number of stop strings.
+    /// Maximum number of stop strings
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = values::positive)]
     pub max_stop: usize,
-    /// Maximum bytes of a stop string or a bad word.
+    /// Maximum size of a stop string, and of a bad word
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = values::bytes::<usize>)]
     pub max_stop_bytes: usize,
-    /// Maximum number of `stop_token_ids`.
+    /// Maximum number of entries in stop_token_ids
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive)]
     pub max_stop_token_ids: usize,
-    /// Maximum number of `allowed_token_ids`.
+    /// Maximum number of entries in allowed_token_ids
+    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = values::positive)]
     pub max_allowed_token_ids: usize,
-    /// Maximum number of `bad_words`.
+    /// Maximum number of entries in bad_words
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive)]
     pub max_bad_words: usize,
-    /// Maximum number of entries of `logit_bias`.
+    /// Maximum number of entries in logit_bias
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive)]
     pub max_logit_bias: usize,
-    /// Maximum bytes of JSON of a schema, a grammar, a regular expression, a list of choices, or all tools together.
+    /// Maximum size of a schema or grammar, and of all tools
+    ///
+    /// In bytes as sent. It holds for regular expressions and lists of choices too.
+    #[arg(long, value_name = "BYTES", default_value = "512K", value_parser = values::bytes::<usize>)]
     pub max_schema_bytes: usize,
-    /// Maximum number of messages of a conversation, or items of `input`.
+    /// Maximum number of messages in a conversation, and of items in an input
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_messages: usize,
-    /// Maximum number of functions in `tools`.
+    /// Maximum number of functions in tools
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive)]
     pub max_tools: usize,
-    /// Time limit for the head of a request, from when the connection is ready for one; closes idle connections too.
+    /// Seconds for receiving the head of a request, after which idle connections are closed too
+    ///
+    /// The time counts from when the connection is ready for a request.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub header_timeout: Duration,
-    /// Time limit for a body.
+    /// Seconds for receiving the body of a request; one that stalls for a sixth of them is refused earlier
+    ///
+    /// A body stalls if it brings less than 4 KiB in each of ten successive sixtieths of this time. If another body waits
+    /// for its memory, one is refused that is too slow in one of them to arrive in time.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
     pub body_timeout: Duration,
-    /// Time without progress of a write before the connection is closed.
+    /// Seconds in which a client reads nothing before its connection is closed
+    ///
+    /// Its requests are cancelled.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
     pub send_timeout: Duration,
-    /// Time limit from the arrival of a body to the end of the response; `None` means none.
+    /// Seconds for a whole request [default: no limit]
+    ///
+    /// The time is from the arrival of the body to the end of the answer. A stream that exceeds it ends with an error
+    /// event.
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub request_timeout: Option<Duration>,
-    /// Time without a completed step, while requests are unfinished, before the engine counts as stuck.
+    /// Seconds without a completed step, although there is work, before /health answers 503 and a dump is logged
+    ///
+    /// With several ranks also without a sign of life of all of them. The dump has queues, pool and plan.
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = values::seconds)]
     pub engine_iteration_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits {
-            max_connections: 4096,
-            max_concurrent_streams: None,
-            max_body_bytes: 16 << 20,
-            max_inflight_bytes: 128 << 20,
-            max_json_values: 128 << 10,
-            max_text_bytes: 4 << 20,
-            max_request_tokens: 4 << 20,
-            max_header_bytes: 64 << 10,
-            max_header_count: 100,
-            max_prompts: 2048,
-            max_n: 128,
-            max_sequences: 4096,
-            max_logprobs: 20,
-            max_logprob_entries: 1 << 20,
-            max_stop: 16,
-            max_stop_bytes: 1024,
-            max_stop_token_ids: 1024,
-            max_allowed_token_ids: 64 << 10,
-            max_bad_words: 1024,
-            max_logit_bias: 1024,
-            max_schema_bytes: 512 << 10,
-            max_messages: 4096,
-            max_tools: 1024,
-            header_timeout: Duration::from_secs(30),
-            body_timeout: Duration::from_secs(60),
-            send_timeout: Duration::from_secs(60),
-            request_timeout: None,
-            engine_iteration_timeout: Duration::from_secs(120),
-        }
+        Limits::parse_from([""; 0])
     }
 }

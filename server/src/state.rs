@@ -5,24 +5,24 @@
 //! at a time. The stream sends a snapshot about five times a second while steps run and once a second otherwise; a slow
 //! reader misses snapshots.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
-use axum::response::sse::{Event, Sse};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use engine::Watcher;
 use engine::watch::Snapshot;
-use futures_util::stream;
+use futures_util::stream::unfold;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::app::{App, MAX_WATCHERS};
 use super::error::ApiError;
+use super::json::put;
+use super::stream::{answer, event};
 
 /// After this time without a step a stream requests a snapshot, so that rates fall to zero.
 const IDLE: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ pub async fn state(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 /// `GET /quire/events`: streams until the client disconnects or the server stops.
 pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let (permit, watcher) = watch(&app)?;
-    let events = stream::unfold((app, permit, watcher), |(app, permit, mut watcher)| async move {
+    let events = unfold((app, permit, watcher), |(app, permit, mut watcher)| async move {
         let snapshot = loop {
             match timeout(IDLE, watcher.next()).await {
                 Ok(next) => break next?,
@@ -69,13 +69,11 @@ pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
                 Err(_) => watcher.look(),
             }
         };
-        let event = Event::default().json_data(Document::new(&app, &snapshot)).ok()?;
-        Some((Ok::<_, Infallible>(event), (app, permit, watcher)))
+        let mut lines = Vec::new();
+        event(&mut lines, None, |text| put(text, &Document::new(&app, &snapshot)));
+        Some((lines, (app, permit, watcher)))
     });
-    let mut response = Sse::new(events).into_response();
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    Ok(answer(Box::pin(events)))
 }
 
 fn watch(app: &App) -> Result<(OwnedSemaphorePermit, Watcher), ApiError> {

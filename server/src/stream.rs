@@ -16,6 +16,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use engine::{Delta, Event, TokenLogprobs};
+use futures_util::Stream;
 use hyper::body::Frame;
 use serde::Serialize;
 use serde_json::Value;
@@ -41,6 +42,13 @@ const LARGE_DELTA: usize = 32;
 pub trait Source: Send + Unpin + 'static {
     /// Appends the next events to `lines`, if any; `false` at the end.
     fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool>;
+}
+
+impl<S: Stream<Item = Vec<u8>> + Send + 'static> Source for Pin<Box<S>> {
+    fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool> {
+        let event = ready!(self.as_mut().poll_next(cx));
+        Poll::Ready(event.map(|mut event| lines.append(&mut event)).is_some())
+    }
 }
 
 /// Writer of an API's chunks.

@@ -60,9 +60,14 @@ pub struct ServeBenchArgs {
     #[arg(long, value_enum, default_value = "completions")]
     pub endpoint: Endpoint,
     /// Prompts: random, or a file (ShareGPT-like .json or .jsonl, or a workload with token ids)
+    ///
+    /// ShareGPT-like records have `conversations`, `messages` or `prompt`; a workload has `requests` with token ids in
+    /// `prompt` and `output_len`. The second name is vLLM's.
     #[arg(long, visible_alias = "dataset-name", value_name = "NAME", default_value = "random")]
     pub dataset: String,
     /// Number of requests [default: 100, or all of a workload]
+    ///
+    /// A dataset with fewer records is repeated from its beginning.
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub num_prompts: Option<usize>,
     /// Words per random prompt, or tokens if --random-vocab-size is set
@@ -78,12 +83,17 @@ pub struct ServeBenchArgs {
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>)]
     pub random_vocab_size: Option<u32>,
     /// Requests per second; inf sends as fast as --max-concurrency allows
+    ///
+    /// A number is an open loop, in which every latency counts from the time at which the request was scheduled; `inf` is a
+    /// closed loop.
     #[arg(long, value_name = "RATE", default_value = "inf")]
     pub request_rate: f64,
     /// Shape of the gamma-distributed intervals: 1 is a Poisson process, less is burstier
     #[arg(long, value_name = "SHAPE", default_value_t = 1.0)]
     pub burstiness: f64,
     /// Maximum number of requests in flight [default: no limit]
+    ///
+    /// In an open loop the time that a request waits for this limit counts towards its latency.
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub max_concurrency: Option<usize>,
     /// Seed of random lengths, prompts and intervals
@@ -100,6 +110,8 @@ pub struct ServeBenchArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a chart to this file as SVG
+    ///
+    /// It has times to the first token, intervals between tokens, and throughput over the run.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }

@@ -63,6 +63,8 @@ pub struct TopArgs {
     #[arg(long, value_enum, default_value = "queue")]
     pub sort: Sort,
     /// Milliseconds between two updates
+    ///
+    /// At least 100.
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = values::whole::<u64>)]
     pub interval: u64,
     /// Print one frame without colours and quit

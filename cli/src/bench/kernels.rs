@@ -29,18 +29,24 @@ pub struct KernelArgs {
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = dtype, env = "QUIRE_DTYPE")]
     pub dtype: Vec<Option<Dtype>>,
     /// Types of caches: same (the type to compute in), fp8_e4m3, fp8_e5m2, int8 [default: same]
+    ///
+    /// Also `f16`, `bf16` and `int8_per_token_head`.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_dtype)]
     pub kv_dtype: Vec<KvDtype>,
     /// Number of query heads [default: 32]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub heads: Option<usize>,
     /// Number of key/value heads [default: 8]
+    ///
+    /// It must divide the number of query heads.
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub kv_heads: Option<usize>,
     /// Elements per head [default: 128]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub head_size: Vec<usize>,
     /// Tokens per block [default: 16]
+    ///
+    /// 8 and more.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Vec<usize>,
     /// Numbers of sequences [default: 1,8]
@@ -50,21 +56,29 @@ pub struct KernelArgs {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub context: Vec<usize>,
     /// Query rows per sequence in prefill, cache_write, linear and low_rank [default: 128]
+    ///
+    /// Adapters have rank 16 and are different in up to 8 sequences.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub query_len: Vec<usize>,
     /// Outputs of the weight matrices in linear [default: heads times elements per head, which their inputs are]
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub outputs: Vec<usize>,
     /// Weights of linear: numbers, or quantised to q8 or q4 [default: numbers]
+    ///
+    /// `q8` and `q4` are for kernels that multiply codes.
     #[arg(long, value_name = "FORMS", value_delimiter = ',', value_parser = weights)]
     pub weights: Vec<Option<Quantization>>,
     /// Number of runs before those that are timed [default: 2]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub warmup: Option<usize>,
     /// Maximum number of timed runs; at most one second of them [default: 20]
+    ///
+    /// After the first three, timing stops when one second has passed.
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub repeat: Option<usize>,
     /// Count what each kernel does on cuda-sim, instead of timing
+    ///
+    /// See [measuring](kernels.md#measuring).
     #[arg(long, conflicts_with_all = ["warmup", "repeat"])]
     pub counts: bool,
     /// Write a line of JSON for the device, each row, and the peaks to this file

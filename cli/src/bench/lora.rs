@@ -25,6 +25,8 @@ pub struct LoraArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = values::positive)]
     pub batch_size: usize,
     /// Number of different adapters, which the sequences take in turn
+    ///
+    /// They have random numbers in bfloat16 for every module.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::positive)]
     pub num_adapters: usize,
     /// Rank of each adapter

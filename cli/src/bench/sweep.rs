@@ -20,9 +20,13 @@ use ::bench::statistics::median_and_spread;
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     /// Numbers of sequences that decode together
+    ///
+    /// Only steps that include all of them are timed.
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,8,64,256", value_parser = values::positive)]
     pub batch_size: Vec<usize>,
     /// Prompt lengths of these sequences
+    ///
+    /// In tokens, before the first generated token.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,4096", value_parser = values::positive)]
     pub context: Vec<usize>,
     /// Number of timed decode steps
@@ -32,6 +36,8 @@ pub struct SweepArgs {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "2048,16384", value_parser = values::whole::<usize>)]
     pub prefill: Vec<usize>,
     /// Write a line of JSON per shape to this file
+    ///
+    /// It must be a path, and a line is written as soon as a shape has been measured.
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
     #[command(flatten)]

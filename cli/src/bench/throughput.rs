@@ -24,6 +24,8 @@ pub struct ThroughputArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::positive)]
     pub output_len: usize,
     /// Number of prompts; the engine runs up to --max-num-seqs of them in a step
+    ///
+    /// All are submitted at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::positive)]
     pub num_prompts: usize,
     /// Read lengths from this file instead: a line per prompt with its tokens, a space, and the tokens to generate
