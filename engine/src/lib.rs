@@ -62,7 +62,7 @@ pub use parallel::Group;
 pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
 };
-pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
+pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
 pub use start::{Progress, Roofline, Work, declare, describe_kernels, follow, plan};

@@ -199,9 +199,9 @@ fn a_draft_model_computes_prompts_in_chunks_and_what_a_cached_block_lacks() {
     assert_eq!(engine.stats().spec_decode.num_drafts, 0);
     let again = [(request(1, 40, 20, 1), None), (request(1, 40, 30, 2), None)];
     for load in &again {
-        let hits = engine.stats().prefix_cache_hits;
+        let hits = engine.stats().scheduler.prefix_hits;
         answers(&mut engine, std::slice::from_ref(load));
-        assert!(engine.stats().prefix_cache_hits >= hits + 32, "the prompt was cached");
+        assert!(engine.stats().scheduler.prefix_hits >= hits + 32, "the prompt was cached");
     }
     let spec = engine.stats().spec_decode;
     // What is lacking of a prompt may exceed the rows of one step; then the drafts of that step are placeholders.

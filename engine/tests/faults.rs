@@ -119,7 +119,11 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
     let want = drive(&mut engine(200), requests());
     let mut tight = engine(26);
     let copies = count(&COPIES, || assert_eq!(drive(&mut tight, requests()), want));
-    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    assert!(
+        tight.stats().scheduler.swap_preemptions > 0 && tight.stats().scheduler.blocks_copied > 0,
+        "{:?}",
+        tight.stats()
+    );
     let mut fates = Fates::default();
     for at in places(copies, 20) {
         let mut engine = engine(26);
@@ -157,7 +161,7 @@ fn whichever_copy_of_a_prefix_to_the_host_or_back_fails_it_is_computed_again() {
     let mut unharmed = tiered();
     let copies = count(&COPIES, || assert_eq!(rounds(&mut unharmed), want));
     let stats = unharmed.stats();
-    assert!(stats.blocks_offloaded > 10 && stats.blocks_loaded > 10, "{stats:?}");
+    assert!(stats.scheduler.blocks_offloaded > 10 && stats.scheduler.blocks_loaded > 10, "{stats:?}");
     for at in places(copies, 20) {
         let mut engine = tiered();
         COPIES.set(Some(at));
@@ -176,7 +180,11 @@ fn a_copy_that_fails_while_the_previous_step_runs_fails_only_its_own_step() {
     let want = drive(&mut large, few());
     let mut tight = overlapped(11).unwrap();
     let copies = count(&COPIES, || assert_eq!(drive(&mut tight, few()), want));
-    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    assert!(
+        tight.stats().scheduler.swap_preemptions > 0 && tight.stats().scheduler.blocks_copied > 0,
+        "{:?}",
+        tight.stats()
+    );
     let mut fates = Fates::default();
     for at in places(copies, 2) {
         let mut engine = overlapped(11).unwrap();

@@ -166,8 +166,8 @@ fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool
         let mut engine = load(&EngineConfig { preemption_mode, ..overlapping(14).unwrap() });
         assert_eq!(answers(&mut engine, &loads), want, "{preemption_mode:?} in a small pool");
         let stats = engine.stats();
-        assert!(stats.num_preemptions > 0, "the pool was not too small: the test shows nothing");
-        assert_eq!(stats.num_swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{stats:?}");
+        assert!(stats.scheduler.preemptions > 0, "the pool was not too small: the test shows nothing");
+        assert_eq!(stats.scheduler.swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{stats:?}");
     }
 }
 

@@ -42,7 +42,7 @@ fn ranks_give_the_tokens_and_log_probabilities_of_one_with_every_sampling_option
             let what = format!("{tensor} x {stages} ranks, {blocks} blocks, swaps {swaps}");
             let found = answers(&mut engine, &loads);
             assert!(found == want, "{what}");
-            let preemptions = engine.stats().num_preemptions;
+            let preemptions = engine.stats().scheduler.preemptions;
             assert!((preemptions > 0) == (blocks < 100), "{what}: {preemptions} preemptions");
         }
     }
@@ -141,7 +141,7 @@ fn all_ranks_have_the_blocks_of_the_one_with_the_fewest() {
     let one = EngineConfig { model, kv_cache_memory_bytes: Some(1 << 20), ..config(0) };
     let parallel = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
     let two = EngineConfig { parallel, ..one.clone() };
-    let blocks = |config: &EngineConfig| load(config).stats().blocks_total;
+    let blocks = |config: &EngineConfig| load(config).stats().scheduler.blocks_total;
     assert_eq!(blocks(&two), blocks(&one));
 }
 

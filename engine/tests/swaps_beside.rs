@@ -221,7 +221,7 @@ fn a_step_waits_for_the_swaps_of_its_blocks_and_for_no_others() {
     assert_eq!(drive(&mut engine, &requests), want);
     let observed = observer.lock();
     assert!(observed.mistakes.is_empty(), "{:#?}", observed.mistakes);
-    let swaps = engine.stats().num_swap_preemptions;
+    let swaps = engine.stats().scheduler.swap_preemptions;
     assert!(swaps > 3 && observed.waits > 0, "{swaps} swaps and {} waits show nothing", observed.waits);
     assert!(observed.passes_beside_swaps > 0, "every step waited for every swap");
 }

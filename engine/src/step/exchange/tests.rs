@@ -183,7 +183,7 @@ fn loaded_blocks_are_taken_while_another_request_runs_and_one_has_just_ended() {
     assert_eq!((found.len(), is_last), (6, true));
     // Its blocks are to be copied, while the other request goes on.
     second.submit(request(3, 5, 1, STORE)).unwrap();
-    while second.num_unfinished() > 1 || second.stats().num_running == 0 {
+    while second.num_unfinished() > 1 || second.stats().scheduler.num_running == 0 {
         second.step(|_, _| {});
     }
     second.import(Some(&waiting), &found);
