@@ -65,6 +65,6 @@ pub use sampling::{
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
-pub use start::{Progress, Roofline, Work, declare, describe_kernels, follow, plan};
-pub use start::{Recording, RecordingError, Replayed};
+pub use start::{LoadOn, Loaded, Progress, Recording, RecordingError, Replayed, Roofline, Work};
+pub use start::{declare, describe_kernels, follow, load, plan};
 pub use step::{Engine, EngineParts, KvTransferParts};

@@ -9,7 +9,7 @@ use engine::{
 };
 
 use crate::common::faulty::{COPIES, PASSES, count, faulty};
-use crate::common::{config, opened, overlapping};
+use crate::common::{config, engine_on, opened, overlapping};
 
 /// `blocks` blocks of 8 tokens and a swap space three times as large, on the CPU.
 fn engine(blocks: u64) -> Engine {
@@ -20,7 +20,7 @@ fn engine(blocks: u64) -> Engine {
         kernels: KernelChoice { block_copy: "test.faulty".into(), ..Default::default() },
         ..config
     };
-    Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
+    engine_on(&config, faulty(device::open("cpu", Some(1)).unwrap()))
 }
 
 /// The same on a device that launches kernels, where a step is planned while the one before it runs.
@@ -30,7 +30,7 @@ fn overlapped(blocks: u64) -> Option<Engine> {
     let config = EngineConfig { swap_space_bytes, preemption_mode: PreemptionMode::Swap, ..config };
     let options = device::Options { deterministic: config.deterministic, ..Default::default() };
     let device = faulty(opened::open(options)?);
-    Some(Engine::load_on(&config, device, &|_, _| {}).unwrap())
+    Some(engine_on(&config, device))
 }
 
 /// Samples that share a prompt whose last block is half full, so that blocks are copied on write besides the swaps.
@@ -150,7 +150,7 @@ fn whichever_copy_of_a_prefix_to_the_host_or_back_fails_it_is_computed_again() {
             kernels: KernelChoice { block_copy: "test.faulty".into(), ..Default::default() },
             ..config
         };
-        Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
+        engine_on(&config, faulty(device::open("cpu", Some(1)).unwrap()))
     };
     // One at a time, so that those after a failed one are spared.
     let rounds = |engine: &mut Engine| -> Answers {

@@ -10,7 +10,7 @@ use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, overlapping, request};
 use engine::{
-    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar,
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar, LoadOn,
     StructuredOutput, SubmitError,
 };
 
@@ -43,6 +43,10 @@ fn deltas(mut stream: engine::OutputStream) -> Vec<Delta> {
 
 fn submit(engine: &AsyncEngine, request: engine::GenerationRequest) -> Result<engine::OutputStream, SubmitError> {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(engine.submit(request))
+}
+
+fn started_on(device: Arc<NoOp>) -> AsyncEngine {
+    AsyncEngine::run(&config(64), engine::load(&config(64), LoadOn::Device(device), &|_, _| {}).unwrap()).unwrap()
 }
 
 #[test]
@@ -102,7 +106,7 @@ fn health_follows_the_engine_thread() {
 #[test]
 fn an_engine_has_ended_when_nothing_of_its_thread_is_left() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     let stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
     engine.end(Duration::from_secs(60));
     assert_eq!(Arc::strong_count(&device), 1);
@@ -112,7 +116,7 @@ fn an_engine_has_ended_when_nothing_of_its_thread_is_left() {
 #[test]
 fn health_follows_completed_steps_and_not_planned_ones() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     let limit = Duration::from_millis(300);
     let failed = |stream| deltas(stream).iter().any(|d| matches!(d.finish, Some(FinishReason::Error(_))));
     assert!(!failed(submit(&engine, request(0, 10, 8, 1)).unwrap()));
@@ -139,7 +143,7 @@ fn health_follows_completed_steps_and_not_planned_ones() {
 #[test]
 fn a_gpu_that_hangs_ends_requests_with_its_error_and_the_engine_for_good() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     assert!(engine.is_healthy(Duration::from_secs(60)));
     device.hangs.store(true, Ordering::Relaxed);
     let stream = submit(&engine, request(1, 10, 40, 2)).unwrap();

@@ -11,7 +11,7 @@ use engine::{
 use proptest::prelude::*;
 
 use crate::common::workers::{counted, on_host};
-use crate::common::{VOCABULARY, opened, overlapping, shared};
+use crate::common::{VOCABULARY, engine_on, opened, overlapping, shared};
 
 fn load(config: &EngineConfig) -> Engine {
     shared::engine(config).unwrap()
@@ -212,7 +212,7 @@ fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
         let config = EngineConfig { speculative, ..config.clone() };
         let options = device::Options { deterministic: config.deterministic, ..Default::default() };
         let device = opened::open(options).unwrap();
-        let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
+        let mut engine = engine_on(&config, device.clone());
         let plan = engine::plan(&config).unwrap();
         let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;
         let planned = plan.weight_bytes + plan.step_bytes + cache;

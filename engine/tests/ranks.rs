@@ -2,7 +2,7 @@
 
 use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
-    AsyncEngine, Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, Llm, ModelSource,
+    AsyncEngine, Engine, EngineConfig, EngineError, GenerationParams, GenerationRequest, Llm, LoadOn, ModelSource,
     ParallelConfig, PreemptionMode, Reduce, SamplingParams, TokenEvent,
 };
 use testkit::reference;
@@ -188,7 +188,7 @@ fn settings_that_ranks_cannot_share_are_one_line() {
 
 #[test]
 fn every_stage_of_a_pipeline_has_a_step_in_flight_while_there_are_enough_requests() {
-    let parts = EngineParts::load(&ranked(&config(200), 1, 3), &|_, _| {}).unwrap();
+    let parts = engine::load(&ranked(&config(200), 1, 3), LoadOn::Configured, &|_, _| {}).unwrap().parts;
     assert_eq!(parts.info.max_in_flight, 3);
     let (mut engine, steps) = counted_parts(parts);
     for first in 0..6 {

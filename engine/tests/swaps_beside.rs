@@ -12,7 +12,7 @@ use engine::{Engine, EngineConfig, EngineParts, GenerationRequest, PreemptionMod
 use sched::{MemOp, SeqId, StepPlan};
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
-use crate::common::{TOKEN_BYTES, opened, overlapping, request};
+use crate::common::{TOKEN_BYTES, opened, overlapping, parts_on, request};
 
 const BLOCK_SIZE: usize = 8;
 /// Bytes of a block of keys in one of the three layers.
@@ -191,7 +191,7 @@ fn observed(blocks: u64) -> Option<(Engine, Arc<Observer>)> {
     let options = device::Options { deterministic: config.deterministic, ..Default::default() };
     let hooks = Arc::new(Observer::default());
     let device = Hooked { device: opened::open(options)?, hooks: hooks.clone() };
-    let parts = EngineParts::load_on(&config, Arc::new(device), &|_, _| {}).unwrap();
+    let parts = parts_on(&config, Arc::new(device));
     let worker = Box::new(Observing(parts.worker, hooks.clone()));
     Some((Engine::new(EngineParts { worker, ..parts }).unwrap(), hooks))
 }

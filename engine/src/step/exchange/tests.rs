@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::api::{Event, GenerationParams, GenerationRequest, TokenEvent};
 use crate::connector::{BlockName, Connector, ConnectorError, KvRole, KvTransfer, KvTransferConfig, Limits};
-use crate::parallel::Group;
 use crate::serve::AsyncEngine;
-use crate::start::load::{Loaded, load};
-use crate::{Engine, EngineConfig, ParallelConfig};
+use crate::start::{LoadOn, Loaded, load};
+use crate::{Engine, EngineConfig};
 
 const STORE: KvTransfer = KvTransfer { load: false, store: true };
 const LOAD: KvTransfer = KvTransfer { load: true, store: false };
@@ -89,7 +88,7 @@ fn loaded(shelf: &Shelf, wait_seconds: f64) -> (EngineConfig, Loaded) {
         seed: Some(1),
         ..Default::default()
     };
-    let mut loaded = load(&config, Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
+    let mut loaded = load(&config, LoadOn::Configured, &|_, _| {}).unwrap();
     loaded.parts.kv_transfer.as_mut().unwrap().connector = Box::new(shelf.clone());
     (config, loaded)
 }
