@@ -23,6 +23,7 @@ mod connector;
 pub mod convert;
 mod error;
 mod grammar;
+mod keys;
 mod memory;
 mod parallel;
 pub mod profile;
