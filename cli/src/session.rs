@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use engine::{
-    AsyncEngine, Delta, EngineConfig, EngineError, FinishReason, GenerationDefaults, GenerationParams, Group,
+    AsyncEngine, Delta, EngineConfig, EngineError, FinishReason, GenerationDefaults, GenerationParams, Group, LoadOn,
     ModelSource, SamplingParams,
 };
 use tokio::runtime::{Builder, Runtime};
@@ -56,14 +56,14 @@ pub fn follow(config: &EngineConfig, group: Group, fetched: Result<(), CliError>
 /// Loads the model with a progress bar, as rank 0 of a group.
 pub fn start_in(config: EngineConfig, group: Group) -> Result<Running, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
-    let engine = AsyncEngine::start_in(config, group, &|done, total| {
+    let loaded = engine::load(&config, LoadOn::Group(group), &|done, total| {
         if bar.length() != Some(total) {
             bar.set_length(total);
         }
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(Running(engine?))
+    Ok(Running(AsyncEngine::run(&config, loaded?)?))
 }
 
 /// Time that the end of the engine may take: longer than ranks take to leave their group.

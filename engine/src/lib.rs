@@ -23,6 +23,7 @@ mod connector;
 pub mod convert;
 mod error;
 mod grammar;
+mod keys;
 mod memory;
 mod parallel;
 pub mod profile;
@@ -62,9 +63,9 @@ pub use parallel::Group;
 pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
 };
-pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
+pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
-pub use start::{Progress, Roofline, Work, declare, describe_kernels, follow, plan};
-pub use start::{Recording, RecordingError, Replayed};
+pub use start::{LoadOn, Loaded, Progress, Recording, RecordingError, Replayed, Roofline, Work};
+pub use start::{declare, describe_kernels, follow, load, plan};
 pub use step::{Engine, EngineParts, KvTransferParts};

@@ -13,8 +13,8 @@ fn a_pool_too_small_for_the_load_gives_every_request_the_tokens_it_gives_alone()
         let mut llm = Llm::new(EngineConfig { enable_prefix_caching: prefix_caching, ..config(20) }).unwrap();
         let got = tokens(&mut llm, requests.clone());
         assert_eq!(got, want, "prefix caching {prefix_caching}");
-        assert!(llm.stats().num_preemptions > 0, "the pool was not too small: the test shows nothing");
-        assert_eq!(llm.stats().kv_cache_usage, 0.0, "blocks are left over");
+        assert!(llm.stats().scheduler.preemptions > 0, "the pool was not too small: the test shows nothing");
+        assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0, "blocks are left over");
     }
 }
 
@@ -28,7 +28,7 @@ fn samples_of_one_prompt_share_its_blocks_and_survive_preemption() {
     );
     let mut llm = Llm::new(config(26)).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
-    assert!(llm.stats().num_preemptions > 0);
+    assert!(llm.stats().scheduler.preemptions > 0);
     // Shared: 3 full blocks of the prompt, and 4 of each sample. Unshared it would need 21 and be refused.
     let mut llm = Llm::new(config(15)).unwrap();
     assert_eq!(tokens(&mut llm, vec![request(0, 30, 24, 3)]), want[..1]);
@@ -160,7 +160,7 @@ fn any_load(
         EngineConfig { max_num_batched_tokens: budget, enable_prefix_caching: prefix_caching, ..config(pool.max(2)) };
     let mut llm = shared::llm(on(small)).unwrap();
     prop_assert_eq!(tokens(&mut llm, requests.clone()), alone_on(on(config(256)), &requests));
-    prop_assert_eq!(llm.stats().kv_cache_usage, 0.0);
+    prop_assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0);
     Ok(())
 }
 

@@ -225,8 +225,8 @@ fn block_size_prefix_cache_chunks_and_preemption_change_no_result() {
                 let mut llm = Llm::new(EngineConfig { max_num_batched_tokens: 24, ..sizes }).unwrap();
                 let what = format!("blocks of {block_size}, pool of {tokens_of_pool}, cache {enable_prefix_caching}");
                 assert_eq!(tokens(&mut llm, requests.clone()), want, "{what}");
-                assert_eq!(llm.stats().num_preemptions > 0, tokens_of_pool == 256, "{what}");
-                assert_eq!(llm.stats().kv_cache_usage, 0.0, "{what}: blocks are left over");
+                assert_eq!(llm.stats().scheduler.preemptions > 0, tokens_of_pool == 256, "{what}");
+                assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0, "{what}: blocks are left over");
             }
         }
     }
@@ -238,7 +238,7 @@ fn steps(engine: &mut Engine, blocks: f64) -> Vec<(Vec<TokenEvent>, f64)> {
     while engine.has_work() {
         let mut events = Vec::new();
         engine.step(|_, event| events.push(event));
-        steps.push((events, (engine.stats().kv_cache_usage * blocks).round()));
+        steps.push((events, (engine.stats().scheduler.kv_cache_usage() * blocks).round()));
     }
     steps
 }
@@ -282,7 +282,7 @@ fn a_search_can_be_cancelled_at_any_step() {
         (0..step).for_each(|_| engine.step(|_, _| ()));
         assert!(!engine.finish_sequence(id, 0), "results are not known yet");
         assert!(engine.abort(id));
-        assert_eq!((engine.has_work(), engine.stats().kv_cache_usage), (false, 0.0));
+        assert_eq!((engine.has_work(), engine.stats().scheduler.kv_cache_usage()), (false, 0.0));
     }
 }
 

@@ -80,8 +80,8 @@ fn candidates_end_at_stop_strings_and_survive_preemption() {
         for completion in llm.run(vec![asked.clone(), asked.clone()]).unwrap() {
             assert_eq!(completion.outputs, stopped[best..=best]);
         }
-        assert_eq!(llm.stats().num_preemptions > 0, blocks == 40);
-        assert_eq!(llm.stats().kv_cache_usage, 0.0);
+        assert_eq!(llm.stats().scheduler.preemptions > 0, blocks == 40);
+        assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0);
     }
 }
 

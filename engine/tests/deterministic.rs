@@ -41,7 +41,7 @@ fn a_request_has_its_bits_in_every_batch_chunk_cache_hit_and_preemption() {
     let mut alone = shared::llm(plain.clone()).unwrap();
     let want: Bits = requests.iter().flat_map(|request| run(&mut alone, std::slice::from_ref(request))).collect();
     assert_eq!(run(&mut alone, &requests), want, "together, and with the prefix cache");
-    assert!(alone.stats().prefix_cache_hits > 0, "nothing was found in the prefix cache: the test shows nothing");
+    assert!(alone.stats().scheduler.prefix_hits > 0, "nothing was found in the prefix cache: the test shows nothing");
     // Chunks of a few rows, some of them of one, which the decode kernel computes.
     let chunks = EngineConfig { max_num_batched_tokens: 5, max_num_seqs: 4, ..plain.clone() };
     assert_eq!(run(&mut shared::llm(chunks).unwrap(), &requests), want, "chunks");
@@ -50,7 +50,7 @@ fn a_request_has_its_bits_in_every_batch_chunk_cache_hit_and_preemption() {
     let mut small =
         shared::llm(EngineConfig { preemption_mode: PreemptionMode::Recompute, ..on_sim(12).unwrap() }).unwrap();
     assert_eq!(run(&mut small, &requests), want, "preemption");
-    assert!(small.stats().num_preemptions > 0, "nothing was preempted: the test shows nothing");
+    assert!(small.stats().scheduler.preemptions > 0, "nothing was preempted: the test shows nothing");
 }
 
 #[test]

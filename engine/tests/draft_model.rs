@@ -7,8 +7,8 @@ use std::time::Duration;
 use engine::speculate::{Proposal, ProposeError, Proposer, Source, Speculation};
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
 use engine::{
-    Constraint, ConstraintError, DraftCheckpoint, Engine, EngineConfig, EngineParts, Mask, ModelSource, PreemptionMode,
-    SpeculativeConfig, SpeculativeMethod, TokenSet,
+    Constraint, ConstraintError, DraftCheckpoint, Engine, EngineConfig, EngineParts, LoadOn, Mask, ModelSource,
+    PreemptionMode, SpeculativeConfig, SpeculativeMethod, TokenSet,
 };
 use proptest::prelude::*;
 use sched::SeqId;
@@ -199,9 +199,9 @@ fn a_draft_model_computes_prompts_in_chunks_and_what_a_cached_block_lacks() {
     assert_eq!(engine.stats().spec_decode.num_drafts, 0);
     let again = [(request(1, 40, 20, 1), None), (request(1, 40, 30, 2), None)];
     for load in &again {
-        let hits = engine.stats().prefix_cache_hits;
+        let hits = engine.stats().scheduler.prefix_hits;
         answers(&mut engine, std::slice::from_ref(load));
-        assert!(engine.stats().prefix_cache_hits >= hits + 32, "the prompt was cached");
+        assert!(engine.stats().scheduler.prefix_hits >= hits + 32, "the prompt was cached");
     }
     let spec = engine.stats().spec_decode;
     // What is lacking of a prompt may exceed the rows of one step; then the drafts of that step are placeholders.
@@ -249,9 +249,8 @@ fn a_draft_model_that_fails_ends_no_request() {
     let requests: Vec<Load> = (0..3).map(|i| (request(i, 9, 10, 1), None)).collect();
     let want = answers(&mut shared::engine(&config(60)).unwrap(), &requests);
     for (good, begins) in [(0, false), (0, true), (2, true), (3, false)] {
-        let parts =
-            EngineParts::load(&twice(EngineConfig { speculative: drafts_of(&llama(), 3), ..config(60) }), &|_, _| {})
-                .unwrap();
+        let config = twice(EngineConfig { speculative: drafts_of(&llama(), 3), ..config(60) });
+        let parts = engine::load(&config, LoadOn::Configured, &|_, _| {}).unwrap().parts;
         let worker = Box::new(Failing { worker: parts.worker, good, begins });
         let mut engine = Engine::new(EngineParts { worker, ..parts }).unwrap();
         let got = answers(&mut engine, &requests);

@@ -153,7 +153,7 @@ fn a_prompt_that_is_preempted_halfway_is_pooled_once() {
     let want = embedded(&mut engine);
     engine.submit(common::request(2, 16, 30, 1)).unwrap();
     assert_eq!(embedded(&mut engine), want);
-    assert!(engine.stats().num_preemptions > 0, "the prompt was not preempted: the test shows nothing");
+    assert!(engine.stats().scheduler.preemptions > 0, "the prompt was not preempted: the test shows nothing");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use engine::{
 };
 
 use crate::common::faulty::{COPIES, PASSES, count, faulty};
-use crate::common::{config, opened, overlapping};
+use crate::common::{config, engine_on, opened, overlapping};
 
 /// `blocks` blocks of 8 tokens and a swap space three times as large, on the CPU.
 fn engine(blocks: u64) -> Engine {
@@ -20,7 +20,7 @@ fn engine(blocks: u64) -> Engine {
         kernels: KernelChoice { block_copy: "test.faulty".into(), ..Default::default() },
         ..config
     };
-    Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
+    engine_on(&config, faulty(device::open("cpu", Some(1)).unwrap()))
 }
 
 /// The same on a device that launches kernels, where a step is planned while the one before it runs.
@@ -30,7 +30,7 @@ fn overlapped(blocks: u64) -> Option<Engine> {
     let config = EngineConfig { swap_space_bytes, preemption_mode: PreemptionMode::Swap, ..config };
     let options = device::Options { deterministic: config.deterministic, ..Default::default() };
     let device = faulty(opened::open(options)?);
-    Some(Engine::load_on(&config, device, &|_, _| {}).unwrap())
+    Some(engine_on(&config, device))
 }
 
 /// Samples that share a prompt whose last block is half full, so that blocks are copied on write besides the swaps.
@@ -119,7 +119,11 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
     let want = drive(&mut engine(200), requests());
     let mut tight = engine(26);
     let copies = count(&COPIES, || assert_eq!(drive(&mut tight, requests()), want));
-    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    assert!(
+        tight.stats().scheduler.swap_preemptions > 0 && tight.stats().scheduler.blocks_copied > 0,
+        "{:?}",
+        tight.stats()
+    );
     let mut fates = Fates::default();
     for at in places(copies, 20) {
         let mut engine = engine(26);
@@ -146,7 +150,7 @@ fn whichever_copy_of_a_prefix_to_the_host_or_back_fails_it_is_computed_again() {
             kernels: KernelChoice { block_copy: "test.faulty".into(), ..Default::default() },
             ..config
         };
-        Engine::load_on(&config, faulty(device::open("cpu", Some(1)).unwrap()), &|_, _| {}).unwrap()
+        engine_on(&config, faulty(device::open("cpu", Some(1)).unwrap()))
     };
     // One at a time, so that those after a failed one are spared.
     let rounds = |engine: &mut Engine| -> Answers {
@@ -157,7 +161,7 @@ fn whichever_copy_of_a_prefix_to_the_host_or_back_fails_it_is_computed_again() {
     let mut unharmed = tiered();
     let copies = count(&COPIES, || assert_eq!(rounds(&mut unharmed), want));
     let stats = unharmed.stats();
-    assert!(stats.blocks_offloaded > 10 && stats.blocks_loaded > 10, "{stats:?}");
+    assert!(stats.scheduler.blocks_offloaded > 10 && stats.scheduler.blocks_loaded > 10, "{stats:?}");
     for at in places(copies, 20) {
         let mut engine = tiered();
         COPIES.set(Some(at));
@@ -176,7 +180,11 @@ fn a_copy_that_fails_while_the_previous_step_runs_fails_only_its_own_step() {
     let want = drive(&mut large, few());
     let mut tight = overlapped(11).unwrap();
     let copies = count(&COPIES, || assert_eq!(drive(&mut tight, few()), want));
-    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    assert!(
+        tight.stats().scheduler.swap_preemptions > 0 && tight.stats().scheduler.blocks_copied > 0,
+        "{:?}",
+        tight.stats()
+    );
     let mut fates = Fates::default();
     for at in places(copies, 2) {
         let mut engine = overlapped(11).unwrap();

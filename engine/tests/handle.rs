@@ -10,7 +10,7 @@ use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, overlapping, request};
 use engine::{
-    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar,
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar, LoadOn,
     StructuredOutput, SubmitError,
 };
 
@@ -45,6 +45,10 @@ fn submit(engine: &AsyncEngine, request: engine::GenerationRequest) -> Result<en
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(engine.submit(request))
 }
 
+fn started_on(device: Arc<NoOp>) -> AsyncEngine {
+    AsyncEngine::run(&config(64), engine::load(&config(64), LoadOn::Device(device), &|_, _| {}).unwrap()).unwrap()
+}
+
 #[test]
 fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
     let engine = start();
@@ -58,9 +62,13 @@ fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
         assert_eq!(finishes, [FinishReason::Length], "exactly one finish, on the last delta");
         assert!(all.last().unwrap().finish.is_some());
         let stats = engine.stats();
-        assert_eq!((stats.num_running, stats.kv_cache_usage), (0, 0.0), "whoever has the answer finds its blocks free");
+        assert_eq!(
+            (stats.scheduler.num_running, stats.scheduler.kv_cache_usage()),
+            (0, 0.0),
+            "whoever has the answer finds its blocks free"
+        );
     }
-    assert!(engine.stats().prefix_cache_hits > 0, "the second round reads the first one's blocks");
+    assert!(engine.stats().scheduler.prefix_hits > 0, "the second round reads the first one's blocks");
 }
 
 #[test]
@@ -68,9 +76,9 @@ fn dropping_a_stream_cancels_its_request_and_frees_the_blocks() {
     let engine = start_slow();
     let mut stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
     assert!(matches!(stream.next_blocking(), Some(Event::Started { cached_tokens: 0 })));
-    wait("running", || engine.stats().num_running == 1);
+    wait("running", || engine.stats().scheduler.num_running == 1);
     drop(stream);
-    wait("cancelled", || engine.num_unfinished() == 0 && engine.stats().kv_cache_usage == 0.0);
+    wait("cancelled", || engine.num_unfinished() == 0 && engine.stats().scheduler.kv_cache_usage() == 0.0);
     assert!(engine.stats().generation_tokens < 400);
 }
 
@@ -98,7 +106,7 @@ fn health_follows_the_engine_thread() {
 #[test]
 fn an_engine_has_ended_when_nothing_of_its_thread_is_left() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     let stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
     engine.end(Duration::from_secs(60));
     assert_eq!(Arc::strong_count(&device), 1);
@@ -108,7 +116,7 @@ fn an_engine_has_ended_when_nothing_of_its_thread_is_left() {
 #[test]
 fn health_follows_completed_steps_and_not_planned_ones() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     let limit = Duration::from_millis(300);
     let failed = |stream| deltas(stream).iter().any(|d| matches!(d.finish, Some(FinishReason::Error(_))));
     assert!(!failed(submit(&engine, request(0, 10, 8, 1)).unwrap()));
@@ -135,7 +143,7 @@ fn health_follows_completed_steps_and_not_planned_ones() {
 #[test]
 fn a_gpu_that_hangs_ends_requests_with_its_error_and_the_engine_for_good() {
     let device = NoOp::new();
-    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let engine = started_on(device.clone());
     assert!(engine.is_healthy(Duration::from_secs(60)));
     device.hangs.store(true, Ordering::Relaxed);
     let stream = submit(&engine, request(1, 10, 40, 2)).unwrap();
@@ -184,7 +192,7 @@ fn a_reader_that_falls_behind_loses_only_its_own_request() {
         events += 1;
     }
     assert_eq!(events, 8 + 1, "the events of eight steps, and the first of the request, are still there");
-    assert_eq!(engine.stats().kv_cache_usage, 0.0);
+    assert_eq!(engine.stats().scheduler.kv_cache_usage(), 0.0);
 }
 
 #[test]
@@ -215,7 +223,7 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
     runtime.block_on(async {
         let mut watcher = engine.watch();
         let idle = watcher.next().await.unwrap();
-        assert_eq!((idle.blocks.in_use, idle.requests.len()), (0, 0));
+        assert_eq!((idle.stats.scheduler.blocks_in_use, idle.requests.len()), (0, 0));
         assert_eq!(idle.map.runs, [(0, 64)], "every block is free");
 
         let mut stream = engine.submit(request(1, 20, 200, 2)).await.unwrap();
@@ -231,10 +239,13 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
         let shown = &busy.requests[0];
         assert_eq!((shown.state, shown.sequences, shown.prompt_tokens, busy.requests.len()), ("running", 2, 20, 1));
         assert!(shown.computed_tokens >= 20 && shown.blocks >= 4, "{shown:?}");
-        assert_eq!(shown.blocks, busy.blocks.in_use);
+        assert_eq!(shown.blocks, busy.stats.scheduler.blocks_in_use);
         let shared = busy.map.owners.iter().any(|owner| owner.references == 2 && owner.requests == [shown.id]);
         assert!(shared, "two sequences share the full blocks of their prompt: {:?}", busy.map.owners);
-        let (total, sum) = (busy.blocks.total, busy.blocks.in_use + busy.blocks.cached + busy.blocks.free);
+        let (total, sum) = (
+            busy.stats.scheduler.blocks_total,
+            busy.stats.scheduler.blocks_in_use + busy.stats.scheduler.blocks_cached + busy.stats.scheduler.blocks_free,
+        );
         assert_eq!(total, sum);
 
         drop(stream);
@@ -244,8 +255,8 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
                 break seen;
             }
         };
-        assert_eq!(over.blocks.in_use, 0, "nobody asked: the end of work is shown by itself");
-        assert!(over.map.owners.is_empty() && over.blocks.cached > 0);
+        assert_eq!(over.stats.scheduler.blocks_in_use, 0, "nobody asked: the end of work is shown by itself");
+        assert!(over.map.owners.is_empty() && over.stats.scheduler.blocks_cached > 0);
         assert!(over.history.decode.iter().sum::<u64>() > 0);
 
         engine.shutdown();
@@ -336,11 +347,14 @@ fn b33_a_reset_of_running_requests_changes_no_token_also_while_steps_are_in_flig
         let expected: Vec<_> = (0..3).map(|i| tokens(submit(&alone, request(i, 20, 24, 1)).unwrap()).0).collect();
         let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
         let streams: Vec<_> = (0..3).map(|i| submit(&engine, request(i, 20, 24, 1)).unwrap()).collect();
-        wait("running", || engine.stats().num_running == 3);
+        wait("running", || engine.stats().scheduler.num_running == 3);
         for _ in 0..3 {
             assert!(reset(&engine, true));
         }
-        assert!(engine.num_unfinished() > 0 && engine.stats().tokens_lost > 0, "nothing ran when the cache was reset");
+        assert!(
+            engine.num_unfinished() > 0 && engine.stats().scheduler.tokens_lost > 0,
+            "nothing ran when the cache was reset"
+        );
         let got: Vec<_> = streams.into_iter().map(|stream| tokens(stream).0).collect();
         assert_eq!(got, expected);
     }

@@ -74,9 +74,9 @@ fn conversations_that_exceed_the_pool_have_the_same_bits_with_and_without_the_ho
     let mut tiered = with_adapters(tiers(base.clone(), 14, 80));
     assert_eq!(converse(&mut tiered, conversations(true), 3, false), (want.clone(), most), "as in one large pool");
     let stats = tiered.stats();
-    assert!(stats.host_prefix_cache_hits > 200 && stats.blocks_loaded > 25, "{stats:?}");
-    assert!(stats.host_prefix_cache_hits <= stats.prefix_cache_hits && stats.host_prefix_cache_queries > 0);
-    assert_eq!((stats.host_blocks_in_use, stats.host_blocks_total), (0, 80));
+    assert!(stats.scheduler.host_prefix_hits > 200 && stats.scheduler.blocks_loaded > 25, "{stats:?}");
+    assert!(stats.scheduler.host_prefix_hits <= stats.scheduler.prefix_hits && stats.host_prefix_queries > 0);
+    assert_eq!((stats.scheduler.host_blocks_in_use, stats.scheduler.host_blocks_total), (0, 80));
 
     // A tier that evicts too, steps of several conversations, and preemptions that take its blocks.
     for (host, at_once) in [(9, false), (80, true), (30, true)] {
@@ -84,8 +84,8 @@ fn conversations_that_exceed_the_pool_have_the_same_bits_with_and_without_the_ho
         let mut tiered = with_adapters(sizes);
         assert_eq!(converse(&mut tiered, conversations(true), 3, at_once).0, want, "{host} host blocks");
         let stats = tiered.stats();
-        assert!(stats.blocks_offloaded > 0, "{stats:?}");
-        assert_eq!(at_once, stats.num_preemptions > 0, "{stats:?}");
+        assert!(stats.scheduler.blocks_offloaded > 0, "{stats:?}");
+        assert_eq!(at_once, stats.scheduler.preemptions > 0, "{stats:?}");
     }
 }
 
@@ -99,7 +99,7 @@ fn on_cuda_sim_a_step_waits_for_the_prefixes_that_it_reads_from_the_host() {
         let (same, cached) = converse(&mut tiered, conversations(false), 2, at_once);
         assert_eq!(same, want);
         assert!(cached == most || at_once, "{cached} of {most} tokens were cached");
-        assert!(tiered.stats().blocks_loaded > 0);
+        assert!(tiered.stats().scheduler.blocks_loaded > 0);
     }
 }
 
@@ -126,7 +126,7 @@ fn windows_and_recurrent_states_come_back_from_the_host() {
             assert_eq!(got, want, "round {round}");
         }
         let stats = llm.stats();
-        assert!(stats.blocks_loaded > 0 && stats.host_prefix_cache_hits >= 64, "{stats:?}");
+        assert!(stats.scheduler.blocks_loaded > 0 && stats.scheduler.host_prefix_hits >= 64, "{stats:?}");
     }
 }
 
@@ -142,12 +142,12 @@ fn a_reset_of_the_cache_empties_the_host_tier() {
         }
     };
     run(&mut engine);
-    assert!(engine.stats().host_blocks_cached > 0);
+    assert!(engine.stats().scheduler.host_blocks_cached > 0);
     assert!(engine.reset_prefix_cache(false));
     let before = engine.stats();
-    assert_eq!((before.host_blocks_cached, before.blocks_cached), (0, 0));
+    assert_eq!((before.scheduler.host_blocks_cached, before.scheduler.blocks_cached), (0, 0));
     run(&mut engine);
-    assert_eq!(engine.stats().prefix_cache_hits, before.prefix_cache_hits);
+    assert_eq!(engine.stats().scheduler.prefix_hits, before.scheduler.prefix_hits);
 }
 
 #[test]

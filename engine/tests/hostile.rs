@@ -111,7 +111,7 @@ fn a_constraint_that_panics_ends_its_own_request_and_nothing_else() {
                 let tokens: Vec<_> = tokens.into_iter().map(|tokens| vec![tokens]).collect();
                 assert_eq!(tokens, want, "{fault:?}");
             }
-            assert_eq!((engine.num_unfinished(), engine.stats().blocks_in_use), (0, 0), "{fault:?}");
+            assert_eq!((engine.num_unfinished(), engine.stats().scheduler.blocks_in_use), (0, 0), "{fault:?}");
         }
     }
 }
@@ -288,7 +288,11 @@ fn a_request_of_any_numbers_is_served_or_refused_in_one_line() {
                 assert!(!line.is_empty() && !line.contains('\n') && line.len() < 1000, "{line}");
             }
         }
-        assert_eq!((llm.stats().kv_cache_usage, llm.stats().num_waiting), (0.0, 0), "{request:?}");
+        assert_eq!(
+            (llm.stats().scheduler.kv_cache_usage(), llm.stats().scheduler.num_waiting),
+            (0.0, 0),
+            "{request:?}"
+        );
     }
     assert!(served > 50 && refused > 100, "{served} served, {refused} refused");
     assert_eq!(llm.stats().failed_steps, 0);
@@ -311,7 +315,7 @@ fn a_request_of_any_numbers_is_served_or_refused_where_the_device_draws() {
             assert!(!failed, "{event:?}");
         });
     }
-    assert_eq!((engine.stats().failed_steps, engine.stats().blocks_in_use), (0, 0));
+    assert_eq!((engine.stats().failed_steps, engine.stats().scheduler.blocks_in_use), (0, 0));
 }
 
 #[test]
@@ -345,7 +349,7 @@ fn calls_with_ids_and_indices_that_do_not_exist_change_nothing() {
             tokens += usize::from(matches!(event, TokenEvent::Token { index: 0, token: Some(_), .. }));
         });
     }
-    assert!(tokens > 0 && engine.stats().blocks_in_use == 0);
+    assert!(tokens > 0 && engine.stats().scheduler.blocks_in_use == 0);
     assert!(!engine.finish_sequence(id, 0) && !engine.abort(id), "it has ended");
 }
 

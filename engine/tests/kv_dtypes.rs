@@ -283,8 +283,8 @@ fn preemption_and_swap_change_no_token_in_any_type() {
             let mut llm = shared::llm(EngineConfig { swap_space_bytes, preemption_mode, ..of_blocks(20) }).unwrap();
             assert_eq!(tokens(&mut llm, requests.clone()), want, "{dtype}, {preemption_mode:?}");
             let stats = llm.stats();
-            assert!(stats.num_preemptions > 0, "{dtype}: nothing was preempted: the test shows nothing");
-            assert_eq!(stats.num_swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{dtype}");
+            assert!(stats.scheduler.preemptions > 0, "{dtype}: nothing was preempted: the test shows nothing");
+            assert_eq!(stats.scheduler.swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{dtype}");
         }
     }
 }

@@ -166,10 +166,10 @@ fn b38_a_router_knows_the_cached_prefixes_after_every_step_of_any_history() {
             run_history(&mut observed, &history);
         }
         let stats = observed.engine.stats();
-        assert!(stats.num_preemptions > 0 && stats.prefix_cache_hits > 0, "{stats:?}");
+        assert!(stats.scheduler.preemptions > 0 && stats.scheduler.prefix_hits > 0, "{stats:?}");
         assert!(observed.router.cleared > 0 && observed.router.stored > 100);
-        swaps += stats.num_swap_preemptions;
-        on_host += stats.blocks_loaded;
+        swaps += stats.scheduler.swap_preemptions;
+        on_host += stats.scheduler.blocks_loaded;
     }
     assert!(on_host > 20, "{on_host} blocks came back from the host");
     assert!(swaps > 0, "nothing was swapped: the test shows less than it says (B37)");
@@ -184,7 +184,7 @@ fn b38_the_same_holds_where_a_step_is_planned_while_another_runs() {
         let history = prop::collection::vec(op(), 8..16).new_tree(&mut runner).unwrap().current();
         run_history(&mut observed, &history);
     }
-    assert!(observed.engine.stats().num_preemptions > 0);
+    assert!(observed.engine.stats().scheduler.preemptions > 0);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn b38_the_cached_tokens_that_a_router_expects_are_those_of_the_next_request() {
         observed.engine.submit(GenerationRequest { prompt: tokens, ..request(which, 1, 4, 1) }).unwrap();
         assert_eq!(observed.run(), [expected]);
     }
-    assert!(observed.engine.stats().prefix_cache_hits > 0);
+    assert!(observed.engine.stats().scheduler.prefix_hits > 0);
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_request_prefilled_on_one_replica_and_decoded_on_another_has_the_bits_of_one
         block_on(third.load_adapter("a", lora.path().join("a"), false)).unwrap();
         assert_eq!(run(&third, other, LOAD), (want, 56), "request {at}");
         let stats = third.stats();
-        assert_eq!((stats.host_prefix_cache_hits, stats.blocks_loaded), (56, 7));
+        assert_eq!((stats.scheduler.host_prefix_hits, stats.scheduler.blocks_loaded), (56, 7));
     }
     assert_eq!(wait_for_files(folder.path(), 3 * 7 + 8).len(), 29);
 }

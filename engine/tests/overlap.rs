@@ -11,7 +11,7 @@ use engine::{
 use proptest::prelude::*;
 
 use crate::common::workers::{counted, on_host};
-use crate::common::{VOCABULARY, opened, overlapping, shared};
+use crate::common::{VOCABULARY, engine_on, opened, overlapping, shared};
 
 fn load(config: &EngineConfig) -> Engine {
     shared::engine(config).unwrap()
@@ -166,8 +166,8 @@ fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool
         let mut engine = load(&EngineConfig { preemption_mode, ..overlapping(14).unwrap() });
         assert_eq!(answers(&mut engine, &loads), want, "{preemption_mode:?} in a small pool");
         let stats = engine.stats();
-        assert!(stats.num_preemptions > 0, "the pool was not too small: the test shows nothing");
-        assert_eq!(stats.num_swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{stats:?}");
+        assert!(stats.scheduler.preemptions > 0, "the pool was not too small: the test shows nothing");
+        assert_eq!(stats.scheduler.swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{stats:?}");
     }
 }
 
@@ -212,7 +212,7 @@ fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
         let config = EngineConfig { speculative, ..config.clone() };
         let options = device::Options { deterministic: config.deterministic, ..Default::default() };
         let device = opened::open(options).unwrap();
-        let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
+        let mut engine = engine_on(&config, device.clone());
         let plan = engine::plan(&config).unwrap();
         let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;
         let planned = plan.weight_bytes + plan.step_bytes + cache;

@@ -23,7 +23,7 @@ fn profiled(plain: EngineConfig) -> Recorded {
     let profile = Arc::new(Profile::default());
     let mut llm = Llm::new(small(EngineConfig { profile: Some(profile.clone()), ..plain.clone() })).unwrap();
     let got = tokens(&mut llm, requests());
-    assert!(llm.stats().num_swap_preemptions > 0, "nothing was swapped: the test shows less");
+    assert!(llm.stats().scheduler.swap_preemptions > 0, "nothing was swapped: the test shows less");
     assert_eq!(got, tokens(&mut Llm::new(small(plain)).unwrap(), requests()));
     profile.recorded()
 }

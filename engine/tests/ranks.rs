@@ -2,7 +2,7 @@
 
 use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
-    AsyncEngine, Engine, EngineConfig, EngineError, EngineParts, GenerationParams, GenerationRequest, Llm, ModelSource,
+    AsyncEngine, Engine, EngineConfig, EngineError, GenerationParams, GenerationRequest, Llm, LoadOn, ModelSource,
     ParallelConfig, PreemptionMode, Reduce, SamplingParams, TokenEvent,
 };
 use testkit::reference;
@@ -42,7 +42,7 @@ fn ranks_give_the_tokens_and_log_probabilities_of_one_with_every_sampling_option
             let what = format!("{tensor} x {stages} ranks, {blocks} blocks, swaps {swaps}");
             let found = answers(&mut engine, &loads);
             assert!(found == want, "{what}");
-            let preemptions = engine.stats().num_preemptions;
+            let preemptions = engine.stats().scheduler.preemptions;
             assert!((preemptions > 0) == (blocks < 100), "{what}: {preemptions} preemptions");
         }
     }
@@ -141,7 +141,7 @@ fn all_ranks_have_the_blocks_of_the_one_with_the_fewest() {
     let one = EngineConfig { model, kv_cache_memory_bytes: Some(1 << 20), ..config(0) };
     let parallel = ParallelConfig { tensor_parallel_size: 2, ..Default::default() };
     let two = EngineConfig { parallel, ..one.clone() };
-    let blocks = |config: &EngineConfig| load(config).stats().blocks_total;
+    let blocks = |config: &EngineConfig| load(config).stats().scheduler.blocks_total;
     assert_eq!(blocks(&two), blocks(&one));
 }
 
@@ -188,7 +188,7 @@ fn settings_that_ranks_cannot_share_are_one_line() {
 
 #[test]
 fn every_stage_of_a_pipeline_has_a_step_in_flight_while_there_are_enough_requests() {
-    let parts = EngineParts::load(&ranked(&config(200), 1, 3), &|_, _| {}).unwrap();
+    let parts = engine::load(&ranked(&config(200), 1, 3), LoadOn::Configured, &|_, _| {}).unwrap().parts;
     assert_eq!(parts.info.max_in_flight, 3);
     let (mut engine, steps) = counted_parts(parts);
     for first in 0..6 {

@@ -75,9 +75,9 @@ fn a_prefix_hit_at_a_border_continues_from_its_state() {
     let mut llm = Llm::new(config(64)).unwrap();
     tokens(&mut llm, vec![request(7, 140, 1, 1)]);
     for ((request, want), (len, hit)) in requests.into_iter().zip(want).zip(lens) {
-        let before = llm.stats().prefix_cache_hits;
+        let before = llm.stats().scheduler.prefix_hits;
         assert_eq!(tokens(&mut llm, vec![request]), [want], "a prompt of {len} tokens");
-        assert_eq!(llm.stats().prefix_cache_hits - before, hit, "a prompt of {len} tokens");
+        assert_eq!(llm.stats().scheduler.prefix_hits - before, hit, "a prompt of {len} tokens");
     }
 }
 
@@ -99,8 +99,8 @@ fn preemption_by_swap_and_by_recomputation_changes_no_token() {
             let sizes = EngineConfig { preemption_mode, swap_space_bytes, enable_prefix_caching, ..config(40) };
             let mut llm = Llm::new(sizes).unwrap();
             assert_eq!(tokens(&mut llm, forks()), want, "{preemption_mode:?}, cache {enable_prefix_caching}");
-            assert!(llm.stats().num_preemptions > 0, "{preemption_mode:?}");
-            assert_eq!(llm.stats().kv_cache_usage, 0.0, "blocks are left over");
+            assert!(llm.stats().scheduler.preemptions > 0, "{preemption_mode:?}");
+            assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0, "blocks are left over");
         }
     }
 }
@@ -117,7 +117,7 @@ fn requests_that_share_prefixes_keep_their_tokens_whatever_the_chunks_and_evicti
         for round in 0..2 {
             assert_eq!(tokens(&mut llm, requests.clone()), want, "chunks of {chunk}, {blocks} blocks, round {round}");
         }
-        assert!(llm.stats().prefix_cache_hits > 0, "chunks of {chunk}, {blocks} blocks");
+        assert!(llm.stats().scheduler.prefix_hits > 0, "chunks of {chunk}, {blocks} blocks");
     }
 }
 
@@ -135,5 +135,5 @@ fn steps_planned_while_others_run_keep_the_states() {
     };
     let mut llm = shared::llm(small).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
-    assert!(llm.stats().num_preemptions > 0);
+    assert!(llm.stats().scheduler.preemptions > 0);
 }

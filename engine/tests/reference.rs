@@ -163,7 +163,7 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     }
     if setting.prefix_cache {
         let least = prompts.iter().map(|p| p.ids.len() as u64).sum::<u64>() / 3;
-        assert!(llm.stats().prefix_cache_hits > least, "{case} {setting:?}: the prefix cache was not read");
+        assert!(llm.stats().scheduler.prefix_hits > least, "{case} {setting:?}: the prefix cache was not read");
     }
     assert_eq!(scored.len(), prompts.len(), "{case} {setting:?}: a prompt has no answer");
     let mut bits = Vec::new();

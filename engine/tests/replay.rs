@@ -61,7 +61,7 @@ fn run(config: &EngineConfig) -> u64 {
         }
     }
     let stats = engine.stats();
-    assert!(stats.num_preemptions > 0 && stats.failed_steps == 0, "{stats:?}");
+    assert!(stats.scheduler.preemptions > 0 && stats.failed_steps == 0, "{stats:?}");
     stats.steps
 }
 

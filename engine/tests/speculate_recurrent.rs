@@ -96,11 +96,11 @@ fn a_block_that_drafts_have_reached_is_cached_with_the_state_of_its_last_token()
     };
     let uncached = EngineConfig { enable_prefix_caching: false, ..config(256) };
     let alone = answers(&mut shared::engine(&uncached).unwrap(), &second());
-    let hits = engine.stats().prefix_cache_hits;
+    let hits = engine.stats().scheduler.prefix_hits;
     // The source of drafts knows no more requests.
     let again: Vec<Load> = second().into_iter().map(|(request, constraint)| (undrafted(request), constraint)).collect();
     assert_eq!(answers(&mut engine, &again), alone);
-    assert_eq!(engine.stats().prefix_cache_hits - hits, 3 * 64);
+    assert_eq!(engine.stats().scheduler.prefix_hits - hits, 3 * 64);
 }
 
 fn undrafted(mut request: GenerationRequest) -> GenerationRequest {

@@ -11,7 +11,7 @@ use engine::{Engine, EngineConfig, EngineParts, TokenEvent};
 use proptest::prelude::*;
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
-use crate::common::{VOCABULARY, config, on_sim, opened, shared};
+use crate::common::{VOCABULARY, config, on_sim, opened, parts_on, shared};
 use crate::overlap::{Load, answers, option_requests};
 use crate::speculate::{CERTAIN, Case, Oracle, check, plain};
 
@@ -123,7 +123,7 @@ fn observed(config: &EngineConfig, loads: &[Load]) -> (Seen, [u64; 2]) {
     let options = device::Options { deterministic: true, ..Default::default() };
     let seen = Observer::default();
     let device = Hooked { device: opened::open(options).unwrap(), hooks: seen.clone() };
-    let parts = EngineParts::load_on(config, Arc::new(device), &|_, _| {}).unwrap();
+    let parts = parts_on(config, Arc::new(device));
     // A GPU captures its graphs while it loads.
     *seen.0.lock().unwrap() = Seen::default();
     let proposer = Oracle::new(&want, 4);

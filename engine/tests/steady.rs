@@ -3,10 +3,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, Pooling, SamplingParams};
+use engine::{EngineConfig, GenerationParams, GenerationRequest, LoadOn, Pooling, SamplingParams};
 
 use crate::common::noop::{NoOp, decoding};
-use crate::common::{config, prompt};
+use crate::common::{config, engine_on, prompt};
 use crate::counter::allocations;
 
 #[test]
@@ -35,7 +35,7 @@ fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {
 #[test]
 fn an_embedding_and_a_request_for_no_token_compute_no_row_of_the_vocabulary() {
     let device = NoOp::new();
-    let mut engine = Engine::load_on(&config(64), device.clone(), &|_, _| {}).unwrap();
+    let mut engine = engine_on(&config(64), device.clone());
     let mut which = 0;
     let mut rows = |params: GenerationParams| {
         which += 1;
@@ -60,7 +60,7 @@ fn an_embedding_and_a_request_for_no_token_compute_no_row_of_the_vocabulary() {
 #[test]
 fn a_request_that_exceeds_the_sampler_of_the_device_is_counted() {
     let device = NoOp::new();
-    let mut engine = Engine::load_on(&config(64), device, &|_, _| {}).unwrap();
+    let mut engine = engine_on(&config(64), device);
     let mut counted = |sampling: SamplingParams| {
         let params = GenerationParams { sampling, max_tokens: Some(4), ..Default::default() };
         engine.submit(GenerationRequest { prompt: prompt(1, 20), params, ..Default::default() }).unwrap();
@@ -80,6 +80,6 @@ fn a_request_that_exceeds_the_sampler_of_the_device_is_counted() {
 fn more_sequences_than_the_device_sampler_supports_are_refused_before_any_weight_is_read() {
     let most = EngineConfig { max_num_seqs: 65_536, max_num_batched_tokens: 70_000, ..config(64) };
     let progress = |_, _| panic!("weights are read");
-    let refused = Engine::load_on(&most, NoOp::new(), &progress).err().unwrap().to_string();
+    let refused = engine::load(&most, LoadOn::Device(NoOp::new()), &progress).err().unwrap().to_string();
     assert!(refused.starts_with("--max-num-seqs: found 65536, expected at most 65535 on cuda-sim"), "{refused}");
 }

@@ -23,9 +23,13 @@ fn a_swapped_request_gives_the_tokens_of_one_that_was_never_preempted() {
         let mut llm = Llm::new(swapping).unwrap();
         assert_eq!(tokens(&mut llm, requests.clone()), want, "prefix caching {prefix_caching}");
         let stats = llm.stats();
-        assert!(stats.num_swap_preemptions > 0, "nothing was swapped: the test shows nothing");
-        assert_eq!(stats.num_swap_preemptions, stats.num_preemptions, "there was room for all");
-        assert_eq!((stats.kv_cache_usage, stats.host_cache_usage), (0.0, 0.0), "blocks are left over");
+        assert!(stats.scheduler.swap_preemptions > 0, "nothing was swapped: the test shows nothing");
+        assert_eq!(stats.scheduler.swap_preemptions, stats.scheduler.preemptions, "there was room for all");
+        assert_eq!(
+            (stats.scheduler.kv_cache_usage(), stats.scheduler.host_cache_usage()),
+            (0.0, 0.0),
+            "blocks are left over"
+        );
     }
 }
 
@@ -36,7 +40,7 @@ fn samples_that_share_a_prompt_share_it_again_after_a_swap() {
     // Shared: 3 full blocks of the prompt, and 4 of each sample.
     let mut llm = Llm::new(EngineConfig { swap_space_bytes: swap_space(40), ..config(26) }).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
-    assert!(llm.stats().num_swap_preemptions > 0);
+    assert!(llm.stats().scheduler.swap_preemptions > 0);
 }
 
 #[test]
@@ -46,7 +50,10 @@ fn a_swap_space_too_small_for_all_swaps_some_and_recomputes_others() {
     let mut llm = Llm::new(EngineConfig { swap_space_bytes: swap_space(9), ..config(20) }).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
     let stats = llm.stats();
-    assert!(0 < stats.num_swap_preemptions && stats.num_swap_preemptions < stats.num_preemptions, "{stats:?}");
+    assert!(
+        0 < stats.scheduler.swap_preemptions && stats.scheduler.swap_preemptions < stats.scheduler.preemptions,
+        "{stats:?}"
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use engine::{Engine, EngineConfig, EngineParts, GenerationRequest, PreemptionMod
 use sched::{MemOp, SeqId, StepPlan};
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
-use crate::common::{TOKEN_BYTES, opened, overlapping, request};
+use crate::common::{TOKEN_BYTES, opened, overlapping, parts_on, request};
 
 const BLOCK_SIZE: usize = 8;
 /// Bytes of a block of keys in one of the three layers.
@@ -191,7 +191,7 @@ fn observed(blocks: u64) -> Option<(Engine, Arc<Observer>)> {
     let options = device::Options { deterministic: config.deterministic, ..Default::default() };
     let hooks = Arc::new(Observer::default());
     let device = Hooked { device: opened::open(options)?, hooks: hooks.clone() };
-    let parts = EngineParts::load_on(&config, Arc::new(device), &|_, _| {}).unwrap();
+    let parts = parts_on(&config, Arc::new(device));
     let worker = Box::new(Observing(parts.worker, hooks.clone()));
     Some((Engine::new(EngineParts { worker, ..parts }).unwrap(), hooks))
 }
@@ -221,7 +221,7 @@ fn a_step_waits_for_the_swaps_of_its_blocks_and_for_no_others() {
     assert_eq!(drive(&mut engine, &requests), want);
     let observed = observer.lock();
     assert!(observed.mistakes.is_empty(), "{:#?}", observed.mistakes);
-    let swaps = engine.stats().num_swap_preemptions;
+    let swaps = engine.stats().scheduler.swap_preemptions;
     assert!(swaps > 3 && observed.waits > 0, "{swaps} swaps and {} waits show nothing", observed.waits);
     assert!(observed.passes_beside_swaps > 0, "every step waited for every swap");
 }

@@ -40,10 +40,10 @@ fn a_sequence_of_windowed_layers_owns_its_window_alone() {
     let mut llm = Llm::new(config(&case("mistral-sliding"), 3 * LAYER_BLOCK * 64)).unwrap();
     let want: Vec<_> = (0..6).map(|i| tokens(&mut llm, vec![long(i)]).remove(0)).collect();
     // 319 tokens are 40 blocks; the window of 32 is in 5, and one more is written.
-    assert!(llm.stats().blocks_peak <= 6, "{:?}", llm.stats());
+    assert!(llm.stats().scheduler.blocks_peak <= 6, "{:?}", llm.stats());
     // All six in a pool that would hold one and a half without the window.
     assert_eq!(tokens(&mut llm, (0..6).map(long).collect()), want);
-    assert_eq!(llm.stats().num_preemptions, 0);
+    assert_eq!(llm.stats().scheduler.preemptions, 0);
 }
 
 #[test]
@@ -57,7 +57,11 @@ fn a_prompt_longer_than_the_pool_of_its_windows_is_computed_block_by_block() {
     assert_eq!((plan.num_blocks, plan.max_model_len, plan.limited_by_pool), (6, 512, false));
     let mut small = Llm::new(small).unwrap();
     assert_eq!(tokens(&mut small, long()), want);
-    assert!(small.stats().blocks_peak <= 6 && small.stats().num_preemptions == 0, "{:?}", small.stats());
+    assert!(
+        small.stats().scheduler.blocks_peak <= 6 && small.stats().scheduler.preemptions == 0,
+        "{:?}",
+        small.stats()
+    );
 }
 
 #[test]
@@ -99,7 +103,10 @@ fn a_small_pool_changes_no_token_of_a_model_with_windows_in_some_layers() {
         let mut llm = Llm::new(small).unwrap();
         assert_eq!(tokens(&mut llm, requests.clone()), want);
         let stats = llm.stats();
-        assert!(stats.num_preemptions > 0 && (stats.num_swap_preemptions > 0) == (swap_space_bytes > 0), "{stats:?}");
-        assert_eq!((stats.kv_cache_usage, stats.host_cache_usage), (0.0, 0.0));
+        assert!(
+            stats.scheduler.preemptions > 0 && (stats.scheduler.swap_preemptions > 0) == (swap_space_bytes > 0),
+            "{stats:?}"
+        );
+        assert_eq!((stats.scheduler.kv_cache_usage(), stats.scheduler.host_cache_usage()), (0.0, 0.0));
     }
 }

@@ -76,8 +76,8 @@ pub struct SpecStats {
     pub num_draft_tokens: u64,
     /// Draft tokens that were right and became output.
     pub num_accepted_tokens: u64,
-    /// The same by position among the drafts of a span.
-    pub accepted_per_position: Vec<u64>,
+    /// The same by position among the drafts of a span, up to the last that was ever right.
+    pub accepted_per_pos: Vec<u64>,
 }
 
 impl SpecStats {
@@ -86,13 +86,23 @@ impl SpecStats {
         self.num_drafts += 1;
         self.num_draft_tokens += drafts as u64;
         self.num_accepted_tokens += accepted as u64;
-        let positions = self.accepted_per_position.len().max(drafts);
-        self.accepted_per_position.resize(positions, 0);
-        self.accepted_per_position[..accepted].iter_mut().for_each(|n| *n += 1);
+        let positions = self.accepted_per_pos.len().max(accepted);
+        self.accepted_per_pos.resize(positions, 0);
+        self.accepted_per_pos[..accepted].iter_mut().for_each(|n| *n += 1);
     }
 }
 
 impl SchedulerStats {
+    /// Returns the fraction of blocks that live sequences own.
+    pub fn kv_cache_usage(&self) -> f64 {
+        self.blocks_in_use as f64 / self.blocks_total.max(1) as f64
+    }
+
+    /// Returns the fraction of blocks that are kept only for their cached prefix.
+    pub fn kv_cache_cached(&self) -> f64 {
+        self.blocks_cached as f64 / self.blocks_total.max(1) as f64
+    }
+
     /// Returns the fraction of host blocks that swapped requests own.
     pub fn host_cache_usage(&self) -> f64 {
         self.host_blocks_in_use as f64 / self.host_blocks_total.max(1) as f64

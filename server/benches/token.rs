@@ -19,7 +19,7 @@ use axum::body::Body;
 use axum::http::Request;
 use device::{Device, DeviceError, Event, Queue};
 use engine::text::{Detokenizer, StopScanner};
-use engine::{AsyncEngine, Engine, GenerationParams, GenerationRequest};
+use engine::{AsyncEngine, Engine, GenerationParams, GenerationRequest, LoadOn};
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
@@ -211,7 +211,7 @@ fn writes() -> u64 {
 fn step(pace: Pace) {
     let device = Arc::new(Hooked { device: long::noop::NoOp::new(), hooks: pace });
     let (_folder, config) = long::configure(2 * LENGTHS[1], STREAMS);
-    let mut engine = Engine::load_on(&config, device, &|_, _| {}).unwrap();
+    let mut engine = Engine::new(engine::load(&config, LoadOn::Device(device), &|_, _| {}).unwrap().parts).unwrap();
     for _ in 0..STREAMS {
         let params = GenerationParams { max_tokens: Some(1_000), ignore_eos: true, ..GenerationParams::default() };
         engine.submit(GenerationRequest { prompt: vec![4, 5, 6], params, ..Default::default() }).unwrap();

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use ::bench::random::Random;
 use engine::{
-    Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Group, RequestId, Roofline, TokenEvent,
-    Work,
+    Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Group, LoadOn, RequestId, Roofline,
+    TokenEvent, Work,
 };
 use serde_json::{Value, json};
 
@@ -81,10 +81,8 @@ impl Bench {
     pub fn start_in(config: &EngineConfig, group: Group) -> Result<Bench, CliError> {
         let (roofline, device) = Roofline::measure(config).inspect_err(|error| group.refuse(error))?;
         // A rank of a group has fewer threads, and opens its device itself.
-        let engine = match config.parallel.ranks() {
-            1 => Engine::load_on(config, device, &|_, _| {})?,
-            _ => Engine::load_in(config, group, &|_, _| {})?,
-        };
+        let on = if config.parallel.ranks() == 1 { LoadOn::Device(device) } else { LoadOn::Group(group) };
+        let engine = Engine::new(engine::load(config, on, &|_, _| {})?.parts)?;
         let &EngineConfig { max_num_seqs, max_num_batched_tokens, .. } = config;
         let block_size = engine.block_size();
         let random = Random::new(config.seed.unwrap_or(0));

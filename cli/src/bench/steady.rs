@@ -18,7 +18,7 @@ impl Bench {
         // The first sequence already decodes while the last one is in prefill.
         let until_all_decode = 2 * (prompts * input_len).div_ceil(self.max_num_batched_tokens) + prompts;
         let output_len = until_all_decode + WARMUP + steps + 1;
-        let holds = self.engine.stats().blocks_total * self.block_size;
+        let holds = self.engine.stats().scheduler.blocks_total * self.block_size;
         let needs = prompts * (input_len + output_len).next_multiple_of(self.block_size);
         if needs > holds || prompts > self.max_num_seqs {
             return Err(CliError::Failed(format!(

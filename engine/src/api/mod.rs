@@ -14,4 +14,4 @@ pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;
 pub use parallel::{Backend, ParallelConfig};
 pub use request::{BeamSearch, GenerationParams, GenerationRequest};
-pub use stats::{EngineStats, SpecDecodeStats, StepTokens};
+pub use stats::{EngineStats, StepTokens};

@@ -12,13 +12,13 @@ use sampling::{Sampled, SamplingParams};
 use sched::{RequestId, SeqId};
 
 use super::follow::{EndOnPanic, obey};
-use super::place::{Group, Place};
+use super::place::Place;
 use super::worker::GroupWorker;
 use crate::api::{
     EngineConfig, FinishReason, GenerationParams, GenerationRequest, LoraConfig, ParallelConfig, TokenEvent,
 };
 use crate::serve::AsyncEngine;
-use crate::start::load::load;
+use crate::start::{LoadOn, load};
 use crate::worker::{NewRequest, StepError, StepInput, StepOutput, Worker};
 
 /// Draws its step's number and that of new prompt tokens, or something else in one step.
@@ -251,9 +251,8 @@ fn an_adapter_that_another_rank_cannot_read_is_refused_when_it_is_loaded() {
     ["a", "b"].iter().zip(0..).for_each(|(name, seed)| testkit::adapters::simple(&path(name), &modules, 2, seed));
     let lora = Some(LoraConfig { max_loras: 1, max_lora_rank: 8, max_cpu_loras: None });
     let two = EngineConfig { parallel: config(), lora, threads: Some(1), ..Default::default() };
-    let mut engine = load(&two, Group::open(&two.parallel).unwrap(), &|_, _| {})
-        .and_then(|loaded| crate::Engine::new(loaded.parts))
-        .unwrap();
+    let mut engine =
+        load(&two, LoadOn::Configured, &|_, _| {}).and_then(|loaded| crate::Engine::new(loaded.parts)).unwrap();
     // Between this rank and the other the files change, as on two machines.
     let read = |engine: &crate::Engine, name: &str| engine.adapter_store().unwrap().load(path(name)).unwrap();
     let (gone, other) = (read(&engine, "a"), read(&engine, "b"));
@@ -360,8 +359,7 @@ fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
         let place = Place::new(Arc::new(second), &config(), Vec::new()).unwrap();
         obey(&place, &mut Stub { step: 0, odd: None, ended }, None)
     });
-    let mut loaded =
-        load(&EngineConfig::default(), Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
+    let mut loaded = load(&EngineConfig::default(), LoadOn::Configured, &|_, _| {}).unwrap();
     let place = Place::new(first, &config(), Vec::new()).unwrap();
     loaded.ranks = Some(place.world.clone());
     loaded.parts.worker = Box::new(GroupWorker::new(place, loaded.parts.worker));

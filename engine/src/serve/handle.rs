@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc as commands;
 use std::time::{Duration, Instant};
 
-use device::{Collective, Device};
+use device::Collective;
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sched::RequestId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -18,7 +18,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::api::{AdapterInfo, EngineConfig, EngineStats, GenerationRequest, ModelInfo};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
-use crate::parallel::Group;
 use crate::serve::adapters::AdapterAccess;
 use crate::serve::channel::{Command, OutputStream, Submission, Watcher};
 use crate::serve::outbox::BatchSender;
@@ -26,7 +25,7 @@ use crate::serve::status::Status;
 use crate::serve::text_engine::TextEngine;
 use crate::serve::thread::EngineThread;
 use crate::serve::wakers::Wakers;
-use crate::start::load::{Loaded, Progress, load, load_on};
+use crate::start::{LoadOn, Loaded, Progress, load};
 use crate::step::Engine;
 use crate::watch::Snapshot;
 
@@ -60,33 +59,14 @@ impl AsyncEngine {
     /// # Errors
     /// The configuration cannot be used, or the model cannot be loaded.
     pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
-        let group = Group::open(&config.parallel)?;
-        AsyncEngine::start_in(config, group, progress)
+        AsyncEngine::run(&config, load(&config, LoadOn::Configured, progress)?)
     }
 
-    /// Like [`AsyncEngine::start`], as rank 0 of a group.
+    /// Starts the engine thread over a model that is [loaded](crate::load).
     ///
     /// # Errors
-    /// As [`AsyncEngine::start`], and what any rank of the group reports.
-    pub fn start_in(config: EngineConfig, group: Group, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
-        let loaded = load(&config, group, progress)?;
-        AsyncEngine::run(&config, loaded)
-    }
-
-    /// Like [`AsyncEngine::start`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
-    ///
-    /// # Errors
-    /// As [`AsyncEngine::start`].
-    pub fn start_on(
-        config: EngineConfig,
-        device: Arc<dyn Device>,
-        progress: Progress<'_>,
-    ) -> Result<AsyncEngine, EngineError> {
-        let loaded = load_on(&config, Some(device), Group::open(&config.parallel)?, progress)?;
-        AsyncEngine::run(&config, loaded)
-    }
-
-    pub(crate) fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
+    /// The system cannot start a thread.
+    pub fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let adapters = AdapterAccess::new(engine.adapter_store().cloned());

@@ -4,15 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use device::Device;
 use models::Tokenizer;
 
 use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::grammar::Grammars;
-use crate::parallel::Group;
 use crate::serve::text_engine::{NextStep, TextEngine};
-use crate::start::load::{Loaded, Progress, load, load_on};
+use crate::start::{LoadOn, Loaded, load};
 use crate::step::Engine;
 
 /// The result of one prompt.
@@ -54,22 +52,11 @@ pub struct Llm {
 impl Llm {
     /// Loads a model.
     pub fn new(config: EngineConfig) -> Result<Llm, EngineError> {
-        Llm::with_progress(config, &|_, _| {})
+        Llm::of(&config, load(&config, LoadOn::Configured, &|_, _| {})?)
     }
 
-    /// Loads a model and reports progress.
-    pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
-        let loaded = load(&config, Group::open(&config.parallel)?, progress)?;
-        Llm::of(&config, loaded)
-    }
-
-    /// Like [`Llm::with_progress`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
-    pub fn load_on(config: EngineConfig, device: Arc<dyn Device>, progress: Progress<'_>) -> Result<Llm, EngineError> {
-        let loaded = load_on(&config, Some(device), Group::open(&config.parallel)?, progress)?;
-        Llm::of(&config, loaded)
-    }
-
-    fn of(config: &EngineConfig, loaded: Loaded) -> Result<Llm, EngineError> {
+    /// Takes a model that is [loaded](crate::load).
+    pub fn of(config: &EngineConfig, loaded: Loaded) -> Result<Llm, EngineError> {
         let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sched::SchedulerStats;
 use tokio::sync::watch;
 
 use super::text_engine::TextEngine;
@@ -70,12 +71,13 @@ impl Status {
     /// all fail, or that plans steps without computing anything, is as stuck as one that hangs.
     pub fn publish(&self, engine: &TextEngine, waiting: usize) {
         let stats = engine.stats();
+        let (steps, failed_steps) = (stats.steps, stats.failed_steps);
         let before = std::mem::replace(&mut *lock(&self.stats), stats);
         let now = Instant::now();
-        if stats.steps != before.steps {
+        if steps != before.steps {
             *lock(&self.failing) = None;
             *lock(&self.last_progress) = now;
-        } else if stats.failed_steps != before.failed_steps {
+        } else if failed_steps != before.failed_steps {
             lock(&self.failing).get_or_insert((now, now)).1 = now;
         }
         self.count_requests(engine, waiting);
@@ -92,7 +94,7 @@ impl Status {
     }
 
     pub fn stats(&self) -> EngineStats {
-        *lock(&self.stats)
+        lock(&self.stats).clone()
     }
 
     pub fn num_unfinished(&self) -> usize {
@@ -154,19 +156,20 @@ impl Status {
             Some(age) => format!("engine thread {alive}, last step completed {:.1} s ago", age.as_secs_f64()),
             None => format!("engine thread {alive}, no work"),
         };
-        let EngineStats { num_running, num_waiting, num_swapped, steps, failed_steps, .. } = stats;
+        let EngineStats { scheduler, steps, failed_steps, .. } = stats;
+        let SchedulerStats { num_running, num_waiting, num_swapped, .. } = scheduler;
         let _ = write!(
             text,
             "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps completed, \
              {failed_steps} failed"
         );
-        let EngineStats { blocks_in_use, blocks_cached, blocks_free, blocks_total, .. } = stats;
+        let SchedulerStats { blocks_in_use, blocks_cached, blocks_free, blocks_total, .. } = scheduler;
         let _ = write!(
             text,
             "\npool: {blocks_in_use} blocks in use, {blocks_cached} cached, {blocks_free} free, {blocks_total} in all; \
              {:.0} % of the host blocks in use and {} cached",
-            100.0 * stats.host_cache_usage,
-            stats.host_blocks_cached
+            100.0 * scheduler.host_cache_usage(),
+            scheduler.host_blocks_cached
         );
         let input = lock(&self.current_step).clone();
         match input {

@@ -2,23 +2,18 @@
 //! returned together are buffered until all have ended.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use models::Tokenizer;
-use models::lora::AdapterStore;
 use sampling::Constraint;
 use sched::RequestId;
 
-use crate::api::{
-    AdapterInfo, Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput,
-};
-use crate::connector::Fetched;
-use crate::error::{AdapterError, SubmitError};
+use crate::api::{Delta, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
+use crate::error::SubmitError;
 use crate::serve::answer_buffer::AnswerBuffer;
-use crate::step::{CurrentStep, Engine, Fetch, LoadedAdapter, Waiting};
+use crate::step::Engine;
 use crate::text::TextStream;
-use crate::watch::Snapshot;
 
 /// The text of one sequence.
 struct SequenceText {
@@ -42,13 +37,27 @@ struct LiveRequest {
     buffer: Option<AnswerBuffer>,
 }
 
-/// An [`Engine`] whose events carry text.
+/// An [`Engine`] whose events carry text. What concerns requests, submissions, aborts and steps, is here; the rest is the engine's own.
 pub(crate) struct TextEngine {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     live: HashMap<RequestId, LiveRequest>,
     /// Sequences in whose text the current step completed a stop string.
     stopped: Vec<(RequestId, u32)>,
+}
+
+impl Deref for TextEngine {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for TextEngine {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
 }
 
 impl TextEngine {
@@ -75,21 +84,6 @@ impl TextEngine {
         Ok(id)
     }
 
-    /// See [`Engine::to_fetch`].
-    pub fn to_fetch(&self, request: &GenerationRequest) -> Option<Fetch> {
-        self.engine.to_fetch(request)
-    }
-
-    /// See [`Engine::fetch`].
-    pub fn fetch(&mut self, fetch: Fetch, deliver: impl FnMut(Fetched, bool) + Send + 'static) -> Option<Waiting> {
-        self.engine.fetch(fetch, deliver)
-    }
-
-    /// See [`Engine::import`].
-    pub fn import(&mut self, waiting: Option<&Waiting>, found: &Fetched) {
-        self.engine.import(waiting, found);
-    }
-
     pub fn abort(&mut self, id: RequestId) {
         self.live.remove(&id);
         self.engine.abort(id);
@@ -100,75 +94,6 @@ impl TextEngine {
         for (id, _) in self.live.drain() {
             self.engine.abort(id);
         }
-    }
-
-    pub fn adapter_store(&self) -> Option<&Arc<AdapterStore>> {
-        self.engine.adapter_store()
-    }
-
-    pub fn load_adapter(&mut self, name: &str, path: &Path, replace: bool) -> Result<(), AdapterError> {
-        self.engine.load_adapter(name, path, replace)
-    }
-
-    pub fn add_adapter(&mut self, name: &str, loaded: LoadedAdapter, replace: bool) -> Result<(), AdapterError> {
-        self.engine.add_adapter(name, loaded, replace)
-    }
-
-    pub fn unload_adapter(&mut self, name: &str) -> Result<(), AdapterError> {
-        self.engine.unload_adapter(name)
-    }
-
-    pub fn adapters(&mut self) -> Vec<AdapterInfo> {
-        self.engine.adapters()
-    }
-
-    /// Whether every further step fails.
-    pub fn is_lost(&self) -> bool {
-        self.engine.is_lost()
-    }
-
-    /// See [`Engine::probe`].
-    pub fn probe(&mut self) {
-        self.engine.probe();
-    }
-
-    pub fn has_work(&self) -> bool {
-        self.engine.has_work()
-    }
-
-    /// See [`Engine::has_exports`].
-    pub fn has_exports(&self) -> bool {
-        self.engine.has_exports()
-    }
-
-    pub fn num_unfinished(&self) -> usize {
-        self.engine.num_unfinished()
-    }
-
-    /// Size of the model's vocabulary in tokens.
-    pub fn vocab_size(&self) -> usize {
-        self.engine.vocab_size()
-    }
-
-    pub fn stats(&self) -> EngineStats {
-        self.engine.stats()
-    }
-
-    pub fn current_step(&self) -> CurrentStep {
-        self.engine.current_step()
-    }
-
-    pub fn scheduled(&self) -> &[RequestId] {
-        self.engine.scheduled()
-    }
-
-    pub fn snapshot(&mut self) -> Snapshot {
-        self.engine.snapshot()
-    }
-
-    /// Empties the prefix cache; see [`Engine::reset_prefix_cache`].
-    pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
-        self.engine.reset_prefix_cache(reset_running)
     }
 
     /// Runs one step, or only completes the steps in flight. `emit` gets every event in order, and whether it is the request's last.

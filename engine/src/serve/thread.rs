@@ -273,7 +273,7 @@ impl EngineThread {
         constraint: Option<Box<dyn Constraint>>,
         events: BatchSender,
     ) -> Result<RequestId, SubmitError> {
-        let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
+        let (waiting, limit) = (self.engine.stats().scheduler.num_waiting, self.max_queued_requests);
         if waiting >= limit {
             return Err(SubmitError::QueueFull { waiting, limit });
         }

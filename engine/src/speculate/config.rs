@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::by_worker::ByWorker;
 use super::ngram::Ngram;
 use super::proposer::Proposer;
 use super::speculator::Speculation;
 use super::suffix::{Suffix, SuffixLimits};
+use crate::keys::Keys;
 
 /// Greatest number of drafts of a sequence in a step.
 pub const MAX_SPECULATIVE_TOKENS: usize = 32;
@@ -101,49 +102,20 @@ impl SpeculativeConfig {
     }
 }
 
-/// The keys of a JSON object. Each is read once; what is left at the end is unknown.
-struct Keys {
-    values: Map<String, Value>,
-    known: Vec<&'static str>,
+fn count(keys: &mut Keys, key: &'static str, least: usize, most: usize) -> Result<Option<usize>, String> {
+    let parse = |value: &Value| usize::try_from(value.as_u64()?).ok().filter(|n| (least..=most).contains(n));
+    keys.read(key, format_args!("a whole number from {least} to {most}"), parse)
 }
 
-impl Keys {
-    fn read<T>(
-        &mut self,
-        key: &'static str,
-        expected: impl FnOnce() -> String,
-        parse: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<Option<T>, String> {
-        self.known.push(key);
-        let Some(value) = self.values.remove(key) else { return Ok(None) };
-        parse(&value).map(Some).ok_or_else(|| format!("{key}: found {value}, expected {}", expected()))
-    }
+fn number(keys: &mut Keys, key: &'static str, most: f64) -> Result<Option<f64>, String> {
+    let parse = |value: &Value| value.as_f64().filter(|n| (0.0..=most).contains(n));
+    keys.read(key, format_args!("a number from 0 to {most}"), parse)
+}
 
-    fn count(&mut self, key: &'static str, least: usize, most: usize) -> Result<Option<usize>, String> {
-        let parse = |value: &Value| usize::try_from(value.as_u64()?).ok().filter(|n| (least..=most).contains(n));
-        self.read(key, || format!("a whole number from {least} to {most}"), parse)
-    }
-
-    fn number(&mut self, key: &'static str, most: f64) -> Result<Option<f64>, String> {
-        let parse = |value: &Value| value.as_f64().filter(|n| (0.0..=most).contains(n));
-        self.read(key, || format!("a number from 0 to {most}"), parse)
-    }
-
-    fn checkpoint(&mut self) -> Result<DraftCheckpoint, String> {
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_string);
-        let expected = "a folder, a .gguf file, or a hub id";
-        let model = self.read("model", || expected.to_string(), text)?;
-        let model = model.ok_or_else(|| format!("model: missing, expected {expected}"))?;
-        let revision = self.read("revision", || "a branch, tag or commit".to_string(), text)?;
-        Ok(DraftCheckpoint { model: model.into(), revision })
-    }
-
-    fn end(self, method: &str) -> Result<(), String> {
-        match self.values.keys().next() {
-            None => Ok(()),
-            Some(key) => Err(format!("unknown key {key:?}, expected one of {} for {method}", self.known.join(", "))),
-        }
-    }
+fn checkpoint(keys: &mut Keys) -> Result<DraftCheckpoint, String> {
+    let expected = "a folder, a .gguf file, or a hub id";
+    let model = keys.text("model", expected)?.ok_or_else(|| format!("model: missing, expected {expected}"))?;
+    Ok(DraftCheckpoint { model: model.into(), revision: keys.text("revision", "a branch, tag or commit")? })
 }
 
 impl FromStr for SpeculativeConfig {
@@ -153,62 +125,47 @@ impl FromStr for SpeculativeConfig {
     /// One line that says what was found and what is allowed.
     fn from_str(text: &str) -> Result<SpeculativeConfig, String> {
         let methods = r#""ngram", "suffix", "draft_model", "eagle3" or "mtp""#;
-        let expected =
-            format!(r#"expected a JSON object such as {{"method": {methods}, "num_speculative_tokens": 4}}"#);
-        let values = match serde_json::from_str(text) {
-            Ok(Value::Object(values)) => values,
-            Ok(_) => return Err(expected),
-            Err(error) => return Err(format!("not valid JSON ({error}), {expected}")),
-        };
-        let mut keys = Keys { values, known: Vec::new() };
-        let method = keys.read("method", || methods.to_string(), |value| value.as_str().map(str::to_string))?;
+        let example = format!(r#"{{"method": {methods}, "num_speculative_tokens": 4}}"#);
+        let mut keys = Keys::parse(text, &example)?;
+        let method = keys.read("method", methods, |value| value.as_str().map(str::to_string))?;
         let method = method.ok_or_else(|| format!("method: missing, expected {methods}"))?;
-        let given = keys.count("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)?;
-        let needed = || {
-            let missing = "num_speculative_tokens: missing, expected a whole number from 1 to";
-            given.ok_or_else(|| format!("{missing} {MAX_SPECULATIVE_TOKENS}"))
-        };
-        let config = match method.as_str() {
-            "draft_model" | "eagle3" => {
-                let checkpoint = keys.checkpoint()?;
-                let method = match method.as_str() {
-                    "eagle3" => SpeculativeMethod::Eagle3(checkpoint),
-                    _ => SpeculativeMethod::DraftModel(checkpoint),
-                };
-                SpeculativeConfig { method, num_speculative_tokens: needed()? }
-            }
-            "mtp" => SpeculativeConfig { method: SpeculativeMethod::Mtp, num_speculative_tokens: needed()? },
+        let given = count(&mut keys, "num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)?;
+        let source = match method.as_str() {
+            "draft_model" => SpeculativeMethod::DraftModel(checkpoint(&mut keys)?),
+            "eagle3" => SpeculativeMethod::Eagle3(checkpoint(&mut keys)?),
+            "mtp" => SpeculativeMethod::Mtp,
             "ngram" => {
-                let num_speculative_tokens = needed()?;
-                let min = keys.count("prompt_lookup_min", 1, MAX_MATCH)?;
-                let max = keys.count("prompt_lookup_max", 1, MAX_MATCH)?;
+                let min = count(&mut keys, "prompt_lookup_min", 1, MAX_MATCH)?;
+                let max = count(&mut keys, "prompt_lookup_max", 1, MAX_MATCH)?;
                 let (min, max) = (min.or(max).unwrap_or(5), max.or(min).unwrap_or(5));
                 if min > max {
                     return Err(format!("prompt_lookup_min: found {min}, expected at most prompt_lookup_max, {max}"));
                 }
-                SpeculativeConfig { method: SpeculativeMethod::Ngram { min, max }, num_speculative_tokens }
+                SpeculativeMethod::Ngram { min, max }
             }
             "suffix" => {
-                let default = SuffixLimits::default();
-                let depth = keys.count("suffix_decoding_max_tree_depth", 2, MAX_MATCH)?;
-                let limits = SuffixLimits {
-                    max_tree_depth: depth.unwrap_or(default.max_tree_depth),
-                    max_cached_requests: keys
-                        .count("suffix_decoding_max_cached_requests", 0, 1_000_000)?
-                        .unwrap_or(default.max_cached_requests),
-                    max_spec_factor: keys
-                        .number("suffix_decoding_max_spec_factor", 100.0)?
-                        .unwrap_or(default.max_spec_factor),
-                    min_token_prob: keys
-                        .number("suffix_decoding_min_token_prob", 1.0)?
-                        .unwrap_or(default.min_token_prob),
-                };
-                let most = given.unwrap_or(limits.max_tree_depth.min(MAX_SPECULATIVE_TOKENS));
-                SpeculativeConfig { method: SpeculativeMethod::Suffix(limits), num_speculative_tokens: most }
+                let mut limits = SuffixLimits::default();
+                let depth = count(&mut keys, "suffix_decoding_max_tree_depth", 2, MAX_MATCH)?;
+                let kept = count(&mut keys, "suffix_decoding_max_cached_requests", 0, 1_000_000)?;
+                let factor = number(&mut keys, "suffix_decoding_max_spec_factor", 100.0)?;
+                let least = number(&mut keys, "suffix_decoding_min_token_prob", 1.0)?;
+                limits.max_tree_depth = depth.unwrap_or(limits.max_tree_depth);
+                limits.max_cached_requests = kept.unwrap_or(limits.max_cached_requests);
+                limits.max_spec_factor = factor.unwrap_or(limits.max_spec_factor);
+                limits.min_token_prob = least.unwrap_or(limits.min_token_prob);
+                SpeculativeMethod::Suffix(limits)
             }
             other => return Err(format!("method: found {other:?}, expected {methods}")),
         };
-        keys.end(&method)?;
-        Ok(config)
+        keys.end().map_err(|error| format!("{error} for {method}"))?;
+        let num_speculative_tokens = match (given, &source) {
+            (Some(given), _) => given,
+            (None, SpeculativeMethod::Suffix(limits)) => limits.max_tree_depth.min(MAX_SPECULATIVE_TOKENS),
+            (None, _) => {
+                let expected = format!("expected a whole number from 1 to {MAX_SPECULATIVE_TOKENS}");
+                return Err(format!("num_speculative_tokens: missing, {expected}"));
+            }
+        };
+        Ok(SpeculativeConfig { method: source, num_speculative_tokens })
     }
 }

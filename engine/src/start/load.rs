@@ -49,61 +49,30 @@ impl Engine {
     /// # Errors
     /// The configuration cannot be used, or the model cannot be loaded.
     pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<Engine, EngineError> {
-        Engine::new(EngineParts::load(config, progress)?)
-    }
-
-    /// Like [`Engine::load`], as rank 0 of a group.
-    ///
-    /// # Errors
-    /// As [`Engine::load`], and what any rank of the group reports.
-    pub fn load_in(config: &EngineConfig, group: Group, progress: Progress<'_>) -> Result<Engine, EngineError> {
-        Engine::new(load(config, group, progress)?.parts)
-    }
-
-    /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
-    ///
-    /// # Errors
-    /// As [`Engine::load`].
-    pub fn load_on(
-        config: &EngineConfig,
-        device: Arc<dyn Device>,
-        progress: Progress<'_>,
-    ) -> Result<Engine, EngineError> {
-        Engine::new(load_on(config, Some(device), Group::open(&config.parallel)?, progress)?.parts)
+        Engine::new(load(config, LoadOn::Configured, progress)?.parts)
     }
 }
 
-impl EngineParts {
-    /// Loads a model into a worker of this process, for a caller that wraps the worker before it calls [`Engine::new`].
-    ///
-    /// # Errors
-    /// As [`Engine::load`].
-    pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<EngineParts, EngineError> {
-        Ok(load(config, Group::open(&config.parallel)?, progress)?.parts)
-    }
-
-    /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
-    ///
-    /// # Errors
-    /// As [`Engine::load`].
-    pub fn load_on(
-        config: &EngineConfig,
-        device: Arc<dyn Device>,
-        progress: Progress<'_>,
-    ) -> Result<EngineParts, EngineError> {
-        Ok(load_on(config, Some(device), Group::open(&config.parallel)?, progress)?.parts)
-    }
+/// The device and the ranks that a model is loaded on.
+pub enum LoadOn {
+    /// Those that the configuration names.
+    Configured,
+    /// A group of ranks, of which this process is rank 0.
+    Group(Group),
+    /// A device that the caller has opened. [`EngineConfig::device`] is ignored.
+    Device(Arc<dyn Device>),
 }
 
 /// A loaded model with everything that a handle needs.
-pub(crate) struct Loaded {
+pub struct Loaded {
+    /// What [`Engine::new`] takes. A caller may wrap the worker before.
     pub parts: EngineParts,
     /// The ranks that compute the model; `None`: this one alone.
-    pub ranks: Option<Arc<dyn Collective>>,
-    pub tokenizer: Arc<Tokenizer>,
-    pub chat_template: Option<ChatTemplate>,
-    pub defaults: GenerationDefaults,
-    pub info: ModelInfo,
+    pub(crate) ranks: Option<Arc<dyn Collective>>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    pub(crate) defaults: GenerationDefaults,
+    pub(crate) info: ModelInfo,
 }
 
 /// Describes the kernel registry for this configuration: what each variant supports here, which one was chosen, and why.
@@ -124,10 +93,6 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;
     models::check_weights(&opened.whole, &opened.weights)?;
     Plan::new(engine, &opened, 0)
-}
-
-pub(crate) fn load(engine: &EngineConfig, group: Group, progress: Progress<'_>) -> Result<Loaded, EngineError> {
-    load_on(engine, None, group, progress)
 }
 
 /// Opens a rank's device, unless the caller has opened it, and its part of the model.
@@ -196,13 +161,16 @@ fn unused_lines(config: &ModelConfig, template: Option<&ChatTemplate>) -> Vec<St
     chat.into_iter().chain(unread).chain(head).collect()
 }
 
-/// Like [`load`] on a device that the caller may have opened.
-pub(crate) fn load_on(
-    engine: &EngineConfig,
-    device: Option<Arc<dyn Device>>,
-    group: Group,
-    progress: Progress<'_>,
-) -> Result<Loaded, EngineError> {
+/// Loads a model, for [`Engine::new`], [`AsyncEngine::run`](crate::AsyncEngine::run) or [`Llm::of`](crate::Llm::of).
+///
+/// # Errors
+/// As [`Engine::load`], and what any rank of the group reports.
+pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result<Loaded, EngineError> {
+    let (device, group) = match on {
+        LoadOn::Configured => (None, Group::open(&engine.parallel)?),
+        LoadOn::Group(group) => (None, group),
+        LoadOn::Device(device) => (Some(device), Group::open(&engine.parallel)?),
+    };
     let place = group.enter(engine, follow_in)?;
     let opened = open_rank(engine, device, &place).and_then(|opened| {
         if engine.record.is_some() && engine.parallel.splits_sums() {

@@ -7,7 +7,7 @@ pub(crate) mod open;
 mod replay;
 mod roofline;
 
-pub use load::{Progress, describe_kernels, follow, plan};
+pub use load::{LoadOn, Loaded, Progress, describe_kernels, follow, load, plan};
 pub use open::declare;
 pub use replay::{Recording, RecordingError, Replayed};
 pub use roofline::{Roofline, Work};

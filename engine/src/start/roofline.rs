@@ -52,7 +52,7 @@ pub struct Roofline {
 
 impl Roofline {
     /// Measures the device with the threads of this configuration, before a model takes its memory. Takes about a second. Also returns
-    /// the device, for [`Engine::load_on`](crate::Engine::load_on).
+    /// the device, for [`load`](crate::load).
     ///
     /// # Errors
     /// The errors of [`plan`](crate::plan).

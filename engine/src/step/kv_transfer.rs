@@ -12,7 +12,7 @@ use crate::connector::{
     BlockName, Chain, Connector, KvTransfer, KvTransferConfig, Limits, Naming, TransferThread, Wanted,
 };
 
-/// A connector, and the names of the blocks of this replica: what [`EngineParts::load`](super::EngineParts::load) has opened.
+/// A connector, and the names of the blocks of this replica: what [`load`](crate::load) has opened.
 pub struct KvTransferParts {
     pub(crate) config: KvTransferConfig,
     pub(crate) naming: Naming,

@@ -43,7 +43,7 @@ use in_flight::StepInFlight;
 pub(crate) use in_flight::{CurrentStep, lock};
 use kv_events::KvEvents;
 pub use kv_transfer::KvTransferParts;
-pub(crate) use kv_transfer::{Fetch, Waiting};
+pub(crate) use kv_transfer::Waiting;
 use kv_transfer::{KvTransfers, TransferSource};
 use prompt_budget::PromptBudget;
 use publish::Outcomes;
@@ -126,7 +126,7 @@ pub struct EngineParts {
 }
 
 impl Engine {
-    /// Creates an engine over any [`Worker`]: the one that [`EngineParts::load`] returns, a wrapper around it, or another
+    /// Creates an engine over any [`Worker`]: the one that [`load`](crate::load) returns, a wrapper around it, or another
     /// implementation.
     ///
     /// # Errors

@@ -11,47 +11,22 @@ use crate::watch::{self, Snapshot};
 impl Engine {
     /// Current statistics.
     pub fn stats(&self) -> EngineStats {
-        let stats = self.scheduler.stats();
+        let scheduler = self.scheduler.stats();
         let dropped = self.kv_events.as_ref().map_or((0, 0), |events| events.publisher().num_dropped());
-        let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
         EngineStats {
-            num_running: stats.num_running,
-            num_waiting: stats.num_waiting,
-            num_swapped: stats.num_swapped,
-            kv_cache_usage: share(stats.blocks_in_use),
-            kv_cache_cached: share(stats.blocks_cached),
-            prompt_tokens: stats.prompt_tokens,
-            generation_tokens: self.generation_tokens,
-            prefix_cache_queries: stats.prefix_queries,
-            prefix_cache_hits: stats.prefix_hits,
-            host_prefix_cache_queries: if self.scheduler.caches_on_host() { stats.prefix_queries } else { 0 },
-            host_prefix_cache_hits: stats.host_prefix_hits,
-            blocks_offloaded: stats.blocks_offloaded,
-            blocks_loaded: stats.blocks_loaded,
-            num_preemptions: stats.preemptions,
-            num_swap_preemptions: stats.swap_preemptions,
-            host_cache_usage: stats.host_cache_usage(),
-            host_blocks_in_use: stats.host_blocks_in_use,
-            host_blocks_cached: stats.host_blocks_cached,
-            host_blocks_total: stats.host_blocks_total,
-            blocks_peak: stats.blocks_peak,
-            blocks_copied: stats.blocks_copied,
-            steps: self.completed_steps,
-            blocks_in_use: stats.blocks_in_use,
-            blocks_cached: stats.blocks_cached,
-            blocks_free: stats.blocks_free,
-            blocks_total: stats.blocks_total,
-            tokens_lost: stats.tokens_lost,
-            kv_event_steps_dropped: dropped.0,
-            kv_event_messages_dropped: dropped.1,
-            preemptions_by_priority: stats.preemptions_by_priority,
+            scheduler,
             prefix_lookups: *self.scheduler.prefix_stats(),
+            host_prefix_queries: if self.scheduler.caches_on_host() { scheduler.prefix_queries } else { 0 },
+            spec_decode: self.scheduler.spec_stats().clone(),
+            generation_tokens: self.generation_tokens,
+            steps: self.completed_steps,
             failed_steps: self.failed_steps,
-            requests_drawn_on_host: self.requests_drawn_on_host,
             step_tokens: self.step_tokens,
+            requests_drawn_on_host: self.requests_drawn_on_host,
             prompt_budget: self.scheduler.prompt_budget(),
             itl_target: self.prompt_budget.as_ref().map_or(0.0, PromptBudget::target),
-            spec_decode: self.scheduler.spec_stats().into(),
+            kv_event_steps_dropped: dropped.0,
+            kv_event_messages_dropped: dropped.1,
         }
     }
 
@@ -88,6 +63,6 @@ impl Engine {
         let stats = self.stats();
         let Engine { scheduler, recent, requests, .. } = self;
         let age = |id| requests.get(&id).map_or(0.0, |request: &LiveRequest| request.arrived.elapsed().as_secs_f64());
-        watch::snapshot(scheduler, &stats, recent, age)
+        watch::snapshot(scheduler, stats, recent, age)
     }
 }

@@ -8,9 +8,10 @@ mod map;
 mod recent;
 
 use sched::{RequestState, RequestView, Scheduler};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
-use crate::api::{EngineStats, SpecDecodeStats};
+use crate::api::EngineStats;
 pub use map::{BlockMap, Owner};
 pub(crate) use recent::{Counters, Recent};
 pub use recent::{History, Rates};
@@ -25,68 +26,50 @@ pub struct Snapshot {
     pub uptime: f64,
     /// Tokens per block.
     pub block_size: usize,
-    /// Numbers of blocks. `in_use`, `cached` and `free` add up to `total`.
-    pub blocks: Blocks,
+    /// Gauges and counters: numbers of blocks as `blocks`, others as `stats`.
+    #[serde(flatten, serialize_with = "shown")]
+    pub stats: EngineStats,
     /// The owners of all blocks.
     pub map: BlockMap,
     /// Live requests, at most [`MAX_REQUESTS`]: running, then swapped, then waiting ones, each in scheduling order.
     pub requests: Vec<RequestInfo>,
     /// Number of live requests that are not listed.
     pub requests_left_out: usize,
-    /// Gauges and counters, as in the metrics.
-    pub stats: Stats,
     /// Speed over the last two seconds.
     pub rates: Rates,
     /// The last minute.
     pub history: History,
 }
 
-/// Numbers of blocks by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Blocks {
-    /// Number of all blocks.
-    pub total: usize,
-    /// Blocks owned by live requests.
-    pub in_use: usize,
-    /// Blocks kept for their cached prefix, which are reused when needed.
-    pub cached: usize,
-    /// Unused blocks.
-    pub free: usize,
-    /// Greatest number of blocks that were in use at the same time.
-    pub peak: usize,
-    /// Blocks of host memory, for swapped requests and evicted prefixes.
-    pub host_total: usize,
-    /// Blocks of host memory that swapped requests own.
-    pub host_in_use: usize,
-    /// Other blocks of host memory, which cache a prefix.
-    pub host_cached: usize,
-}
-
-/// Gauges, and counters since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Stats {
-    /// Requests that own blocks.
-    pub running: usize,
-    /// Requests that wait for blocks.
-    pub waiting: usize,
-    /// Requests in host memory.
-    pub swapped: usize,
-    /// Steps that computed something and were committed.
-    pub steps: u64,
-    /// Prompt tokens of admitted requests.
-    pub prompt_tokens: u64,
-    /// Tokens drawn.
-    pub generation_tokens: u64,
-    /// Prompt tokens looked up in the prefix cache.
-    pub prefix_cache_queries: u64,
-    /// Prompt tokens found in the prefix cache.
-    pub prefix_cache_hits: u64,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Preemptions by swapping to host memory.
-    pub swap_preemptions: u64,
-    /// Verification of drafts.
-    pub spec_decode: SpecDecodeStats,
+/// The statistics that a snapshot shows, under the names of `docs/state.md`.
+fn shown<S: Serializer>(stats: &EngineStats, to: S) -> Result<S::Ok, S::Error> {
+    let counts = &stats.scheduler;
+    json!({
+        "blocks": {
+            "total": counts.blocks_total,
+            "in_use": counts.blocks_in_use,
+            "cached": counts.blocks_cached,
+            "free": counts.blocks_free,
+            "peak": counts.blocks_peak,
+            "host_total": counts.host_blocks_total,
+            "host_in_use": counts.host_blocks_in_use,
+            "host_cached": counts.host_blocks_cached,
+        },
+        "stats": {
+            "running": counts.num_running,
+            "waiting": counts.num_waiting,
+            "swapped": counts.num_swapped,
+            "steps": stats.steps,
+            "prompt_tokens": counts.prompt_tokens,
+            "generation_tokens": stats.generation_tokens,
+            "prefix_cache_queries": counts.prefix_queries,
+            "prefix_cache_hits": counts.prefix_hits,
+            "preemptions": counts.preemptions,
+            "swap_preemptions": counts.swap_preemptions,
+            "spec_decode": stats.spec_decode,
+        },
+    })
+    .serialize(to)
 }
 
 /// A live request.
@@ -117,11 +100,10 @@ pub struct RequestInfo {
 /// Takes a snapshot. `age` returns the seconds since a request was submitted.
 pub(crate) fn snapshot(
     scheduler: &Scheduler,
-    stats: &EngineStats,
+    stats: EngineStats,
     recent: &mut Recent,
     age: impl Fn(sched::RequestId) -> f64,
 ) -> Snapshot {
-    let counts = scheduler.stats();
     let views: Vec<RequestView<'_>> = scheduler.requests().collect();
     let (map, blocks_of) = map::draw(scheduler.pool(), &views);
     let listed = views.iter().zip(blocks_of).take(MAX_REQUESTS);
@@ -129,32 +111,10 @@ pub(crate) fn snapshot(
     Snapshot {
         uptime: recent.uptime(),
         block_size: scheduler.pool().block_size(),
-        blocks: Blocks {
-            total: counts.blocks_total,
-            in_use: counts.blocks_in_use,
-            cached: counts.blocks_cached,
-            free: counts.blocks_free,
-            peak: counts.blocks_peak,
-            host_total: counts.host_blocks_total,
-            host_in_use: counts.host_blocks_in_use,
-            host_cached: counts.host_blocks_cached,
-        },
         map,
         requests_left_out: views.len() - requests.len(),
         requests,
-        stats: Stats {
-            running: stats.num_running,
-            waiting: stats.num_waiting,
-            swapped: stats.num_swapped,
-            steps: stats.steps,
-            prompt_tokens: stats.prompt_tokens,
-            generation_tokens: stats.generation_tokens,
-            prefix_cache_queries: stats.prefix_cache_queries,
-            prefix_cache_hits: stats.prefix_cache_hits,
-            preemptions: stats.num_preemptions,
-            swap_preemptions: stats.num_swap_preemptions,
-            spec_decode: stats.spec_decode,
-        },
+        stats,
         rates: recent.rates(),
         history: recent.history(),
     }

@@ -13,7 +13,12 @@ pub mod shared;
 pub mod slow;
 pub mod workers;
 
-use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
+use std::sync::Arc;
+
+use device::Device;
+use engine::{
+    Engine, EngineConfig, EngineParts, GenerationParams, GenerationRequest, Llm, LoadOn, ModelSource, SamplingParams,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::kernels::host::device_for_tests;
@@ -53,6 +58,16 @@ pub fn config(blocks: u64) -> EngineConfig {
         seed: Some(1),
         ..Default::default()
     }
+}
+
+/// The parts of an engine on a device.
+pub fn parts_on(config: &EngineConfig, device: Arc<dyn Device>) -> EngineParts {
+    engine::load(config, LoadOn::Device(device), &|_, _| {}).unwrap().parts
+}
+
+/// An engine on a device.
+pub fn engine_on(config: &EngineConfig, device: Arc<dyn Device>) -> Engine {
+    Engine::new(parts_on(config, device)).unwrap()
 }
 
 /// The same on the device that launches kernels in tests, with bits that do not depend on the batch. `None`, reported, where there is

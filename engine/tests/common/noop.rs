@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use device::gemm::Product;
 use device::{Buffer, CudaError, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Pool, Queue};
-use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, ModelSource, SamplingParams};
+use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, LoadOn, ModelSource, SamplingParams};
 
 pub struct NoOp {
     host: Arc<dyn Device>,
@@ -168,7 +168,8 @@ pub fn decoding_with(device: &Arc<NoOp>, sequences: usize, config: EngineConfig,
         model,
         ..config
     };
-    let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
+    let loaded = engine::load(&config, LoadOn::Device(device.clone()), &|_, _| {}).unwrap();
+    let mut engine = Engine::new(loaded.parts).unwrap();
     for which in 0..sequences as u32 {
         // Their blocks end at different steps.
         let len = 24 + which as usize % 32;

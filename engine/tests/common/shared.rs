@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use device::Device;
-use engine::{Engine, EngineConfig, EngineError, EngineParts, Llm};
+use engine::{Engine, EngineConfig, EngineError, EngineParts, Llm, LoadOn, Loaded};
 use testkit::kernels::host::device_for_tests;
 
 /// What of a configuration a device depends on: its kernels, threads and determinism.
@@ -35,12 +35,13 @@ fn device(config: &EngineConfig) -> Option<Arc<dyn Device>> {
     })
 }
 
-/// [`EngineParts::load`] on a shared device.
+fn load(config: &EngineConfig) -> Result<Loaded, EngineError> {
+    engine::load(config, device(config).map_or(LoadOn::Configured, LoadOn::Device), &|_, _| {})
+}
+
+/// The parts of an engine on a shared device.
 pub fn parts(config: &EngineConfig) -> Result<EngineParts, EngineError> {
-    match device(config) {
-        Some(device) => EngineParts::load_on(config, device, &|_, _| {}),
-        None => EngineParts::load(config, &|_, _| {}),
-    }
+    Ok(load(config)?.parts)
 }
 
 /// [`Engine::load`] on a shared device.
@@ -50,8 +51,5 @@ pub fn engine(config: &EngineConfig) -> Result<Engine, EngineError> {
 
 /// [`Llm::new`] on a shared device.
 pub fn llm(config: EngineConfig) -> Result<Llm, EngineError> {
-    match device(&config) {
-        Some(device) => Llm::load_on(config, device, &|_, _| {}),
-        None => Llm::new(config),
-    }
+    Llm::of(&config, load(&config)?)
 }

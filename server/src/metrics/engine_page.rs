@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{EngineStats, ModelInfo, StepTokens};
+use engine::{EngineStats, ModelInfo, SchedulerStats, StepTokens};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
 
@@ -10,15 +10,16 @@ use super::register;
 
 /// Adds the gauges and counters to an empty registry.
 pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) {
+    let counts = &engine.scheduler;
     for (name, help, value) in [
-        ("vllm:num_requests_running", "Number of requests that hold blocks.", engine.num_running as f64),
-        ("vllm:num_requests_waiting", "Number of requests that wait for blocks.", engine.num_waiting as f64),
-        ("vllm:num_requests_swapped", "Number of requests swapped to host memory.", engine.num_swapped as f64),
-        ("vllm:kv_cache_usage_perc", "Fraction of blocks owned by running sequences.", engine.kv_cache_usage),
-        ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", engine.kv_cache_usage),
-        ("quire:kv_cache_cached_perc", "Fraction of blocks kept only as cached prefixes.", engine.kv_cache_cached),
-        ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", engine.host_cache_usage),
-        ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", engine.blocks_peak as f64),
+        ("vllm:num_requests_running", "Number of requests that hold blocks.", counts.num_running as f64),
+        ("vllm:num_requests_waiting", "Number of requests that wait for blocks.", counts.num_waiting as f64),
+        ("vllm:num_requests_swapped", "Number of requests swapped to host memory.", counts.num_swapped as f64),
+        ("vllm:kv_cache_usage_perc", "Fraction of blocks owned by running sequences.", counts.kv_cache_usage()),
+        ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", counts.kv_cache_usage()),
+        ("quire:kv_cache_cached_perc", "Fraction of blocks kept only as cached prefixes.", counts.kv_cache_cached()),
+        ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", counts.host_cache_usage()),
+        ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", counts.blocks_peak as f64),
         (
             "quire:step_prompt_budget_tokens",
             "Maximum number of prompt tokens in a step while sequences decode.",
@@ -40,11 +41,11 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let blocks = Opts::new("quire:kv_blocks", "Number of blocks by state; the states sum to all blocks.");
     let blocks = register(registry, GaugeVec::new(blocks, &["state"]));
     for (state, count) in
-        [("in_use", engine.blocks_in_use), ("cached", engine.blocks_cached), ("free", engine.blocks_free)]
+        [("in_use", counts.blocks_in_use), ("cached", counts.blocks_cached), ("free", counts.blocks_free)]
     {
         blocks.with_label_values(&[state]).set(count as f64);
     }
-    let EngineStats { host_blocks_in_use, host_blocks_cached, host_blocks_total, .. } = *engine;
+    let SchedulerStats { host_blocks_in_use, host_blocks_cached, host_blocks_total, .. } = *counts;
     let host_free = host_blocks_total - host_blocks_in_use - host_blocks_cached;
     let host = Opts::new("quire:kv_host_blocks", "Number of blocks of host memory by state.");
     let host = register(registry, GaugeVec::new(host, &["state"]));
@@ -52,53 +53,49 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         host.with_label_values(&[state]).set(count as f64);
     }
     for (name, help, value) in [
-        (
-            "vllm:prefix_cache_queries_total",
-            "Prompt tokens looked up in the prefix cache.",
-            engine.prefix_cache_queries,
-        ),
+        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", counts.prefix_queries),
         (
             "vllm:prefix_cache_hits_total",
             "Prompt tokens found in the prefix cache on the device.",
-            engine.prefix_cache_hits - engine.host_prefix_cache_hits,
+            counts.prefix_hits - counts.host_prefix_hits,
         ),
         (
             "vllm:external_prefix_cache_queries_total",
             "Prompt tokens looked up in the prefix cache in host memory.",
-            engine.host_prefix_cache_queries,
+            engine.host_prefix_queries,
         ),
         (
             "vllm:external_prefix_cache_hits_total",
             "Prompt tokens found in the prefix cache in host memory alone.",
-            engine.host_prefix_cache_hits,
+            counts.host_prefix_hits,
         ),
         (
             "quire:kv_blocks_offloaded_total",
             "Blocks copied to host memory because their prefix was evicted.",
-            engine.blocks_offloaded,
+            counts.blocks_offloaded,
         ),
         (
             "quire:kv_blocks_loaded_total",
             "Blocks copied back from host memory because a request has their prefix.",
-            engine.blocks_loaded,
+            counts.blocks_loaded,
         ),
         (
             "vllm:gpu_prefix_cache_queries_total",
             "Older name of vllm:prefix_cache_queries_total.",
-            engine.prefix_cache_queries,
+            counts.prefix_queries,
         ),
-        ("vllm:gpu_prefix_cache_hits_total", "Older name of vllm:prefix_cache_hits_total.", engine.prefix_cache_hits),
-        ("vllm:prompt_tokens_total", "Number of prompt tokens.", engine.prompt_tokens),
+        ("vllm:gpu_prefix_cache_hits_total", "Older name of vllm:prefix_cache_hits_total.", counts.prefix_hits),
+        ("vllm:prompt_tokens_total", "Number of prompt tokens.", counts.prompt_tokens),
         ("vllm:generation_tokens_total", "Number of generated tokens.", engine.generation_tokens),
-        ("vllm:num_preemptions_total", "Number of preemptions.", engine.num_preemptions),
-        ("quire:num_swap_preemptions_total", "Number of preemptions by swapping.", engine.num_swap_preemptions),
+        ("vllm:num_preemptions_total", "Number of preemptions.", counts.preemptions),
+        ("quire:num_swap_preemptions_total", "Number of preemptions by swapping.", counts.swap_preemptions),
         (
             "quire:num_priority_preemptions_total",
             "Number of preemptions in favor of a higher priority.",
-            engine.preemptions_by_priority,
+            counts.preemptions_by_priority,
         ),
-        ("quire:preemption_tokens_lost_total", "Computed tokens discarded by preemptions.", engine.tokens_lost),
-        ("quire:kv_blocks_copied_total", "Number of blocks copied on write.", engine.blocks_copied),
+        ("quire:preemption_tokens_lost_total", "Computed tokens discarded by preemptions.", counts.tokens_lost),
+        ("quire:kv_blocks_copied_total", "Number of blocks copied on write.", counts.blocks_copied),
         ("quire:engine_steps_total", "Number of engine steps.", engine.steps),
         (
             "vllm:spec_decode_num_drafts_total",
@@ -140,10 +137,10 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let accepted =
         Opts::new("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens by their position.");
     let accepted = register(registry, IntCounterVec::new(accepted, &["position"]));
-    // Behind the first position without any there are none. The first is always listed.
-    let counts = engine.spec_decode.accepted_per_pos;
-    for (position, count) in counts.into_iter().enumerate().take_while(|(i, count)| *i == 0 || *count > 0) {
-        accepted.with_label_values(&[position.to_string()]).inc_by(count);
+    // The first position is always listed.
+    accepted.with_label_values(&["0"]);
+    for (position, count) in engine.spec_decode.accepted_per_pos.iter().enumerate() {
+        accepted.with_label_values(&[position.to_string()]).inc_by(*count);
     }
     let sleep = Opts::new("vllm:engine_sleep_state", "Whether the engine is in a state of sleep. It is always awake.");
     let sleep = register(registry, GaugeVec::new(sleep, &["sleep_state"]));

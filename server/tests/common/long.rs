@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use device::Device;
-use engine::{AsyncEngine, EngineConfig, ModelSource};
+use engine::{AsyncEngine, EngineConfig, LoadOn, ModelSource};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ fn model() -> ModelSource {
 /// Starts an engine whose context has `context` tokens. Every token that it draws is `<|bos|>`.
 pub fn start(device: Arc<dyn Device>, context: usize, sequences: usize) -> AsyncEngine {
     let (_folder, config) = configure(context, sequences);
-    AsyncEngine::start_on(config, device, &|_, _| {}).unwrap()
+    AsyncEngine::run(&config, engine::load(&config, LoadOn::Device(device), &|_, _| {}).unwrap()).unwrap()
 }
 
 /// The configuration of [`start`], and the folder of its model.

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::api::{Event, GenerationParams, GenerationRequest, TokenEvent};
 use crate::connector::{BlockName, Connector, ConnectorError, KvRole, KvTransfer, KvTransferConfig, Limits};
-use crate::parallel::Group;
 use crate::serve::AsyncEngine;
-use crate::start::load::{Loaded, load};
-use crate::{Engine, EngineConfig, ParallelConfig};
+use crate::start::{LoadOn, Loaded, load};
+use crate::{Engine, EngineConfig};
 
 const STORE: KvTransfer = KvTransfer { load: false, store: true };
 const LOAD: KvTransfer = KvTransfer { load: true, store: false };
@@ -89,7 +88,7 @@ fn loaded(shelf: &Shelf, wait_seconds: f64) -> (EngineConfig, Loaded) {
         seed: Some(1),
         ..Default::default()
     };
-    let mut loaded = load(&config, Group::open(&ParallelConfig::default()).unwrap(), &|_, _| {}).unwrap();
+    let mut loaded = load(&config, LoadOn::Configured, &|_, _| {}).unwrap();
     loaded.parts.kv_transfer.as_mut().unwrap().connector = Box::new(shelf.clone());
     (config, loaded)
 }
@@ -183,7 +182,7 @@ fn loaded_blocks_are_taken_while_another_request_runs_and_one_has_just_ended() {
     assert_eq!((found.len(), is_last), (6, true));
     // Its blocks are to be copied, while the other request goes on.
     second.submit(request(3, 5, 1, STORE)).unwrap();
-    while second.num_unfinished() > 1 || second.stats().num_running == 0 {
+    while second.num_unfinished() > 1 || second.stats().scheduler.num_running == 0 {
         second.step(|_, _| {});
     }
     second.import(Some(&waiting), &found);
