@@ -94,14 +94,12 @@ fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
 fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     for pair in task.pairs.clone() {
         let mut next = task.weights.ahead(pair, task.rows.div_ceil(D::ROWS));
-        // A constant condition alone, so that single panels are not compiled for wide registers.
-        if D::WIDE {
-            bands::<D, F, PAIR>(task, pair, 0, &mut next);
-        } else if task.rows <= highest::<D>(PAIR) {
-            bands::<D, F, PAIR>(task, pair, 0, &mut next);
-        } else {
+        // The constant comes first, so that single panels are not compiled for wide registers.
+        if !D::WIDE && task.rows > highest::<D>(PAIR) {
             bands::<D, F, 1>(task, pair, 0, &mut next);
             bands::<D, F, 1>(task, pair, 1, &mut Ahead::nothing());
+        } else {
+            bands::<D, F, PAIR>(task, pair, 0, &mut next);
         }
     }
 }

@@ -46,9 +46,10 @@ impl File {
         self.path.split('/').next().unwrap_or_default()
     }
 
-    /// Returns whether the file is compiled into a library or a binary: `<crate>/src/`.
+    /// Returns whether the file is compiled into a library or a binary, or runs before: `<crate>/src/` and `<crate>/build.rs`.
     fn is_source(&self) -> bool {
-        self.is_rust() && self.path.strip_prefix(self.top()).is_some_and(|rest| rest.starts_with("/src/"))
+        let rest = self.path.strip_prefix(self.top());
+        self.is_rust() && rest.is_some_and(|rest| rest.starts_with("/src/") || rest == "/build.rs")
     }
 
     /// Makes a finding about the whole file.
