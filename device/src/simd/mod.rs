@@ -124,14 +124,10 @@ impl Isa {
         vectors.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// Returns better vectors of this CPU that this program is not compiled for.
+    /// Returns better vectors or tiles of this CPU that this program is not compiled for.
     pub fn left_out() -> Option<Isa> {
-        let better = match Isa::best() {
-            Isa::Portable => [Isa::Avx512, Isa::Avx2].as_slice(),
-            Isa::Avx2 => &[Isa::Avx512],
-            _ => &[],
-        };
-        better.iter().copied().find(|isa| isa.is_present())
+        let best_first = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2];
+        best_first.into_iter().take_while(|isa| !isa.is_available()).find(|isa| isa.is_present())
     }
 }
 
