@@ -7,8 +7,13 @@
 use std::env;
 use std::path::Path;
 
+#[cfg(target_arch = "x86_64")]
+#[path = "src/simd/present.rs"]
+mod present;
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/simd/present.rs");
     // target/<profile>/build/<package>/out
     let out = env::var_os("OUT_DIR").unwrap_or_default();
     let is_release = Path::new(&out).ancestors().nth(3).is_some_and(|profile| profile.ends_with("release"));
@@ -25,15 +30,9 @@ fn main() {
 /// bytes the best that it has.
 #[cfg(target_arch = "x86_64")]
 fn taken() -> Vec<(&'static str, bool)> {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    let avx512 = avx2
-        && is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
-    let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
-    let avx_vnni = avx2 && !vnni && is_x86_feature_detected!("avxvnni");
+    let (avx2, avx512, bf16) = (present::avx2(), present::avx512(), present::avx512_bf16());
+    let vnni = present::avx512_vnni();
+    let avx_vnni = !vnni && present::avx_vnni();
     vec![
         ("avx2", avx2 && !avx512),
         ("avx512", avx512),

@@ -124,8 +124,8 @@ impl Cors {
 pub struct Limits {
     /// Maximum number of open connections
     ///
-    /// Of the connections beyond the limit, up to 64 at a time get an error answer; the others are closed without one. The
-    /// system's limit of open files should be higher (`ulimit -n`).
+    /// Up to 64 connections at a time beyond the limit get an error answer; others are closed without one. The system's
+    /// limit of open files should be higher (`ulimit -n`).
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_connections: usize,
     /// Maximum number of concurrent streams [default: --max-connections]

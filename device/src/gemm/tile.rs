@@ -53,7 +53,7 @@ pub(super) trait Tile {
     type Sums: Lanes;
     /// Elements of a row that one line is multiplied with.
     const NUMBERS_PER_LINE: usize;
-    /// Without vectors one shape of a tile is compiled.
+    /// Whether one shape of a tile is compiled instead of all that fill the registers, as without vectors.
     const IS_ONE_SHAPE: bool = false;
     /// Most rows of a band that need no more registers than there are.
     #[inline(always)]

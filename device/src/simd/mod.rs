@@ -11,6 +11,8 @@ pub mod int8;
 mod neon;
 pub mod pairs;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod present;
 pub mod small_float;
 pub mod tiles;
 #[cfg(target_arch = "x86_64")]
@@ -86,19 +88,11 @@ impl Isa {
             Isa::Portable => true,
             Isa::Amx => Isa::Avx512Bf16.is_present() && no_tiles().is_none(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-            }
+            Isa::Avx2 => present::avx2(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_present()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
+            Isa::Avx512 => present::avx512(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => present::avx512_bf16(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[allow(unreachable_patterns)]
@@ -111,7 +105,7 @@ impl Isa {
         match self {
             _ if self.is_available() => None,
             _ if self.is_present() => Some(format!(
-                "this program was compiled on another CPU, without {self}; compile it here or with --profile dist"
+                "this program is compiled without {self}; cargo build --profile dist compiles every instruction set"
             )),
             Isa::Amx => no_tiles().map(str::to_string),
             _ => Some(format!("this CPU has no {self}")),

@@ -55,7 +55,7 @@ impl Engine {
 
 /// The device and the ranks that a model is loaded on.
 pub enum LoadOn {
-    /// Those that the configuration names.
+    /// The device and the ranks of the configuration.
     Configured,
     /// A group of ranks, of which this process is rank 0.
     Group(Group),

@@ -27,7 +27,9 @@ pub use portable::PortableDot;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2Dot, Avx512Vnni, AvxVnni, Halves};
 
-use super::{Isa, LANES, Lanes, compiled};
+use super::{Isa, LANES, Lanes};
+#[cfg(target_arch = "x86_64")]
+use super::{compiled, present};
 
 /// Weights in one group: four for each lane.
 pub const GROUP: usize = 4 * LANES;
@@ -71,13 +73,11 @@ impl DotIsa {
         match self {
             DotIsa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            DotIsa::Avx2 => compiled::AVX2_DOT && Isa::Avx2.is_present(),
+            DotIsa::Avx2 => compiled::AVX2_DOT && present::avx2(),
             #[cfg(target_arch = "x86_64")]
-            DotIsa::AvxVnni => compiled::AVX_VNNI && Isa::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
+            DotIsa::AvxVnni => compiled::AVX_VNNI && present::avx_vnni(),
             #[cfg(target_arch = "x86_64")]
-            DotIsa::Avx512Vnni => {
-                compiled::AVX512_VNNI && Isa::Avx512.is_present() && is_x86_feature_detected!("avx512vnni")
-            }
+            DotIsa::Avx512Vnni => compiled::AVX512_VNNI && present::avx512_vnni(),
             #[cfg(target_arch = "aarch64")]
             DotIsa::Neon => true,
             #[cfg(target_arch = "aarch64")]
