@@ -5,6 +5,7 @@
 //! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
 //! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them, and
 //!   the kernels of other engines to compare with;
+//! - [`first_difference`]: where a wrong token comes from;
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
 //! - [`routers`]: replicas behind routers from PyPI; [`pip`]: packages of Python.
@@ -26,6 +27,7 @@ pub mod cargo;
 pub mod ci;
 pub mod docs;
 pub mod doctor;
+pub mod first_difference;
 pub mod flakes;
 pub mod fuzz;
 mod http;

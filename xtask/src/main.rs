@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
-use xtask::{build_kernels, bundle, ci, docs, doctor, flakes, fuzz, routers, test_mpi, test_names, tidy};
+use xtask::{
+    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, routers, test_mpi, test_names, tidy,
+};
 
 /// The chores of the workspace
 #[derive(Parser)]
@@ -146,6 +148,8 @@ enum Task {
         #[arg(long, default_value_t = kernels::cores())]
         threads: usize,
     },
+    /// Name the first layer, position and element at which a request differs from a plain computation in float64
+    FirstDifference(first_difference::Options),
     /// Build the documentation site with mdBook
     Docs,
     /// Print what this machine has, and what that means for Quire
@@ -213,6 +217,7 @@ fn run(task: Task) -> Result<(), String> {
             let options = Options { models, forms, folder, llama, vllm, rounds, threads, steps, serving };
             bench_cpu::run(&root, &options)
         }
+        Task::FirstDifference(options) => first_difference::run(&root, &options),
         Task::Docs => docs::run(&root),
         Task::Doctor { require } => {
             println!("{}", if require { doctor::require() } else { doctor::report(&root) });

@@ -209,8 +209,8 @@ impl Model {
         })
     }
 
-    /// Calls `observer` with the inputs of every linear layer of the following steps whose inputs are float32 numbers on the host.
-    /// Those of heads and experts are not observed.
+    /// Calls `observer` with the inputs of every linear layer of the following steps, except inputs in 8 bits and those of heads and
+    /// experts. A device that launches kernels waits for each, so its steps must not be captured or replayed as graphs.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.observer = observer;
     }

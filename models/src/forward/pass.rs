@@ -1,8 +1,9 @@
 //! The interpreter of a [`Program`](super::program::Program). It knows operations, not families.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, Rows, Workspace};
+use attention_kernels::{AttentionArgs, CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Rows, Workspace};
 use device::{Buffer, Device};
 
 use super::clock::clock;
@@ -21,6 +22,23 @@ fn rows_of(buffer: &Buffer, register: Register) -> Rows<'_> {
 /// A register as the output of an operation.
 fn out_to(buffer: &mut Buffer, register: Register) -> Out<'_> {
     if register == Register::Q8 { Out::Q8(buffer) } else { Out::Numbers(buffer) }
+}
+
+/// The first numbers of a buffer. A device that launches kernels waits for its earlier work.
+fn numbers_on_host<'a>(
+    device: &dyn Device,
+    buffer: &'a Buffer,
+    dtype: Dtype,
+    count: usize,
+) -> Result<Cow<'a, [f32]>, KernelError> {
+    if let Ok(numbers) = buffer.host::<f32>() {
+        return Ok(Cow::Borrowed(&numbers[..count]));
+    }
+    let mut bytes = vec![0; count * dtype.bytes()];
+    device.download(buffer, 0, &mut bytes)?;
+    let mut numbers = vec![0.0; count];
+    dtype.read_row(&bytes, &mut numbers);
+    Ok(Cow::Owned(numbers))
 }
 
 /// Writes the keys and values of fused rows to the cache.
@@ -143,9 +161,9 @@ impl Model {
                     let [x, y] = step.several([from, to])?;
                     if let Some(observer) = observer
                         && from != Register::Q8
-                        && let Ok(numbers) = x.host::<f32>()
                     {
-                        observer(linear, &numbers[..rows * loaded.linears[linear].weights.k()]);
+                        let count = rows * loaded.linears[linear].weights.k();
+                        observer(linear, &numbers_on_host(device, x, dtype, count)?);
                     }
                     loaded.linears[linear].run(
                         (kernels, device),

@@ -8,6 +8,7 @@ pub mod cases;
 mod classic;
 mod config;
 mod experts;
+mod first_difference;
 mod gemma;
 mod gemma4;
 mod gemma4_cases;

@@ -22,17 +22,39 @@ pub struct Tensors {
     known: RefCell<BTreeMap<String, Tensor>>,
     random: Cell<u64>,
     pub narrow: bool,
+    /// The input rows of every linear layer in the order of computation, each with the layer's name, since [`Tensors::record`].
+    recorded: RefCell<Option<Vec<(String, Rows)>>>,
 }
 
 impl Tensors {
     pub fn stored(weights: Weights) -> Tensors {
         let narrow = weights.names().next().is_some_and(|name| weights.get(name).unwrap().dtype == device::Dtype::Bf16);
-        Tensors { stored: Some(weights), known: RefCell::default(), random: Cell::new(0), narrow }
+        Tensors {
+            stored: Some(weights),
+            known: RefCell::default(),
+            random: Cell::new(0),
+            narrow,
+            recorded: RefCell::default(),
+        }
     }
 
     /// Tensors of random values, of bfloat16 if `narrow`.
     pub fn made(seed: u64, narrow: bool) -> Tensors {
-        Tensors { stored: None, known: RefCell::default(), random: Cell::new(seed), narrow }
+        Tensors {
+            stored: None,
+            known: RefCell::default(),
+            random: Cell::new(seed),
+            narrow,
+            recorded: RefCell::default(),
+        }
+    }
+
+    pub fn record(&self) {
+        *self.recorded.borrow_mut() = Some(Vec::new());
+    }
+
+    pub fn recorded(&self) -> Vec<(String, Rows)> {
+        self.recorded.take().unwrap_or_default()
     }
 
     /// A number of [−1, 1) by SplitMix64.
@@ -123,6 +145,9 @@ impl Tensors {
 
     /// x·Wᵀ of `name`.weight, plus `name`.bias.
     pub fn linear(&self, x: &Rows, name: &str, outputs: usize, bias: bool) -> Rows {
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.push((name.to_string(), x.clone()));
+        }
         let inputs = x[0].len();
         let weight = self.matrix(&format!("{name}.weight"), &[outputs, inputs], inputs);
         let bias = bias.then(|| self.vector(&format!("{name}.bias"), outputs));
