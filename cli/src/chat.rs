@@ -5,8 +5,9 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
 
-use engine::{ChatInput, ChatTemplate, EngineConfig, Event, GenerationParams, GenerationRequest};
+use engine::{EngineConfig, Event, GenerationParams, GenerationRequest};
 use serde_json::{Map, Value, json};
+use text::{ChatInput, ChatTemplate};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 

@@ -8,6 +8,9 @@ pub enum EngineError {
     /// A checkpoint file is missing, broken or not understood.
     #[error(transparent)]
     Load(#[from] models::LoadError),
+    /// The tokenizer or the chat template cannot be used.
+    #[error(transparent)]
+    Text(#[from] text::LoadError),
     /// The device cannot be opened, or has too little memory.
     #[error(transparent)]
     Device(#[from] device::DeviceError),

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The interface between the engine and the device is [`worker::Worker`]. The crate contains no HTTP, and scheduling decisions
-//! are made in `sched` alone.
+//! are made in `sched` alone, and texts in the crate `text`.
 //!
 //! ```
 //! let mut llm = engine::Llm::new(engine::EngineConfig::default())?;
@@ -22,7 +22,6 @@ mod api;
 mod connector;
 pub mod convert;
 mod error;
-mod grammar;
 mod keys;
 mod memory;
 mod parallel;
@@ -31,7 +30,6 @@ mod serve;
 pub mod speculate;
 mod start;
 mod step;
-pub mod text;
 pub mod watch;
 pub mod worker;
 
@@ -51,20 +49,17 @@ pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{AdapterError, AuditError, EngineError, SubmitError};
-pub use grammar::{Compiled, Grammar, Grammars, StructuredOutput, with_schema_options, with_white_space};
 pub use kvevents::KvEventsConfig;
 pub use memory::Plan;
 pub use models::RoundActivations;
 pub use models::decoder::Reduce;
-pub use models::{
-    ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
-};
+pub use models::{GenerationDefaults, ModelConfig, Pooling};
 pub use parallel::Group;
 pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
 };
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
-pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
+pub use serve::{AsyncEngine, Completion, CompletionOutput, GrammarConstraint, Llm, OutputStream, Watcher};
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
 pub use start::{LoadOn, Loaded, Progress, Recording, RecordingError, Replayed, Roofline, Work};
 pub use start::{declare, describe_kernels, follow, load, plan};

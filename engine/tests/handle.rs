@@ -10,9 +10,10 @@ use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, overlapping, request};
 use engine::{
-    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar, LoadOn,
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, LoadOn,
     StructuredOutput, SubmitError,
 };
+use text::Grammar;
 
 fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()

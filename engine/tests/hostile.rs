@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use engine::{
     AsyncEngine, BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GenerationParams,
-    GenerationRequest, Grammar, KvCacheDtype, Llm, Mask, Pooling, RequestId, SamplingParams, StructuredOutput,
-    TokenEvent, TokenSet,
+    GenerationRequest, KvCacheDtype, Llm, Mask, Pooling, RequestId, SamplingParams, StructuredOutput, TokenEvent,
+    TokenSet,
 };
+use text::Grammar;
 
 use crate::common::{VOCABULARY, alone, config, on_sim, request, shared};
 

@@ -3,11 +3,12 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use engine::{
-    Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Grammar, Llm,
-    Mask, SamplingParams, StopCause, StructuredOutput, SubmitError, TokenEvent, TokenSet,
+    Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Llm, Mask,
+    SamplingParams, StopCause, StructuredOutput, SubmitError, TokenEvent, TokenSet,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use text::Grammar;
 
 fn config() -> EngineConfig {
     EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(2), ..EngineConfig::default() }

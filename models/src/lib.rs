@@ -1,12 +1,11 @@
-//! Everything that is read from a checkpoint: configuration, weights, tokenizer and chat template, and the forward pass.
+//! What a checkpoint says about numbers: configuration, weights and adapters, and the forward pass. Tokenizers and chat templates
+//! are made by the crate `text`, of files that [`ModelFiles`] reads.
 //!
 //! A checkpoint is a folder in Hugging Face layout, or the same files embedded in the binary ([`ModelFiles`]):
 //!
 //! ```text
 //! config.json                    ModelConfig         the decoder, declared by its family
 //! *.safetensors (+ index.json)   Weights             memory-mapped tensors, f32, f16 or bf16
-//! tokenizer.json                 Tokenizer           text <-> token ids
-//! tokenizer_config.json, *.jinja ChatTemplate        messages -> prompt, as transformers renders it
 //! generation_config.json         GenerationDefaults  end tokens and sampling defaults
 //! 1_Pooling/config.json          Pooling             how hidden states become an embedding
 //! ```
@@ -24,7 +23,7 @@
 //! ```
 //! use std::path::Path;
 //!
-//! use models::{ChatInput, ChatTemplate, ForwardBatch, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
+//! use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Weights};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/qwen3");
@@ -34,26 +33,12 @@
 //! let decoder = &config.decoder;
 //! weights.expect("model.norm.weight", &[decoder.hidden_size()])?;
 //!
-//! let tokenizer = Tokenizer::load(&files)?;
-//! tokenizer.check(decoder.vocab_size())?;
-//! let template = ChatTemplate::load(&files)?.ok_or("this checkpoint has no chat template")?;
-//! let prompt = template.render(&ChatInput {
-//!     messages: &[serde_json::json!({"role": "user", "content": "Hello!"})],
-//!     tools: None,
-//!     add_generation_prompt: true,
-//!     continue_final_message: false,
-//!     kwargs: &serde_json::Map::new(),
-//! })?;
-//! assert!(prompt.ends_with("<|im_start|>assistant\n"));
-//!
-//! let ids = tokenizer.encode(&prompt, false)?;
-//! assert_eq!(tokenizer.decode(&ids, false)?, prompt);
-//!
-//! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight blocks.
+//! // The forward pass: a prompt in blocks 7, 6, 5, … of a pool of eight blocks.
 //! let device = device::open("cpu", None)?;
 //! let kernels = attention_kernels::select(&Default::default(), &Model::needs(decoder, &*device))?;
 //! let mut model = Model::load(decoder, &weights, device, kernels, 128, &|_, _| Ok(()))?;
 //! let mut caches = model.new_cache(8, 16)?;
+//! let ids: Vec<u32> = (3..40).collect();
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
 //! let mut batch = ForwardBatch::default();
@@ -64,15 +49,12 @@
 //! # Ok(())
 //! # }
 //! ```
-mod chat;
 mod checkpoint;
 pub mod decoder;
 mod families;
 mod forward;
 pub mod lora;
-mod tokenizer;
 
-pub use chat::{ChatInput, ChatTemplate, TemplateError};
 pub use checkpoint::{
     FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, RoundActivations, WeightView, Weights, demo, gguf,
 };
@@ -84,4 +66,3 @@ pub use forward::{
     in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows, partition,
     weight_bytes, weight_bytes_beside,
 };
-pub use tokenizer::{TokenizeError, Tokenizer};

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_checkpoints;
-mod chat_templates;
 mod common;
 mod config_spellings;
 #[path = "../../device/tests/support/allocations.rs"]
@@ -18,7 +17,6 @@ mod forward_codes;
 mod forward_sim;
 mod gguf;
 mod graphs_sim;
-mod hostile_templates;
 mod kernels;
 mod layout;
 mod lora;
@@ -28,9 +26,9 @@ mod predictors;
 mod quantized;
 mod ranks;
 mod reference_cases;
-mod reference_texts;
 mod step_sim;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
-mod token_bytes;
+#[path = "../../engine/src/start/texts.rs"]
+mod texts;
 mod weight_files;

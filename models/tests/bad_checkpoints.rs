@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::common::{CASES, Copy, files, folder, message};
+use crate::common::{CASES, Copy, Opened, files, folder, message};
+use crate::texts::TextFiles;
 use models::decoder::{Activation, Decoder, Mixer};
-use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
+use models::{GenerationDefaults, LoadError, ModelConfig, ModelFiles, Weights};
 use serde_json::{Value, json};
+use text::{ChatTemplate, Tokenizer};
 
 const CONFIG: &str = "config.json";
 
@@ -35,7 +37,6 @@ fn a_path_that_is_not_a_folder_is_described_in_the_error() {
 fn a_folder_without_a_file_names_that_file() {
     let missing = |file: &str| Copy::of("llama").remove(file);
     message(ModelConfig::load(&missing(CONFIG).files()), &[CONFIG, "not found"]);
-    message(Tokenizer::load(&missing("tokenizer.json").files()), &["tokenizer.json", "not found"]);
     message(Weights::open(&missing("model.safetensors").files()), &["model.safetensors", "not found"]);
 }
 
@@ -44,10 +45,6 @@ fn broken_json_names_the_file_and_the_place() {
     for broken in ["", "{", "[1, 2]", "\"text\"", "{\"a\": }", "\u{0}", "{\n\"a\": tru\n}"] {
         let copy = |file: &str| Copy::of("llama").write(file, broken);
         message(ModelConfig::load(&copy(CONFIG).files()), &[CONFIG, "JSON", "line"]);
-        for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-            message(ChatTemplate::load(&copy(file).files()), &[file, "JSON", "line"]);
-        }
-        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "cannot be used"]);
         let config = ModelConfig::load(&files("llama")).unwrap();
         let defaults = GenerationDefaults::load(&copy("generation_config.json").files(), &config.eos_token_ids);
         message(defaults, &["generation_config.json", "JSON", "line"]);
@@ -308,33 +305,6 @@ fn a_bare_decoder_is_the_family_without_an_output_layer() {
 }
 
 #[test]
-fn a_tokenizer_in_another_format_is_named_with_what_to_do() {
-    for other in ["tokenizer.model", "tekken.json", "tiktoken.model"] {
-        let copy = Copy::of("llama").remove("tokenizer.json").write(other, "");
-        message(Tokenizer::load(&copy.files()), &["tokenizer.json: not found", other, "save_pretrained"]);
-    }
-}
-
-#[test]
-fn the_tokens_around_texts_are_those_that_the_class_states() {
-    let ids = |case: &str, class: &str, keys: Value| {
-        let copy = Copy::of(case)
-            .set("tokenizer_config.json", json!({"tokenizer_class": class}))
-            .set("tokenizer_config.json", keys);
-        Tokenizer::load(&copy.files()).unwrap().encode("the", true).unwrap()
-    };
-    let (on, off) = (json!({"add_bos_token": true}), json!({"add_bos_token": false}));
-    let with = ids("llama", "LlamaTokenizer", on.clone());
-    assert_eq!(ids("llama", "LlamaTokenizer", off.clone()), with[1..]);
-    assert_eq!(ids("llama", "PreTrainedTokenizerFast", off), with, "this class does not read it");
-    let both = json!({"add_bos_token": true, "add_eos_token": true, "eos_token": {"content": "</s>"}});
-    assert_eq!(ids("llama", "LlamaTokenizerFast", both), [&with[..], &[2]].concat());
-    let unknown = Copy::of("llama")
-        .set("tokenizer_config.json", json!({"tokenizer_class": "LlamaTokenizer", "bos_token": "<none>"}));
-    message(Tokenizer::load(&unknown.files()), &["tokenizer_config.json", "`bos_token` is \"<none>\""]);
-}
-
-#[test]
 fn a_value_of_the_wrong_kind_is_refused() {
     let llama3 = |changes: Value| {
         let mut scaling = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
@@ -373,54 +343,6 @@ fn a_value_of_the_wrong_kind_is_refused() {
 }
 
 #[test]
-fn a_tokenizer_of_another_model_is_an_error() {
-    let tokenizer = Tokenizer::load(&files("qwen2")).unwrap();
-    assert_eq!(tokenizer.vocab_size(), 592);
-    tokenizer.check(592).unwrap();
-    message(tokenizer.check(591), &["tokenizer.json", "token id 591", "below 591", "another model"]);
-}
-
-#[test]
-fn a_tokenizer_that_cannot_be_built_is_an_error() {
-    let load = |copy: Copy| Tokenizer::load(&copy.files());
-    let parts = ["tokenizer.json", "cannot be used", "tokenizers"];
-    message(load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["type"] = json!("Nope"))), &parts);
-    message(
-        load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["merges"] = json!([["no", "pe"]]))),
-        &parts,
-    );
-    message(load(Copy::of("llama").set("tokenizer.json", json!({"decoder": {"type": "Nope"}}))), &parts);
-    let empty = |json: &mut Value| {
-        *json = json!({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}});
-    };
-    message(load(Copy::of("llama").edit("tokenizer.json", empty)), &["tokenizer.json", "no tokens"]);
-}
-
-#[test]
-fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
-    let load =
-        |decoder: Value| Tokenizer::load(&Copy::of("llama").set("tokenizer.json", json!({"decoder": decoder})).files());
-    let sequence = |steps: &[&Value]| json!({"type": "Sequence", "decoders": steps});
-    let replace = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
-    let strip = |stop: usize| json!({"type": "Strip", "content": " ", "start": 1, "stop": stop});
-    let (fallback, fuse) = (json!({"type": "ByteFallback"}), json!({"type": "Fuse"}));
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let regex = json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": " "});
-    load(sequence(&[&replace, &fallback, &fuse, &strip(0)])).unwrap();
-    load(sequence(&[&byte_level, &fuse])).unwrap();
-    load(Value::Null).unwrap();
-    for (decoder, named) in [
-        (json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
-        (json!({"type": "BPEDecoder", "suffix": "</w>"}), "BPEDecoder"),
-        (sequence(&[&regex, &fuse]), "Regex"),
-        (strip(1), "Strip"),
-        (sequence(&[&replace, &byte_level]), "Replace"),
-    ] {
-        message(load(decoder), &["tokenizer.json", named, "not supported"]);
-    }
-}
-
-#[test]
 fn embedded_files_read_like_a_folder_and_errors_name_them() {
     let read = |name| -> &'static [u8] { std::fs::read(folder("llama").join(name)).unwrap().leak() };
     let embedded = ["config.json", "model.safetensors"].map(|name| (name, read(name)));
@@ -433,8 +355,8 @@ fn embedded_files_read_like_a_folder_and_errors_name_them() {
     for name in mapped.names() {
         assert_eq!(embedded.get(name).unwrap().data, mapped.get(name).unwrap().data);
     }
-    message(Tokenizer::load(&in_memory), &["demo/tokenizer.json", "not found"]);
-    message(ChatTemplate::load(&in_memory), &["demo/tokenizer_config.json", "JSON"]);
+    message(Tokenizer::load(&TextFiles(&in_memory)), &["demo/tokenizer.json", "not found"]);
+    message(ChatTemplate::load(&TextFiles(&in_memory)), &["demo/tokenizer_config.json", "JSON"]);
 }
 
 #[test]
@@ -445,11 +367,4 @@ fn a_snapshot_in_the_cache_of_the_hub_has_the_name_of_its_repository() {
         std::fs::create_dir_all(repo.join(folder)).unwrap();
         assert_eq!(ModelFiles::open(&repo.join(folder)).unwrap().name(), name);
     }
-}
-
-#[test]
-fn a_file_that_cannot_be_read_is_named() {
-    // A folder where a file should be counts as no file.
-    let copy = Copy::of("llama").remove("tokenizer.json").write("tokenizer.json/inside", "");
-    message(Tokenizer::load(&copy.files()), &["tokenizer.json", "not found"]);
 }

@@ -1,6 +1,6 @@
 //! `config.json` in the spellings and shapes that checkpoints come in.
 
-use crate::common::{Copy, Summary, message, summary};
+use crate::common::{Copy, Opened, Summary, message, summary};
 use models::decoder::{Rope, RopeScaling};
 use models::{GenerationDefaults, ModelConfig};
 use serde_json::{Value, json};

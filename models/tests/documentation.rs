@@ -5,7 +5,7 @@ use models::decoder::{Decoder, Mixer};
 use models::{ModelConfig, Supported, supported};
 use serde_json::{Value, json};
 
-use crate::common::{Copy, files};
+use crate::common::{Copy, Opened, files};
 use crate::naive::cases;
 
 const PAGE: &str = "docs/models.md";

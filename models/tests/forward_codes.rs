@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-use crate::common::{self, Copy, assert_allocated, ids, last_logits, list, needs, text};
+use crate::common::{self, Copy, Opened, assert_allocated, ids, last_logits, list, needs, text};
 use crate::support::opened;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };

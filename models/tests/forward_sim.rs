@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::common::Opened;
 use crate::common::{CASES, assert_allocated, expected, files, folder, ids, last_logits, list, needs, text};
 use crate::support::opened;
 use attention_kernels::{Dtype, KernelChoice, KernelSet, KvDtype, Needs, select};

@@ -1,6 +1,6 @@
 //! `1_Pooling/config.json`.
 
-use crate::common::Copy;
+use crate::common::{Copy, Opened};
 use models::Pooling;
 
 #[test]

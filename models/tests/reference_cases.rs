@@ -1,8 +1,8 @@
-//! The reference checkpoints as they stand: configuration and weights. Tokenizers and templates: `reference_texts.rs`.
+//! The reference checkpoints as they stand: configuration and weights. Tokenizers and templates: `text/tests/reference_texts.rs`.
 
 use std::collections::BTreeSet;
 
-use crate::common::{CASES, Summary, expected, files, folder, list, summary, text};
+use crate::common::{CASES, Copy, Opened, Summary, expected, files, folder, ids, list, summary, text};
 use device::Dtype;
 use models::decoder::{Heads, Rope, RopeScaling};
 use models::{GenerationDefaults, ModelConfig, Weights};
@@ -188,4 +188,15 @@ fn the_kept_logits_are_one_row_per_prompt() {
             assert_eq!(logits.tensor(text(&prompt["logits"])).unwrap().shape(), [1, vocab_size], "{case}");
         }
     }
+}
+
+#[test]
+fn end_tokens_are_those_of_the_generation_config_or_else_of_the_config() {
+    let of_config = [u32::MAX];
+    for case in CASES {
+        let defaults = GenerationDefaults::load(&files(case), &of_config).unwrap();
+        assert_eq!(defaults.eos_token_ids, ids(&expected(case)["eos_token_ids"]), "{case}");
+    }
+    let without = Copy::of("qwen3").drop_key("generation_config.json", "eos_token_id");
+    assert_eq!(GenerationDefaults::load(&without.files(), &of_config).unwrap().eos_token_ids, of_config);
 }

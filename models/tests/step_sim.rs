@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::common::Opened;
 use crate::common::{files, last_logits, needs};
 use crate::support::hooked::{Hooked, Hooks, Transfer};
 use crate::support::opened;

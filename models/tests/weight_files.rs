@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 
-use crate::common::{Copy, files, message};
+use crate::common::{Copy, Opened, files, message};
 use crate::counter::allocated_bytes;
 use half::{bf16, f16};
 use models::Weights;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::text::{ReasoningFormat, ToolFormat};
-use engine::{AdapterInfo, AsyncEngine, Pooling, Tokenizer};
+use engine::{AdapterInfo, AsyncEngine, Pooling};
 use serde_json::Value;
+use text::{ReasoningFormat, Tokenizer, ToolFormat};
 use tokio::sync::Semaphore;
 
 use super::budget::Budget;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
+use text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
 
 use super::app::App;
 use super::tools::Tools;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use engine::text::ReasoningParser;
 use engine::{Delta, StructuredOutput};
 use serde_json::json;
+use text::ReasoningParser;
 
 use super::app::App;
 use super::assistant::{Assistant, Message, MessageDelta, Piece};

@@ -8,11 +8,10 @@
 
 use std::ops::{Add, Mul};
 
-use engine::Tokenizer;
-
 use super::budget;
 use super::error::ApiError;
 use super::settings::Limits;
+use text::Tokenizer;
 
 /// Bytes per prompt token: in the request, the engine, the scheduler and the state of the response.
 const PROMPT_TOKEN: usize = 16;

@@ -6,9 +6,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use engine::{TokenLogprobs, TokenOutput, Tokenizer};
+use engine::{TokenLogprobs, TokenOutput};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
+use text::Tokenizer;
 
 use super::json::Json;
 
@@ -251,7 +252,7 @@ mod tests {
             json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model});
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
-        Arc::new(Tokenizer::load(&models::ModelFiles::open(folder.path()).unwrap()).unwrap())
+        Arc::new(Tokenizer::load(folder.path()).unwrap())
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! This module checks what the API requires: a list of objects with a role and text. The template decides which roles
 //! exist and in which order they may come; messages are adapted to it when they are rendered.
 
-use engine::ChatInput;
 use serde_json::{Map, Value, json};
+use text::ChatInput;
 
 use super::app::App;
 use super::error::ApiError;

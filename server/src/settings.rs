@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderValue, header};
 use clap::{Args, Parser};
 use engine::Pooling;
-use engine::text::{ReasoningFormat, ToolFormat};
+use text::{ReasoningFormat, ToolFormat};
 
 use super::values;
 

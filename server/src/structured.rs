@@ -3,8 +3,9 @@
 //!
 //! At most one of them may be set, and unknown keys are refused. Grammars and schemas are checked when the engine compiles them.
 
-use engine::{Grammar, StructuredOutput, with_white_space};
+use engine::StructuredOutput;
 use serde_json::{Map, Value, json};
+use text::{Grammar, with_white_space};
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -142,7 +143,7 @@ fn of_format(
 }
 
 fn tags(param: &str, tag: &Value) -> Result<Grammar, ApiError> {
-    engine::text::structural_tag(tag).map_err(|problem| ApiError::invalid(param, problem))
+    text::structural_tag(tag).map_err(|problem| ApiError::invalid(param, problem))
 }
 
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {

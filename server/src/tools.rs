@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::text::{Calls, Tool};
-use engine::{GenerationParams, StructuredOutput, with_schema_options};
+use engine::{GenerationParams, StructuredOutput};
 use serde_json::{Value, json};
+use text::{Calls, Tool, with_schema_options};
 
 use super::app::App;
 use super::error::ApiError;

@@ -6,10 +6,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::TokenizeError;
-
 use super::app::App;
 use super::error::ApiError;
+use text::TokenizeError;
 
 /// Divisor of the text limit for text that the tokenizer cannot cut.
 const UNSPLIT_DIVISOR: usize = 16;

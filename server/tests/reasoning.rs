@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::common::{Server, config};
-use engine::text::ReasoningFormat;
 use serde_json::{Value, json};
 use server::ServerOptions;
+use text::ReasoningFormat;
 
 const CHAT: &str = "/v1/chat/completions";
 

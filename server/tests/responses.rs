@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::common::{Server, config};
-use engine::text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 use server::ServerOptions;
+use text::{ReasoningFormat, ToolFormat};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::common::Server;
-use engine::text::{ReasoningFormat, ToolFormat};
 use engine::{EngineConfig, ModelSource};
 use serde_json::{Map, Value, json};
 use server::ServerOptions;
 use tempfile::TempDir;
+use text::{ReasoningFormat, ToolFormat};
 
 /// Longest text of the model, in tokens.
 const POSITIONS: usize = 504;

@@ -13,5 +13,5 @@ pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, 
 pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;
 pub use parallel::{Backend, ParallelConfig};
-pub use request::{BeamSearch, GenerationParams, GenerationRequest};
+pub use request::{BeamSearch, GenerationParams, GenerationRequest, StructuredOutput};
 pub use stats::{EngineStats, StepTokens};

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use models::Pooling;
 use sampling::SamplingParams;
+use text::{Grammar, ReasoningParser, StreamOptions};
 
 use crate::connector::KvTransfer;
-use crate::grammar::StructuredOutput;
-use crate::text::ReasoningParser;
 
 /// Parameters of a request. Clones share the long lists.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,11 +69,31 @@ impl Default for GenerationParams {
 }
 
 impl GenerationParams {
+    /// How the text of a sequence is made from its tokens.
+    pub(crate) fn stream(&self) -> StreamOptions<'_> {
+        StreamOptions {
+            stop: &self.stop,
+            include_stop: self.include_stop_str_in_output,
+            min_tokens: self.sampling.min_tokens,
+            reasoning: self.reasoning.as_ref(),
+            skip_special: self.skip_special_tokens,
+        }
+    }
+
     /// Parameters for an embedding of the prompt and no token: the hidden states after the final norm, pooled and normalised to
     /// length 1. A mean needs the states of all tokens, so it also computes those whose keys and values are in the prefix cache.
     pub fn embedding(pooling: Pooling) -> GenerationParams {
         GenerationParams { pooling: Some(pooling), max_tokens: Some(0), ..GenerationParams::default() }
     }
+}
+
+/// A grammar that the whole text must match.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StructuredOutput {
+    /// The grammar.
+    pub grammar: Grammar,
+    /// API name of the field that specifies it, for error messages.
+    pub param: &'static str,
 }
 
 /// A beam search, which keeps the `width` likeliest unfinished continuations in each step.

@@ -16,14 +16,16 @@ use std::path::Path;
 use device::gemm::{Gemm, PackedMatrix, Rows, gemm};
 use device::{Dtype, Isa, Pool};
 use models::decoder::{Form, Linear, Role};
-use models::{Model, ModelFiles, Tokenizer, WeightView, Weights};
+use models::{Model, ModelFiles, WeightView, Weights};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
+use text::Tokenizer;
 
 use crate::api::EngineConfig;
 use crate::error::{EngineError, bad};
 use crate::start::Progress;
 use crate::start::open::{Opened, open};
+use crate::start::texts::TextFiles;
 use calibrate::{Hessians, LENGTH, MAX_TEXTS, calibrate};
 use gptq::Inverse;
 
@@ -252,7 +254,7 @@ struct Calibration {
 
 impl Calibration {
     fn new(opened: &Opened, text: &str) -> Result<Calibration, EngineError> {
-        let tokenizer = Tokenizer::load(&opened.files)?;
+        let tokenizer = Tokenizer::load(&TextFiles(&opened.files))?;
         let mut tokens = Vec::new();
         // By paragraphs, so that no part of a text costs more than its length.
         for part in text.split_inclusive("\n\n") {

@@ -11,15 +11,16 @@ use std::sync::mpsc as commands;
 use std::time::{Duration, Instant};
 
 use device::Collective;
-use models::{ChatTemplate, GenerationDefaults, Tokenizer};
+use models::GenerationDefaults;
 use sched::RequestId;
+use text::{ChatTemplate, Grammars, Tokenizer};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::api::{AdapterInfo, EngineConfig, EngineStats, GenerationRequest, ModelInfo};
 use crate::error::{AdapterError, EngineError, SubmitError};
-use crate::grammar::Grammars;
 use crate::serve::adapters::AdapterAccess;
 use crate::serve::channel::{Command, OutputStream, Submission, Watcher};
+use crate::serve::constraint::GrammarConstraint;
 use crate::serve::outbox::BatchSender;
 use crate::serve::status::Status;
 use crate::serve::text_engine::TextEngine;
@@ -175,8 +176,10 @@ impl AsyncEngine {
         }
         let (constraint, unenforced) = match &request.params.structured_outputs {
             Some(wanted) => {
-                let compiled = self.shared.grammars.compile(wanted).await?;
-                (Some(compiled.constraint), compiled.unenforced)
+                let matcher = self.shared.grammars.compile(&wanted.grammar).await;
+                let matcher = matcher.map_err(|problem| SubmitError::invalid(wanted.param, problem))?;
+                let unenforced = matcher.unenforced().clone();
+                (Some(Box::new(GrammarConstraint(matcher)) as _), unenforced)
             }
             None => (None, [].into()),
         };

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use models::Tokenizer;
+use text::{Grammars, Tokenizer};
 
-use crate::api::{AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
+use crate::api::{
+    AdapterInfo, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, StructuredOutput,
+};
 use crate::error::{AdapterError, EngineError, SubmitError};
-use crate::grammar::Grammars;
+use crate::serve::constraint::GrammarConstraint;
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::start::{LoadOn, Loaded, load};
 use crate::step::Engine;
@@ -96,8 +98,11 @@ impl Llm {
         let mut results = Vec::with_capacity(requests.len());
         for request in requests {
             let (prompt_token_ids, n) = (request.prompt.clone(), request.params.n);
-            let wanted = request.params.structured_outputs.as_ref();
-            let constraint = wanted.map(|wanted| self.grammars.compile_blocking(wanted)).transpose();
+            let constraint = |wanted: &Arc<StructuredOutput>| match self.grammars.compile_blocking(&wanted.grammar) {
+                Ok(matcher) => Ok(Box::new(GrammarConstraint(matcher)) as _),
+                Err(problem) => Err(SubmitError::invalid(wanted.param, problem)),
+            };
+            let constraint = request.params.structured_outputs.as_ref().map(constraint).transpose();
             match constraint.and_then(|constraint| self.engine.submit(request, constraint)) {
                 Ok(id) => places.insert(id, results.len()),
                 Err(error) => {

@@ -3,6 +3,7 @@
 mod adapters;
 mod answer_buffer;
 mod channel;
+mod constraint;
 mod handle;
 mod llm;
 mod outbox;
@@ -12,5 +13,6 @@ mod thread;
 mod wakers;
 
 pub use channel::{OutputStream, Watcher};
+pub use constraint::GrammarConstraint;
 pub use handle::AsyncEngine;
 pub use llm::{Completion, CompletionOutput, Llm};

@@ -5,15 +5,14 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use models::Tokenizer;
 use sampling::Constraint;
 use sched::RequestId;
+use text::{TextStream, Tokenizer};
 
 use crate::api::{Delta, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
 use crate::error::SubmitError;
 use crate::serve::answer_buffer::AnswerBuffer;
 use crate::step::Engine;
-use crate::text::TextStream;
 
 /// The text of one sequence.
 struct SequenceText {
@@ -73,7 +72,7 @@ impl TextEngine {
         let buffer = AnswerBuffer::new(&mut request.params);
         let params = &request.params;
         let (n, show_stop) = (params.best_of.unwrap_or(params.n), params.include_stop_str_in_output);
-        let stream = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
+        let stream = TextStream::new(self.tokenizer.clone(), &request.prompt, params.stream());
         let id = match constraint {
             Some(constraint) => self.engine.submit_constrained(request, constraint)?,
             None => self.engine.submit(request)?,

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use attention_kernels::{KernelSet, KvCache, Needs, select};
 use device::Device;
 use models::decoder::Form;
-use models::{Decoder, Eagle3, Model, ModelConfig, ModelFiles, PageLayout, StepLimits, Tokenizer, Weights};
+use models::{Decoder, Eagle3, Model, ModelConfig, ModelFiles, PageLayout, StepLimits, Weights};
+use text::Tokenizer;
 
+use super::texts::TextFiles;
 use crate::api::EngineConfig;
 use crate::error::{EngineError, bad};
 use crate::speculate::{DraftCheckpoint, SpeculativeMethod};
@@ -148,7 +150,7 @@ fn check_vocabulary(model: &Path, draft: &ModelFiles, target: &ModelFiles) -> Re
     {
         return Ok(());
     }
-    let (draft, target) = (Tokenizer::load(draft)?, Tokenizer::load(target)?);
+    let (draft, target) = (Tokenizer::load(&TextFiles(draft))?, Tokenizer::load(&TextFiles(target))?);
     let both = draft.vocab_size().min(target.vocab_size()) as u32;
     match (0..both).find(|id| draft.id_to_token(*id) != target.id_to_token(*id)) {
         None => Ok(()),

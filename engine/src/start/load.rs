@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::{Collective, Device};
 use models::lora::AdapterStore;
-use models::{ChatTemplate, Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooling, Tokenizer, Weights};
+use models::{Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooling, Weights};
 use sha2::{Digest, Sha256};
+use text::{ChatTemplate, Tokenizer};
 
 use super::draft::OpenedDraft;
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
+use super::texts::TextFiles;
 use crate::api::{EngineConfig, ModelInfo};
 use crate::connector::{Connector, KvTransferConfig, Limits, Naming, SharedFolder};
 use crate::error::{EngineError, bad};
@@ -90,7 +92,7 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Desc
 /// The errors of [`Engine::load`].
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
-    Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;
+    Tokenizer::load(&TextFiles(&opened.files))?.check(opened.config.decoder.vocab_size())?;
     models::check_weights(&opened.whole, &opened.weights)?;
     Plan::new(engine, &opened, 0)
 }
@@ -181,7 +183,7 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
         let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
         let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-        let chat_template = ChatTemplate::load_for_serving(&opened.files, engine.chat_template.as_deref())?;
+        let chat_template = ChatTemplate::load_for_serving(&TextFiles(&opened.files), engine.chat_template.as_deref())?;
         Ok((opened, kv_events, connector, defaults, chat_template))
     });
     let (opened, kv_events, connector, defaults, chat_template) = together(&*place.world, opened)?;
@@ -255,9 +257,10 @@ fn with_tokenizer<T>(
         true => Err(LoadError::Stopped),
         false => Ok(()),
     };
-    let read = || {
-        let tokenizer = Tokenizer::load(&opened.files)?;
-        tokenizer.check(opened.config.decoder.vocab_size()).map(|()| Arc::new(tokenizer))
+    let read = || -> Result<_, text::LoadError> {
+        let tokenizer = Tokenizer::load(&TextFiles(&opened.files))?;
+        tokenizer.check(opened.config.decoder.vocab_size())?;
+        Ok(Arc::new(tokenizer))
     };
     std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| read().inspect_err(|_| wrong.store(true, Ordering::Relaxed)));

@@ -6,6 +6,7 @@ pub(crate) mod load;
 pub(crate) mod open;
 mod replay;
 mod roofline;
+pub(crate) mod texts;
 
 pub use load::{LoadOn, Loaded, Progress, describe_kernels, follow, load, plan};
 pub use open::declare;

@@ -7,8 +7,8 @@ use sampling::Sampled;
 use sched::{SeqId, Span};
 
 use super::Engine;
+use super::guide::MASK_WAIT;
 use super::request::LiveRequest;
-use crate::grammar::MASK_WAIT;
 use crate::speculate::{Proposal, Speculator};
 use crate::worker::StepInput;
 

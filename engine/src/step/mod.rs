@@ -6,6 +6,7 @@ mod beam;
 mod check;
 mod drafts;
 mod exchange;
+mod guide;
 mod in_flight;
 mod kv_events;
 mod kv_transfer;
@@ -31,7 +32,6 @@ use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{AdapterInfo, GenerationParams, GenerationRequest, ItlTarget, StepTokens};
 use crate::error::{AdapterError, EngineError, SubmitError};
-use crate::grammar::{Guides, Limits, MaskThreads};
 use crate::speculate::{Source, Speculation, Speculator};
 use crate::watch::Recent;
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
@@ -39,6 +39,7 @@ use adapters::AdapterNames;
 pub(crate) use adapters::LoadedAdapter;
 use beam::BeamSearchState;
 use check::{check, refused};
+use guide::{Guides, Limits, MaskThreads};
 use in_flight::StepInFlight;
 pub(crate) use in_flight::{CurrentStep, lock};
 use kv_events::KvEvents;
@@ -196,7 +197,7 @@ impl Engine {
     ///
     /// An engine on token ids knows no texts, so it refuses
     /// [`structured_outputs`](crate::GenerationParams::structured_outputs): compile the grammar with
-    /// [`Grammars`](crate::Grammars) and call [`Engine::submit_constrained`].
+    /// [`Grammars`](text::Grammars) and pass a [`GrammarConstraint`](crate::GrammarConstraint) to [`Engine::submit_constrained`].
     ///
     /// # Errors
     /// The request can never run.

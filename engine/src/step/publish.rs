@@ -4,9 +4,9 @@ use sampling::{Likely, Sampled};
 use sched::{Outcome, RequestId, SeqId, Span};
 
 use super::beam::Fork;
+use super::guide::MaskThreads;
 use super::request::{LiveRequest, end_reason};
 use crate::api::{DraftCounts, FinishReason, StopCause, TokenEvent};
-use crate::grammar::MaskThreads;
 use crate::speculate::Speculator;
 
 /// Outcomes of the sequences of a step. The next step reuses the lists.

@@ -8,8 +8,8 @@ use sampling::TokenLogprobs;
 use sched::{RequestId, SeqId, Span};
 
 use super::beam::BeamSearchState;
+use super::guide::Guides;
 use crate::api::{FinishReason, GenerationParams, StopCause};
-use crate::grammar::Guides;
 use crate::speculate::Source;
 use crate::worker::{Draw, NewRequest};
 

@@ -28,11 +28,11 @@ use sched::{RequestId, SeqId, StepPlan};
 
 use super::Engine;
 use super::drafts::Drafts;
+use super::guide::MASK_WAIT;
 use super::in_flight::{StepInFlight, lock};
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
-use crate::grammar::MASK_WAIT;
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 

@@ -5,6 +5,8 @@
 mod counter;
 #[path = "../../../models/tests/gguf/fuzzed.rs"]
 mod fuzzed;
+#[path = "../../../engine/src/start/texts.rs"]
+mod texts;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzed::read(bytes);

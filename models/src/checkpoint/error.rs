@@ -167,36 +167,6 @@ pub enum LoadError {
         /// What it should have.
         expected: String,
     },
-    /// The tokenizer cannot be built.
-    #[error(
-        "{file}: found a tokenizer that cannot be used ({problem}); expected a tokenizer.json of the `tokenizers` library"
-    )]
-    Tokenizer {
-        /// The file.
-        file: String,
-        /// The library's message.
-        problem: String,
-    },
-    /// The tokenizer produces ids for which the model has no embedding.
-    #[error(
-        "{file}: found token id {greatest_id}; expected ids below {vocab_size}, the `vocab_size` of config.json: the tokenizer belongs to another model"
-    )]
-    TokenizerMismatch {
-        /// The file.
-        file: String,
-        /// The greatest id of the tokenizer.
-        greatest_id: usize,
-        /// Rows of the embedding.
-        vocab_size: usize,
-    },
-    /// The chat template is not valid Jinja, or uses a feature that does not exist.
-    #[error("{file}: found a chat template that cannot be used ({problem}); expected Jinja as transformers renders it")]
-    ChatTemplate {
-        /// The file.
-        file: String,
-        /// The template engine's message with the line.
-        problem: String,
-    },
 }
 
 impl From<device::DeviceError> for LoadError {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
-use crate::checkpoint::gguf::GgufModel;
+use crate::checkpoint::gguf::{GgufModel, VOCABULARY_FILE};
 
 /// Greatest size of a file that is not weights, several times that of the largest published `tokenizer.json`.
 const MAX_SETTINGS: usize = 256 << 20;
@@ -117,6 +117,22 @@ impl ModelFiles {
         }
     }
 
+    /// The contents of a file that is not weights; `None` if it is missing.
+    ///
+    /// # Errors
+    /// It cannot be opened or is larger than any such file; or it is the vocabulary of a GGUF file that has none.
+    pub fn find(&self, file: &str) -> Result<Option<FileBytes>, LoadError> {
+        match (self.settings(file), self) {
+            (Err(LoadError::MissingFile { .. }), ModelFiles::Gguf { .. }) if file == VOCABULARY_FILE => Err(self
+                .missing(
+                    "tokenizer.json",
+                    "a GGUF file with a vocabulary (tokenizer.ggml.model): use another conversion",
+                )),
+            (Err(LoadError::MissingFile { .. }), _) => Ok(None),
+            (other, _) => other.map(Some),
+        }
+    }
+
     /// `file` parsed as JSON.
     ///
     /// # Errors
@@ -132,7 +148,7 @@ impl ModelFiles {
     }
 
     /// `file` with its folder, for messages.
-    pub(crate) fn locate(&self, file: &str) -> String {
+    pub fn locate(&self, file: &str) -> String {
         match self {
             ModelFiles::Folder(folder) => one_line(folder.join(file).display()),
             ModelFiles::Gguf { path, .. } => format!("{} (as {file})", one_line(path.display())),

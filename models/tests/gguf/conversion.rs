@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::made::{Made, f32_value, text_value, u32_value};
 use super::made_vocabulary::{files, sized};
 use crate::common::{folder, message};
+use crate::texts::TextFiles;
 
 /// Number `i` of a tensor: a multiple of 1/64 from 1 to 2, so that 1 can be added without rounding.
 fn value(name: &str, i: usize) -> f32 {
@@ -317,5 +318,8 @@ fn a_file_that_cannot_be_served_says_why() {
     message(open(olmo3.key("olmo2.attention.sliding_window", u32_value(4096))), &["sliding_window` is 4096", "OLMo 3"]);
     let files = open(sized).unwrap();
     message(ModelConfig::load(&files), &["m.gguf (as config.json)", "vocab_size"]);
-    message(models::Tokenizer::load(&files).map(|_| ()), &["m.gguf (as tokenizer.json)", "tokenizer.ggml.model"]);
+    message(
+        text::Tokenizer::load(&TextFiles(&files)).map(|_| ()),
+        &["m.gguf (as tokenizer.json)", "tokenizer.ggml.model"],
+    );
 }

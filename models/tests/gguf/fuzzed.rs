@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use models::gguf::{Gguf, GgufModel, Value};
-use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
+use models::{GenerationDefaults, ModelConfig, ModelFiles, Weights};
+use text::{ChatTemplate, Tokenizer};
 
 use crate::counter::allocated_bytes;
+use crate::texts::TextFiles;
 
 /// Most bytes that are allocated for a file, freed ones included: a constant part, which the expressions of a tokenizer take, and a part
 /// per byte.
@@ -52,11 +54,11 @@ fn load_all(bytes: &[u8]) -> bool {
     let results = [
         Weights::open(&files).map(|_| ()),
         ModelConfig::load(&files).map(|_| ()),
-        ChatTemplate::load(&files).map(|_| ()),
         GenerationDefaults::load(&files, &[]).map(|_| ()),
     ];
     results.iter().filter_map(|result| result.as_ref().err()).for_each(check_message);
-    let tokenizer = match Tokenizer::load(&files) {
+    ChatTemplate::load(&TextFiles(&files)).as_ref().err().into_iter().for_each(check_message);
+    let tokenizer = match Tokenizer::load(&TextFiles(&files)) {
         Ok(tokenizer) => tokenizer,
         Err(error) => {
             check_message(&error);
@@ -72,7 +74,7 @@ fn load_all(bytes: &[u8]) -> bool {
     true
 }
 
-fn check_message(error: &LoadError) {
+fn check_message(error: &impl ToString) {
     let message = error.to_string();
     assert!(message.starts_with("fuzzed.gguf") && !message.contains('\n') && message.len() < 2000, "{message}");
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use models::gguf::{Gguf, GgufModel};
-use models::{LoadError, ModelFiles, Tokenizer};
+use models::{LoadError, ModelFiles};
+use text::Tokenizer;
 
 use super::made::{Made, array_value, string, text_value, u32_value};
+use crate::texts::TextFiles;
 
 pub const NORMAL: i32 = 1;
 pub const UNKNOWN: i32 = 2;
@@ -77,7 +79,7 @@ impl Vocab {
     }
 
     pub fn tokenizer(&self) -> Tokenizer {
-        Tokenizer::load(&files(&self.made()).unwrap()).unwrap()
+        Tokenizer::load(&TextFiles(&files(&self.made()).unwrap())).unwrap()
     }
 }
 

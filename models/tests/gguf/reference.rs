@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, select};
-use models::{
-    ChatInput, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelFiles, TemplateError, Tokenizer, Weights,
-    check_weights,
-};
+use models::{GenerationDefaults, Model, ModelConfig, ModelFiles, Weights, check_weights};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use testkit::capability::Capability;
+use text::{ChatInput, ChatTemplate, TemplateError, Tokenizer};
 
 use crate::common::{ids, last_logits, list, needs, text};
+use crate::texts::TextFiles;
 
 /// Greatest absolute difference of a float32 logit (the reference's README).
 const TOLERANCE: f32 = 2e-3;
@@ -124,7 +123,7 @@ fn texts_of_gguf_files_are_the_reference_s() {
         want.sort_unstable();
         assert_eq!(config.eos_token_ids, want, "{name}");
         assert_eq!(GenerationDefaults::load(&files, &[]).unwrap().eos_token_ids, want, "{name}");
-        let tokenizer = Tokenizer::load(&files).unwrap();
+        let tokenizer = Tokenizer::load(&TextFiles(&files)).unwrap();
         tokenizer.check(config.decoder.vocab_size()).unwrap();
         for entry in list(&expected["prompts"]).iter().chain(list(&expected["encode"])) {
             let text = text(&entry["text"]);
@@ -138,7 +137,7 @@ fn texts_of_gguf_files_are_the_reference_s() {
                 assert_eq!(decoded, text(&entry[key]), "{name} {}", entry["name"]);
             }
         }
-        let template = ChatTemplate::load(&files).unwrap().unwrap();
+        let template = ChatTemplate::load(&TextFiles(&files)).unwrap().unwrap();
         for entry in list(&expected["chat"]) {
             let found = template.render(&ChatInput {
                 messages: list(&entry["messages"]),

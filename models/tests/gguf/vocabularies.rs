@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use models::{ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, Tokenizer};
+use models::{GenerationDefaults, ModelConfig, ModelFiles};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
+use text::{ChatInput, ChatTemplate, Tokenizer};
 
 use super::made::{Made, array_value, f32_value, i32_value, string, text_value, u16_value, u32_value};
 use super::made_vocabulary::{
@@ -14,6 +15,7 @@ use super::made_vocabulary::{
     strings, truth,
 };
 use crate::common::{files as folder_files, list, message, text};
+use crate::texts::TextFiles;
 
 /// The vocabulary of a `tokenizer.json` as a converter writes it, and the tokenizer that it must equal: SentencePiece joins a token
 /// however it can, so there every pair that makes a token becomes a merge.
@@ -357,7 +359,7 @@ fn templates_and_sampling_defaults_come_from_the_file() {
         ("general.sampling.penalty_repeat", f32_value(1.05)),
     ];
     let opened = files(&vocab.made()).unwrap();
-    let template = ChatTemplate::load(&opened).unwrap().unwrap();
+    let template = ChatTemplate::load(&TextFiles(&opened)).unwrap().unwrap();
     let messages = [json!({"role": "user", "content": "Hi"})];
     let tools = json!([{}, {}]);
     let render = |tools: Option<&Value>| {
@@ -391,9 +393,9 @@ fn templates_and_sampling_defaults_come_from_the_file() {
     broken("general.sampling.temp", f32_value(f32::NAN), &["temperature", "NaN", "a number, at least 0"]);
     broken("general.sampling.temp", text_value("hot"), &["temperature", "hot"]);
     vocab.more.retain(|(key, _)| !key.starts_with("tokenizer.chat_template"));
-    assert!(ChatTemplate::load(&files(&vocab.made()).unwrap()).unwrap().is_none());
+    assert!(ChatTemplate::load(&TextFiles(&files(&vocab.made()).unwrap())).unwrap().is_none());
     let number = vocab.with("tokenizer.chat_template", u32_value(3));
-    message(ChatTemplate::load(&files(&number.made()).unwrap()).map(|_| ()), &["m.gguf", "chat_template"]);
+    message(ChatTemplate::load(&TextFiles(&files(&number.made()).unwrap())).map(|_| ()), &["m.gguf", "chat_template"]);
 }
 
 #[test]
@@ -414,9 +416,9 @@ fn files_beside_a_gguf_file_are_not_read_and_the_first_part_has_the_metadata() {
     }
     for part in ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"] {
         let files = ModelFiles::open(&path(part)).unwrap();
-        assert_eq!(Tokenizer::load(&files).unwrap().encode("<|im_end|>", false).unwrap(), [256]);
+        assert_eq!(Tokenizer::load(&TextFiles(&files)).unwrap().encode("<|im_end|>", false).unwrap(), [256]);
         assert_eq!(GenerationDefaults::load(&files, &[]).unwrap().eos_token_ids, [256]);
-        assert!(ChatTemplate::load(&files).unwrap().is_none());
+        assert!(ChatTemplate::load(&TextFiles(&files)).unwrap().is_none());
         assert!(!files.exists("chat_template.jinja"));
     }
 }
@@ -424,7 +426,9 @@ fn files_beside_a_gguf_file_are_not_read_and_the_first_part_has_the_metadata() {
 /// Checks that the metadata are refused in one line that names the file and these parts.
 fn refused(made: &Made, parts: &[&str]) {
     let parts = [&["m.gguf: "], parts].concat();
-    message(files(made).and_then(|files| Tokenizer::load(&files).map(|_| ())), &parts);
+    let load = |files: &ModelFiles| Tokenizer::load(&TextFiles(files)).err().map(|error| error.to_string());
+    let error = files(made).map_or_else(|error| Some(error.to_string()), |files| load(&files));
+    message(error.map_or(Ok(()), Err), &parts);
 }
 
 #[test]
@@ -480,7 +484,7 @@ fn vocabularies_that_cannot_be_used_say_why() {
     }
     // Some converters state ids that do not exist for what models lack.
     let padded = replaced(&piece(), "padding_token_id", Some(u32_value(u32::MAX)));
-    files(&padded).and_then(|files| Tokenizer::load(&files)).unwrap();
+    Tokenizer::load(&TextFiles(&files(&padded).unwrap())).unwrap();
 }
 
 #[test]

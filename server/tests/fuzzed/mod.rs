@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
-use engine::text::TextStream;
-use engine::{AsyncEngine, EngineConfig, GenerationParams, Grammar, Grammars, StructuredOutput, Tokenizer};
+use engine::{AsyncEngine, EngineConfig};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use server::{App, ServerOptions, router};
+use text::{Grammar, Grammars, StreamOptions, TextStream, Tokenizer};
 use tokio::runtime::{Builder, Runtime};
 
 /// All routes with a body, and one without.
@@ -77,10 +77,9 @@ pub fn grammar(bytes: &[u8]) {
         5 => Grammar::Choice(text.split('\n').map(str::to_string).collect()),
         _ => Grammar::from_text(text),
     };
-    let wanted = StructuredOutput { grammar, param: "structured_outputs" };
-    if let Err(problem) = grammars.compile_blocking(&wanted) {
+    if let Err(problem) = grammars.compile_blocking(&grammar) {
         let problem = problem.to_string();
-        assert!(problem.len() > "structured_outputs: ".len() && !problem.contains('\n'), "{problem:?}");
+        assert!(!problem.is_empty() && !problem.contains('\n'), "{problem:?}");
     }
 }
 
@@ -93,9 +92,9 @@ pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special
     });
     let ids = |of: &[u16]| of.iter().map(|id| u32::from(*id) % *vocab as u32).collect::<Vec<u32>>();
     let stop: Vec<String> = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
-    let params = GenerationParams { stop: stop.as_slice().into(), skip_special_tokens, ..GenerationParams::default() };
-    let read = |params: &GenerationParams| {
-        let mut stream = TextStream::new(tokenizer.clone(), &ids(prompt), params);
+    let read = |stop: &[String]| {
+        let options = StreamOptions { stop, skip_special: skip_special_tokens, ..StreamOptions::default() };
+        let mut stream = TextStream::new(tokenizer.clone(), &ids(prompt), options);
         let mut text = String::new();
         for id in ids(output) {
             let delta = stream.push(id);
@@ -106,8 +105,8 @@ pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special
         }
         text + &stream.finish()
     };
-    let whole = read(&GenerationParams { stop: [].into(), ..params.clone() });
-    let text = read(&params);
+    let whole = read(&[]);
+    let text = read(&stop);
     assert!(whole.starts_with(&text), "{text:?} of {whole:?}");
     assert!(stop.iter().all(|stop| !text.contains(stop)), "{stop:?} in {text:?}");
 }

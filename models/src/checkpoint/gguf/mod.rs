@@ -5,8 +5,8 @@
 //!
 //! [`GgufModel`] gives such a file the form of a folder in Hugging Face layout: the keys of `config.json` that its family reads,
 //! `tokenizer_config.json` with the chat templates, `generation_config.json`, and tensors under their names there, with the changes of
-//! conversion undone. So each family is declared in one place, for both formats. To add an architecture, add an entry to
-//! `architectures.rs`; to add a pre-tokenizer, to `splits.rs`.
+//! conversion undone. So each family is declared in one place, for both formats. In the place of `tokenizer.json` is the vocabulary,
+//! as [`VOCABULARY_FILE`]. To add an architecture, add an entry to `architectures.rs`.
 //!
 //! The file is the whole checkpoint: files that lie beside it are never read, so they cannot contradict it.
 
@@ -17,20 +17,15 @@ mod file;
 mod model;
 mod names;
 mod part;
-mod splits;
 mod texts;
 mod types;
 mod value;
 mod vocabulary;
 
 pub use file::Gguf;
-pub use model::GgufModel;
+pub use model::{GgufModel, VOCABULARY_FILE};
 pub(crate) use names::{Encoding, Named};
 pub use part::Tensor;
-pub(crate) use splits::Split;
-#[cfg(test)]
-pub(crate) use splits::{find as find_pre_tokenizer, names as pre_tokenizers};
 pub(crate) use types::E2M1_DOUBLED;
 pub use types::{ElementType, TYPES};
 pub use value::{Array, Value};
-pub(crate) use vocabulary::{Kind, Role, Vocabulary};

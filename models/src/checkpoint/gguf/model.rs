@@ -14,6 +14,9 @@ use super::vocabulary::Vocabulary;
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::LoadError;
 
+/// Name under which [`ModelFiles`](crate::ModelFiles) has the vocabulary of a GGUF file, as JSON.
+pub const VOCABULARY_FILE: &str = "tokenizer.ggml.json";
+
 /// A GGUF checkpoint of a supported architecture.
 #[derive(Debug)]
 pub struct GgufModel {
@@ -59,18 +62,13 @@ impl GgufModel {
         Ok(GgufModel { gguf, architecture, files, counts })
     }
 
-    /// A file of the folder that it stands for.
+    /// A file of the folder that it stands for, or its vocabulary, which is written when it is asked for.
     pub(crate) fn file(&self, name: &str) -> Option<FileBytes> {
-        let (_, bytes) = self.files.iter().find(|(known, _)| *known == name)?;
-        Some(FileBytes::Memory(Arc::clone(bytes)))
-    }
-
-    /// Its vocabulary; `None` if it has none.
-    ///
-    /// # Errors
-    /// None that [`GgufModel::new`] has not had.
-    pub(crate) fn vocabulary(&self) -> Result<Option<Vocabulary<'_>>, LoadError> {
-        Vocabulary::read(&self.gguf)
+        let bytes = match name {
+            VOCABULARY_FILE => serde_json::to_vec(&Vocabulary::read(&self.gguf).ok()??).ok()?.into(),
+            _ => Arc::clone(&self.files.iter().find(|(known, _)| *known == name)?.1),
+        };
+        Some(FileBytes::Memory(bytes))
     }
 
     /// Names and contents of its files.

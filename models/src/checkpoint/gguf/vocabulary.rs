@@ -1,11 +1,14 @@
 //! The vocabulary in the metadata of a GGUF file, checked: every later use may trust counts and ids.
 //!
+//! It is serialised for whoever builds a tokenizer of it (the crate `text`).
+//!
 //! The cost is linear in the metadata. Limits keep what is built from it small: see the constants.
 
 use std::collections::HashSet;
 
+use serde::Serialize;
+
 use super::file::Gguf;
-use super::splits::{self, PreTokenizer};
 use super::value::{Array, Value};
 use crate::checkpoint::error::{LoadError, one_line};
 
@@ -58,8 +61,8 @@ const NOT_END_BESIDE: [(&str, &[&str]); 3] = [
 ];
 
 /// What a token is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) enum Role {
     /// Text.
     Normal,
     /// A special token: found in texts before anything else, and left out of decoded texts.
@@ -71,19 +74,19 @@ pub(crate) enum Role {
 }
 
 /// The model that splits pieces of text into tokens.
-#[derive(Debug)]
-pub(crate) enum Kind<'a> {
+#[derive(Debug, Serialize)]
+pub(super) enum Kind<'a> {
     /// Byte-level BPE.
     ByteLevel {
-        /// How texts are split first.
-        pre_tokenizer: &'static PreTokenizer,
+        /// Name of the way in which texts are split first.
+        pre_tokenizer: &'a str,
         /// Pairs of tokens to join, most important first.
         merges: Vec<(&'a str, &'a str)>,
     },
     /// SentencePiece BPE.
     SentencePiece {
-        /// A finite number per token; of two possible joins, that with the higher score comes first.
-        scores: Vec<f32>,
+        /// A finite float32 number per token, exact also as text; of two possible joins, that with the higher score comes first.
+        scores: Vec<f64>,
         /// Whether a space is put before texts, at the start and after special tokens.
         space_prefix: bool,
         /// Whether white space after a special token belongs to it.
@@ -92,8 +95,8 @@ pub(crate) enum Kind<'a> {
 }
 
 /// A vocabulary.
-#[derive(Debug)]
-pub(crate) struct Vocabulary<'a> {
+#[derive(Debug, Serialize)]
+pub(super) struct Vocabulary<'a> {
     /// The file, for messages.
     pub file: String,
     pub kind: Kind<'a>,
@@ -104,11 +107,14 @@ pub(crate) struct Vocabulary<'a> {
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     pub unknown: Option<u32>,
+    #[serde(skip)]
     pub padding: Option<u32>,
-    /// Tokens around every text.
-    pub add_bos: bool,
+    /// Whether texts begin with `bos`; `None` leaves it to the pre-tokenizer.
+    pub add_bos: Option<bool>,
+    /// Whether texts end with `eos`.
     pub add_eos: bool,
     /// Tokens that end a sequence, in order.
+    #[serde(skip)]
     pub end_tokens: Vec<u32>,
 }
 
@@ -150,10 +156,6 @@ impl<'a> Vocabulary<'a> {
             },
             false => Kind::ByteLevel { pre_tokenizer: keys.pre_tokenizer()?, merges: keys.merges()? },
         };
-        let add_bos_by_default = match &kind {
-            Kind::ByteLevel { pre_tokenizer, .. } => pre_tokenizer.add_bos,
-            Kind::SentencePiece { .. } => true,
-        };
         // The ids that SentencePiece gives if it is not told.
         let default = |id: u32| Some(id).filter(|id| is_sentence_piece && (*id as usize) < texts.len());
         let id = |key: &str| keys.id(key, texts.len());
@@ -184,8 +186,8 @@ impl<'a> Vocabulary<'a> {
             unknown,
             // Files without padding state ids outside of the vocabulary.
             padding: id("padding_token_id").unwrap_or(None),
-            add_bos: keys.flag("add_bos_token")?.unwrap_or(add_bos_by_default) && bos.is_some(),
-            add_eos: keys.flag("add_eos_token")?.unwrap_or(false) && eos.is_some(),
+            add_bos: keys.flag("add_bos_token")?,
+            add_eos: keys.flag("add_eos_token")?.unwrap_or(false),
             end_tokens,
             texts,
             roles,
@@ -199,20 +201,11 @@ impl<'a> Vocabulary<'a> {
         self.texts.get(id as usize).map(String::as_str)
     }
 
-    /// Ids and texts of the tokens that exist.
-    pub fn tokens(&self) -> impl Iterator<Item = (u32, &str, Role)> {
-        let tokens = (0..).zip(&self.texts).zip(&self.roles);
-        tokens.map(|((id, text), role)| (id, text.as_str(), *role)).filter(|(.., role)| *role != Role::Unused)
-    }
-
-    /// Ids, texts and roles of the tokens that are found in texts before anything else.
-    pub fn added(&self) -> impl Iterator<Item = (&str, Role)> {
-        let is_added = |role: Role| matches!(role, Role::Special | Role::UserDefined);
-        self.tokens().filter(move |(.., role)| is_added(*role)).map(|(_, text, role)| (text, role))
-    }
-
+    /// Bounds the tokens that are found in texts before anything else.
     fn check_added(&self, keys: &Keys<'_>) -> Result<(), LoadError> {
-        let (count, bytes) = self.added().fold((0, 0), |(count, bytes), (text, _)| (count + 1, bytes + text.len()));
+        let tokens = self.texts.iter().zip(&self.roles);
+        let added = tokens.filter(|(_, role)| matches!(role, Role::Special | Role::UserDefined));
+        let (count, bytes) = added.fold((0, 0), |(count, bytes), (text, _)| (count + 1, bytes + text.len()));
         if count > MAX_ADDED || bytes > MAX_ADDED_BYTES {
             let found = format!("{count} control and user-defined tokens of {bytes} bytes");
             let expected = format!("at most {MAX_ADDED} of {MAX_ADDED_BYTES} bytes");
@@ -307,16 +300,17 @@ impl<'a> Keys<'a> {
         })
     }
 
-    fn scores(&self, len: usize) -> Result<Vec<f32>, LoadError> {
+    fn scores(&self, len: usize) -> Result<Vec<f64>, LoadError> {
         const KEY: &str = "scores";
         let array = self.array(KEY, Some(len), MAX_TOKENS)?;
-        let finite = |value: Value<'_>| value.float().map(|score| score as f32).filter(|score| score.is_finite());
+        let finite =
+            |value: Value<'_>| value.float().map(|score| f64::from(score as f32)).filter(|score| score.is_finite());
         self.list(KEY, array, "finite numbers", finite)
     }
 
-    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer, LoadError> {
+    fn pre_tokenizer(&self) -> Result<&'a str, LoadError> {
         let name = self.value("pre").map_or(Some(""), |value| value.text());
-        name.and_then(splits::find).ok_or_else(|| self.wrong("pre", format!("one of {}", splits::names())))
+        name.ok_or_else(|| self.wrong("pre", "one of the names that llama.cpp gives to pre-tokenizers"))
     }
 
     fn merges(&self) -> Result<Vec<(&'a str, &'a str)>, LoadError> {

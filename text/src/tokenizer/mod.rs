@@ -1,0 +1,272 @@
+//! Conversion of text to token ids and back, with the `tokenizers` library.
+//!
+//! `tokenizer.json` decides: its post-processor which special tokens are added, its added tokens which texts become one id. Only the
+//! tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there.
+//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide
+//! ([`GGUF_FILE`]).
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+use tokenizers::PostProcessorWrapper;
+
+use crate::error::{LoadError, one_line};
+use crate::files::{Files, object, read};
+
+mod bytes;
+mod error;
+mod gguf;
+mod model;
+mod pieces;
+mod sentencepiece;
+mod spaces;
+mod splits;
+
+use bytes::TokenSpelling;
+pub use error::TokenizeError;
+use gguf::Vocabulary;
+use model::Pipeline;
+use pieces::{Pieces, Rest};
+
+const FILE: &str = "tokenizer.json";
+
+/// The vocabulary of a GGUF file as JSON, which the crate `models` reads of its metadata. It takes the place of `tokenizer.json`.
+const GGUF_FILE: &str = "tokenizer.ggml.json";
+
+/// Files of tokenizers in other formats.
+const OTHERS: [&str; 6] =
+    ["tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "cl100k_base.tiktoken", "vocab.json"];
+
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Classes whose tokenizers put special tokens around texts as [`CONFIG`] says, whatever `tokenizer.json` has.
+const SURROUNDING: [&str; 6] = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+];
+
+/// A checkpoint's tokenizer; may be shared between threads.
+pub struct Tokenizer {
+    inner: Pipeline,
+    special: HashSet<u32>,
+    vocab_size: usize,
+    spelling: TokenSpelling,
+    /// Greatest number of bytes that one token represents; `None` if there is no bound.
+    bytes_per_token: Option<usize>,
+    /// How to tokenize long texts in pieces; `None` if that is not possible.
+    pieces: Option<Pieces>,
+    file: String,
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer of `tokenizer.json`, or that of a GGUF file.
+    ///
+    /// # Errors
+    /// The file is missing or is not a tokenizer of the `tokenizers` library, or the GGUF file has no usable vocabulary.
+    pub fn load(files: &(impl Files + ?Sized)) -> Result<Self, LoadError> {
+        let (file, mut inner) = match read(files, FILE)? {
+            Some(bytes) => {
+                let file = files.locate(FILE);
+                let inner = Pipeline::from_bytes(bytes)
+                    .map_err(|error| LoadError::Tokenizer { file: file.clone(), problem: one_line(error) })?;
+                (file, surround(files, inner)?)
+            }
+            None => {
+                let bytes = read(files, GGUF_FILE)?.ok_or_else(|| missing(files))?;
+                let vocabulary: Vocabulary = serde_json::from_slice(&bytes)
+                    .map_err(|error| LoadError::Json { file: files.locate(GGUF_FILE), problem: one_line(error) })?;
+                (vocabulary.file.clone(), gguf::build(vocabulary)?)
+            }
+        };
+        let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| unusable(one_line(error)))?;
+
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |greatest| greatest as usize + 1);
+        if vocab_size == 0 {
+            return Err(unusable("it has no tokens".to_string()));
+        }
+        let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
+        let special = special.collect();
+        let spelling = TokenSpelling::of(inner.get_decoder()).map_err(unusable)?;
+        let bytes_per_token = bytes::per_token(&inner);
+        let pieces = Pieces::of(&inner);
+        Ok(Tokenizer { inner, special, vocab_size, spelling, bytes_per_token, pieces, file })
+    }
+
+    /// Checks that every id has a row in an embedding of `vocab_size` rows.
+    ///
+    /// # Errors
+    /// The tokenizer has greater ids, so it belongs to another model.
+    pub fn check(&self, vocab_size: usize) -> Result<(), LoadError> {
+        if self.vocab_size > vocab_size {
+            let file = self.file.clone();
+            return Err(LoadError::TokenizerMismatch { file, greatest_id: self.vocab_size - 1, vocab_size });
+        }
+        Ok(())
+    }
+
+    /// The token ids of `text`. Text that spells a special token becomes that token. `add_special` also adds the special tokens
+    /// that every prompt of this model gets, such as a beginning-of-sequence token.
+    ///
+    /// # Errors
+    /// The vocabulary cannot represent the text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_while(text, add_special, usize::MAX, |_| true)
+    }
+
+    /// Like [`Tokenizer::encode`], but between the pieces of a long text `go_on` is called with the number of tokens so far, and
+    /// can stop. A text of more than `most_at_once` bytes without a place to cut it is refused, because tokenizing takes hundreds
+    /// of bytes of memory per byte of text.
+    ///
+    /// # Errors
+    /// The vocabulary cannot represent the text, the text is too long, or `go_on` returned false.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        add_special: bool,
+        most_at_once: usize,
+        mut go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let (mut ids, mut rest) = (Vec::new(), Rest::new(text));
+        if let Some(pieces) = &self.pieces {
+            while let Some(later) = pieces.encode_next(&self.inner, rest, most_at_once, &mut ids)? {
+                rest = later;
+                if !go_on(ids.len()) {
+                    return Err(TokenizeError::Stopped(ids.len()));
+                }
+            }
+        }
+        if rest.text.len() > most_at_once {
+            return Err(TokenizeError::TooLong { found: rest.text.len(), most: most_at_once });
+        }
+        match &self.pieces {
+            Some(pieces) if rest.text.len() < text.len() => ids.extend(pieces.encode_rest(&self.inner, rest)?),
+            _ => return self.encode_whole(text, add_special),
+        }
+        if add_special {
+            // The special tokens around a text do not depend on it.
+            let (bare, whole) = (self.encode_whole("a", false)?, self.encode_whole("a", true)?);
+            let before = (0..=whole.len()).find(|&at| whole[at..].starts_with(&bare)).unwrap_or(0);
+            ids.splice(..0, whole[..before].iter().copied());
+            ids.extend(whole.iter().skip(before + bare.len()));
+        }
+        Ok(ids)
+    }
+
+    fn encode_whole(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
+        let encoding =
+            self.inner.encode_fast(text, add_special).map_err(|error| TokenizeError::Encode(one_line(error)))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Lower bound on the number of tokens of any text with this many bytes; 0 if no bound is known.
+    ///
+    /// The bound is far below the real number but costs nothing: texts that cannot fit a context are refused before they are
+    /// tokenized.
+    pub fn least_tokens(&self, bytes: usize) -> usize {
+        self.bytes_per_token.map_or(0, |most| bytes.div_ceil(most))
+    }
+
+    /// The text of `ids`. Invalid UTF-8 becomes U+FFFD. Unknown ids are skipped, and so are special tokens with `skip_special`.
+    ///
+    /// # Errors
+    /// The library's decoder failed.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizeError> {
+        if matches!(self.inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
+            // The library would allocate a string per token first.
+            let shown = ids.iter().filter(|&&id| !(skip_special && self.is_special(id)));
+            let bytes = shown.fold(Vec::new(), |mut bytes, &id| {
+                bytes.extend(self.token_bytes(id));
+                bytes
+            });
+            return Ok(
+                String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into())
+            );
+        }
+        self.inner.decode(ids, skip_special).map_err(|error| TokenizeError::Decode(one_line(error)))
+    }
+
+    /// The greatest id plus one, including added tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The vocabulary's spelling of a token.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token in the vocabulary's spelling.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether `id` is a special token, which [`Tokenizer::decode`] can skip.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    /// The bytes that a token adds to a text, possibly part of a character; empty for an unknown id.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token))
+    }
+}
+
+/// The error of a checkpoint without a tokenizer that is read.
+fn missing(files: &(impl Files + ?Sized)) -> LoadError {
+    let other = OTHERS.into_iter().find(|other| files.read(other).is_ok_and(|bytes| bytes.is_some()));
+    let expected =
+        other.map_or("a checkpoint folder in Hugging Face layout, which holds this file".to_string(), |other| {
+            format!(
+                "this file: {other} is not read; convert it, for example with \
+             transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        });
+    LoadError::Missing { file: files.locate(FILE), expected }
+}
+
+/// The text of a special token of `tokenizer_config.json`, which is a string or an object with `content`.
+pub(crate) fn special_text(token: Option<&Value>) -> Option<&str> {
+    let token = token?;
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// The tokenizer with the special tokens around texts that `tokenizer_config.json` states for some classes, as transformers has it.
+fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeline, LoadError> {
+    let config = object(files, CONFIG)?;
+    let wrong = |key: &str, expected: &str| LoadError::Setting {
+        file: files.locate(CONFIG),
+        key: key.to_string(),
+        found: config.get(key).map_or("missing".to_string(), |value| one_line(value).chars().take(80).collect()),
+        expected: expected.to_string(),
+    };
+    let given = |key: &str| config.get(key).filter(|value| !value.is_null());
+    let flag =
+        |key: &str| given(key).map(|value| value.as_bool().ok_or_else(|| wrong(key, "true or false"))).transpose();
+    let class =
+        given("tokenizer_class").map(|value| value.as_str().ok_or_else(|| wrong("tokenizer_class", "a string")));
+    let class = class.transpose()?.unwrap_or_default();
+    let (Some(bos), eos) = (flag("add_bos_token")?, flag("add_eos_token")?) else { return Ok(inner) };
+    if !SURROUNDING.contains(&class) {
+        return Ok(inner);
+    }
+    let token = |key: &str, is_added: bool| {
+        if !is_added {
+            return Ok(None);
+        }
+        let text = special_text(config.get(key));
+        let found = text.and_then(|text| Some((inner.token_to_id(text)?, text.to_string())));
+        found.map(Some).ok_or_else(|| wrong(key, "a token of tokenizer.json, because it is added to texts"))
+    };
+    let (before, after) = (token("bos_token", bos)?, token("eos_token", eos.unwrap_or(false))?);
+    let [before, after] = [&before, &after].map(|token| token.as_ref().map(|(id, text)| (*id, text.as_str())));
+    let steps = serde_json::from_value(gguf::around(before, after));
+    let steps = steps.map_err(|error| LoadError::Tokenizer { file: files.locate(FILE), problem: one_line(error) })?;
+    inner.with_post_processor(Some::<PostProcessorWrapper>(steps));
+    Ok(inner)
+}

@@ -1,0 +1,137 @@
+//! Reasoning split off the answer, however the text is split.
+
+use proptest::prelude::*;
+use text::{ReasoningFormat, ReasoningParser, Thought};
+
+fn split(thinking: bool, pieces: &[&str]) -> (String, String) {
+    split_by(ReasoningParser::new(thinking), pieces)
+}
+
+fn split_by(mut parser: ReasoningParser, pieces: &[&str]) -> (String, String) {
+    let mut thoughts: Vec<Thought> = pieces.iter().map(|piece| parser.push(piece)).collect();
+    thoughts.push(parser.finish());
+    (
+        thoughts.iter().map(|thought| thought.reasoning.as_str()).collect(),
+        thoughts.iter().map(|thought| thought.content.as_str()).collect(),
+    )
+}
+
+#[test]
+fn reasoning_is_recognised_only_in_front_of_the_answer() {
+    for (thinking, text, reasoning, content) in [
+        (false, "<think>a b</think>c", "a b", "c"),
+        (false, " \n<think>\na\n\nb\n</think>\n\nc <think>d</think>\n", "a\n\nb", "c <think>d</think>\n"),
+        (false, "<think>\n\n</think>\n\nc", "", "c"),
+        (false, "c <think>d</think>", "", "c <think>d</think>"),
+        (false, "<thinker> x", "", "<thinker> x"),
+        (false, " <thi", "", " <thi"),
+        (false, "", "", ""),
+        (true, "a </thin k></think>c", "a </thin k>", "c"),
+        (true, "\n a", "a", ""),
+        (true, "a </thi", "a </thi", ""),
+        (true, "<think>a</think>c", "<think>a", "c"),
+    ] {
+        assert_eq!(split(thinking, &[text]), (reasoning.to_string(), content.to_string()), "{text:?}");
+    }
+}
+
+#[test]
+fn a_prompt_may_end_within_the_reasoning() {
+    for (prompt, text, reasoning) in [
+        ("<|im_start|>assistant\n<think>\n", "a</think>c", "a"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "a</think>c", ""),
+        ("What does <think> mean?<|im_start|>assistant\n", "a</think>c", ""),
+        ("What does <think> mean?<|im_start|>assistant\n", "<think>a</think>c", "a"),
+    ] {
+        let parser = ReasoningFormat::Qwen3.parser(prompt).unwrap();
+        assert_eq!(split_by(parser, &[text]).0, reasoning, "{prompt:?}");
+    }
+    // Without a tag in the prompt this format begins with reasoning, unless the prompt closes it.
+    for (prompt, reasoning) in [("assistant\n", "a"), ("assistant\n<think>", "a"), ("<think>\n\n</think>\n\n", "")] {
+        let parser = ReasoningFormat::DeepseekR1.parser(prompt).unwrap();
+        assert_eq!(split_by(parser, &["a</think>c"]).0, reasoning, "{prompt:?}");
+    }
+    assert!(ReasoningFormat::Off.parser("<think>").is_none());
+}
+
+#[test]
+fn every_format_has_its_markers_and_vllms_name() {
+    for (name, text) in [
+        ("qwen3", "<think>a</think>c"),
+        ("deepseek_r1", "a</think>c"),
+        ("mistral", "[THINK]a[/THINK]c"),
+        ("gemma4", "<|channel>thought\na<channel|>c"),
+        (
+            "openai_gptoss",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>c<|return|>",
+        ),
+    ] {
+        let parser = name.parse::<ReasoningFormat>().unwrap().parser("user: Hi.").unwrap();
+        assert_eq!(split_by(parser, &[text]), ("a".to_string(), "c".to_string()), "{name}");
+    }
+    assert!("nothing".parse::<ReasoningFormat>().unwrap_err().contains("openai_gptoss"));
+}
+
+#[test]
+fn messages_of_harmony_are_reasoning_answer_and_calls() {
+    let call = "<|channel|>commentary to=functions.f<|message|>{\"x\": 1}<|call|>";
+    let parser = || ReasoningFormat::GptOss.parser("<|start|>assistant").unwrap();
+    for (text, reasoning, content) in [
+        ("<|channel|>final<|message|>c <|end", "", "c <|end"),
+        ("<|channel|>analysis<|message|>a", "a", ""),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b", "a\nb", ""),
+        ("<|channel|>commentary<|message|>Let me see.<|end|>", "", "Let me see."),
+        ("plain <|text", "", "plain <|text"),
+        ("<|channel|>analysis<|mess", "", "<|channel|>analysis<|mess"),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1}<|call|>", "", call),
+        (" to=functions.f<|channel|>commentary json<|message|>{\"x\": 1}<|call|>", "", call),
+        ("<|channel|>analysis to=python<|message|>print()<|call|>", "print()", ""),
+        ("<|channel|>commentary to=functions.f code<|message|>{\"x\": 1}<|call|>", "", call),
+        // A marker in a string of JSON is text.
+        (
+            "<|channel|>commentary to=functions.f<|message|>{\"x\": \"<|end|>\\\"<|call|>\"}<|call|><|start|>assistant<|channel|>final<|message|>c",
+            "",
+            "<|channel|>commentary to=functions.f<|message|>{\"x\": \"<|end|>\\\"<|call|>\"}<|call|>c",
+        ),
+    ] {
+        assert_eq!(split_by(parser(), &[text]), (reasoning.to_string(), content.to_string()), "{text}");
+    }
+    let mut without = parser();
+    without.ignore_calls();
+    assert_eq!(split_by(without, &[call]).1, "{\"x\": 1}");
+    let within = ReasoningFormat::GptOss.parser("<|start|>assistant<|channel|>final<|message|>It").unwrap();
+    assert_eq!(split_by(within, &[" is."]).1, " is.");
+}
+
+proptest! {
+    #[test]
+    fn every_split_gives_the_same_thoughts_and_answer(
+        parts in prop::collection::vec(prop::sample::select(vec!["<think>", "</think>", "<", "/", "th", " ", "\n", "a", "世"]), 0..14),
+        cuts in prop::collection::vec(0usize..200, 0..12),
+        thinking: bool,
+    ) {
+        let whole = parts.concat();
+        let bounds: Vec<usize> = (0..=whole.len()).filter(|&at| whole.is_char_boundary(at)).collect();
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| bounds[cut % bounds.len()]).chain([0, whole.len()]).collect();
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
+        prop_assert_eq!(split(thinking, &pieces), split(thinking, &[&whole]));
+    }
+
+    #[test]
+    fn every_split_of_harmony_gives_the_same_thoughts_and_answer(
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<|channel|>", "analysis", "final", "commentary", " to=functions.f", "<|constrain|>", "json", "<|message|>", "<|end|>", "<|start|>",
+            "assistant", "<|call|>", "<|return|>", "<|", "a", " ", "\n", "世",
+        ]), 0..14),
+        cuts in prop::collection::vec(0usize..200, 0..12),
+    ) {
+        let whole = parts.concat();
+        let bounds: Vec<usize> = (0..=whole.len()).filter(|&at| whole.is_char_boundary(at)).collect();
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| bounds[cut % bounds.len()]).chain([0, whole.len()]).collect();
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
+        let parser = || ReasoningFormat::GptOss.parser("").unwrap();
+        prop_assert_eq!(split_by(parser(), &pieces), split_by(parser(), &[&whole]));
+    }
+}
