@@ -177,7 +177,7 @@ impl Server {
 
     fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
         let app = self.app.clone();
-        let stream = Connection::new(stream, app.activity.clone(), app.options.limits.send_timeout);
+        let stream = Connection::new(stream, Arc::downgrade(&app.activity), app.options.limits.send_timeout);
         let service = TowerToHyperService::new(self.router.clone());
         let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
         let mut finish = self.finish.subscribe();
@@ -219,7 +219,7 @@ async fn idle(app: &App) {
     let mut since = Instant::now();
     while since.elapsed() < IDLE_TIME {
         sleep(CHECK_INTERVAL).await;
-        if app.engine.num_unfinished() > 0 || !app.activity.is_idle() {
+        if app.engine.num_unfinished() > 0 || Arc::strong_count(&app.activity) > 1 {
             since = Instant::now();
         }
     }

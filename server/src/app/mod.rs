@@ -10,7 +10,7 @@ use engine::{AdapterInfo, AsyncEngine, Pooling, Tokenizer};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::http::{Activity, Budget, ParsePool};
+use crate::http::{Budget, ParsePool};
 use crate::metrics::Metrics;
 use crate::settings::ServerOptions;
 pub(crate) use logprob_sizes::{Entries, KEPT_TOKEN, LogprobFormat, Sizes};
@@ -35,8 +35,8 @@ pub struct App {
     pub(crate) pooling: Option<Pooling>,
     /// Unix time of the start, in seconds.
     pub(crate) created: u64,
-    /// Responses that a shutdown waits for.
-    pub(crate) activity: Activity,
+    /// Responses that a shutdown waits for hold clones while they are computed or written.
+    pub(crate) activity: Arc<()>,
     pub(crate) parse_pool: ParsePool,
     pub(crate) budget: Budget,
     /// Made on first use, or soon after the start.
@@ -70,7 +70,7 @@ impl App {
             reasoning: options.reasoning_parser.unwrap_or_else(|| ReasoningFormat::of(template)),
             pooling: options.pooling_type.or(info.pooling),
             created: unix_seconds(),
-            activity: Activity::default(),
+            activity: Arc::default(),
             parse_pool: ParsePool::default(),
             budget: Budget::new(limits.max_inflight_bytes, limits.max_body_bytes),
             logprob_sizes: OnceLock::new(),

@@ -12,10 +12,8 @@
 //! A part is the body of a request while it arrives and is read, and then what is held until the request is answered.
 //! While a body waits for memory, other incomplete bodies that do not arrive at `request::body`'s rate give way to it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ApiError;
 
@@ -25,11 +23,8 @@ const SHARES: [(usize, usize); 3] = [(64 << 10, 8), (1 << 20, 7), (usize::MAX, 6
 /// Number of shares: those of [`SHARES`], and that of incomplete bodies.
 const COUNT: usize = SHARES.len() + 1;
 
-/// Unit of the budget, in bytes.
-const UNIT: usize = 1024;
-
-/// After the return of a part this large, in units, the allocator may hold free memory.
-const LARGE_PART: usize = 256;
+/// After the return of a part of this many bytes, the allocator may hold free memory.
+const LARGE_PART: usize = 256 << 10;
 
 fn share(budget: usize, eighths: usize) -> usize {
     budget / 8 * eighths + budget % 8
@@ -42,26 +37,42 @@ pub fn largest(budget: usize) -> usize {
 
 /// Memory budget of all requests in flight.
 pub struct Budget {
-    shares: [Arc<Semaphore>; COUNT],
-    /// Number of bodies that wait for memory.
-    waiting: AtomicUsize,
+    shares: Arc<Shares>,
+    /// Bodies that wait for memory hold clones.
+    waiting: Arc<()>,
+}
+
+#[derive(Debug)]
+struct Shares {
+    /// Maximum number of bytes of each share.
+    most: [usize; COUNT],
+    used: Mutex<[usize; COUNT]>,
     /// Set when a large part has been returned.
-    freed: Arc<AtomicBool>,
+    freed: AtomicBool,
+}
+
+impl Shares {
+    fn used(&self) -> MutexGuard<'_, [usize; COUNT]> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A part of the budget, returned when it is dropped.
 #[derive(Debug, Default)]
 pub struct Reserved {
-    permits: [Option<OwnedSemaphorePermit>; COUNT],
-    /// Maximum size so far, in units.
+    shares: Option<Arc<Shares>>,
+    /// Bytes of each share.
+    bytes: [usize; COUNT],
+    /// Maximum size so far.
     most: usize,
-    freed: Arc<AtomicBool>,
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
+        let Some(shares) = &self.shares else { return };
+        shares.used().iter_mut().zip(self.bytes).for_each(|(used, bytes)| *used -= bytes);
         if self.most >= LARGE_PART {
-            self.freed.store(true, Ordering::Release);
+            shares.freed.store(true, Ordering::Release);
         }
     }
 }
@@ -69,16 +80,7 @@ impl Drop for Reserved {
 impl Reserved {
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        self.permits.iter().all(|permit| units(permit) == 0)
-    }
-}
-
-/// Counts a waiting body until it is dropped.
-pub struct Waiting<'a>(&'a AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.bytes == [0; COUNT]
     }
 }
 
@@ -88,69 +90,44 @@ impl Budget {
         // At least one body fits.
         let incomplete = share(bytes, 4).max(body.min(largest(bytes)));
         let [all, medium, large] = SHARES.map(|(_, eighths)| share(bytes, eighths));
-        let shares = [all, medium, large, incomplete];
-        let shares = shares.map(|bytes| Arc::new(Semaphore::new(bytes.div_ceil(UNIT).min(Semaphore::MAX_PERMITS))));
-        Budget { shares, waiting: AtomicUsize::new(0), freed: Arc::default() }
+        let (used, freed) = (Mutex::default(), AtomicBool::new(false));
+        let shares = Arc::new(Shares { most: [all, medium, large, incomplete], used, freed });
+        Budget { shares, waiting: Arc::default() }
     }
 
     /// Resizes `reserved` to `bytes`, for a body that is incomplete or for anything else. Fails with 429 and leaves it
     /// unchanged if a share is exhausted.
     pub fn resize(&self, reserved: &mut Reserved, bytes: usize, is_incomplete: bool) -> Result<(), ApiError> {
-        let whole = bytes.div_ceil(UNIT);
-        let if_over = |most: usize| if bytes > most { whole } else { 0 };
+        let if_over = |most: usize| if bytes > most { bytes } else { 0 };
         let [(small, _), (medium, _), _] = SHARES;
-        let wanted = [whole, if_over(small), if_over(medium), if is_incomplete { if_over(small) } else { 0 }];
-        let before = reserved.permits.each_ref().map(units);
-        let mut set = |sizes: [usize; COUNT]| {
-            let mut shares = self.shares.iter().zip(&mut reserved.permits).zip(sizes);
-            shares.all(|((share, held), size)| set(share, held, size))
-        };
-        // Grows before it shrinks, so that it can fail without a loss.
-        let grown = set(std::array::from_fn(|i| wanted[i].max(before[i])));
-        set(if grown { wanted } else { before });
-        if !grown {
+        let wanted = [bytes, if_over(small), if_over(medium), if is_incomplete { if_over(small) } else { 0 }];
+        let before = reserved.bytes;
+        let mut used = self.shares.used();
+        let after: [usize; COUNT] = std::array::from_fn(|i| used[i] - before[i] + wanted[i]);
+        if (0..COUNT).any(|i| wanted[i] > before[i] && after[i] > self.shares.most[i]) {
             return Err(ApiError::busy("requests in flight use all memory of --max-inflight-bytes; try again later"));
         }
-        reserved.most = reserved.most.max(whole);
-        reserved.freed = self.freed.clone();
+        *used = after;
+        reserved.bytes = wanted;
+        reserved.most = reserved.most.max(bytes);
+        reserved.shares.get_or_insert_with(|| self.shares.clone());
         Ok(())
     }
 
-    /// Tells stalled bodies that another waits for their memory, until the guard is dropped.
-    pub fn wait(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        Waiting(&self.waiting)
+    /// Tells stalled bodies that another waits for their memory, until the result is dropped.
+    pub fn wait(&self) -> Arc<()> {
+        self.waiting.clone()
     }
 
     /// Whether a body waits for memory.
     pub fn is_wanted(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0
+        Arc::strong_count(&self.waiting) > 1
     }
 
     /// Whether a large part has been returned since the last call.
     pub fn was_freed(&self) -> bool {
-        self.freed.swap(false, Ordering::AcqRel)
+        self.shares.freed.swap(false, Ordering::AcqRel)
     }
-}
-
-fn units(held: &Option<OwnedSemaphorePermit>) -> usize {
-    held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
-}
-
-/// Resizes what is held of a share. Fails only if it would grow.
-fn set(share: &Arc<Semaphore>, held: &mut Option<OwnedSemaphorePermit>, wanted: usize) -> bool {
-    let found = units(held);
-    if wanted <= found {
-        drop(held.as_mut().and_then(|permit| permit.split(found - wanted)));
-        return true;
-    }
-    let more = u32::try_from(wanted - found).ok().and_then(|more| share.clone().try_acquire_many_owned(more).ok());
-    let Some(more) = more else { return false };
-    match held {
-        Some(permit) => permit.merge(more),
-        none => *none = Some(more),
-    }
-    true
 }
 
 #[cfg(test)]
@@ -193,10 +170,10 @@ mod tests {
         budget.resize(&mut part, 8 << 20, true).unwrap();
         let others = fill(&budget, 16 << 20, false);
         assert!(budget.resize(&mut part, 100 << 20, false).is_err());
-        assert_eq!(part.permits.each_ref().map(units), [8 << 10, 8 << 10, 8 << 10, 8 << 10]);
+        assert_eq!(part.bytes, [8 << 20; COUNT]);
         drop(others);
         budget.resize(&mut part, 1 << 20, false).unwrap();
-        assert_eq!(part.permits.each_ref().map(units), [1 << 10, 1 << 10, 0, 0]);
+        assert_eq!(part.bytes, [1 << 20, 1 << 20, 0, 0]);
         budget.resize(&mut part, 0, false).unwrap();
         assert!(part.is_empty() && fill(&budget, 16 << 20, false).len() == 6);
     }

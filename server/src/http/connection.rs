@@ -7,8 +7,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,37 +22,11 @@ pub const REQUEST_ID: &str = "x-request-id";
 /// Upper bound of the size of responses that `hyper` sends itself.
 const MAX_SUPPRESSED: usize = 256;
 
-/// Counter of what a shutdown waits for besides the engine: responses that are computed or written.
-#[derive(Clone, Debug, Default)]
-pub struct Activity(Arc<AtomicUsize>);
-
-impl Activity {
-    /// Increments the counter until the guard is dropped.
-    pub fn begin(&self) -> Busy {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Busy(self.0.clone())
-    }
-
-    /// Whether the counter is zero.
-    pub fn is_idle(&self) -> bool {
-        self.0.load(Ordering::Acquire) == 0
-    }
-}
-
-/// Guard of [`Activity::begin`].
-#[derive(Debug)]
-pub struct Busy(Arc<AtomicUsize>);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// Connection of a client.
 pub struct Connection {
     stream: TcpStream,
-    activity: Activity,
+    /// Upgraded and held by what a shutdown waits for.
+    activity: Weak<()>,
     /// Status of a suppressed response of `hyper`.
     suppressed: Option<StatusCode>,
     /// Maximum time without progress of a write.
@@ -63,13 +36,13 @@ pub struct Connection {
 }
 
 struct Blocked {
-    _busy: Busy,
+    _busy: Option<Arc<()>>,
     until: Pin<Box<Sleep>>,
 }
 
 impl Connection {
-    /// Connection that counts waiting writes in `activity`. A write fails after `send_timeout` without progress.
-    pub fn new(stream: TcpStream, activity: Activity, send_timeout: Duration) -> Connection {
+    /// Connection whose waiting writes hold `activity`. A write fails after `send_timeout` without progress.
+    pub fn new(stream: TcpStream, activity: Weak<()>, send_timeout: Duration) -> Connection {
         // Tokens are small writes that must not wait for each other. Without the option they are only late.
         let _ = stream.set_nodelay(true);
         Connection { stream, activity, suppressed: None, send_timeout, blocked: None }
@@ -98,7 +71,7 @@ impl Connection {
         }
         let Connection { activity, send_timeout, blocked, .. } = self;
         let blocked =
-            blocked.get_or_insert_with(|| Blocked { _busy: activity.begin(), until: Box::pin(sleep(*send_timeout)) });
+            blocked.get_or_insert_with(|| Blocked { _busy: activity.upgrade(), until: Box::pin(sleep(*send_timeout)) });
         match blocked.until.as_mut().poll(cx) {
             Poll::Ready(()) => {
                 self.blocked = None;

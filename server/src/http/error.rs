@@ -22,6 +22,8 @@ const MAX_NAME: usize = 200;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     status: StatusCode,
+    /// vLLM's type of the error, instead of OpenAI's.
+    kind: Option<&'static str>,
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
@@ -30,7 +32,12 @@ pub struct ApiError {
 impl ApiError {
     /// An error without `param` and `code`.
     pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
-        ApiError { status, code: None, param: None, message: message.into() }
+        ApiError { status, kind: None, code: None, param: None, message: message.into() }
+    }
+
+    /// An error with vLLM's type, whose code is the status.
+    pub fn of_kind(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { kind: Some(kind), ..ApiError::new(status, message) }
     }
 
     /// Sets `code`.
@@ -144,7 +151,8 @@ impl ApiError {
 
     /// The error object. A stream that fails after its first byte sends it as an event.
     pub fn to_json(&self) -> Value {
-        let kind = match self.status {
+        let code = self.kind.map_or(json!(self.code), |_| self.status.as_u16().into());
+        let kind = self.kind.unwrap_or(match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -152,8 +160,8 @@ impl ApiError {
                 "server_error"
             }
             _ => "invalid_request_error",
-        };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        });
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
     }
 }
 

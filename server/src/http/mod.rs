@@ -23,7 +23,6 @@ pub mod refusal;
 pub mod sse;
 
 pub use budget::{Budget, Reserved, largest as largest_part};
-pub use connection::{Activity, Busy, Connection};
+pub use connection::Connection;
 pub use error::{ApiError, excerpt, method_not_allowed, not_found};
-pub use json::Json;
 pub use parse_pool::{INLINE, LANES, ParsePool};

@@ -24,16 +24,6 @@ pub use observe::{Arrival, Observer};
 /// Reason of sequences whose client disconnected.
 pub const ABORT: &str = "abort";
 
-/// Durations of a finished request, as pictured in `observe`.
-pub struct Times<'a> {
-    pub queue: Duration,
-    pub prefill: Duration,
-    pub decode: Duration,
-    pub total: Duration,
-    /// Number of generated tokens by sequence.
-    pub generated: &'a [usize],
-}
-
 /// Values of `finished_reason`.
 const REASONS: [&str; 4] = ["stop", "length", ABORT, "error"];
 
@@ -79,59 +69,38 @@ impl Metrics {
             values.iter().for_each(|value| drop(counter.with_label_values(&[value])));
             counter
         };
-        let tokens = one_two_five(info.max_model_len);
-        let seconds = |name: &str, help: &str| histogram(&format!("vllm:request_{name}_time_seconds"), help, &REQUEST);
+        let bounds = one_two_five(info.max_model_len);
+        let tokens = |name: &str, help: &str| histogram(&format!("vllm:request_{name}"), help, &bounds);
+        let seconds = |name: &str, help: &str| histogram(&format!("vllm:{name}_seconds"), help, &REQUEST);
+        let between = |name: &str, help: &str| histogram(&format!("vllm:{name}_seconds"), help, &INTER_TOKEN);
+        let first_token = "Time from arrival to the first token.";
+        let per_token = "Decode time of a request divided by the tokens of its longest sequence after the first.";
+        let rejected = "Number of requests rejected or ended by a limit, or rejected because of their origin.";
         Metrics {
             model: model.to_string(),
-            first_token: histogram(
-                "vllm:time_to_first_token_seconds",
-                "Time from arrival to the first token.",
-                &FIRST_TOKEN,
-            ),
-            inter_token: histogram(
-                "vllm:inter_token_latency_seconds",
-                "Time between two tokens of a sequence.",
-                &INTER_TOKEN,
-            ),
-            per_output_token: histogram(
-                "vllm:time_per_output_token_seconds",
-                "Decode time of a request divided by the tokens of its longest sequence after the first.",
-                &INTER_TOKEN,
-            ),
-            end_to_end: histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", &REQUEST),
-            queue: seconds("queue", "Time from arrival to the first step with the request."),
-            prefill: seconds("prefill", "Time from the first step to the first token."),
-            decode: seconds("decode", "Time from the first to the last token."),
-            inference: seconds("inference", "Time from the first step to the last token."),
-            prompt_tokens: histogram("vllm:request_prompt_tokens", "Number of tokens of a prompt.", &tokens),
-            generation_tokens: histogram(
-                "vllm:request_generation_tokens",
-                "Number of tokens generated for a request.",
-                &tokens,
-            ),
-            max_generation_tokens: histogram(
-                "vllm:request_max_num_generation_tokens",
+            first_token: histogram("vllm:time_to_first_token_seconds", first_token, &FIRST_TOKEN),
+            inter_token: between("inter_token_latency", "Time between two tokens of a sequence."),
+            per_output_token: between("time_per_output_token", per_token),
+            end_to_end: seconds("e2e_request_latency", "Time from arrival to the last token."),
+            queue: seconds("request_queue_time", "Time from arrival to the first step with the request."),
+            prefill: seconds("request_prefill_time", "Time from the first step to the first token."),
+            decode: seconds("request_decode_time", "Time from the first to the last token."),
+            inference: seconds("request_inference_time", "Time from the first step to the last token."),
+            prompt_tokens: tokens("prompt_tokens", "Number of tokens of a prompt."),
+            generation_tokens: tokens("generation_tokens", "Number of tokens generated for a request."),
+            max_generation_tokens: tokens(
+                "max_num_generation_tokens",
                 "Number of tokens of a request's longest sequence.",
-                &tokens,
             ),
             params_n: histogram("vllm:request_params_n", "Parameter n of a request.", &[1.0, 2.0, 5.0, 10.0, 20.0]),
-            params_max_tokens: histogram(
-                "vllm:request_params_max_tokens",
-                "Parameter max_tokens of a request.",
-                &tokens,
-            ),
+            params_max_tokens: tokens("params_max_tokens", "Parameter max_tokens of a request."),
             finished: counter(
                 "vllm:request_success_total",
                 "Number of finished sequences.",
                 "finished_reason",
                 &REASONS,
             ),
-            rejected: counter(
-                "quire:requests_rejected_total",
-                "Number of requests rejected or ended by a limit, or rejected because of their origin.",
-                "reason",
-                &REJECTED,
-            ),
+            rejected: counter("quire:requests_rejected_total", rejected, "reason", &REJECTED),
             adapters: AdapterRequests::default(),
             registry,
         }
@@ -151,18 +120,20 @@ impl Metrics {
         }
     }
 
-    /// Records a finished request.
-    pub fn ended(&self, times: &Times<'_>) {
-        self.queue.observe(times.queue.as_secs_f64());
-        self.prefill.observe(times.prefill.as_secs_f64());
-        self.decode.observe(times.decode.as_secs_f64());
-        self.inference.observe((times.prefill + times.decode).as_secs_f64());
-        self.end_to_end.observe(times.total.as_secs_f64());
-        let longest = times.generated.iter().copied().max().unwrap_or(0);
-        self.generation_tokens.observe(times.generated.iter().sum::<usize>() as f64);
+    /// Records a finished request: the times that it spent in the queue, in prefill and in decode, as pictured in `observe`, and the number
+    /// of generated tokens by sequence.
+    pub fn ended(&self, times: [Duration; 3], generated: &[usize]) {
+        let [queue, prefill, decode] = times.map(|time| time.as_secs_f64());
+        self.queue.observe(queue);
+        self.prefill.observe(prefill);
+        self.decode.observe(decode);
+        self.inference.observe(prefill + decode);
+        self.end_to_end.observe(queue + prefill + decode);
+        let longest = generated.iter().copied().max().unwrap_or(0);
+        self.generation_tokens.observe(generated.iter().sum::<usize>() as f64);
         self.max_generation_tokens.observe(longest as f64);
         if longest > 1 {
-            self.per_output_token.observe(times.decode.as_secs_f64() / (longest - 1) as f64);
+            self.per_output_token.observe(decode / (longest - 1) as f64);
         }
     }
 

@@ -17,7 +17,7 @@ use engine::{Event, FinishReason, GenerationRequest, OutputStream};
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{ABORT, AdapterRequest, Metrics, Times};
+use super::{ABORT, AdapterRequest, Metrics};
 
 /// Reason of a finished sequence, as named in metrics and logs.
 pub fn reason(finish: &FinishReason) -> &'static str {
@@ -148,13 +148,9 @@ impl Observer {
             if self.open == 0 {
                 let scheduled = self.scheduled.unwrap_or(self.arrived);
                 let first = self.first_token.unwrap_or(now);
-                metrics.ended(&Times {
-                    queue: scheduled - self.arrived,
-                    prefill: first.saturating_duration_since(scheduled),
-                    decode: now.saturating_duration_since(first),
-                    total: now - self.arrived,
-                    generated: &self.generated,
-                });
+                let (prefill, decode) =
+                    (first.saturating_duration_since(scheduled), now.saturating_duration_since(first));
+                metrics.ended([scheduled - self.arrived, prefill, decode], &self.generated);
             }
         }
     }

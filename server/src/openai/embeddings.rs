@@ -9,11 +9,13 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine};
 use engine::{GenerationParams, GenerationRequest};
-use serde_json::{Number, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 
+use super::choices::Envelope;
 use crate::app::App;
-use crate::http::{ApiError, Json, json};
-use crate::reply::{Envelope, Run};
+use crate::http::{ApiError, json};
+use crate::reply::Run;
 use crate::request::{
     Cost, Fields, Input, Work, add_special_tokens, body, cache_salt, check_length, priority, prompts, truncate,
     truncation, unsupported, user,
@@ -31,9 +33,10 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let vectors = vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))?;
     json::off_reactor(true, move || {
         let one = |(index, vector): (usize, Vec<f32>)| {
-            let mut item = Json::from(json!({"object": "embedding", "index": index}));
-            item.set("embedding", write(&vector, is_base64));
-            item
+            let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+            let embedding =
+                if is_base64 { Vector::Base64(BASE64_STANDARD.encode(bytes())) } else { Vector::Numbers(vector) };
+            Embedding { object: "embedding", index, embedding }
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
         let mut text = Vec::new();
@@ -41,6 +44,21 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
         json::respond(text)
     })
     .await
+}
+
+#[derive(Serialize)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    /// Written as the shortest decimals of float32: 0.1 and not 0.10000000149011612.
+    Numbers(Vec<f32>),
+    Base64(String),
 }
 
 /// The fields of an embeddings request.
@@ -117,18 +135,4 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         requests.push(GenerationRequest { prompt, params, priority, cache_salt, adapter, ..Default::default() });
     }
     Ok(((requests, is_base64), cost(tokens)))
-}
-
-/// JSON text of a vector.
-fn write(vector: &[f32], is_base64: bool) -> Json {
-    if is_base64 {
-        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-        return Json::text(format!("{:?}", BASE64_STANDARD.encode(bytes)));
-    }
-    // The shortest decimal of a float32: 0.1 and not 0.10000000149011612.
-    let number = |x: &f32| {
-        let value = x.to_string().parse().ok().and_then(Number::from_f64).map_or(Value::Null, Value::Number);
-        value.to_string()
-    };
-    Json::text(format!("[{}]", vector.iter().map(number).collect::<Vec<_>>().join(",")))
 }

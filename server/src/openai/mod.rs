@@ -1,8 +1,10 @@
 //! OpenAI's API, with vLLM's routes that render its requests.
 
 mod chat;
+mod choices;
 mod completions;
 mod embeddings;
+mod logprobs;
 mod models;
 mod responses;
 mod schemas;

@@ -1,8 +1,6 @@
 //! Parses the text of a sequence into an assistant message: reasoning, content and tool calls, whole or in pieces.
 
 use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
-use serde::ser::{Serialize, SerializeMap, Serializer};
-use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::call;
@@ -36,7 +34,8 @@ pub struct Piece {
 /// A new tool call, or more arguments of the last one.
 #[derive(Debug)]
 pub struct CallPiece {
-    index: usize,
+    /// Index among the calls of the message.
+    pub index: usize,
     /// Id and name, in the first piece of a call.
     pub begun: Option<(String, String)>,
     /// A piece of the arguments' JSON text.
@@ -123,72 +122,6 @@ impl Piece {
     /// Whether nothing was parsed.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty()
-    }
-
-    fn write_reasoning<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        if self.reasoning.is_empty() {
-            return Ok(());
-        }
-        // Clients read one or the other name of the reasoning.
-        map.serialize_entry("reasoning", &self.reasoning)?;
-        map.serialize_entry("reasoning_content", &self.reasoning)
-    }
-
-    /// Writes the tool calls, with their index if `indexed`.
-    fn write_calls<M: SerializeMap>(&self, map: &mut M, indexed: bool) -> Result<(), M::Error> {
-        if self.calls.is_empty() {
-            return Ok(());
-        }
-        let calls: Vec<Value> = self.calls.iter().map(|call| call.json(indexed)).collect();
-        map.serialize_entry("tool_calls", &calls)
-    }
-}
-
-/// `message` of a whole response.
-pub struct Message(pub Piece);
-
-impl Serialize for Message {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Message(piece) = self;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("role", "assistant")?;
-        // Without text, `content` is `null` if there is anything else.
-        let content = Some(piece.content.as_str()).filter(|content| !content.is_empty() || piece.is_empty());
-        map.serialize_entry("content", &content)?;
-        piece.write_reasoning(&mut map)?;
-        piece.write_calls(&mut map, false)?;
-        map.end()
-    }
-}
-
-/// `delta` of a stream: the fields that are not empty.
-pub struct MessageDelta(pub Piece);
-
-impl Serialize for MessageDelta {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let MessageDelta(piece) = self;
-        let mut map = serializer.serialize_map(None)?;
-        piece.write_reasoning(&mut map)?;
-        if !piece.content.is_empty() {
-            map.serialize_entry("content", &piece.content)?;
-        }
-        piece.write_calls(&mut map, true)?;
-        map.end()
-    }
-}
-
-impl CallPiece {
-    fn json(&self, indexed: bool) -> Value {
-        let mut call = match &self.begun {
-            None => json!({"function": {"arguments": self.arguments}}),
-            Some((id, name)) => {
-                json!({"id": id, "type": "function", "function": {"name": name, "arguments": self.arguments}})
-            }
-        };
-        if indexed {
-            call["index"] = self.index.into();
-        }
-        call
     }
 }
 

@@ -1,19 +1,15 @@
-//! From the events of the engine to responses.
+//! From the requests of the engine to their events.
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `run` | the engine requests of a call, merged into one stream of events |
+//! | `run` | the engine requests of a call, merged into one stream of events, and its token counts |
+//! | `stream` | events of the engine, translated to those of an API |
 //! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
-//! | `choice`, `logprobs`, `stream` | envelope, choices and usage; log probabilities; streams of chunks |
 
 mod assistant;
-pub mod choice;
-pub mod logprobs;
-pub mod run;
+mod run;
 pub mod stream;
 
-pub use assistant::{Assistant, Message, MessageDelta, Piece};
-pub use choice::{Choice, Envelope, Field, Usage};
-pub use logprobs::{Logprobs, Prompt, PromptLogprobs};
-pub use run::Run;
-pub use stream::{Chunks, Writer, block_if_large};
+pub use assistant::{Assistant, CallPiece, Piece};
+pub use run::{Run, Usage};
+pub use stream::Translator;

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use axum::http::StatusCode;
 use engine::{Delta, DraftCounts, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs};
+use serde_json::{Map, Value};
 use tokio::time::{Sleep, sleep};
 
 use crate::app::App;
@@ -156,6 +157,37 @@ impl PromptOutput {
         if let Some(whole) = self.sequences.get_mut(delta.index as usize) {
             whole.extend(delta);
         }
+    }
+}
+
+/// Token counts of a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of all prompts, each counted once.
+    pub prompt_tokens: usize,
+    /// Tokens of all returned sequences, including end-of-sequence tokens. Sequences that `best_of` or a beam search
+    /// discards do not count.
+    pub completion_tokens: usize,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: usize,
+    /// Drafts of speculative decoding.
+    pub drafts: DraftCounts,
+}
+
+impl Usage {
+    /// Adds the generated and the cached tokens of one prompt.
+    pub fn add(&mut self, output: &PromptOutput) {
+        self.completion_tokens += output.completion_tokens;
+        self.cached_tokens += output.cached_tokens;
+        self.drafts += output.drafts;
+    }
+
+    /// The numbers of drafts among the details of the output, if there were any.
+    pub fn draft_details(&self) -> Map<String, Value> {
+        let DraftCounts { accepted, rejected } = self.drafts;
+        let numbers = [("accepted_prediction_tokens", accepted), ("rejected_prediction_tokens", rejected)];
+        let numbers = numbers.into_iter().filter(|_| accepted + rejected > 0);
+        numbers.map(|(name, count)| (name.to_string(), count.into())).collect()
     }
 }
 

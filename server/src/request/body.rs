@@ -26,7 +26,7 @@ use super::fields::Fields;
 use super::structured::compiled;
 use super::work::Work;
 use crate::app::App;
-use crate::http::{ApiError, Busy, INLINE, LANES, Reserved, call, largest_part, origin};
+use crate::http::{ApiError, INLINE, LANES, Reserved, call, largest_part, origin};
 use crate::settings::Limits;
 
 /// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error
@@ -49,7 +49,7 @@ const STRING: usize = 64;
 pub struct Received {
     bytes: Vec<u8>,
     reserved: Reserved,
-    _busy: Busy,
+    _busy: Arc<()>,
 }
 
 /// Receives the body of a request.
@@ -62,7 +62,7 @@ pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> 
             format!("the body is incomplete, expected all of it within {seconds} s (--body-timeout); send it faster");
         ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
     })??;
-    Ok(Received { bytes, reserved, _busy: app.activity.begin() })
+    Ok(Received { bytes, reserved, _busy: app.activity.clone() })
 }
 
 impl Received {

@@ -7,12 +7,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::ops::{Bound, RangeBounds};
 
 use serde::de::Deserializer;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::raw::{Ids, MAX_DEPTH, Names, RawField, excerpt, integer, items, kind, measure};
+use super::raw::{MAX_DEPTH, Names, RawField, excerpt, integer, items, kind, measure, token_ids};
 use crate::http::ApiError;
 use crate::settings::Limits;
 
@@ -30,48 +31,6 @@ pub struct Fields<'a> {
 struct Description {
     properties: Map<String, Value>,
     required: Vec<Value>,
-}
-
-/// The numbers that a field accepts.
-#[derive(Clone, Copy, Debug)]
-pub enum Range {
-    /// Any finite number.
-    Any,
-    /// A closed interval.
-    Within(f32, f32),
-    /// All finite numbers above a lower bound, which is excluded.
-    Above(f32),
-    /// An interval without its lower bound.
-    AboveUpTo(f32, f32),
-}
-
-impl Range {
-    fn holds(self, x: f32) -> bool {
-        match self {
-            Range::Any => x.is_finite(),
-            Range::Within(low, high) => (low..=high).contains(&x),
-            Range::Above(low) => x > low && x.is_finite(),
-            Range::AboveUpTo(low, high) => x > low && x <= high,
-        }
-    }
-
-    fn expected(self) -> String {
-        match self {
-            Range::Any => "a number".to_string(),
-            Range::Within(low, high) => format!("a number from {low} to {high}"),
-            Range::Above(low) => format!("a number above {low}"),
-            Range::AboveUpTo(low, high) => format!("a number above {low} and at most {high}"),
-        }
-    }
-
-    fn schema(self) -> Value {
-        match self {
-            Range::Any => json!({"type": "number"}),
-            Range::Within(low, high) => json!({"type": "number", "minimum": low, "maximum": high}),
-            Range::Above(low) => json!({"type": "number", "exclusiveMinimum": low}),
-            Range::AboveUpTo(low, high) => json!({"type": "number", "exclusiveMinimum": low, "maximum": high}),
-        }
-    }
 }
 
 impl<'a> Fields<'a> {
@@ -272,10 +231,30 @@ impl<'a> Fields<'a> {
         Ok(found.and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// Reads a number, rounded to single precision.
-    pub fn number(&self, name: &str, range: Range, description: &str) -> Result<Option<f32>, ApiError> {
-        self.describe(name, description, || range.schema());
-        self.read(name, range.expected(), |value| value.as_f64().map(|n| n as f32).filter(|&n| range.holds(n)))
+    /// Reads a finite number in an interval, rounded to single precision.
+    pub fn number(&self, name: &str, range: impl RangeBounds<f32>, description: &str) -> Result<Option<f32>, ApiError> {
+        let mut schema = json!({"type": "number"});
+        let low = match range.start_bound() {
+            Bound::Unbounded => String::new(),
+            Bound::Included(low) => {
+                schema["minimum"] = (*low).into();
+                format!(" from {low}")
+            }
+            Bound::Excluded(low) => {
+                schema["exclusiveMinimum"] = (*low).into();
+                format!(" above {low}")
+            }
+        };
+        let high = match (range.end_bound(), range.start_bound()) {
+            (Bound::Unbounded, _) => String::new(),
+            (Bound::Included(high) | Bound::Excluded(high), start) => {
+                schema["maximum"] = (*high).into();
+                if matches!(start, Bound::Excluded(_)) { format!(" and at most {high}") } else { format!(" to {high}") }
+            }
+        };
+        self.describe(name, description, || schema);
+        let number = |value: &Value| value.as_f64().map(|n| n as f32).filter(|n| n.is_finite() && range.contains(n));
+        self.read(name, format_args!("a number{low}{high}"), number)
     }
 
     /// Reads one string or a list of at most `most` strings, each non-empty and at most `most_bytes` bytes long.
@@ -324,8 +303,7 @@ impl<'a> Fields<'a> {
         });
         let Some(raw) = self.raw(name) else { return Ok(None) };
         self.check_items(name, most, flag)?;
-        let found = serde_json::Deserializer::from_str(raw.get()).deserialize_seq(Ids { vocab }).ok();
-        match found.filter(|ids| ids.len() >= least) {
+        match token_ids(raw.get(), vocab).filter(|ids| ids.len() >= least) {
             Some(ids) => Ok(Some(ids)),
             None => {
                 let few = if least > 0 { format!("a list of at least {least}") } else { "a list of".to_string() };

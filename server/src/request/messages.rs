@@ -16,7 +16,7 @@ use crate::settings::Limits;
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     /// Field of the messages, for errors.
-    param: &'static str,
+    pub param: &'static str,
     messages: Vec<Value>,
     tools: Option<Value>,
     add_generation_prompt: bool,

@@ -1,13 +1,14 @@
 //! Request fields that completions, chat completions and responses share: sampling, limits, streaming.
 
 use std::collections::HashSet;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use engine::{BeamSearch, GenerationParams, GenerationRequest, KvTransfer, MAX_TEMPERATURE, SamplingParams};
 use serde_json::{Value, json};
 
 use super::cost::{Cost, TOKEN_ID};
-use super::fields::{Fields, Range};
+use super::fields::Fields;
 use super::structured;
 use super::unsupported;
 use super::work::{Work, too_long};
@@ -335,26 +336,27 @@ pub fn truncate(mut ids: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
 /// Reads the sampling parameters. Defaults come from the checkpoint's `generation_config.json`, then from the engine.
 fn sampling(work: &Work, fields: &Fields<'_>) -> Result<SamplingParams, ApiError> {
     let (defaults, neutral) = (work.engine.generation_defaults(), SamplingParams::default());
-    let number = |name, range, description| fields.number(name, range, description);
-    let (unit, positive_unit) = (Range::Within(0.0, 1.0), Range::AboveUpTo(0.0, 1.0));
-    let penalty = Range::Within(-2.0, 2.0);
+    let (unit, penalty) = (0.0..=1.0, -2.0..=2.0);
+    let above_0 = Bound::Excluded(0.0);
+    let positive_unit = (above_0, Bound::Included(1.0));
     let description = "Sample from this many of the most likely tokens; 0 and -1 mean all.";
     let top_k = fields.integer("top_k", (-1, i64::from(u32::MAX)), description)?;
     let top_k = top_k.map(|k| u32::try_from(k).unwrap_or(0));
     let description = "Softmax temperature; 0 means greedy sampling.";
-    let temperature = number("temperature", Range::Within(0.0, MAX_TEMPERATURE), description)?;
-    let top_p = number("top_p", positive_unit, "Sample from the most likely tokens with this total probability.")?;
+    let temperature = fields.number("temperature", 0.0..=MAX_TEMPERATURE, description)?;
+    let top_p =
+        fields.number("top_p", positive_unit, "Sample from the most likely tokens with this total probability.")?;
     let description = "Minimum probability of a token, relative to the most likely token.";
-    let min_p = number("min_p", unit, description)?;
+    let min_p = fields.number("min_p", unit, description)?;
     let description =
         "Sample from the tokens with information content closest to the entropy, up to this total probability.";
-    let typical_p = number("typical_p", positive_unit, description)?;
+    let typical_p = fields.number("typical_p", positive_unit, description)?;
     let description = "Penalty on tokens of prompt and output: divides positive logits, multiplies negative ones.";
-    let repetition_penalty = number("repetition_penalty", Range::Above(0.0), description)?;
+    let repetition_penalty = fields.number("repetition_penalty", (above_0, Bound::Unbounded), description)?;
     let description = "Penalty on tokens of the output, subtracted from their logits once.";
-    let presence_penalty = number("presence_penalty", penalty, description)?;
+    let presence_penalty = fields.number("presence_penalty", penalty.clone(), description)?;
     let description = "Penalty on tokens of the output, subtracted from their logits per occurrence.";
-    let frequency_penalty = number("frequency_penalty", penalty, description)?;
+    let frequency_penalty = fields.number("frequency_penalty", penalty, description)?;
     let description = "Random seed: equal requests with equal seeds have equal responses.";
     let seed = fields.integer("seed", (i64::MIN, i64::MAX), description)?;
     let description = "Minimum number of tokens before a sequence may end.";
@@ -457,7 +459,7 @@ fn search(
     let best_of = at_least_n("best_of", "Number of sequences to generate, of which the n most likely are returned.")?;
     let width = at_least_n("beam_width", "Number of beams of a beam search; default n.")?;
     let description = "Exponent of the length in a beam's score: above 0 favors long sequences; default 1.";
-    let length_penalty = fields.number("length_penalty", Range::Any, description)?;
+    let length_penalty = fields.number("length_penalty", .., description)?;
     let description = "End a beam search as soon as beam_width sequences are complete.";
     let early_stopping = fields.bool("early_stopping", description)?;
     if fields.flag("use_beam_search", false, "Use beam search instead of sampling.")? {

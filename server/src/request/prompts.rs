@@ -3,13 +3,12 @@
 //!
 //! Token ids are parsed directly from the body's text and take four bytes each.
 
-use serde::de::Deserializer;
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::fields::Fields;
 use super::options::check_length;
-use super::raw::{Ids, excerpt, items};
+use super::raw::{excerpt, items, token_ids};
 use super::work::Work;
 use crate::http::ApiError;
 
@@ -84,8 +83,7 @@ pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) ->
             let advice = "send fewer or raise --max-request-tokens";
             return Err(ApiError::over(param, tokens, most_tokens, "tokens or more", advice));
         }
-        let ids = serde_json::Deserializer::from_str(text).deserialize_seq(Ids { vocab }).ok();
-        prompts.push(Input::Ids(ids.filter(|ids| !ids.is_empty()).ok_or_else(wrong)?));
+        prompts.push(Input::Ids(token_ids(text, vocab).filter(|ids| !ids.is_empty()).ok_or_else(wrong)?));
     }
     Ok(prompts)
 }

@@ -3,8 +3,7 @@
 //! It runs on the threads of [`ParsePool`](crate::http::ParsePool). If the client disconnects, it ends before the next text.
 
 use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use engine::TokenizeError;
 
@@ -19,16 +18,7 @@ const UNSPLIT_DIVISOR: usize = 16;
 pub struct Work {
     /// The server's state.
     pub app: Arc<App>,
-    gone: Arc<AtomicBool>,
-}
-
-/// Held by the caller that waits for the work; dropping it ends the work.
-pub struct Waiting(Arc<AtomicBool>);
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
+    client: Weak<()>,
 }
 
 impl Deref for Work {
@@ -40,19 +30,15 @@ impl Deref for Work {
 }
 
 impl Work {
-    /// Work that continues until the second value is dropped.
-    pub fn new(app: Arc<App>) -> (Work, Waiting) {
-        let gone = Arc::new(AtomicBool::new(false));
-        (Work { app, gone: gone.clone() }, Waiting(gone))
+    /// Work for the client that holds the second value: it ends when that is dropped.
+    pub fn new(app: Arc<App>) -> (Work, Arc<()>) {
+        let client = Arc::new(());
+        (Work { app, client: Arc::downgrade(&client) }, client)
     }
 
     /// Fails if the client has disconnected. Nobody reads the error.
     pub fn check_client(&self) -> Result<(), ApiError> {
-        if self.gone.load(Ordering::Acquire) {
-            Err(ApiError::unavailable("the client has disconnected"))
-        } else {
-            Ok(())
-        }
+        if self.client.strong_count() == 0 { Err(ApiError::unavailable("the client has disconnected")) } else { Ok(()) }
     }
 
     /// Reads the field `model`, which is optional: the LoRA adapter that it names, or `None` for the model as it is.

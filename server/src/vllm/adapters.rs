@@ -7,12 +7,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use engine::AdapterError;
-use serde_json::json;
 
 use crate::app::App;
 use crate::http::ApiError;
@@ -53,40 +50,33 @@ fn adapter_name(fields: &Fields<'_>) -> Result<String, ApiError> {
 }
 
 /// `POST /v1/load_lora_adapter`.
-pub async fn load(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub async fn load(State(app): State<Arc<App>>, request: Request) -> Result<String, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let read = |work: &Work, fields: &Fields<'_>| Ok((LoadRequest::read(work, fields)?, Cost::default()));
     let (LoadRequest { name, path, replace }, _) = body.read(&app, read).await?;
     if name.is_empty() || path.is_empty() {
-        return Ok(invalid("Both 'lora_name' and 'lora_path' must be provided."));
+        return Err(invalid("Both 'lora_name' and 'lora_path' must be provided."));
     }
     if app.is_model(&name) {
-        return Ok(invalid(&format!("The lora adapter '{name}' has the name of the base model; expected another.")));
+        let problem = "has the name of the base model; expected another.";
+        return Err(invalid(format!("The lora adapter '{name}' {problem}")));
     }
-    Ok(match app.engine.load_adapter(&name, PathBuf::from(path), replace).await {
-        Ok(()) => {
-            tracing::info!("loaded the LoRA adapter {name:?}");
-            format!("Success: LoRA adapter '{name}' added successfully.").into_response()
-        }
-        Err(error) => failed(&error),
-    })
+    app.engine.load_adapter(&name, PathBuf::from(path), replace).await.map_err(failed)?;
+    tracing::info!("loaded the LoRA adapter {name:?}");
+    Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
 /// `POST /v1/unload_lora_adapter`: responds when the requests of the adapter have ended.
-pub async fn unload(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub async fn unload(State(app): State<Arc<App>>, request: Request) -> Result<String, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let read = |work: &Work, fields: &Fields<'_>| Ok((unload_name(work, fields)?, Cost::default()));
     let (name, _) = body.read(&app, read).await?;
     if name.is_empty() {
-        return Ok(invalid("either 'lora_name' and 'lora_int_id' needs to be provided."));
+        return Err(invalid("either 'lora_name' and 'lora_int_id' needs to be provided."));
     }
-    Ok(match app.engine.unload_adapter(&name).await {
-        Ok(()) => {
-            tracing::info!("removed the LoRA adapter {name:?}");
-            format!("Success: LoRA adapter '{name}' removed successfully.").into_response()
-        }
-        Err(error) => failed(&error),
-    })
+    app.engine.unload_adapter(&name).await.map_err(failed)?;
+    tracing::info!("removed the LoRA adapter {name:?}");
+    Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
 /// Both routes where clients may not change adapters.
@@ -95,23 +85,19 @@ pub async fn forbidden() -> ApiError {
     ApiError::forbidden(message)
 }
 
-fn failed(error: &AdapterError) -> Response {
+fn failed(error: AdapterError) -> ApiError {
     let message = error.to_string();
     match error {
-        AdapterError::AlreadyLoaded(_) | AdapterError::NoName | AdapterError::Unloading(_) => invalid(&message),
-        AdapterError::NotFound(_) => respond(StatusCode::NOT_FOUND, "NotFoundError", &message),
-        AdapterError::Read(error) if error.is_missing() => respond(StatusCode::NOT_FOUND, "NotFoundError", &message),
-        AdapterError::Closed => ApiError::unavailable(message).into_response(),
-        _ => respond(StatusCode::BAD_REQUEST, "BadRequestError", &message),
+        AdapterError::AlreadyLoaded(_) | AdapterError::NoName | AdapterError::Unloading(_) => invalid(message),
+        AdapterError::NotFound(_) => ApiError::of_kind(StatusCode::NOT_FOUND, "NotFoundError", message),
+        AdapterError::Read(error) if error.is_missing() => {
+            ApiError::of_kind(StatusCode::NOT_FOUND, "NotFoundError", message)
+        }
+        AdapterError::Closed => ApiError::unavailable(message),
+        _ => ApiError::of_kind(StatusCode::BAD_REQUEST, "BadRequestError", message),
     }
 }
 
-fn invalid(message: &str) -> Response {
-    respond(StatusCode::BAD_REQUEST, "InvalidUserInput", message)
-}
-
-/// An error with vLLM's type and code.
-fn respond(status: StatusCode, kind: &str, message: &str) -> Response {
-    let error = json!({"message": message, "type": kind, "param": null, "code": status.as_u16()});
-    (status, Json(json!({"error": error}))).into_response()
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::of_kind(StatusCode::BAD_REQUEST, "InvalidUserInput", message)
 }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::http::{ApiError, Json};
+use crate::http::ApiError;
+use crate::http::json::{Items, response};
 use crate::request::{Conversation, Cost, Fields, Tools, Work, body};
 
 /// `POST /tokenize`: token ids of `prompt`, or of `messages` rendered by the chat template. The text may exceed the
@@ -20,17 +22,26 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
             Text::Plain(text, add_special) => work.encode(&text, add_special, "prompt", false)?,
             Text::Chat(conversation) => conversation.encode(work, &conversation.render(work)?, false)?,
         };
-        let mut reply = Json::from(json!({"count": tokens.len(), "max_model_len": work.context()}));
-        if strings {
-            let text = |&id| work.tokenizer().id_to_token(id).unwrap_or_default();
-            reply.set("token_strs", Json::list(tokens.iter().map(text)));
-        }
-        reply.set("tokens", Json::list(tokens.iter()));
+        let text = |&id: &u32| work.tokenizer().id_to_token(id).unwrap_or_default();
         // Written here, off the threads that serve connections.
-        let answer = reply.into_response();
-        Ok((answer, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
+        let response = response(&Tokenized {
+            count: tokens.len(),
+            max_model_len: work.context(),
+            token_strs: strings.then(|| Items::new(tokens.iter().map(text))),
+            tokens: &tokens,
+        });
+        Ok((response, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
     });
     Ok(answer.await?.0)
+}
+
+#[derive(Serialize)]
+struct Tokenized<'a, T> {
+    count: usize,
+    max_model_len: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_strs: Option<T>,
+    tokens: &'a [u32],
 }
 
 /// The fields of a tokenize request.
@@ -81,7 +92,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
         }
         let text = work.tokenizer().decode(&tokens, false).map_err(|error| ApiError::invalid("tokens", error))?;
         let cost = Cost { repeated_bytes: 2 * text.len(), ..Cost::default() };
-        Ok((Json::from(json!({"prompt": text})).into_response(), cost))
+        Ok((response(&json!({"prompt": text})), cost))
     });
     Ok(answer.await?.0)
 }

@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
+use super::json::Json;
 use crate::app::{App, unix_seconds};
-use crate::http::{ApiError, Json, call};
+use crate::http::{ApiError, call};
 use crate::reply::{Piece, Usage};
+use crate::request::Options;
 
 /// How a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +65,18 @@ pub struct Writer {
     scores: Vec<Json>,
     ended: Option<Status>,
     next_number: u64,
+    /// Whether events are sent.
+    streams: bool,
     /// Events that have not been sent: type and JSON.
     pub events: VecDeque<(String, Json)>,
 }
 
 impl Writer {
     /// Writer of the response to a prompt of this many tokens.
-    pub fn new(app: &App, adapter: Option<&str>, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
+    pub fn new(app: &App, options: &Options, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
         Writer {
-            model: adapter.unwrap_or(&app.model).to_string(),
+            model: options.adapter.as_ref().unwrap_or(&app.model).clone(),
+            streams: options.stream,
             usage: Usage { prompt_tokens, ..Usage::default() },
             reasoning_tokens: 0,
             echoed,
@@ -124,7 +129,6 @@ impl Writer {
 
     /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
     pub fn write(&mut self, piece: Piece, tokens: usize, scores: Vec<Json>) {
-        self.usage.completion_tokens += tokens;
         self.scores.extend(scores);
         if !piece.reasoning.is_empty() {
             self.extend(Kind::Reasoning, &piece.reasoning);
@@ -240,6 +244,9 @@ impl Writer {
     }
 
     fn emit(&mut self, name: &str, fields: Vec<(&str, Json)>) {
+        if !self.streams {
+            return;
+        }
         let mut event = Json::from(json!({"type": name, "sequence_number": self.next_number}));
         fields.into_iter().for_each(|(name, value)| event.set(name, value));
         self.next_number += 1;

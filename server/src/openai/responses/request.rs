@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::super::chat::{ChatRequest, Prepared, read_reasoning};
 use super::input;
+use super::json::Json;
 use crate::app::LogprobFormat;
-use crate::http::{ApiError, Json};
+use crate::http::ApiError;
 use crate::request::{
     Conversation, Cost, EFFORTS, Fields, MAX_SHORT, Options, Tools, Work, beside_output, structured, template_kwargs,
     unsupported, user,

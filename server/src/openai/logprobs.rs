@@ -3,14 +3,15 @@
 //! They are by far the largest part of a response. So they become JSON when the response is written, directly into its
 //! text, and are never held as JSON of their own.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use engine::{TokenLogprobs, TokenOutput, Tokenizer};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
+use serde_json::{Map, Value, json};
 
-use crate::http::Json;
+use super::responses::Json;
+use crate::http::json::Items;
 
 /// JSON has no infinity: vLLM writes this number for an impossible token.
 const LOWEST: f32 = -9999.0;
@@ -67,22 +68,11 @@ impl Serialize for Logprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Logprobs::Chat { tokenizer, tokens, k } => {
-                let content = List(|| tokens.iter().filter_map(|token| ChatToken::new(tokenizer, token, *k)));
-                let mut map = serializer.serialize_map(Some(1))?;
-                map.serialize_entry("content", &content)?;
-                map.end()
+                let content = tokens.iter().filter_map(|token| ChatToken::new(tokenizer, token, *k));
+                serializer.collect_map([("content", Items::new(content))])
             }
             Logprobs::Completion(lists) => lists.serialize(serializer),
         }
-    }
-}
-
-/// A list that is written from an iterator.
-struct List<F>(F);
-
-impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq((self.0)())
     }
 }
 
@@ -106,9 +96,8 @@ impl<T> ChatToken<T> {
 impl ChatToken<()> {
     fn new<'a>(tokenizer: &'a Tokenizer, token: &'a TokenOutput, k: usize) -> Option<ChatToken<impl Serialize + 'a>> {
         let found = token.logprobs.as_ref()?;
-        let top = found.top.iter().take(k);
-        let top = List(move || top.clone().map(|&(id, logprob)| ChatToken::<()>::of(tokenizer, id, logprob, None)));
-        Some(ChatToken::of(tokenizer, token.id, found.logprob, Some(top)))
+        let top = found.top.iter().take(k).map(|&(id, logprob)| ChatToken::<()>::of(tokenizer, id, logprob, None));
+        Some(ChatToken::of(tokenizer, token.id, found.logprob, Some(Items::new(top))))
     }
 }
 
@@ -167,31 +156,19 @@ impl Serialize for Completion<'_> {
             let found = found?;
             let likeliest = found.top.iter().take(self.k).copied().chain([(id, found.logprob)]);
             // Two tokens may have the same text: the more likely one comes first and is kept.
-            let (mut seen, mut kept) = (HashSet::new(), Vec::new());
+            let mut kept = Map::new();
             for (id, logprob) in likeliest {
-                let text = token_text(tokenizer, id);
-                if seen.insert(text.clone()) {
-                    kept.push((text, number(logprob)));
-                }
+                kept.entry(token_text(tokenizer, id)).or_insert_with(|| number(logprob).into());
             }
-            Some(Object(kept))
+            Some(kept)
         };
         let mut map = serializer.serialize_map(Some(4))?;
-        map.serialize_entry("tokens", &List(|| self.all().map(|(id, _)| token_text(tokenizer, id))))?;
-        let logprobs = List(|| self.all().map(|(_, found)| found.map(|found| number(found.logprob))));
+        map.serialize_entry("tokens", &Items::new(self.all().map(|(id, _)| token_text(tokenizer, id))))?;
+        let logprobs = Items::new(self.all().map(|(_, found)| found.map(|found| number(found.logprob))));
         map.serialize_entry("token_logprobs", &logprobs)?;
-        map.serialize_entry("top_logprobs", &List(|| self.all().map(top)))?;
-        map.serialize_entry("text_offset", &List(|| self.offsets()))?;
+        map.serialize_entry("top_logprobs", &Items::new(self.all().map(top)))?;
+        map.serialize_entry("text_offset", &Items::new(self.offsets()))?;
         map.end()
-    }
-}
-
-/// A JSON object.
-struct Object<V>(Vec<(String, V)>);
-
-impl<V: Serialize> Serialize for Object<V> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 
@@ -205,13 +182,6 @@ pub struct PromptLogprobs {
     pub k: usize,
 }
 
-#[derive(Serialize)]
-struct Ranked {
-    logprob: f64,
-    rank: usize,
-    decoded_token: String,
-}
-
 impl Serialize for PromptLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ranked = |(id, found): (u32, Option<&TokenLogprobs>)| {
@@ -219,10 +189,10 @@ impl Serialize for PromptLogprobs {
             let top = found.top.iter().take(self.k).enumerate().map(|(i, &(id, logprob))| (id, logprob, i + 1));
             let all = [(id, found.logprob, found.rank)].into_iter().chain(top.filter(move |top| top.0 != id));
             let item = |(id, logprob, rank): (u32, f32, usize)| {
-                let decoded_token = token_text(&self.tokenizer, id);
-                (id.to_string(), Ranked { logprob: number(logprob), rank, decoded_token })
+                let text = token_text(&self.tokenizer, id);
+                (id.to_string(), json!({"logprob": number(logprob), "rank": rank, "decoded_token": text}))
             };
-            Some(Object(all.map(item).collect()))
+            Some(all.map(item).collect::<Map<String, Value>>())
         };
         serializer.collect_seq(self.prompt.tokens().map(ranked))
     }
@@ -233,7 +203,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::app::{LogprobFormat, Sizes};
-    use serde_json::json;
 
     /// Bytes, and tokens of bytes that take much space as JSON, in the spelling of byte-level tokenizers.
     fn tokenizer() -> Arc<Tokenizer> {
