@@ -28,80 +28,49 @@
 //! # }
 //! ```
 //!
-//! | file | what it owns |
+//! Imports between folders go down in this table:
+//!
+//! | folder | what it owns |
 //! |---|---|
-//! | `app`, `settings`, [`values`] | shared state; settings, which are flags; parsers of their values |
-//! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
-//! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
-//! | `body`, `fields`, `work`, `lanes`, `cost`, `budget` | JSON bodies, checked and described field by field off the serving threads; their cost, and the memory that all share |
-//! | `error`, `json` | errors and JSON responses |
-//! | `options`, `structured`, `tools`, `messages`, `prompts`, `foreign` | request fields: sampling and limits; grammars; tools; conversations; prompts; those that are refused |
-//! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
-//! | `run` | the engine requests of a call, merged into one stream of events |
-//! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
-//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `adapters`, `prefix_cache`, `status`, `metrics` | the routes |
-//! | `openapi` | the description of all routes |
-//! | `connection`, `refusal` | TCP connections that drop clients which do not read; errors for bytes that are not a request |
-//! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
-//! | `page`, `state` | the web page, and the engine's state for it |
+//! | `lib`, `serve` | the router; accepting connections and shutting down |
+//! | `openai`, `vllm` | routes of an API: each reads its bodies into the typed request and writes the events of the engine |
+//! | `monitor` | health, metrics, the state of the engine, the web page |
+//! | `openapi` | routes and their description |
+//! | `reply` | the engine requests of a call, and what responses have in common |
+//! | `request` | the typed request: fields, limits, cost |
+//! | `app` | state shared by all handlers |
+//! | `http` | connections, who may use the server, errors, JSON, server-sent events, memory of requests in flight |
+//! | `metrics`, `settings` | records of requests; settings, which are flags, and parsers of their values |
 //!
 //! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`,
 //! cancels its requests and frees their blocks.
 
-mod adapters;
 mod app;
-mod assistant;
-mod auth;
-mod body;
-mod budget;
-mod call;
-mod chat;
-mod completions;
-mod connection;
-mod cors;
-mod cost;
-mod embeddings;
-mod error;
-mod fields;
-mod foreign;
-mod json;
-mod lanes;
-mod limits;
-mod logprobs;
-mod messages;
+mod http;
 mod metrics;
-mod observe;
+mod monitor;
+mod openai;
 mod openapi;
-mod options;
-mod origin;
-mod page;
-mod prefix_cache;
-mod prompts;
-mod refusal;
 mod reply;
-mod responses;
-mod run;
+mod request;
 mod serve;
 mod settings;
-mod state;
-mod status;
-mod stream;
-mod structured;
-mod tokenize;
-mod tools;
-pub mod values;
-mod watchdog;
-mod work;
+mod vllm;
 
 use std::sync::Arc;
 
-use axum::Router;
-use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::extract::State;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+
+use openapi::{Operation, Routes};
+use request::Work;
 
 pub use app::App;
 pub use serve::{refuse_while_loading, serve};
-pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions};
+pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, values};
 
 /// All routes, for a server that other machines can reach.
 pub fn router(app: Arc<App>) -> Router {
@@ -110,55 +79,42 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// All routes. `loopback` says whether the server listens on a loopback address.
 fn routes(app: Arc<App>, loopback: bool) -> Router {
-    let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
-    let [load, unload] = match may_change_adapters {
-        true => [post(adapters::load), post(adapters::unload)],
-        false => [post(adapters::forbidden), post(adapters::forbidden)],
-    };
-    let reset = match app.options.server_dev_mode.unwrap_or(loopback) {
-        true => post(prefix_cache::reset),
-        false => post(prefix_cache::forbidden),
-    };
-    Router::new()
-        .route("/health", get(status::health))
-        .route("/ping", get(status::health))
-        .route("/version", get(status::version))
-        .route("/metrics", get(status::metrics))
-        .route("/v1/models", get(status::models))
-        // As in llama-server, without the version too.
-        .route("/models", get(status::models))
-        .route("/chat/completions", post(chat::chat_completions))
-        .route("/responses", post(responses::responses))
-        .route("/embeddings", post(embeddings::embeddings))
-        // The rest of the path, because model names may have slashes.
-        .route("/v1/models/{*name}", get(status::model))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/completions/render", post(completions::render))
-        .route("/v1/chat/completions", post(chat::chat_completions))
-        .route("/v1/chat/completions/render", post(chat::render))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/load_lora_adapter", load)
-        .route("/v1/unload_lora_adapter", unload)
-        .route("/reset_prefix_cache", reset)
-        .route("/is_sleeping", get(status::is_sleeping))
-        .route("/sleep", post(status::sleep))
-        .route("/wake_up", post(status::wake_up))
-        .route("/openapi.json", get(openapi::openapi))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/quire/state", get(state::state))
-        .route("/quire/events", get(state::events))
-        .fallback(error::not_found)
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .layer(from_fn_with_state(app.clone(), auth::check))
+    let (mut routes, mut page) = (Routes::default(), Routes::default());
+    add_apis(&mut routes, &app, loopback);
+    monitor::page::add(&mut page);
+    let options = &app.options;
+    routes
+        .router
+        .fallback(http::not_found)
+        .method_not_allowed_fallback(http::method_not_allowed)
+        .layer(from_fn_with_state(options.clone(), http::keys::check))
         // The page needs no key: it asks the user for one.
-        .merge(page::routes())
-        .layer(from_fn_with_state((app.clone(), loopback), origin::check))
-        .layer(from_fn_with_state(app.clone(), limits::check_head))
-        .layer(from_fn_with_state(app.clone(), cors::apply))
+        .merge(page.router)
+        .layer(from_fn_with_state((options.clone(), app.metrics.clone(), loopback), http::origin::check))
+        .layer(from_fn_with_state(options.clone(), http::head::check))
+        .layer(from_fn_with_state(options.clone(), http::cors::apply))
         // The outermost layer: every response has the id of its call.
-        .layer(from_fn_with_state(app.clone(), call::name))
+        .layer(from_fn(http::call::name))
         .with_state(app)
+}
+
+/// Adds the routes of each API.
+fn add_apis(routes: &mut Routes, app: &App, loopback: bool) {
+    let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
+    openai::add(routes);
+    vllm::add(routes, may_change_adapters, app.options.server_dev_mode.unwrap_or(loopback));
+    monitor::add(routes);
+    routes.add(&["/openapi.json"], get(describe), Operation::get("This document").returns_object());
+}
+
+/// `GET /openapi.json`.
+async fn describe(State(app): State<Arc<App>>) -> Response {
+    let document = app.openapi.get_or_init(|| {
+        let (work, _waiting) = Work::new(app.clone());
+        let mut routes = Routes::describing(work);
+        add_apis(&mut routes, &app, false);
+        monitor::page::add(&mut routes);
+        routes.document()
+    });
+    Json(document).into_response()
 }

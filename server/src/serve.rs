@@ -14,11 +14,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
-use super::app::App;
-use super::connection::Connection;
-use super::refusal::{self, Rejector};
-use super::routes;
-use super::watchdog;
+use crate::app::App;
+use crate::http::{Connection, refusal};
+use crate::monitor::STOPPING;
+use crate::monitor::watchdog;
+use crate::routes;
 
 /// Time for cancelled streams to send an error event.
 const CANCEL_TIME: Duration = Duration::from_secs(1);
@@ -33,11 +33,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Factor between the limits on request heads and those of hyper: heads in between get an error with their size
-/// (`limits::check_head`).
+/// (`http::head`).
 const HEAD_FACTOR: usize = 4;
-
-/// The message of a 503 while the server stops.
-pub(super) const STOPPING: &str = "the server is stopping; send requests to another";
 
 /// Answers every connection with 503 while it is polled, for a program that listens before its model is loaded.
 pub async fn refuse_while_loading(listener: TcpListener) {
@@ -46,7 +43,7 @@ pub async fn refuse_while_loading(listener: TcpListener) {
 
 /// Answers every connection with 503 and this message while it is polled.
 async fn refuse(listener: &TcpListener, message: &str) {
-    let rejector = Rejector::new(message.to_string());
+    let rejector = refusal::Rejector::new(message.to_string());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => rejector.reject(stream),
@@ -127,7 +124,7 @@ struct Server {
     router: Router,
     /// One permit per connection.
     permits: Arc<Semaphore>,
-    rejector: Rejector,
+    rejector: refusal::Rejector,
     builder: http1::Builder,
     /// Set when connections must close. Each connection holds a receiver.
     finish: watch::Sender<bool>,
@@ -147,7 +144,7 @@ impl Server {
         Server {
             router: routes(app.clone(), loopback),
             permits: Arc::new(Semaphore::new(limits.max_connections)),
-            rejector: Rejector::over(limits.max_connections),
+            rejector: refusal::Rejector::over(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
             app,
@@ -180,7 +177,7 @@ impl Server {
 
     fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
         let app = self.app.clone();
-        let stream = Connection::new(stream, app.activity.clone(), app.options.limits.send_timeout);
+        let stream = Connection::new(stream, Arc::downgrade(&app.activity), app.options.limits.send_timeout);
         let service = TowerToHyperService::new(self.router.clone());
         let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
         let mut finish = self.finish.subscribe();
@@ -222,7 +219,7 @@ async fn idle(app: &App) {
     let mut since = Instant::now();
     while since.elapsed() < IDLE_TIME {
         sleep(CHECK_INTERVAL).await;
-        if app.engine.num_unfinished() > 0 || !app.activity.is_idle() {
+        if app.engine.num_unfinished() > 0 || Arc::strong_count(&app.activity) > 1 {
             since = Instant::now();
         }
     }

@@ -76,14 +76,14 @@ fn the_document_is_sound() {
 }
 
 #[test]
-fn the_document_has_exactly_the_existing_routes() {
-    let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
-    // The routes of the router.
-    let source = include_str!("../src/lib.rs");
-    let routes = source.split(".route(").skip(1).map(|rest| rest.split('"').nth(1).unwrap().replace("{*", "{"));
-    let page = include_str!("../src/page/mod.rs");
-    let files = page.split("(\"/").skip(1).map(|rest| format!("/{}", rest.split('"').next().unwrap()));
-    assert_eq!(described, routes.chain(files).collect::<BTreeSet<_>>());
+fn the_document_has_exactly_the_routes_of_the_page_and_they_exist() {
+    let page = include_str!("../../docs/api.md").split("\n## ").nth(1).unwrap();
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let listed: BTreeSet<&str> = names.filter_map(|name| Some(&name[name.find('/')?..])).collect();
+    let operations = || operations().into_iter().filter(|(path, ..)| !path.starts_with("/page/"));
+    let described: Vec<String> = operations().map(|(path, ..)| path).collect();
+    assert_eq!(described.iter().map(String::as_str).collect::<BTreeSet<_>>(), listed);
     for (path, method, operation) in operations() {
         if path == "/quire/events" {
             // It does not end; other tests read it.
@@ -115,13 +115,14 @@ fn every_field_that_the_code_reads_is_described() {
         );
     });
     let mut missing = BTreeMap::new();
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
     let mut read = 0;
-    for file in ["", "responses"].iter().flat_map(|sub| std::fs::read_dir(folder.join(sub)).unwrap().flatten()) {
-        if file.path().extension().is_none_or(|extension| extension != "rs") {
+    while let Some(place) = folders.pop() {
+        if place.is_dir() {
+            folders.extend(std::fs::read_dir(place).unwrap().map(|file| file.unwrap().path()));
             continue;
         }
-        let source = std::fs::read_to_string(file.path()).unwrap();
+        let source = std::fs::read_to_string(&place).unwrap();
         // The other readers describe their fields.
         for reader in ["get", "raw", "check_items", "check_bytes"] {
             for call in source.split(&format!("fields.{reader}(")).skip(1) {
@@ -129,7 +130,7 @@ fn every_field_that_the_code_reads_is_described() {
                 let name = name.split('"').next().unwrap();
                 read += 1;
                 if !described.contains(name) {
-                    missing.insert(name.to_string(), file.path());
+                    missing.insert(name.to_string(), place.clone());
                 }
             }
         }

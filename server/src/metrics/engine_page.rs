@@ -38,20 +38,13 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     ] {
         register(registry, Gauge::new(name, help)).set(value);
     }
-    let blocks = Opts::new("quire:kv_blocks", "Number of blocks by state; the states sum to all blocks.");
-    let blocks = register(registry, GaugeVec::new(blocks, &["state"]));
-    for (state, count) in
-        [("in_use", counts.blocks_in_use), ("cached", counts.blocks_cached), ("free", counts.blocks_free)]
-    {
-        blocks.with_label_values(&[state]).set(count as f64);
-    }
+    let blocks = [("in_use", counts.blocks_in_use), ("cached", counts.blocks_cached), ("free", counts.blocks_free)];
+    let help = "Number of blocks by state; the states sum to all blocks.";
+    gauges(registry, "quire:kv_blocks", help, blocks);
     let SchedulerStats { host_blocks_in_use, host_blocks_cached, host_blocks_total, .. } = *counts;
     let host_free = host_blocks_total - host_blocks_in_use - host_blocks_cached;
-    let host = Opts::new("quire:kv_host_blocks", "Number of blocks of host memory by state.");
-    let host = register(registry, GaugeVec::new(host, &["state"]));
-    for (state, count) in [("in_use", host_blocks_in_use), ("cached", host_blocks_cached), ("free", host_free)] {
-        host.with_label_values(&[state]).set(count as f64);
-    }
+    let blocks = [("in_use", host_blocks_in_use), ("cached", host_blocks_cached), ("free", host_free)];
+    gauges(registry, "quire:kv_host_blocks", "Number of blocks of host memory by state.", blocks);
     for (name, help, value) in [
         ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", counts.prefix_queries),
         (
@@ -122,26 +115,23 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     ] {
         register(registry, IntCounter::new(name, help)).inc_by(value);
     }
-    let misses = Opts::new("quire:prefix_cache_misses_total", "Lookups that matched only a part of the prompt.");
-    let misses = register(registry, IntCounterVec::new(misses, &["reason"]));
     let lookups = &engine.prefix_lookups;
-    for (reason, count) in [
+    let misses = [
         ("not_read", lookups.not_read),
         ("shorter_than_block", lookups.shorter_than_block),
         ("no_shared_prefix", lookups.no_shared_prefix),
         ("evicted", lookups.evicted),
         ("collision", lookups.collisions),
-    ] {
-        misses.with_label_values(&[reason]).inc_by(count);
-    }
-    let accepted =
-        Opts::new("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens by their position.");
-    let accepted = register(registry, IntCounterVec::new(accepted, &["position"]));
+    ];
+    let misses = misses.map(|(reason, count)| (reason.to_string(), count));
+    let help = "Lookups that matched only a part of the prompt.";
+    counters(registry, "quire:prefix_cache_misses_total", help, "reason", misses);
     // The first position is always listed.
-    accepted.with_label_values(&["0"]);
-    for (position, count) in engine.spec_decode.accepted_per_pos.iter().enumerate() {
-        accepted.with_label_values(&[position.to_string()]).inc_by(*count);
-    }
+    let accepted = engine.spec_decode.accepted_per_pos.iter().copied().chain([0]);
+    let positions = engine.spec_decode.accepted_per_pos.len().max(1);
+    let accepted = accepted.take(positions).enumerate().map(|(position, count)| (position.to_string(), count));
+    let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+    counters(registry, name, "Accepted draft tokens by their position.", "position", accepted);
     let sleep = Opts::new("vllm:engine_sleep_state", "Whether the engine is in a state of sleep. It is always awake.");
     let sleep = register(registry, GaugeVec::new(sleep, &["sleep_state"]));
     for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
@@ -151,6 +141,18 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));
     let sizes = [info.block_size.to_string(), info.num_blocks.to_string()];
     config.with_label_values(&[sizes[0].as_str(), sizes[1].as_str(), "auto"]).set(1.0);
+}
+
+/// Adds a gauge of blocks by state.
+fn gauges(registry: &Registry, name: &str, help: &str, blocks: [(&str, usize); 3]) {
+    let gauge = register(registry, GaugeVec::new(Opts::new(name, help), &["state"]));
+    blocks.into_iter().for_each(|(state, count)| gauge.with_label_values(&[state]).set(count as f64));
+}
+
+/// Adds a counter by the values of a label.
+fn counters(registry: &Registry, name: &str, help: &str, label: &str, counts: impl IntoIterator<Item = (String, u64)>) {
+    let counter = register(registry, IntCounterVec::new(Opts::new(name, help), &[label]));
+    counts.into_iter().for_each(|(value, count)| counter.with_label_values(&[value]).inc_by(count));
 }
 
 /// Adds the adapters of running and of waiting requests. As in vLLM, the value is the time in seconds since 1970: a reader that finds

@@ -1,0 +1,136 @@
+//! State shared by all handlers: the engine, the server's settings and its metrics.
+
+mod logprob_sizes;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use engine::{AdapterInfo, AsyncEngine, Pooling};
+use serde_json::Value;
+use text::{ReasoningFormat, Tokenizer, ToolFormat};
+use tokio::sync::Semaphore;
+
+use crate::http::{Budget, ParsePool};
+use crate::metrics::Metrics;
+use crate::settings::ServerOptions;
+pub(crate) use logprob_sizes::{Entries, KEPT_TOKEN, LogprobFormat, Sizes};
+
+/// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
+pub const MAX_WATCHERS: usize = 32;
+
+/// State shared by all handlers.
+pub struct App {
+    pub(crate) engine: AsyncEngine,
+    pub(crate) options: Arc<ServerOptions>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Name of the model in responses.
+    pub(crate) model: String,
+    /// Further names of the model in requests.
+    pub(crate) aliases: Vec<String>,
+    /// Permits for streaming responses, if they are limited.
+    pub(crate) streams: Option<Arc<Semaphore>>,
+    pub(crate) tool_format: ToolFormat,
+    pub(crate) reasoning: ReasoningFormat,
+    /// Pooling of embeddings; `None` if the checkpoint requires an unsupported one.
+    pub(crate) pooling: Option<Pooling>,
+    /// Unix time of the start, in seconds.
+    pub(crate) created: u64,
+    /// Responses that a shutdown waits for hold clones while they are computed or written.
+    pub(crate) activity: Arc<()>,
+    pub(crate) parse_pool: ParsePool,
+    pub(crate) budget: Budget,
+    /// Made on first use, or soon after the start.
+    logprob_sizes: OnceLock<Sizes>,
+    /// The OpenAPI document, made on first use.
+    pub(crate) openapi: OnceLock<Value>,
+    /// Permits for [`MAX_WATCHERS`] clients.
+    pub(crate) watchers: Arc<Semaphore>,
+}
+
+impl App {
+    /// State of a server for a running engine.
+    pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
+        let info = engine.info();
+        let template = engine.chat_template().map(AsRef::as_ref);
+        let mut names = options.served_model_names.iter().cloned();
+        let model = names.next().unwrap_or_else(|| info.name.clone());
+        let mut aliases: Vec<String> = Vec::new();
+        for name in names {
+            if name != model && !aliases.contains(&name) {
+                aliases.push(name);
+            }
+        }
+        let limits = &options.limits;
+        App {
+            metrics: Arc::new(Metrics::new(&model, info)),
+            model,
+            aliases,
+            streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
+            tool_format: options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template)),
+            reasoning: options.reasoning_parser.unwrap_or_else(|| ReasoningFormat::of(template)),
+            pooling: options.pooling_type.or(info.pooling),
+            created: unix_seconds(),
+            activity: Arc::default(),
+            parse_pool: ParsePool::default(),
+            budget: Budget::new(limits.max_inflight_bytes, limits.max_body_bytes),
+            logprob_sizes: OnceLock::new(),
+            openapi: OnceLock::new(),
+            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            engine,
+            options: Arc::new(options),
+        }
+    }
+
+    /// How chats are written and read, in one line.
+    pub fn formats(&self) -> String {
+        let name = |names: &[&'static str]| names.first().copied().unwrap_or_default();
+        let template = match self.engine.chat_template() {
+            Some(template) if template.problem().is_none() => "that of the checkpoint",
+            _ => "none",
+        };
+        let (tools, reasoning) = (name(self.tool_format.names()), name(self.reasoning.names()));
+        format!("chat template: {template}; tool calls: {tools}; reasoning: {reasoning}")
+    }
+
+    /// Tokenizer of the model.
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        self.engine.tokenizer()
+    }
+
+    /// Log probabilities of a token with `asked` alternatives, for the cost of a request.
+    pub(crate) fn logprob_entries(&self, asked: Option<usize>, format: LogprobFormat) -> Entries {
+        let Some(alternatives) = asked else { return Entries::default() };
+        self.logprob_sizes().entries(alternatives, format)
+    }
+
+    /// Sizes of log probabilities, which take a while to compute for a large vocabulary.
+    pub(crate) fn logprob_sizes(&self) -> &Sizes {
+        let most = self.options.limits.max_logprobs;
+        self.logprob_sizes.get_or_init(|| Sizes::new(self.tokenizer(), self.vocab(), most))
+    }
+
+    /// Maximum context length, prompt plus output, in tokens.
+    pub(crate) fn context(&self) -> usize {
+        self.engine.info().max_model_len
+    }
+
+    /// Vocabulary size: token ids are below it.
+    pub(crate) fn vocab(&self) -> usize {
+        self.engine.info().vocab_size
+    }
+
+    /// Whether this is a name of the model itself.
+    pub(crate) fn is_model(&self, name: &str) -> bool {
+        self.model == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// The LoRA adapter of this name that takes requests.
+    pub(crate) fn adapter(&self, name: &str) -> Option<AdapterInfo> {
+        self.engine.adapters().into_iter().find(|adapter| adapter.name == name && !adapter.is_unloading)
+    }
+}
+
+/// Current Unix time in seconds.
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

@@ -1,0 +1,35 @@
+//! `--api-key`: all routes except [`PUBLIC`] require the header `Authorization: Bearer KEY`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq;
+
+use super::ApiError;
+use crate::settings::ServerOptions;
+
+/// Routes of probes and scrapers, which send no key.
+const PUBLIC: [&str; 4] = ["/health", "/ping", "/version", "/metrics"];
+
+/// Middleware: rejects requests without a valid key with 401.
+pub async fn check(State(options): State<Arc<ServerOptions>>, request: Request, next: Next) -> Response {
+    let keys = &options.api_keys;
+    // Compares with every key, in time that does not depend on which one matches or on how much of it does.
+    let is_key =
+        |sent: &str| keys.iter().fold(false, |found, key| found | bool::from(sent.as_bytes().ct_eq(key.as_bytes())));
+    let allowed =
+        keys.is_empty() || PUBLIC.contains(&request.uri().path()) || bearer(request.headers()).is_some_and(is_key);
+    if allowed {
+        return next.run(request).await;
+    }
+    let message = "Incorrect or missing API key, expected one of --api-key; send it as `Authorization: Bearer KEY`";
+    ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response()
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}

@@ -1,0 +1,28 @@
+//! HTTP: connections, errors, who may use the server, and what a call holds until it is answered. Nothing here knows what a
+//! request asks for.
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | `connection`, `refusal` | TCP connections that drop clients which do not read; errors for bytes that are not a request |
+//! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
+//! | `call` | the id of a call, and the resources that it holds until its response has been sent |
+//! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |
+//! | `error`, `json`, `sse` | responses: errors, JSON, server-sent events |
+
+mod budget;
+pub mod call;
+mod connection;
+pub mod cors;
+mod error;
+pub mod head;
+pub mod json;
+pub mod keys;
+pub mod origin;
+mod parse_pool;
+pub mod refusal;
+pub mod sse;
+
+pub use budget::{Budget, Reserved, largest as largest_part};
+pub use connection::Connection;
+pub use error::{ApiError, excerpt, method_not_allowed, not_found};
+pub use parse_pool::{INLINE, LANES, ParsePool};

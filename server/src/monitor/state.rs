@@ -1,0 +1,84 @@
+//! `GET /quire/state` and `GET /quire/events`: the state of the engine, once or as a stream.
+//!
+//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length and the version: counts and ids,
+//! never text. They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served
+//! at a time. The stream sends a snapshot about five times a second while steps run and once a second otherwise; a slow
+//! reader misses snapshots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use engine::Watcher;
+use engine::watch::Snapshot;
+use futures_util::stream::unfold;
+use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use crate::app::{App, MAX_WATCHERS};
+use crate::http::json::put;
+use crate::http::{ApiError, sse};
+
+/// After this time without a step a stream requests a snapshot, so that rates fall to zero.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Time limit for a snapshot: a step may take seconds on a slow machine.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The response of both routes.
+#[derive(Serialize)]
+struct Document<'a> {
+    model: &'a str,
+    max_model_len: usize,
+    version: &'static str,
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+}
+
+impl<'a> Document<'a> {
+    fn new(app: &'a App, snapshot: &'a Snapshot) -> Document<'a> {
+        Document { model: &app.model, max_model_len: app.context(), version: env!("CARGO_PKG_VERSION"), snapshot }
+    }
+}
+
+/// `GET /quire/state`.
+pub async fn state(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let (_permit, mut watcher) = watch(&app)?;
+    let next = timeout(SNAPSHOT_TIMEOUT, watcher.next()).await;
+    let snapshot = next
+        .ok()
+        .flatten()
+        .ok_or_else(|| ApiError::unavailable("the engine has stopped or makes no progress; see /health"))?;
+    Ok(([(header::CACHE_CONTROL, "no-store")], Json(Document::new(&app, &snapshot))).into_response())
+}
+
+/// `GET /quire/events`: streams until the client disconnects or the server stops.
+pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let (permit, watcher) = watch(&app)?;
+    let events = unfold((app, permit, watcher), |(app, permit, mut watcher)| async move {
+        let snapshot = loop {
+            match timeout(IDLE, watcher.next()).await {
+                Ok(next) => break next?,
+                // A shutdown does not wait for watchers.
+                Err(_) if app.engine.is_draining() => return None,
+                Err(_) => watcher.look(),
+            }
+        };
+        let mut lines = Vec::new();
+        sse::event(&mut lines, None, |text| put(text, &Document::new(&app, &snapshot)));
+        Some((lines, (app, permit, watcher)))
+    });
+    Ok(sse::respond(Box::pin(events)))
+}
+
+fn watch(app: &App) -> Result<(OwnedSemaphorePermit, Watcher), ApiError> {
+    let permit = app.watchers.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| {
+        ApiError::unavailable(format!("{MAX_WATCHERS} clients watch the engine, the limit; try again later"))
+    })?;
+    Ok((permit, app.engine.watch()))
+}

@@ -1,0 +1,47 @@
+//! OpenAI's API, with vLLM's routes that render its requests.
+
+mod chat;
+mod choices;
+mod completions;
+mod embeddings;
+mod logprobs;
+mod models;
+mod responses;
+mod schemas;
+
+use axum::routing::{get, post};
+
+use crate::openapi::{Operation, Routes};
+
+/// Adds the routes. As in llama-server, some exist without the version too.
+pub fn add(routes: &mut Routes) {
+    routes.schemas(schemas::SCHEMAS);
+    let request =
+        routes.request("CompletionRequest", "A request for completions.", completions::CompletionRequest::read);
+    let operation = Operation::post("Create completions").reads(&request).returns("Completion").streams();
+    routes.add(&["/v1/completions"], post(completions::completions), operation);
+    let operation = Operation::post("Tokenize the prompts of a request for completions").reads(&request);
+    routes.add(&["/v1/completions/render"], post(completions::render), operation.returns_list("Rendered"));
+
+    let request = routes.request("ChatRequest", "A request for chat completions.", chat::ChatRequest::read);
+    let operation = Operation::post("Create chat completions").reads(&request).returns("Chat").streams();
+    routes.add(&["/v1/chat/completions", "/chat/completions"], post(chat::chat_completions), operation);
+    let operation = Operation::post("Render and tokenize the prompt of a request for chat completions").reads(&request);
+    routes.add(&["/v1/chat/completions/render"], post(chat::render), operation.returns("Rendered"));
+
+    let request = routes.request("ResponsesRequest", "A request for a response; n must be 1.", responses::read);
+    let operation = Operation::post("Create a response").reads(&request).returns("Response").streams();
+    routes.add(&["/v1/responses", "/responses"], post(responses::responses), operation);
+    let operation = Operation::post("Count the input tokens of a response").reads(&request).returns("InputTokens");
+    routes.add(&["/v1/responses/input_tokens"], post(responses::input_tokens), operation);
+
+    let request = routes.request("EmbeddingsRequest", "A request for embeddings.", embeddings::EmbeddingsRequest::read);
+    let operation = Operation::post("Create embeddings").reads(&request).returns("Embeddings");
+    routes.add(&["/v1/embeddings", "/embeddings"], post(embeddings::embeddings), operation);
+
+    let operation = Operation::get("List the served model and its LoRA adapters").returns("Models");
+    routes.add(&["/v1/models", "/models"], get(models::models), operation);
+    // The rest of the path, because model names may have slashes.
+    let operation = Operation::get("Describe the served model or a LoRA adapter").returns("Model");
+    routes.add(&["/v1/models/{*name}"], get(models::model), operation);
+}

@@ -1,0 +1,311 @@
+//! Output items, and the events that describe their growth.
+//!
+//! One item is open at a time. Output of another kind closes it: reasoning comes first, then text, then calls.
+
+use std::collections::VecDeque;
+
+use serde_json::{Value, json};
+
+use super::json::Json;
+use crate::app::{App, unix_seconds};
+use crate::http::{ApiError, call};
+use crate::reply::{Piece, Usage};
+use crate::request::Options;
+
+/// How a response ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// At the end of the model's output.
+    Completed,
+    /// At the token limit.
+    Incomplete,
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Status::Completed => "completed",
+            Status::Incomplete => "incomplete",
+        }
+    }
+}
+
+/// What an item holds.
+#[derive(Clone, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+    Call { call_id: String, name: String },
+}
+
+/// The unfinished item.
+struct Open {
+    id: String,
+    kind: Kind,
+    /// Its text, or the arguments of a call.
+    text: String,
+    logprobs: Vec<Json>,
+}
+
+/// Writer of one response.
+pub struct Writer {
+    /// Name of the model or of the LoRA adapter.
+    model: String,
+    /// Token counts so far.
+    pub usage: Usage,
+    reasoning_tokens: usize,
+    /// Fields of the request that the response repeats.
+    echoed: Vec<(String, Json)>,
+    id: String,
+    created: u64,
+    /// Finished items.
+    output: Vec<Json>,
+    open: Option<Open>,
+    /// Log probabilities of tokens whose text is incomplete.
+    scores: Vec<Json>,
+    ended: Option<Status>,
+    next_number: u64,
+    /// Whether events are sent.
+    streams: bool,
+    /// Events that have not been sent: type and JSON.
+    pub events: VecDeque<(String, Json)>,
+}
+
+impl Writer {
+    /// Writer of the response to a prompt of this many tokens.
+    pub fn new(app: &App, options: &Options, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
+        Writer {
+            model: options.adapter.as_ref().unwrap_or(&app.model).clone(),
+            streams: options.stream,
+            usage: Usage { prompt_tokens, ..Usage::default() },
+            reasoning_tokens: 0,
+            echoed,
+            id: fresh_id("resp"),
+            created: unix_seconds(),
+            output: Vec::new(),
+            open: None,
+            scores: Vec::new(),
+            ended: None,
+            next_number: 0,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The response in its current state.
+    pub fn response(&self) -> Json {
+        let status = self.ended.map_or("in_progress", Status::name);
+        let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
+        let usage = self.ended.map(|_| {
+            let mut details = self.usage.draft_details();
+            details.insert("reasoning_tokens".into(), self.reasoning_tokens.into());
+            json!({
+                "input_tokens": self.usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": self.usage.completion_tokens,
+                "output_tokens_details": details,
+                "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
+            })
+        });
+        let mut response = Json::from(json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "completed_at": (self.ended == Some(Status::Completed)).then(unix_seconds),
+            "error": null,
+            "incomplete_details": incomplete,
+            "model": self.model,
+            "usage": usage,
+        }));
+        response.set("output", self.output.clone());
+        self.echoed.iter().for_each(|(name, value)| response.set(name, value.clone()));
+        response
+    }
+
+    /// Writes the events before any output.
+    pub fn open(&mut self) {
+        ["response.created", "response.in_progress"].into_iter().for_each(|name| self.emit_response(name));
+    }
+
+    /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
+    pub fn write(&mut self, piece: Piece, tokens: usize, scores: Vec<Json>) {
+        self.scores.extend(scores);
+        if !piece.reasoning.is_empty() {
+            self.extend(Kind::Reasoning, &piece.reasoning);
+        }
+        if piece.content.is_empty() && self.open.as_ref().is_some_and(|open| open.kind == Kind::Reasoning) {
+            self.reasoning_tokens += tokens;
+            self.scores.clear();
+        }
+        if !piece.content.is_empty() {
+            self.extend(Kind::Message, &piece.content);
+        }
+        for call in piece.calls {
+            if let Some((call_id, name)) = call.begun {
+                self.begin(Kind::Call { call_id, name });
+            }
+            self.scores.clear();
+            if let Some(kind) = self.open.as_ref().map(|open| open.kind.clone()).filter(|_| !call.arguments.is_empty())
+            {
+                self.extend(kind, &call.arguments);
+            }
+        }
+    }
+
+    /// Ends the response.
+    pub fn close(&mut self, status: Status) {
+        if self.open.is_none() && self.output.is_empty() {
+            self.begin(Kind::Message);
+        }
+        self.end_item(status);
+        self.ended = Some(status);
+        self.emit_response(match status {
+            Status::Completed => "response.completed",
+            Status::Incomplete => "response.incomplete",
+        });
+    }
+
+    /// Ends a failed stream.
+    pub fn fail(&mut self, error: &ApiError) {
+        let error = &error.to_json()["error"];
+        let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
+        let mut response = self.response();
+        response.set("status", Value::from("failed"));
+        response.set("error", json!({"code": code, "message": error["message"]}));
+        self.emit("response.failed", vec![("response", response)]);
+    }
+
+    /// Appends text to the open item, which is a new one unless it is of this kind.
+    fn extend(&mut self, kind: Kind, more: &str) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.begin(kind.clone());
+        }
+        let Some(open) = &mut self.open else { return };
+        open.text += more;
+        let mut fields = vec![("delta", Json::Value(more.into()))];
+        if kind == Kind::Message {
+            let scores = std::mem::take(&mut self.scores);
+            open.logprobs.extend(scores.iter().cloned());
+            fields.push(("logprobs", scores.into()));
+        }
+        self.emit_for_item(&format!("{}.delta", kind.event()), fields);
+    }
+
+    /// Opens an item and closes the previous one.
+    fn begin(&mut self, kind: Kind) {
+        self.end_item(Status::Completed);
+        let open = Open { id: fresh_id(kind.prefix()), kind, text: String::new(), logprobs: Vec::new() };
+        let (item, part) = (open.json("in_progress", false), open.part());
+        self.open = Some(open);
+        self.emit_item("response.output_item.added", item);
+        if let Some(part) = part {
+            self.emit_for_item("response.content_part.added", vec![("part", part)]);
+        }
+    }
+
+    fn end_item(&mut self, status: Status) {
+        let Some(open) = &self.open else { return };
+        let (item, part, event) = (open.json(status.name(), true), open.part(), open.kind.event());
+        let text = Json::Value(open.text.as_str().into());
+        let fields = match &open.kind {
+            Kind::Reasoning => vec![("text", text)],
+            Kind::Message => vec![("text", text), ("logprobs", open.logprobs.clone().into())],
+            Kind::Call { name, .. } => vec![("arguments", text), ("name", Json::Value(name.as_str().into()))],
+        };
+        self.emit_for_item(&format!("{event}.done"), fields);
+        if let Some(part) = part {
+            self.emit_for_item("response.content_part.done", vec![("part", part)]);
+        }
+        self.emit_item("response.output_item.done", item.clone());
+        self.output.push(item);
+        self.open = None;
+    }
+
+    /// Writes an event about the text of the open item.
+    fn emit_for_item(&mut self, name: &str, mut fields: Vec<(&str, Json)>) {
+        let Some(open) = &self.open else { return };
+        fields.push(("item_id", Json::Value(open.id.as_str().into())));
+        fields.push(("output_index", Json::Value(self.output.len().into())));
+        if !matches!(open.kind, Kind::Call { .. }) {
+            fields.push(("content_index", Json::Value(0.into())));
+        }
+        self.emit(name, fields);
+    }
+
+    /// Writes an event with an item.
+    fn emit_item(&mut self, name: &str, item: Json) {
+        self.emit(name, vec![("output_index", Json::Value(self.output.len().into())), ("item", item)]);
+    }
+
+    /// Writes an event with the response in its current state.
+    fn emit_response(&mut self, name: &str) {
+        let response = self.response();
+        self.emit(name, vec![("response", response)]);
+    }
+
+    fn emit(&mut self, name: &str, fields: Vec<(&str, Json)>) {
+        if !self.streams {
+            return;
+        }
+        let mut event = Json::from(json!({"type": name, "sequence_number": self.next_number}));
+        fields.into_iter().for_each(|(name, value)| event.set(name, value));
+        self.next_number += 1;
+        self.events.push_back((name.to_string(), event));
+    }
+}
+
+impl Kind {
+    /// Prefix of the item's id.
+    fn prefix(&self) -> &'static str {
+        match self {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call { .. } => "fc",
+        }
+    }
+
+    /// Name of the events about its text, without their suffix.
+    fn event(&self) -> &'static str {
+        match self {
+            Kind::Reasoning => "response.reasoning_text",
+            Kind::Message => "response.output_text",
+            Kind::Call { .. } => "response.function_call_arguments",
+        }
+    }
+}
+
+impl Open {
+    /// The one content part so far; `None` for a call.
+    fn part(&self) -> Option<Json> {
+        match self.kind {
+            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text}).into()),
+            Kind::Message => {
+                let mut part = Json::from(json!({"type": "output_text", "text": self.text, "annotations": []}));
+                part.set("logprobs", self.logprobs.clone());
+                Some(part)
+            }
+            Kind::Call { .. } => None,
+        }
+    }
+
+    /// The item; `whole` if it has its content.
+    fn json(&self, status: &str, whole: bool) -> Json {
+        let Open { id, text, .. } = self;
+        let mut item = Json::from(match &self.kind {
+            Kind::Reasoning => json!({"id": id, "type": "reasoning", "status": status, "summary": []}),
+            Kind::Message => json!({"id": id, "type": "message", "status": status, "role": "assistant"}),
+            Kind::Call { call_id, name } => {
+                json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text})
+            }
+        });
+        if !matches!(self.kind, Kind::Call { .. }) {
+            item.set("content", self.part().into_iter().filter(|_| whole).collect::<Vec<Json>>());
+        }
+        item
+    }
+}
+
+/// Returns a unique id. Ids of this API have an underscore after the prefix.
+fn fresh_id(prefix: &str) -> String {
+    call::fresh_id(prefix).replacen('-', "_", 1)
+}

@@ -1,0 +1,15 @@
+//! From the requests of the engine to their events.
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | `run` | the engine requests of a call, merged into one stream of events, and its token counts |
+//! | `stream` | events of the engine, translated to those of an API |
+//! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
+
+mod assistant;
+mod run;
+pub mod stream;
+
+pub use assistant::{Assistant, CallPiece, Piece};
+pub use run::{Run, Usage};
+pub use stream::Translator;

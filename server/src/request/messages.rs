@@ -1,0 +1,172 @@
+//! Conversations: messages are checked, rendered by the model's chat template and tokenized.
+//!
+//! This module checks what the API requires: a list of objects with a role and text. The template decides which roles
+//! exist and in which order they may come; messages are adapted to it when they are rendered.
+
+use serde_json::{Map, Value, json};
+use text::ChatInput;
+
+use super::fields::Fields;
+use super::work::Work;
+use crate::app::App;
+use crate::http::ApiError;
+use crate::settings::Limits;
+
+/// A checked conversation and the options of its template.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    /// Field of the messages, for errors.
+    pub param: &'static str,
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    kwargs: Map<String, Value>,
+    add_special_tokens: bool,
+}
+
+impl Conversation {
+    /// Reads `messages` and the options of the template. `tools` are the definitions of available tools.
+    pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
+        fields.refuse("chat_template", r#"[""]"#, "start the server with --chat-template")?;
+        let description = "Continue the last message instead of responding to it.";
+        let continue_final_message = fields.flag("continue_final_message", false, description)?;
+        let description =
+            "Append the start of an assistant message to the prompt; default: true unless a message is continued.";
+        let add_generation_prompt =
+            fields.bool("add_generation_prompt", description)?.unwrap_or(!continue_final_message);
+        if continue_final_message && add_generation_prompt {
+            return Err(ApiError::conflict("continue_final_message", "add_generation_prompt: true"));
+        }
+        let description = "Reasoning effort, passed to the chat template.";
+        let effort = fields.word("reasoning_effort", &EFFORTS, description)?;
+        let kwargs = template_kwargs(fields, effort)?;
+        let description = "Also add the tokenizer's special tokens; default false, but true for a plain prompt.";
+        let add_special_tokens = fields.bool("add_special_tokens", description)?.unwrap_or(false);
+        let item = json!({"type": "object", "required": ["role"], "properties": {
+                "role": {"type": "string", "description": "Role of the author; the chat template defines the roles."},
+                "content": {"description": "A string, a list of text parts, or null."},
+        }});
+        let description = "Messages of the conversation.";
+        let list = fields.list("messages", limits.max_messages, "--max-messages", &item, description)?;
+        let Some(list) = list else { return Ok(None) };
+        if list.is_empty() {
+            return Err(ApiError::found("messages", "an empty list", "at least one message"));
+        }
+        let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
+        Ok(Some(Conversation {
+            param: "messages",
+            messages,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            kwargs,
+            add_special_tokens,
+        }))
+    }
+
+    /// A conversation to respond to. `param` is the field of the messages.
+    pub fn of(
+        param: &'static str,
+        messages: Vec<Value>,
+        tools: Option<Value>,
+        kwargs: Map<String, Value>,
+    ) -> Conversation {
+        Conversation { param, messages, tools, add_generation_prompt: true, kwargs, ..Conversation::default() }
+    }
+
+    /// Number of tool calls in the messages.
+    pub fn num_calls(&self) -> usize {
+        let calls = self.messages.iter().filter_map(|message| message.get("tool_calls")?.as_array());
+        calls.map(Vec::len).sum()
+    }
+
+    /// Renders the prompt.
+    pub fn render(&self, app: &App) -> Result<String, ApiError> {
+        let Some(template) = app.engine.chat_template() else {
+            let advice =
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template";
+            return Err(ApiError::unsupported(self.param, advice));
+        };
+        let input = ChatInput {
+            messages: &self.messages,
+            tools: self.tools.as_ref(),
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+            kwargs: &self.kwargs,
+        };
+        template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
+    }
+
+    /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are
+    /// added by default.
+    pub fn encode(&self, work: &Work, text: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
+        work.encode(text, self.add_special_tokens, self.param, must_fit)
+    }
+}
+
+/// Values of `reasoning_effort`.
+pub const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// Reads the template's variables: `chat_template_kwargs` and `documents`. Adds the reasoning effort under the names that
+/// templates use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
+pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<String, Value>, ApiError> {
+    let description = "Variables for the chat template.";
+    let mut kwargs = fields.object("chat_template_kwargs", description)?.cloned().unwrap_or_default();
+    let description = "Documents for a template that has a variable of this name.";
+    if let Some(documents) =
+        fields.any("documents", &json!({"type": "array", "items": {"type": "object"}}), description)?
+    {
+        if !documents.is_array() {
+            return Err(ApiError::wrong("documents", documents, "a list of objects"));
+        }
+        kwargs.entry("documents").or_insert(documents.clone());
+    }
+    if let Some(name) = effort {
+        kwargs.entry("reasoning_effort").or_insert(name.into());
+        kwargs.entry("enable_thinking").or_insert((name != "none").into());
+    }
+    Ok(kwargs)
+}
+
+fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
+    let path = format!("messages[{index}]");
+    let Value::Object(fields) = value else {
+        return Err(ApiError::wrong(path, value, "an object with role and content"));
+    };
+    let mut message = fields.clone();
+    let role = fields.get("role").unwrap_or(&Value::Null);
+    if !role.is_string() {
+        return Err(ApiError::wrong(format!("{path}.role"), role, "a string"));
+    }
+    match fields.get("content") {
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            message.insert("content".into(), join_parts(&format!("{path}.content"), parts)?.into());
+        }
+        Some(other) => {
+            let expected = "a string, a list of text parts, or null";
+            return Err(ApiError::wrong(format!("{path}.content"), other, expected));
+        }
+    }
+    Ok(Value::Object(message))
+}
+
+/// Text of a list of parts at `path`, one per line as in vLLM. Parts are those of chat completions and of responses.
+pub fn join_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
+    let text = |(index, part): (usize, &'_ Value)| {
+        let path = format!("{path}[{index}]");
+        let field = match part["type"].as_str() {
+            Some("text" | "input_text" | "output_text" | "reasoning_text" | "summary_text") => "text",
+            Some("refusal") => "refusal",
+            Some(_) => {
+                let expected = "text, input_text, output_text or refusal: this model accepts only text";
+                return Err(ApiError::wrong(format!("{path}.type"), &part["type"], expected));
+            }
+            None => return Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
+        };
+        let text = part[field].as_str().map(str::to_string);
+        text.ok_or_else(|| ApiError::wrong(format!("{path}.{field}"), &part[field], "a string"))
+    };
+    Ok(parts.iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?.join("\n"))
+}

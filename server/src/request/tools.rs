@@ -1,0 +1,208 @@
+//! Tools of a chat: which functions exist, and whether the model must call one.
+
+use std::sync::Arc;
+
+use engine::{GenerationParams, StructuredOutput};
+use serde_json::{Value, json};
+use text::{Calls, Tool, with_schema_options};
+
+use super::fields::Fields;
+use super::structured::TOOLS;
+use crate::app::App;
+use crate::http::ApiError;
+use crate::settings::Limits;
+
+/// Maximum number of bytes of a function's name.
+const MAX_NAME: usize = 256;
+
+/// The field `tool_choice`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    None,
+    Auto,
+    /// At least one call.
+    Required,
+    /// One call of this function.
+    Named(String),
+}
+
+/// The fields `tools`, `tool_choice` and `parallel_tool_calls`.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// Definitions for the chat template; `None` without tools.
+    pub definitions: Option<Value>,
+    /// A message may have several calls.
+    pub parallel: bool,
+    /// Number of calls in the conversation so far.
+    pub earlier_calls: usize,
+    /// The functions.
+    pub functions: Arc<[Tool]>,
+    /// Which functions are strict: the arguments match the schema even where the model need not call.
+    strict: Vec<bool>,
+    choice: Choice,
+}
+
+impl Tools {
+    /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if
+    /// `flat`, it is the tool itself, as in responses.
+    pub fn read(fields: &Fields<'_>, limits: &Limits, flat: bool) -> Result<Tools, ApiError> {
+        let properties = json!({
+            "name": {"type": "string", "maxLength": MAX_NAME},
+            "description": {"type": "string"},
+            "parameters": {"type": "object", "description": "A JSON schema."},
+            "strict": {"type": "boolean", "description": "Constrain the arguments to the schema even if no call is required."},
+        });
+        let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
+        let mut item = match flat {
+            true => function(&["type", "name"]),
+            false => json!({
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"function": function(&["name"])},
+            }),
+        };
+        item["properties"]["type"] = json!({"const": "function"});
+        fields.check_bytes(TOOLS, TOOLS, limits.max_schema_bytes, "--max-schema-bytes")?;
+        let description = "Functions that the model may call.";
+        let list = fields.list(TOOLS, limits.max_tools, "--max-tools", &item, description)?;
+        let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
+        let description =
+            "Whether the model calls a function: none, auto, required, or an object with a function's name.";
+        let choice = fields.any("tool_choice", &schema, description)?;
+        let (mut functions, mut definitions, mut strict) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, tool) in list.into_iter().flatten().enumerate() {
+            let (function, is_strict) = parse_function(&format!("tools[{i}]"), tool, flat)?;
+            functions.push(function);
+            strict.push(is_strict);
+            definitions.push(if flat { nested(tool) } else { tool.clone() });
+        }
+        Ok(Tools {
+            choice: checked_choice(choice, flat, &functions)?,
+            definitions: (!definitions.is_empty()).then(|| definitions.into()),
+            parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
+            earlier_calls: 0,
+            functions: functions.into(),
+            strict,
+        })
+    }
+
+    /// Whether calls in the text are parsed.
+    pub fn are_parsed(&self) -> bool {
+        self.choice != Choice::None
+    }
+
+    /// Constrains the output to required calls, or calls of strict functions to their schemas, and keeps the special tokens that
+    /// mark calls. Returns whether the output is constrained so.
+    pub fn constrain(&self, app: &App, params: &mut GenerationParams) -> Result<bool, ApiError> {
+        if !self.are_parsed() {
+            return Ok(false);
+        }
+        if app.tool_format.has_special_marker(app.tokenizer()) {
+            params.skip_special_tokens = false;
+        }
+        let (functions, calls) = match &self.choice {
+            // Another constraint on the output applies to the whole answer.
+            Choice::Auto
+                if self.strict.contains(&true) && params.structured_outputs.is_none() && params.beam.is_none() =>
+            {
+                let tool = |(tool, strict): (&Tool, &bool)| Tool {
+                    name: tool.name.clone(),
+                    parameters: tool.parameters.clone().filter(|_| *strict),
+                };
+                (
+                    self.functions.iter().zip(&self.strict).map(tool).collect(),
+                    Calls::Optional(app.reasoning.opening_text(app.tokenizer())),
+                )
+            }
+            Choice::None | Choice::Auto => return Ok(false),
+            Choice::Required if self.parallel => (self.functions.to_vec(), Calls::Several),
+            Choice::Required => (self.functions.to_vec(), Calls::One),
+            Choice::Named(name) => {
+                (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), Calls::One)
+            }
+        };
+        if let Some(other) = &params.structured_outputs {
+            let problem = "found a required call together with";
+            return Err(ApiError::invalid(
+                "tool_choice",
+                format_args!("{problem} {}, expected only one of the two; remove one", other.param),
+            ));
+        }
+        let grammar = app.tool_format.grammar(&functions, calls, app.tokenizer());
+        let grammar = grammar.map_err(|problem| ApiError::invalid(TOOLS, problem))?;
+        params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: TOOLS }));
+        Ok(true)
+    }
+}
+
+/// A flat tool as chat templates expect it.
+fn nested(tool: &Value) -> Value {
+    let mut function = tool.as_object().cloned().unwrap_or_default();
+    function.shift_remove("type");
+    json!({"type": "function", "function": function})
+}
+
+/// A function, and whether it is strict.
+fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<(Tool, bool), ApiError> {
+    if tool["type"] != "function" {
+        let expected = "\"function\": this server has no built-in tools";
+        return Err(ApiError::wrong(format!("{path}.type"), &tool["type"], expected));
+    }
+    let (path, function) =
+        if flat { (path.to_string(), tool) } else { (format!("{path}.function"), &tool["function"]) };
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.name"), &function["name"], "a non-empty string"))?;
+    check_name(&format!("{path}.name"), name)?;
+    let is_strict = match &function["strict"] {
+        Value::Null => false,
+        Value::Bool(is_strict) => *is_strict,
+        other => return Err(ApiError::wrong(path + ".strict", other, "true or false")),
+    };
+    let parameters = match &function["parameters"] {
+        Value::Null => None,
+        Value::Object(fields) if fields.is_empty() => None,
+        schema @ Value::Object(_) => Some(with_schema_options(schema.clone(), is_strict)),
+        other => return Err(ApiError::wrong(path + ".parameters", other, "a JSON schema")),
+    };
+    Ok((Tool { name: name.to_string(), parameters }, is_strict))
+}
+
+/// Checks the length of a name. Names are repeated in messages, parsers and grammars, so they must be short.
+pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
+    match name.len() {
+        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "send a shorter name")),
+        _ => Ok(()),
+    }
+}
+
+fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Result<Choice, ApiError> {
+    const PARAM: &str = "tool_choice";
+    let form = match flat {
+        true => "{\"type\": \"function\", \"name\": …}",
+        false => "{\"type\": \"function\", \"function\": {\"name\": …}}",
+    };
+    let name = |value: &'_ Value| -> Option<String> {
+        let flat = value["name"].as_str().filter(|_| flat);
+        flat.or(value["function"]["name"].as_str()).map(str::to_string)
+    };
+    let choice = match value {
+        None => Choice::Auto,
+        Some(value) => match (value.as_str(), name(value)) {
+            (Some("none"), _) => Choice::None,
+            (Some("auto"), _) => Choice::Auto,
+            (Some("required"), _) => Choice::Required,
+            (None, Some(name)) if value["type"] == "function" => Choice::Named(name),
+            _ => return Err(ApiError::wrong(PARAM, value, format_args!("none, auto, required or {form}"))),
+        },
+    };
+    match &choice {
+        Choice::None => Ok(choice),
+        // Agents send it with an empty list.
+        Choice::Auto if functions.is_empty() => Ok(Choice::None),
+        _ if functions.is_empty() => Err(ApiError::requires(PARAM, TOOLS)),
+        Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
+            Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))
+        }
+        _ => Ok(choice),
+    }
+}
