@@ -24,7 +24,7 @@ pub struct Scanned {
 /// Holds back fewer bytes than the longest stop string has. Returns nothing after a match. Clones share the stop strings.
 ///
 /// ```
-/// use engine::text::StopScanner;
+/// use text::StopScanner;
 ///
 /// let mut scanner = StopScanner::new(&["END".to_owned()], false);
 /// assert_eq!(scanner.push("one E").text, "one ");

@@ -130,9 +130,12 @@ fn written(short: &str) -> String {
 #[test]
 fn the_process_that_renders_hostile_templates() {
     // Only as the process of the next test.
-    if std::env::var_os(PROGRAM).is_none() {
-        return;
+    if std::env::var_os(PROGRAM).is_some() {
+        render_all();
     }
+}
+
+fn render_all() {
     let load = |source: String| {
         ChatTemplate::load(Copy::of("llama").set("tokenizer_config.json", json!({"chat_template": source})).folder())
     };
