@@ -22,7 +22,7 @@ fn resources_are_those_that_the_build_has_listed_for_an_architecture() {
     let file = folder.path().join("demo.resources.tsv");
     std::fs::write(&file, lines(&kernels(LOG, "a", Limits { spill_bytes: 0, registers: 255, entry_registers: None })))
         .unwrap();
-    // The libraries that count are in a folder below.
+    // Counting libraries live in a subfolder.
     let of = |architecture| Resources::find(&options, architecture).unwrap().get("scale").copied();
     let expected = Resources { registers: 40, shared_bytes: 528, stack_bytes: 16, spill_bytes: 20 };
     assert_eq!(of("sm_80"), Some(expected));

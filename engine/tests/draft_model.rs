@@ -209,7 +209,7 @@ fn a_draft_model_computes_prompts_in_chunks_and_what_a_cached_block_lacks() {
     assert!(spec.num_accepted_tokens > 40 && wrong <= 9, "{spec:?}");
 }
 
-/// A worker that computes drafts so many times.
+/// A worker that computes drafts a limited number of times.
 struct Failing {
     worker: Box<dyn Worker>,
     good: usize,

@@ -33,7 +33,7 @@ impl<B: Copy> GroupTable<B> {
         self.blocks.iter().position(which).map(|at| self.holes + at)
     }
 
-    /// Replaces each block by another, and drops blocks that have none.
+    /// Maps each block through `f`, leaving out those for which it returns `None`. Holes are kept.
     pub(crate) fn filter_map<C>(&self, f: impl Fn(&B) -> Option<C>) -> GroupTable<C> {
         GroupTable { holes: self.holes, blocks: self.blocks.iter().filter_map(f).collect() }
     }

@@ -22,7 +22,7 @@ impl BlockHash {
 /// The memory that holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Medium {
-    /// The tier that steps read, also if the device is a CPU: consumers take this name for the fastest tier.
+    /// The tier the model reads, even on a CPU; consumers treat this name as the fastest tier.
     Gpu,
     /// Host memory behind the working tier.
     Cpu,

@@ -99,7 +99,7 @@ impl Module {
         let mut found = vec![f32::NAN; want.len()];
         found.chunks_mut(k).enumerate().for_each(|(r, out)| matrix.host().unwrap().copy_row(r, out));
         assert!(found == want, "{name}: {:?}", found.iter().zip(&want).position(|(a, b)| a != b));
-        // Some of the inputs, whether the form can be cut there or not.
+        // Load a slice of the inputs, at boundaries where the form can be cut and where it cannot.
         for inputs in [0..32, 32..k, 64..k.max(96), 8..40].into_iter().filter(|inputs| inputs.end <= k) {
             let mut piece = Linear { inputs: inputs.len(), ..linear.clone() };
             piece.parts.iter_mut().for_each(|part| part.pick.inputs = Some((inputs.start, k)));

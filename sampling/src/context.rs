@@ -18,7 +18,7 @@ pub struct Context<'a> {
     pub allowed: Option<&'a TokenSet>,
     /// Key of the noise: the request's seed, or a generated one.
     pub seed: u64,
-    /// Index of the sequence within its request. Several may draw from one row of logits.
+    /// Index of the sequence within its request. Several sequences may draw from the same row of logits.
     pub sequence: u32,
 }
 

@@ -242,7 +242,7 @@ impl Scheduler {
         self.pool.has_copy(copy)
     }
 
-    /// See [`BlockPool::insert_on_host`]. The contents must be written before the next plan is executed, and after all before it.
+    /// See [`BlockPool::insert_on_host`]. The contents must be written after every earlier plan has executed and before the next one does.
     pub fn insert_on_host(&mut self, prompt: Prompt<'_>, blocks: &BTreeSet<(usize, usize)>) -> Vec<HostCopy> {
         self.pool.insert_on_host(prompt, blocks)
     }

@@ -16,7 +16,7 @@ pub enum RequestState {
     Waiting,
 }
 
-/// A live request.
+/// Read-only view of one live request.
 #[derive(Clone, Copy)]
 pub struct RequestView<'a> {
     id: RequestId,

@@ -124,7 +124,7 @@ pub fn run(root: &Path, quick: bool) -> Result<(), String> {
     if let Err(reason) = installed {
         return not_run::check(Capability::Mpi, &format!("test-mpi needs it: {reason}"));
     }
-    // Those of all packages at once, as `cargo test --workspace` builds them.
+    // Build all packages together, so that cargo reuses what `cargo test --workspace` built.
     let built = cargo::test_programs(root, &["--workspace", "--test", "all"])?;
     let programs: BTreeMap<&str, &cargo::TestProgram> =
         built.iter().map(|program| (&*program.package, program)).collect();

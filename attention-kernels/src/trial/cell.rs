@@ -62,7 +62,7 @@ impl Shape {
         needs.format(Layout::ALL.into_iter().filter(takes).find(|layout| needs.suit(*layout)).unwrap_or_default())
     }
 
-    /// Returns the inputs of a matrix product, as many as an output of attention has elements.
+    /// Returns k of the benchmarked linear layer: heads times head size.
     pub(super) fn inputs(&self) -> usize {
         self.heads * self.head_size
     }

@@ -368,8 +368,7 @@ impl Problem {
     }
 }
 
-/// Returns the masks of a tree of query rows in which any row before another may be its parent; zeros if there are too many rows,
-/// or only one.
+/// Returns masks of a random tree over the query rows; all zero for one row or more than 64.
 fn tree(random: &mut Random, rows: usize) -> Vec<u64> {
     let mut masks = vec![0u64; rows];
     for row in (0..rows).filter(|_| (2..=64).contains(&rows)) {

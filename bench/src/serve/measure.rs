@@ -180,7 +180,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Computes the figures of a run of this many seconds.
+    /// Computes the statistics of a run that took `seconds`.
     pub fn new(records: &[Record], seconds: f64, goals: &[Goal]) -> Report {
         let done: Vec<&Record> = records.iter().filter(|record| record.is_complete()).collect();
         let sum = |of: fn(&Record) -> usize| done.iter().map(|record| of(record)).sum::<usize>();

@@ -41,7 +41,7 @@ impl Group {
                 return Err(bad(flag, size, format!("1 or more, and at most {MOST_THREADS} ranks in all")));
             }
         }
-        // A job of one process is no group, as where a whole machine is one task.
+        // A launcher that started one process (one Slurm task per node) is not a group.
         let by_launcher = || launched().filter(|launched| *launched > 1).map_or(Backend::Threads, |_| Backend::Mpi);
         match config.backend.unwrap_or_else(by_launcher) {
             Backend::Threads if ranks == 1 => Ok(Group { world: single(), others: Vec::new() }),

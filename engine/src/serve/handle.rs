@@ -283,8 +283,8 @@ impl AsyncEngine {
         }
     }
 
-    /// Ends the group of ranks that compute the model, if there are several: what waits for another rank fails. Returns whether there
-    /// are. For a caller that sees that the engine makes no progress.
+    /// Aborts the group of ranks, so that ranks that wait for each other fail. Returns `false` with one rank. Call it when the engine
+    /// makes no progress.
     pub fn end_group(&self, reason: &str) -> bool {
         self.shared.ranks.as_ref().inspect(|ranks| ranks.abort(reason)).is_some()
     }

@@ -63,7 +63,7 @@ pub struct DraftCheckpoint {
 }
 
 impl SpeculativeConfig {
-    /// Creates the source of drafts. `max_len` is the greatest number of tokens of a text for which the worker computes drafts.
+    /// Creates the source of drafts. Sequences longer than `max_len` tokens get no drafts from a draft model.
     pub fn speculation(&self, max_len: usize) -> Speculation {
         let proposer: Box<dyn Proposer> = match self.method {
             SpeculativeMethod::Ngram { min, max } => Box::new(Ngram::new(min, max)),

@@ -159,7 +159,7 @@ impl Corpus {
         best
     }
 
-    /// Follows the most frequent token behind these places, which are ordered latest first; of equal ones the latest.
+    /// Extends the draft with the token that most often follows the matches; the latest match breaks ties. Matches are ordered latest first.
     fn follow(&self, mut places: Vec<usize>, allowed: usize, min_token_prob: f64) -> Draft {
         let (mut draft, mut probability) = (Draft::default(), 1.0);
         while draft.tokens.len() < allowed {

@@ -263,7 +263,7 @@ impl Guides {
         drafts.truncate(guide.ahead.len());
     }
 
-    /// Waits for and returns the tokens that a sequence may continue with, and those behind each of its next `drafts` drafts.
+    /// Waits for the masks of the next token and of each of the next `drafts` draft positions, and returns them.
     pub fn allowed_ahead(&mut self, index: u32, drafts: usize) -> Result<Vec<Arc<TokenSet>>, FinishReason> {
         let first = self.allowed(index).clone()?;
         let ahead = self.own.get(index as usize).and_then(Option::as_ref).map(|guide| &guide.ahead);

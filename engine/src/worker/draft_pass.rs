@@ -47,7 +47,7 @@ pub(super) struct Passes {
 
 /// Hidden states that a predictor reads.
 pub(super) struct Kept {
-    /// The target's hidden states at the last tokens of the sequences of its last step.
+    /// The target's hidden state at each sequence's last token in its latest step.
     pub of_target: Vec<Buffer>,
     /// Outputs of the last pass.
     own: Vec<Buffer>,

@@ -30,7 +30,7 @@ pub(crate) const MAGIC: &[u8] = b"quire recording 3\n";
 /// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 
-/// An entry of a recording. [`EntryRef`], which is written, has the same form.
+/// An entry of a recording. Keep the variants in the order of [`EntryRef`]: postcard writes their index.
 #[derive(Deserialize)]
 pub(crate) enum Entry {
     Start(Box<Start>),

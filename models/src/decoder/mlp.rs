@@ -89,7 +89,7 @@ pub struct Routing {
     pub choice_bias: Option<String>,
     /// The choice is restricted to the best groups of experts.
     pub groups: Option<Groups>,
-    /// Whether the weights of the chosen experts are divided by their sum.
+    /// Normalises the top-k weights to sum to 1 (`norm_topk_prob`).
     pub renormalise: bool,
     /// Factor of the weights.
     pub scale: f32,

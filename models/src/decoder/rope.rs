@@ -161,7 +161,7 @@ impl Rope {
                 truncate,
                 ..
             } => {
-                // The pair that turns so many times within the original context.
+                // The pair that completes this many rotations within the original context.
                 let dims = self.dims as f64;
                 let pair_of = |turns: f64| dims * (original / (turns * TAU)).ln() / (2.0 * self.theta.ln());
                 let (mut low, mut high) = (pair_of(*beta_fast), pair_of(*beta_slow));

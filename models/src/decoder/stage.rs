@@ -11,7 +11,7 @@ pub struct Stage {
     pub sends: bool,
     /// The groups of all stages, with the layers of this one: every stage has the block tables of all groups.
     pub groups: Vec<LayerGroup>,
-    /// Keys of a token in a place of a page: number of heads and elements per head.
+    /// Shape of the keys that one token stores in a page slot: heads and head size.
     pub place_heads: (usize, usize),
 }
 

@@ -1,7 +1,7 @@
 //! Command-R (Cohere) and Command-R7B, Command-A (Cohere 2).
 //!
 //! Layer norms without a bias; attention and feed-forward network read the same norm of the stream and are added to it together.
-//! Pairs of neighbours are rotated. Cohere 2 has sliding windows, and only layers with a window have a rotary embedding.
+//! RoPE is interleaved. Cohere 2 has sliding windows, and only layers with a window have a rotary embedding.
 
 use super::sizes::{self, MAX_LAYERS, positive};
 use super::{Common, Decoder, Family, Fields, LoadError, Norm, NormKind, RopeDefaults, Spec, Windows};

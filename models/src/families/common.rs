@@ -361,7 +361,7 @@ impl Common {
         self.mlp_of([part], Part::new(format!("{module}.{down}"), self.hidden_size), width)
     }
 
-    /// A feed-forward network without a gate: names of up and down in a module.
+    /// Builds an ungated feed-forward network from the tensors `up` and `down` of `module`.
     pub fn plain(&self, module: String, [up, down]: [&str; 2]) -> Mlp {
         let width = self.intermediate_size;
         let part = Part::new(format!("{module}.{up}"), width);

@@ -1,4 +1,4 @@
-//! ERNIE 4.5, the dense models: the layers of Llama with a rotary embedding of neighbours.
+//! ERNIE 4.5, the dense models: the layers of Llama with interleaved RoPE.
 
 use super::{Common, Decoder, Family, Fields, LoadError, RopeDefaults, Spec};
 

@@ -1,6 +1,6 @@
 //! GLM-4 and GLM-4.5.
 //!
-//! Half of each head is rotated, in GLM-4 in pairs of neighbours. GLM-4-0414 also norms the output of each branch; its
+//! RoPE rotates half of each head, interleaved in GLM-4. GLM-4-0414 also norms the output of each branch; its
 //! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router and the predictor of DeepSeek V3.
 
 use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};

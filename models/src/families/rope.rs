@@ -123,7 +123,7 @@ pub(super) fn proportional(theta: f64, head_dim: usize, partial: f64, factor: f6
     Rope { theta, dims: head_dim, interleaved: false, scaling: RopeScaling::Proportional { pairs, factor } }
 }
 
-/// The base of Hunyuan's "dynamic" scaling, which `alpha` states for contexts of any length.
+/// RoPE base after Hunyuan's `alpha` scaling, which is independent of the context length.
 fn grown_base(parameters: &Fields<'_>, theta: f64, dims: usize) -> Result<f64, LoadError> {
     let Some(alpha) = positive(parameters, "alpha")? else { return Ok(theta) };
     let grown = theta * alpha.powf(dims as f64 / (dims as f64 - 2.0));

@@ -72,7 +72,7 @@ pub struct PageLayout {
     pub groups: Vec<LayerGroup>,
     /// Number of places in a page.
     pub places: usize,
-    /// Keys of a token in a place: number of heads and elements per head.
+    /// Shape of the keys that one token stores in a page slot: heads and head size.
     pub(super) place_heads: (usize, usize),
     /// The views of all groups, in order.
     pub(super) views: Vec<View>,

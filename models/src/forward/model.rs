@@ -442,7 +442,7 @@ impl Model {
         fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
-    /// Copies whole blocks within every cache, in this order.
+    /// Copies blocks within every cache, in the order given.
     pub fn copy_blocks(&mut self, copies: &[(u32, u32)], caches: &mut [KvCache]) -> Result<(), KernelError> {
         for copies in copies.chunks(self.ops.most_copies().max(1)) {
             {

@@ -131,7 +131,7 @@ fn factors<'a>(
         tensor: quote(tensor),
         problem: problem.to_string(),
     };
-    // The names of each module in the file: with its own prefix, whatever the decoder calls it.
+    // Maps each module to its name in the file, whose prefix may differ from the decoder's.
     let mut found: BTreeMap<&str, (&[Place], &str)> = BTreeMap::new();
     let mut read = BTreeSet::new();
     for tensor in weights.names() {

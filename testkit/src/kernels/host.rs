@@ -110,7 +110,7 @@ impl Instrument {
         }
     }
 
-    /// Flags for linking: the library of the sanitizer; without it, a call that the runtime lacks is an error.
+    /// Linker flags. Counting builds link no sanitizer library, so undefined symbols are errors.
     fn link_flags(self) -> &'static [&'static str] {
         if self == Instrument::Counts { &["-Wl,-z,defs"] } else { self.flags() }
     }

@@ -18,7 +18,7 @@ pub(super) struct Architecture {
     pub experts: (&'static str, [&'static str; 3]),
     /// Norms are stored with 1 added.
     pub norms_plus_one: bool,
-    /// Rows of queries and keys are stored for a rotary embedding of neighbours.
+    /// Rows of queries and keys are stored for interleaved RoPE.
     pub pairs: bool,
     /// Values of `rope.scaling` that the file does not state, as JSON.
     pub yarn: &'static [(&'static str, &'static str)],
@@ -216,7 +216,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ..BASE
     },
     Architecture { name: "arcee", class: "ArceeForCausalLM", pairs: true, ..BASE },
-    // Its rotary embedding is one of neighbours in Hugging Face layout too.
+    // Its RoPE is interleaved in Hugging Face layout too.
     Architecture { name: "ernie4_5", class: "Ernie4_5ForCausalLM", ..BASE },
     Architecture {
         name: "hunyuan-dense",
