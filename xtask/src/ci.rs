@@ -243,10 +243,10 @@ fn page_step(screenshot: Option<&Path>) -> Step {
     step.needs(Capability::Chromium)
 }
 
-/// The kernels under the thread sanitizer. Building them for it takes too long for every run of the tests.
+/// The kernels under the thread sanitizer. Building them for it takes too long for every run of the tests. The whole workspace is selected,
+/// so that cargo finds the test programs built: with other packages its libraries have other features.
 fn thread_sanitizer_step() -> Step {
-    let packages = "-p attention-kernels -p models -p sampling";
-    let command = format!("cargo test {packages} --test all --locked --no-fail-fast -- --ignored the_thread_sanitizer");
+    let command = "cargo test --workspace --test all --locked --no-fail-fast -- --ignored the_thread_sanitizer";
     Step::new("thread sanitizer", command).needs(Capability::Tsan)
 }
 
