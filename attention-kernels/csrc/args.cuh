@@ -74,7 +74,6 @@ struct AttentionArgs : AttentionShape {
     const int32_t* block_tables;   // [num_seqs, max_blocks]
     const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
     const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): one row for each sequence
-    const uint64_t* tree_mask;     // null, or [rows]: which rows of its sequence are on a row's path (Path); 0: all up to its own
     const float* k_scales;         // null: 1; else one, or one per KV head
     const float* v_scales;         // as k_scales
     const float* alibi_slopes;     // null, or [num_heads]
@@ -87,9 +86,9 @@ struct AttentionArgs : AttentionShape {
 #define QUIRE_ATTENTION_PARAMETERS                                                                                      \
     const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
         float *partial_states, const uint2 *work, const int32_t *first_partials, const int32_t *block_tables,           \
-        const uint32_t *context_lens, const uint32_t *query_starts, const uint64_t *tree_mask, const float *k_scales,   \
+        const uint32_t *context_lens, const uint32_t *query_starts, const float *k_scales,   \
         const float *v_scales, const float *alibi_slopes, const float *sinks, const quire::AttentionShape shape
 #define QUIRE_ATTENTION_ARGS                                                                                   \
     (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, work,         \
-                          first_partials, block_tables, context_lens, query_starts, tree_mask, k_scales,       \
+                          first_partials, block_tables, context_lens, query_starts, k_scales,       \
                           v_scales, alibi_slopes, sinks})

@@ -16,21 +16,13 @@ template <class Shape>
 __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned char* memory) {
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
     const uint32_t group = args.num_heads / args.num_kv_heads;
-    // A tile of a tree has one query row, because each has a path of its own.
-    const uint32_t tiles = args.tree_mask ? args.query_len * ((group + Shape::ROWS - 1) / Shape::ROWS)
-                                          : (args.query_len * group + Shape::ROWS - 1) / Shape::ROWS;
+    const uint32_t tiles = (args.query_len * group + Shape::ROWS - 1) / Shape::ROWS;
     const uint32_t parts = tiles * args.num_kv_heads, units = Unit::count(args, parts);
     for (uint32_t i = blockIdx.x; i < units; i += gridDim.x) {
         const Unit unit(args, i, parts);
         if (unit.seq >= args.num_seqs) continue;
         const uint32_t kv_head = unit.part / tiles;
-        uint32_t first_row = unit.part % tiles * Shape::ROWS;
-        if (args.tree_mask) {
-            const uint32_t row = unit.part % tiles % args.query_len;
-            first_row = row * group + unit.part % tiles / args.query_len * Shape::ROWS;
-            take_path(shared, args, unit.seq, row);
-        }
-        const TileRows<Shape> tile(args, unit.seq, kv_head, first_row);
+        const TileRows<Shape> tile(args, unit.seq, kv_head, unit.part % tiles * Shape::ROWS);
         compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.partition);
     }
 }

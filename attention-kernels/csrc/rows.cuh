@@ -17,8 +17,7 @@ __device__ __forceinline__ uint32_t last_at_most(uint32_t n, uint32_t x, Key key
     return low;
 }
 
-// The positions first..end that a row sees. The row's own is end - 1. Position i is token i of the sequence, or in a tree
-// token i of the row's path.
+// The tokens first..end that a row sees. The row's own is end - 1.
 struct Visible {
     uint32_t first, end;
 
@@ -40,38 +39,8 @@ struct Queries {
         count = args.query_starts[seq + 1] - start;
     }
 
-    // Returns the rows on the path of a row; 0: all up to its own.
-    __device__ __forceinline__ uint64_t tree_mask(const AttentionArgs& args, uint32_t of_seq) const {
-        return args.tree_mask ? args.tree_mask[start + of_seq] : 0;
-    }
-
     __device__ __forceinline__ Visible visible(const AttentionArgs& args, uint32_t context, uint32_t of_seq) const {
-        const uint64_t mask = tree_mask(args, of_seq);
-        return Visible(args, context, count - (mask ? __popcll(mask) : of_seq + 1));
-    }
-};
-
-// The tokens that a row of a tree sees, in the order of their positions: those before the query rows, then the rows of its
-// path. So a row has the bits that it would have if its path were the end of the sequence. src/tree.rs defines trees.
-struct Path {
-    uint32_t before;  // tokens before the query rows
-    uint64_t rows;    // bit i: row i of the sequence; none: not a tree
-
-    __device__ __forceinline__ Path() : before(0), rows(0) {}
-    __device__ __forceinline__ Path(const AttentionArgs& args, uint32_t seq, uint32_t of_seq) : before(0), rows(0) {
-        if (!args.tree_mask) return;
-        const Queries queries(args, seq);
-        if (of_seq >= queries.count) return;
-        before = args.context_lens[seq] - queries.count;
-        rows = queries.tree_mask(args, of_seq);
-    }
-
-    // Returns the token of a position that the row sees.
-    __device__ __forceinline__ uint32_t token(uint32_t position) const {
-        if (!rows || position < before) return position;
-        uint64_t rest = rows;
-        for (uint32_t i = before; i < position; i++) rest &= rest - 1;
-        return before + __ffsll(static_cast<long long>(rest)) - 1;
+        return Visible(args, context, count - of_seq - 1);
     }
 };
 

@@ -49,7 +49,6 @@ struct TileShape {
     static constexpr int D = D_, WM = WM_, WN = WN_;
     static constexpr int THREADS = 32 * WM * WN;
     static constexpr int ROWS = 16 * WM;
-    static constexpr bool ONE_PATH = WM == 1;  // a tile has only one query row of a tree (decode)
     static constexpr int TOKENS = D <= 128 ? 64 : 32;
     static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
     static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
@@ -65,8 +64,6 @@ struct TileShape {
         T slots[SLOTS][PART][D + 8];
         T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
         int64_t places[2][TOKENS];
-        // If there are trees, of the query row that the tile is computed for: the tokens from position `before` on.
-        uint32_t before, path[64];
         float maxima[WN][ROWS];
     };
 };
@@ -201,9 +198,8 @@ template <class Shape>
 __device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
                                             uint32_t tile, const Visible& visible) {
     if (threadIdx.x >= Shape::TOKENS) return;
-    uint32_t token = tile + threadIdx.x;
+    const uint32_t token = tile + threadIdx.x;
     const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
-    if (seen && task.args.tree_mask && token >= shared.before) token = shared.path[token - shared.before];
     shared.places[which][threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
     if constexpr (Shape::KV8) {
         if (task.args.kv_format != KV_INT8_ROWS) return;
@@ -384,7 +380,7 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     }
 }
 
-// Adds the tokens at the positions `visible`, all in one partition, to `out`. If there are trees, `shared.path` must be set. All
+// Adds the tokens at the positions `visible`, all in one partition, to `out`. All
 // threads may reuse shared memory before, and if there is no spare slot also after; otherwise `attend` may follow.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,

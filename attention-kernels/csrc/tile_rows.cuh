@@ -16,8 +16,7 @@ __device__ __forceinline__ SparseHeads heads_of_rows(const AttentionArgs& args, 
                                                      uint32_t kv_head, uint32_t first, uint32_t end) {
     const uint32_t group = args.num_heads / args.num_kv_heads;
     const bool one_token = first / group == (end - 1) / group;
-    // The path of any row of a tree may end right behind the tokens before the query rows.
-    const uint32_t seen = Visible(args, context, tokens - 1 - (args.tree_mask ? 0 : first / group)).end;
+    const uint32_t seen = Visible(args, context, tokens - 1 - first / group).end;
     return SparseHeads(args, kv_head * group + (one_token ? first % group : 0), one_token ? end - first : group,
                        seen ? seen - 1 : 0);
 }
@@ -39,17 +38,14 @@ struct TileRows {
     uint32_t seq;
     RowPair rows;
     Visible visible;
-    uint32_t first_of_seq = 0, tree_rows = 0;  // query rows of the tile; none: they are not of a tree
-    uint32_t before = 0;                       // tokens before the query rows of a tree
     SparseHeads sparse;
 
     __device__ __forceinline__ TileRows(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, uint32_t first_row)
         : seq(seq), visible(0, 0) {
         const uint32_t group = args.num_heads / args.num_kv_heads, context = args.context_lens[seq];
         const Queries queries(args, seq);
-        uint32_t count = queries.count * group;
+        const uint32_t count = queries.count * group;
         if (first_row >= count) return;
-        if (Shape::ONE_PATH && args.tree_mask) count = (first_row / group + 1) * group;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const uint32_t row = first_row + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
@@ -58,16 +54,8 @@ struct TileRows {
             rows.set(r, args, queries.start + row / group, kv_head * group + row % group, own);
         }
         const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
-        first_of_seq = first_row / group;
-        if (!Shape::ONE_PATH && context && queries.tree_mask(args, first_of_seq)) {
-            // Any row may be as far ahead as the first row of a sequence, or as its last one.
-            tree_rows = last_row / group - first_of_seq + 1;
-            before = context - queries.count;
-            visible = Visible(Visible(args, before + 1, 0).first, context);
-        } else {
-            visible.first = queries.visible(args, context, first_of_seq).first;
-            visible.end = queries.visible(args, context, last_row / group).end;
-        }
+        visible.first = queries.visible(args, context, first_row / group).first;
+        visible.end = queries.visible(args, context, last_row / group).end;
         sparse = heads_of_rows(args, context, queries.count, kv_head, first_row, last_row + 1);
     }
 };
@@ -126,43 +114,6 @@ __device__ __forceinline__ void store_output(const AttentionArgs& args, const Ti
     }
 }
 
-// Sets the path of the tile. No thread may still read the one before.
-template <class Shape>
-__device__ __forceinline__ void take_path(TileShared<Shape>& shared, const AttentionArgs& args, uint32_t seq, uint32_t of_seq) {
-    const Path path(args, seq, of_seq);
-    if (threadIdx.x == 0) shared.tile.before = path.rows ? path.before : 0xffffffff;
-    if (threadIdx.x < __popcll(path.rows)) shared.tile.path[threadIdx.x] = path.token(path.before + threadIdx.x);
-    __syncthreads();
-}
-
-// Adds the tokens at the positions `visible`, all in one partition. A tree takes several passes: one over the whole tiles
-// before its query rows, for all rows of the block, and one for each query row over the rest, along its path.
-template <class Shape>
-__device__ __forceinline__ void attend_passes(TileSums<Shape>& out, TileShared<Shape>& shared, const TileTask& task,
-                                              const TileRows<Shape>& tile, const uint32_t (&query)[Shape::D / 16][4],
-                                              const Visible& visible) {
-    if constexpr (Shape::ONE_PATH) return attend<Shape>(out, shared.tile, task, tile.rows, query, visible);
-    const AttentionArgs& args = task.args;
-    const uint32_t common = tile.before / Shape::TOKENS * Shape::TOKENS;
-    for (uint32_t pass = 0; pass <= tile.tree_rows; pass++) {
-        const uint32_t row = pass ? tile.first_of_seq + pass - 1 : 0;
-        Visible seen = visible;
-        RowPair rows = tile.rows;
-        if (pass) {
-            seen.first = max(seen.first, common);
-            seen.end = min(seen.end, Queries(args, tile.seq).visible(args, args.context_lens[tile.seq], row).end);
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                if (rows.index[r] / args.num_heads != Queries(args, tile.seq).start + row) rows.end[r] = 0;
-            }
-        } else if (tile.tree_rows) {
-            seen.end = min(seen.end, common);
-        }
-        if (args.tree_mask) take_path(shared, args, tile.seq, row);
-        if (seen.first < seen.end) attend<Shape>(out, shared.tile, task, rows, query, seen);
-    }
-}
-
 // Computes what the rows see of one partition and stores the partial results, or with ALL_PARTITIONS merges the partitions
 // and stores the output. All threads may reuse shared memory before and after.
 template <class Shape>
@@ -183,7 +134,7 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
     out.clear();
     for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
         out.clear();
-        attend_passes(out, shared, task, tile, query, Visible(max(first, start), min(end, start + PARTITION)));
+        attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
         if (split) {
             store_partials(args, out, tile, partition);
             return;

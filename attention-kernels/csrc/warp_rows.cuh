@@ -21,7 +21,6 @@ struct Task {
     uint32_t kv_head;
     int64_t head_offset;
     Visible visible;
-    Path path;
     SparseHeads sparse;  // this head alone
     Scoring scoring;
     float slope;
@@ -32,7 +31,6 @@ struct Task {
           kv_head(head / (args.num_heads / args.num_kv_heads)),
           head_offset(kv_head * args.head_stride),
           visible(row.visible),
-          path(args, row.seq, row.of_seq),
           sparse(args, head, 1, row.visible.end - 1),
           scoring(args, kv_head),
           slope(slope_of(args, head)) {}
@@ -265,10 +263,9 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
     rows.clear();
     for (uint32_t chunk = start + threadIdx.x / 32 * 32; chunk < end; chunk += WARPS * 32) {
         if (chunk + 32 <= first) continue;
-        const uint32_t position = chunk + lane;
-        const bool visible = position >= first && position < end && task.sparse.see_token(task.args, position);
+        const uint32_t token = chunk + lane;
+        const bool visible = token >= first && token < end && task.sparse.see_token(task.args, token);
         if (is_sparse && !__any_sync(ALL_LANES, visible)) continue;
-        const uint32_t token = visible ? task.path.token(position) : 0;
         const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, token) : -1;
         float k_scale = 1.0f, v_scale = 1.0f;
         if (Rows::BYTES && task.args.kv_format == KV_INT8_ROWS && visible) {
@@ -278,7 +275,7 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
         }
         float score = task.scoring.scaled(__fmul_rn(rows.product(task, place), k_scale));
         if (task.scoring.cap != 0.0f) score = task.scoring.capped(score);
-        score = Scoring::biased(score, task.slope, static_cast<float>(position) - static_cast<float>(task.visible.end - 1));
+        score = Scoring::biased(score, task.slope, static_cast<float>(token) - static_cast<float>(task.visible.end - 1));
         if (!visible) score = -INFINITY;
         const float max = fmaxf(state.max, warp_max(score));
         const float rescale = weight(state.max, base_of(max)), mine = weight(score, base_of(max));

@@ -33,9 +33,8 @@ extern "C" {
 #endif
 
 #define QUIRE_KERNELS_ABI 1u
-/* 1: QUIRE_SINKS and quire_attention.sinks. 2: QUIRE_BLOCK_SPARSE and the fields of quire_attention from sparse_block_size on.
- * 3: QUIRE_TREES and quire_attention.tree_mask. */
-#define QUIRE_KERNELS_ABI_MINOR 3u
+/* 1: QUIRE_SINKS and quire_attention.sinks. 2: QUIRE_BLOCK_SPARSE and the fields of quire_attention from sparse_block_size on. */
+#define QUIRE_KERNELS_ABI_MINOR 2u
 /* "QUIREKRN" as a little-endian number. */
 #define QUIRE_KERNELS_MAGIC 0x4e524b4552495551ull
 
@@ -62,8 +61,7 @@ enum {
     QUIRE_ALIBI = 4,
     QUIRE_LSE = 8,
     QUIRE_SINKS = 16,
-    QUIRE_BLOCK_SPARSE = 32,
-    QUIRE_TREES = 64
+    QUIRE_BLOCK_SPARSE = 32
 };
 
 /* Services of the host. parallel_for, which takes `pool` as its first argument, calls task(context, 0) ..
@@ -131,11 +129,6 @@ typedef struct {
     uint64_t first_kv_head;
     int32_t head_sliding_step;
     uint32_t reserved;
-    /* Since version 1.3: null, or a mask for each row of the batch. A mask of 0: the row sees its sequence up to itself. Else
-     * the row sees the tokens before the query rows of its sequence, and of these rows those whose bit is set, its own the last.
-     * Its position is the number of tokens that it sees, less 1; these are at the positions 0, 1, 2, ... in their order. A sequence
-     * with such masks has at most 64 rows. */
-    const uint64_t *tree_mask;
 } quire_attention;
 
 /* Write of row t into slot slot_mapping[t] = block * block_size + offset. A row with a negative slot is skipped. No slot

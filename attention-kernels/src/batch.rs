@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::error::{KernelError, at_least, expect};
 use crate::tables::BlockTables;
-use crate::tree::{self, Path};
 
 /// Query rows, context and blocks of each sequence. The rows of sequence s are `query_starts[s]..query_starts[s + 1]`; they
 /// are the *last* tokens of its context.
@@ -18,10 +17,6 @@ pub struct AttentionBatch {
     /// Table of block ids of each sequence, −1 for released blocks behind a window. A table may be longer than its context
     /// needs.
     pub block_tables: BlockTables,
-    /// Tree masks, `[rows]`, or empty if no sequence has a tree. Bit i of a row's mask: the row sees row i of its sequence. A
-    /// tree has at most 64 rows, each after its parent; a row sees its ancestors and itself, and all tokens before the rows.
-    /// The masks of a sequence without a tree are 0: a row sees all rows up to itself.
-    pub tree_mask: Vec<u64>,
 }
 
 impl AttentionBatch {
@@ -40,20 +35,10 @@ impl AttentionBatch {
         self.block_tables.table(seq)
     }
 
-    /// Returns the tokens that a row of a tree sees; `None` for a row that sees all tokens up to its own.
-    pub(crate) fn path(&self, seq: usize, row: usize) -> Option<Path> {
-        let mask = self.tree_mask.get(row).copied().filter(|mask| *mask != 0)?;
-        let rows = self.query_starts[seq + 1] - self.query_starts[seq];
-        Some(Path::new(self.context_lens[seq].saturating_sub(rows) as usize, mask))
-    }
-
     /// Checks the lengths of the arrays.
     pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
         expect("query_starts", self.query_starts.len(), self.num_seqs() + 1)?;
         expect("first of query_starts", self.query_starts[0] as usize, 0)?;
-        if !self.tree_mask.is_empty() {
-            expect("tree masks", self.tree_mask.len(), self.num_rows())?;
-        }
         expect("block_tables", self.block_tables.len(), self.num_seqs())
     }
 
@@ -74,7 +59,6 @@ impl AttentionBatch {
                 continue;
             }
             at_least("context length", context, rows)?;
-            tree::check(self.tree_mask.get(start..end).unwrap_or_default())?;
             let blocks = context.div_ceil(block_size);
             let table = self.table(seq);
             at_least("blocks in a table", table.len(), blocks)?;

@@ -10,14 +10,13 @@ use crate::sparse::BlockSparse;
 
 impl AttentionArgs<'_> {
     /// Returns the bytes of queries, outputs, and the keys and values that some row of a sequence sees, in a block-sparse layer
-    /// with some head of the KV head (a tree there counts as a chain); and the operations of two products, with key and value, for
+    /// with some head of the KV head and the operations of two products, with key and value, for
     /// each visible pair of tokens and each head.
     pub fn cost(&self) -> Cost {
         let (batch, shape) = (self.batch, self.cache.shape);
         let (mut rows, mut read, mut pairs) = (0, 0, 0);
         for seq in self.seqs.clone() {
-            let first = batch.query_starts[seq] as usize;
-            let own = batch.query_starts[seq + 1] as usize - first;
+            let own = (batch.query_starts[seq + 1] - batch.query_starts[seq]) as usize;
             // Padding has no context. Other contexts are at least as long as their rows.
             let Some(before) = (batch.context_lens[seq] as usize).checked_sub(own) else { continue };
             rows += own;
@@ -29,9 +28,7 @@ impl AttentionArgs<'_> {
                 None => {
                     let seen = |position: usize| self.window.map_or(position + 1, |window| window.min(position + 1));
                     read += if own > 0 { (seen(before) + own - 1) * shape.num_kv_heads } else { 0 };
-                    let chain = |row: usize| before + (row - first);
-                    let position = |row: usize| batch.path(seq, row).map_or(chain(row), |path| path.position());
-                    pairs += (first..first + own).map(|row| seen(position(row))).sum::<usize>() * self.num_heads;
+                    pairs += (before..before + own).map(seen).sum::<usize>() * self.num_heads;
                 }
             }
         }

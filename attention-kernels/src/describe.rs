@@ -146,7 +146,6 @@ fn abilities(variant: &Variant) -> Vec<String> {
     let extras = [
         ("window", can.window),
         ("block-sparse", can.block_sparse),
-        ("trees", can.trees),
         ("soft-cap", can.soft_cap),
         ("alibi", can.alibi),
         ("sinks", can.sinks),

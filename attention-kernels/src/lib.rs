@@ -52,7 +52,6 @@ mod shape;
 mod sparse;
 mod swap;
 mod tables;
-mod tree;
 pub mod trial;
 mod upload;
 mod variant;
@@ -87,6 +86,5 @@ pub use workspace::{Workspace, WorkspaceLimits};
 /// Parts without a public interface that tests call: they are not compiled a second time for unit tests.
 #[doc(hidden)]
 pub mod for_tests {
-    pub use crate::tree::{Path as TreePath, check as check_tree};
     pub use crate::work::{ALL_PARTITIONS, MOST_ROWS as MOST_SPLIT_ROWS, NO_PARTIALS, WorkList};
 }

@@ -39,8 +39,6 @@ pub struct Needs {
     /// Tokens of a sparse block ([`BlockSparse`](crate::BlockSparse)), of which blocks of the cache must be divisors; `None`: no
     /// layer is block-sparse.
     pub block_sparse: Option<usize>,
-    /// Whether steps may have trees of query rows ([`AttentionBatch::tree_mask`](crate::AttentionBatch::tree_mask)).
-    pub trees: bool,
     /// Whether a layer caps its scores.
     pub soft_cap: bool,
     /// Whether the model has ALiBi slopes.
@@ -71,7 +69,6 @@ impl Default for Needs {
             decode_query_len: 1,
             window: false,
             block_sparse: None,
-            trees: false,
             soft_cap: false,
             alibi: false,
             sinks: false,
@@ -122,7 +119,6 @@ impl Needs {
                 let extras = [
                     (self.window && !can.window, "the model has sliding windows"),
                     (self.block_sparse.is_some() && !can.block_sparse, "the model has block-sparse attention"),
-                    (self.trees && !can.trees, "it has no trees of query rows"),
                     (self.soft_cap && !can.soft_cap, "the model caps its scores"),
                     (self.alibi && !can.alibi, "the model has ALiBi slopes"),
                     (self.sinks && !can.sinks, "the model has attention sinks"),

@@ -172,8 +172,6 @@ pub struct Capabilities {
     pub window: bool,
     /// Supports block-sparse attention ([`BlockSparse`](crate::BlockSparse)).
     pub block_sparse: bool,
-    /// Supports trees of query rows ([`AttentionBatch::tree_mask`](crate::AttentionBatch::tree_mask)).
-    pub trees: bool,
     /// Supports soft-capped scores.
     pub soft_cap: bool,
     /// Supports ALiBi slopes.
@@ -222,7 +220,6 @@ impl Capabilities {
         decode_rows: 1,
         window: false,
         block_sparse: false,
-        trees: false,
         soft_cap: false,
         alibi: false,
         sinks: false,
@@ -283,7 +280,6 @@ impl Variant {
         let extras = [
             (args.window.is_some() && !can.window, "a window"),
             (args.sparse.is_some() && !can.block_sparse, "block-sparse attention"),
-            (!args.batch.tree_mask.is_empty() && !can.trees, "trees of query rows"),
             (args.soft_cap.is_some() && !can.soft_cap, "a soft cap"),
             (args.alibi_slopes.is_some() && !can.alibi, "ALiBi slopes"),
             (args.sinks.is_some() && !can.sinks, "attention sinks"),

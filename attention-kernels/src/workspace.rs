@@ -48,7 +48,7 @@ impl WorkspaceLimits {
     }
 
     /// Returns the bytes of each buffer, in the order of the fields of [`Workspace`].
-    fn sizes(&self) -> [usize; 10] {
+    fn sizes(&self) -> [usize; 9] {
         let longest = (self.max_blocks * self.block_size).div_ceil(PARTITION);
         let partials = self.max_partials.min(self.max_rows * longest);
         [
@@ -57,7 +57,6 @@ impl WorkspaceLimits {
             self.max_seqs * self.max_blocks * size_of::<i32>(),
             self.max_seqs * size_of::<u32>(),
             (self.max_seqs + 1) * size_of::<u32>(),
-            self.max_rows * size_of::<u64>(),
             self.max_rows * size_of::<i64>(),
             self.max_copies * 2 * size_of::<u32>(),
             partials * self.num_heads * self.head_dim * size_of::<f32>(),
@@ -79,8 +78,6 @@ pub struct Workspace {
     pub(crate) context_lens: Mirror,
     /// `[num_seqs + 1]` u32.
     pub(crate) query_starts: Mirror,
-    /// `[rows]` u64.
-    pub(crate) tree_mask: Mirror,
     /// `[rows]` i64.
     slot_mapping: Mirror,
     /// `[copies, 2]` u32.
@@ -97,7 +94,6 @@ pub struct Workspace {
 struct Loaded {
     context_lens: Vec<u32>,
     query_starts: Vec<u32>,
-    tree_mask: Vec<u64>,
     work: WorkList,
     /// Number of block-table entries that were compared.
     compared: usize,
@@ -116,7 +112,7 @@ impl Workspace {
     /// # Errors
     /// The device has not enough memory.
     pub fn new(device: &dyn Device, limits: WorkspaceLimits) -> Result<Workspace, DeviceError> {
-        let [work, first_partials, tables, lens, starts, masks, slots, pairs, sums, states] = limits.sizes();
+        let [work, first_partials, tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
         Ok(Workspace {
             limits,
             work: Mirror::new(device, work)?,
@@ -124,7 +120,6 @@ impl Workspace {
             block_tables: Mirror::new(device, tables)?,
             context_lens: Mirror::new(device, lens)?,
             query_starts: Mirror::new(device, starts)?,
-            tree_mask: Mirror::new(device, masks)?,
             slot_mapping: Mirror::new(device, slots)?,
             pairs: Mirror::new(device, pairs)?,
             partial_sums: device.alloc(sums)?,
@@ -174,7 +169,6 @@ impl Workspace {
         self.loaded.compared = self.block_tables.set_rows(limits.max_blocks, -1, batch.block_tables.iter())?;
         self.context_lens.set(batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
         self.query_starts.set(batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
-        self.tree_mask.set(batch.tree_mask.iter().map(|x| x.to_ne_bytes()))?;
         self.slot_mapping.set(slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
         let work = &mut self.loaded.work;
         work.plan(batch, window, self.partial_states.len_bytes() / (2 * size_of::<f32>() * limits.num_heads.max(1)));
@@ -182,7 +176,6 @@ impl Workspace {
         self.first_partials.set(work.first_partials.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
-        self.loaded.tree_mask.clone_from(&batch.tree_mask);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
         self.loaded.fixed = fixed;
         self.loaded.window = window;
@@ -205,19 +198,10 @@ impl Workspace {
     }
 
     /// Returns the arrays that the host sets.
-    pub fn arrays(&mut self) -> [&mut Mirror; 8] {
-        let Workspace {
-            work,
-            first_partials,
-            block_tables,
-            context_lens,
-            query_starts,
-            tree_mask,
-            slot_mapping,
-            pairs,
-            ..
-        } = self;
-        [work, first_partials, block_tables, context_lens, query_starts, tree_mask, slot_mapping, pairs]
+    pub fn arrays(&mut self) -> [&mut Mirror; 7] {
+        let Workspace { work, first_partials, block_tables, context_lens, query_starts, slot_mapping, pairs, .. } =
+            self;
+        [work, first_partials, block_tables, context_lens, query_starts, slot_mapping, pairs]
     }
 
     /// Sets a step, sends it, and waits until it has arrived.
@@ -279,9 +263,7 @@ impl Workspace {
     pub(crate) fn has_batch(&self, batch: &AttentionBatch, window: Option<usize>) -> bool {
         let loaded = &self.loaded;
         let sees = loaded.window.is_none_or(|widest| window.is_some_and(|window| window <= widest));
-        sees && loaded.context_lens == batch.context_lens
-            && loaded.query_starts == batch.query_starts
-            && loaded.tree_mask == batch.tree_mask
+        sees && loaded.context_lens == batch.context_lens && loaded.query_starts == batch.query_starts
     }
 
     /// Returns the number of block-table entries that the last load compared with those on the device.

@@ -9,6 +9,5 @@ mod selection;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
 mod tables;
-mod tree;
 mod trials;
 mod work;

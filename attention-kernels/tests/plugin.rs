@@ -119,7 +119,7 @@ fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants()
 #[test]
 fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_not_know() {
     let device = device::open("cpu", Some(1)).unwrap();
-    let libraries = ["abi-1-0", "abi-1-1", "abi-1-2", ""].map(build);
+    let libraries = ["abi-1-0", "abi-1-1", ""].map(build);
     libraries.iter().for_each(|library| load_plugin(library).unwrap());
     let old = table("decode = \"example.version_1_0\"\nprefill = \"example.version_1_0\"\n");
     let new = table("decode = \"example.plain\"\nprefill = \"example.plain\"\n");
@@ -142,12 +142,6 @@ fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_n
         assert!(error.contains("cannot serve: the model has block-sparse attention; use one of: "), "{error}");
     }
     assert_eq!(select(&new, &sparse).unwrap().decode.name, "example.plain");
-    let trees = Needs { trees: true, ..sparse };
-    let last = table("decode = \"example.version_1_2\"\nprefill = \"example.version_1_2\"\n");
-    assert_eq!(attend(&*device, &last, 40).unwrap(), attend(&*device, &new, 40).unwrap());
-    let error = select(&last, &trees).err().unwrap().to_string();
-    assert!(error.contains("cannot serve: it has no trees of query rows; use one of: "), "{error}");
-    assert_eq!(select(&new, &trees).unwrap().decode.name, "example.plain");
     // Nor is it called by mistake.
     let error = attend_with(&*device, &middle, 40, None, false, Some(SPARSE)).unwrap_err().to_string();
     let refused = "example.version_1_1 was called with block-sparse attention, which it does not support";
@@ -219,7 +213,6 @@ fn the_c_header_and_the_rust_module_have_the_same_layout() {
         ("quire_attention", "sinks", size_of::<abi::Attention>(), offset_of!(abi::Attention, sinks)),
         ("quire_attention", "first_kv_head", size_of::<abi::Attention>(), offset_of!(abi::Attention, first_kv_head)),
         ("quire_attention", "reserved", size_of::<abi::Attention>(), offset_of!(abi::Attention, reserved)),
-        ("quire_attention", "tree_mask", size_of::<abi::Attention>(), offset_of!(abi::Attention, tree_mask)),
         ("quire_cache_write", "cache", size_of::<abi::CacheWrite>(), offset_of!(abi::CacheWrite, cache)),
         ("quire_block_copy", "cache", size_of::<abi::BlockCopy>(), offset_of!(abi::BlockCopy, cache)),
         ("quire_variant", "run", size_of::<abi::Variant>(), offset_of!(abi::Variant, run)),

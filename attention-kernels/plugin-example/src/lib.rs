@@ -14,23 +14,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::from_raw_parts;
 
 /// Minor version of the ABI that the variants were written for.
-const MINOR: u32 = match (cfg!(feature = "abi-1-0"), cfg!(feature = "abi-1-1"), cfg!(feature = "abi-1-2")) {
-    (true, ..) => 0,
-    (_, true, _) => 1,
-    (.., true) => 2,
+const MINOR: u32 = match (cfg!(feature = "abi-1-0"), cfg!(feature = "abi-1-1")) {
+    (true, _) => 0,
+    (_, true) => 1,
     _ => abi::MINOR,
 };
 /// Whether the variants support attention sinks.
 const SINKS: bool = MINOR >= 1;
 /// Whether they support block-sparse attention.
 const SPARSE: bool = MINOR >= 2;
-/// Whether they support trees of query rows.
-const TREES: bool = MINOR >= 3;
 /// Bytes of the arguments that are read.
 const ATTENTION: usize = match MINOR {
     0 => offset_of!(abi::Attention, sinks),
     1 => offset_of!(abi::Attention, sparse_block_size),
-    2 => offset_of!(abi::Attention, tree_mask),
     _ => size_of::<abi::Attention>(),
 };
 
@@ -102,21 +98,7 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
                 std::slice::from_raw_parts_mut(args.output.cast::<f32>().add((row * heads + head) * dim), dim),
             )
         };
-        // SAFETY: the array has an element for each row.
-        let mask = if TREES && !args.tree_mask.is_null() { unsafe { *args.tree_mask.add(row) } } else { 0 };
-        let before = context.saturating_sub(end - start);
-        let position = match (context, mask) {
-            (0, _) => None,
-            (_, 0) => Some(context + row - end),
-            _ => Some(before + mask.count_ones() as usize - 1),
-        };
-        // The token at a position that the row sees.
-        let token_at = |at: usize| match at.checked_sub(before) {
-            Some(index) if mask != 0 => {
-                before + (0..64).filter(|bit| mask >> bit & 1 == 1).nth(index).unwrap_or_default()
-            }
-            _ => at,
-        };
+        let position = (context > 0).then(|| context + row - end);
         let first = position.map_or(0, |p| if args.window == 0 { 0 } else { (p + 1).saturating_sub(args.window as usize) });
         let token = |cache_start: *mut c_void, at: usize| {
             let place = table[at / block_size] as usize * cache.block_stride as usize
@@ -134,13 +116,13 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
         }
         let visible = position.map_or(0..0, |p| first..p + 1);
         for at in visible.filter(|at| sees(args, (head, kv_head), position.unwrap_or(0), *at)) {
-            let key = token(cache.keys, token_at(at));
+            let key = token(cache.keys, at);
             let product: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
             let score = f64::from(args.scale) * product;
             let next = greatest.max(score);
             let (old, new) = ((greatest - next).exp(), (score - next).exp());
             mass = mass * old + new;
-            let value = token(cache.values, token_at(at));
+            let value = token(cache.values, at);
             sums.iter_mut().zip(value).for_each(|(sum, v)| *sum = *sum * old + new * f64::from(*v));
             greatest = next;
         }
@@ -189,8 +171,7 @@ const fn variant(operation: u32, name: &'static CStr, rank: u32, run: abi::Run) 
         features: match MINOR {
             0 => abi::WINDOW,
             1 => abi::WINDOW | abi::SINKS,
-            2 => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE,
-            _ => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE | abi::TREES,
+            _ => abi::WINDOW | abi::SINKS | abi::BLOCK_SPARSE,
         },
         max_head_dim: 1024,
         head_dim_step: 1,
@@ -208,7 +189,6 @@ const PLAIN: &CStr = match (cfg!(feature = "name-taken"), MINOR) {
     (true, _) => c"cpu.reference",
     (false, 0) => c"example.version_1_0",
     (false, 1) => c"example.version_1_1",
-    (false, 2) => c"example.version_1_2",
     _ => c"example.plain",
 };
 static DECODE: Static<abi::Variant> = Static(variant(abi::DECODE, PLAIN, 1, plain));

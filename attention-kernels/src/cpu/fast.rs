@@ -38,7 +38,7 @@ pub(super) fn linear(isa: Isa, device: &dyn Device, args: LinearArgs<'_>) -> Res
     with_gemm(device, args, |pool, operands| gemm(isa, pool, operands))
 }
 
-/// Adjacent rows of one sequence, or one row of a tree.
+/// Adjacent rows of one sequence.
 struct Unit {
     seq: usize,
     rows: Range<usize>,
@@ -76,13 +76,12 @@ impl Plan {
         for seq in args.seqs.clone() {
             let (start, end) = (batch.query_starts[seq] as usize, batch.query_starts[seq + 1] as usize);
             let context = batch.context_lens[seq] as usize;
-            let step = if batch.path(seq, start).is_some() { 1 } else { step };
             for first in (start..end).step_by(step) {
                 let rows = first..end.min(first + step);
                 let (position, partitions) = match context {
                     0 => (0, 0..0),
                     _ => {
-                        let position = batch.path(seq, first).map_or(context - (end - first), |path| path.position());
+                        let position = context - (end - first);
                         let seen = args.window.map_or(0, |w| (position + 1).saturating_sub(w));
                         (position, seen / PARTITION..(position + rows.len()).div_ceil(PARTITION))
                     }
@@ -167,7 +166,6 @@ fn in_pieces(
             position: unit.position,
             kv_head,
             table: batch.table(unit.seq),
-            path: batch.path(unit.seq, unit.rows.start),
             partitions: partitions.clone(),
             scale: args.scale * scales.head(kv_head)[0],
             slopes: slopes.map(|slopes| &slopes[kv_head * group..][..group]),

@@ -25,7 +25,6 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
     Capabilities {
         window: true,
         block_sparse: true,
-        trees: true,
         soft_cap: true,
         alibi: true,
         sinks: true,

@@ -5,7 +5,7 @@
 //!                         k[2..4] of 16 tokens   × q[0][2..4], …
 //! ```
 //!
-//! A cache in pairs has its panels in this order. Keys in rows, and those of a tree whose tokens are not adjacent, are first put
+//! A cache in pairs has its panels in this order. Keys in rows are first put
 //! into it.
 //!
 //! **Order of sums.** A score is one running sum over the pairs of the head in their order, in decode and in prefill.

@@ -7,7 +7,7 @@
 //!   tokens 2, 3   v2v3 v2v3 v2v3 …              × p[q][2..4]   …
 //! ```
 //!
-//! A cache in pairs has its values in this order. Values in rows, and those of a tree whose tokens are not adjacent, are first put
+//! A cache in pairs has its values in this order. Values in rows are first put
 //! into it.
 //!
 //! **Order of sums.** Each sum adds pairs of tokens in the order of the tokens; pairs begin at even tokens. If a query sees only

@@ -61,9 +61,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                 }
                 continue;
             }
-            let path = batch.path(seq, row);
-            let position = path.map_or(context - (end - row), |path| path.position());
-            let token_at = |position: usize| path.map_or(position, |path| path.token(position));
+            let position = context - (end - row);
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
             for head in 0..heads {
                 let q = &query[row * stride + head * dim..][..dim];
@@ -71,7 +69,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                 let kv_head = head * shape.num_kv_heads / heads;
                 let [key_scale, value_scale] = scales.head(kv_head);
                 let score = |at: usize| {
-                    let (k, of_token) = keys.row(table, token_at(at), kv_head);
+                    let (k, of_token) = keys.row(table, at, kv_head);
                     // In float64: summed in sequence in float32, 256 products would be less exact than the sums of the
                     // vector kernels.
                     let dot = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(b)).sum::<f64>() as f32;
@@ -100,7 +98,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
                     for (token, s) in tokens.into_iter().zip(scores) {
                         let p = (s - greatest).exp();
                         total += p;
-                        let (v, of_token) = values.row(table, token_at(token), kv_head);
+                        let (v, of_token) = values.row(table, token, kv_head);
                         for (sum, v) in part.iter_mut().zip(v) {
                             *sum += p * of_token * v;
                         }

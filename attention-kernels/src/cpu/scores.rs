@@ -61,8 +61,7 @@ fn by_key<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: 
             continue;
         }
         let slot = tile.slots[token];
-        let adjacent = task.path.map_or(LANES, |path| path.adjacent(seen.first() + tile.offset + token));
-        let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size)).min(adjacent);
+        let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size));
         let mut next = ahead(shared, seen, 0, tile.offset + token);
         let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, scratch);
         by_queries!(L, task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {

@@ -4,8 +4,6 @@
 //! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
 //! ```
 
-use std::ops::Range;
-
 use device::Element;
 use device::simd::pairs::Pairs;
 use device::simd::{Ahead, LANES, Lanes, small_float};
@@ -404,14 +402,6 @@ impl Slot {
     #[inline(always)]
     pub fn rows_left(self, block_size: usize) -> usize {
         block_size - self.at as usize
-    }
-
-    /// Whether the tokens of a panel are those of sixteen adjacent slots, as far as they are in a range.
-    #[inline(always)]
-    pub fn are_adjacent(slots: &[Slot; LANES], tokens: Range<usize>) -> bool {
-        let first = slots[tokens.start];
-        let (block, start) = (first.block, first.at / LANES as u32 * LANES as u32);
-        tokens.into_iter().all(|token| slots[token].block == block && slots[token].at == start + token as u32)
     }
 
     /// Returns the place of a slot of a slot mapping.

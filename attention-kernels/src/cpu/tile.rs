@@ -12,7 +12,6 @@ use super::merge::Merged;
 use super::stored::{Halves, Pages, Slot, place_in_pairs};
 use crate::shape::{KvShape, PARTITION};
 use crate::sparse::{BlockSparse, Runs};
-use crate::tree::Path;
 
 /// Number of tokens of a tile.
 pub(super) const TILE: usize = PANELS * LANES;
@@ -64,8 +63,6 @@ pub(super) struct Task<'a> {
     pub position: usize,
     pub kv_head: usize,
     pub table: &'a [i32],
-    /// Path of the only row, if it is of a tree.
-    pub path: Option<Path>,
     pub partitions: Range<usize>,
     /// Factor of the product of query and stored key.
     pub scale: f32,
@@ -241,12 +238,7 @@ impl Seen<'_> {
         }
         let tokens = read.trailing_zeros() as usize..TILE - read.leading_zeros() as usize;
         let mut slots = [Slot::default(); TILE];
-        let Task { table, path, .. } = *self.task;
-        Slot::of_tokens(table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
-        if let Some(path) = path {
-            let on_path = |token: usize| Slot::of_token(table, block_size, path.token(first + token));
-            tokens.clone().for_each(|token| slots[token] = on_path(token));
-        }
+        Slot::of_tokens(self.task.table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
         if self.sparse.is_some() {
             let mut last = slots[tokens.start];
             for token in tokens.clone() {
@@ -294,16 +286,6 @@ impl Tile {
     #[inline(always)]
     pub fn reads_panel(&self, panel: usize) -> bool {
         self.read >> (panel * LANES) & ((1 << LANES) - 1) != 0
-    }
-
-    /// Returns the slots of a panel, and the first pairs of the panel if its tokens are adjacent in a cache in pairs.
-    #[inline(always)]
-    fn panel(&self, shared: &Shared<'_>, task: &Task<'_>, panel: usize) -> (&[Slot; LANES], Option<usize>) {
-        let slots: &[Slot; LANES] = &self.slots.as_chunks().0[panel];
-        let first = panel * LANES;
-        let tokens = self.tokens.start.max(first) - first..self.tokens.end.min(first + LANES) - first;
-        let in_place = task.path.is_none() || Slot::are_adjacent(slots, tokens);
-        (slots, in_place.then(|| place_in_pairs(&shared.shape, slots[0], task.kv_head).0))
     }
 
     /// Returns the part of a range of the context that lies in the tile, relative to the tile.
@@ -412,9 +394,11 @@ pub(super) fn panels<'a>(
             panels.ahead[i] = space.as_ptr();
             continue;
         };
-        let (slots, in_place) = tile.panel(shared, seen.task, i);
-        let lines = match (halves, in_place) {
-            (Halves::Pairs(pages), Some(first)) => &pages[which][first..][..len],
+        let slots: &[Slot; LANES] = &tile.slots.as_chunks().0[i];
+        let lines = match halves {
+            Halves::Pairs(pages) => {
+                &pages[which][place_in_pairs(&shared.shape, slots[0], seen.task.kv_head).0..][..len]
+            }
             _ => {
                 put(halves, slots, space);
                 space

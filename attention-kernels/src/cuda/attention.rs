@@ -43,11 +43,7 @@ pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let call = Call::new("cuda.paged_gqa", &args)?;
     let kernel = call.instance("paged_gqa")?;
     let rows = device.tile(MODULE, &kernel)?.rows.max(1) as usize;
-    // A tile of a tree has one query row.
-    let tiles = match args.batch.tree_mask.is_empty() {
-        true => (call.query_len * call.group()).div_ceil(rows),
-        false => call.query_len * call.group().div_ceil(rows),
-    };
+    let tiles = (call.query_len * call.group()).div_ceil(rows);
     call.by_work_list(device, &kernel, args.cache.shape.num_kv_heads * tiles)
 }
 
@@ -192,7 +188,6 @@ impl<'a> Call<'a> {
             Arg::pointer(workspace.block_tables.buffer(), first * workspace.limits().max_blocks * size_of::<i32>()),
             Arg::pointer(workspace.context_lens.buffer(), first * size_of::<u32>()),
             starts,
-            if args.batch.tree_mask.is_empty() { Arg::null() } else { Arg::pointer(workspace.tree_mask.buffer(), 0) },
             key_scales,
             value_scales,
             of_heads(args.alibi_slopes),

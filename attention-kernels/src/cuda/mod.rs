@@ -56,7 +56,6 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
         alibi: true,
         sinks: true,
         block_sparse: true,
-        trees: true,
         lse: true,
         row_invariant: Some(family),
         rank,
@@ -100,7 +99,6 @@ const SM90: Capabilities = Capabilities {
     block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
-    trees: false,
     ..tiles(2)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_void};
 
 /// Version of this ABI. A host loads plug-ins of this version only.
 pub const ABI: u32 = 1;
-/// Number of compatible additions to this version. 1: [`SINKS`]. 2: [`BLOCK_SPARSE`]. 3: [`TREES`].
-pub const MINOR: u32 = 3;
+/// Number of compatible additions to this version. 1: [`SINKS`]. 2: [`BLOCK_SPARSE`].
+pub const MINOR: u32 = 2;
 /// `QUIREKRN` as a little-endian number.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUIREKRN");
 /// Name of the exported symbol, an [`Entry`].
@@ -36,8 +36,6 @@ pub const LSE: u32 = 8;
 pub const SINKS: u32 = 16;
 /// Supports block-sparse attention.
 pub const BLOCK_SPARSE: u32 = 32;
-/// Supports trees of query rows.
-pub const TREES: u32 = 64;
 
 /// Body of a parallel loop, called for each index.
 pub type Task = unsafe extern "C" fn(context: *mut c_void, index: u64);
@@ -108,7 +106,6 @@ pub struct Attention {
     pub first_kv_head: u64,
     pub head_sliding_step: i32,
     pub reserved: u32,
-    pub tree_mask: *const u64,
 }
 
 /// Arguments of [`CACHE_WRITE`].

@@ -52,7 +52,6 @@ impl LoadedKernel {
             first_kv_head: sparse(|it| it.first_kv_head),
             head_sliding_step: args.sparse.map_or(0, |it| it.head_sliding_step),
             reserved: 0,
-            tree_mask: if batch.tree_mask.is_empty() { null() } else { batch.tree_mask.as_ptr() },
         };
         self.call(device, &arguments)
     }

@@ -165,7 +165,6 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
         max_query_len: usize::try_from(variant.max_query_len).unwrap_or(usize::MAX),
         window: has(abi::WINDOW),
         block_sparse: has(abi::BLOCK_SPARSE),
-        trees: has(abi::TREES),
         soft_cap: has(abi::SOFT_CAP),
         alibi: has(abi::ALIBI),
         sinks: has(abi::SINKS),

@@ -76,8 +76,6 @@ pub struct Look {
     pub alibi: bool,
     /// Whether there are sinks: some below the scores, some among them and some above.
     pub sinks: bool,
-    /// Whether the query rows of a sequence are a tree, if it has 2 to 64.
-    pub trees: bool,
     /// Number of blocks that all others repeat, so that a large cache can be filled on the device; `None`: each has its own numbers,
     /// and memory that must not change a result is poisoned.
     pub repeats: Option<usize>,
@@ -112,7 +110,6 @@ impl Look {
             soft_cap: false,
             alibi: false,
             sinks: false,
-            trees: false,
             repeats: None,
             lens,
         }
@@ -183,9 +180,6 @@ impl Problem {
         if look.repeats.is_some() {
             (0..own_blocks * block_size).for_each(|slot| fill(slot, &mut random));
         }
-        if look.trees {
-            batch.tree_mask = look.lens.iter().flat_map(|&(rows, _)| tree(&mut random, rows)).collect();
-        }
         if look.latent.is_some() {
             values.clone_from(&keys);
             token_scales[1] = token_scales[0].clone();
@@ -233,9 +227,7 @@ impl Problem {
                 let block = start..start + block_size;
                 let first = self.batch.table(seq)[start / block_size] as usize * block_size;
                 for kv_head in 0..num_kv_heads {
-                    let in_tree = !self.batch.tree_mask.is_empty() && block.end > before;
-                    let in_part =
-                        self.sparse.is_none() || in_tree || self.anyone_sees(kv_head, before..context, &block);
+                    let in_part = self.sparse.is_none() || self.anyone_sees(kv_head, before..context, &block);
                     let hidden = if in_part { behind.saturating_sub(start).min(block_size) } else { block_size };
                     for slot in first..first + hidden {
                         let at = self.shape.offset(slot, kv_head);
@@ -319,13 +311,7 @@ impl Problem {
     fn one_head(&self, seq: usize, row: usize, head: usize, [output, magnitude]: [&mut [f64]; 2]) -> f64 {
         let (dim, heads) = (self.shape.head_dim, self.num_heads);
         let before = self.batch.context_lens[seq] as usize - self.rows_of(seq).len();
-        // The tokens that the row sees, in the order of their positions.
-        let mask = self.batch.tree_mask.get(row).copied().unwrap_or(0);
-        let seen: Vec<usize> = match mask {
-            0 => (0..=before + row - self.rows_of(seq).start).collect(),
-            _ => (0..before).chain((0..64).filter(|i| mask >> i & 1 == 1).map(|i| before + i)).collect(),
-        };
-        let position = seen.len() - 1;
+        let position = before + row - self.rows_of(seq).start;
         let tokens: Vec<usize> = (0..=position).filter(|key| self.sees(head, position, *key)).collect();
         let table = self.batch.table(seq);
         let kv_head = head / (heads / self.shape.num_kv_heads);
@@ -333,8 +319,7 @@ impl Problem {
             self.scales.as_ref().map_or(1.0, |scales| f64::from(scales[which][kv_head.min(scales[which].len() - 1)]))
         };
         let q = &self.query[(row * heads + head) * dim..][..dim];
-        let slot = |position: usize| {
-            let token = seen[position];
+        let slot = |token: usize| {
             let block = table[token / self.shape.block_size] as usize % self.own_blocks();
             block * self.shape.block_size + token % self.shape.block_size
         };
@@ -366,15 +351,4 @@ impl Problem {
         }
         greatest + total.ln()
     }
-}
-
-/// Returns masks of a random tree over the query rows; all zero for one row or more than 64.
-fn tree(random: &mut Random, rows: usize) -> Vec<u64> {
-    let mut masks = vec![0u64; rows];
-    for row in (0..rows).filter(|_| (2..=64).contains(&rows)) {
-        // The chain on from the previous row is as likely as all others together.
-        let parent = if random.below(2) == 0 { row } else { random.below(row + 1) };
-        masks[row] = 1 << row | parent.checked_sub(1).map_or(0, |parent| masks[parent]);
-    }
-    masks
 }

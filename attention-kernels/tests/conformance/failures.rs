@@ -53,27 +53,13 @@ fn same(what: &str, size: usize, got: &[u8], want: &[u8], show: impl Fn(&[u8]) -
 
 /// The settings of a look.
 pub fn of_look(seed: u64, look: &Look) -> Value {
-    let Look {
-        format,
-        heads,
-        dim,
-        latent,
-        block_size,
-        scales,
-        window,
-        sparse,
-        soft_cap,
-        alibi,
-        sinks,
-        trees,
-        lens,
-        ..
-    } = look;
+    let Look { format, heads, dim, latent, block_size, scales, window, sparse, soft_cap, alibi, sinks, lens, .. } =
+        look;
     let mut settings = of_format(format);
     let sparse = sparse.map(|sparse| format!("{sparse:?}"));
     settings.extend(object(json!({ "seed": seed, "heads": heads, "head_dim": dim, "latent": latent,
         "block_size": block_size, "scales_per_head": scales, "window": window, "sparse": sparse, "soft_cap": soft_cap,
-        "alibi": alibi, "sinks": sinks, "trees": trees, "lens": lens })));
+        "alibi": alibi, "sinks": sinks, "lens": lens })));
     settings.into()
 }
 

@@ -89,7 +89,7 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
     let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
     let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
     let kinds = if can.max_query_len == 1 { 3 } else { 5 };
-    let flags = [can.soft_cap, can.alibi, can.sinks, can.trees].map(|claimed| 1 + usize::from(claimed));
+    let flags = [can.soft_cap, can.alibi, can.sinks].map(|claimed| 1 + usize::from(claimed));
     let mut sizes = vec![
         can.dtypes.len(),
         kv_dtypes.len(),
@@ -103,7 +103,6 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
         flags[1],
         3,
         flags[2],
-        flags[3],
     ];
     if can.block_sparse {
         sizes.extend(SPARSE);
@@ -122,11 +121,10 @@ fn with(variant: &Variant, strength: usize, kv_dtypes: &[KvDtype], dims: &[usize
             block_size,
             scales,
             window: windows[row[6]],
-            sparse: row.get(13..).and_then(|rule| sparse(rule, block_size, HEADS[row[5]])),
+            sparse: row.get(12..).and_then(|rule| sparse(rule, block_size, HEADS[row[5]])),
             soft_cap: row[8] == 1,
             alibi: row[9] == 1,
             sinks: row[11] == 1,
-            trees: row[12] == 1,
             repeats: None,
             lens: lens(row[7], block_size),
         }

@@ -28,5 +28,4 @@ mod sinks;
 mod sparse;
 mod tiled;
 mod transfers;
-mod trees;
 mod yardstick;

@@ -58,7 +58,7 @@ fn weights(scores: &[Option<f32>; PARTITION], scale: f32) -> ([f32; PARTITION], 
     (weights, [greatest * scale, totals[0].add(totals[1]).sum()])
 }
 
-/// The output of one head of a row, by the definition of the family. The problem has no sparse blocks and no trees.
+/// The output of one head of a row, by the definition of the family. The problem has no sparse blocks.
 fn defined(problem: &Problem, seq: usize, row: usize, head: usize) -> Vec<f32> {
     let (dim, kv_head) = (problem.shape.head_dim, head / (problem.num_heads / problem.shape.num_kv_heads));
     let rows = problem.rows_of(seq);

@@ -51,7 +51,6 @@ impl ForwardBatch {
             attention.query_starts.push(0);
             attention.context_lens.clear();
             attention.block_tables.clear();
-            attention.tree_mask.clear();
         }
         self.adapters.clear();
         self.drafts.clear();
@@ -112,7 +111,6 @@ impl ForwardBatch {
             attention.query_starts.resize(rows + 1, rows as u32);
             attention.context_lens.clone_from(&from.attention.context_lens);
             attention.context_lens.resize(rows, 0);
-            attention.tree_mask.clear();
             attention.block_tables.clear();
             from.attention.block_tables.iter().for_each(|table| attention.block_tables.push(table));
             (from.attention.num_seqs()..rows).for_each(|_| attention.block_tables.push(&[]));

@@ -138,7 +138,7 @@ impl Model {
         let sizes = &graphs.families[family].sizes;
         let index = sizes.partition_point(|(size, _)| *size < rows);
         let (_, state) = sizes.get(index)?;
-        let pads = least > 0 && attention.num_rows() == rows && attention.tree_mask.is_empty();
+        let pads = least > 0 && attention.num_rows() == rows;
         // Calibration waits for the device, which a capture cannot record.
         (pads && !self.is_calibrating() && !matches!(state, State::Failed)).then_some((family, index))
     }

@@ -50,7 +50,6 @@ impl View {
         let attention = &mut to.attention;
         attention.query_starts.clone_from(&from.attention.query_starts);
         attention.context_lens.clone_from(&from.attention.context_lens);
-        attention.tree_mask.clone_from(&from.attention.tree_mask);
         attention.block_tables.clear();
         for table in from.attention.block_tables.iter() {
             let block = |block: &i32| if *block < 0 { *block } else { *block * parts as i32 + part as i32 };
