@@ -41,6 +41,7 @@ mod cuda;
 mod describe;
 mod error;
 mod format;
+pub mod layer;
 mod low_rank;
 mod mirror;
 mod needs;

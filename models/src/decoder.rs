@@ -30,6 +30,7 @@ mod shard;
 mod stage;
 mod tree;
 
+pub use attention_kernels::layer::Activation;
 use device::gemm::Purpose;
 use serde::Serialize;
 
@@ -39,7 +40,7 @@ pub(crate) use attention::MAX_HEAD_DIM;
 pub use attention::{Attention, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
 pub use linear::{Form, Linear, Part, Pick, Role};
-pub use mlp::{Activation, Experts, Groups, Mlp, PerLayer, Routing, Scores};
+pub use mlp::{Experts, Groups, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 pub use recurrent::Recurrent;

@@ -1,5 +1,6 @@
 //! Feed-forward networks: dense ones, and mixtures of experts.
 
+use attention_kernels::layer::Activation;
 use serde::Serialize;
 
 use super::linear::Linear;
@@ -17,27 +18,6 @@ pub struct Mlp {
     pub activation: Activation,
     /// Down projection, `[hidden_size, intermediate_size]`.
     pub down: Linear,
-}
-
-/// Activation function of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// Gaussian error linear unit (Hendrycks & Gimpel, 2016), by the error function.
-    Gelu,
-    /// The same, approximated with tanh.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// gpt-oss: `(u + 1) * g * sigmoid(1.702 * g)` where g is the gate, at most `limit`, and u is up, clamped to -limit..=limit.
-    ClampedSwiglu {
-        /// The bound.
-        limit: f32,
-    },
 }
 
 /// Greatest number of experts of a layer.

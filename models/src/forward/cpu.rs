@@ -1,5 +1,6 @@
-//! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`super::rows`].
+//! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`attention_kernels::layer`].
 
+use attention_kernels::layer::{self, Activate, Activation, NormRow};
 use attention_kernels::{Dtype, KernelError};
 use device::gemm::RowBlock;
 use device::{Buffer, Device, Isa, Matrix, Pool};
@@ -10,8 +11,7 @@ use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, Re
 use super::ranks;
 use super::recurrent;
 use super::routing::Choices;
-use super::rows::{self, Activate, NormRow};
-use crate::decoder::{Activation, Latent, Rope};
+use crate::decoder::{Latent, Rope};
 
 pub(super) struct Cpu {
     isa: Isa,
@@ -46,13 +46,11 @@ impl Norm {
 impl LayerOps for Cpu {
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, scale: f32, out: &mut Buffer) -> Result<(), KernelError> {
         let table = table.host()?;
-        let (tokens, width) = (&batch.tokens, table.k());
+        let (tokens, width, isa) = (&batch.tokens, table.k(), self.isa);
         let out = &mut out.host_mut::<f32>()?[..tokens.len() * width];
         self.threads.chunks_mut(out, width, width * GATHER_COST, |t, row| {
             table.copy_row(tokens[t] as usize, row);
-            if scale != 1.0 {
-                row.iter_mut().for_each(|x| *x *= scale);
-            }
+            layer::scale(isa, row, scale);
         });
         Ok(())
     }
@@ -70,7 +68,7 @@ impl LayerOps for Cpu {
         let mut row = vec![0.0; width];
         for (x, position) in x.chunks_mut(width).zip(positions) {
             table.copy_row(*position as usize + offset, &mut row);
-            x.iter_mut().zip(&row).for_each(|(x, row)| *x += row);
+            layer::add(self.isa, x, &row, 1.0);
         }
         Ok(())
     }
@@ -96,13 +94,13 @@ impl LayerOps for Cpu {
             Out::Q8(blocks) => {
                 let (blocks, per_row) = q8_rows(blocks, rows, width)?;
                 self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
-                    rows::norm_q8(isa, &x[t * width..][..width], norm, out);
+                    layer::norm_q8(isa, &x[t * width..][..width], norm, out);
                 });
             }
             Out::Numbers(out) => {
                 let out = &mut out.host_mut::<f32>()?[..rows * width];
                 self.threads.chunks_mut(out, width, width * PASS_COST, |t, out| {
-                    rows::norm(isa, &x[t * width..][..width], norm, out);
+                    layer::norm(isa, &x[t * width..][..width], norm, out);
                 });
             }
         }
@@ -110,9 +108,9 @@ impl LayerOps for Cpu {
     }
 
     fn add(&self, x: &mut Buffer, y: &Buffer, scale: f32, rows: usize, width: usize) -> Result<(), KernelError> {
-        let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], y.host::<f32>()?);
+        let (x, y, isa) = (&mut x.host_mut::<f32>()?[..rows * width], y.host::<f32>()?, self.isa);
         self.threads.chunks_mut(x, width, width * PASS_COST, |t, x| {
-            x.iter_mut().zip(&y[t * width..]).for_each(|(x, y)| *x += y * scale);
+            layer::add(isa, x, &y[t * width..][..width], scale);
         });
         Ok(())
     }
@@ -134,14 +132,14 @@ impl LayerOps for Cpu {
             let (blocks, per_row) = q8_rows(blocks, rows, width)?;
             let y = &*y;
             self.threads.zip_chunks_mut((x, width), (blocks, per_row), width * RowBlock::COST, |t, x, out| {
-                rows::add(isa, x, &y[t * width..][..width], scale);
-                rows::norm_q8(isa, x, norm, out);
+                layer::add(isa, x, &y[t * width..][..width], scale);
+                layer::norm_q8(isa, x, norm, out);
             });
             return Ok(());
         }
         self.threads.zip_chunks_mut((x, width), (y, width), width * PASS_COST, |_, x, y| {
-            rows::add(isa, x, y, scale);
-            rows::norm(isa, x, norm, y);
+            layer::add(isa, x, y, scale);
+            layer::norm(isa, x, norm, y);
         });
         Ok(())
     }
@@ -163,7 +161,7 @@ impl LayerOps for Cpu {
                 let value_heads = &mut others[..keys];
                 for (heads, norm) in [(query_heads, query_norm), (key_heads, key_norm), (value_heads, value_norm)] {
                     if let Some(norm) = norm {
-                        rows::norm_heads(isa, heads, norm);
+                        layer::norm_heads(isa, heads, norm);
                     }
                 }
             };
@@ -175,14 +173,14 @@ impl LayerOps for Cpu {
             }
             if let Some((rope, table)) = layer.rope.as_ref().zip(table) {
                 let table = &table[t * rope.dims..][..rope.dims];
-                rows::rotate_heads(isa, &mut row[..queries + keys], heads.head_dim, table, rope.interleaved);
+                layer::rotate_heads(isa, &mut row[..queries + keys], heads.head_dim, table, rope.interleaved);
             }
             if layer.norm_after_rope {
                 norm(row);
             }
             if let Some(growth) = layer.query_growth {
                 let factor = growth.at(positions[t]);
-                row[..queries].iter_mut().for_each(|x| *x *= factor);
+                layer::scale(isa, &mut row[..queries], factor);
             }
         });
         Ok(())
@@ -200,7 +198,7 @@ impl LayerOps for Cpu {
         let work = (heads + 1) * dim * PASS_COST;
         self.threads.zip_chunks_mut((out, (heads + 1) * dim), (latents, dim), work, |t, out, latent| {
             let table = &table[t * rope_dim..][..rope_dim];
-            rows::norm_heads(isa, &mut latent[..rank], norm);
+            layer::norm_heads(isa, &mut latent[..rank], norm);
             let (queries_out, key) = out.split_at_mut(heads * dim);
             key.copy_from_slice(latent);
             let row = &queries[t * heads * query_dim..][..heads * query_dim];
@@ -208,7 +206,7 @@ impl LayerOps for Cpu {
                 head[rank..].copy_from_slice(&query[nope_dim..]);
             }
             for head in out.chunks_exact_mut(dim) {
-                rows::rotate_heads(isa, &mut head[rank..], rope_dim, table, interleaved);
+                layer::rotate_heads(isa, &mut head[rank..], rope_dim, table, interleaved);
             }
         });
         Ok(())
@@ -246,7 +244,7 @@ impl LayerOps for Cpu {
         let (qkv, isa) = (qkv.host::<f32>()?, self.isa);
         let attended = &mut attended.host_mut::<f32>()?[..rows * width];
         self.threads.chunks_mut(attended, width, width * EXP_COST, |t, row| {
-            rows::gate(isa, row, &qkv[(t + 1) * stride - width..][..width]);
+            layer::gate(isa, row, &qkv[(t + 1) * stride - width..][..width]);
         });
         Ok(())
     }
@@ -267,13 +265,13 @@ impl LayerOps for Cpu {
             Out::Q8(blocks) => {
                 let (blocks, per_row) = q8_rows(blocks, rows, width)?;
                 self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
-                    rows::activate_q8(isa, activate, &gate_up[t * stride..][..stride], width, out);
+                    layer::activate_q8(isa, activate, &gate_up[t * stride..][..stride], width, out);
                 });
             }
             Out::Numbers(out) => {
                 let out = &mut out.host_mut::<f32>()?[..rows * width];
                 self.threads.chunks_mut(out, width, width * EXP_COST, |t, out| {
-                    rows::activate(isa, activate, &gate_up[t * stride..][..stride], out);
+                    layer::activate(isa, activate, &gate_up[t * stride..][..stride], out);
                 });
             }
         }
@@ -293,14 +291,15 @@ impl LayerOps for Cpu {
         let out = &mut out.host_mut::<f32>()?[..rows * width];
         self.threads.chunks_mut(out, width, width * EXP_COST, |t, out| {
             let inputs = &inputs[t * stride + first..][..width];
-            rows::activate_by(isa, activate, &gate[t * width..][..width], inputs, out);
+            layer::activate_by(isa, activate, &gate[t * width..][..width], inputs, out);
         });
         Ok(())
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, rows: usize, width: usize) -> Result<(), KernelError> {
         let x = &mut x.host_mut::<f32>()?[..rows * width];
-        self.threads.chunks_mut(x, width, width * PASS_COST, |_, x| x.iter_mut().for_each(|x| *x *= factor));
+        let isa = self.isa;
+        self.threads.chunks_mut(x, width, width * PASS_COST, |_, x| layer::scale(isa, x, factor));
         Ok(())
     }
 
@@ -323,7 +322,7 @@ impl LayerOps for Cpu {
             let stride = declared.router.rows();
             for (row, scores) in sum.chunks_mut(outputs).zip(scores.chunks(stride)) {
                 let gate = 1.0 / (1.0 + (-scores[stride - 1]).exp());
-                row.iter_mut().for_each(|x| *x *= gate);
+                layer::scale(self.isa, row, gate);
             }
         }
         if let Some(profile) = device.profile() {
@@ -352,7 +351,7 @@ impl LayerOps for Cpu {
             let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
             for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(outputs)) {
                 let to = &mut sum[choice.row as usize * outputs..][..outputs];
-                to.iter_mut().zip(from).for_each(|(to, from)| *to += from * choice.weight);
+                layer::add(self.isa, to, from, choice.weight);
             }
         }
         self.choices = choices;
@@ -381,9 +380,10 @@ impl LayerOps for Cpu {
         soft_cap: Option<f32>,
     ) -> Result<(), KernelError> {
         const SHARE: usize = 1 << 10;
+        let isa = self.isa;
         let logits = &mut logits.host_mut::<f32>()?[..count];
         self.threads.chunks_mut(logits, SHARE, SHARE * EXP_COST, |_, share| {
-            share.iter_mut().for_each(|x| *x *= scale);
+            layer::scale(isa, share, scale);
             if let Some(cap) = soft_cap {
                 share.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
             }

@@ -53,7 +53,6 @@ mod ranks;
 mod recurrent;
 mod results;
 mod routing;
-mod rows;
 mod scales;
 mod stages;
 mod step;

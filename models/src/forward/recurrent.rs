@@ -1,21 +1,19 @@
 //! The recurrence of gated delta nets on a CPU: in parallel over sequences and value heads, token by token within each, so that
 //! a row's bits do not depend on the batch or on the chunk.
 //!
-//! For each token a head reads its matrix twice and writes it once. Columns do not depend on each other, so both passes go over
-//! some columns at a time, whose sums stay in registers and whose numbers are still in the cache in the second pass.
+//! The loops over numbers are in [`attention_kernels::layer`].
 //!
 //! The rows of drafts, the last ones of a sequence, go on from a copy of the state, so that they change no page.
 
 use std::cell::Cell;
 
 use attention_kernels::KernelError;
-use device::simd::{LANES, Lanes};
-use device::{Isa, Pool, dispatch};
+use attention_kernels::layer::{self, Activate, Activation, NormRow};
+use device::{Isa, Pool};
 
 use super::loaded::RecurrentLayer;
 use super::ops::RecurrentRows;
-use super::rows::{self, Activate, NormRow};
-use crate::decoder::{Activation, Recurrent};
+use crate::decoder::Recurrent;
 
 /// Term added to the sum of the squares of q and of k.
 const L2_EPS: f32 = 1e-6;
@@ -240,7 +238,7 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
         let state = if i < span.certain { &mut **page } else { &mut *copy };
         let (tail, matrix) = state.split_at_mut((kernel - 1) * channels);
         let row = &shared.projected[(span.first_row + i) * stride..][..stride];
-        dispatch!(isa, convolve(conv: &[f32], tail: &[f32], row: &[f32], pieces: [(usize, usize, usize); 3], sums: &mut [f32]));
+        layer::convolve(isa, conv, tail, row, pieces, sums);
         if kernel > 1 {
             tail.copy_within(channels.., 0);
             let last = tail.len() - channels;
@@ -248,114 +246,25 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
                 tail[last + to..][..len].copy_from_slice(&row[from..from + len]);
             }
         }
-        rows::activate(isa, silu(false), sums, qkv);
+        layer::activate(isa, silu(false), sums, qkv);
         for (x, weight) in qkv.chunks_exact_mut(key_dim).zip(weights.chunks_exact(key_dim)) {
             let eps = L2_EPS / key_dim as f32;
-            rows::norm_heads(isa, x, NormRow { weight, bias: &[], width: key_dim, eps, centre: false });
+            layer::norm_heads(isa, x, NormRow { weight, bias: &[], width: key_dim, eps, centre: false });
         }
         let after = width + declared.value_width();
         let (b, a) = (row[after + task.head], row[after + declared.value_heads + task.head]);
         let decay = (shared.decay[task.head] * softplus(a + shared.dt_bias[task.head])).exp();
         let scales = (decay, 1.0 / (1.0 + (-b).exp()));
-        update(isa, matrix, (qkv, key_dim), scales, attended);
+        layer::delta_rule(isa, matrix, (qkv, key_dim), scales, attended);
         let (gate, normed) = gated.split_at_mut(value_dim);
         gate.copy_from_slice(&row[width + task.head * value_dim..][..value_dim]);
-        rows::norm(isa, attended, shared.norm, normed);
-        rows::activate(isa, silu(true), gated, output);
+        layer::norm(isa, attended, shared.norm, normed);
+        layer::activate(isa, silu(true), gated, output);
     }
 }
 
 fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
-}
-
-/// The convolution of the channels of one head: the inputs in `tail`, the oldest first, then those in `row`. `pieces`: where the
-/// channels lie in a row and in `sums`, and how many.
-#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
-#[inline(always)]
-fn convolve<L: Lanes>(conv: &[f32], tail: &[f32], row: &[f32], pieces: [(usize, usize, usize); 3], sums: &mut [f32]) {
-    let (channels, width) = (sums.len(), conv.len() / (tail.len() / sums.len() + 1));
-    for (from, to, len) in pieces {
-        let sums = &mut sums[to..to + len];
-        sums.fill(0.0);
-        let older = tail.chunks_exact(channels).map(|inputs| &inputs[to..to + len]);
-        for (weights, inputs) in conv.chunks_exact(width).zip(older.chain([&row[from..from + len]])) {
-            for ((sum, weight), input) in sums.iter_mut().zip(&weights[from..]).zip(inputs) {
-                *sum += weight * input;
-            }
-        }
-    }
-}
-
-fn update(isa: Isa, matrix: &mut [f32], qkv: (&[f32], usize), scales: (f32, f32), out: &mut [f32]) {
-    dispatch!(isa, delta_rule(matrix: &mut [f32], qkv: (&[f32], usize), scales: (f32, f32), out: &mut [f32]));
-}
-
-/// `S ← decay · S; S ← S + k ⊗ beta · (v − Sᵀk); out = Sᵀq`, with a sum over the rows of S in their order.
-#[inline(always)]
-fn delta_rule<L: Lanes>(matrix: &mut [f32], (qkv, key_dim): (&[f32], usize), scales: (f32, f32), out: &mut [f32]) {
-    let (q, kv) = qkv.split_at(key_dim);
-    let (k, v) = kv.split_at(key_dim);
-    let mut at = 0;
-    while v.len() - at >= 4 * LANES && L::MANY {
-        columns::<L, 4>(matrix, at, [q, k, v], scales, out);
-        at += 4 * LANES;
-    }
-    while v.len() - at >= 2 * LANES {
-        columns::<L, 2>(matrix, at, [q, k, v], scales, out);
-        at += 2 * LANES;
-    }
-    if v.len() - at >= LANES {
-        columns::<L, 1>(matrix, at, [q, k, v], scales, out);
-        at += LANES;
-    }
-    let (decay, beta) = scales;
-    for at in at..v.len() {
-        let column = matrix.iter_mut().skip(at).step_by(v.len());
-        let sum = column.zip(k).fold(0.0, |sum, (s, k)| sum + *s * k);
-        let delta = beta * (v[at] - decay * sum);
-        let column = matrix.iter_mut().skip(at).step_by(v.len());
-        out[at] = column.zip(k).zip(q).fold(0.0, |sum, ((s, k), q)| {
-            *s = *s * decay + k * delta;
-            sum + *s * q
-        });
-    }
-}
-
-/// [`delta_rule`] for the `N` vectors of columns from column `at` on.
-#[inline(always)]
-fn columns<L: Lanes, const N: usize>(
-    matrix: &mut [f32],
-    at: usize,
-    [q, k, v]: [&[f32]; 3],
-    (decay, beta): (f32, f32),
-    out: &mut [f32],
-) {
-    let (width, end) = (v.len(), at + N * LANES);
-    let mut deltas = [L::splat(0.0); N];
-    for (row, k) in matrix.chunks_exact(width).zip(k) {
-        let k = L::splat(*k);
-        for (sum, s) in deltas.iter_mut().zip(row[at..end].as_chunks().0) {
-            *sum = sum.add(L::load(s).mul(k));
-        }
-    }
-    let (less, beta) = (L::splat(-decay), L::splat(beta));
-    for (delta, v) in deltas.iter_mut().zip(v[at..end].as_chunks().0) {
-        *delta = L::load(v).add(delta.mul(less)).mul(beta);
-    }
-    let mut sums = [L::splat(0.0); N];
-    let decay = L::splat(decay);
-    for ((row, k), q) in matrix.chunks_exact_mut(width).zip(k).zip(q) {
-        let (k, q) = (L::splat(*k), L::splat(*q));
-        for ((s, delta), sum) in row[at..end].as_chunks_mut().0.iter_mut().zip(deltas).zip(&mut sums) {
-            let updated = L::load(s).mul(decay).add(delta.mul(k));
-            *sum = sum.add(updated.mul(q));
-            updated.store(s);
-        }
-    }
-    for (sum, out) in sums.into_iter().zip(out[at..end].as_chunks_mut().0) {
-        sum.store(out);
-    }
 }
 
 #[cfg(test)]

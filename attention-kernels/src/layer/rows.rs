@@ -6,48 +6,61 @@ use device::gemm::RowBlock;
 use device::simd::{LANES, Lanes};
 use device::{Isa, dispatch};
 
-use crate::decoder::Activation;
+use super::Activation;
 
 /// A norm of a row, or of groups of `width` of its elements.
 #[derive(Clone, Copy)]
-pub(super) struct NormRow<'a> {
+pub struct NormRow<'a> {
+    /// Factor of each element.
     pub weight: &'a [f32],
-    /// Empty if there is none.
+    /// What is added to each element; empty if there is none.
     pub bias: &'a [f32],
+    /// Elements that are normed together.
     pub width: usize,
+    /// Term added to the mean of the squares.
     pub eps: f32,
+    /// Whether the mean is subtracted: a LayerNorm. Otherwise an RMS norm.
     pub centre: bool,
 }
 
 /// What [`activate`] computes.
 #[derive(Clone, Copy)]
-pub(super) struct Activate {
+pub struct Activate {
+    /// The function.
     pub activation: Activation,
+    /// Whether its result is multiplied by the up projection.
     pub gated: bool,
 }
 
 /// `out` = the norm of `x`.
-pub(super) fn norm(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [f32]) {
+pub fn norm(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [f32]) {
     dispatch!(isa, norm_row(x: &[f32], norm: NormRow<'_>, out: &mut [f32]));
 }
 
 /// [`norm`] quantised block by block.
-pub(super) fn norm_q8(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]) {
+pub fn norm_q8(isa: Isa, x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]) {
     dispatch!(isa, norm_row_q8(x: &[f32], norm: NormRow<'_>, out: &mut [RowBlock]));
 }
 
 /// `x += scale * y`.
-pub(super) fn add(isa: Isa, x: &mut [f32], y: &[f32], scale: f32) {
+pub fn add(isa: Isa, x: &mut [f32], y: &[f32], scale: f32) {
     dispatch!(isa, add_row(x: &mut [f32], y: &[f32], scale: f32));
 }
 
+/// `x *= factor`.
+pub fn scale(isa: Isa, x: &mut [f32], factor: f32) {
+    if factor != 1.0 {
+        dispatch!(isa, scale_all(x: &mut [f32], factor: f32));
+    }
+}
+
 /// Norms each group of `heads` in place.
-pub(super) fn norm_heads(isa: Isa, heads: &mut [f32], norm: NormRow<'_>) {
+pub fn norm_heads(isa: Isa, heads: &mut [f32], norm: NormRow<'_>) {
     dispatch!(isa, norm_groups(heads: &mut [f32], norm: NormRow<'_>));
 }
 
 /// Rotates the first elements of each head by the angles in `table`: cosines, then sines.
-pub(super) fn rotate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, table: &[f32], interleaved: bool) {
+pub fn rotate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, table: &[f32], interleaved: bool) {
     if interleaved {
         dispatch!(isa, rotate_neighbours(heads: &mut [f32], head_dim: usize, table: &[f32]));
     } else {
@@ -56,23 +69,23 @@ pub(super) fn rotate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, table: 
 }
 
 /// `x *= sigmoid(gate)`.
-pub(super) fn gate(isa: Isa, x: &mut [f32], gate: &[f32]) {
+pub fn gate(isa: Isa, x: &mut [f32], gate: &[f32]) {
     dispatch!(isa, gate_row(x: &mut [f32], gate: &[f32]));
 }
 
 /// `out` = the activation of a row `[gate][up]`, or `[up]` if there is no gate.
-pub(super) fn activate(isa: Isa, how: Activate, gate_up: &[f32], out: &mut [f32]) {
+pub fn activate(isa: Isa, how: Activate, gate_up: &[f32], out: &mut [f32]) {
     let (gate, up) = gate_up.split_at(out.len());
     activate_by(isa, how, gate, up, out);
 }
 
 /// [`activate`] of a gate and what is multiplied by it in separate slices.
-pub(super) fn activate_by(isa: Isa, how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
+pub fn activate_by(isa: Isa, how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
     dispatch!(isa, activate_row(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]));
 }
 
 /// [`activate`] for a result of `width` elements, quantised block by block.
-pub(super) fn activate_q8(isa: Isa, how: Activate, gate_up: &[f32], width: usize, out: &mut [RowBlock]) {
+pub fn activate_q8(isa: Isa, how: Activate, gate_up: &[f32], width: usize, out: &mut [RowBlock]) {
     let (gate, up) = gate_up.split_at(width);
     dispatch!(isa, activate_row_q8(how: Activate, gate: &[f32], up: &[f32], out: &mut [RowBlock]));
 }
@@ -103,6 +116,12 @@ fn add_row<L: Lanes>(x: &mut [f32], y: &[f32], scale: f32) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += y * scale;
     }
+}
+
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loop
+#[inline(always)]
+fn scale_all<L: Lanes>(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
 }
 
 /// `(x - mean) * factor * weight + bias`.
