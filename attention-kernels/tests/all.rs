@@ -11,4 +11,6 @@ mod support;
 mod tables;
 mod tree;
 mod trials;
+#[path = "../../linear/tests/weights.rs"]
+mod weights;
 mod work;

@@ -30,7 +30,7 @@ mod shard;
 mod stage;
 mod tree;
 
-use device::gemm::Purpose;
+use ::linear::Purpose;
 use serde::Serialize;
 
 use crate::lora::AdapterLimits;

@@ -25,10 +25,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sched::{RequestId, SeqId, StepPlan};
+use simd::lock;
 
 use super::Engine;
 use super::drafts::Drafts;
-use super::in_flight::{StepInFlight, lock};
+use super::in_flight::StepInFlight;
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};

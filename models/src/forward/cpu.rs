@@ -1,8 +1,9 @@
 //! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`super::rows`].
 
 use attention_kernels::{Dtype, KernelError};
-use device::gemm::RowBlock;
-use device::{Buffer, Device, Isa, Matrix, Pool};
+use device::{Buffer, Device};
+use linear::{Matrix, RowBlock};
+use simd::{Isa, Pool};
 
 use super::ForwardBatch;
 use super::linear::Norm;

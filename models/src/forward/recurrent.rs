@@ -9,8 +9,7 @@
 use std::cell::Cell;
 
 use attention_kernels::KernelError;
-use device::simd::{LANES, Lanes};
-use device::{Isa, Pool, dispatch};
+use simd::{Isa, LANES, Lanes, Pool, dispatch};
 
 use super::loaded::RecurrentLayer;
 use super::ops::RecurrentRows;
