@@ -13,7 +13,8 @@ use attention_kernels::{
     AttentionArgs, AttentionBatch, CacheWriteArgs, KernelChoice, KernelSet, KvCache, KvDtype, KvShape, Needs, select,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use device::{Buffer, Device, roofline};
+use device::{Buffer, Device};
+use simd::roofline;
 
 const BLOCK_SIZE: usize = 16;
 /// Bytes of the caches of a round; more than any last-level cache.

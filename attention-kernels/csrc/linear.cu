@@ -10,7 +10,7 @@
 // a / top_k of x and row a of y.
 //
 // Weights are factor A of mma.m16n8k16 (16 outputs x 16 inputs), rows of x factor B (16 inputs x 8 rows). Within 32 inputs, lane
-// 4 g + c holds inputs 8 c..8 c + 8 of a row: 16 bytes of x, and codes in the same order (device/src/gemm/tiles.rs). So two
+// 4 g + c holds inputs 8 c..8 c + 8 of a row: 16 bytes of x, and codes in the same order (linear/src/tiles.rs). So two
 // products take inputs in an order of their own, the same for both factors.
 //
 // Order of a sum: warp w adds inputs 128 i..128 (i + 1) for i = w, w + 8, ... in order; then the sums of the eight warps are added

@@ -1,6 +1,6 @@
 // Arguments of the linear kernels: pointers as separate parameters, then the shape by value (src/cuda/parameters.rs).
 //
-// Weights are either row-major numbers [n, k] of T, or panels of 16 outputs (device/src/gemm/tiles.rs). Those of experts lie one
+// Weights are either row-major numbers [n, k] of T, or panels of 16 outputs (linear/src/tiles.rs). Those of experts lie one
 // behind the other.
 #pragma once
 

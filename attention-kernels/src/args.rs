@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use device::simd::LANES;
-use device::{Buffer, Device, DeviceError, Matrix};
+use device::{Buffer, Device, DeviceError};
+use linear::Matrix;
+use simd::LANES;
 
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
@@ -358,7 +359,7 @@ pub enum Rows<'a> {
     /// Numbers `[rows, k]`, of the model's type.
     Numbers(&'a Buffer),
     /// Rows that the previous operation has quantised to 8 bits: `[rows, ceil(k / 32)]` of
-    /// [`RowBlock`](device::gemm::RowBlock). For quantised weights, and for variants that support them
+    /// [`RowBlock`](linear::RowBlock). For quantised weights, and for variants that support them
     /// ([`Capabilities::takes_blocks`](crate::Capabilities::takes_blocks)).
     Blocks(&'a Buffer),
 }

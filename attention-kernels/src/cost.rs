@@ -1,8 +1,8 @@
 //! Lower bounds on the bytes and operations of each call, for profiles. Bytes count once, however often a kernel reads
 //! them.
 
-use device::gemm::RowBlock;
 use device::profile::Cost;
+use linear::RowBlock;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs, Rows};
 use crate::low_rank::{LowRankArgs, Sizes};

@@ -1,6 +1,7 @@
 //! Errors of kernel calls, and the checks that return them.
 
-use device::{CollectiveError, DeviceError};
+use device::DeviceError;
+use linear::LinearError;
 
 /// Error of a kernel call.
 #[derive(Debug, thiserror::Error)]
@@ -8,9 +9,12 @@ pub enum KernelError {
     /// The device cannot access the memory, or the launch failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A weight matrix could not be made.
+    #[error(transparent)]
+    Matrix(#[from] LinearError),
     /// The ranks that compute the model together could not exchange their parts.
     #[error(transparent)]
-    Ranks(#[from] CollectiveError),
+    Ranks(Box<dyn std::error::Error + Send + Sync>),
     /// A size does not match the others.
     #[error("{what}: found {found}, expected {expected}")]
     Shape {

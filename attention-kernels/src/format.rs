@@ -3,7 +3,7 @@
 use std::fmt;
 
 pub use device::Dtype;
-use device::simd::LANES;
+use simd::LANES;
 
 use crate::error::{KernelError, expect};
 use crate::shape::KvShape;
@@ -98,7 +98,7 @@ pub enum Layout {
     Hnd,
     /// `[num_blocks, block_size, num_kv_heads, head_dim]`: the heads of a token are contiguous.
     Nhd,
-    /// Pairs of bfloat16 as a CPU multiplies them ([`device::simd::pairs`]), in blocks and heads as in [`Layout::Hnd`]. Keys are
+    /// Pairs of bfloat16 as a CPU multiplies them ([`simd::pairs`]), in blocks and heads as in [`Layout::Hnd`]. Keys are
     /// `[block_size / 16, head_dim / 2, 16, 2]`: the pair of two elements of sixteen tokens. Values are
     /// `[block_size / 2, head_dim / 16, 16, 2]`: the pair of two tokens in sixteen columns.
     ///

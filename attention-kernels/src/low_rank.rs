@@ -9,8 +9,8 @@
 //! `csrc/low_rank_args.cuh` states both. They keep their addresses, so a captured graph serves whatever adapters and rows they hold
 //! when it is replayed. Factors have the type of the device's activations. A slot's memory is allocated for the greatest rank.
 
-use device::gemm::{AdapterRows, LowRank};
 use device::{Buffer, Device, DeviceError, Dtype, Pinned, Queue};
+use linear::{AdapterRows, LowRank};
 
 use crate::error::{KernelError, at_least, expect};
 use crate::mirror::Mirror;

@@ -49,7 +49,7 @@ pub struct Needs {
     pub lse: bool,
     /// Whether a row's bits must depend on the row alone, the same in decode and prefill.
     pub row_invariant: bool,
-    /// Whether weights must be multiplied as codes ([`Tiles`](device::gemm::Tiles)), and must not become numbers instead.
+    /// Whether weights must be multiplied as codes ([`Tiles`](linear::Tiles)), and must not become numbers instead.
     pub codes: bool,
 }
 

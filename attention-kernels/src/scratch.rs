@@ -1,8 +1,8 @@
 //! Memory for linear layers that are more than a [`Device::product`]: rows that are rounded to 8 bits, weights that are unpacked for
 //! many rows, and sums of slices of k.
 
-use device::gemm::{Factor, FactorType, PANEL, ProductShape, TileSegment};
-use device::{Buffer, Device, DeviceError, Features, Matrix};
+use device::{Buffer, Device, DeviceError, Factor, FactorType, Features, ProductShape};
+use linear::{Matrix, PANEL, TileSegment};
 
 use crate::format::Dtype;
 

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use device::Device;
-use device::gemm::Arithmetic;
+use linear::Arithmetic;
 use serde::{Deserialize, Serialize};
 
 use crate::args::AttentionArgs;

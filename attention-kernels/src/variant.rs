@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use device::gemm::Arithmetic;
 use device::profile::{self, Cost, Running};
-use device::{Device, Isa, Queue};
+use device::{Device, Queue};
+use linear::Arithmetic;
+use simd::Isa;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs};
 use crate::error::KernelError;
@@ -191,7 +192,7 @@ pub struct Capabilities {
     /// For a product with quantised weights: accepts rows that are already quantised to 8 bits
     /// ([`Rows::Blocks`](crate::Rows::Blocks)), so that the previous operation can quantise them.
     pub takes_blocks: bool,
-    /// For a product: accepts weights that are codes ([`Tiles`](device::gemm::Tiles)). For another variant, a model on a device that
+    /// For a product: accepts weights that are codes ([`Tiles`](linear::Tiles)). For another variant, a model on a device that
     /// launches kernels is loaded as numbers.
     pub takes_codes: bool,
     /// Has passed the conformance tests on the hardware that it is for. `auto` takes an unproven variant only if no proven

@@ -10,4 +10,6 @@ mod selection;
 mod support;
 mod tables;
 mod trials;
+#[path = "../../linear/tests/weights.rs"]
+mod weights;
 mod work;

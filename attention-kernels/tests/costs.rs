@@ -2,6 +2,7 @@
 
 use attention_kernels::{AttentionArgs, AttentionBatch, BlockSparse, Dtype, KvCache, KvShape, LinearArgs, Rows};
 use device::profile::Cost;
+use linear::{Purpose, Uploader, WeightRows};
 
 #[test]
 fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
@@ -59,14 +60,9 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     let window = cost(Some(3), Some(sparse(0, 0)));
     assert_eq!(window, Cost { bytes: rows + (2 + 3) * 128, operations: 4 * 16 * (2 * (1 + 2) + 2 * 3) });
 
-    let weights = device
-        .packed_matrix(
-            None,
-            device::gemm::Arithmetic::Exact,
-            4,
-            &[device::gemm::WeightRows::Numbers(device::Dtype::F16, &[0; 4 * 16 * 2])],
-        )
-        .unwrap();
+    let rows = [WeightRows::Numbers(Dtype::F16, &[0; 4 * 16 * 2])];
+    let mut uploader = Uploader::new(&*device).unwrap();
+    let weights = uploader.matrix(None, Dtype::F32, [16, 4], &rows, Purpose::Product).unwrap();
     let args = LinearArgs {
         x: Rows::Numbers(&query),
         rows: 3,

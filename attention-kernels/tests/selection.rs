@@ -4,8 +4,8 @@ use attention_kernels::{
     AttentionBatch, CacheFormat, Dtype, KernelChoice, KvDtype, Layout, Needs, Operation, SelectError, Variant, select,
     variants,
 };
-use device::Isa;
-use device::gemm::Arithmetic;
+use linear::Arithmetic;
+use simd::Isa;
 
 fn cpu(head_dim: usize) -> Needs {
     Needs { head_dim, window: true, ..Needs::default() }

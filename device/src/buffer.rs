@@ -3,15 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use simd::lock;
+
 use crate::DeviceError;
-use crate::cuda::DeviceMemory;
-use crate::lock::lock;
+use crate::driver::DeviceMemory;
 use crate::memory::{Element, HostMemory, inside};
 
 /// Returns the bytes of plain values, as a kernel or a copy sees them.
 ///
 /// ```
-/// assert_eq!(device::bytes_of(&[1u16, 2]), [1u16.to_ne_bytes(), 2u16.to_ne_bytes()].as_flattened());
+/// assert_eq!(crate::bytes_of(&[1u16, 2]), [1u16.to_ne_bytes(), 2u16.to_ne_bytes()].as_flattened());
 /// ```
 pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: an `Element` has no padding, so all bytes are initialised; they are borrowed as `values` is.
@@ -125,7 +126,7 @@ impl Buffer {
     }
 
     /// Backend name of the owner.
-    pub(crate) fn device(&self) -> &'static str {
+    pub fn device(&self) -> &'static str {
         self.0.device()
     }
 

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::cuda::CudaError;
+use simd::ThreadsError;
+
+use crate::driver::CudaError;
 use crate::launch_error::LaunchError;
+use crate::product::ProductShape;
 use crate::sim::SimError;
 
 /// An error of a device.
@@ -58,14 +61,11 @@ pub enum DeviceError {
         "page-locked memory may still be in use by a copy; wait for an event recorded after the copy, or call Device::synchronize"
     )]
     InFlight,
-    /// Weights that are not whole rows, or no rows at all.
-    #[error("a weight matrix with {0} columns: found no rows or an incomplete row, expected one or more whole rows")]
-    BadMatrix(usize),
-    /// Stored weights that are not finite.
+    /// Operands of a product that do not fit each other.
     #[error(
-        "a weight matrix: found a weight or a scale that is not finite, expected numbers; the checkpoint is damaged"
+        "a product ({0}): found columns outside of y, slices that do not divide k, or a bias or a result that slices or factors of 8 bits do not have; expected none of these"
     )]
-    NotFinite,
+    BadProduct(ProductShape),
     /// The device does not multiply with weights of this form.
     #[error("{0}: this device does not multiply with weights of this form; make them with Uploader::matrix")]
     NoMatrices(&'static str),
@@ -119,25 +119,9 @@ pub enum DeviceError {
     /// An error of the GPU or its driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A weight cannot be stored in the quantised format.
-    #[error(
-        "a weight matrix holds numbers that {0} cannot store (not finite, or too large); load it without --quantization"
-    )]
-    BadWeights(crate::gemm::Quantization),
-    /// The backend does not quantise weights in the type that was chosen, or that have fewer bits already.
-    #[error(
-        "--quantization: device {device} has no {quantization} weights for products in float32; leave it out, or use \
-         --dtype bfloat16 or --device cpu"
-    )]
-    NoQuantization {
-        /// Backend name.
-        device: &'static str,
-        /// The requested format.
-        quantization: crate::gemm::Quantization,
-    },
     /// The thread pool could not be started.
-    #[error("--threads: could not start {0} worker threads ({1}); lower the number")]
-    Threads(usize, String),
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
 }
 
 fn list(folders: &[PathBuf]) -> String {

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use simd::lock;
+
 use crate::DeviceError;
 use crate::buffer::Buffer;
-use crate::cuda::{CudaGraph, DeviceMemory};
-use crate::lock::lock;
+use crate::driver::{CudaGraph, DeviceMemory};
 use crate::sim::Work;
 
 /// Captured work, made by [`Device::capture`](crate::Device::capture) and run by [`Device::replay`](crate::Device::replay).

@@ -11,18 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
+use simd::{Isa, Pool, lock};
+
 use crate::buffer::{Buffer, Memory, SIM_ALLOCATED, SimMemory};
-use crate::gemm::{Arithmetic, PackedMatrix, Product, Quantization, WeightRows};
 use crate::graph::{Graph, Recorded, Tape};
-use crate::lock::lock;
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Library, Part, SimError, Work};
 use crate::stream::Queue;
-use crate::{
-    Device, DeviceError, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored, Tile,
-};
+use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Product, Profile, Tile};
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
 pub fn host_memory() -> MemoryInfo {
@@ -183,29 +181,6 @@ impl Device for Host {
             }),
         };
         memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
-    }
-
-    fn packed_matrix(
-        &self,
-        quantization: Option<Quantization>,
-        arithmetic: Arithmetic,
-        k: usize,
-        parts: &[WeightRows<'_>],
-    ) -> Result<Matrix, DeviceError> {
-        if self.kernels.is_some() {
-            return Err(DeviceError::NoMatrices(self.name()));
-        }
-        let packed = match quantization {
-            None => PackedMatrix::stored(&self.pool, arithmetic, k, parts),
-            Some(quantization) => {
-                let numbers = parts.iter().map(|part| match part {
-                    WeightRows::Numbers(dtype, data) => Ok((*dtype, *data)),
-                    WeightRows::Stored(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
-                });
-                PackedMatrix::quantize(&self.pool, quantization, k, &numbers.collect::<Result<Vec<_>, _>>()?)
-            }
-        };
-        packed.map(|packed| Matrix(Stored::Packed(packed)))
     }
 
     fn profile(&self) -> Option<&Arc<Profile>> {

@@ -1,8 +1,7 @@
-//! Memory, threads, launches and matrix products behind one interface, the trait [`Device`].
+//! Memory, streams, launches and graphs of CPUs and GPUs behind one interface, the trait [`Device`].
 //!
-//! This crate decides where bytes are stored and what computes. It contains [`Buffer`]s (aligned device memory), the [`Pool`]
-//! of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the matrix product of every linear layer,
-//! [`Launch`]es of CUDA kernels, and [`roofline`], the limits of the machine. No other crate calls the CUDA driver.
+//! This crate decides where bytes are stored. It contains [`Buffer`]s (aligned device memory), copies and events on two [`Queue`]s,
+//! [`Launch`]es of CUDA kernels, [`Product`]s of plain matrices, [`Graph`]s and the [`Profile`]. No other crate calls the CUDA driver.
 //!
 //! Nothing here depends on models, attention or requests.
 //!
@@ -13,8 +12,8 @@
 //! | `cuda-sim` | of this process, but not accessible with [`Buffer::host`], with guard bytes around every buffer | the same CUDA sources compiled as host code ([`sim`]) |
 //!
 //! Code that uses only [`Device`] works on every backend, and what one backend forbids, the others forbid too: so the CUDA path
-//! of a program is tested on a machine without a GPU. On `cpu`, layers are host code over packed weights
-//! ([`Uploader::matrix`]); on the other two they are launches and [`Device::product`]s.
+//! of a program is tested on a machine without a GPU. On `cpu`, layers are host code, on the threads of [`Device::pool`]; on the other
+//! two they are launches and [`Device::product`]s.
 //!
 //! ```
 //! use device::Queue;
@@ -44,60 +43,51 @@
 //! # Ok::<(), device::DeviceError>(())
 //! ```
 
-pub mod allocator;
 mod append;
 mod buffer;
-pub mod collective;
 mod cuda;
+mod driver;
 mod dtype;
 mod error;
 mod files;
-pub mod gemm;
 mod graph;
 mod host;
 mod launch;
 mod launch_error;
-mod lock;
-mod matrix;
 mod memory;
 mod pinned;
-mod pool;
+mod product;
 pub mod profile;
 mod queue;
 mod resources;
-pub mod roofline;
 pub mod sim;
-pub mod simd;
 mod stream;
 mod tensor;
 pub mod transfer;
-mod upload;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use simd::Pool;
+
 pub use buffer::{Buffer, bytes_of};
-pub use collective::{Collective, CollectiveError};
-pub use cuda::{CudaError, Refusal};
+pub use cuda::Gpu;
+pub use driver::{CudaError, Refusal};
 pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use graph::Graph;
 pub use host::host_memory;
 pub use launch::{Arg, Launch, Tile};
 pub use launch_error::LaunchError;
-pub use matrix::Matrix;
-pub(crate) use matrix::Stored;
 pub use memory::Element;
 pub use pinned::Pinned;
-pub use pool::Pool;
+pub use product::{Columns, Factor, FactorType, Product, ProductShape, Slices};
 pub use profile::Profile;
 pub use queue::Event;
 pub use resources::Resources;
-pub use simd::Isa;
 pub use stream::Queue;
 pub use tensor::Tensor;
-pub use upload::Uploader;
 
 /// Amount of memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +106,8 @@ pub struct Features {
     /// Types that layers can be computed in. On a device that packs matrices, buffers are float32 with each of them, and bfloat16
     /// is the type to which products round.
     pub compute: &'static [Dtype],
-    /// Whether weights are packed ([`Device::packed_matrix`]). Otherwise they are codes ([`gemm::Tiles`]) for kernels, or
-    /// [`Matrix::dense`] in the type that layers are computed in, for [`Device::product`].
+    /// Whether weights are packed for host code. Otherwise they are codes for kernels, or numbers in the type that layers are
+    /// computed in, for [`Device::product`].
     pub packs_matrices: bool,
     /// Whether layers and sampling are kernels ([`Device::launch`]), which a graph can replay. Otherwise they are host code.
     pub launches: bool,
@@ -194,23 +184,6 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
-    /// Packs a weight matrix `[n, k]` for the products of this device, in the form in which its rows are stored, or quantised if
-    /// `quantization` is given. `parts` are the rows of one or more checkpoint tensors, stacked. If the arithmetic rounds, numbers
-    /// become bfloat16, and products round activations to it. [`Uploader::matrix`] makes a matrix on any device.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
-    /// if a part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised;
-    /// [`DeviceError::NotFinite`] for stored weights that are not finite.
-    fn packed_matrix(
-        &self,
-        _quantization: Option<gemm::Quantization>,
-        _arithmetic: gemm::Arithmetic,
-        _k: usize,
-        _parts: &[gemm::WeightRows<'_>],
-    ) -> Result<Matrix, DeviceError> {
-        Err(DeviceError::NoMatrices(self.name()))
-    }
     /// Returns the capabilities of the backend.
     fn features(&self) -> Features {
         Features::LAUNCHING
@@ -232,17 +205,17 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::Outside`] if `weights` is too small; [`DeviceError::Capturing`] during a capture.
-    fn plan_product(&self, _shape: gemm::ProductShape, _weights: &Buffer, _max_rows: usize) -> Result<(), DeviceError> {
+    fn plan_product(&self, _shape: ProductShape, _weights: &Buffer, _max_rows: usize) -> Result<(), DeviceError> {
         Ok(())
     }
     /// Enqueues a matrix product on [`Queue::Compute`].
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::BadMatrix`] for columns outside of `y`, slices that do not
+    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::BadProduct`] for columns outside of `y`, slices that do not
     /// divide k, and for a bias or a result that factors of 8 bits or slices do not have; [`CudaError::NoAlgorithm`] if the library of
     /// `cuda` cannot compute the shape, with any number of rows if results must not depend on it; [`DeviceError::NoMatrices`] on
     /// `cpu`.
-    fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
+    fn product(&self, _product: Product<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }
     /// Returns the host threads that prepare work for the device; on `cpu`, the threads that compute.

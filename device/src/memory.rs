@@ -30,7 +30,7 @@ elements!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
 unsafe impl<T: Element, const N: usize> Element for [T; N] {}
 
 // SAFETY: sixteen numbers, aligned to their 64 bytes.
-unsafe impl Element for crate::simd::Pairs {}
+unsafe impl Element for simd::Pairs {}
 
 /// Returns the number of elements of `T` in `bytes` bytes.
 pub(crate) fn elements<T: Element>(bytes: usize) -> Result<usize, DeviceError> {

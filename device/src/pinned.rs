@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use simd::lock;
+
 use crate::DeviceError;
-use crate::cuda::PinnedMemory;
-use crate::lock::lock;
+use crate::driver::PinnedMemory;
 use crate::memory::{Element, HostMemory, inside};
 use crate::queue::{Clock, Progress};
 

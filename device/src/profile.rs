@@ -23,7 +23,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
+use simd::lock;
+
 use crate::{Device, Event, Queue};
 
 /// Maximum number of spans that are kept for a trace. The oldest steps are dropped first, each as a whole.

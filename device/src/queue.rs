@@ -19,9 +19,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use simd::lock;
+
 use crate::DeviceError;
-use crate::cuda::Point;
-use crate::lock::lock;
+use crate::driver::Point;
 use crate::stream::Queue;
 
 /// Number of finished copies of each queue.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::cuda::CudaError;
+use crate::driver::CudaError;
 use crate::files::KernelFiles;
 use crate::{DeviceError, Options};
 

@@ -14,6 +14,9 @@ pub enum EngineError {
     /// The device cannot be opened, or has too little memory.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
+    /// The weights cannot be stored in the form that was chosen.
+    #[error(transparent)]
+    Matrix(#[from] linear::LinearError),
     /// The device's sampler could not be set up.
     #[error(transparent)]
     Sample(#[from] sampling::device::SampleError),
@@ -31,7 +34,7 @@ pub enum EngineError {
     KvEvents(#[from] kvevents::StartError),
     /// The ranks of a group cannot compute together.
     #[error(transparent)]
-    Ranks(#[from] device::CollectiveError),
+    Ranks(#[from] collective::CollectiveError),
     /// This rank cannot read an adapter that another one has.
     #[error(transparent)]
     Adapter(#[from] models::lora::AdapterError),

@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use device::Isa;
 use engine::{
     Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Quantization,
     SamplingParams,
 };
+use simd::Isa;
 use testkit::capability::Capability;
 use testkit::everything;
 use testkit::kernels::host;

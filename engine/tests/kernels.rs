@@ -1,8 +1,10 @@
 //! Kernels are data: a TOML table swaps each operation's variant, and the tokens stay the same.
 
+use device::Device;
+use simd::Isa;
+
 use crate::common::{config, request, tokens};
 use attention_kernels::{Capabilities, Kernel, KernelError, KvDtype, LinearArgs, Operation, Variant};
-use device::{Device, Isa};
 use engine::{EngineConfig, KernelChoice, Llm};
 use serde::Deserialize;
 

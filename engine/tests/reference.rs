@@ -579,7 +579,7 @@ fn bfloat16_on_the_cpu_stays_within_its_bound_of_the_reference_and_keeps_its_bit
 #[test]
 fn auto_is_bfloat16_for_a_checkpoint_in_it_on_a_cpu_that_is_fast_in_it() {
     let bytes = |dtype| engine::plan(&EngineConfig { dtype, ..Default::default() }).unwrap().kv_bytes_per_token;
-    let fast = device::Isa::Amx.is_available() || device::simd::pairs::are_fast();
+    let fast = simd::Isa::Amx.is_available() || simd::pairs::are_fast();
     assert_eq!(bytes(None), bytes(Some(if fast { Dtype::Bf16 } else { Dtype::F32 })));
     assert_eq!(bytes(Some(Dtype::F32)), 2 * bytes(Some(Dtype::Bf16)));
 }

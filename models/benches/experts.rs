@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use attention_kernels::{KernelChoice, select};
 use criterion::{Criterion, criterion_group, criterion_main};
-use device::gemm::Quantization;
 use half::bf16;
+use linear::Quantization;
 use models::decoder::Form;
 use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Weights};
 use safetensors::Dtype;

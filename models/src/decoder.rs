@@ -30,8 +30,8 @@ mod shard;
 mod stage;
 mod tree;
 
+use ::linear::Purpose;
 pub use attention_kernels::layer::Activation;
-use device::gemm::Purpose;
 use serde::Serialize;
 
 use crate::lora::AdapterLimits;

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use device::{Device, DeviceError, Graph, Launch, Product};
+
 use crate::common::assert_graph_bytes;
 use crate::graphs_sim::{LIMITS, Loaded, launching, load_on, step};
 use crate::support::hooked::{Hooked, Hooks};
 use attention_kernels::{Dtype, KernelChoice, KvCache};
-use device::gemm::Product;
-use device::{Device, DeviceError, Graph, Launch};
 use models::{ForwardBatch, GraphCount, StepLimits};
 
 /// Greatest number of drafts of a sequence: so many that the decode kernel takes more than one tile of 16 rows for some.

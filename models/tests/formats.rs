@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, select};
-use device::gemm::{Gemm, Rows, gemm};
-use device::{Device, Isa};
+use device::Device;
+use linear::{Gemm, Rows, gemm};
 use models::decoder::{Linear, Part, Pick, Role};
 use models::{Model, ModelConfig, ModelFiles, RoundActivations, Weights, check_weights, in_stored_forms, load_matrix};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use simd::Isa;
 use testkit::capability::Capability;
 
 use crate::common::{ids, last_logits, list, needs, text};

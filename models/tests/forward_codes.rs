@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, Needs, select};
-use device::gemm::Quantization;
-use device::simd::small_float::f32_to_e4m3;
 use device::{Device, Options};
+use linear::Quantization;
 use models::decoder::{Decoder, Form};
 use models::{Model, ModelConfig, ModelFiles, StepLimits, Weights, in_stored_forms, weight_bytes};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::json;
+use simd::small_float::f32_to_e4m3;
 
 use crate::common::{self, Copy, Opened, assert_allocated, ids, last_logits, list, needs, text};
 use crate::support::opened;

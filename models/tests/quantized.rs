@@ -6,13 +6,14 @@ use std::collections::HashMap;
 use attention_kernels::trial::numbers::{e4m3_sum_error, from_bytes, round, span, to_bytes};
 use attention_kernels::trial::{buffer, bytes};
 use attention_kernels::{LinearArgs, LinearScratch, Operation, Rewritten, Rows, ScratchSizes, variants};
-use device::gemm::{Gemm, gemm};
-use device::{Device, Isa, Matrix, Options};
+use device::{Device, Options};
+use linear::{Gemm, Matrix, gemm};
 use models::decoder::{Linear, Part, Pick, Role};
 use models::{ModelFiles, Weights, load_matrix};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
+use simd::Isa;
 use tempfile::TempDir;
 
 use crate::support::opened;
@@ -331,7 +332,7 @@ fn fp8_of(n: usize, config: Value, suffix: &str, shape: &[usize], scale: impl Fn
     config
         .tensor(".weight", Dtype::F8_E4M3, &[n, k], codes.clone())
         .tensor(suffix, Dtype::F32, shape, scales.iter().flat_map(|it| it.to_le_bytes()).collect())
-        .values(|o, i| scales[scale(o, i)] * device::simd::small_float::e4m3_to_f32(codes[o * k + i]))
+        .values(|o, i| scales[scale(o, i)] * simd::small_float::e4m3_to_f32(codes[o * k + i]))
 }
 
 /// Two experts of MXFP4.
@@ -448,7 +449,7 @@ fn rows_are_rounded_on_the_simulator_as_on_the_cpu() {
             let x: Vec<f32> = x.iter().map(|x| round(dtype, *x)).collect();
             let on_host = load_matrix(&linear, &weights, &*host, device::Dtype::F32).unwrap();
             let (packed, mut want) = (on_host.host().unwrap(), vec![f32::NAN; 5 * n]);
-            let args = Gemm { x: device::gemm::Rows::Numbers(&x), weights: packed, bias: None, y: &mut want };
+            let args = Gemm { x: linear::Rows::Numbers(&x), weights: packed, bias: None, y: &mut want };
             gemm(Isa::best(), host.pool(), args);
             let matrix = load_matrix(&linear, &weights, &*launching, dtype).unwrap();
             let mut sizes = ScratchSizes::default();

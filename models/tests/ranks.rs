@@ -5,9 +5,9 @@ pub mod sums;
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
-use device::collective::{single, threads};
-use device::gemm::Quantization;
-use device::{Collective, Device, Options};
+use collective::{Collective, single, threads};
+use device::{Device, Options};
+use linear::Quantization;
 use models::decoder::{Form, Reduce};
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights, partition};
 use testkit::reference::context;

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::common::Opened;
-use crate::common::{files, last_logits, needs};
+use device::{Device, DeviceError, Factor, FactorType, Options, Product, ProductShape};
+use linear::Quantization;
+
+use crate::common::{Opened, files, last_logits, needs};
 use crate::support::hooked::{Hooked, Hooks, Transfer};
 use crate::support::opened;
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
-use device::gemm::{Factor, FactorType, Product, ProductShape, Quantization};
-use device::{Device, DeviceError, Options};
 use models::decoder::Form;
 use models::{ForwardBatch, Model, ModelConfig, ModelFiles, StepLimits, Weights, in_stored_forms};
 

@@ -136,7 +136,7 @@ fn of_ci(root: &Path) -> Vec<Step> {
 }
 
 /// Runs the checks of a change that take seconds: format, tidy, and the lints and unit tests of the crates with changed files, or of all
-/// crates. Crates that depend on a changed one are left to [`run`], and so are tests of crates that need `device`, which takes minutes
+/// crates. Crates that depend on a changed one are left to [`run`], and so are tests of crates that need `linear`, which takes minutes
 /// to build.
 ///
 /// # Errors
@@ -156,7 +156,7 @@ fn of_check(root: &Path, packages: &[Package], crates: &[&str]) -> Vec<Step> {
     if !crates.is_empty() {
         steps.push(lints_step(&select(crates)));
     }
-    let mut slow = vec!["device"];
+    let mut slow = vec!["linear"];
     let is_slow =
         |package: &Package, slow: &[&str]| package.dependencies.iter().any(|used| slow.contains(&&*used.name));
     while let Some(next) = packages.iter().find(|next| !slow.contains(&&*next.name) && is_slow(next, &slow)) {
@@ -250,16 +250,19 @@ fn thread_sanitizer_step() -> Step {
     Step::new("thread sanitizer", command).needs(Capability::Tsan)
 }
 
-/// The CPU tests of `device` on an emulated 64-bit ARM CPU with all extensions. Its reports of x86 units are not counted: they go to
+/// The tests of vectors and matrices on an emulated 64-bit ARM CPU with all extensions. Its reports of x86 units are not counted: they go to
 /// a folder of their own.
 fn neon_step(root: &Path) -> Step {
     let reports = testkit::kernels::target(root).join("emulated");
     let runner = format!("qemu-aarch64 -L /usr/aarch64-linux-gnu -E CARGO_TARGET_DIR={}", reports.display());
-    Step::new("NEON tests", format!("cargo test -p device --test all --locked --target {AARCH64} cpu::"))
-        .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_LINKER)
-        .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
-        .with("QUIRE_REQUIRE", "neon,neon-dotprod,neon-i8mm")
-        .needs(Capability::QemuAarch64)
+    Step::new(
+        "NEON tests",
+        format!("cargo test -p simd -p linear --test all --locked --target {AARCH64} -- --skip upload::"),
+    )
+    .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_LINKER)
+    .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
+    .with("QUIRE_REQUIRE", "neon,neon-dotprod,neon-i8mm")
+    .needs(Capability::QemuAarch64)
 }
 
 fn soak_step() -> Step {

@@ -72,7 +72,7 @@ enum End {
 
 impl Case {
     const fn new(name: &'static str, test: &'static str, ranks: &'static [usize], end: End) -> Case {
-        Case { name, package: "device", test, ranks, variables: &[], end }
+        Case { name, package: "collective", test, ranks, variables: &[], end }
     }
 
     const fn checked(self) -> Case {
@@ -82,37 +82,25 @@ impl Case {
 
 /// All tests of single ranks. Those of a server that has several follow them ([`serve`]).
 const CASES: [Case; 11] = [
-    Case::new("suite", "collective::mpi::processes_do_what_every_carrier_must_do", &[2, 3, 4], End::Well),
-    Case::new("suite, checked", "collective::mpi::processes_do_what_every_carrier_must_do", &[2], End::Well).checked(),
-    Case::new("times", "collective::mpi::times_of_exchanges", &[2], End::Well),
-    Case::new("idle", "collective::mpi::a_rank_that_waits_uses_little_of_a_core", &[2], End::Well),
-    Case::new("abort", "collective::mpi::a_rank_that_aborts_ends_all", &[3], End::Failed(": a reason of two lines\n")),
-    Case::new("killed rank", "collective::mpi::a_rank_that_is_killed_ends_all", &[3], End::Failed("")),
-    Case::new("panic", "collective::mpi::a_rank_that_panics_ends_all", &[3], End::Failed("this rank fails")),
-    Case::new(
-        "other widths",
-        "collective::mpi::rows_of_other_widths_end_all",
-        &[2],
-        End::Failed("rows given to all_gather"),
-    ),
+    Case::new("suite", "mpi::processes_do_what_every_carrier_must_do", &[2, 3, 4], End::Well),
+    Case::new("suite, checked", "mpi::processes_do_what_every_carrier_must_do", &[2], End::Well).checked(),
+    Case::new("times", "mpi::times_of_exchanges", &[2], End::Well),
+    Case::new("idle", "mpi::a_rank_that_waits_uses_little_of_a_core", &[2], End::Well),
+    Case::new("abort", "mpi::a_rank_that_aborts_ends_all", &[3], End::Failed(": a reason of two lines\n")),
+    Case::new("killed rank", "mpi::a_rank_that_is_killed_ends_all", &[3], End::Failed("")),
+    Case::new("panic", "mpi::a_rank_that_panics_ends_all", &[3], End::Failed("this rank fails")),
+    Case::new("other widths", "mpi::rows_of_other_widths_end_all", &[2], End::Failed("rows given to all_gather")),
     Case::new(
         "other length",
-        "collective::mpi::a_message_of_another_length_ends_all",
+        "mpi::a_message_of_another_length_ends_all",
         &[2],
         End::Failed("what: \"a message\", found: 3, expected: 2"),
     ),
-    Case::new("other calls", "collective::mpi::other_calls_end_all", &[2], End::Failed("in call 1, broadcast"))
-        .checked(),
-    Case::new(
-        "unreceived",
-        "collective::mpi::a_message_that_nobody_receives_ends_all",
-        &[2],
-        End::Failed("found 1 messages"),
-    ),
+    Case::new("other calls", "mpi::other_calls_end_all", &[2], End::Failed("in call 1, broadcast")).checked(),
+    Case::new("unreceived", "mpi::a_message_that_nobody_receives_ends_all", &[2], End::Failed("found 1 messages")),
 ];
 /// The test of [`MIXED`].
-const MIXED_CASE: Case =
-    Case::new("other launcher", "collective::mpi::the_library_of_another_mpi_is_one_line", &[2], End::Well);
+const MIXED_CASE: Case = Case::new("other launcher", "mpi::the_library_of_another_mpi_is_one_line", &[2], End::Well);
 
 /// Runs all tests and prints a table of their seconds. Where the packages cannot be installed, reports that. `quick`: all but the first
 /// library run the first test on the fewest ranks alone.

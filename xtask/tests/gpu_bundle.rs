@@ -43,7 +43,7 @@ fn pretend() -> Option<tempfile::TempDir> {
     bundle::scripts(&bundle).unwrap();
     program(&bundle.join("bin/quire"), QUIRE);
     for (name, tests) in [
-        ("device", "upload::copies"),
+        ("device", "profile::times"),
         ("attention-kernels", "conformance::reference::cache_writes_equal_the_reference_cases"),
         ("models", "kernels::rows::gathered_rows_are_exact_copies"),
         ("sampling", "device::cuts::ties device::cuts::counts"),
@@ -241,14 +241,14 @@ fn programs_are_unpacked_and_failed_tests_run_again_under_every_sanitizer() {
         &TESTS.replace("TESTS", "kernels::rows::gathered_rows_are_exact_copies").replace("*)", "*) exit 3;"),
     );
     let skips = "*) echo 'NOT RUN: device::x: needs nccl: found no libnccl.so.2'; echo '1 passed';";
-    program(&bin.join("device"), &TESTS.replace("TESTS", "upload::copies").replace("*)", skips));
+    program(&bin.join("device"), &TESTS.replace("TESTS", "profile::times").replace("*)", skips));
     let sanitizer = "case $2 in racecheck) echo 'RACECHECK SUMMARY: 1 hazard displayed (1 errors)'; exit 9 ;; esac
         echo '========= ERROR SUMMARY: 0 errors'; shift 6; exec \"$@\"";
     program(&folder.path().join("tools/compute-sanitizer"), sanitizer);
     let said = text(&run(folder.path(), &["one", "--short", "--steps", "tests"]));
     let of = |words: &[&str]| results(folder.path(), words);
     assert_eq!(of(&["tests", "engine"]), ["no test"], "{said}");
-    assert_eq!(of(&["device", "upload::copies"]), ["not run"], "{said}");
+    assert_eq!(of(&["device", "profile::times"]), ["not run"], "{said}");
     assert_eq!(of(&["sanitizer", "racecheck"]), ["failed"], "{said}");
     for tool in ["memcheck", "synccheck", "initcheck"] {
         assert_eq!(of(&["sanitizer", tool]), ["ok"], "{said}");

@@ -12,8 +12,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use device::gemm::{Arithmetic, gemm};
-use device::{Device, Isa};
+use device::Device;
+use linear::{Arithmetic, gemm};
+use simd::Isa;
 
 use super::kernel::{self, result_len};
 use super::merge::Merged;

@@ -18,10 +18,9 @@
 //! task they are in. In a block-sparse call a task reads the blocks that one of its queries sees, each query uses its own, and
 //! the softmax packs them side by side: a query that sees every block has the bits of a dense call.
 
-use device::Isa;
-use device::gemm::Arithmetic;
-use device::simd::pairs::{PairLanes, Pairs};
-use device::simd::{LANES, Lanes};
+use linear::Arithmetic;
+use simd::pairs::{PairLanes, Pairs};
+use simd::{Isa, LANES, Lanes};
 
 use super::merge::Merged;
 use super::pair_values::{WEIGHTS, round_weights};
@@ -64,11 +63,11 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
                 pair_scores::round_all(isa, shared, seen, scratch);
             }
             pair_scores::score_all(isa, shared, seen, scratch);
-            device::dispatch_pairs!(isa, weigh_pairs(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+            simd::dispatch_pairs!(isa, weigh_pairs(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
             pair_values::sum_all(isa, shared, seen, scratch);
         } else {
             score_all(isa, shared, seen, scratch);
-            device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+            simd::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
             sum_all(isa, shared, seen, scratch);
         }
         merge(seen, scratch, shared, sums, states);

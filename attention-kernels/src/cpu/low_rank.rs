@@ -1,7 +1,8 @@
-//! Low-rank additions on the CPU, by [`device::gemm::low_rank`].
+//! Low-rank additions on the CPU, by [`linear::low_rank`].
 
-use device::gemm::LowRankProduct;
-use device::{Device, Isa};
+use device::Device;
+use linear::LowRankProduct;
+use simd::Isa;
 
 use crate::error::KernelError;
 use crate::low_rank::{LowRankArgs, LowRankFactors};
@@ -14,6 +15,6 @@ pub(super) fn low_rank(isa: Isa, device: &dyn Device, args: LowRankArgs<'_>) -> 
     };
     let (x, y, t) = (x.host()?, y.host_mut()?, t.host_mut()?);
     let product = LowRankProduct { x, inputs, y, outputs, rows: rows.by_slot(), adapters, t, width };
-    device::gemm::low_rank(isa, device.pool(), product);
+    linear::low_rank(isa, device.pool(), product);
     Ok(())
 }

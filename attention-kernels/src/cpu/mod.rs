@@ -14,8 +14,8 @@ mod tile;
 mod tiled;
 mod values;
 
-use device::Isa;
-use device::gemm::Arithmetic;
+use linear::Arithmetic;
+use simd::Isa;
 
 use crate::format::{KvDtype, Layout};
 use crate::variant::{Capabilities, register};

@@ -1,4 +1,4 @@
-//! Scores of a partition in products of bfloat16 pairs ([`device::simd::pairs`]), with a token in each lane.
+//! Scores of a partition in products of bfloat16 pairs ([`simd::pairs`]), with a token in each lane.
 //!
 //! ```text
 //! 16 keys, transposed     k[0..2] of 16 tokens   × q[0][0..2], q[1][0..2] …
@@ -15,16 +15,15 @@
 
 use std::ops::Range;
 
-use device::Isa;
-use device::simd::pairs::{PairLanes, Pairs, round_row};
-use device::simd::{LANES, Lanes, prefetch};
+use simd::pairs::{PairLanes, Pairs, round_row};
+use simd::{Isa, LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
 use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch_pairs!(isa, round_queries(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    simd::dispatch_pairs!(isa, round_queries(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]
@@ -38,7 +37,7 @@ fn round_queries<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &m
 /// Computes `scores[query][token - first] = scale * q·k` for all tokens that some row sees in a partition. Also fills some
 /// further entries of whole tiles.
 pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch_pairs!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    simd::dispatch_pairs!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]

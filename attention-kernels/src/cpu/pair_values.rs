@@ -1,4 +1,4 @@
-//! Weighted sums of the values of a partition in products of bfloat16 pairs ([`device::simd::pairs`]), with a column in each
+//! Weighted sums of the values of a partition in products of bfloat16 pairs ([`simd::pairs`]), with a column in each
 //! lane.
 //!
 //! ```text
@@ -18,9 +18,8 @@
 
 use std::ops::Range;
 
-use device::Isa;
-use device::simd::pairs::{PairLanes, Pairs, round_row};
-use device::simd::{LANES, Lanes, prefetch};
+use simd::pairs::{PairLanes, Pairs, round_row};
+use simd::{Isa, LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
 use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
@@ -75,7 +74,7 @@ fn round_run<D: PairLanes>(run: Range<usize>, weights: &mut [f32], to: &mut [u32
 /// Computes `part[query] = Σ_j p[query][j] * v[j]` over the tokens that each query sees in a partition, in the order of j.
 /// Pairs that a group of queries sees in common are added for the group; those before and after query by query.
 pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch_pairs!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    simd::dispatch_pairs!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]

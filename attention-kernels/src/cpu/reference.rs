@@ -1,8 +1,9 @@
 //! `cpu.reference`: every operation in the simplest correct loops, on one thread, to compare other variants with. It is
 //! row-invariant too, because its sums run in absolute order.
 
-use device::gemm::{self, Gemm, RowBlock, gemm_reference};
-use device::{Buffer, Device, Isa, Pool};
+use device::{Buffer, Device};
+use linear::{Gemm, RowBlock, gemm_reference};
+use simd::{Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
@@ -161,9 +162,9 @@ pub(super) fn with_gemm(
     let weights = args.weights.host()?;
     let shape = |what, found, expected| KernelError::Shape { what, found, expected };
     let x = match args.x {
-        Rows::Numbers(x) => gemm::Rows::Numbers(front(x.host()?, args.rows * weights.k())?),
+        Rows::Numbers(x) => linear::Rows::Numbers(front(x.host()?, args.rows * weights.k())?),
         Rows::Blocks(x) if weights.takes_blocks() => {
-            gemm::Rows::Blocks(front(x.host()?, args.rows * weights.k().div_ceil(RowBlock::LEN))?)
+            linear::Rows::Blocks(front(x.host()?, args.rows * weights.k().div_ceil(RowBlock::LEN))?)
         }
         Rows::Blocks(_) => {
             let found = "rows in blocks for weights that are not quantised".to_string();

@@ -15,8 +15,7 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
-use device::Isa;
-use device::simd::{Ahead, LANES, Lanes};
+use simd::{Ahead, Isa, LANES, Lanes};
 
 use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
 
@@ -33,7 +32,7 @@ const TRANSPOSE_FROM: usize = 12;
 /// Computes `scores[query][token - first] = scale * q·k` for all tokens that some row sees in a partition. Also fills some
 /// further entries: those up to whole panels, and those that only other rows see.
 pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    simd::dispatch!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]

@@ -1,9 +1,9 @@
 //! Cache writes and block copies, one row of `head_dim` elements at a time. Rows are converted in a loop that is compiled
 //! for the widest vectors of this CPU; the bits are those of a conversion number by number.
 
-use device::simd::pairs::Pairs;
-use device::simd::{LANES, Lanes, prefetch};
-use device::{Device, Isa, Pool};
+use device::Device;
+use simd::pairs::Pairs;
+use simd::{Isa, LANES, Lanes, Pool, prefetch};
 
 use super::stored::{Bf16, GivenScales, Slot, Stored, by_kv_dtype, expect_ours, of_head, place, place_in_pairs};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, Values};
@@ -55,7 +55,7 @@ pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(
         }
         pool.chunks_mut(&mut parts, 1, cost, |_, one| {
             for (which, rows, to) in one {
-                device::dispatch!(isa, write_pairs(which: &usize, rows: &Rows<'_>, to: &mut [Pairs]));
+                simd::dispatch!(isa, write_pairs(which: &usize, rows: &Rows<'_>, to: &mut [Pairs]));
             }
         });
         return Ok(());
@@ -67,7 +67,7 @@ pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(
         }
         pool.chunks_mut(&mut parts, 1, cost, |_, one| {
             for (rows, elements) in one {
-                device::dispatch!(isa, write_rows::<S>(rows: &Rows<'_>, elements: &mut [<S as Stored>::Raw]));
+                simd::dispatch!(isa, write_rows::<S>(rows: &Rows<'_>, elements: &mut [<S as Stored>::Raw]));
             }
         });
     });

@@ -5,8 +5,8 @@
 //! ```
 
 use device::Element;
-use device::simd::pairs::Pairs;
-use device::simd::{Ahead, LANES, Lanes, small_float};
+use simd::pairs::Pairs;
+use simd::{Ahead, LANES, Lanes, small_float};
 
 use crate::args::{KvCache, KvScales};
 use crate::error::KernelError;

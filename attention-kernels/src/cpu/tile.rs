@@ -4,9 +4,9 @@ use std::iter::{Flatten, StepBy};
 use std::ops::Range;
 use std::option::IntoIter;
 
-use device::gemm::Arithmetic;
-use device::simd::pairs::Pairs;
-use device::simd::{Ahead, LANES, tiles};
+use linear::Arithmetic;
+use simd::pairs::Pairs;
+use simd::{Ahead, LANES, tiles};
 
 use super::merge::Merged;
 use super::stored::{Halves, Pages, Slot, place_in_pairs};

@@ -13,8 +13,7 @@
 
 use std::ops::Range;
 
-use device::Isa;
-use device::simd::{Ahead, LANES, Lanes};
+use simd::{Ahead, Isa, LANES, Lanes};
 
 use super::tile::{PANELS, SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
 
@@ -44,7 +43,7 @@ impl<'a> Values<'a> {
 /// Computes `part[query] = Σ_j p[query][j] * v[j]` over the tokens that each query sees in a partition, in the order of j.
 /// Tokens that a group of queries sees in common are added for the group; those before and after query by query.
 pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    simd::dispatch!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]

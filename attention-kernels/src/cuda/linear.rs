@@ -1,7 +1,7 @@
 //! Launches of matrix products with weights that are codes, and of products of experts.
 
-use device::gemm::{Factor, FactorType, PANEL, Product, Slices};
-use device::{Arg, Buffer, CudaError, Device, DeviceError, Launch, Matrix};
+use device::{Arg, Buffer, CudaError, Device, DeviceError, Factor, FactorType, Launch, Product, Slices};
+use linear::{Matrix, PANEL};
 
 use super::names::{MODULE, Name};
 use super::parameters::{LinearShape, SliceShape, count};

@@ -17,8 +17,7 @@ mod tiles;
 mod unpacked;
 mod yardstick;
 
-use device::Device;
-use device::gemm::Product;
+use device::{Device, Product};
 
 use crate::args::LinearArgs;
 use crate::error::KernelError;

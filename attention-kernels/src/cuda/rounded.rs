@@ -1,7 +1,7 @@
 //! Products of factors of 8 bits: rows are rounded by a kernel, multiplied by [`Device::product`], and scaled by a kernel.
 
-use device::gemm::{ByteMatrix, RowRounding};
 use device::{Arg, Buffer, Device, Launch};
+use linear::{ByteMatrix, RowRounding};
 
 use super::names::{MODULE, Name};
 use super::parameters::{RoundShape, ScaleShape, count, kv_format};

@@ -1,7 +1,6 @@
 //! The products of [`Device::product`] that a kernel finishes.
 
-use device::gemm::{Factor, Product, Slices};
-use device::{Buffer, Device};
+use device::{Buffer, Device, Factor, Product, Slices};
 
 use crate::error::KernelError;
 use crate::format::Dtype;

@@ -1,7 +1,7 @@
 //! Weights that are codes, as parameters of the kernels of `csrc/linear.cu`.
 
 use device::Arg;
-use device::gemm::{PANEL, TileCodes, TileForm, TileOffset, TileSegment};
+use linear::{PANEL, TileCodes, TileForm, TileOffset, TileSegment};
 
 use super::parameters::{LinearShape, count};
 use crate::error::KernelError;

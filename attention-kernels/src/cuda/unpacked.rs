@@ -4,8 +4,8 @@
 //! W (2 R / 180 TFLOP/s), since each block there unpacks the codes for 32 rows. The times are equal at some 130 rows; neither was
 //! measured. Steps of decode have at most 256.
 
-use device::gemm::{Columns, Factor, FactorType, PANEL, Product, Tiles};
-use device::{Arg, Buffer, Device, Launch};
+use device::{Arg, Buffer, Columns, Device, Factor, FactorType, Launch, Product};
+use linear::{PANEL, Tiles};
 
 use super::names::{MODULE, Name};
 use super::parameters::count;

@@ -3,8 +3,7 @@
 //! The delta rule reads a head's matrix twice and writes it once. Columns do not depend on each other, so both passes go over some
 //! columns at a time, whose sums stay in registers and whose numbers are still in the cache in the second pass.
 
-use device::simd::{LANES, Lanes};
-use device::{Isa, dispatch};
+use simd::{Isa, LANES, Lanes, dispatch};
 
 /// Computes the convolution of the channels of one head: the inputs in `tail`, the oldest first, then those in `row`. `pieces`: where
 /// the channels lie in a row and in `sums`, and how many.

@@ -2,9 +2,8 @@
 //!
 //! They are plain loops, which the compiler vectorises inside functions that are compiled for the instruction set.
 
-use device::gemm::RowBlock;
-use device::simd::{LANES, Lanes};
-use device::{Isa, dispatch};
+use linear::RowBlock;
+use simd::{Isa, LANES, Lanes, dispatch};
 
 use super::Activation;
 

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
-use device::{Buffer, Device, Pool};
+use device::{Buffer, Device};
+use simd::Pool;
 
 use super::abi;
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, Values};

@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use device::Isa;
 use libloading::Library;
+use simd::Isa;
 
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};

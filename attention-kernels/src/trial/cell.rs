@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use device::Device;
-use device::gemm::Quantization;
 use device::sim::Counts;
+use linear::Quantization;
 
 use super::time::Time;
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};

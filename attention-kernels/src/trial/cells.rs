@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device::gemm::{Purpose, Quantization, WeightBlock, WeightRows, quantize_row};
 use device::sim::{Counts, Tally};
-use device::{Buffer, Device, Isa, Uploader};
+use device::{Buffer, Device};
+use linear::{Purpose, Quantization, Uploader, WeightBlock, WeightRows, quantize_row};
+use simd::Isa;
 
 use super::cell::{Cell, Shape};
 use super::low_rank::{LowRankProblem, SlotRanks};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::Device;
-use device::gemm::Quantization;
 use device::sim::Tally;
+use linear::Quantization;
 
 pub use super::cell::{Cell, Shape};
 use super::cells::{self, Runs};

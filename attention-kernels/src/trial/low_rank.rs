@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use device::gemm::{DownFactor, LowRank, UpFactor};
 use device::{Buffer, Device};
+use linear::{DownFactor, LowRank, UpFactor};
 
 use super::numbers::{Random, from_bytes, round, to_bytes, ulp};
 use super::run::{buffer, bytes};

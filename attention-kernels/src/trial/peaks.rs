@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use device::gemm::{Factor, FactorType, Product};
-use device::{Buffer, Device, DeviceError, roofline};
+use device::{Buffer, Device, DeviceError, Factor, FactorType, Product};
+use simd::roofline;
 
 use super::numbers::{Random, round, to_bytes};
 use super::run::repeated;

@@ -7,7 +7,8 @@ use std::time::Instant;
 use attention_kernels::trial::numbers::Random;
 use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
-use device::{Device, Isa};
+use device::Device;
+use simd::Isa;
 
 use super::devices::{self, variants_on};
 use super::failures::{Fault, Looks, of_look, same_bits};

@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, Rewritten, variants};
-use device::gemm::{Codes, Offset, Purpose, Rounding, Scale, StoredFormat};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
+use linear::{Codes, Offset, Purpose, Rounding, Scale, StoredFormat};
 use testkit::kernels::host::{self, SOME_HEAD_SIZES};
 
 /// A device that counts, with kernels for bf16.
@@ -255,7 +255,7 @@ fn unpacking_reads_codes_once_and_rounding_reads_rows_twice() {
     let rows = 3;
     let rounding = Rounding::Row;
     let format = StoredFormat { codes: Codes::Integers { bits: 8, zero: 128 }, group: k, scale: Scale::F32, ..format };
-    let part = crate::support::stored::Random::new(format, n, k, 1);
+    let part = crate::weights::Random::new(format, n, k, 1);
     let weights = super::rewritten::matrix(&*device, dtype, &[(&part, rounding)], k);
     let mut space = super::rewritten::scratch(&*device, Rewritten::Rows, [n, k], rows);
     tally.take();

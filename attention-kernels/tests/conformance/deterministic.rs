@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use attention_kernels::trial::numbers::{Random, to_bytes};
 use attention_kernels::{Dtype, Rewritten, slices};
-use device::gemm::{FactorType, Product, Purpose, WeightRows};
-use device::{CudaError, Device, DeviceError, Features, Matrix, Uploader};
+use device::{CudaError, Device, DeviceError, FactorType, Features, Product};
+use linear::{Matrix, Purpose, Uploader, WeightRows};
 
 use super::devices;
 use super::linear::{HALVES, check, multiply, numbers};

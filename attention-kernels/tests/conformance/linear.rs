@@ -7,14 +7,14 @@ use attention_kernels::trial::numbers::{Random, from_bytes, round, to_bytes, ulp
 use attention_kernels::{
     Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, variants,
 };
-use device::gemm::{Codes, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, WeightRows};
-use device::{Device, Matrix, Uploader};
+use device::Device;
+use linear::{Codes, Matrix, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, Uploader, WeightRows};
 use serde_json::json;
 use testkit::everything;
 
 use super::devices::{self, buffer, bytes};
 use super::failures::Looks;
-use crate::support::stored::{self, formats};
+use crate::weights::{self, formats};
 
 pub const HALVES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 
@@ -28,7 +28,7 @@ pub fn numbers(random: &mut Random, dtype: Dtype, count: usize) -> Vec<f32> {
 }
 
 /// A matrix of stored parts, one below the other.
-fn coded(device: &dyn Device, dtype: Dtype, parts: &[stored::Random], k: usize, purpose: Purpose) -> Matrix {
+fn coded(device: &dyn Device, dtype: Dtype, parts: &[weights::Random], k: usize, purpose: Purpose) -> Matrix {
     let rows: Vec<_> = parts.iter().map(|part| WeightRows::Stored(part.part(None, Rounding::None))).collect();
     let n = parts.iter().map(|part| part.rows.len()).sum();
     Uploader::new(device).unwrap().matrix(None, dtype, [n, k], &rows, purpose).unwrap()
@@ -42,7 +42,7 @@ pub fn random_codes(
     [n, k]: [usize; 2],
     purpose: Purpose,
 ) -> Matrix {
-    coded(device, dtype, &[stored::Random::new(format, n, k, 1)], k, purpose)
+    coded(device, dtype, &[weights::Random::new(format, n, k, 1)], k, purpose)
 }
 
 /// The product of rows of `x` with `cuda.linear`, as float32 or as numbers of the weights' type.
@@ -64,7 +64,7 @@ pub fn multiply(
 }
 
 /// The weights of stored parts, rounded to the type.
-pub fn rounded(parts: &[stored::Random], k: usize, dtype: Dtype) -> Vec<f32> {
+pub fn rounded(parts: &[weights::Random], k: usize, dtype: Dtype) -> Vec<f32> {
     parts.iter().flat_map(|part| part.values(None, k)).map(|weight| round(dtype, weight)).collect()
 }
 
@@ -98,7 +98,7 @@ fn a_code_counts_as_the_number_that_unpacking_gives() {
             let settings = json!({ "format": format!("{format:?}"), "dtype": dtype.to_string() });
             // Inputs of no whole tile, outputs of no whole panel and of several blocks.
             let (n, k) = ([40, 16, 90][i % 3], [160, 64, 200][i / 2 % 3]);
-            let parts = [stored::Random::new(format, n, k, i as u64)];
+            let parts = [weights::Random::new(format, n, k, i as u64)];
             let weights = coded(&*device, dtype, &parts, k, Purpose::Product);
             assert!(weights.tiles().is_some(), "{format:?} is unpacked");
             // A row for each input: ones of a unit matrix pick weights one by one.
@@ -122,7 +122,7 @@ fn products_of_codes_are_what_float64_says_and_a_row_does_not_depend_on_the_othe
             formats().into_iter().flat_map(|format| HALVES.map(|dtype| (format, dtype))).enumerate()
         {
             let (n, k, output) = ([72, 33][i % 2], [2200, 64, 520][i / 2 % 3], [dtype, Dtype::F32][i / 3 % 2]);
-            let parts = [stored::Random::new(format, n, k, i as u64)];
+            let parts = [weights::Random::new(format, n, k, i as u64)];
             let weights = coded(&*device, dtype, &parts, k, Purpose::Product);
             let mut random = Random::new(i as u64);
             let (x, bias) = (numbers(&mut random, dtype, 37 * k), numbers(&mut random, output, n));
@@ -148,7 +148,7 @@ fn parts_of_different_forms_and_quantised_numbers_are_multiplied_side_by_side() 
         let (k, all) = (192, formats());
         let parts: Vec<_> = [(all[1], 40), (all[8], 7), (all[13], 64)]
             .into_iter()
-            .map(|(format, n)| stored::Random::new(format, n, k, n as u64))
+            .map(|(format, n)| weights::Random::new(format, n, k, n as u64))
             .collect();
         let mut random = Random::new(9);
         let x = numbers(&mut random, Dtype::Bf16, 11 * k);
@@ -186,16 +186,16 @@ fn weights_without_a_form_for_kernels_become_numbers() {
             (format(nibbles, 32, Scale::F16, Offset::None), Dtype::F16, Purpose::Stack(12)),
         ];
         for (format, dtype, purpose) in unfit {
-            let parts = [stored::Random::new(format, 24, 192, 3)];
+            let parts = [weights::Random::new(format, 24, 192, 3)];
             let weights = coded(&*device, dtype, &parts, 192, purpose);
             let numbers = weights.numbers().unwrap_or_else(|| panic!("{format:?} in {dtype} for {purpose:?}"));
             assert!(from_bytes(dtype, &bytes(&*device, numbers)) == rounded(&parts, 192, dtype), "{format:?}");
         }
-        let mut bad = stored::Random::new(formats()[0], 24, 128, 3);
+        let mut bad = weights::Random::new(formats()[0], 24, 128, 3);
         bad.rows[17].scales[0] = 0x7f80;
         let rows = [WeightRows::Stored(bad.part(None, Rounding::None))];
         let refused = Uploader::new(&*device).unwrap().matrix(None, Dtype::Bf16, [24, 128], &rows, Purpose::Product);
-        assert!(matches!(refused, Err(device::DeviceError::NotFinite)));
+        assert!(matches!(refused, Err(linear::LinearError::NotFinite)));
     }
 }
 
@@ -244,7 +244,7 @@ pub fn multiply_all(device: &Arc<dyn Device>) {
     for (i, format) in formats().into_iter().enumerate() {
         // The sanitizers of an ordinary run have no kernels for bf16.
         let dtype = if everything() { HALVES[i / 2 % 2] } else { Dtype::F16 };
-        let parts = [stored::Random::new(format, 80, 192, 1)];
+        let parts = [weights::Random::new(format, 80, 192, 1)];
         let weights = coded(&**device, dtype, &parts, 192, [Purpose::Product, Purpose::Stack(16)][i % 2]);
         multiply(&**device, &weights, &vec![0.5; [3, 35][i / 2 % 2] * 192], None, dtype, None);
         let chosen: Vec<u32> = (0..[4, 90][i / 2 % 2]).map(|a| a * 7 % 5).collect();
@@ -277,7 +277,7 @@ fn experts_multiply_their_own_rows_as_if_each_was_alone() {
                 let (n, k) = (48, [192, 136, 320][i]);
                 let mut random = Random::new(i as u64 + 3);
                 let parts: Vec<_> = match form {
-                    Some(format) => (0..*experts).map(|e| stored::Random::new(format, n, k, e as u64)).collect(),
+                    Some(format) => (0..*experts).map(|e| weights::Random::new(format, n, k, e as u64)).collect(),
                     None => Vec::new(),
                 };
                 let plain = numbers(&mut random, dtype, experts * n * k);

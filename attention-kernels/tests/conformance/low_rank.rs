@@ -7,8 +7,8 @@ use attention_kernels::trial::{LowRankProblem, SlotRanks, bytes};
 use attention_kernels::{
     Dtype, KernelError, LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots, Operation, Variant,
 };
-use device::gemm::{DownFactor, LowRank, UpFactor};
 use device::{Device, DeviceError, Launch};
+use linear::{DownFactor, LowRank, UpFactor};
 use serde_json::json;
 use testkit::everything;
 

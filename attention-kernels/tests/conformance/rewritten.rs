@@ -7,19 +7,19 @@ use attention_kernels::trial::numbers::{Random, e4m3_sum_error, round, span, to_
 use attention_kernels::{
     Dtype, KernelError, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, linear_products,
 };
-use device::gemm::{
-    ByteMatrix, Codes, Offset, ProductShape, Purpose, Rounding, RowRounding, Scale, StoredFormat, WeightRows,
+use device::{Device, Features, Options, ProductShape};
+use linear::{
+    ByteMatrix, Codes, Matrix, Offset, Purpose, Rounding, RowRounding, Scale, StoredFormat, Uploader, WeightRows,
 };
-use device::simd::small_float::{e4m3_to_f32, f32_to_e4m3};
-use device::{Device, Features, Matrix, Options, Uploader};
 use serde_json::json;
+use simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use testkit::everything;
 
 use super::devices::{self, buffer};
 use super::failures::Looks;
 use super::linear::{HALVES, check, multiply, numbers, of_product, rounded, variant};
 use crate::support::opened;
-use crate::support::stored::{self, formats};
+use crate::weights::{self, formats};
 
 /// Memory for layers of this shape and number of rows.
 pub fn scratch(device: &dyn Device, rewritten: Rewritten, shape: [usize; 2], max_rows: usize) -> LinearScratch {
@@ -42,7 +42,7 @@ pub fn products(
 }
 
 /// A matrix of stored parts, one below the other, each with its rounding.
-pub fn matrix(device: &dyn Device, dtype: Dtype, parts: &[(&stored::Random, Rounding)], k: usize) -> Matrix {
+pub fn matrix(device: &dyn Device, dtype: Dtype, parts: &[(&weights::Random, Rounding)], k: usize) -> Matrix {
     let rows: Vec<_> = parts.iter().map(|(part, rounding)| WeightRows::Stored(part.part(None, *rounding))).collect();
     let n = parts.iter().map(|(part, _)| part.rows.len()).sum();
     Uploader::new(device).unwrap().matrix(None, dtype, [n, k], &rows, Purpose::Product).unwrap()
@@ -58,7 +58,7 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
             let (dtype, other) = (HALVES[i % 2], formats()[(i + 4) % 14]);
             // Inputs of no whole tile; two segments, of which the first takes three strips and the last one begins inside of a panel.
             let (k, [first, second]) = ([136, 64, 200][i % 3], [[80, 16], [72, 40]][i / 2 % 2]);
-            let parts = [stored::Random::new(format, first, k, 3), stored::Random::new(other, second, k, 4)];
+            let parts = [weights::Random::new(format, first, k, 3), weights::Random::new(other, second, k, 4)];
             let weights = matrix(device, dtype, &parts.each_ref().map(|part| (part, Rounding::None)), k);
             assert_eq!(weights.tiles().unwrap().segments().len(), 2);
             let mut random = Random::new(i as u64);
@@ -90,7 +90,7 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
 #[test]
 fn a_deterministic_device_never_unpacks_weights() {
     let Some(device) = opened::open(Options { deterministic: true, ..Options::default() }) else { return };
-    let (k, part) = (64, stored::Random::new(formats()[0], 32, 64, 1));
+    let (k, part) = (64, weights::Random::new(formats()[0], 32, 64, 1));
     let weights = matrix(&*device, Dtype::F16, &[(&part, Rounding::None)], k);
     let x = numbers(&mut Random::new(1), Dtype::F16, 300 * k);
     let mut space = scratch(&*device, Rewritten::Weights, [32, k], 300);
@@ -130,7 +130,7 @@ fn rows_are_rounded_as_the_format_says_and_do_not_depend_on_the_others() {
             let (dtype, k) = (HALVES[i % 2], [2224, 48][i / 2 % 2]);
             let output = [dtype, Dtype::F32][i / 3];
             // Two parts that need not begin with a panel.
-            let parts = [stored::Random::new(format, 24, k, 5), stored::Random::new(format, 40, k, 6)];
+            let parts = [weights::Random::new(format, 24, k, 5), weights::Random::new(format, 40, k, 6)];
             let weights = matrix(device, dtype, &parts.each_ref().map(|part| (part, rounding)), k);
             assert!(weights.bytes_and_scales().is_some() && weights.bytes() == 64 * (k + 4), "{format:?}");
             let w: Vec<f32> = parts.iter().flat_map(|part| part.values(None, k)).collect();
@@ -188,11 +188,11 @@ fn without_memory(device: &dyn Device, weights: &Matrix, x: &[f32]) -> Result<()
 #[test]
 fn only_weights_with_a_scale_for_each_output_are_multiplied_with_rounded_rows() {
     let is_fit = |features, purpose, parts: &[(StoredFormat, Rounding, usize)], k: usize| {
-        let random: Vec<_> = parts.iter().map(|(format, _, n)| stored::Random::new(*format, *n, k, 1)).collect();
+        let random: Vec<_> = parts.iter().map(|(format, _, n)| weights::Random::new(*format, *n, k, 1)).collect();
         let parts: Vec<_> = random
             .iter()
             .zip(parts)
-            .map(|(rows, (_, rounding, n))| (*n, device::gemm::PartForm::Stored(rows.part(None, *rounding))))
+            .map(|(rows, (_, rounding, n))| (*n, linear::PartForm::Stored(rows.part(None, *rounding))))
             .collect();
         ByteMatrix::rounding_of(features, purpose, k, &parts)
     };
@@ -225,13 +225,13 @@ fn only_weights_with_a_scale_for_each_output_are_multiplied_with_rounded_rows() 
 pub fn rewrite_all(device: &Arc<dyn Device>, dtype: Dtype) {
     let device = &**device;
     for format in formats().into_iter().step_by(if everything() { 1 } else { 3 }) {
-        let part = stored::Random::new(format, 40, 192, 1);
+        let part = weights::Random::new(format, 40, 192, 1);
         let weights = matrix(device, dtype, &[(&part, Rounding::None)], 192);
         let mut space = scratch(device, Rewritten::Weights, [32, 192], 257);
         multiply(device, &weights, &vec![0.5; 257 * 192], None, dtype, Some(&mut space));
     }
     for (format, rounding) in [(INT8, Rounding::Row), (E4M3, Rounding::Static(0.5))] {
-        let part = stored::Random::new(format, 48, 80, 1);
+        let part = weights::Random::new(format, 48, 80, 1);
         let weights = matrix(device, dtype, &[(&part, rounding)], 80);
         let mut space = scratch(device, Rewritten::Rows, [48, 80], 2);
         multiply(device, &weights, &[0.5; 240], Some(&[1.0; 48]), dtype, Some(&mut space));

@@ -7,11 +7,11 @@ use attention_kernels::trial::numbers::from_bytes;
 use attention_kernels::trial::{Look, Problem, Results};
 use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant};
 use device::Device;
-use device::gemm::Arithmetic;
-use device::simd::pairs::pair;
-use device::simd::tiles::{GROUP, add_group};
-use device::simd::{LANES, Lanes, Portable};
+use linear::Arithmetic;
 use proptest::prelude::*;
+use simd::pairs::pair;
+use simd::tiles::{GROUP, add_group};
+use simd::{LANES, Lanes, Portable};
 
 use super::attention::is_the_same_alone;
 use super::devices::variants_on;

@@ -26,10 +26,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tokio::runtime::Builder;
 
-use crate::Error;
 use crate::client::Server;
 use crate::results::Results;
-use crate::values;
+use crate::{Error, values};
 use measure::{Goal, Report};
 
 /// API that receives the requests.

@@ -16,9 +16,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::Error;
 use crate::client::Server;
-use crate::values;
+use crate::{Error, values};
 
 /// Time limit for an answer of the server.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);

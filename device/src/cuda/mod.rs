@@ -5,19 +5,14 @@
 //!
 //! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work,
 //! except [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory,
-//! which wait for the GPU: allocate before a step, not in it. Every wait has a time limit ([`wait`]).
+//! which wait for the GPU: allocate before a step, not in it. Every wait has a time limit ([`crate::driver`]).
 
 mod blas;
 mod buckets;
-mod context;
-mod error;
-mod graph;
+mod gpu;
 mod index;
-mod memory;
 mod modules;
-mod symbols;
 mod tensor;
-mod wait;
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -25,24 +20,22 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
+use simd::{Pool, lock};
 
 use crate::buffer::{Buffer, Memory};
-use crate::gemm::{Product, ProductShape};
+use crate::driver::{
+    self, Batch, Capture, Context, CudaError, DeviceMemory, PinnedMemory, Point, Refusal, refused, wait,
+};
 use crate::graph::{Graph, Recorded, Tape};
-use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
 use crate::transfer::{self, CopyRange};
-use crate::{Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Pool, Profile, Tile};
+use crate::{
+    Device, DeviceError, Features, Launch, LaunchError, MemoryInfo, Options, Product, ProductShape, Profile, Tile,
+};
 use blas::Blas;
-pub(crate) use context::Context;
-use error::refused;
-pub use error::{CudaError, Refusal};
-use graph::Capture;
-pub(crate) use graph::CudaGraph;
-use memory::Batch;
-pub(crate) use memory::{DeviceMemory, PinnedMemory, Point};
+pub use gpu::Gpu;
 use modules::Modules;
 
 const NAME: &str = "cuda";
@@ -66,7 +59,7 @@ pub(crate) struct Cuda {
 
 impl Cuda {
     pub fn open(options: &Options) -> Result<Cuda, DeviceError> {
-        let context = context::open(options.wait_limit.unwrap_or(wait::LIMIT))?;
+        let context = driver::open(options.wait_limit.unwrap_or(wait::LIMIT))?;
         let modules = Modules::find(&context, options)?;
         Ok(Cuda {
             pool: Pool::new(options.threads)?,

@@ -15,15 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
+use simd::lock;
 
-use super::context::Context;
-use super::error::{CudaError, Refusal, refused};
 use super::index::{self, Place};
-use super::memory::DeviceMemory;
 use crate::append::AppendMap;
+use crate::driver::{Context, CudaError, DeviceMemory, Refusal, refused};
 use crate::files::KernelFiles;
 use crate::graph::Tape;
-use crate::lock::lock;
 use crate::{DeviceError, LaunchError, Options, Tile};
 
 const COMMAND: &str = "cargo xtask build-kernels";

@@ -7,8 +7,8 @@ use cudarc::driver::sys::{
     CUtensorMapSwizzle,
 };
 
-use super::error::refused;
 use crate::DeviceError;
+use crate::driver::refused;
 use crate::tensor::{Map, Tensor};
 
 /// Encodes the map of a checked tensor at an address of the GPU. Takes well under a microsecond.

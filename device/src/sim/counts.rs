@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::AddAssign;
 use std::sync::Mutex;
 
-use crate::lock::lock;
+use simd::lock;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 32;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use simd::lock;
 
 use super::{Library, Tally};
 use crate::files::KernelFiles;
@@ -53,13 +55,13 @@ impl Libraries {
 
     /// Returns the library of a module if it is open.
     pub fn opened(&self, module: &str) -> Option<Arc<Library>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).get(module).cloned()
+        lock(&self.open).get(module).cloned()
     }
 
     /// Returns the library of a module, which it opens on first use.
     pub fn library(&self, module: &str) -> Result<Arc<Library>, DeviceError> {
         // Entries are complete when they are inserted, so a poisoned lock holds a valid map.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(library) = open.get(module) {
             return Ok(Arc::clone(library));
         }

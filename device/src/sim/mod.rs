@@ -9,7 +9,8 @@
 //! Here arguments are in ordinary memory of the process. The `cuda-sim` device is built on this module.
 //!
 //! ```no_run
-//! use device::{Arg, Launch, sim::Library};
+//! use device::{Arg, Launch};
+//! use device::sim::Library;
 //! let library = Library::open("target/kernels/libquire_sim_demo.so".as_ref())?;
 //! let values = device::open("cpu", None)?.alloc(4096)?;
 //! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::{Call, Counts, Library, Tally};
-use crate::DeviceError;
 use crate::buffer::SimMemory;
-use crate::gemm::{ProductShape, on_host};
+use crate::product::on_host;
+use crate::{DeviceError, ProductShape};
 
 /// One work item. It keeps the memory that it reads and writes allocated.
 pub(crate) enum Work {

@@ -1,4 +1,4 @@
-// A CUDA driver in host code, for tests: libcuda.so.1 with the calls that device/src/cuda makes, strict about each of them.
+// A CUDA driver in host code, for tests: libcuda.so.1 with the calls that device/src/driver and device/src/cuda make, strict about each of them.
 //
 // Work stays in its stream until it is waited for, so a missing wait reads old bytes. These are errors: a context that is not
 // current, a destroyed handle, an address outside of the allocations, memory freed while work uses it, and a device that is

@@ -3,21 +3,15 @@
 //! behaviour of a real driver.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use device::sim::Library;
 use device::{Arg, CudaError, DeviceError, Launch, Options, Queue};
 use testkit::capability::Capability;
-use testkit::kernels::{self, host};
 use testkit::{not_run, workspace};
 
-use super::fake::{compile, compile_text, copy};
-use super::{MODULE, host_library};
+use super::fixture::fake::compile_text;
+use super::fixture::{Fake, MODULE, entry, is_fake};
 
-/// Environment variable that tells the started program that its driver is a fake.
-const MARK: &str = "BACKENDS_OVER_FAKE_DRIVER";
 /// Tests after which the driver fails every call, each in a program of its own.
 const ALONE: [&str; 2] = ["backends::driver::a_mistake_of_a_kernel", "backends::driver::a_kernel_that_never_ends"];
 
@@ -31,63 +25,6 @@ const OLD_FUNCTIONS: &str = r#"
     extern "C" int cuGetErrorString(int, const char** text) { *text = "a text"; return 0; }
 "#;
 
-pub fn is_fake() -> bool {
-    std::env::var_os(MARK).is_some()
-}
-
-/// A folder with the fake driver and the kernels.
-struct Fake {
-    folder: PathBuf,
-}
-
-impl Fake {
-    /// Builds the fake; without a C++ compiler, or where another device is tested, reports that and returns `None`.
-    fn get() -> Option<&'static Fake> {
-        static FAKE: OnceLock<Fake> = OnceLock::new();
-        host::compiler_for_tests("a driver in host code")?;
-        Some(FAKE.get_or_init(Fake::build))
-    }
-
-    fn build() -> Fake {
-        let library = host_library().unwrap();
-        let folder = kernels::target(&workspace::root()).join("tmp/driver");
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = |name: &str| folder.join(name);
-        copy(&library, &path(library.file_name().unwrap().to_str().unwrap()));
-        compile("driver.cpp", &library, &path("libcuda.so.1"));
-        compile("nccl.cpp", &path("libcuda.so.1"), &path("libnccl.so.2"));
-        compile("blas.cpp", &path("libcuda.so.1"), &path("libcublasLt.so.13"));
-        // Two fat binaries in one file, as two source files give.
-        let part = fat_binary(90);
-        std::fs::write(path(&format!("{MODULE}.fatbin")), [part.clone(), part.clone()].concat()).unwrap();
-        let place = |index: usize| format!("{}\t{}", index % 2 * part.len(), part.len());
-        let kernels = Library::open(&library).unwrap();
-        let lines = kernels.kernels().iter().enumerate().map(|(i, kernel)| format!("{}\t{}\n", kernel.name, place(i)));
-        let lines = lines.chain([format!("in_the_index_alone\t{}\n", place(0)), "no_code\t8\t88\n".into()]);
-        std::fs::write(path(&format!("{MODULE}.kernels.tsv")), lines.collect::<String>()).unwrap();
-        Fake { folder }
-    }
-
-    /// Runs this program with the fake.
-    fn run(&self, test: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([test, "--test-threads=1", "--nocapture", "--include-ignored"]).args(more);
-        command.env("LD_LIBRARY_PATH", &self.folder).env("QUIRE_KERNELS_DIR", &self.folder).env(MARK, "1");
-        // It has every device.
-        command.env_remove("QUIRE_TEST_DEVICE");
-        command.envs(variables.iter().copied()).output().unwrap()
-    }
-}
-
-/// Returns a fat binary with one empty entry.
-fn fat_binary(architecture: u32) -> Vec<u8> {
-    let mut bytes = [0; 16 + 72];
-    for (at, word) in [(0, 0xba55_ed50), (4, 16 << 16 | 1), (8, 72), (16, 2), (20, 64), (24, 8), (44, architecture)] {
-        bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
-    }
-    bytes.to_vec()
-}
-
 #[test]
 fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
     if is_fake() {
@@ -98,32 +35,6 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
-}
-
-#[test]
-fn memory_of_gpus_is_exchanged_by_an_nccl_of_host_code() {
-    if is_fake() {
-        return;
-    }
-    let Some(fake) = Fake::get() else { return };
-    let output = fake.run("collective::nccl::", &["--skip", "an_exchange_that_has_failed"], &[]);
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("4 passed"), "{said}");
-    for (variables, words) in [
-        (
-            ("FAKE_NCCL_ERROR", "1"),
-            "NCCL: an earlier exchange: unhandled cuda error, a text of the library; NCCL_DEBUG=INFO prints",
-        ),
-        (("QUIRE_NCCL_SO_PATH", "/nonexistent/nccl"), "found no NCCL (/nonexistent/nccl: "),
-        (
-            ("QUIRE_NCCL_SO_PATH", "libcuda.so.1"),
-            "libcuda.so.1: found no ncclGetUniqueId, expected NCCL 2.13 or newer; name",
-        ),
-    ] {
-        let output = fake.run("collective::nccl::an_exchange_that_has_failed", &["--exact"], &[variables]);
-        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(words), "{variables:?}: {said}");
-    }
 }
 
 #[test]
@@ -153,7 +64,7 @@ fn a_wait_for_a_kernel_that_never_ends_is_an_error_and_so_is_every_later_call() 
 #[test]
 fn the_functions_of_the_libraries_that_the_backend_checks_are_those_that_it_calls() {
     let text = |path: &str| std::fs::read_to_string(workspace::root().join("device").join(path)).unwrap();
-    let checked = text("src/cuda/symbols.rs");
+    let checked = text("src/driver/symbols.rs");
     let mut checked: Vec<&str> = checked.split('"').filter(|text| text.starts_with("cu")).collect();
     // The libraries of the tests have exactly the functions that the backend calls.
     let libraries = [text("tests/backends/driver.cpp"), text("tests/backends/blas.cpp")].concat();
@@ -165,7 +76,7 @@ fn the_functions_of_the_libraries_that_the_backend_checks_are_those_that_it_call
     let mut called: Vec<&str> = declared.collect();
     checked.sort_unstable();
     called.sort_unstable();
-    assert_eq!(checked, called, "left: checked by device/src/cuda/symbols.rs, right: called");
+    assert_eq!(checked, called, "left: checked by device/src/driver/symbols.rs, right: called");
 }
 
 #[test]
@@ -290,7 +201,7 @@ fn files_and_launches_of_cuda() {
     assert!(error.contains("found no fat binary at byte 8; rebuild it with `cargo xtask build-kernels`"), "{error}");
     for (index, words) in [("add_one 0 88\n", "found line 1 "), ("add_one\t8\t888\n", "and a kernel at 8 to 896")] {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("simt_tests.fatbin"), fat_binary(90)).unwrap();
+        std::fs::write(folder.path().join("simt_tests.fatbin"), entry(90)).unwrap();
         std::fs::write(folder.path().join("simt_tests.kernels.tsv"), index).unwrap();
         let options = Options { kernels: Some(folder.path().to_owned()), ..Options::default() };
         let error = device::open_with("cuda", &options).unwrap().load(MODULE).unwrap_err().to_string();

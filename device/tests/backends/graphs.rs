@@ -1,17 +1,21 @@
 //! Work that is captured and replayed, on every backend that launches.
 
-use device::Dtype;
-use device::gemm::Product;
-use device::{Arg, Buffer, Device, DeviceError, Launch, Matrix, Queue};
+use device::{Arg, Buffer, Device, DeviceError, Dtype, Factor, FactorType, Launch, Product, Queue};
 
 use super::{MODULE, add_one, contents, filled, launching};
+
+/// A weight matrix of one number.
+fn one_by_one(elements: &Buffer) -> Factor<'_> {
+    Factor { elements, format: FactorType::Numbers(Dtype::F32), n: 1, k: 1 }
+}
 
 /// Computes `copy = values + 1` and `y = 2 · x + 3`, and sets the third number of `values` to -1.
 fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     add_one(device, &on.values, 1)?;
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
     let (format, bias) = (Dtype::F32, Some(&on.bias));
-    let (weights, columns) = (on.weights.factor()?, None);
+    let weights = one_by_one(&on.weights);
+    let columns = None;
     device.product(Product {
         x: &on.x,
         rows: 2,
@@ -29,7 +33,7 @@ struct On {
     values: Buffer,
     copy: Buffer,
     x: Buffer,
-    weights: Matrix,
+    weights: Buffer,
     bias: Buffer,
     y: Buffer,
 }
@@ -40,7 +44,7 @@ fn on(device: &dyn Device) -> On {
         values: filled(device, &[0i32; 64]),
         copy: device.alloc(256).unwrap(),
         x: filled(device, &[5.0f32, 6.0]),
-        weights: Matrix::dense(Dtype::F32, 1, 1, two).unwrap(),
+        weights: two,
         bias: filled(device, &[3.0f32]),
         y: device.alloc(8).unwrap(),
     }
@@ -94,7 +98,7 @@ fn a_graph_keeps_the_memory_that_it_works_on_and_says_which_that_is() {
             })
             .unwrap();
         assert!(graph.uses(&values) && graph.uses(&out) && !graph.uses(&other), "{name}");
-        if super::driver::is_fake() && name == "cuda" {
+        if super::is_fake() && name == "cuda" {
             assert_eq!((graph.device_bytes(), device.memory().available), (Some(1 << 16), before - (1 << 16)));
         }
         assert!(graph.device_bytes().is_some() == (name == "cuda"), "{name}");
@@ -160,7 +164,7 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
                 refused.push(add_one(device, &on.values, 1));
                 refused.push(work(device, &mut on));
                 let (x, weights, y) = (&on.x, &on.weights, &mut on.y);
-                let weights = weights.factor().unwrap();
+                let weights = one_by_one(weights);
                 refused.push(device.product(Product {
                     x,
                     rows: 2,

@@ -5,86 +5,15 @@
 //! driver in host code ([`driver`]).
 
 mod driver;
-mod fake;
+mod fixture;
 mod graphs;
 mod products;
 mod profiles;
 
-pub use driver::is_fake;
-
-use std::sync::Arc;
-
 use device::transfer::{CopyRange, Download, Upload};
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor, Tile};
-use testkit::capability::Capability;
-use testkit::kernels::manifest::Manifest;
-use testkit::kernels::{self, cuda, host, toolkit};
-use testkit::{not_run, workspace};
 
-use crate::support::wanted;
-
-/// Name of the files of test kernels.
-const MODULE: &str = kernels::OF_DEVICES;
-
-fn manifest(for_gpu: bool) -> Manifest {
-    kernels::of_devices(&workspace::root(), for_gpu).unwrap()
-}
-
-/// Builds the host library; the error says why there is no compiler.
-pub(crate) fn host_library() -> Result<std::path::PathBuf, String> {
-    let compiler = host::compiler()?;
-    // A compilation error fails the test.
-    Ok(host::library(&workspace::root(), &manifest(false), &compiler, host::Instrument::None, kernels::cores())
-        .unwrap())
-}
-
-/// Builds the fat binary; the error says why there is no compiler.
-fn fat_binary() -> Result<(), String> {
-    let (root, manifest) = (workspace::root(), manifest(true));
-    let toolkit = toolkit::find(&root, false)?;
-    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECK, kernels::cores()).unwrap();
-    cuda::write(&root, &kernels::folder(&root), &manifest, &built).unwrap();
-    Ok(())
-}
-
-/// Opens all devices of this machine, or the only one to test.
-pub(crate) fn devices() -> Vec<Arc<dyn Device>> {
-    let mut devices = Vec::new();
-    if wanted("cpu") {
-        devices.push(device::open("cpu", Some(1)).unwrap());
-    }
-    if wanted("cuda-sim") {
-        match host_library() {
-            Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),
-            Err(reason) => not_run::report(Capability::Cxx, &reason),
-        }
-    }
-    if wanted("cuda") {
-        match gpu() {
-            Ok(device) => devices.push(device),
-            Err((Capability::Cuda, reason)) if std::env::var_os("QUIRE_TEST_DEVICE").is_some() => panic!("{reason}"),
-            Err((capability, reason)) => not_run::report(capability, &reason),
-        }
-    }
-    assert!(devices.len() == 3 || !driver::is_fake());
-    devices
-}
-
-/// Opens the GPU, with kernels that are compiled now if none are found and there is a driver.
-fn gpu() -> Result<Arc<dyn Device>, (Capability, String)> {
-    let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
-    let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
-    match device::open("cuda", Some(1)) {
-        Err(DeviceError::NoKernelFiles { .. }) => compiled(),
-        Ok(device) if device.load(MODULE).is_err() => compiled(),
-        outcome => outcome.map_err(|reason| (Capability::Cuda, reason.to_string())),
-    }
-}
-
-/// Opens the devices that run kernels.
-fn launching() -> impl Iterator<Item = Arc<dyn Device>> {
-    devices().into_iter().filter(|device| device.name() != "cpu")
-}
+use fixture::{MODULE, devices, is_fake, launching};
 
 fn bytes<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements have no padding, so all of their bytes are initialised.
@@ -454,17 +383,15 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
         ] {
             assert!(matches!(outcome, Err(DeviceError::WrongDevice { .. })), "{outcome:?}");
         }
-        assert!(matches!(device.packed_matrix(None, Default::default(), 1, &[]), Err(DeviceError::NoMatrices(_))));
     }
 }
 
 #[test]
 fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
-    use device::Dtype;
     for device in launching() {
-        let data: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        let mut uploader = device::Uploader::new(&*device).unwrap();
-        let mut buffer = uploader.numbers(Dtype::Bf16, &[(Dtype::F32, &data), (Dtype::F32, &data)]).unwrap();
+        let (mut staged, mut buffer) = (device.pinned(8).unwrap(), device.alloc(8).unwrap());
+        staged.host_mut::<u8>().unwrap().copy_from_slice(&[0xc0, 0x3f, 0, 0xc0, 0xc0, 0x3f, 0, 0xc0]);
+        device.upload_async(Queue::Compute, &staged, 0, &mut buffer, 0, 8).unwrap();
         device.fill(&mut buffer, 2, 4, 0xff).unwrap();
         let mut found = [0; 8];
         device.download(&buffer, 0, &mut found).unwrap();

@@ -1,4 +1,4 @@
-// An NCCL in host code, for tests: libnccl.so.2 with the calls that device/src/collective/nccl makes, over the driver of driver.cpp.
+// An NCCL in host code, for tests: libnccl.so.2 with the calls that collective/src/nccl makes, over the driver of driver.cpp.
 //
 // Ranks are threads of one process. A call waits for its stream and then for the same call of the other ranks; NCCL would enqueue it.
 // These are errors: a call outside of a group's life, two ranks with one number, and ranks that call differently. Environment variables:

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Columns, Factor, FactorType, Product, ProductShape, Slices};
-use device::{CudaError, Device, DeviceError, Dtype, Options};
+use device::{
+    Columns, CudaError, Device, DeviceError, Dtype, Factor, FactorType, Options, Product, ProductShape, Slices,
+};
 
 use super::{contents, filled, launching};
 
@@ -29,11 +30,10 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
             for (rows, n, k, with_bias) in [(1, 5, 3, false), (3, 4, 17, true), (2, 6, 9, true), (3, 4, 17, true)] {
                 let (x, w, b) = (values(rows * k, 5), values(n * k, 3), values(n, 2));
                 let weights = filled(&*device, &store(format, &w));
-                let weights = device::Matrix::dense(format, n, k, weights).unwrap();
                 let (x_on, b_on) = (filled(&*device, &store(format, &x)), filled(&*device, &store(y_format, &b)));
                 let mut y = filled(&*device, &vec![0x55u8; (rows * n + 1) * y_format.bytes()]);
                 let bias = with_bias.then_some(&b_on);
-                let factor = weights.factor().unwrap();
+                let factor = Factor { elements: &weights, format: FactorType::Numbers(format), n, k };
                 let product =
                     Product { x: &x_on, rows, weights: factor, bias, y: &mut y, y_format, columns: None, slices: None };
                 device.product(product).unwrap();
@@ -90,7 +90,7 @@ fn factors_of_8_bits_are_summed_exactly_and_integers_beyond_24_bits_too() {
         let want: Vec<i64> = (0..rows * n).map(|at| sum(at, i64::from)).collect();
         assert!(want.iter().any(|sum| *sum > 1 << 24));
         // The fake sums in f32.
-        let off = if super::driver::is_fake() && device.name() == "cuda" { 2 } else { 0 };
+        let off = if super::is_fake() && device.name() == "cuda" { 2 } else { 0 };
         assert!(found.iter().zip(&want).all(|(a, b)| (i64::from(*a) - b).abs() <= off), "{}", device.name());
         if !device.features().multiplies_e4m3 {
             continue;
@@ -104,7 +104,7 @@ fn factors_of_8_bits_are_summed_exactly_and_integers_beyond_24_bits_too() {
         let bias = filled(&*device, &[0.0f32; 16]);
         for (bias, y_format) in [(Some(&bias), Dtype::F32), (None, Dtype::F16)] {
             let refused = multiply(FactorType::Int8, bias, y_format);
-            assert!(matches!(refused, Err(DeviceError::BadMatrix(_))), "{}", device.name());
+            assert!(matches!(refused, Err(DeviceError::BadProduct(_))), "{}", device.name());
         }
     }
 }
@@ -133,7 +133,7 @@ fn a_product_writes_only_its_columns_of_a_wider_matrix_and_adds_their_biases() {
         };
         at(4).unwrap();
         at(20).unwrap();
-        assert!(matches!(at(stride - n + 4), Err(DeviceError::BadMatrix(_))), "{}", device.name());
+        assert!(matches!(at(stride - n + 4), Err(DeviceError::BadProduct(_))), "{}", device.name());
         for (i, found) in contents(&*device, &y).into_iter().map(|bits| f32::from_bits(bits as u32)).enumerate() {
             let column = i % stride;
             let written = (4..12).contains(&column) || (20..28).contains(&column);
@@ -151,12 +151,12 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
         (0..len).flat_map(|i| (((i * step) % 1009) as f32 / 700.0 - 0.7).to_le_bytes()).collect()
     };
     let rows_of = |device: &dyn Device| -> Vec<Vec<u8>> {
-        let weights = device::Matrix::dense(Dtype::F32, n, k, filled(device, &values(n * k, 31))).unwrap();
+        let weights = filled(device, &values(n * k, 31));
         let x = filled(device, &values(MOST * k, 17));
         let product = |rows: usize| {
             let mut y = filled(device, &vec![0u8; rows * n * 4]);
             let y_format = Dtype::F32;
-            let weights = weights.factor().unwrap();
+            let weights = Factor { elements: &weights, format: FactorType::Numbers(y_format), n, k };
             device
                 .product(Product { x: &x, rows, weights, bias: None, y: &mut y, y_format, columns: None, slices: None })
                 .unwrap();
@@ -171,7 +171,7 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
         let same = |products: &[Vec<u8>]| products.iter().all(|rows| products[0].starts_with(rows));
         assert!(same(&rows_of(&*deterministic)), "{}", device.name());
         // The cuBLASLt in host code uses another order for another number of rows, as the real one may.
-        assert!(!super::driver::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
+        assert!(!super::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
     }
 }
 
@@ -215,7 +215,7 @@ fn slices_of_k_are_products_of_their_own_with_the_same_bits_for_any_number_of_ro
         }
         for (rows, first, count, bias) in [(1, 0, 5, None), (1, 0, 0, None), (1, 0, 3, Some(&w_on))] {
             let refused = product(rows, first, count, bias);
-            assert!(matches!(refused, Err(DeviceError::BadMatrix(_))), "{}: {count} slices", device.name());
+            assert!(matches!(refused, Err(DeviceError::BadProduct(_))), "{}: {count} slices", device.name());
         }
         assert!(matches!(product(most, 1, count, None), Err(DeviceError::Outside { .. })), "{}", device.name());
     }
@@ -223,7 +223,7 @@ fn slices_of_k_are_products_of_their_own_with_the_same_bits_for_any_number_of_ro
 
 #[test]
 fn a_shape_without_an_algorithm_is_planned_and_its_products_are_refused_for_any_number_of_rows() {
-    let fakes = launching().filter(|device| super::driver::is_fake() && device.name() == "cuda");
+    let fakes = launching().filter(|device| super::is_fake() && device.name() == "cuda");
     for device in fakes.map(|device| deterministic(&device)) {
         // The cuBLASLt in host code has no algorithm for 1 row of 12 outputs.
         let (n, k) = (12, 16);
@@ -248,7 +248,7 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
     for device in launching() {
         let (name, device) = (device.name(), &*device);
         let (n, k, most) = (3, 2, 300);
-        let weights = device::Matrix::dense(format, n, k, filled(device, &vec![1.0f32; n * k])).unwrap();
+        let weights = filled(device, &vec![1.0f32; n * k]);
         let (x, bias) = (filled(device, &vec![2.0f32; (most + 100) * k]), filled(device, &vec![0.5f32; n]));
         let mut y = device.alloc((most + 100) * n * 4).unwrap();
         let shape = ProductShape {
@@ -260,8 +260,8 @@ fn a_planned_product_asks_for_no_algorithm_whatever_its_number_of_rows() {
             stride: n,
             slices: 1,
         };
-        device.plan_product(shape, weights.numbers().unwrap(), most).unwrap();
-        let weights = weights.factor().unwrap();
+        device.plan_product(shape, &weights, most).unwrap();
+        let weights = Factor { elements: &weights, format: FactorType::Numbers(format), n, k };
         let mut outcomes = Vec::new();
         // A capture refuses to choose one.
         let graph = device

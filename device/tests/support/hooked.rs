@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Arithmetic, Product, ProductShape, Quantization, WeightRows};
 use device::transfer::{Download, Upload};
 use device::{
-    Buffer, Device, DeviceError, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue, Tile,
+    Buffer, Device, DeviceError, Event, Features, Graph, Launch, MemoryInfo, Pinned, Product, ProductShape, Profile,
+    Queue, Tile,
 };
+use simd::Pool;
 
 /// Calls that a test may replace. Each passes the call on unless it is implemented.
 pub trait Hooks: Send + Sync {
@@ -127,15 +128,6 @@ impl<H: Hooks> Device for Hooked<H> {
     }
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         self.device.alloc(bytes)
-    }
-    fn packed_matrix(
-        &self,
-        quantization: Option<Quantization>,
-        arithmetic: Arithmetic,
-        k: usize,
-        parts: &[WeightRows<'_>],
-    ) -> Result<Matrix, DeviceError> {
-        self.device.packed_matrix(quantization, arithmetic, k, parts)
     }
     fn features(&self) -> Features {
         self.device.features()

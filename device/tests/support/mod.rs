@@ -10,7 +10,6 @@
 pub mod hooked;
 pub mod opened;
 mod recorder;
-pub mod stored;
 
 use std::path::PathBuf;
 use std::process::Command;

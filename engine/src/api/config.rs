@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use attention_kernels::Dtype;
-use device::gemm::Quantization;
 use kvevents::KvEventsConfig;
+use linear::Quantization;
 use models::{Pooling, RoundActivations};
 use serde::{Deserialize, Serialize};
 

@@ -1,12 +1,13 @@
 //! The inputs of layers: H = XᵀX for texts that a model reads.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use attention_kernels::KernelError;
-use device::gemm::{Gemm, PackedMatrix, Rows, gemm};
-use device::{Dtype, Isa, Pool};
+use device::Dtype;
+use linear::{Gemm, PackedMatrix, Rows, gemm};
 use models::{ForwardBatch, Model};
+use simd::{Isa, Pool, lock};
 
 /// Tokens of a text that are read together.
 pub(super) const LENGTH: usize = 512;
@@ -31,7 +32,7 @@ pub(super) fn calibrate(
     let sums = Arc::new(Mutex::new(sums));
     let (seen, threads) = (Arc::clone(&sums), pool.clone());
     model.observe(Some(Box::new(move |layer, rows| {
-        if let Some(sum) = seen.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&layer) {
+        if let Some(sum) = lock(&seen).get_mut(&layer) {
             add(&threads, rows, sum);
         }
     })));
@@ -50,7 +51,7 @@ pub(super) fn calibrate(
         model.forward(&batch, &mut caches)?;
     }
     model.observe(None);
-    Ok(std::mem::take(&mut *sums.lock().unwrap_or_else(PoisonError::into_inner)))
+    Ok(std::mem::take(&mut *lock(&sums)))
 }
 
 /// Adds XᵀX of some rows.

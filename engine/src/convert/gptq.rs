@@ -4,7 +4,7 @@
 //! With H = XᵀX of the inputs X of a layer, the error of its outputs is least if an error e of weight j changes weight m > j by
 //! −e · U\[j\]\[m\] / U\[j\]\[j\], where U is the upper triangular matrix with UᵀU = H⁻¹.
 
-use device::Pool;
+use simd::Pool;
 
 use super::round::Form;
 

@@ -13,12 +13,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use device::gemm::{Gemm, PackedMatrix, Rows, gemm};
-use device::{Dtype, Isa, Pool};
+use device::Dtype;
+use linear::{Gemm, PackedMatrix, Rows, gemm};
 use models::decoder::{Form, Linear, Role};
 use models::{Model, ModelFiles, WeightView, Weights};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
+use simd::{Isa, Pool};
 use text::Tokenizer;
 
 use crate::api::EngineConfig;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use device::gemm::Quantization;
-use device::{DeviceError, Dtype, MemoryInfo};
+use device::{Dtype, MemoryInfo};
+use linear::{LinearError, Quantization};
 use models::decoder::{Form, LayerGroup};
 use models::lora::{adapter_slot_bytes, most_adapter_bytes};
 use models::{Decoder, Model, PageLayout, StepLimits, WeightBytes, most_drawn_rows};
@@ -120,7 +120,7 @@ impl Plan {
         }
         let has_codes = features.packs_matrices || *dtype != Dtype::F32;
         if let Some(quantization) = engine.quantization.filter(|_| !has_codes) {
-            return Err(DeviceError::NoQuantization { device: device.name(), quantization }.into());
+            return Err(LinearError::NoQuantization { device: device.name(), quantization }.into());
         }
         let context = config.max_position_embeddings;
         if let Some(wanted) = engine.max_model_len

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::Collective;
+use collective::Collective;
 use models::lora::AdapterStore;
 
 use super::pieces;

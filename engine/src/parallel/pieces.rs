@@ -2,7 +2,7 @@
 //!
 //! A message begins with its length, [`HEAD`] bytes. The first broadcast has this and as much as fits, the further ones the rest.
 
-use device::{Collective, CollectiveError};
+use collective::{Collective, CollectiveError};
 
 /// Bytes of the length.
 pub(super) const HEAD: usize = size_of::<u64>();

@@ -5,8 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use device::Collective;
-use device::collective::{launched, mpi, single, threads};
+use collective::{Collective, launched, mpi, single, threads};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{Backend, EngineConfig, ParallelConfig};

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use device::collective::{MOST_BROADCAST_BYTES, threads};
-use device::{Collective, CollectiveError};
+use collective::{Collective, CollectiveError, MOST_BROADCAST_BYTES, threads};
 use models::decoder::Reduce;
 use sampling::{Sampled, SamplingParams};
 use sched::{RequestId, SeqId};
@@ -235,7 +234,7 @@ fn ranks_with_other_settings_are_named_before_they_load() {
         |engine| engine.parallel.tp_reduce = Reduce::Sum,
         |engine| engine.parallel.pipeline_partition = Some(vec![3]),
         |engine| engine.speculative = r#"{"method": "ngram", "num_speculative_tokens": 4}"#.parse().ok(),
-        |engine| engine.quantization = Some(device::gemm::Quantization::Q8),
+        |engine| engine.quantization = Some(linear::Quantization::Q8),
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let line = agreed(change).unwrap_err();

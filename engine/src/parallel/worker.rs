@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use device::Collective;
+use collective::Collective;
 use device::profile::Step;
 use models::lora::AdapterRef;
 use serde::{Deserialize, Serialize};

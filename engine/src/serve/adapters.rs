@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use models::lora::AdapterStore;
+use simd::lock;
 use tokio::sync::{Mutex as Turn, oneshot};
 
 use crate::api::AdapterInfo;
 use crate::error::AdapterError;
-use crate::step::{LoadedAdapter, lock};
+use crate::step::LoadedAdapter;
 
 /// The adapters as of the last change.
 #[derive(Clone, Default)]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc as commands;
 use std::time::{Duration, Instant};
 
-use device::Collective;
+use collective::Collective;
 use models::GenerationDefaults;
 use sched::RequestId;
 use text::{ChatTemplate, Grammars, Tokenizer};

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sched::SchedulerStats;
+use simd::lock;
 use tokio::sync::watch;
 
 use super::text_engine::TextEngine;
 use crate::api::EngineStats;
-use crate::step::{CurrentStep, lock};
+use crate::step::CurrentStep;
 
 /// Greatest number of lines of a plan in a report.
 const SHOWN_LINES: usize = 40;

@@ -7,9 +7,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Wake, Waker};
 
+use simd::lock;
 use tokio::sync::mpsc;
-
-use crate::step::lock;
 
 /// See the [module](self).
 #[derive(Default)]

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
-use device::{Collective, Device};
+use collective::Collective;
+use device::Device;
 use models::lora::AdapterStore;
 use models::{Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooling, Weights};
 use sha2::{Digest, Sha256};

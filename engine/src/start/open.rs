@@ -4,11 +4,11 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Layout, Needs, select, serves_cache};
-use device::simd::pairs;
-use device::{Device, DeviceError, Isa, MemoryInfo};
+use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::{Form, ShardError};
 use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, StageError, Weights};
+use simd::{Isa, pairs};
 use siphasher::sip::SipHasher13;
 
 use super::draft::{OpenedDraft, Target};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use attention_kernels::trial::Peaks;
-use device::gemm::Arithmetic;
-use device::{Device, roofline as measure};
+use device::Device;
+use linear::Arithmetic;
+use simd::roofline as measure;
 
 use super::open::open;
 use crate::api::EngineConfig;

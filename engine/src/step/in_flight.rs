@@ -1,6 +1,6 @@
 //! A step between its submission and its commit, and where other threads can see it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use sched::StepPlan;
@@ -33,8 +33,3 @@ impl StepInFlight {
 
 /// The oldest step in flight, if there is one, for other threads to read.
 pub(crate) type CurrentStep = Arc<Mutex<Option<Arc<StepInput>>>>;
-
-/// Locks a mutex over plain values, which stay valid if a thread panicked while it held the lock.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

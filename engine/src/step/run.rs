@@ -25,11 +25,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sched::{RequestId, SeqId, StepPlan};
+use simd::lock;
 
 use super::Engine;
 use super::drafts::Drafts;
 use super::guide::MASK_WAIT;
-use super::in_flight::{StepInFlight, lock};
+use super::in_flight::StepInFlight;
 use super::publish::Publisher;
 use super::request::LiveRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};

@@ -1,7 +1,8 @@
 //! What an engine tells about itself: statistics, invariants, a snapshot.
 
+use simd::lock;
+
 use super::Engine;
-use super::in_flight::lock;
 use super::prompt_budget::PromptBudget;
 use super::request::LiveRequest;
 use crate::api::EngineStats;

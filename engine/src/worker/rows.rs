@@ -5,9 +5,9 @@
 
 use std::cell::Cell;
 
-use device::Pool as Threads;
 use sampling::{Context, Likely, Sampled, Sampler, SamplingParams};
 use sched::{SeqId, Span};
+use simd::Pool as Threads;
 
 use super::request::RequestState;
 use super::{Draw, NewRequest};

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
 use attention_kernels::{BlockCopyArgs, Capabilities, Kernel, KernelError, Operation, Variant, inventory, variants};
-use device::gemm::Product;
-use device::{Device, DeviceError, Event, Graph, Launch, Queue};
+use device::{Device, DeviceError, Event, Graph, Launch, Product, Queue};
 
 use super::hooked::{Hooked, Hooks, Transfer};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use device::gemm::Product;
-use device::{Buffer, CudaError, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Pool, Queue};
+use device::{Buffer, CudaError, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Product, Queue};
 use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, LoadOn, ModelSource, SamplingParams};
+use simd::Pool;
 
 pub struct NoOp {
     host: Arc<dyn Device>,

@@ -14,8 +14,9 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use attention_kernels::{Capabilities, Kernel, KernelError, LinearArgs, Operation, Variant};
-use device::gemm::{Gemm, Rows, gemm};
-use device::{Device, Isa};
+use device::Device;
+use linear::{Gemm, Rows, gemm};
+use simd::Isa;
 
 const BLOCK: usize = 32;
 

@@ -175,6 +175,12 @@ impl From<device::DeviceError> for LoadError {
     }
 }
 
+impl From<linear::LinearError> for LoadError {
+    fn from(error: linear::LinearError) -> LoadError {
+        LoadError::Device(error.to_string())
+    }
+}
+
 /// `text` with every control character, including line breaks, replaced by a space, for messages of one line.
 pub(crate) fn one_line(text: impl Display) -> String {
     text.to_string().replace(|c: char| c.is_control(), " ")

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Component, Path};
 
 use device::Dtype;
-use device::gemm::{StoredFormat, StoredRows};
+use linear::{StoredFormat, StoredRows};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::gemm::{Quantization, RowBlock};
+use linear::{Quantization, RowBlock};
 use serde::{Serialize, Serializer};
 
 /// Linear layer `y = x·Wᵀ + bias`. W may consist of several tensors of the checkpoint, stacked by rows: one fused product.
@@ -143,7 +143,7 @@ pub enum Form {
     Stored {
         /// Whether products take activations that are quantised in blocks.
         takes_blocks: bool,
-        /// Whether devices that launch kernels may round activations to 8 bits ([`ByteMatrix`](device::gemm::ByteMatrix)).
+        /// Whether devices that launch kernels may round activations to 8 bits ([`ByteMatrix`](linear::ByteMatrix)).
         rounds: bool,
         /// Inputs at whose multiples rows can be cut without a change of weights and rounded activations; 0: nowhere.
         grain: usize,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use attention_kernels::{
     Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSlots, Mirror,
 };
-use device::gemm::LowRank;
 use device::{Buffer, Device, DeviceError, Features, Pinned};
+use linear::LowRank;
 
 use super::ForwardBatch;
 use crate::Decoder;

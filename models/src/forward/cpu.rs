@@ -2,8 +2,9 @@
 
 use attention_kernels::layer::{self, Activate, Activation, NormRow};
 use attention_kernels::{Dtype, KernelError};
-use device::gemm::RowBlock;
-use device::{Buffer, Device, Isa, Matrix, Pool};
+use device::{Buffer, Device};
+use linear::{Matrix, RowBlock};
+use simd::{Isa, Pool};
 
 use super::ForwardBatch;
 use super::linear::Norm;

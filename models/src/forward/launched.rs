@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelError, Mirror, Upload, Workspace};
-use device::{Buffer, Device, DeviceError, Matrix, Pinned, Queue, Uploader};
+use device::{Buffer, Device, DeviceError, Pinned, Queue};
+use linear::{Matrix, Uploader};
 
 use super::adapters::Adapters;
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};

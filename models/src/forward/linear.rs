@@ -7,8 +7,8 @@ use std::sync::Arc;
 use attention_kernels::{
     Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, slices,
 };
-use device::gemm::{Arithmetic, ByteMatrix, FactorType, PartForm, Purpose, WeightRows};
-use device::{Buffer, Device, Features, Matrix, Uploader};
+use device::{Buffer, Device, FactorType, Features};
+use linear::{Arithmetic, ByteMatrix, Matrix, PartForm, Purpose, Uploader, WeightRows};
 
 use crate::checkpoint::quantized::{self, Module};
 use crate::decoder::{self, Decoder, Form, Mixer, NormKind, Part, Pick};

@@ -27,7 +27,7 @@
 //! ([`ForwardBatch::needed`]): usually the last one of a prompt.
 //!
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's context in
-//! absolute order; see the docs of `attention_kernels` and `device::gemm`.
+//! absolute order; see the docs of `attention_kernels` and `linear`.
 
 mod adapters;
 mod batch;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
+use collective::Collective;
 use device::profile::Phase;
-use device::{Collective, Device, Features};
+use device::{Device, Features};
 
 use super::adapters::Adapters;
 use super::cpu::Cpu;
@@ -77,7 +78,7 @@ impl Model {
         }
         let scratch = match program.widest_self_quantised(decoder) {
             0 => 0,
-            widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
+            widest => linear::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
         let widest = decoder.all_linears().map(|linear| linear.inputs).max().unwrap_or(0);
         let rounded = kernels.arithmetic.rounded_bytes(limits.max_rows.max(LOGIT_ROWS), widest);

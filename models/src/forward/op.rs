@@ -19,7 +19,7 @@ pub(super) enum Register {
     GateUp,
     /// Output of its activation.
     Activated,
-    /// Rows in 8 bits, with a scale for each block of numbers ([`RowBlock`](device::gemm::RowBlock)).
+    /// Rows in 8 bits, with a scale for each block of numbers ([`RowBlock`](linear::RowBlock)).
     Q8,
     /// Output of a branch that waits for its norm or for the other branch.
     Held,

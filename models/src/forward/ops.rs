@@ -5,7 +5,8 @@
 //! output row depends on its own input row alone.
 
 use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
-use device::{Buffer, Device, Matrix};
+use device::{Buffer, Device};
+use linear::Matrix;
 
 use super::adapters::Adapters;
 use super::linear::{Linear, LoadedExperts, Norm};
@@ -98,7 +99,7 @@ pub(super) struct ExpertRows<'a> {
     pub ranks: &'a mut Option<Ranks>,
 }
 
-/// Output rows of an operation: in the model's type, or quantised to 8 bits ([`RowBlock`](device::gemm::RowBlock)s), which only a
+/// Output rows of an operation: in the model's type, or quantised to 8 bits ([`RowBlock`](linear::RowBlock)s), which only a
 /// CPU supports.
 pub(super) enum Out<'a> {
     Numbers(&'a mut Buffer),

@@ -376,7 +376,7 @@ impl Model {
 mod tests {
     use attention_kernels::{Dtype, KernelChoice, Needs, select};
     use device::Options;
-    use device::gemm::Quantization;
+    use linear::Quantization;
 
     use super::*;
     use crate::decoder::Form;

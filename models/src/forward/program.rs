@@ -198,7 +198,7 @@ impl Program {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use device::gemm::Quantization;
+    use linear::Quantization;
 
     use super::*;
     use crate::ModelConfig;

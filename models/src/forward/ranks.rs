@@ -4,7 +4,12 @@
 use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelError};
-use device::{Buffer, Collective, Device};
+use collective::{Collective, CollectiveError};
+use device::{Buffer, Device};
+
+fn failed(error: CollectiveError) -> KernelError {
+    KernelError::Ranks(error.into())
+}
 
 /// This rank's place in its group.
 pub(super) struct Ranks {
@@ -29,12 +34,12 @@ impl Ranks {
     ) -> Result<(), KernelError> {
         self.widths.clear();
         self.widths.extend(widths.iter().map(|width| width * size));
-        Ok(self.group.all_gather_on(device, own, rows, &self.widths, all)?)
+        self.group.all_gather_on(device, own, rows, &self.widths, all).map_err(failed)
     }
 
     /// Adds the first `count` numbers of all ranks.
     pub fn sum(&self, device: &dyn Device, dtype: Dtype, values: &mut Buffer, count: usize) -> Result<(), KernelError> {
-        Ok(self.group.sum_on(device, dtype, values, count)?)
+        self.group.sum_on(device, dtype, values, count).map_err(failed)
     }
 }
 
@@ -56,10 +61,10 @@ impl Stages {
         if let Ok(to) = to.host_mut::<u8>()
             && let Some(to) = to.get_mut(..bytes)
         {
-            return Ok(self.pipeline.receive(from, to)?);
+            return self.pipeline.receive(from, to).map_err(failed);
         }
         self.staged.resize(bytes, 0);
-        self.pipeline.receive(from, &mut self.staged)?;
+        self.pipeline.receive(from, &mut self.staged).map_err(failed)?;
         Ok(device.upload(to, 0, &self.staged)?)
     }
 
@@ -69,11 +74,11 @@ impl Stages {
         if let Ok(from) = from.host::<u8>()
             && let Some(from) = from.get(..bytes)
         {
-            return Ok(self.pipeline.send(to, from)?);
+            return self.pipeline.send(to, from).map_err(failed);
         }
         self.staged.resize(bytes, 0);
         device.download(from, 0, &mut self.staged)?;
-        Ok(self.pipeline.send(to, &self.staged)?)
+        self.pipeline.send(to, &self.staged).map_err(failed)
     }
 }
 

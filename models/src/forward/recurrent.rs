@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use attention_kernels::KernelError;
 use attention_kernels::layer::{self, Activate, Activation, NormRow};
-use device::{Isa, Pool};
+use simd::{Isa, Pool};
 
 use super::loaded::RecurrentLayer;
 use super::ops::RecurrentRows;

@@ -1,6 +1,6 @@
 //! The choice of experts by a router on a CPU.
 
-use device::Pool;
+use simd::Pool;
 
 use crate::decoder::{Experts, Groups, MAX_EXPERT_GROUPS, MAX_EXPERTS, Routing, Scores};
 

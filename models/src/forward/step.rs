@@ -11,8 +11,8 @@
 //! 8 bits take 40 bytes per 32 numbers.
 
 use attention_kernels::{Dtype, KernelError, WorkspaceLimits};
-use device::gemm::RowBlock;
 use device::{Buffer, Device, DeviceError};
+use linear::RowBlock;
 
 use super::op::Register;
 use super::program::Program;

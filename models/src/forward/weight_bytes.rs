@@ -2,7 +2,7 @@
 
 use attention_kernels::{Dtype, KernelSet};
 use device::Features;
-use device::gemm::{PackedMatrix, PartForm, Purpose, Tiles};
+use linear::{PackedMatrix, PartForm, Purpose, Tiles};
 
 use super::linear::{shared, stack_of};
 use crate::checkpoint::quantized;

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use device::gemm::{DownFactor, LowRank, UpFactor};
+use linear::{DownFactor, LowRank, UpFactor};
 use sha2::{Digest, Sha256};
 
 use super::AdapterLimits;

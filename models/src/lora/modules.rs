@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use attention_kernels::{Dtype, LowRankSize};
-use device::gemm::LowRank;
+use linear::LowRank;
 
 use super::AdapterLimits;
 use crate::Decoder;

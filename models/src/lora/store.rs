@@ -4,9 +4,10 @@
 //! longest ago makes room for another. An adapter that was dropped can be read again; if its files have changed since, that is an error.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
+use simd::lock;
 
 use super::{Adapter, AdapterError, AdapterLimits};
 use crate::Decoder;
@@ -55,7 +56,7 @@ impl AdapterStore {
     }
 
     fn read(&self, path: &Path) -> Result<Arc<Adapter>, AdapterError> {
-        let _one = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.reading);
         Ok(Arc::new(Adapter::read(path, &self.decoder, &self.limits)?))
     }
 
@@ -84,11 +85,11 @@ impl AdapterStore {
     /// # Errors
     /// As [`AdapterStore::get`].
     pub fn follow(&self, read: &AdapterRef, kept: &[String]) -> Result<(), AdapterError> {
-        self.lock().adapters.retain(|adapter| kept.iter().any(|digest| digest == adapter.digest()));
+        lock(&self.kept).adapters.retain(|adapter| kept.iter().any(|digest| digest == adapter.digest()));
         if self.touch(&read.digest).is_none() {
             let adapter = self.reread(read)?;
             if kept.contains(&read.digest) {
-                self.lock().adapters.push(adapter);
+                lock(&self.kept).adapters.push(adapter);
             }
         }
         Ok(())
@@ -96,28 +97,28 @@ impl AdapterStore {
 
     /// Pins all adapters in memory, so that none of them makes room for another, until [`AdapterStore::pin`]. Returns their digests.
     pub fn pin_all(&self) -> Vec<String> {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         kept.pinned = kept.adapters.iter().map(|adapter| adapter.digest().to_string()).collect();
         kept.pinned.clone()
     }
 
     /// Pins these adapters and no others.
     pub fn pin(&self, digests: Vec<String>) {
-        self.lock().pinned = digests;
+        lock(&self.kept).pinned = digests;
     }
 
     /// Drops an adapter that nobody will ask for again.
     pub fn forget(&self, digest: &str) {
-        self.lock().adapters.retain(|adapter| adapter.digest() != digest);
+        lock(&self.kept).adapters.retain(|adapter| adapter.digest() != digest);
     }
 
     /// Digests of the adapters in memory; the one used last comes last.
     pub fn resident(&self) -> Vec<String> {
-        self.lock().adapters.iter().map(|adapter| adapter.digest().to_string()).collect()
+        lock(&self.kept).adapters.iter().map(|adapter| adapter.digest().to_string()).collect()
     }
 
     fn touch(&self, digest: &str) -> Option<Arc<Adapter>> {
-        let Kept { adapters, .. } = &mut *self.lock();
+        let Kept { adapters, .. } = &mut *lock(&self.kept);
         let at = adapters.iter().position(|adapter| adapter.digest() == digest)?;
         let adapter = adapters.remove(at);
         adapters.push(Arc::clone(&adapter));
@@ -128,7 +129,7 @@ impl AdapterStore {
         if let Some(known) = self.touch(adapter.digest()) {
             return known;
         }
-        let Kept { adapters, pinned } = &mut *self.lock();
+        let Kept { adapters, pinned } = &mut *lock(&self.kept);
         if adapters.len() >= self.capacity {
             let is_free = |kept: &Arc<Adapter>| !pinned.iter().any(|digest| digest == kept.digest());
             let Some(at) = adapters.iter().position(is_free) else { return adapter };
@@ -136,9 +137,5 @@ impl AdapterStore {
         }
         adapters.push(Arc::clone(&adapter));
         adapter
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of several adapters and of none in one batch: each has the bits that it has alone.
 
-use device::gemm::Quantization;
+use linear::Quantization;
 use models::decoder::Form;
 use models::{ModelConfig, ModelFiles};
 use proptest::prelude::*;

@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attention_kernels::{KernelChoice, KvCache, select};
-use device::Collective;
-use device::collective::single;
+use collective::{Collective, single};
 use models::decoder::{Form, Reduce};
 use models::lora::{Adapter, AdapterLimits};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, ModelFiles, Weights};

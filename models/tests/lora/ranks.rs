@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use device::Collective;
-use device::collective::threads;
+use collective::{Collective, threads};
 use models::decoder::{Form, Reduce};
 use models::{ModelConfig, ModelFiles};
 use testkit::adapters::simple;

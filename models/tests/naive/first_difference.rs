@@ -172,9 +172,9 @@ impl Comparison<'_> {
     }
 }
 
-/// `cargo xtask first-difference` runs this test, which is no check of the tree.
+/// What `cargo xtask first-difference` runs; it checks nothing of the tree.
 #[test]
-#[ignore = "run by cargo xtask first-difference"]
+#[ignore = "only for cargo xtask first-difference"]
 fn the_first_difference_of_a_request_is_printed() {
     let question = std::env::var(QUESTION).expect("cargo xtask first-difference sets the variable");
     let Question { model, ids, device, dtype, kernels, tolerance } = serde_json::from_str(&question).unwrap();

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device::CollectiveError;
+use collective::CollectiveError;
 use models::ForwardBatch;
 
 use super::*;

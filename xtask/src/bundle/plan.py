@@ -18,7 +18,7 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 # Programs of tests, the tests of each that a card runs, and the few of them that `--short` runs. What matters most comes first.
 TESTS = (
-    ("device", r"^(backends|upload|profile|resources)::", r"^upload::"),
+    ("device", r"^(backends|profile|resources)::", r"^profile::"),
     ("attention-kernels", r"^conformance::(reference|graphs|caches|transfers)::", r"::cache_writes_equal_the_reference_cases"),
     ("attention-kernels", r"^conformance::attention::", r"^$"),
     ("models", r"^kernels::", r"::gathered_rows_are_exact_copies"),

@@ -29,7 +29,7 @@ const REPORT: &str = "not_run";
 const PLACE: &str = "testkit/src/not_run.rs";
 const WORDS: &str = concat!("NOT ", "RUN");
 /// Included by the tests of several crates with `#[path]`.
-const SHARED: &str = "device/tests/support/";
+const SHARED: [&str; 3] = ["device/tests/support/", "device/tests/backends/fixture.rs", "simd/tests/support/"];
 
 /// A function of a test program, or one of a library that is named for tests.
 pub(super) struct Function<'a> {
@@ -50,7 +50,7 @@ pub(super) struct Function<'a> {
 impl Function<'_> {
     /// Returns its name and the crate that can call it; "" if all crates can.
     fn key(&self) -> (&str, &str) {
-        let is_shared = !self.in_tests || self.file.path.starts_with(SHARED);
+        let is_shared = !self.in_tests || SHARED.iter().any(|shared| self.file.path.starts_with(shared));
         (if is_shared { "" } else { self.file.top() }, &self.name)
     }
 }

@@ -1,4 +1,4 @@
-//! Attention of query rows over partitions of one KV head, in products of bfloat16 tiles ([`device::simd::tiles`]).
+//! Attention of query rows over partitions of one KV head, in products of bfloat16 tiles ([`simd::tiles`]).
 //!
 //! ```text
 //!             A tile                               B tile                                  sums
@@ -20,10 +20,9 @@ mod operands;
 mod products;
 mod softmax;
 
-use device::Isa;
-use device::simd::pairs::{PairLanes, Pairs, round_row};
-use device::simd::tiles::{EMPTY, GROUP, Registers, Tile};
-use device::simd::{LANES, Lanes};
+use simd::pairs::{PairLanes, Pairs, round_row};
+use simd::tiles::{EMPTY, GROUP, Registers, Tile};
+use simd::{Isa, LANES, Lanes};
 
 use super::merge::Merged;
 use super::tile::{Scratch, Seen, Shared, TILE, Task, grow};
@@ -33,7 +32,7 @@ use softmax::weigh;
 
 /// Runs a task as [`super::kernel::run`] does. The cache must be of bfloat16.
 pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
-    device::on_tiles!(isa, task.queries().min(LANES), |t| attend_on(isa, t, shared, task, scratch, result));
+    simd::on_tiles!(isa, task.queries().min(LANES), |t| attend_on(isa, t, shared, task, scratch, result));
 }
 
 fn attend_on<T: Registers>(
@@ -44,7 +43,7 @@ fn attend_on<T: Registers>(
     scratch: &mut Scratch,
     result: &mut [f32],
 ) {
-    device::dispatch_pairs!(
+    simd::dispatch_pairs!(
         isa,
         attend::<T: Registers>(
             t: &mut T,

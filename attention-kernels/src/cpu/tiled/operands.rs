@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use device::simd::pairs::{PairLanes, Pairs};
-use device::simd::tiles::{EMPTY, GROUP, Tile};
-use device::simd::{LANES, prefetch};
+use simd::pairs::{PairLanes, Pairs};
+use simd::tiles::{EMPTY, GROUP, Tile};
+use simd::{LANES, prefetch};
 
 use crate::cpu::pair_scores::key_panels;
 use crate::cpu::pair_values::{PAIRS, value_panels};

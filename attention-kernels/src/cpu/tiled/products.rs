@@ -1,8 +1,8 @@
 //! Products of a band: its scores, and its weighted values.
 
-use device::simd::pairs::Pairs;
-use device::simd::tiles::{Registers, Tile, add_group};
-use device::simd::{LANES, prefetch};
+use simd::pairs::Pairs;
+use simd::tiles::{Registers, Tile, add_group};
+use simd::{LANES, prefetch};
 
 use super::operands::{Band, Keys, mask};
 

@@ -3,9 +3,9 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
-use device::simd::pairs::PairLanes;
-use device::simd::tiles::{GROUP, Tile};
-use device::simd::{LANES, Lanes};
+use simd::pairs::PairLanes;
+use simd::tiles::{GROUP, Tile};
+use simd::{LANES, Lanes};
 
 use super::operands::Band;
 use crate::cpu::merge::Merged;

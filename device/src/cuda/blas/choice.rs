@@ -30,16 +30,13 @@ use std::time::Duration;
 
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::sys::{self as driver, CUdeviceptr};
+use simd::small_float::{f32_to_bf16, f32_to_e4m3, f32_to_f16};
 
 use super::library::{Library, Operands, refused};
 use super::plan::{Algorithm, Plan};
 use crate::cuda::buckets::{bucket, buckets};
-use crate::cuda::context::Context;
-use crate::cuda::error::{self, CudaError};
-use crate::cuda::memory::{DeviceMemory, Point};
-use crate::gemm::{FactorType, ProductShape};
-use crate::simd::small_float::f32_to_e4m3;
-use crate::{DeviceError, Dtype, Queue};
+use crate::driver::{Context, CudaError, DeviceMemory, Point};
+use crate::{DeviceError, Dtype, FactorType, ProductShape, Queue};
 
 /// Most rows of a probe. An algorithm that is the first of a shape serves any smaller number.
 pub(super) const PROBE_ROWS: usize = 128;
@@ -219,7 +216,7 @@ impl Probe {
             driver::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream)
         }
         .result()
-        .map_err(error::refused("copying to the GPU"))?;
+        .map_err(crate::driver::refused("copying to the GPU"))?;
         context.finish(Queue::Compute)
     }
 }
@@ -261,8 +258,8 @@ impl Numbers {
             for number in &row {
                 match format {
                     FactorType::Numbers(Dtype::F32) => bytes.extend(number.to_ne_bytes()),
-                    FactorType::Numbers(Dtype::F16) => bytes.extend(half::f16::from_f32(*number).to_ne_bytes()),
-                    FactorType::Numbers(Dtype::Bf16) => bytes.extend(half::bf16::from_f32(*number).to_ne_bytes()),
+                    FactorType::Numbers(Dtype::F16) => bytes.extend(f32_to_f16(*number).to_ne_bytes()),
+                    FactorType::Numbers(Dtype::Bf16) => bytes.extend(f32_to_bf16(*number).to_ne_bytes()),
                     FactorType::E4m3 => bytes.push(f32_to_e4m3(*number)),
                     FactorType::Int8 => bytes.push((*number * 127.0) as i8 as u8),
                 }
@@ -361,7 +358,7 @@ impl Bench<'_> {
             driver::cuMemcpyDtoHAsync_v2(result.as_mut_ptr().cast(), self.result(), result.len(), stream)
         }
         .result()
-        .map_err(error::refused("copying from the GPU"))?;
+        .map_err(crate::driver::refused("copying from the GPU"))?;
         context.finish(Queue::Compute)?;
         let mut hashes = vec![DefaultHasher::new(); rows];
         let mut differ = false;

@@ -7,9 +7,7 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::cuda::context::Context;
-use crate::cuda::error::CudaError;
-use crate::cuda::memory::DeviceMemory;
+use crate::driver::{Context, CudaError, DeviceMemory};
 
 /// Size of the workspace in bytes, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;

@@ -26,12 +26,8 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::buckets::{bucket, buckets};
-use super::context::Context;
-use super::error::CudaError;
-use super::memory::DeviceMemory;
-use super::symbols;
-use crate::DeviceError;
-use crate::gemm::ProductShape;
+use crate::driver::{Context, CudaError, DeviceMemory, symbols};
+use crate::{DeviceError, ProductShape};
 use choice::{Choices, Probe};
 pub(super) use library::Operands;
 use library::{Library, WORKSPACE, refused};

@@ -11,8 +11,7 @@ use cudarc::cublaslt::sys::{
 };
 
 use super::library::{Library, Operands, WORKSPACE};
-use crate::gemm::{FactorType, ProductShape};
-use crate::{Dtype, Queue};
+use crate::{Dtype, FactorType, ProductShape, Queue};
 
 /// Columns of a wider matrix begin at multiples of this, in bytes. The library assumes 256 if it is not told.
 const ALIGNMENT: u32 = 16;

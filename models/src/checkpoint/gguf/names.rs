@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use device::Dtype;
-use device::gemm::{StoredFormat, StoredRow, StoredRows};
+use linear::{StoredFormat, StoredRow, StoredRows};
 
 use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS};
 use super::file::Gguf;

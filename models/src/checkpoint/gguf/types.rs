@@ -4,7 +4,7 @@
 //! does, exactly.
 
 use device::Dtype;
-use device::gemm::{Codes, Offset, Scale, StoredFormat, StoredRow};
+use linear::{Codes, Offset, Scale, StoredFormat, StoredRow};
 
 /// A way to store weights: in blocks of `block` weights and `bytes` bytes.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ mod cut;
 
 use std::sync::Arc;
 
-use device::gemm::{Codes, Offset, Rounding, Scale, StoredFormat, StoredPart, StoredRow, StoredRows};
+use linear::{Codes, Offset, Rounding, Scale, StoredFormat, StoredPart, StoredRow, StoredRows};
 use safetensors::Dtype;
 use serde::Deserialize;
 

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use device::gemm::{StoredRow, StoredRows};
+use linear::{StoredRow, StoredRows};
 
 /// A table of little-endian words `[rows, columns]`.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Rows of a module, whole or cut by inputs.
 
-use device::gemm::{Rounding, StoredRow, StoredRows};
+use linear::{Rounding, StoredRow, StoredRows};
 
 use super::Module;
 

@@ -1,0 +1,165 @@
+//! The product of quantised weights with activations in 8 bits.
+//!
+//! ```text
+//! a tile: M rows × a pair of panels (or one of it), block after block of 32 k
+//!     Σ = Σ w·a                              i32, exact
+//!     y += Σ · (weight scale · row scale)    f32, fused
+//! ```
+//!
+//! **Row-invariance**: an output is one running sum over the blocks of k in order, independent of the tile, the other rows
+//! and the threads. Each term is an exact integer times one rounded product of scales, so, unlike in the float product,
+//! every instruction set gives the same bits.
+
+use std::ops::Range;
+
+use simd::int8::{DotLanes, Floats, IntLanes};
+use simd::{Lanes, dispatch_dot};
+
+use super::activations;
+use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
+use super::form::Form;
+use super::output::{Output, numbers};
+use super::processor::Processor;
+use super::quantize::BLOCK;
+use super::rows::{RowBlock, Rows};
+
+/// A part of the product: some rows, some pairs of panels.
+struct Task<'a, F: Form> {
+    x: &'a [RowBlock],
+    weights: &'a Blocks<F>,
+    rows: usize,
+    /// Row of the output at which they start.
+    first: usize,
+    pairs: Range<usize>,
+    bias: Option<&'a [f32]>,
+    out: Output,
+}
+
+/// Bytes of activations that are multiplied with all panels of a task before the next ones: a quarter of the L2 cache of
+/// current cores.
+const ROWS_BYTES: usize = 256 << 10;
+
+pub(super) fn run<F: Form>(
+    Processor { isa, dot, pool }: Processor<'_>,
+    k: usize,
+    (x, rows): (Rows<'_>, usize),
+    weights: &Blocks<F>,
+    bias: Option<&[f32]>,
+    (out, n): (Output, usize),
+) {
+    activations::with_activations(isa, pool, x, k, |x| {
+        pool.ranges(n.div_ceil(OUTPUTS), rows * k * OUTPUTS, |pairs| {
+            let task = &Task { x, weights, rows, first: 0, pairs, bias, out };
+            dispatch_dot!(dot, walk::<F: Form>(task: &Task<'_, F>));
+        });
+    });
+}
+
+/// The same product by plain loops, in the same order.
+pub(super) fn reference<F: Form>(
+    (x, y, bias): (Rows<'_>, &mut [f32], Option<&[f32]>),
+    (n, k): (usize, usize),
+    weights: &Blocks<F>,
+) {
+    let x = activations::rows_in_blocks(x, k);
+    for (x, y) in x.chunks(weights.blocks).zip(y.chunks_mut(n)) {
+        for (column, y) in y.iter_mut().enumerate() {
+            let mut sum = 0.0f32;
+            for (b, block) in x.iter().enumerate() {
+                let (weights, scale) = weights.block(column, b);
+                let products =
+                    weights.iter().zip(block.values.as_flattened()).map(|(&w, &a)| i32::from(w) * i32::from(a));
+                sum = (products.sum::<i32>() as f32).mul_add(scale * block.scale, sum);
+            }
+            *y = sum + bias.map_or(0.0, |bias| bias[column]);
+        }
+    }
+}
+
+/// Loops over panels outside and rows inside: the weights of a tile come from memory once, then from the L1 cache. Rows are
+/// split so that they stay in the L2 cache from panel to panel.
+#[inline(always)]
+fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
+    let at_once = (ROWS_BYTES / size_of_val(&task.x[..task.weights.blocks])).max(1).next_multiple_of(D::ROWS);
+    for first in (0..task.rows).step_by(at_once) {
+        let rows = at_once.min(task.rows - first);
+        let x = &task.x[first * task.weights.blocks..][..rows * task.weights.blocks];
+        all_pairs::<D, F>(&Task { x, rows, first: task.first + first, pairs: task.pairs.clone(), ..*task });
+    }
+}
+
+/// Multiplies with one pair of panels while prefetching the next: only the first band to read a line waits for memory, and
+/// the other bands leave memory idle.
+#[inline(always)]
+fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
+    for pair in task.pairs.clone() {
+        let mut next = task.weights.ahead(pair, task.rows.div_ceil(D::ROWS));
+        // The constant comes first, so that single panels are not compiled for wide registers.
+        if !D::WIDE && task.rows > highest::<D>(PAIR) {
+            bands::<D, F, 1>(task, pair, 0, &mut next);
+            bands::<D, F, 1>(task, pair, 1, &mut Ahead::nothing());
+        } else {
+            bands::<D, F, PAIR>(task, pair, 0, &mut next);
+        }
+    }
+}
+
+/// Returns the greatest number of rows of a tile with `panels` panels.
+#[inline(always)]
+const fn highest<D: DotLanes>(panels: usize) -> usize {
+    if D::WIDE || panels == 1 { D::ROWS } else { D::ROWS / 2 }
+}
+
+/// Multiplies all rows, in bands of nearly equal height, with `P` panels of a pair.
+#[inline(always)]
+fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, panel: usize, next: &mut Ahead) {
+    const { assert!(D::ROWS <= 6, "a tile has at most 6 rows") };
+    let mut row = 0;
+    while row < task.rows {
+        let left = task.rows - row;
+        let height = left.div_ceil(left.div_ceil(const { highest::<D>(P) }));
+        match height {
+            // The conditions are constant, so impossible tiles are not compiled.
+            6 if const { highest::<D>(P) >= 6 } => tile::<D, F, 6, P>(task, row, pair, panel, next),
+            5 if const { highest::<D>(P) >= 5 } => tile::<D, F, 5, P>(task, row, pair, panel, next),
+            4 if const { highest::<D>(P) >= 4 } => tile::<D, F, 4, P>(task, row, pair, panel, next),
+            3 if const { highest::<D>(P) >= 3 } => tile::<D, F, 3, P>(task, row, pair, panel, next),
+            2 if const { highest::<D>(P) >= 2 } => tile::<D, F, 2, P>(task, row, pair, panel, next),
+            _ => tile::<D, F, 1, P>(task, row, pair, panel, next),
+        }
+        row += height;
+    }
+}
+
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
+    task: &Task<'_, F>,
+    row: usize,
+    pair: usize,
+    panel: usize,
+    next: &mut Ahead,
+) {
+    let blocks = task.weights.blocks;
+    let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
+    let mut acc = [[Floats::<D>::splat(0.0); P]; M];
+    for (b, unit) in task.weights.pair(pair).iter().enumerate() {
+        next.prefetch();
+        let mut sums = D::begin::<M, P>(std::array::from_fn(|m| F::start::<D>(x[m][b].correction)));
+        for e in 0..BLOCK / 8 {
+            let weights: [_; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], e));
+            D::add(&mut sums, weights, std::array::from_fn(|m| x[m][b].eight(e)), F::SMALL);
+        }
+        let sums = D::by_rows(sums);
+        let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
+        for m in 0..M {
+            let scale = Floats::<D>::splat(x[m][b].scale);
+            for p in 0..P {
+                acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
+            }
+        }
+    }
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
+    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &numbers(acc), task.bias) };
+}

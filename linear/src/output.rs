@@ -1,0 +1,105 @@
+//! The output of a product, shared by threads that write disjoint columns.
+
+use simd::{LANES, Lanes, Pairs};
+
+/// Some columns of the output `[rows, stride]`.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    start: *mut f32,
+    stride: usize,
+    n: usize,
+}
+// SAFETY: each task accesses only the columns of its own panels (see `Output::write_tile`).
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// Wraps columns `first..first + n` of rows of `stride` numbers.
+    ///
+    /// # Panics
+    /// If the rows do not have these columns.
+    pub fn new(y: &mut [f32], stride: usize, first: usize, n: usize) -> Output {
+        assert!(first + n <= stride && y.len().is_multiple_of(stride), "columns {first}..{} of {stride}", first + n);
+        Output { start: y.as_mut_ptr().wrapping_add(first), stride, n }
+    }
+
+    /// Writes a tile at row `row` and panel `panel`, leaving out columns past n.
+    ///
+    /// # Safety
+    /// All rows of the tile exist in y, and no other thread touches the columns of its panels.
+    #[inline(always)]
+    pub unsafe fn write_tile<const M: usize, const P: usize>(
+        self,
+        row: usize,
+        panel: usize,
+        values: &[[[f32; LANES]; P]; M],
+        bias: Option<&[f32]>,
+    ) {
+        for (m, values) in values.iter().enumerate() {
+            for (p, values) in values.iter().enumerate() {
+                let first = (panel + p) * LANES;
+                let count = LANES.min(self.n.saturating_sub(first));
+                for (lane, &value) in values.iter().enumerate().take(count) {
+                    let value = value + bias.map_or(0.0, |b| b[first + lane]);
+                    // SAFETY: inside of row `row + m`, in a column that belongs to the caller.
+                    unsafe { *self.start.add((row + m) * self.stride + first + lane) = value };
+                }
+            }
+        }
+    }
+
+    /// Writes the sums of one row with one panel, leaving out columns past n.
+    ///
+    /// # Safety
+    /// As for [`Output::write_tile`].
+    #[inline(always)]
+    pub unsafe fn write_line<L: Lanes>(self, row: usize, panel: usize, sums: &Pairs, bias: Option<&[f32]>) {
+        let (first, sums) = (panel * LANES, sums.as_floats());
+        if first + LANES > self.n {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.write_tile(row, panel, &[[*sums]], bias) };
+        }
+        let bias = match bias.and_then(|bias| bias[first..].first_chunk()) {
+            Some(bias) => L::load(bias),
+            None => L::splat(0.0),
+        };
+        // SAFETY: sixteen numbers inside of the row, in columns that belong to the caller.
+        let to = unsafe { &mut *self.start.add(row * self.stride + first).cast::<[f32; LANES]>() };
+        L::load(sums).add(bias).store(to);
+    }
+
+    /// Reads a tile, with zeros for columns past n.
+    ///
+    /// # Safety
+    /// As for [`Output::write_tile`]; its columns have been written.
+    #[inline(always)]
+    pub unsafe fn read_tile<L: Lanes, const M: usize, const P: usize>(self, row: usize, panel: usize) -> [[L; P]; M] {
+        let mut acc = [[L::splat(0.0); P]; M];
+        for (m, acc) in acc.iter_mut().enumerate() {
+            for (p, acc) in acc.iter_mut().enumerate() {
+                let first = (panel + p) * LANES;
+                let mut values = [0.0; LANES];
+                for (lane, value) in values.iter_mut().enumerate().take(self.n.saturating_sub(first)) {
+                    // SAFETY: inside of row `row + m`, in a column that belongs to the caller.
+                    *value = unsafe { *self.start.add((row + m) * self.stride + first + lane) };
+                }
+                *acc = L::load(&values);
+            }
+        }
+        acc
+    }
+}
+
+/// The numbers of a tile. The loops are short enough to be unrolled. If they were not, the sums of a tile would stay in memory all
+/// the time.
+#[inline(always)]
+pub(super) fn numbers<L: Lanes, const M: usize, const P: usize>(acc: [[L; P]; M]) -> [[[f32; LANES]; P]; M] {
+    let mut values = [[[0.0; LANES]; P]; M];
+    for m in 0..M {
+        for p in 0..P {
+            acc[m][p].store(&mut values[m][p]);
+        }
+    }
+    values
+}

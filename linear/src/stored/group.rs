@@ -1,0 +1,96 @@
+//! Scales and offsets of the groups of a pair of panels, widened to floats.
+
+use simd::{LANES, Lanes};
+
+use super::format::{OUTER, Offset, Scale};
+use super::panels::StoredPanels;
+use crate::blocks::{OUTPUTS, PAIR};
+
+/// Numbers that a group of inputs has for each output of a pair.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    /// What codes are multiplied with.
+    pub scales: Pairs,
+    /// What is added to the products.
+    pub minima: Pairs,
+    /// What is subtracted from codes, after the zero point that all groups have.
+    pub points: Pairs,
+}
+
+/// A number for each output of a pair.
+type Pairs = [[f32; LANES]; PAIR];
+
+impl Group {
+    /// Zeros.
+    pub const ZERO: Group =
+        Group { scales: [[0.0; LANES]; PAIR], minima: [[0.0; LANES]; PAIR], points: [[0.0; LANES]; PAIR] };
+
+    /// The group that input `input` of a pair is in, whose header this is.
+    #[inline(always)]
+    pub fn of<L: Lanes>(panels: &StoredPanels, header: &[u8], input: usize) -> Group {
+        let StoredPanels { format, layout, .. } = panels;
+        let (index, outer) = (input / format.group, input / OUTER);
+        let mut group = Group::ZERO;
+        for panel in 0..PAIR {
+            let mut scales = match format.scale {
+                Scale::F32 => L::load(&words(header, 0, index, panel)),
+                Scale::F16 => L::load_f16(&shorts(header, 0, index, panel)),
+                Scale::Bf16 => L::load_bf16(&shorts(header, 0, index, panel)),
+                Scale::Byte => L::load_u8(&bytes(header, 0, index, panel)),
+                Scale::SignedByte => L::load_i8(&bytes(header, 0, index, panel)),
+                Scale::Exponent => {
+                    let mut powers = [0.0; LANES];
+                    for (power, bits) in powers.iter_mut().zip(bytes(header, 0, index, panel)) {
+                        *power = Scale::Exponent.value(bits.into(), 0);
+                    }
+                    L::load(&powers)
+                }
+            };
+            if format.scale.has_outer() {
+                scales = scales.mul(L::load_f16(&shorts(header, layout.outer, outer, panel)));
+            }
+            scales.store(&mut group.scales[panel]);
+            let offsets = layout.offsets;
+            match format.offset {
+                Offset::None => {}
+                Offset::Minimum => {
+                    L::load_f16(&shorts(header, offsets, index, panel)).store(&mut group.minima[panel]);
+                }
+                Offset::ByteMinimum => {
+                    let outer = L::load_f16(&shorts(header, layout.outer_minima, outer, panel)).mul(L::splat(-1.0));
+                    L::load_u8(&bytes(header, offsets, index, panel)).mul(outer).store(&mut group.minima[panel]);
+                }
+                Offset::ZeroPoint => L::load_u8(&bytes(header, offsets, index, panel)).store(&mut group.points[panel]),
+            }
+        }
+        group
+    }
+}
+
+/// Numbers of a panel in a header, of which each output has one of `BYTES` bytes; `index` counts groups.
+#[inline(always)]
+fn chunks<const BYTES: usize>(header: &[u8], start: usize, index: usize, panel: usize) -> &[[u8; BYTES]] {
+    header[start + (index * OUTPUTS + panel * LANES) * BYTES..][..LANES * BYTES].as_chunks().0
+}
+
+// Loops that copy: the compiler makes vector loads of them.
+#[inline(always)]
+fn bytes(header: &[u8], start: usize, index: usize, panel: usize) -> [u8; LANES] {
+    let mut out = [0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = u8::from_le_bytes(*bytes));
+    out
+}
+
+#[inline(always)]
+fn shorts(header: &[u8], start: usize, index: usize, panel: usize) -> [u16; LANES] {
+    let mut out = [0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = u16::from_le_bytes(*bytes));
+    out
+}
+
+#[inline(always)]
+fn words(header: &[u8], start: usize, index: usize, panel: usize) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    out.iter_mut().zip(chunks(header, start, index, panel)).for_each(|(out, bytes)| *out = f32::from_le_bytes(*bytes));
+    out
+}

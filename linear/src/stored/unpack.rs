@@ -1,0 +1,170 @@
+//! Stored weights as floats.
+//!
+//! The floats are the weights themselves, so a product has the bits of one with unpacked weights.
+
+use std::ops::Range;
+
+use simd::int8::{IntLanes, WithInts};
+use simd::{LANES, Lanes, prefetch};
+
+use super::format::{Codes, Offset};
+use super::group::Group;
+use super::panels::{FOURS, StoredPanels, code, codes};
+use crate::blocks::PAIR;
+use crate::form::Line;
+use crate::quantize::BLOCK;
+
+/// Distance of prefetched lines, in bytes.
+const AHEAD: usize = 4 << 10;
+
+/// How numbers come from the codes of a block.
+pub(super) trait Cut: 'static {
+    /// Whether the numbers lack the zero point that all groups have.
+    const OFF: bool = false;
+    /// The numbers that inputs 4g..4g+4 of a panel stand for.
+    fn load<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4];
+}
+
+/// What codes stand for.
+pub(super) struct Codebook {
+    codes: Codes,
+    /// Numbers of the first 16 codes.
+    table: [f32; LANES],
+}
+
+/// Integers in one plane or two.
+pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
+
+impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
+    const OFF: bool = true;
+    #[inline(always)]
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
+        let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
+        let byte = L::Ints::byte;
+        [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
+    }
+}
+
+/// Codes of 4 bits.
+pub(super) struct Table;
+
+impl Cut for Table {
+    #[inline(always)]
+    fn load<L: WithInts>(lines: &[Line], g: usize, Codebook { table, .. }: &Codebook) -> [L; 4] {
+        let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
+        [
+            look_up(words, shift, table),
+            look_up(words, shift + 8, table),
+            look_up(words, shift + 16, table),
+            look_up(words, shift + 24, table),
+        ]
+    }
+}
+
+/// Floats of 8 bits.
+pub(super) struct E4m3;
+
+impl Cut for E4m3 {
+    #[inline(always)]
+    fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
+        let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
+        [load(&codes[0]), load(&codes[1]), load(&codes[2]), load(&codes[3])]
+    }
+}
+
+/// Codes of every kind, one at a time: slower, and one function instead of seven.
+pub(super) struct Any;
+
+impl Cut for Any {
+    #[inline(always)]
+    fn load<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
+        std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| codes.number(code(codes, lines, 4 * g + i, lane)))))
+    }
+}
+
+/// What takes the weights of a pair.
+pub(super) trait Sink<L> {
+    /// Takes inputs `input..input + 4` of a panel.
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]);
+}
+
+/// Floats in memory, `[inputs][16]` for each panel.
+pub(super) struct Unpacked<'a>(pub [&'a mut [[f32; LANES]]; PAIR]);
+
+impl<L: Lanes> Sink<L> for Unpacked<'_> {
+    #[inline(always)]
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]) {
+        let out = &mut self.0[panel][input..][..4];
+        for i in 0..4 {
+            weights[i].store(&mut out[i]);
+        }
+    }
+}
+
+/// Sums of products with M rows, each from the first of the inputs on.
+pub(super) struct Sums<'a, L, const M: usize> {
+    pub x: [&'a [f32]; M],
+    pub sums: [[L; PAIR]; M],
+}
+
+impl<L: Lanes, const M: usize> Sink<L> for Sums<'_, L, M> {
+    #[inline(always)]
+    fn take(&mut self, panel: usize, input: usize, weights: [L; 4]) {
+        for m in 0..M {
+            let x = &self.x[m][input..][..4];
+            for i in 0..4 {
+                self.sums[m][panel] = L::splat(x[i]).mul_add(weights[i], self.sums[m][panel]);
+            }
+        }
+    }
+}
+
+/// Passes some blocks of a pair to `sink`.
+// The loops over registers share one index between several arrays.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+pub(super) fn unpack<L: WithInts, C: Cut>(
+    panels: &StoredPanels,
+    pair: usize,
+    blocks: Range<usize>,
+    sink: &mut impl Sink<L>,
+) {
+    let StoredPanels { format, layout, .. } = panels;
+    let (header, lines) = panels.pair(pair);
+    let mut codebook = Codebook { codes: format.codes, table: [0.0; LANES] };
+    for (code, number) in codebook.table.iter_mut().enumerate() {
+        *number = format.codes.number(code as u8);
+    }
+    let zero = L::splat(if C::OFF { format.codes.zero() as f32 } else { 0.0 });
+    let subtract = C::OFF && format.codes.zero() != 0 || format.offset == Offset::ZeroPoint;
+    let minima = format.has_minimum();
+    // Fours of inputs that share a group.
+    let part = if format.halves() { FOURS / 2 } else { FOURS };
+    for (to, block) in blocks.enumerate() {
+        let lines = &lines[block * PAIR * layout.block..][..PAIR * layout.block];
+        for line in lines {
+            prefetch(line.0.as_ptr().wrapping_byte_add(AHEAD));
+        }
+        let lines = lines.split_at(layout.block);
+        for first in (0..FOURS).step_by(part) {
+            let group = Group::of::<L>(panels, header, block * BLOCK + first * 4);
+            for g in first..first + part {
+                for (panel, lines) in [lines.0, lines.1].into_iter().enumerate() {
+                    let mut weights = C::load::<L>(lines, g, &codebook);
+                    let zeros = L::load(&group.points[panel]).add(zero).mul(L::splat(-1.0));
+                    let (scales, least) = (L::load(&group.scales[panel]), L::load(&group.minima[panel]));
+                    for weight in &mut weights {
+                        if subtract {
+                            *weight = weight.add(zeros);
+                        }
+                        *weight = weight.mul(scales);
+                        if minima {
+                            *weight = weight.add(least);
+                        }
+                    }
+                    sink.take(panel, to * BLOCK + g * 4, weights);
+                }
+            }
+        }
+    }
+}

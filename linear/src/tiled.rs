@@ -1,0 +1,319 @@
+//! Products of bfloat16 in the family of [`simd::tiles`].
+//!
+//! ```text
+//! weights       panels of 16 outputs; a line is a pair of inputs of each output; 16 lines (32 inputs) are a B tile
+//! activations   bands of 16 rows; 16 lines (32 inputs of each row) are an A tile
+//! ```
+//!
+//! Rows and panels are padded to whole tiles and pairs of tiles, inputs with +0. The order of each sum is that of the groups of 32
+//! inputs, whatever the number of rows, the threads or the instruction set.
+//!
+//! - **Up to 16 rows**: A tiles stay in the L1 cache, and weights pass through at the speed of memory, two panels side by side. Tiles
+//!   have as many rows as there are.
+//! - **More rows**: the weights of two panels stay in the L1 cache while all rows stream past them from the L2 cache. More than
+//!   [`RESIDENT`] groups of inputs are computed in equal parts, with sums in memory. Rows are cut into passes that fit the L2 cache.
+//!
+//! Without AMX, vectors compute the same sums ([`Grouped`]). They differ from the definition where a number is subnormal, and in the
+//! bits of a NaN: such outputs are computed again one by one ([`repair`]).
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use simd::pairs::{PairLanes, Pairs, round_row};
+use simd::tiles::{EMPTY, GROUP, Registers, add_group, are_normal, least_exponent};
+use simd::{Isa, LANES, Lanes, Portable, dispatch, dispatch_pairs, on_tiles, prefetch, prefetch_for_later, tiles};
+
+use super::blocks::{OUTPUTS, PAIR};
+use super::output::{Output, numbers};
+use super::pack::Halves;
+use super::processor::Processor;
+use super::rows::RowBlock;
+use super::tile::{AHEAD, Task, Tile};
+
+/// Groups of each of two panels that stay in the L1 cache: 36 KiB of 48.
+const RESIDENT: usize = 18;
+
+/// Most tiles of activations in a pass: 768 KiB, which the L2 cache holds beside two panels.
+const PASS: usize = 768;
+
+/// Most bands in a pass.
+const BANDS: usize = 32;
+
+/// Sums of 32 rows with 32 outputs: rows 0..16 with both panels, then rows 16..32.
+type Block = [tiles::Tile; 4];
+
+thread_local! {
+    /// Rounded activations of this thread's last product, reused by the next. They are taken out while in use, because a task of
+    /// the product may itself run a product on this thread.
+    static ROUNDED: Cell<Vec<tiles::Tile>> = const { Cell::new(Vec::new()) };
+    /// Sums of this thread's last task.
+    static BLOCKS: Cell<Vec<Block>> = const { Cell::new(Vec::new()) };
+}
+
+/// Computes the product with tile registers: those of the CPU for [`Isa::Amx`], otherwise emulated ones.
+pub(super) fn run(
+    Processor { isa, pool, .. }: Processor<'_>,
+    k: usize,
+    (x, rows): (&[f32], usize),
+    halves: &Halves,
+    bias: Option<&[f32]>,
+    (out, n): (Output, usize),
+) {
+    let groups = k.div_ceil(GROUP);
+    let bands = if rows > LANES { rows.div_ceil(2 * LANES) * 2 } else { 1 };
+    let mut rounded = ROUNDED.take();
+    // Only grows: old contents do not matter, also those of rows that fill a tile.
+    rounded.resize(rounded.len().max(bands * groups), EMPTY);
+    pool.chunks_mut(&mut rounded[..rows.div_ceil(LANES) * groups], groups, LANES * k * RowBlock::COST, |band, to| {
+        let from = &x[band * LANES * k..rows.min((band + 1) * LANES) * k];
+        dispatch_pairs!(isa, round_band(from: &[f32], k: usize, to: &mut [tiles::Tile]));
+    });
+    let (x, lines, panels) = (&rounded[..bands * groups], halves.lines.as_chunks().0, 0..halves.arithmetic.panels(n));
+    let task = Task { x, rows, row: groups, lines, panels, bias, out };
+    // A product of tiles takes about as long as that of one row with vectors.
+    pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |pairs| {
+        let task = &Task { panels: pairs.start * PAIR..pairs.end * PAIR, ..task };
+        let mut blocks = BLOCKS.take();
+        on_tiles!(isa, rows.min(LANES), |t| walk_on(isa, t, task, &mut blocks));
+        BLOCKS.set(blocks);
+    });
+    ROUNDED.set(rounded);
+}
+
+/// Rounds up to sixteen rows of `k` numbers to A tiles.
+#[inline(always)]
+fn round_band<D: PairLanes>(from: &[f32], k: usize, to: &mut [tiles::Tile]) {
+    for (row, from) in from.chunks(k).enumerate() {
+        for (group, tile) in from.chunks(GROUP).zip(&mut *to) {
+            round_row::<D>(group, &mut tile[row].0);
+        }
+    }
+}
+
+/// A task whose rows are bands of A tiles, `[bands, groups]`, and whose panels are B tiles, `[panels, groups]`.
+type OnTiles<'a> = Task<'a, tiles::Tile, tiles::Tile>;
+
+fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
+    dispatch!(isa, walk::<T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>));
+}
+
+#[inline(always)]
+fn walk<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
+    let bands = task.x.len() / task.row;
+    let step = (PASS / task.row).clamp(PAIR, BANDS) / PAIR * PAIR;
+    blocks.resize(blocks.len().max(step.min(bands).div_ceil(PAIR)), [EMPTY; 4]);
+    if bands == 1 {
+        return few::<L, T>(t, task, &mut blocks[0]);
+    }
+    for first in (0..bands).step_by(step) {
+        many::<L, T>(t, task, first..bands.min(first + step), blocks);
+    }
+}
+
+/// The tiles of a panel.
+#[inline(always)]
+fn panel<'a>(task: &OnTiles<'a>, panel: usize) -> &'a [tiles::Tile] {
+    &task.lines[panel * task.row..][..task.row]
+}
+
+/// Writes a row's sums with two panels, unless the row only fills a tile.
+#[inline(always)]
+fn finish<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, sums: [&Pairs; PAIR]) {
+    if row < task.rows {
+        for (i, sums) in sums.into_iter().enumerate() {
+            // SAFETY: the row exists, and only this task writes these panels.
+            unsafe { task.out.write_line::<L>(row, panel + i, sums, task.bias) };
+        }
+    }
+}
+
+/// Writes some of the rows of a block, the first of which is row `row`.
+#[inline(always)]
+fn finish_block<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, block: &Block, rows: Range<usize>) {
+    for i in rows {
+        let half = i / LANES * PAIR;
+        finish::<L>(task, row + i, panel, [&block[half][i % LANES], &block[half + 1][i % LANES]]);
+    }
+}
+
+/// Multiplies one band.
+#[inline(always)]
+fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) {
+    for first in task.panels.clone().step_by(PAIR) {
+        t.zero::<0>();
+        t.zero::<1>();
+        for (a, (b, c)) in task.x.iter().zip(panel(task, first).iter().zip(panel(task, first + 1))) {
+            for line in 0..LANES {
+                prefetch(b.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
+                prefetch(c.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
+            }
+            t.load::<4>(a);
+            t.load::<6>(b);
+            t.add_products::<0, 4, 6>();
+            t.load::<7>(c);
+            t.add_products::<1, 4, 7>();
+        }
+        t.store::<0>(&mut sums[0]);
+        t.store::<1>(&mut sums[1]);
+        finish_block::<L>(task, 0, first, sums, 0..task.rows);
+    }
+}
+
+/// Sums that are in the tile registers.
+struct Current {
+    /// Index of their block.
+    block: usize,
+    /// First of their rows.
+    row: usize,
+    /// First of their panels, if they are complete.
+    panel: Option<usize>,
+}
+
+/// Multiplies a pass of bands. Stores and vectors overlap with products only if they are near each other: old sums are stored
+/// between the first products of the next ones, and their rows are written between the later products.
+#[inline(always)]
+fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usize>, blocks: &mut [Block]) {
+    let (groups, steps) = (task.row, bands.len() / PAIR);
+    let parts = groups.div_ceil(RESIDENT);
+    let resident = groups.div_ceil(parts);
+    let mut current: Option<Current> = None;
+    for first in task.panels.clone().step_by(PAIR) {
+        for begin in (0..groups).step_by(resident) {
+            let part = begin..groups.min(begin + resident);
+            let (lines, rows) = ((PAIR * LANES).div_ceil(steps), (PAIR * LANES).div_ceil(part.len()));
+            // The same part of the next two panels moves from memory to the L2 cache.
+            let mut ahead = task.lines.as_ptr().wrapping_add((first + PAIR) * groups + PAIR * begin).cast::<Pairs>();
+            for step in 0..steps {
+                let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
+                let [b, d] = [0, 1].map(|i| &panel(task, first + i)[part.clone()]);
+                // Only sums of parts are read again.
+                let block = if parts > 1 { step } else { 0 };
+                let (mut is_first, mut row) = (true, 0);
+                for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
+                    for _ in 0..lines {
+                        prefetch_for_later(ahead.cast());
+                        ahead = ahead.wrapping_add(1);
+                    }
+                    let exchange =
+                        is_first.then(|| (current.as_ref().map(|it| it.block), (begin > 0).then_some(block)));
+                    is_first = false;
+                    t.stream::<4>(a);
+                    t.load::<6>(b);
+                    product::<0, 4, 6>(t, blocks, exchange);
+                    t.stream::<5>(c);
+                    product::<2, 5, 6>(t, blocks, exchange);
+                    t.load::<7>(d);
+                    product::<1, 4, 7>(t, blocks, exchange);
+                    product::<3, 5, 7>(t, blocks, exchange);
+                    if let Some(Current { block, row: at, panel: Some(panel) }) = current {
+                        let end = (PAIR * LANES).min(row + rows);
+                        finish_block::<L>(task, at, panel, &blocks[block], row..end);
+                        row = end;
+                    }
+                }
+                let at = (bands.start + PAIR * step) * LANES;
+                current = Some(Current { block, row: at, panel: (part.end == groups).then_some(first) });
+            }
+        }
+    }
+    if let Some(Current { block, row, panel: Some(panel) }) = current {
+        let [a, b, c, d] = &mut blocks[block];
+        t.store::<0>(a);
+        t.store::<1>(b);
+        t.store::<2>(c);
+        t.store::<3>(d);
+        finish_block::<L>(task, row, panel, &blocks[block], 0..PAIR * LANES);
+    }
+}
+
+/// Adds products to the sums of tile C. `exchange`: first stores the old sums to a block, and loads those of a block, or starts from
+/// zero.
+#[inline(always)]
+fn product<const C: usize, const A: usize, const B: usize>(
+    t: &mut impl Registers,
+    blocks: &mut [Block],
+    exchange: Option<(Option<usize>, Option<usize>)>,
+) {
+    if let Some((old, new)) = exchange {
+        if let Some(block) = old {
+            t.store::<C>(&mut blocks[block][C]);
+        }
+        match new {
+            Some(block) => t.load::<C>(&blocks[block][C]),
+            None => t.zero::<C>(),
+        }
+    }
+    t.add_products::<C, A, B>();
+}
+
+/// Sums in the order of tiles, with vectors.
+pub(super) struct Grouped<D>(PhantomData<D>);
+
+impl<D: PairLanes> Tile for Grouped<D> {
+    type Number = u32;
+    type Line = Pairs;
+    type Sums = D::Floats;
+    const NUMBERS_PER_LINE: usize = 1;
+
+    /// Each output takes three registers.
+    #[inline(always)]
+    fn most_rows() -> usize {
+        4
+    }
+
+    #[inline(always)]
+    fn accumulate<const M: usize, const P: usize>(x: [&[u32]; M], w: [&[Pairs]; P]) -> [[D::Floats; P]; M] {
+        let zero = D::Floats::splat(0.0);
+        let mut sums = [[zero; P]; M];
+        let pairs = x.first().map_or(0, |x| x.len());
+        // The compiler sees that no index is out of bounds.
+        let (x, w) = (x.map(|x| &x[..pairs]), w.map(|w| &w[..pairs]));
+        for first in (0..pairs).step_by(LANES) {
+            let (mut even, mut odd) = ([[zero; P]; M], [[zero; P]; M]);
+            for i in first..pairs.min(first + LANES) {
+                for p in 0..P {
+                    prefetch(w[p].as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+                    let (low, high) = (D::Floats::load_half::<false>(&w[p][i]), D::Floats::load_half::<true>(&w[p][i]));
+                    for m in 0..M {
+                        let value = x[m][i];
+                        let a = D::Floats::splat(f32::from_bits(value << 16));
+                        let b = D::Floats::splat(f32::from_bits(value & 0xffff_0000));
+                        even[m][p] = a.mul_add(low, even[m][p]);
+                        odd[m][p] = b.mul_add(high, odd[m][p]);
+                    }
+                }
+            }
+            for m in 0..M {
+                for p in 0..P {
+                    sums[m][p] = sums[m][p].add(even[m][p].add(odd[m][p]));
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Computes outputs of a task again that vectors may have computed with other bits than the definition. `least`: the
+/// [`least_exponent`] of each panel.
+pub(super) fn repair(task: &Task<'_, u32, Pairs>, least: &[u32]) {
+    for (row, x) in task.x.chunks(task.row).enumerate() {
+        let of_row = least_exponent(x.iter().copied());
+        for panel in task.panels.clone() {
+            // SAFETY: the row exists, and only this task accesses this panel, which it has written.
+            let found = unsafe { task.out.read_tile::<Portable<true>, 1, 1>(row, panel) };
+            let is_nan = numbers(found).as_flattened().as_flattened().iter().any(|sum| sum.is_nan());
+            if are_normal(of_row, least[panel]) && !is_nan {
+                continue;
+            }
+            let lines = &task.lines[panel * task.row..][..task.row];
+            let sums = std::array::from_fn(|output| {
+                let groups = x.chunks(LANES).zip(lines.chunks(LANES));
+                groups
+                    .fold(0.0, |sum, (x, w)| add_group(sum, x.iter().copied().zip(w.iter().map(|line| line.0[output]))))
+            });
+            // SAFETY: as above.
+            unsafe { task.out.write_tile(row, panel, &[[sums]], task.bias) };
+        }
+    }
+}
