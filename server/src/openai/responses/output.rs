@@ -159,10 +159,7 @@ impl ResponseWriter {
         }
         self.end_item(status);
         self.ended = Some(status);
-        self.emit_response(match status {
-            Status::Completed => "response.completed",
-            Status::Incomplete => "response.incomplete",
-        });
+        self.emit_response(&format!("response.{}", status.name()));
     }
 
     /// Ends a failed stream.
