@@ -28,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! Imports between folders go down in this table:
+//! Imports between folders go down in this table, which a test checks:
 //!
 //! | folder | what it owns |
 //! |---|---|
