@@ -28,11 +28,12 @@
 //! # }
 //! ```
 //!
-//! Imports between folders go down in this table:
+//! Imports between folders go down in this table, which a test checks:
 //!
 //! | folder | what it owns |
 //! |---|---|
-//! | `lib`, `serve` | the router; accepting connections and shutting down |
+//! | `serve` | accepting connections and shutting down |
+//! | `router` | the routes of all folders, and who may use them |
 //! | `openai`, `vllm` | routes of an API: each reads its bodies into the typed request and writes the events of the engine |
 //! | `monitor` | health, metrics, the state of the engine, the web page |
 //! | `openapi` | routes and their description |
@@ -53,68 +54,12 @@ mod openai;
 mod openapi;
 mod reply;
 mod request;
+mod router;
 mod serve;
 mod settings;
 mod vllm;
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
-
-use openapi::{Operation, Routes};
-use request::Work;
-
 pub use app::App;
+pub use router::router;
 pub use serve::{refuse_while_loading, serve};
 pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, values};
-
-/// All routes, for a server that other machines can reach.
-pub fn router(app: Arc<App>) -> Router {
-    routes(app, false)
-}
-
-/// All routes. `loopback` says whether the server listens on a loopback address.
-fn routes(app: Arc<App>, loopback: bool) -> Router {
-    let (mut routes, mut page) = (Routes::default(), Routes::default());
-    add_apis(&mut routes, &app, loopback);
-    monitor::page::add(&mut page);
-    let options = &app.options;
-    routes
-        .router
-        .fallback(http::not_found)
-        .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(from_fn_with_state(options.clone(), http::keys::check))
-        // The page needs no key: it asks the user for one.
-        .merge(page.router)
-        .layer(from_fn_with_state((options.clone(), app.metrics.clone(), loopback), http::origin::check))
-        .layer(from_fn_with_state(options.clone(), http::head::check))
-        .layer(from_fn_with_state(options.clone(), http::cors::apply))
-        // The outermost layer: every response has the id of its call.
-        .layer(from_fn(http::call::name))
-        .with_state(app)
-}
-
-/// Adds the routes of each API.
-fn add_apis(routes: &mut Routes, app: &App, loopback: bool) {
-    let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
-    openai::add(routes);
-    vllm::add(routes, may_change_adapters, app.options.server_dev_mode.unwrap_or(loopback));
-    monitor::add(routes);
-    routes.add(&["/openapi.json"], get(describe), Operation::get("This document").returns_object());
-}
-
-/// `GET /openapi.json`.
-async fn describe(State(app): State<Arc<App>>) -> Response {
-    let document = app.openapi.get_or_init(|| {
-        let (work, _waiting) = Work::new(app.clone());
-        let mut routes = Routes::describing(work);
-        add_apis(&mut routes, &app, false);
-        monitor::page::add(&mut routes);
-        routes.document()
-    });
-    Json(document).into_response()
-}

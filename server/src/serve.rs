@@ -11,14 +11,14 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
 use crate::http::{Connection, refusal};
 use crate::monitor::STOPPING;
 use crate::monitor::watchdog;
-use crate::routes;
+use crate::router::routes;
 
 /// Time for cancelled streams to send an error event.
 const CANCEL_TIME: Duration = Duration::from_secs(1);
@@ -44,11 +44,22 @@ pub async fn refuse_while_loading(listener: TcpListener) {
 /// Answers every connection with 503 and this message while it is polled.
 async fn refuse(listener: &TcpListener, message: &str) {
     let rejector = refusal::Rejector::new(message.to_string());
+    accept(listener, |stream| rejector.reject(stream)).await;
+}
+
+/// Accepts connections while it is polled.
+async fn accept(listener: &TcpListener, mut begin: impl FnMut(TcpStream)) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => rejector.reject(stream),
-            Err(error) if is_client_error(&error) => {}
-            Err(_) => sleep(ACCEPT_PAUSE).await,
+            Ok((stream, _)) => begin(stream),
+            // The client is gone.
+            Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) => {}
+            Err(error) => {
+                let pause = ACCEPT_PAUSE.as_millis();
+                tracing::error!("cannot accept connections, next attempt in {pause} ms: {error}");
+                sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
 }
@@ -82,7 +93,7 @@ pub async fn serve(
         engine.drain();
     };
     let died = {
-        let mut accept = std::pin::pin!(server.accept(&listener));
+        let mut accept = std::pin::pin!(accept(&listener, |stream| server.begin(stream)));
         let died = tokio::select! {
             () = accept.as_mut() => false,
             () = stop => false,
@@ -151,31 +162,11 @@ impl Server {
         }
     }
 
-    /// Accepts connections while it is polled.
-    async fn accept(&self, listener: &TcpListener) {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => match self.permits.clone().try_acquire_owned() {
-                    Ok(permit) => self.begin(stream, permit),
-                    Err(_) => {
-                        self.app.metrics.rejected("connections");
-                        self.rejector.reject(stream);
-                    }
-                },
-                // The client is gone.
-                Err(error) if is_client_error(&error) => {}
-                Err(error) => {
-                    tracing::error!(
-                        "cannot accept connections, next attempt in {} ms: {error}",
-                        ACCEPT_PAUSE.as_millis()
-                    );
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    fn begin(&self, stream: TcpStream) {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+            self.app.metrics.rejected("connections");
+            return self.rejector.reject(stream);
+        };
         let app = self.app.clone();
         let stream = Connection::new(stream, Arc::downgrade(&app.activity), app.options.limits.send_timeout);
         let service = TowerToHyperService::new(self.router.clone());
@@ -207,11 +198,6 @@ impl Server {
             drop(permit);
         });
     }
-}
-
-fn is_client_error(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
 /// Waits until nothing has been computed or written for [`IDLE_TIME`].

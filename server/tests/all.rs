@@ -9,6 +9,7 @@ mod conformance;
 mod counter;
 mod embeddings;
 mod errors;
+mod folders;
 mod fuzzed;
 mod harsh_http;
 mod kv_transfer;

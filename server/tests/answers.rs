@@ -248,6 +248,11 @@ fn a_prompt_is_truncated_from_the_left() {
     assert_eq!(cut["usage"]["prompt_tokens"], 3);
     let short = SERVER.ok(COMPLETIONS, body(json!([40, 41, 42]), Value::Null));
     assert_eq!(cut["choices"][0]["text"], short["choices"][0]["text"]);
+    // The echo of a text is what is left of it.
+    let words = SERVER.ok(COMPLETIONS, body(json!("The capital of France"), json!(2)));
+    let ids = SERVER.ok("/tokenize", json!({"prompt": "The capital of France"}))["tokens"].as_array().unwrap().clone();
+    let last = SERVER.ok(COMPLETIONS, body(json!(ids[ids.len() - 2..]), Value::Null));
+    assert_eq!(words["choices"][0]["text"], last["choices"][0]["text"]);
     // -1 leaves space for the output.
     let fitted = SERVER.ok(COMPLETIONS, body(json!(vec![40; 2000]), json!(-1)));
     assert_eq!(fitted["usage"]["prompt_tokens"], 1020);

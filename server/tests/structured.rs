@@ -14,6 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 fn request(path: &str, fields: &Value) -> Value {
     let mut body = match path {
         CHAT => json!({"messages": [{"role": "user", "content": "Which colour?"}]}),
+        "/v1/responses" => json!({"input": "Which colour?"}),
         _ => json!({"prompt": "Which colour?"}),
     };
     body["max_tokens"] = json!(60);
@@ -278,4 +279,22 @@ fn keywords_that_are_not_enforced_are_named_in_a_header_and_refused_if_strict() 
     }
     let plain = SERVER.post(CHAT, &request(CHAT, &json!({"guided_json": colour()})));
     assert_eq!(plain.header("x-quire-unenforced"), "");
+}
+
+#[test]
+fn a_grammar_that_other_fields_leave_no_token_is_an_error_whole_and_at_the_end_of_a_stream() {
+    let digit = SERVER.ok("/tokenize", json!({"prompt": "7"}))["tokens"].clone();
+    for path in [COMPLETIONS, CHAT, "/v1/responses"] {
+        let mut body = request(path, &json!({"guided_choice": ["yes"], "allowed_token_ids": digit}));
+        let whole = SERVER.post(path, &body);
+        assert_eq!(whole.status, 400, "{}", whole.body);
+        let message = whole.error()["message"].as_str().unwrap().to_string();
+        assert!(message.starts_with("the grammar of this request failed: "), "{message}");
+        body["stream"] = json!(true);
+        let streamed = SERVER.post(path, &body);
+        let last = streamed.body.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        let last: Value = serde_json::from_str(last).unwrap();
+        let error = if path == "/v1/responses" { &last["response"]["error"] } else { &last["error"] };
+        assert_eq!((streamed.status, error["message"].as_str()), (200, Some(message.as_str())), "{path}: {last}");
+    }
 }

@@ -105,6 +105,7 @@ fn an_invalid_grammar_is_refused_with_its_line() {
         ("root ::= (\"a\"", "no )"),
         ("root ::= \"a\"{3,2}", "fewer"),
         ("root ::= \"a\"{999999999}", "100000"),
+        ("root ::= \"a\"{\n}", "found {\\n}"),
         ("root ::= <think> \"a\"", "token"),
         ("root ::= \"a\" (= \"b\")", "look-ahead"),
         ("root ::= \"\\q\"", "escape \\q"),

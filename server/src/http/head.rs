@@ -2,8 +2,8 @@
 //!
 //! | limit | enforced in |
 //! |---|---|
-//! | connections, time for a head, unread bytes | [`crate::serve()`], `connection` |
-//! | bytes and number of headers | here, as middleware; far beyond them in [`crate::serve()`] |
+//! | connections, time for a head, unread bytes | `serve`, `connection` |
+//! | bytes and number of headers | here, as middleware; far beyond them in `serve` |
 //! | bytes of a body, time for it, bytes of all bodies | `request::body` |
 //! | numbers and sizes of fields | where the field is read |
 //! | products of fields, and memory of all requests | `request::cost` |

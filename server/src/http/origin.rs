@@ -23,16 +23,14 @@ use axum::response::{IntoResponse, Response};
 
 use super::ApiError;
 use crate::metrics::Metrics;
-use crate::settings::{Cors, Host, ServerOptions};
+use crate::settings::{Host, ServerOptions};
 
 /// State of [`check`]: settings, the counter of rejections, and whether the server listens on a loopback address.
 pub type Checked = (Arc<ServerOptions>, Arc<Metrics>, bool);
 
 /// Middleware: rejects requests that a page of another site may have sent with 403.
 pub async fn check(State((options, metrics, loopback)): State<Checked>, request: Request, next: Next) -> Response {
-    let has_keys = !options.api_keys.is_empty();
-    let policy = Policy { hosts: &options.allowed_hosts, cors: &options.cors, has_keys, loopback };
-    match policy.check(&request) {
+    match check_request(&options, loopback, &request) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             metrics.rejected("origin");
@@ -54,60 +52,51 @@ pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::header(status, "content-type", found.as_deref(), "application/json"))
 }
 
-/// Accepted hosts and origins.
-struct Policy<'a> {
-    hosts: &'a [String],
-    cors: &'a Cors,
-    has_keys: bool,
-    loopback: bool,
+fn check_request(options: &ServerOptions, loopback: bool, request: &Request) -> Result<(), ApiError> {
+    let headers = request.headers();
+    let host = headers.get(header::HOST).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    // An absolute request target names the host as well (RFC 9112, section 3.2.2).
+    let target = request.uri().authority().map(|authority| authority.as_str().into());
+    let has_keys = !options.api_keys.is_empty();
+    let checked = !options.allowed_hosts.is_empty() || !has_keys;
+    for named in [host.clone(), target].into_iter().flatten().filter(|_| checked) {
+        let is_served = serves(&options.allowed_hosts, loopback, &named)
+            || (is_bare_name(&named) && (!loopback || is_not_browser(request)));
+        if !is_served {
+            let expected = match loopback {
+                true => "a loopback name such as localhost",
+                false => "an IP address or a name without a dot",
+            };
+            return Err(forbidden("host", &named, expected, "--allowed-hosts NAME"));
+        }
+    }
+    if has_keys {
+        return Ok(());
+    }
+    let foreign = |page: &str| forbidden("origin", page, "a page of this server", "--allowed-origins ORIGIN");
+    for origin in headers.get_all(header::ORIGIN) {
+        let origin = String::from_utf8_lossy(origin.as_bytes());
+        if !options.cors.allows(&origin) && !is_own(&origin, host.as_deref()) {
+            return Err(foreign(&origin));
+        }
+    }
+    let says = |name: &str, value: &str| headers.get(name).is_some_and(|found| found == value);
+    let is_link = request.method() == Method::GET && says("sec-fetch-mode", "navigate");
+    if !headers.contains_key(header::ORIGIN)
+        && says("sec-fetch-site", "cross-site")
+        && !(is_link && says("sec-fetch-dest", "document"))
+    {
+        return Err(foreign("a page of another site"));
+    }
+    Ok(())
 }
 
-impl Policy<'_> {
-    fn check<B>(&self, request: &axum::http::Request<B>) -> Result<(), ApiError> {
-        let headers = request.headers();
-        let host = headers.get(header::HOST).map(|value| String::from_utf8_lossy(value.as_bytes()));
-        // An absolute request target names the host as well (RFC 9112, section 3.2.2).
-        let target = request.uri().authority().map(|authority| authority.as_str().into());
-        let checked = !self.hosts.is_empty() || !self.has_keys;
-        for named in [host.clone(), target].into_iter().flatten().filter(|_| checked) {
-            let is_served =
-                self.serves(&named) || (is_bare_name(&named) && (!self.loopback || is_not_browser(request)));
-            if !is_served {
-                let expected = match self.loopback {
-                    true => "a loopback name such as localhost",
-                    false => "an IP address or a name without a dot",
-                };
-                return Err(forbidden("host", &named, expected, "--allowed-hosts NAME"));
-            }
-        }
-        if self.has_keys {
-            return Ok(());
-        }
-        let foreign = |page: &str| forbidden("origin", page, "a page of this server", "--allowed-origins ORIGIN");
-        for origin in headers.get_all(header::ORIGIN) {
-            let origin = String::from_utf8_lossy(origin.as_bytes());
-            if !self.cors.allows(&origin) && !is_own(&origin, host.as_deref()) {
-                return Err(foreign(&origin));
-            }
-        }
-        let says = |name: &str, value: &str| headers.get(name).is_some_and(|found| found == value);
-        let is_link = request.method() == Method::GET && says("sec-fetch-mode", "navigate");
-        if !headers.contains_key(header::ORIGIN)
-            && says("sec-fetch-site", "cross-site")
-            && !(is_link && says("sec-fetch-dest", "document"))
-        {
-            return Err(foreign("a page of another site"));
-        }
-        Ok(())
-    }
-
-    /// Whether this `Host` names the server. An address cannot be rebound, so that only a loopback server rejects
-    /// addresses of others: a request for another address reached it by mistake.
-    fn serves(&self, authority: &str) -> bool {
-        let Some(host) = Host::parse(authority) else { return false };
-        let is_allowed = |allowed: &String| allowed == "*" || Host::parse(allowed).as_ref() == Some(&host);
-        host.is_loopback() || (matches!(host, Host::Address(_)) && !self.loopback) || self.hosts.iter().any(is_allowed)
-    }
+/// Whether this `Host` names the server. An address cannot be rebound, so that only a loopback server rejects
+/// addresses of others: a request for another address reached it by mistake.
+fn serves(hosts: &[String], loopback: bool, authority: &str) -> bool {
+    let Some(host) = Host::parse(authority) else { return false };
+    let is_allowed = |allowed: &String| allowed == "*" || Host::parse(allowed).as_ref() == Some(&host);
+    host.is_loopback() || (matches!(host, Host::Address(_)) && !loopback) || hosts.iter().any(is_allowed)
 }
 
 /// 403 for a request whose header `name` is not allowed; `flag` allows it.
@@ -126,7 +115,7 @@ fn is_own(origin: &str, host: Option<&str>) -> bool {
 }
 
 /// Whether the request is not from a browser, which sends `Origin` with every POST.
-fn is_not_browser<B>(request: &axum::http::Request<B>) -> bool {
+fn is_not_browser(request: &Request) -> bool {
     let headers = request.headers();
     request.method() == Method::POST
         && !headers.contains_key(header::ORIGIN)

@@ -10,7 +10,10 @@ use super::register;
 
 /// Adds the gauges and counters to an empty registry.
 pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) {
-    let counts = &engine.scheduler;
+    let (counts, drafts) = (&engine.scheduler, &engine.spec_decode);
+    let (age, prompt_budget) = (step_age.map_or(0.0, |age| age.as_secs_f64()), engine.prompt_budget as f64);
+    let (queries, device_hits) = (counts.prefix_queries, counts.prefix_hits - counts.host_prefix_hits);
+    let messages_dropped = engine.kv_event_messages_dropped;
     for (name, help, value) in [
         ("vllm:num_requests_running", "Number of requests that hold blocks.", counts.num_running as f64),
         ("vllm:num_requests_waiting", "Number of requests that wait for blocks.", counts.num_waiting as f64),
@@ -20,21 +23,13 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("quire:kv_cache_cached_perc", "Fraction of blocks kept only as cached prefixes.", counts.kv_cache_cached()),
         ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", counts.host_cache_usage()),
         ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", counts.blocks_peak as f64),
-        (
-            "quire:step_prompt_budget_tokens",
-            "Maximum number of prompt tokens in a step while sequences decode.",
-            engine.prompt_budget as f64,
-        ),
+        ("quire:step_prompt_budget_tokens", "Maximum prompt tokens in a step while sequences decode.", prompt_budget),
         (
             "quire:inter_token_latency_target_seconds",
             "Time between two tokens of a sequence that this number is chosen for, 0 without a target.",
             engine.itl_target,
         ),
-        (
-            "quire:engine_step_age_seconds",
-            "Seconds since the last completed step while requests are unfinished, else 0.",
-            step_age.map_or(0.0, |age| age.as_secs_f64()),
-        ),
+        ("quire:engine_step_age_seconds", "Seconds since the last completed step while there is work, else 0.", age),
     ] {
         register(registry, Gauge::new(name, help)).set(value);
     }
@@ -46,37 +41,17 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let blocks = [("in_use", host_blocks_in_use), ("cached", host_blocks_cached), ("free", host_free)];
     gauges(registry, "quire:kv_host_blocks", "Number of blocks of host memory by state.", blocks);
     for (name, help, value) in [
-        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", counts.prefix_queries),
-        (
-            "vllm:prefix_cache_hits_total",
-            "Prompt tokens found in the prefix cache on the device.",
-            counts.prefix_hits - counts.host_prefix_hits,
-        ),
+        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries),
+        ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache on the device.", device_hits),
         (
             "vllm:external_prefix_cache_queries_total",
-            "Prompt tokens looked up in the prefix cache in host memory.",
+            "Prompt tokens looked up in host memory.",
             engine.host_prefix_queries,
         ),
-        (
-            "vllm:external_prefix_cache_hits_total",
-            "Prompt tokens found in the prefix cache in host memory alone.",
-            counts.host_prefix_hits,
-        ),
-        (
-            "quire:kv_blocks_offloaded_total",
-            "Blocks copied to host memory because their prefix was evicted.",
-            counts.blocks_offloaded,
-        ),
-        (
-            "quire:kv_blocks_loaded_total",
-            "Blocks copied back from host memory because a request has their prefix.",
-            counts.blocks_loaded,
-        ),
-        (
-            "vllm:gpu_prefix_cache_queries_total",
-            "Older name of vllm:prefix_cache_queries_total.",
-            counts.prefix_queries,
-        ),
+        ("vllm:external_prefix_cache_hits_total", "Prompt tokens found in host memory alone.", counts.host_prefix_hits),
+        ("quire:kv_blocks_offloaded_total", "Blocks copied to host memory on their eviction.", counts.blocks_offloaded),
+        ("quire:kv_blocks_loaded_total", "Blocks copied back from host memory for a request.", counts.blocks_loaded),
+        ("vllm:gpu_prefix_cache_queries_total", "Older name of vllm:prefix_cache_queries_total.", queries),
         ("vllm:gpu_prefix_cache_hits_total", "Older name of vllm:prefix_cache_hits_total.", counts.prefix_hits),
         ("vllm:prompt_tokens_total", "Number of prompt tokens.", counts.prompt_tokens),
         ("vllm:generation_tokens_total", "Number of generated tokens.", engine.generation_tokens),
@@ -84,7 +59,7 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         ("quire:num_swap_preemptions_total", "Number of preemptions by swapping.", counts.swap_preemptions),
         (
             "quire:num_priority_preemptions_total",
-            "Number of preemptions in favor of a higher priority.",
+            "Preemptions in favor of a higher priority.",
             counts.preemptions_by_priority,
         ),
         ("quire:preemption_tokens_lost_total", "Computed tokens discarded by preemptions.", counts.tokens_lost),
@@ -93,24 +68,16 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         (
             "vllm:spec_decode_num_drafts_total",
             "Number of times that drafts of a sequence were verified.",
-            engine.spec_decode.num_drafts,
+            drafts.num_drafts,
         ),
-        ("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", engine.spec_decode.num_draft_tokens),
-        (
-            "vllm:spec_decode_num_accepted_tokens_total",
-            "Number of draft tokens that became output.",
-            engine.spec_decode.num_accepted_tokens,
-        ),
+        ("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", drafts.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that became output.", drafts.num_accepted_tokens),
         (
             "quire:kv_event_steps_dropped_total",
-            "Steps whose KV events were dropped because the queue was full.",
+            "Steps whose KV events found the queue full.",
             engine.kv_event_steps_dropped,
         ),
-        (
-            "quire:kv_event_messages_dropped_total",
-            "KV event messages that a subscriber did not get because it read too slowly.",
-            engine.kv_event_messages_dropped,
-        ),
+        ("quire:kv_event_messages_dropped_total", "KV events that a slow subscriber did not get.", messages_dropped),
         ("quire:engine_failed_steps_total", "Number of failed engine steps.", engine.failed_steps),
     ] {
         register(registry, IntCounter::new(name, help)).inc_by(value);
@@ -127,8 +94,8 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let help = "Lookups that matched only a part of the prompt.";
     counters(registry, "quire:prefix_cache_misses_total", help, "reason", misses);
     // The first position is always listed.
-    let accepted = engine.spec_decode.accepted_per_pos.iter().copied().chain([0]);
-    let positions = engine.spec_decode.accepted_per_pos.len().max(1);
+    let accepted = drafts.accepted_per_pos.iter().copied().chain([0]);
+    let positions = drafts.accepted_per_pos.len().max(1);
     let accepted = accepted.take(positions).enumerate().map(|(position, count)| (position.to_string(), count));
     let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
     counters(registry, name, "Accepted draft tokens by their position.", "position", accepted);

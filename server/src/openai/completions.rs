@@ -10,7 +10,7 @@ use super::choices::{self, Choice, Choices, Content, Field, Generation};
 use super::logprobs::{self, Logprobs, Prompt};
 use crate::app::{App, LogprobFormat};
 use crate::http::ApiError;
-use crate::request::{Cost, Fields, Input, Options, Work, add_special_tokens, prompts, truncate, unsupported};
+use crate::request::{Cost, Fields, Input, Options, Work, add_special_tokens, prompts, unsupported};
 
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -70,30 +70,6 @@ impl CompletionRequest {
     }
 }
 
-/// Tokenizes the prompts. Returns their ids, and their texts if the response has them.
-fn tokenize(
-    work: &Work,
-    inputs: Vec<Input>,
-    request: &CompletionRequest,
-) -> Result<(Vec<Arc<Prompt>>, Vec<String>), ApiError> {
-    let (keep, skip_special) = (request.options.truncate_prompt_tokens, request.options.params.skip_special_tokens);
-    let (mut prompts, mut texts, mut tokens) = (Vec::new(), Vec::new(), 0);
-    for input in inputs {
-        let (ids, text) = input.encode(work, request.add_special, "prompt", keep.is_none())?;
-        let whole = ids.len();
-        let ids = truncate(ids, keep);
-        texts.push(match text.filter(|_| ids.len() == whole) {
-            _ if !request.echo => String::new(),
-            Some(text) => text,
-            None => work.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
-        });
-        tokens += ids.len();
-        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
-        prompts.push(Arc::new(Prompt { ids, logprobs: None }));
-    }
-    Ok((prompts, texts))
-}
-
 /// State of a running completion request.
 struct Completion {
     generation: Generation,
@@ -114,7 +90,17 @@ impl Choices for Completion {
         let count = request.prompts.len();
         request.cost(work, (count, least), 0).check(&work.options.limits)?;
         let inputs = std::mem::take(&mut request.prompts);
-        let (prompts, texts) = tokenize(work, inputs, &request)?;
+        let keep = request.options.truncate_prompt_tokens;
+        let (mut prompts, mut texts) = (Vec::new(), Vec::new());
+        for (ids, text) in prompts::tokenize(work, inputs, "prompt", request.add_special, keep)? {
+            let decode = || work.tokenizer().decode(&ids, request.options.params.skip_special_tokens);
+            texts.push(match text {
+                _ if !request.echo => String::new(),
+                Some(text) => text,
+                None => decode().map_err(|error| ApiError::invalid("prompt", error))?,
+            });
+            prompts.push(Arc::new(Prompt { ids, logprobs: None }));
+        }
         let tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let cost = request.cost(work, (count, tokens), texts.iter().map(String::len).sum());
         cost.check(&work.options.limits)?;

@@ -17,8 +17,7 @@ use crate::app::App;
 use crate::http::{ApiError, json};
 use crate::reply::Run;
 use crate::request::{
-    Cost, Fields, Input, Work, add_special_tokens, body, cache_salt, check_length, priority, prompts, truncate,
-    truncation, unsupported, user,
+    Cost, Fields, Input, Work, add_special_tokens, body, cache_salt, priority, prompts, truncation, unsupported, user,
 };
 
 /// `POST /v1/embeddings`.
@@ -124,15 +123,12 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         ..Cost::default()
     };
     cost(least).check(&work.options.limits)?;
-    let (mut requests, mut tokens) = (Vec::new(), 0);
-    for input in prompts {
-        let prompt = truncate(input.encode(work, add_special, "input", keep.is_none())?.0, keep);
-        check_length(work, prompt.len(), "input")?;
-        tokens += prompt.len();
-        cost(tokens).check(&work.options.limits)?;
-        let params = GenerationParams::embedding(pooling);
-        let (cache_salt, adapter) = (cache_salt.clone(), adapter.clone());
-        requests.push(GenerationRequest { prompt, params, priority, cache_salt, adapter, ..Default::default() });
-    }
+    let prompts = prompts::tokenize(work, prompts, "input", add_special, keep)?;
+    let tokens = prompts.iter().map(|(ids, _)| ids.len()).sum();
+    let request = |(prompt, _)| {
+        let (params, cache_salt, adapter) = (GenerationParams::embedding(pooling), cache_salt.clone(), adapter.clone());
+        GenerationRequest { prompt, params, priority, cache_salt, adapter, ..Default::default() }
+    };
+    let requests = prompts.into_iter().map(request).collect();
     Ok(((requests, is_base64), cost(tokens)))
 }

@@ -24,11 +24,7 @@ const ERRORS: &[Schema] = &[
     ("Error.error", "ErrorObject", "The error."),
     ("ErrorObject", "object", "OpenAI's error object."),
     ("ErrorObject.message", "string", "What was found, what was expected and what to do."),
-    (
-        "ErrorObject.type",
-        "string",
-        "Kind of error: invalid_request_error, authentication_error, server_error and others.",
-    ),
+    ("ErrorObject.type", "string", "Kind of error, such as invalid_request_error or server_error."),
     ("ErrorObject.param", "string?", "The request field with the error."),
     ("ErrorObject.code", "string?", "Identifier of the error for programs."),
 ];

@@ -24,8 +24,8 @@ pub use cost::{Cost, TOKEN_ID};
 pub use fields::Fields;
 pub use messages::{Conversation, EFFORTS, join_parts, template_kwargs};
 pub use options::{
-    MAX_SHORT, Options, StreamUsage, add_special_tokens, beside_output, cache_salt, check_length, priority, truncate,
-    truncation, user,
+    MAX_SHORT, Options, StreamUsage, add_special_tokens, beside_output, cache_salt, priority, truncate, truncation,
+    user,
 };
 pub use prompts::Input;
 pub use tools::{Tools, check_name};

@@ -6,8 +6,9 @@
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::cost::Cost;
 use super::fields::Fields;
-use super::options::check_length;
+use super::options::{check_length, truncate};
 use super::raw::{excerpt, items, token_ids};
 use super::work::Work;
 use crate::http::ApiError;
@@ -21,25 +22,6 @@ pub enum Input {
 }
 
 impl Input {
-    /// Returns the token ids and, for a text, the text. See [`Work::encode`] for `param` and `must_fit`.
-    pub fn encode(
-        self,
-        work: &Work,
-        add_special: bool,
-        param: &str,
-        must_fit: bool,
-    ) -> Result<(Vec<u32>, Option<String>), ApiError> {
-        match self {
-            Input::Ids(ids) => {
-                if must_fit {
-                    check_length(work, ids.len(), param)?;
-                }
-                Ok((ids, None))
-            }
-            Input::Text(text) => Ok((work.encode(&text, add_special, param, must_fit)?, Some(text))),
-        }
-    }
-
     /// Lower bound of the number of tokens.
     pub fn least_tokens(&self, work: &Work) -> usize {
         match self {
@@ -47,6 +29,34 @@ impl Input {
             Input::Ids(ids) => ids.len(),
         }
     }
+}
+
+/// Token ids of a prompt, and its text if there is one.
+pub type Tokenized = (Vec<u32>, Option<String>);
+
+/// Token ids of the prompts of the field `param`, of each the last `keep`, and their texts unless they were cut.
+pub fn tokenize(
+    work: &Work,
+    prompts: Vec<Input>,
+    param: &str,
+    add_special: bool,
+    keep: Option<usize>,
+) -> Result<Vec<Tokenized>, ApiError> {
+    let mut tokens = 0;
+    let one = |input| {
+        let (ids, text) = match input {
+            Input::Ids(ids) => (ids, None),
+            Input::Text(text) => (work.encode(&text, add_special, param, keep.is_none())?, Some(text)),
+        };
+        let whole = ids.len();
+        let ids = truncate(ids, keep);
+        check_length(work, ids.len(), param)?;
+        tokens += ids.len();
+        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
+        let text = text.filter(|_| ids.len() == whole);
+        Ok((ids, text))
+    };
+    prompts.into_iter().map(one).collect()
 }
 
 /// Reads the prompts of the field `param`, at least one.

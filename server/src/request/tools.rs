@@ -17,7 +17,7 @@ const MAX_NAME: usize = 256;
 
 /// The field `tool_choice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Choice {
+enum ToolChoice {
     None,
     Auto,
     /// At least one call.
@@ -39,7 +39,7 @@ pub struct Tools {
     pub functions: Arc<[Tool]>,
     /// Which functions are strict: the arguments match the schema even where the model need not call.
     strict: Vec<bool>,
-    choice: Choice,
+    choice: ToolChoice,
 }
 
 impl Tools {
@@ -88,7 +88,7 @@ impl Tools {
 
     /// Whether calls in the text are parsed.
     pub fn are_parsed(&self) -> bool {
-        self.choice != Choice::None
+        self.choice != ToolChoice::None
     }
 
     /// Constrains the output to required calls, or calls of strict functions to their schemas, and keeps the special tokens that
@@ -102,7 +102,7 @@ impl Tools {
         }
         let (functions, calls) = match &self.choice {
             // Another constraint on the output applies to the whole answer.
-            Choice::Auto
+            ToolChoice::Auto
                 if self.strict.contains(&true) && params.structured_outputs.is_none() && params.beam.is_none() =>
             {
                 let tool = |(tool, strict): (&Tool, &bool)| Tool {
@@ -114,10 +114,10 @@ impl Tools {
                     Calls::Optional(app.reasoning.opening_text(app.tokenizer())),
                 )
             }
-            Choice::None | Choice::Auto => return Ok(false),
-            Choice::Required if self.parallel => (self.functions.to_vec(), Calls::Several),
-            Choice::Required => (self.functions.to_vec(), Calls::One),
-            Choice::Named(name) => {
+            ToolChoice::None | ToolChoice::Auto => return Ok(false),
+            ToolChoice::Required if self.parallel => (self.functions.to_vec(), Calls::Several),
+            ToolChoice::Required => (self.functions.to_vec(), Calls::One),
+            ToolChoice::Named(name) => {
                 (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), Calls::One)
             }
         };
@@ -175,7 +175,7 @@ pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
     }
 }
 
-fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Result<Choice, ApiError> {
+fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Result<ToolChoice, ApiError> {
     const PARAM: &str = "tool_choice";
     let form = match flat {
         true => "{\"type\": \"function\", \"name\": …}",
@@ -186,21 +186,21 @@ fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Resu
         flat.or(value["function"]["name"].as_str()).map(str::to_string)
     };
     let choice = match value {
-        None => Choice::Auto,
+        None => ToolChoice::Auto,
         Some(value) => match (value.as_str(), name(value)) {
-            (Some("none"), _) => Choice::None,
-            (Some("auto"), _) => Choice::Auto,
-            (Some("required"), _) => Choice::Required,
-            (None, Some(name)) if value["type"] == "function" => Choice::Named(name),
+            (Some("none"), _) => ToolChoice::None,
+            (Some("auto"), _) => ToolChoice::Auto,
+            (Some("required"), _) => ToolChoice::Required,
+            (None, Some(name)) if value["type"] == "function" => ToolChoice::Named(name),
             _ => return Err(ApiError::wrong(PARAM, value, format_args!("none, auto, required or {form}"))),
         },
     };
     match &choice {
-        Choice::None => Ok(choice),
+        ToolChoice::None => Ok(choice),
         // Agents send it with an empty list.
-        Choice::Auto if functions.is_empty() => Ok(Choice::None),
+        ToolChoice::Auto if functions.is_empty() => Ok(ToolChoice::None),
         _ if functions.is_empty() => Err(ApiError::requires(PARAM, TOOLS)),
-        Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
+        ToolChoice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))
         }
         _ => Ok(choice),

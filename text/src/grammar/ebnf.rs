@@ -216,7 +216,7 @@ impl<'a> Reader<'a> {
                     let count = |text: &str| {
                         let count = text.trim().parse::<u32>().ok().filter(|count| *count <= MAX_COUNT);
                         count.ok_or_else(|| {
-                            let found: String = range.chars().take(20).collect();
+                            let found: String = range.chars().take(20).flat_map(char::escape_debug).collect();
                             format!("found {{{found}}}, expected counts up to {MAX_COUNT}")
                         })
                     };

@@ -6,7 +6,7 @@
 //! | `request` | the fields of a request, and those that the response repeats |
 //! | `output`, `json` | output items, and the events of a stream; JSON that they share |
 //!
-//! A response is what the last event of its stream would carry: one [`Writer`] makes both. Responses are not stored:
+//! A response is what the last event of its stream would carry: one [`ResponseWriter`] makes both. Responses are not stored:
 //! they have `"store": false`, and references to earlier responses are rejected.
 
 mod input;
@@ -27,8 +27,8 @@ use crate::http::json::{off_reactor, put, response};
 use crate::http::{ApiError, sse};
 use crate::reply::{Assistant, Run, Translator, Usage, stream};
 use crate::request::body;
-pub use json::Json;
-use output::{Status, Writer};
+use json::Json;
+use output::{ResponseWriter, Status};
 use request::prepare;
 pub use request::read;
 
@@ -37,7 +37,7 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let mut body = body::receive(&app, request).await?;
     let ((chat, echoed), cost) = body.read(&app, prepare).await?;
     let run = Run::submit(&app, vec![chat.request(&app)?]).await?;
-    let writer = Writer::new(&app, &chat.options, echoed, chat.ids.len());
+    let writer = ResponseWriter::new(&app, &chat.options, echoed, chat.ids.len());
     let (logprobs, assistant) = (chat.options.params.sampling.logprobs, chat.assistant(&app));
     let mut translated = Translated { app, assistant, logprobs, writer };
     if chat.options.stream {
@@ -61,7 +61,7 @@ struct Translated {
     assistant: Assistant,
     /// Number of alternatives per token; `None` without log probabilities.
     logprobs: Option<usize>,
-    writer: Writer,
+    writer: ResponseWriter,
 }
 
 impl Translator for Translated {
@@ -71,8 +71,9 @@ impl Translator for Translated {
 
     fn delta(&mut self, _: usize, delta: &Delta) {
         let piece = self.assistant.push(&delta.text, delta.finish.is_some());
-        let scores = self.logprobs.map(|k| logprobs::tokens(self.app.tokenizer(), &delta.tokens, k));
-        self.writer.write(piece, delta.tokens.len(), scores.unwrap_or_default());
+        let texts = |k| logprobs::token_texts(self.app.tokenizer(), &delta.tokens, k);
+        let scores = self.logprobs.map(texts).into_iter().flatten().map(Json::text);
+        self.writer.write(piece, delta.tokens.len(), scores);
         if let Some(reason) = &delta.finish {
             let is_cut = *reason == FinishReason::Length;
             self.writer.close(if is_cut { Status::Incomplete } else { Status::Completed });

@@ -48,7 +48,7 @@ struct Open {
 }
 
 /// Writer of one response.
-pub struct Writer {
+pub struct ResponseWriter {
     /// Name of the model or of the LoRA adapter.
     model: String,
     /// Token counts so far.
@@ -71,10 +71,10 @@ pub struct Writer {
     pub events: VecDeque<(String, Json)>,
 }
 
-impl Writer {
+impl ResponseWriter {
     /// Writer of the response to a prompt of this many tokens.
-    pub fn new(app: &App, options: &Options, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
-        Writer {
+    pub fn new(app: &App, options: &Options, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> ResponseWriter {
+        ResponseWriter {
             model: options.adapter.as_ref().unwrap_or(&app.model).clone(),
             streams: options.stream,
             usage: Usage { prompt_tokens, ..Usage::default() },
@@ -128,7 +128,7 @@ impl Writer {
     }
 
     /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
-    pub fn write(&mut self, piece: Piece, tokens: usize, scores: Vec<Json>) {
+    pub fn write(&mut self, piece: Piece, tokens: usize, scores: impl Iterator<Item = Json>) {
         self.scores.extend(scores);
         if !piece.reasoning.is_empty() {
             self.extend(Kind::Reasoning, &piece.reasoning);
@@ -159,10 +159,7 @@ impl Writer {
         }
         self.end_item(status);
         self.ended = Some(status);
-        self.emit_response(match status {
-            Status::Completed => "response.completed",
-            Status::Incomplete => "response.incomplete",
-        });
+        self.emit_response(&format!("response.{}", status.name()));
     }
 
     /// Ends a failed stream.

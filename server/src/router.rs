@@ -1,0 +1,62 @@
+//! The routes of all folders, and the layers around them that say who may use them.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+
+use crate::app::App;
+use crate::http::{call, cors, head, keys, method_not_allowed, not_found, origin};
+use crate::openapi::{Operation, Routes};
+use crate::request::Work;
+use crate::{monitor, openai, vllm};
+
+/// All routes, for a server that other machines can reach.
+pub fn router(app: Arc<App>) -> Router {
+    routes(app, false)
+}
+
+/// All routes. `loopback` says whether the server listens on a loopback address.
+pub fn routes(app: Arc<App>, loopback: bool) -> Router {
+    let (mut routes, mut page) = (Routes::default(), Routes::default());
+    add_apis(&mut routes, &app, loopback);
+    monitor::page::add(&mut page);
+    let options = &app.options;
+    routes
+        .router
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(options.clone(), keys::check))
+        // The page needs no key: it asks the user for one.
+        .merge(page.router)
+        .layer(from_fn_with_state((options.clone(), app.metrics.clone(), loopback), origin::check))
+        .layer(from_fn_with_state(options.clone(), head::check))
+        .layer(from_fn_with_state(options.clone(), cors::apply))
+        // The outermost layer: every response has the id of its call.
+        .layer(from_fn(call::name))
+        .with_state(app)
+}
+
+/// Adds the routes of each API.
+fn add_apis(routes: &mut Routes, app: &App, loopback: bool) {
+    let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
+    openai::add(routes);
+    vllm::add(routes, may_change_adapters, app.options.server_dev_mode.unwrap_or(loopback));
+    monitor::add(routes);
+    routes.add(&["/openapi.json"], get(describe), Operation::get("This document").returns_object());
+}
+
+/// `GET /openapi.json`.
+async fn describe(State(app): State<Arc<App>>) -> Response {
+    let document = app.openapi.get_or_init(|| {
+        let (work, _waiting) = Work::new(app.clone());
+        let mut routes = Routes::describing(work);
+        add_apis(&mut routes, &app, false);
+        monitor::page::add(&mut routes);
+        routes.document()
+    });
+    Json(document).into_response()
+}
