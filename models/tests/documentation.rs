@@ -118,10 +118,12 @@ fn the_example_of_the_tutorial_is_the_code() {
 #[test]
 fn the_page_names_every_architecture_and_pre_tokenizer_of_gguf_files() {
     use crate::gguf::made_vocabulary::{byte_level, files};
+    use crate::texts::TextFiles;
     let page = std::fs::read_to_string(testkit::workspace::root().join(PAGE)).unwrap();
     let mut checked = 0;
     let mut unknown = byte_level(Some("unknown"), &[], &[]);
-    let no_pre_tokenizer = files(&unknown.made()).unwrap_err().to_string();
+    let opened = files(&unknown.made()).unwrap();
+    let no_pre_tokenizer = text::Tokenizer::load(&TextFiles(&opened)).err().unwrap().to_string();
     unknown.architecture = "unknown";
     let no_architecture = files(&unknown.made()).unwrap_err().to_string();
     for message in [no_pre_tokenizer, no_architecture] {

@@ -1,8 +1,7 @@
 //! Incremental detokenisation: ids in, whole characters out.
 //!
-//! It works on the bytes of each token and never decodes a window again. That needs two properties of the tokenizer's decoder,
-//! which are found by decoding samples instead of being assumed: whether it removes a leading space from the text, and how many
-//! U+FFFD it writes for invalid bytes.
+//! It works on the bytes of each token and never decodes a window again. Whether the tokenizer removes a leading space from the text
+//! is found by decoding the first token.
 
 use std::sync::Arc;
 
@@ -42,7 +41,10 @@ impl Detokenizer {
             }
         }
         pieces.reverse();
-        let decoder = Utf8Decoder::after(&pieces.concat(), replacement(&tokenizer));
+        // The decoder of a byte-fallback vocabulary replaces each byte.
+        let by_byte = tokenizer.has_byte_fallback();
+        let replacement = if by_byte { Replacement::PerByte } else { Replacement::PerSubpart };
+        let decoder = Utf8Decoder::after(&pieces.concat(), replacement);
         Detokenizer { tokenizer, skip_special, decoder, at_start: length == 0 }
     }
 
@@ -79,16 +81,4 @@ fn visible_bytes(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Vec<u8> 
 
 fn leading_spaces(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|&&byte| byte == b' ').count()
-}
-
-/// Determines how invalid bytes are replaced, by decoding two bytes of a euro sign if the vocabulary has byte-fallback tokens.
-fn replacement(tokenizer: &Tokenizer) -> Replacement {
-    let bytes = ["<0xE2>", "<0x82>"].map(|byte| tokenizer.token_to_id(byte));
-    let per_byte = match bytes {
-        [Some(first), Some(second)] => {
-            tokenizer.decode(&[first, second], false).is_ok_and(|text| text == "\u{FFFD}\u{FFFD}")
-        }
-        _ => false,
-    };
-    if per_byte { Replacement::PerByte } else { Replacement::PerSubpart }
 }

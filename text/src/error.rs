@@ -8,56 +8,16 @@ use std::fmt::Display;
 pub enum LoadError {
     /// A file cannot be read; the message is that of its reader.
     #[error("{0}")]
-    File(String),
-    /// A file is missing.
-    #[error("{file}: not found; expected {expected}")]
-    Missing {
-        /// The missing file.
-        file: String,
-        /// What may replace it.
-        expected: String,
-    },
-    /// A file is not JSON, or does not have the expected structure.
-    #[error("{file}: found broken JSON ({problem}); expected the file as published: download it again")]
-    Json {
+    Unread(String),
+    /// A file is missing, or has contents that cannot be used.
+    #[error("{file}: {found}; expected {expected}")]
+    File {
         /// The file.
         file: String,
-        /// The parser's message with line and column.
-        problem: String,
-    },
-    /// A setting has a value that is invalid or not supported.
-    #[error("{file}: `{key}` is {found}; expected {expected}")]
-    Setting {
-        /// The file.
-        file: String,
-        /// The key.
-        key: String,
-        /// Its value.
+        /// What is wrong with it.
         found: String,
-        /// The accepted values.
+        /// What it should contain, or what may replace it.
         expected: String,
-    },
-    /// The tokenizer cannot be built.
-    #[error(
-        "{file}: found a tokenizer that cannot be used ({problem}); expected a tokenizer.json of the `tokenizers` library"
-    )]
-    Tokenizer {
-        /// The file.
-        file: String,
-        /// The library's message.
-        problem: String,
-    },
-    /// The tokenizer produces ids for which the model has no embedding.
-    #[error(
-        "{file}: found token id {greatest_id}; expected ids below {vocab_size}, the `vocab_size` of config.json: the tokenizer belongs to another model"
-    )]
-    TokenizerMismatch {
-        /// The file.
-        file: String,
-        /// The greatest id of the tokenizer.
-        greatest_id: usize,
-        /// Rows of the embedding.
-        vocab_size: usize,
     },
     /// The chat template is not valid Jinja, or uses a feature that does not exist.
     #[error("{file}: found a chat template that cannot be used ({problem}); expected Jinja as transformers renders it")]
@@ -67,6 +27,22 @@ pub enum LoadError {
         /// The template engine's message with the line.
         problem: String,
     },
+}
+
+impl LoadError {
+    pub(crate) fn file(file: String, found: String, expected: impl Into<String>) -> LoadError {
+        LoadError::File { file, found, expected: expected.into() }
+    }
+
+    pub(crate) fn json(file: String, problem: impl Display) -> LoadError {
+        let found = format!("found broken JSON ({})", one_line(problem));
+        LoadError::file(file, found, "the file as published: download it again")
+    }
+
+    pub(crate) fn tokenizer(file: &str, problem: impl Display) -> LoadError {
+        let found = format!("found a tokenizer that cannot be used ({})", one_line(problem));
+        LoadError::file(file.to_string(), found, "a tokenizer.json of the `tokenizers` library")
+    }
 }
 
 /// `text` with every control character, including line breaks, replaced by a space, for messages of one line.

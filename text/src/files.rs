@@ -38,12 +38,11 @@ impl Files for Path {
 
 /// The contents of a file; `None` if it does not exist.
 pub(crate) fn read<'a>(files: &'a (impl Files + ?Sized), name: &str) -> Result<Option<Cow<'a, [u8]>>, LoadError> {
-    files.read(name).map_err(LoadError::File)
+    files.read(name).map_err(LoadError::Unread)
 }
 
 /// A file parsed as a JSON object; empty if the file does not exist.
 pub(crate) fn object(files: &(impl Files + ?Sized), name: &str) -> Result<Map<String, Value>, LoadError> {
     let Some(bytes) = read(files, name)? else { return Ok(Map::new()) };
-    serde_json::from_slice(&bytes)
-        .map_err(|error| LoadError::Json { file: files.locate(name), problem: one_line(error) })
+    serde_json::from_slice(&bytes).map_err(|error| LoadError::json(files.locate(name), error))
 }

@@ -3,9 +3,10 @@
 use std::str::FromStr;
 
 use crate::channels::Channels;
+use crate::grammar::lark::{excluding, quote, regex};
 use crate::marker::{HARMONY, MAX_HELD, Marker};
 use crate::thought::Thought;
-use crate::tools::{excluding, regex, special_token};
+use crate::tools::special_token;
 use crate::{ChatTemplate, Grammar, Tokenizer};
 
 /// How a model marks its reasoning.
@@ -153,7 +154,7 @@ impl ReasoningFormat {
     pub fn grammar(self, prompt: &str, then: Grammar, is_call: bool, tokenizer: &Tokenizer) -> Grammar {
         let text = |text: &str| match special_token(tokenizer, text) {
             Some(id) => format!("<[{id}]>"),
-            None => serde_json::Value::from(text).to_string(),
+            None => quote(text),
         };
         let after = |before: String, open: Option<&str>, then: Grammar| match then {
             // One grammar, because calls and reasoning may begin alike.
@@ -237,7 +238,7 @@ enum State {
 /// result does not depend on how the text is split into pieces.
 ///
 /// ```
-/// use engine::text::ReasoningParser;
+/// use text::ReasoningParser;
 ///
 /// let mut parser = ReasoningParser::new(false);
 /// let first = parser.push("<think>2 + 2");

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::tools::excluding;
+use crate::grammar::lark::{excluding, quote};
 use crate::{Grammar, with_schema_options};
 
 /// Translates a structural tag, as an object or as its JSON text.
@@ -151,10 +151,6 @@ impl Writer {
 
 fn text<'a>(format: &'a Value, key: &str) -> Result<&'a str, String> {
     format[key].as_str().ok_or_else(|| format!("expected a text in {key} of a structural tag"))
-}
-
-fn quote(text: &str) -> String {
-    Value::from(text).to_string()
 }
 
 /// A regular expression between slashes.

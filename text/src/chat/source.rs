@@ -56,11 +56,10 @@ impl TemplateSource {
                 .find_map(|(file, map)| Some((file, map.get("chat_template").filter(|value| !value.is_null())?)));
             let templates = match found {
                 None => return Ok(None),
-                Some((file, value)) => named_templates(value).ok_or_else(|| LoadError::Setting {
-                    file: files.locate(file),
-                    key: "chat_template".to_string(),
-                    found: "of another type".to_string(),
-                    expected: "a string, or a list of objects with `name` and `template`".to_string(),
+                Some((file, value)) => named_templates(value).ok_or_else(|| {
+                    let found = "`chat_template` is of another type".to_string();
+                    let expected = "a string, or a list of objects with `name` and `template`";
+                    LoadError::file(files.locate(file), found, expected)
                 })?,
             };
             (files.locate(found.map_or(TOKENIZER_CONFIG, |(file, _)| file)), templates)

@@ -9,6 +9,7 @@ use llguidance::panic_utils::catch_unwind;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
+use super::lark::quote;
 use super::matcher::Matcher;
 use super::schema::{self, Prepared};
 use super::{Grammar, GrammarError, bounds, vocabulary};
@@ -208,10 +209,9 @@ impl Definition {
             Grammar::Regex(text) => {
                 Ok(Definition { grammar: TopLevelGrammar::from_regex(text), unenforced: BTreeSet::new() })
             }
-            // One terminal: its alternatives are no items of the parser. JSON strings are valid Lark strings.
+            // One terminal: its alternatives are no items of the parser.
             Grammar::Choice(choices) => {
-                let quoted: Vec<String> =
-                    choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+                let quoted: Vec<String> = choices.iter().map(|choice| quote(choice)).collect();
                 lark(format!("start: CHOICE\nCHOICE: {}", quoted.join(" | ")))
             }
             Grammar::Ebnf(text) => {

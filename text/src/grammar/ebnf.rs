@@ -13,6 +13,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::bounds::MAX_NESTING;
+use super::lark::quote;
 use super::lexemes;
 use super::rules::{Node, Rules};
 
@@ -348,7 +349,7 @@ impl Writer<'_> {
     /// A part as a terminal. Rules in it become terminals too.
     fn terminal(&mut self, node: usize) -> String {
         match &self.rules.nodes[node] {
-            Node::Char(c) => serde_json::Value::from(c.to_string()).to_string(),
+            Node::Char(c) => quote(&c.to_string()),
             Node::Class(ranges, is_negated) => class(ranges, *is_negated),
             Node::Rule(rule) => {
                 if self.known.insert(format!("R{rule}")) {
@@ -363,7 +364,7 @@ impl Writer<'_> {
                     .map(|part| if let Node::Char(c) = self.rules.nodes[*part] { Some(c) } else { None })
                     .collect();
                 match chars {
-                    Some(text) => serde_json::Value::from(text).to_string(),
+                    Some(text) => quote(&text),
                     None => {
                         let parts: Vec<String> = parts.iter().map(|part| self.terminal(*part)).collect();
                         format!("({})", parts.join(" "))

@@ -17,6 +17,7 @@ mod bounds;
 mod compile;
 mod cost;
 mod ebnf;
+pub(crate) mod lark;
 mod lexemes;
 mod matcher;
 mod rules;

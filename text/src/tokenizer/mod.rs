@@ -71,20 +71,19 @@ impl Tokenizer {
         let (file, mut inner) = match read(files, FILE)? {
             Some(bytes) => {
                 let file = files.locate(FILE);
-                let inner = Pipeline::from_bytes(bytes)
-                    .map_err(|error| LoadError::Tokenizer { file: file.clone(), problem: one_line(error) })?;
+                let inner = Pipeline::from_bytes(bytes).map_err(|error| LoadError::tokenizer(&file, error))?;
                 (file, surround(files, inner)?)
             }
             None => {
                 let bytes = read(files, GGUF_FILE)?.ok_or_else(|| missing(files))?;
-                let vocabulary: Vocabulary = serde_json::from_slice(&bytes)
-                    .map_err(|error| LoadError::Json { file: files.locate(GGUF_FILE), problem: one_line(error) })?;
+                let vocabulary: Vocabulary =
+                    serde_json::from_slice(&bytes).map_err(|error| LoadError::json(files.locate(GGUF_FILE), error))?;
                 (vocabulary.file.clone(), gguf::build(vocabulary)?)
             }
         };
-        let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
+        let unusable = |problem: String| LoadError::tokenizer(&file, problem);
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| unusable(one_line(error)))?;
+        inner.with_truncation(None).map_err(|error| LoadError::tokenizer(&file, error))?;
 
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |greatest| greatest as usize + 1);
         if vocab_size == 0 {
@@ -104,8 +103,10 @@ impl Tokenizer {
     /// The tokenizer has greater ids, so it belongs to another model.
     pub fn check(&self, vocab_size: usize) -> Result<(), LoadError> {
         if self.vocab_size > vocab_size {
-            let file = self.file.clone();
-            return Err(LoadError::TokenizerMismatch { file, greatest_id: self.vocab_size - 1, vocab_size });
+            let found = format!("found token id {}", self.vocab_size - 1);
+            let below = format!("ids below {vocab_size}, the `vocab_size` of config.json");
+            let expected = format!("{below}: the tokenizer belongs to another model");
+            return Err(LoadError::file(self.file.clone(), found, expected));
         }
         Ok(())
     }
@@ -211,6 +212,11 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
+    /// Whether tokens such as `<0x0A>` are bytes.
+    pub(crate) fn has_byte_fallback(&self) -> bool {
+        matches!(self.spelling, TokenSpelling::Text { byte_fallback: true, .. })
+    }
+
     /// The bytes that a token adds to a text, possibly part of a character; empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token))
@@ -227,7 +233,7 @@ fn missing(files: &(impl Files + ?Sized)) -> LoadError {
              transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         });
-    LoadError::Missing { file: files.locate(FILE), expected }
+    LoadError::file(files.locate(FILE), "not found".to_string(), expected)
 }
 
 /// The text of a special token of `tokenizer_config.json`, which is a string or an object with `content`.
@@ -239,11 +245,9 @@ pub(crate) fn special_text(token: Option<&Value>) -> Option<&str> {
 /// The tokenizer with the special tokens around texts that `tokenizer_config.json` states for some classes, as transformers has it.
 fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeline, LoadError> {
     let config = object(files, CONFIG)?;
-    let wrong = |key: &str, expected: &str| LoadError::Setting {
-        file: files.locate(CONFIG),
-        key: key.to_string(),
-        found: config.get(key).map_or("missing".to_string(), |value| one_line(value).chars().take(80).collect()),
-        expected: expected.to_string(),
+    let wrong = |key: &str, expected: &str| {
+        let found = config.get(key).map_or("missing".to_string(), |value| one_line(value).chars().take(80).collect());
+        LoadError::file(files.locate(CONFIG), format!("`{key}` is {found}"), expected)
     };
     let given = |key: &str| config.get(key).filter(|value| !value.is_null());
     let flag =
@@ -266,7 +270,7 @@ fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeli
     let (before, after) = (token("bos_token", bos)?, token("eos_token", eos.unwrap_or(false))?);
     let [before, after] = [&before, &after].map(|token| token.as_ref().map(|(id, text)| (*id, text.as_str())));
     let steps = serde_json::from_value(gguf::around(before, after));
-    let steps = steps.map_err(|error| LoadError::Tokenizer { file: files.locate(FILE), problem: one_line(error) })?;
+    let steps = steps.map_err(|error| LoadError::tokenizer(&files.locate(FILE), error))?;
     inner.with_post_processor(Some::<PostProcessorWrapper>(steps));
     Ok(inner)
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::format::{Encoding, Part, Place, Spec};
 use super::{ToolFormat, special_token};
+use crate::grammar::lark::{excluding, quote, regex};
 use crate::grammar::with_default_options;
 use crate::marker::HARMONY;
 use crate::{Grammar, Tokenizer};
@@ -42,12 +43,13 @@ impl ToolFormat {
     /// call. In formats without a marker, it applies if the text begins with a call.
     ///
     /// ```
-    /// use engine::text::{Calls, Tool, ToolFormat};
+    /// use text::{Calls, Grammar, Tokenizer, Tool, ToolFormat};
     ///
-    /// # let llm = engine::Llm::new(engine::EngineConfig::default())?;
+    /// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo");
+    /// # let tokenizer = Tokenizer::load(std::path::Path::new(demo))?;
     /// let tools = [Tool { name: "now".into(), parameters: None }];
-    /// let grammar = ToolFormat::Hermes.grammar(&tools, Calls::One, llm.tokenizer())?;
-    /// assert!(matches!(grammar, engine::Grammar::Lark(text) if text.contains("<tool_call>")));
+    /// let grammar = ToolFormat::Hermes.grammar(&tools, Calls::One, &tokenizer)?;
+    /// assert!(matches!(grammar, Grammar::Lark(text) if text.contains("<tool_call>")));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -194,7 +196,7 @@ impl Writer<'_> {
         let arguments = match self.spec.arguments {
             Encoding::Json => self.json(schema.clone()),
             Encoding::Object(key) => {
-                let name = Value::from(tool.name.as_str());
+                let name = quote(&tool.name);
                 head.push(Piece::Text(format!("{{\"name\": {name}, \"{key}\": ")));
                 format!("{} \"}}\"", self.json(schema.clone()))
             }
@@ -335,30 +337,4 @@ fn sequence(pieces: Vec<Piece>) -> String {
         Piece::Terminal(terminal) => terminal.to_string(),
     });
     written.collect::<Vec<_>>().join(" ")
-}
-
-/// Restricts a terminal to texts that match none of these regular expressions and contain none of these markers.
-pub(crate) fn excluding<'a>(expressions: &[String], markers: impl IntoIterator<Item = &'a str>) -> String {
-    let markers: Vec<String> = markers.into_iter().map(regex).collect();
-    let containing = (!markers.is_empty()).then(|| format!(".*({}).*", markers.join("|")));
-    expressions.iter().chain(&containing).map(|one| format!(" & ~/(?s:{one})/")).collect()
-}
-
-/// Quotes a text as a Lark string, which has the syntax of JSON.
-pub(super) fn quote(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// A regular expression of exactly this text, between slashes.
-pub(crate) fn regex(text: &str) -> String {
-    text.chars().fold(String::new(), |mut all, c| {
-        if "\\.+*?()|[]{}^$/&~-#".contains(c) {
-            all.push('\\');
-        }
-        match c {
-            '\n' => all.push_str("\\n"),
-            c => all.push(c),
-        }
-        all
-    })
 }

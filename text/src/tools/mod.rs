@@ -29,7 +29,6 @@ use crate::{ChatTemplate, Tokenizer};
 pub use format::ToolFormat;
 use format::{SPECS, Spec};
 pub use grammar::{Calls, Tool};
-pub(super) use grammar::{excluding, regex};
 pub(super) use json::ValueEnd;
 pub use parser::ToolParser;
 

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::format::Encoding;
-use super::grammar::{Piece, Writer, excluding, quote};
+use super::grammar::{Piece, Writer};
 use super::types::Types;
+use crate::grammar::lark::{excluding, quote};
 
 /// The terminal of a name.
 const NAME: (&str, &str) = ("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/");
@@ -150,7 +151,7 @@ impl Writer<'_> {
         let (mut first, mut later) = ("\"\"".to_string(), "\"\"".to_string());
         for (name, property) in properties.iter().rev() {
             let value = self.literal(root, property);
-            let key = if equals == ": " { Value::from(name.as_str()).to_string() } else { name.clone() };
+            let key = if equals == ": " { quote(name) } else { name.clone() };
             let pair = self.rule(&format!("{} {value}", quote(&format!("{key}{equals}"))));
             let is_required = is_required(schema, name);
             let next = if is_required { String::new() } else { format!(" | {first}") };
