@@ -170,7 +170,8 @@ fn memory_of_gpus_is_exchanged_by_an_nccl_of_host_code() {
         return;
     }
     let Some(fake) = Fake::get() else { return };
-    let output = fake.run("nccl::", &["--skip", "an_exchange_that_has_failed"], &[]);
+    let output =
+        fake.run("nccl::", &["--skip", "an_exchange_that_has_failed", "--skip", "memory_of_gpus_is_exchanged"], &[]);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("4 passed"), "{said}");
     for (variables, words) in [

@@ -138,7 +138,7 @@ impl Features {
 
 /// A backend: something that holds memory and computes.
 ///
-/// The engine opens one device with [`open_with`] and shares it as `Arc<dyn Device>`; weights are loaded through [`Uploader`],
+/// The engine opens one device with [`open_with`] and shares it as `Arc<dyn Device>`; weights are loaded by the crate `linear`,
 /// and each step calls the methods below. This is the contract for callers, and for the implementation of a new backend.
 ///
 /// **Queues.** A device has two [`Queue`]s, which work like CUDA streams. Work on one queue runs in the order in which it was
