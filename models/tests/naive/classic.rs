@@ -18,6 +18,7 @@ pub fn gpt2(p: Pass) -> Vec<f64> {
     let pre = w.prefix("transformer.", "wte.weight");
     // Conv1D keeps matrices [in, out].
     let conv = |x: &Rows, name: String, outputs: usize| {
+        w.enter(x, &name);
         let inputs = x[0].len();
         let weight = w.matrix(&format!("{name}.weight"), &[inputs, outputs], inputs);
         product(x, &transposed(&weight, outputs), Some(&w.vector(&format!("{name}.bias"), outputs)))

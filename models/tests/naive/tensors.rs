@@ -53,6 +53,13 @@ impl Tensors {
         *self.recorded.borrow_mut() = Some(Vec::new());
     }
 
+    /// Records the inputs of a linear layer.
+    pub fn enter(&self, x: &Rows, name: &str) {
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.push((name.to_string(), x.clone()));
+        }
+    }
+
     pub fn recorded(&self) -> Vec<(String, Rows)> {
         self.recorded.take().unwrap_or_default()
     }
@@ -145,9 +152,7 @@ impl Tensors {
 
     /// x·Wᵀ of `name`.weight, plus `name`.bias.
     pub fn linear(&self, x: &Rows, name: &str, outputs: usize, bias: bool) -> Rows {
-        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
-            recorded.push((name.to_string(), x.clone()));
-        }
+        self.enter(x, name);
         let inputs = x[0].len();
         let weight = self.matrix(&format!("{name}.weight"), &[outputs, inputs], inputs);
         let bias = bias.then(|| self.vector(&format!("{name}.bias"), outputs));

@@ -19,7 +19,7 @@ fn tokenizer() -> Arc<Tokenizer> {
     let file = json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model});
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
-    Arc::new(Tokenizer::load(&models::ModelFiles::open(folder.path()).unwrap()).unwrap())
+    Arc::new(Tokenizer::load(folder.path()).unwrap())
 }
 
 #[test]
