@@ -30,7 +30,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
             first_row = row * group + unit.part % tiles / args.query_len * Shape::ROWS;
             take_path(shared, args, unit.seq, row);
         }
-        const TileRows<Shape> tile(args, unit.seq, kv_head, first_row);
+        TileRows<Shape> tile(args, unit.seq, kv_head, first_row);
         compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.partition);
     }
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 #define PAGED_GQA(name, T, KV8, D)                                                         \
     extern "C" __global__ void                                                             \
-        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D > 96 ? 3 : 4)    \
+        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D == 112 ? 3 : 4) \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
         quire::wait_for_launches();                                                        \
         extern __shared__ __align__(16) unsigned char smem[];                              \
