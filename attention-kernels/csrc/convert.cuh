@@ -7,6 +7,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <quire/ptx.cuh>
+
 #include "args.cuh"
 
 namespace quire {
@@ -29,6 +31,11 @@ struct Pair<__half> {
         return bits<uint32_t>(__floats2half2_rn(low, high));
     }
     static __device__ __forceinline__ uint32_t from_half(uint32_t word) { return word; }
+    // Converts bytes 0 and 2. 1024 + (element + 128) has 1 as its last bit.
+    static __device__ __forceinline__ uint32_t from_int8(uint32_t word) {
+        const uint32_t biased = and_xor(word, 0x00ff00ff, 0x64806480);
+        return bits<uint32_t>(__hsub2(bits<__half2>(biased), __float2half2_rn(1152.0f)));
+    }
 };
 
 template <>
@@ -41,6 +48,11 @@ struct Pair<__nv_bfloat16> {
     static __device__ __forceinline__ uint32_t from_half(uint32_t word) {
         const float2 pair = Pair<__half>::widen(word);
         return narrow(pair.x, pair.y);
+    }
+    // 128 + (the lower 7 bits) has 1 as its last bit. 128 or, if the element is negative, 256 is subtracted.
+    static __device__ __forceinline__ uint32_t from_int8(uint32_t word) {
+        const uint32_t biased = and_xor(word, 0x007f007f, 0x43004300), less = and_xor(word, 0x00800080, 0x43004300);
+        return bits<uint32_t>(__hsub2(bits<__nv_bfloat162>(biased), bits<__nv_bfloat162>(less)));
     }
 };
 
@@ -60,9 +72,8 @@ __device__ __forceinline__ __nv_bfloat16 from_float(float value) { return __floa
 // Converts two 8-bit elements (low byte first) to a pair of f16. sm_89 and later have an instruction for e4m3. Before, the
 // bits are moved to the position that they have in f16, which yields the number times 2^-8.
 __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
-    if (format >= KV_INT8) {  // 1024 + (element + 128) in f16, whose last bit is 1 there
-        const uint32_t biased = ((two & 0xff) | (two & 0xff00) << 8) ^ 0x64806480;
-        return bits<uint32_t>(__hsub2(bits<__half2>(biased), __float2half2_rn(1152.0f)));
+    if (format >= KV_INT8) {
+        return Pair<__half>::from_int8((two & 0xff) | (two & 0xff00) << 8);
     }
     const uint32_t upper = (two & 0xff) << 8 | (two & 0xff00) << 16;
     if (format == KV_E5M2) return upper;
@@ -71,8 +82,10 @@ __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
     return static_cast<uint32_t>(pair.y) << 16 | pair.x;
 #else
     const uint32_t small = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
-    const uint32_t nan = ((two & 0x7f) == 0x7f ? 0x7fff : 0) | ((two & 0x7f00) == 0x7f00 ? 0x7fff0000 : 0);
-    return bits<uint32_t>(__hmul2(bits<__half2>(small), __float2half2_rn(256.0f))) | nan;
+    const __half2 number = __hmul2(bits<__half2>(small), __float2half2_rn(256.0f));
+    // NaN has become 480, whose product overflows, unlike that of 448. Infinity times 0 is NaN.
+    const __half2 product = __hmul2(number, __float2half2_rn(137.0f));
+    return bits<uint32_t>(__hfma2(product, __float2half2_rn(0.0f), number));
 #endif
 }
 
@@ -114,21 +127,24 @@ __device__ __forceinline__ void widen(uint32_t format, const uint4& vector, floa
     }
 }
 
-// Converts eight 8-bit elements to a 16-bit type.
-template <class T>
-__device__ __forceinline__ uint4 widen_bytes(uint32_t format, uint32_t low, uint32_t high) {
-    const auto pair = [=](uint32_t two) { return Pair<T>::from_half(half_pair(format, two)); };
-    return make_uint4(pair(low & 0xffff), pair(low >> 16), pair(high & 0xffff), pair(high >> 16));
-}
+// A format as a constant.
+template <uint32_t format>
+using Format = std::integral_constant<uint32_t, format>;
 
-// Multiplies eight elements of a 16-bit type by `factor` and rounds.
+// Converts four 8-bit elements to pairs of a 16-bit type: those of bytes 0 and 2, and of 1 and 3.
 template <class T>
-__device__ __forceinline__ uint4 scaled(const uint4& eight, float factor) {
-    const auto times = [=](uint32_t two) {
-        const float2 pair = Pair<T>::widen(two);
-        return Pair<T>::narrow(__fmul_rn(pair.x, factor), __fmul_rn(pair.y, factor));
-    };
-    return make_uint4(times(eight.x), times(eight.y), times(eight.z), times(eight.w));
+__device__ __forceinline__ void widen_word(uint32_t format, uint32_t word, uint32_t& even, uint32_t& odd) {
+    if (format == KV_E5M2) {
+        even = Pair<T>::from_half(word << 8 & 0xff00ff00);
+        odd = Pair<T>::from_half(word & 0xff00ff00);
+    } else if (format == KV_E4M3) {
+        const uint32_t pairs = __byte_perm(word, 0, 0x3120);
+        even = Pair<T>::from_half(half_pair(format, pairs & 0xffff));
+        odd = Pair<T>::from_half(half_pair(format, pairs >> 16));
+    } else {
+        even = Pair<T>::from_int8(word);
+        odd = Pair<T>::from_int8(word >> 8);
+    }
 }
 
 }  // namespace quire

@@ -1,9 +1,10 @@
 // linear: y = x Wᵀ + bias by tensor cores, with weights that are numbers or codes. Codes become numbers in registers.
 //
-// linear_<form>_<type>_few    grid (ceil(n / 16), parts), 256 threads: 16 outputs of up to 8 rows
-// linear_<form>_<type>_many   grid (ceil(n / 64), parts), 256 threads: 64 outputs of up to 32 rows
-// linear_f32                  grid (ceil(n / 8), max(experts, 1)), 256 threads: a warp per output, eight rows at a time
-// unpack_<form>_<type>        grid (ceil(n / 16), any), 256 threads: weights become numbers, a warp for 16 outputs x 64 inputs
+// linear_<form>_<type>_few       grid (ceil(n / 16), parts), 256 threads: 16 outputs of up to 8 rows
+// linear_<form>_<type>_several   the same of up to 16 rows
+// linear_<form>_<type>_many      the same of up to 32 rows
+// linear_f32                     grid (ceil(n / 8), max(experts, 1)), 256 threads: a warp per output, eight rows at a time
+// unpack_<form>_<type>           grid (ceil(n / 16), any), 256 threads: weights become numbers, a warp for 16 outputs x 64 inputs
 //
 // A part is consecutive rows, or, with experts, consecutive assignments of one expert: those of expert e are
 // order[starts[e]..starts[e + 1]]. A block finds its part from `starts`, so the grid depends on shapes alone. Assignment a is row
@@ -15,190 +16,14 @@
 //
 // Order of a sum: warp w adds inputs 128 i..128 (i + 1) for i = w, w + 8, ... in order; then the sums of the eight warps are added
 // in order, then the bias. It depends on k alone, so a row's bits depend neither on other rows nor on the kernel that serves them.
-// A weight is rounded to T once, from the float32 number that its format defines, as if it had been unpacked before.
 
 #include <quire/export.cuh>
-#include <quire/ptx.cuh>
 
-#include "eight.cuh"
-#include "linear_args.cuh"
+#include "linear_weights.cuh"
 
 namespace quire {
 
 constexpr uint32_t LINEAR_WARPS = 8, LINEAR_THREADS = 32 * LINEAR_WARPS;
-constexpr uint32_t PANEL = 16;
-// Inputs of a tile of codes, and those that a warp adds before the next warp's.
-constexpr uint32_t TILE_INPUTS = 64, SLICE_INPUTS = 128;
-// A float from here on has integers as its last bits.
-constexpr float MAGIC = 1 << 23;
-constexpr uint32_t MAGIC_BITS = 0x4b000000;
-
-// What codes of a group become numbers with, for an output.
-struct WideGroup {
-    float scale;
-    float less;     // subtracted from 2^23 + code
-    float minimum;  // added to the product
-};
-struct NarrowGroup {
-    uint32_t scale;  // twice, of type T
-    uint32_t less;   // twice, of type T: subtracted from the number that has the code as its last bits
-};
-
-// The number of a code before scale and offset, and the pair of codes `p` (a register of the fragment) of step `s` of a tile.
-struct Codes4 {
-    static constexpr int VECTORS = 1;
-    static constexpr bool NARROW = false, INTEGERS = true;
-    static __device__ __forceinline__ uint2 pair(const uint4 (&codes)[1], int s, int p) {
-        const uint32_t two = word(codes[0], s) >> (4 * p);
-        return {two & 15, two >> 16 & 15};
-    }
-    static __device__ __forceinline__ float2 numbers(uint2 two, const float*) {
-        return {bits<float>(MAGIC_BITS | two.x), bits<float>(MAGIC_BITS | two.y)};
-    }
-};
-struct Narrow4 : Codes4 {
-    static constexpr bool NARROW = true;
-};
-struct Table4 : Codes4 {
-    static constexpr bool INTEGERS = false;
-    static __device__ __forceinline__ float2 numbers(uint2 two, const float* table) { return {table[two.x], table[two.y]}; }
-};
-struct Codes8 {
-    static constexpr int VECTORS = 2;
-    static constexpr bool NARROW = false, INTEGERS = true;
-    static __device__ __forceinline__ uint2 pair(const uint4 (&codes)[2], int s, int p) {
-        const uint32_t two = word(codes[s / 2], s % 2 * 2 + p / 2) >> (16 * (p % 2));
-        return {two & 255, two >> 8 & 255};
-    }
-    static __device__ __forceinline__ float2 numbers(uint2 two, const float*) { return Codes4::numbers(two, nullptr); }
-};
-struct E4m3 : Codes8 {
-    static constexpr bool INTEGERS = false;
-    static __device__ __forceinline__ float2 numbers(uint2 two, const float*) {
-        return Pair<__half>::widen(half_pair(KV_E4M3, two.x | two.y << 8));
-    }
-};
-// Not codes: numbers of T.
-struct Numbers {
-    static constexpr int VECTORS = 4;
-};
-
-template <class T>
-__device__ __forceinline__ T biased_one();
-template <>
-__device__ __forceinline__ __half biased_one() { return __ushort_as_half(0x6400); }  // 1024
-template <>
-__device__ __forceinline__ __nv_bfloat16 biased_one() { return __ushort_as_bfloat16(0x4300); }  // 128
-
-// Loads elements at..at+8 of a row; zeros past its end. `whole`: rows are multiples of eight elements.
-template <class T>
-__device__ __forceinline__ uint4 load_eight(const T* row, uint32_t at, uint32_t width, bool whole) {
-    if (whole) return at < width ? *reinterpret_cast<const uint4*>(row + at) : uint4{};
-    uint32_t words[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t low = at + 2 * i < width ? bits<uint16_t>(row[at + 2 * i]) : 0;
-        const uint32_t high = at + 2 * i + 1 < width ? bits<uint16_t>(row[at + 2 * i + 1]) : 0;
-        words[i] = high << 16 | low;
-    }
-    return {words[0], words[1], words[2], words[3]};
-}
-
-// The codes of a panel, their scales and offsets.
-template <class T, class Form>
-struct Panel {
-    using Vectors = uint4[Form::VECTORS];
-    using Group = std::conditional_t<Form::NARROW, NarrowGroup, WideGroup>;
-    const unsigned char* start;
-
-    __device__ __forceinline__ Panel(const void* weights, uint32_t expert, uint32_t panel, const LinearShape& shape)
-        : start(static_cast<const unsigned char*>(weights) +
-                (static_cast<int64_t>(expert) * (shape.n / PANEL) + panel) * shape.panel_bytes) {}
-
-    __device__ __forceinline__ void load(Vectors& codes, uint32_t tile, uint32_t tiles, const LinearShape&) const {
-#pragma unroll
-        for (int v = 0; v < Form::VECTORS; v++) {
-            const uint32_t at = (tile * Form::VECTORS + v) * 32 + threadIdx.x % 32;
-            codes[v] = tile < tiles ? reinterpret_cast<const uint4*>(start)[at] : uint4{};
-        }
-    }
-
-    // The group of an input, for outputs g and g + 8 of the panel, which lie side by side.
-    __device__ __forceinline__ void load(Group (&groups)[2], uint32_t input, const LinearShape& shape) const {
-        const uint32_t group = min(input >> shape.group_shift, shape.groups - 1);
-        const uint32_t at = group * (PANEL / 2) + threadIdx.x % 32 / 4;
-        const unsigned char *scales = start + shape.scales, *offsets = start + shape.offsets;
-        const uint32_t zeros = shape.offset_type == OFFSET_ZERO ? reinterpret_cast<const uint16_t*>(offsets)[at] : 0;
-        const float less[2] = {static_cast<float>(shape.zero + (zeros & 255)), static_cast<float>(shape.zero + (zeros >> 8))};
-        if constexpr (Form::NARROW) {
-            const uint32_t two = reinterpret_cast<const uint32_t*>(scales)[at];
-            const float one = to_float(biased_one<T>());
-            groups[0] = {(two & 0xffff) * 0x10001u, Pair<T>::narrow(one + less[0], one + less[0])};
-            groups[1] = {(two >> 16) * 0x10001u, Pair<T>::narrow(one + less[1], one + less[1])};
-        } else {
-            const float2 two = shape.scale_type == SCALE_F32 ? reinterpret_cast<const float2*>(scales)[at]
-                               : shape.scale_type == SCALE_F16
-                                   ? Pair<__half>::widen(reinterpret_cast<const uint32_t*>(scales)[at])
-                                   : Pair<__nv_bfloat16>::widen(reinterpret_cast<const uint32_t*>(scales)[at]);
-            const bool added = shape.offset_type == OFFSET_MINIMUM;
-            const float2 minima = added ? reinterpret_cast<const float2*>(offsets)[at] : float2{0.0f, 0.0f};
-            groups[0] = {two.x, Form::INTEGERS ? MAGIC + less[0] : 0.0f, minima.x};
-            groups[1] = {two.y, Form::INTEGERS ? MAGIC + less[1] : 0.0f, minima.y};
-        }
-    }
-
-    // Factor A of step s of a tile.
-    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Vectors& codes, const Group (&groups)[2], int s,
-                                                    const float* table) {
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            const auto& group = groups[p % 2];
-            if constexpr (Form::NARROW) {
-                const uint32_t biased = (word(codes[0], s) >> (4 * p) & 0x000f000f) | bits<uint16_t>(biased_one<T>()) * 0x10001u;
-                using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-                a[p] = bits<uint32_t>(__hmul2(bits<Two>(group.scale), __hsub2(bits<Two>(biased), bits<Two>(group.less))));
-            } else {
-                const float2 two = Form::numbers(Form::pair(codes, s, p), table);
-                // The difference is exact, so each weight is rounded as product and sum of the format are.
-                a[p] = Pair<T>::narrow(__fmaf_rn(group.scale, two.x - group.less, group.minimum),
-                                       __fmaf_rn(group.scale, two.y - group.less, group.minimum));
-            }
-        }
-    }
-};
-
-// Sixteen rows of weights that are numbers.
-template <class T>
-struct Panel<T, Numbers> {
-    using Vectors = uint4[Numbers::VECTORS];
-    struct Group {};
-    const T* rows[2];
-
-    __device__ __forceinline__ Panel(const void* weights, uint32_t expert, uint32_t panel, const LinearShape& shape) {
-        const uint32_t output = panel * PANEL + threadIdx.x % 32 / 4;
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const int64_t row = static_cast<int64_t>(expert) * shape.n + min(output + 8 * i, shape.n - 1);
-            rows[i] = static_cast<const T*>(weights) + row * shape.k;
-        }
-    }
-
-    __device__ __forceinline__ void load(Vectors& vectors, uint32_t tile, uint32_t, const LinearShape& shape) const {
-#pragma unroll
-        for (uint32_t v = 0; v < Numbers::VECTORS; v++) {
-            const uint32_t at = tile * TILE_INPUTS + v / 2 * 32 + threadIdx.x % 4 * 8;
-            vectors[v] = load_eight(rows[v % 2], at, shape.k, shape.k % 8 == 0);
-        }
-    }
-
-    __device__ __forceinline__ void load(Group (&)[2], uint32_t, const LinearShape&) const {}
-
-    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Vectors& vectors, const Group (&)[2], int s,
-                                                    const float*) {
-#pragma unroll
-        for (int p = 0; p < 4; p++) a[p] = word(vectors[s / 2 * 2 + p % 2], s % 2 * 2 + p / 2);
-    }
-};
 
 // Rows, or assignments of an expert, that a block multiplies.
 struct LinearPart {
@@ -234,101 +59,20 @@ __device__ __forceinline__ LinearPart find_part(const uint32_t* starts, uint32_t
     return {0, 0, 0};
 }
 
-template <int PANELS, int COLUMNS>
-constexpr uint32_t linear_shared_bytes() {
-    // A row of sums is padded, so that lanes which write to it at once use different banks.
-    return LINEAR_WARPS * 8 * COLUMNS * (PANEL * PANELS + 4) * 4;
-}
+// A row of sums is padded, so that lanes which write to it at once use different banks.
+template <int COLUMNS>
+using LinearSums = float[LINEAR_WARPS][8 * COLUMNS][PANEL + 4];
 
-// table: 16 numbers that codes are indices of, or null; bias: [experts, n] of y's type, or null; all: shared memory for the sums of
-// all warps.
-template <class T, class Form, int PANELS, int COLUMNS>
-__device__ __forceinline__ void linear(const T* x, const void* weights, const float* table, const void* bias, void* y,
-                                       const uint32_t* order, const uint32_t* starts, const LinearShape& shape, float* all) {
-    using Weights = Panel<T, Form>;
-    constexpr uint32_t ROWS = 8 * COLUMNS, OUTPUTS = PANEL * PANELS, STRIDE = OUTPUTS + 4;
-    // Tiles of codes that are loaded before the first is used, so that a lane has several loads in flight.
-    constexpr int AHEAD = PANELS * Form::VECTORS <= 4 ? 2 : 1;
-    const LinearPart part = find_part(starts, ROWS, shape);
-    if (part.count == 0) return;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_row = lane % 4 * 8;
-    const bool whole = shape.k % 8 == 0;
-    const uint32_t tiles = (shape.k + TILE_INPUTS - 1) / TILE_INPUTS, panels = (shape.n + PANEL - 1) / PANEL;
-
-    // Numbers of rows take half of the registers of their addresses.
-    constexpr uint32_t NONE = ~0u;
-    uint32_t rows[COLUMNS];
-#pragma unroll
-    for (uint32_t j = 0; j < COLUMNS; j++) {
-        const uint32_t row = j * 8 + lane / 4;
-        rows[j] = row >= part.count ? NONE : shape.experts ? order[part.first + row] / shape.top_k : part.first + row;
-    }
-    float sums[PANELS][COLUMNS][4] = {};
-    for (uint32_t tile = 2 * warp; tile < tiles; tile += 2 * LINEAR_WARPS) {
-        typename Weights::Group groups[PANELS][2];
-#pragma unroll
-        for (int first = 0; first < 2; first += AHEAD) {
-            typename Weights::Vectors codes[AHEAD][PANELS];
-#pragma unroll
-            for (int t = 0; t < AHEAD; t++) {
-#pragma unroll
-                for (uint32_t m = 0; m < PANELS; m++) {
-                    const uint32_t panel = min(blockIdx.x * PANELS + m, panels - 1);
-                    Weights(weights, part.expert, panel, shape).load(codes[t][m], tile + first + t, tiles, shape);
-                }
-            }
-#pragma unroll
-            for (int t = 0; t < AHEAD; t++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const uint32_t input = (tile + first + t) * TILE_INPUTS + half * 32 + in_row;
-                    uint4 pieces[COLUMNS];
-#pragma unroll
-                    for (uint32_t j = 0; j < COLUMNS; j++) {
-                        const int64_t first = static_cast<int64_t>(rows[j]) * shape.k;
-                        pieces[j] = rows[j] != NONE ? load_eight(x + first, input, shape.k, whole) : uint4{};
-                    }
-#pragma unroll
-                    for (uint32_t m = 0; m < PANELS; m++) {
-                        if (first + t + half == 0 || (SLICE_INPUTS >> shape.group_shift) > 1) {
-                            const uint32_t panel = min(blockIdx.x * PANELS + m, panels - 1);
-                            Weights(weights, part.expert, panel, shape).load(groups[m], input, shape);
-                        }
-#pragma unroll
-                        for (int s = 0; s < 2; s++) {
-                            uint32_t a[4];
-                            Weights::fragment(a, codes[t][m], groups[m], 2 * half + s, table);
-#pragma unroll
-                            for (uint32_t j = 0; j < COLUMNS; j++) {
-                                if (j * 8 >= part.count) break;
-                                const uint32_t b[2] = {word(pieces[j], 2 * s), word(pieces[j], 2 * s + 1)};
-                                mma_m16n8k16<T>(sums[m][j], a, b);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-#pragma unroll
-    for (uint32_t m = 0; m < PANELS; m++) {
-#pragma unroll
-        for (uint32_t j = 0; j < COLUMNS; j++) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                const uint32_t row = j * 8 + lane % 4 * 2 + i % 2, output = m * PANEL + lane / 4 + i / 2 * 8;
-                all[(warp * ROWS + row) * STRIDE + output] = sums[m][j][i];
-            }
-        }
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < part.count * OUTPUTS; i += LINEAR_THREADS) {
-        const uint32_t row = i / OUTPUTS, in_block = i % OUTPUTS, output = blockIdx.x * OUTPUTS + in_block;
+// Adds the sums of all warps and the bias, and stores them.
+template <class T, int COLUMNS>
+__device__ __forceinline__ void store_sums(const LinearSums<COLUMNS>& sums, const LinearPart& part, const void* bias, void* y,
+                                           const uint32_t* order, const LinearShape& shape) {
+    for (uint32_t i = threadIdx.x; i < part.count * PANEL; i += LINEAR_THREADS) {
+        const uint32_t row = i / PANEL, output = blockIdx.x * PANEL + i % PANEL;
         if (output >= shape.n) continue;
         float sum = 0.0f;
 #pragma unroll
-        for (uint32_t w = 0; w < LINEAR_WARPS; w++) sum += all[(w * ROWS + row) * STRIDE + in_block];
+        for (uint32_t w = 0; w < LINEAR_WARPS; w++) sum += sums[w][row][i % PANEL];
         const int64_t of_bias = static_cast<int64_t>(part.expert) * shape.n + output;
         const uint32_t of_y = shape.experts ? order[part.first + row] : part.first + row;
         const int64_t to = static_cast<int64_t>(of_y) * shape.y_stride + output;
@@ -340,22 +84,100 @@ __device__ __forceinline__ void linear(const T* x, const void* weights, const fl
     }
 }
 
+// The row of x that is row `index` of a part; its last one from there on, so that what is loaded exists.
+template <class T>
+__device__ __forceinline__ const T* row_of(const T* x, const uint32_t* order, const LinearPart& part, uint32_t index,
+                                           const LinearShape& shape) {
+    const uint32_t row = part.first + min(index, part.count - 1);
+    return x + static_cast<int64_t>(shape.experts ? order[row] / shape.top_k : row) * shape.k;
+}
+
+// table: 16 numbers that codes are indices of, or null; bias: [experts, n] of y's type, or null; all: shared, the sums of all warps.
+template <class T, class Form, int COLUMNS, bool PLAIN>
+__device__ __forceinline__ void linear(const T* x, const void* weights, const float* table, const void* bias, void* y,
+                                       const uint32_t* order, const uint32_t* starts, const LinearShape& shape,
+                                       LinearSums<COLUMNS>& all) {
+    using Weights = Panel<T, Form, PLAIN>;
+    const LinearPart part = find_part(starts, 8 * COLUMNS, shape);
+    if (part.count == 0) return;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_row = lane % 4 * 8;
+    const uint32_t tiles = (shape.k + TILE_INPUTS - 1) / TILE_INPUTS;
+    const Weights panel(weights, part.expert, blockIdx.x, shape);
+
+    const T* rows[COLUMNS];
+#pragma unroll
+    for (uint32_t j = 0; j < COLUMNS; j++) rows[j] = row_of(x, order, part, j * 8 + lane / 4, shape);
+    // Groups that begin within a slice are loaded for each half of a tile, others for the slice.
+    const bool has_short_groups = (SLICE_INPUTS >> shape.group_shift) > 1;
+
+    // What memory has of a slice. Each half is loaded again, for the next slice of the warp, as soon as it is used up.
+    typename Weights::Vectors codes[2];
+    uint32_t scales[4];
+    const auto load = [&](uint32_t t, uint32_t tile) {
+        if (tile >= tiles) return;
+        panel.load(codes[t], tile, shape);
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            if (!has_short_groups && t + half != 0) break;
+            scales[2 * t + half] = panel.load_scales(tile * TILE_INPUTS + half * 32 + in_row, shape);
+        }
+    };
+
+    typename Weights::Group groups[2];
+    Weights::clear(groups, shape);
+    float sums[COLUMNS][4] = {};
+#pragma unroll
+    for (uint32_t t = 0; t < 2; t++) load(t, 2 * warp + t);
+    for (uint32_t tile = 2 * warp; tile < tiles; tile += 2 * LINEAR_WARPS) {
+#pragma unroll
+        for (uint32_t quarter = 0; quarter < 4; quarter++) {
+            if (!PLAIN && tile + quarter / 2 >= tiles) break;
+            const uint32_t input = tile * TILE_INPUTS + quarter * 32 + in_row;
+            if (has_short_groups || quarter == 0) {
+                panel.load(groups, input, scales[quarter], shape);
+                if (!PLAIN || quarter == 0) panel.load_zeros(groups, input, shape);
+            }
+            uint32_t a[2][4];
+#pragma unroll
+            for (uint32_t s = 0; s < 2; s++) {
+                Weights::fragment(a[s], codes[quarter / 2], groups, quarter % 2 * 2 + s, table);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < COLUMNS; j++) {
+                const uint4 piece = load_eight<PLAIN>(rows[j], input, shape.k);
+                mma_m16n8k16<T>(sums[j], a[0], {piece.x, piece.y});
+                mma_m16n8k16<T>(sums[j], a[1], {piece.z, piece.w});
+            }
+            if (quarter % 2) load(quarter / 2, tile + quarter / 2 + 2 * LINEAR_WARPS);
+        }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < COLUMNS; j++) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) all[warp][j * 8 + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = sums[j][i];
+    }
+    __syncthreads();
+    store_sums<T, COLUMNS>(all, part, bias, y, order, shape);
+}
+
 // Writes the weights of a panel as rows of numbers [n, k], for a product with many rows. k is a multiple of 8. Each number is the factor
 // that `linear` multiplies.
 template <class T, class Form>
 __device__ __forceinline__ void unpack(const void* weights, const float* table, T* numbers, const LinearShape& shape) {
-    using Weights = Panel<T, Form>;
+    using Weights = Panel<T, Form, false>;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = (shape.k + TILE_INPUTS - 1) / TILE_INPUTS;
     const Weights panel(weights, 0, blockIdx.x, shape);
     for (uint32_t tile = blockIdx.y * LINEAR_WARPS + warp; tile < tiles; tile += gridDim.y * LINEAR_WARPS) {
         typename Weights::Vectors codes;
         typename Weights::Group groups[2];
-        panel.load(codes, tile, tiles, shape);
+        Weights::clear(groups, shape);
+        panel.load(codes, tile, shape);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const uint32_t input = tile * TILE_INPUTS + half * 32 + lane % 4 * 8;
             if (input >= shape.k) break;
-            panel.load(groups, input, shape);
+            panel.load(groups, input, panel.load_scales(input, shape), shape);
+            panel.load_zeros(groups, input, shape);
             uint32_t a[2][4];
 #pragma unroll
             for (int s = 0; s < 2; s++) Weights::fragment(a[s], codes, groups, 2 * half + s, table);
@@ -403,40 +225,48 @@ __device__ __forceinline__ void linear(const float* x, const float* weights, con
 
 }  // namespace quire
 
-#define LINEAR_INSTANCE(form, Form, type, T, size, PANELS, COLUMNS)                                                         \
-    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, (PANELS) == 1 ? 2 : 1)                              \
-        linear_##form##_##type##_##size(const void* x, const void* weights, const float* table, const void* bias, void* y,  \
-                                        const uint32_t* order, const uint32_t* starts, const quire::LinearShape shape) {    \
+#define LINEAR_INSTANCE(name, Form, T, COLUMNS, BLOCKS)                                                                     \
+    extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, BLOCKS)                                             \
+        name(const void* x, const void* weights, const float* table, const void* bias, void* y, const uint32_t* order,      \
+             const uint32_t* starts, const quire::LinearShape shape) {                                                      \
         quire::wait_for_launches();                                                                                         \
         extern __shared__ __align__(16) unsigned char smem[];                                                               \
-        quire::linear<T, quire::Form, PANELS, COLUMNS>(static_cast<const T*>(x), weights, table, bias, y, order, starts,    \
-                                                       shape, reinterpret_cast<float*>(smem));                              \
+        const auto of_x = static_cast<const T*>(x);                                                                         \
+        auto& sums = *reinterpret_cast<quire::LinearSums<COLUMNS>*>(smem);                                                  \
+        if (quire::is_plain<Form>(shape)) {                                                                                 \
+            quire::linear<T, Form, COLUMNS, true>(of_x, weights, table, bias, y, order, starts, shape, sums);               \
+        } else {                                                                                                            \
+            quire::linear<T, Form, COLUMNS, false>(of_x, weights, table, bias, y, order, starts, shape, sums);              \
+        }                                                                                                                   \
     }                                                                                                                       \
-    QUIRE_EXPORT_OVERLAPPED(linear_##form##_##type##_##size, (quire::linear_shared_bytes<PANELS, COLUMNS>()));
-#define LINEAR_SIZES(form, Form, type, T)                  \
-    LINEAR_INSTANCE(form, Form, type, T, few, 1, 1)        \
-    LINEAR_INSTANCE(form, Form, type, T, many, 4, 4)
-#define LINEAR_CODES(form, Form, type, T)                                                                                   \
-    LINEAR_SIZES(form, Form, type, T)                                                                                       \
+    QUIRE_EXPORT_OVERLAPPED(name, sizeof(quire::LinearSums<COLUMNS>));
+// FEW, SEVERAL, MANY: blocks of a multiprocessor, as many as registers suffice for.
+#define LINEAR_SIZES(form, Form, type, T, FEW, SEVERAL, MANY)                       \
+    LINEAR_INSTANCE(linear_##form##_##type##_few, quire::Form, T, 1, FEW)           \
+    LINEAR_INSTANCE(linear_##form##_##type##_several, quire::Form, T, 2, SEVERAL)   \
+    LINEAR_INSTANCE(linear_##form##_##type##_many, quire::Form, T, 4, MANY)
+#define LINEAR_CODES(form, Form, type, T, FEW, SEVERAL, MANY)                                                               \
+    LINEAR_SIZES(form, Form, type, T, FEW, SEVERAL, MANY)                                                                   \
     extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, 1)                                                  \
         unpack_##form##_##type(const void* weights, const float* table, void* numbers, const quire::LinearShape shape) {    \
         quire::wait_for_launches();                                                                                         \
         quire::unpack<T, quire::Form>(weights, table, static_cast<T*>(numbers), shape);                                     \
     }                                                                                                                       \
     QUIRE_EXPORT_OVERLAPPED(unpack_##form##_##type, 0);
-#define LINEAR_FORMS(type, T)                  \
-    LINEAR_SIZES(numbers, Numbers, type, T)    \
-    LINEAR_CODES(narrow4, Narrow4, type, T)    \
-    LINEAR_CODES(codes4, Codes4, type, T)      \
-    LINEAR_CODES(table4, Table4, type, T)      \
-    LINEAR_CODES(codes8, Codes8, type, T)      \
-    LINEAR_CODES(e4m3, E4m3, type, T)
+#define LINEAR_FORMS(type, T)                           \
+    LINEAR_SIZES(numbers, Numbers, type, T, 3, 2, 2)    \
+    LINEAR_CODES(narrow4, Narrow4, type, T, 3, 2, 2)    \
+    LINEAR_CODES(codes4, Codes4, type, T, 3, 2, 2)      \
+    LINEAR_CODES(table4, Table4, type, T, 2, 2, 1)      \
+    LINEAR_CODES(codes8, Codes8, type, T, 3, 2, 1)      \
+    LINEAR_CODES(e4m3, E4m3, type, T, 3, 2, 2)
 
 #ifdef QUIRE_F16
 LINEAR_FORMS(f16, __half)
 #endif
 #ifdef QUIRE_BF16
 LINEAR_FORMS(bf16, __nv_bfloat16)
+LINEAR_CODES(split4, Split4, bf16, __nv_bfloat16, 3, 2, 2)
 #endif
 #ifdef QUIRE_F32
 extern "C" __global__ void __launch_bounds__(quire::LINEAR_THREADS, 1)

@@ -22,7 +22,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
         const Unit unit(args, i, parts);
         if (unit.seq >= args.num_seqs) continue;
         const uint32_t kv_head = unit.part / tiles;
-        const TileRows<Shape> tile(args, unit.seq, kv_head, unit.part % tiles * Shape::ROWS);
+        TileRows<Shape> tile(args, unit.seq, kv_head, unit.part % tiles * Shape::ROWS);
         compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.partition);
     }
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 #define PAGED_GQA(name, T, KV8, D)                                                         \
     extern "C" __global__ void                                                             \
-        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D > 96 ? 3 : 4)    \
+        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D == 112 ? 3 : 4) \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
         quire::wait_for_launches();                                                        \
         extern __shared__ __align__(16) unsigned char smem[];                              \

@@ -25,7 +25,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
     const uint32_t first_row = (block - first_block(seq)) * Shape::ROWS;
     if (first_row >= (starts[seq + 1] - starts[seq]) * group) return;
 
-    const TileRows<Shape> tile(args, seq, kv_head, first_row);
+    TileRows<Shape> tile(args, seq, kv_head, first_row);
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
     compute_rows(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
 }

@@ -18,151 +18,71 @@
 // of a whole tile are in flight (cp.async) or in use at any time: when one is used up, the same part of the next tile starts.
 // A spare slot lets that happen before the part is used, after the barrier that it waits for anyway:
 //
-//   2 slots (decode)    K0 V0 | use K0 | barrier, start K1 | use V0 | barrier, start V1 | use K1 | ...
-//   5 slots (prefill)   K0a K0b V0a V0b | start K1a, use K0a | start K1b, use K0b | start V1a, use V0a | ...
+//   2 slots (decode)          K0 V0 | use K0 | barrier, start K1 | use V0 | barrier, start V1 | use K1 | ...
+//   3 slots (decode, 8 bits)  K0 V0 | start K1, use K0 | start V1, use V0 | start K2, use K1 | ...
+//   5 slots (prefill)         K0a K0b V0a V0b | start K1a, use K0a | start K1b, use K0b | start V1a, use V0a | ...
 //
-// Slots of prefill are halves of a tile, so that two blocks of heads of 128 fit a multiprocessor of sm_80. An 8-bit cache is
-// widened on the way, by ordinary loads, and so has two slots.
+// Slots of prefill are halves of a tile, so that two blocks of heads of 128 fit a multiprocessor of sm_80.
+//
+// The bytes of an 8-bit cache stay bytes in the slots. Registers of a fragment are widened after ldmatrix, which sees two bytes as
+// one number of 16 bits: a lane gets bytes 4 c to 4 c + 3 of a key, c = lane % 4, or elements 2 g and 2 g + 1 of two values,
+// g = lane / 4. `widen_word` makes pairs of bytes 0 and 2, and of 1 and 3:
+//
+//   keys     products add the elements of 16 in an order of their own, which the query has too (load_query)
+//   values   of 16 columns, the first product has the even ones and the second the odd ones (TileSums::column)
+//
+// Bytes become f16 whatever T is, because that takes fewest instructions. A query row is multiplied by a power of 2 that brings its
+// greatest element near the greatest of f16, and weights by 2^15, so nothing that matters is lost. Only where each value has a
+// scale of its own, which multiplies its weight, weights and values are of T.
 #pragma once
 
-#include <quire/ptx.cuh>
-
-#include "rows.cuh"
-#include "softmax.cuh"
-#include "sparse.cuh"
+#include "tile_shape.cuh"
 
 namespace quire {
-
-// Scales of the tokens of two tiles, for caches that may have them.
-template <bool KV8, int TOKENS>
-struct RowScales {};
-template <int TOKENS>
-struct RowScales<true, TOKENS> {
-    float key_scales[2][TOKENS];
-    float value_scales[2][TOKENS];
-};
-
-template <class T_, bool KV8_, int D_, int WM_, int WN_>
-struct TileShape {
-    using T = T_;
-    static constexpr bool KV8 = KV8_;
-    static constexpr int D = D_, WM = WM_, WN = WN_;
-    static constexpr int THREADS = 32 * WM * WN;
-    static constexpr int ROWS = 16 * WM;
-    static constexpr int TOKENS = D <= 128 ? 64 : 32;
-    static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
-    static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
-    // Only warps that share no rows can do without the second barrier of a part.
-    static constexpr bool SPARE = !KV8 && WN == 1;
-    static constexpr int PARTS = SPARE ? 2 : 1;
-    static constexpr int SLOTS = 2 * PARTS + SPARE;
-    static constexpr int PART = TOKENS / PARTS;               // tokens of a part
-    static_assert(SCORES % (2 * PARTS) == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
-
-    // Rows are an odd multiple of 16 bytes, so that the eight rows of an ldmatrix are in different banks.
-    struct alignas(16) Shared : RowScales<KV8, TOKENS> {
-        T slots[SLOTS][PART][D + 8];
-        T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
-        int64_t places[2][TOKENS];
-        float maxima[WN][ROWS];
-    };
-};
-
-// The two query rows of a lane: lane / 4, and 8 further down.
-struct RowPair {
-    static constexpr uint32_t NONE = 0xffffffff;
-
-    uint32_t index[2] = {NONE, NONE};  // row * num_heads + head of the output
-    uint32_t first[2] = {0, 0};
-    uint32_t end[2] = {0, 0};          // of what the row sees; its own position + 1
-
-    __device__ __forceinline__ void set(int i, const AttentionArgs& args, uint32_t row, uint32_t head,
-                                        const Visible& visible) {
-        index[i] = row * args.num_heads + head;
-        first[i] = visible.first;
-        end[i] = visible.end;
-    }
-};
-
-// Sums of a warp's rows in a partition, in the layout of mma's d.
-template <class Shape>
-struct TileSums {
-    float sums[Shape::SUMS][2][4];
-    float weights[4];  // [0] and [2]: the sum of the weights of the lane's rows
-    float max[2];
-
-    __device__ __forceinline__ void clear() {
-        max[0] = max[1] = -INFINITY;
-        each([](float&, int) { return 0.0f; });
-    }
-    __device__ __forceinline__ void rescale(float upper, float lower) {
-        each([=](float sum, int row) { return __fmul_rn(sum, row ? lower : upper); });
-    }
-    // Replaces every number by `change` of it and of its row, 0 or 1.
-    template <class Change>
-    __device__ __forceinline__ void each(Change change) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            weights[c] = change(weights[c], c / 2);
-#pragma unroll
-            for (int i = 0; i < Shape::SUMS; i++) {
-#pragma unroll
-                for (int j = 0; j < 2; j++) sums[i][j][c] = change(sums[i][j][c], c / 2);
-            }
-        }
-    }
-    __device__ __forceinline__ SoftmaxState state(int row) const {
-        SoftmaxState state;
-        state.max = max[row];
-        state.sum = weights[2 * row];
-        return state;
-    }
-
-    // Returns the first of the two adjacent elements of the head that sums[i][j] holds for each row; D or more: none.
-    static __device__ __forceinline__ uint32_t column(int i, int j) {
-        return (threadIdx.x / 32 % Shape::WN * Shape::SUMS + i) * 16 + j * 8 + threadIdx.x % 4 * 2;
-    }
-};
-
-// The KV head of one sequence, which a block reads.
-struct TileTask {
-    const AttentionArgs& args;
-    const int32_t* table;
-    uint32_t kv_head;
-    int64_t head_offset;
-    SparseHeads sparse;  // the heads of the tile's rows
-    Scoring scoring;
-
-    __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, const SparseHeads& sparse)
-        : args(args),
-          table(table_of(args, seq)),
-          kv_head(kv_head),
-          head_offset(kv_head * args.head_stride),
-          sparse(sparse),
-          scoring(args, kv_head) {}
-
-    // Returns the first token of the tile of the first token from `token` on that some row sees; from `end` on: there is none.
-    template <uint32_t TOKENS>
-    __device__ __forceinline__ uint32_t tile_from(uint32_t token, uint32_t end) const {
-        return sparse.next(args, token, end) / TOKENS * TOKENS;
-    }
-};
 
 // Loads the query rows of a warp as fragments of mma's a; zeros for absent rows. Warps that share rows load a part each, by way
 // of shared memory; all threads must pass a barrier before it is used again.
 template <class Shape>
 __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], typename Shape::Shared& shared,
-                                           const AttentionArgs& args, const RowPair& rows) {
+                                           const AttentionArgs& args, RowPair& rows) {
     using T = typename Shape::T;
     const auto place = [&](uint32_t index) {
         const int64_t row = index / args.num_heads, head = index % args.num_heads;
         return static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D;
     };
-    if constexpr (Shape::WN > 1) {
+    if constexpr (Shape::KV8) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool absent = rows.index[r] == RowPair::NONE;
+            const T* from = place(absent ? 0 : rows.index[r]) + threadIdx.x % 4 * 4;
+            float greatest = 0.0f;
+#pragma unroll
+            for (int k = 0; k < Shape::D / 16; k++) {
+                const uint2 four = absent ? make_uint2(0, 0) : *reinterpret_cast<const uint2*>(from + k * 16);
+                query[k][r] = four.x;
+                query[k][r + 2] = four.y;
+                const float2 low = Pair<T>::widen(four.x), high = Pair<T>::widen(four.y);
+                greatest = fmaxf(greatest, fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y))));
+            }
+            greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 1));
+            greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 2));
+            // The greatest is below 2^15. Infinity remains infinity.
+            const uint32_t exponent = min(max(bits<uint32_t>(greatest) >> 23, 15u), 253u);
+            const float factor = bits<float>((268 - exponent) << 23);
+            rows.unit[r] = bits<float>((exponent - 14) << 23);
+#pragma unroll
+            for (int k = 0; k < Shape::D / 16; k++) {
+                const float2 low = Pair<T>::widen(query[k][r]), high = Pair<T>::widen(query[k][r + 2]);
+                // Elements 4 c to 4 c + 3 of 16 in the order in which widen_word takes bytes of a word.
+                query[k][r] = Pair<__half>::narrow(__fmul_rn(low.x, factor), __fmul_rn(high.x, factor));
+                query[k][r + 2] = Pair<__half>::narrow(__fmul_rn(low.y, factor), __fmul_rn(high.y, factor));
+            }
+        }
+    } else if constexpr (Shape::WN > 1) {
         constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::D / 8;
         const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
         const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
-#pragma unroll (Shape::KV8 && Shape::D == 80 ? 1 : 8)  // more at once would spill there
+#pragma unroll
         for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
             const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
             const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
@@ -192,11 +112,11 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
     }
 }
 
-// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read. Loads their
-// scales (KV_INT8_ROWS).
+// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read. Starts the
+// transfer of their scales (KV_INT8_ROWS) to those of the `tiles`-th tile.
 template <class Shape>
 __device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
-                                            uint32_t tile, const Visible& visible) {
+                                            [[maybe_unused]] uint32_t tiles, uint32_t tile, const Visible& visible) {
     if (threadIdx.x >= Shape::TOKENS) return;
     const uint32_t token = tile + threadIdx.x;
     const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
@@ -204,67 +124,43 @@ __device__ __forceinline__ void find_places(typename Shape::Shared& shared, cons
     if constexpr (Shape::KV8) {
         if (task.args.kv_format != KV_INT8_ROWS) return;
         const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
-        shared.key_scales[which][threadIdx.x] = seen ? float_at(task.args.keys, at) : 0.0f;
-        shared.value_scales[which][threadIdx.x] = seen ? float_at(task.args.values, at) : 0.0f;
+        const uint32_t set = tiles % SCALED_TILES;
+        cp_async4(&shared.key_scales[set][threadIdx.x], static_cast<const char*>(task.args.keys) + at, seen);
+        cp_async4(&shared.value_scales[set][threadIdx.x], static_cast<const char*>(task.args.values) + at, seen);
     }
 }
 
-// Starts (16-bit cache) or performs (8-bit) the transfer of a part of a tile to shared memory; zeros where a place is -1. With
-// `scales` each row is multiplied by its own.
+// Starts the transfer of a part of a tile to shared memory; zeros where a place is -1.
 template <class Shape>
-__device__ __forceinline__ void load_part(typename Shape::T (&to)[Shape::PART][Shape::D + 8], const TileTask& task,
-                                          const void* cache, const int64_t* places, const float* scales) {
-    using T = typename Shape::T;
-    constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::PART * VECTORS;
+__device__ __forceinline__ void load_part(typename Shape::Slot& to, const void* cache, const int64_t* places) {
+    using Element = typename Shape::Element;
+    constexpr int WIDTH = 16 / sizeof(Element), VECTORS = Shape::D / WIDTH, ALL = Shape::PART * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
-    if constexpr (Shape::KV8) {
-        constexpr int AT_ONCE = EACH < 5 ? EACH : 4;
-#pragma unroll 1
-        for (int first = threadIdx.x; first < EACH * Shape::THREADS; first += AT_ONCE * Shape::THREADS) {
-            uint4 raw[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int v = first + i * Shape::THREADS;
-                const int64_t place = v < ALL ? places[v / VECTORS] : -1;
-                const uint8_t* from = static_cast<const uint8_t*>(cache) + place + v % VECTORS * WIDTH;
-                raw[i] = place < 0 ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4*>(from);
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int v = first + i * Shape::THREADS;
-                if (v >= ALL) break;
-                uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
-                target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
-                target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
-                if (scales) {
-                    target[0] = scaled<T>(target[0], scales[v / VECTORS]);
-                    target[1] = scaled<T>(target[1], scales[v / VECTORS]);
-                }
-            }
-        }
-    } else {
-#pragma unroll 2  // more addresses at once would take registers that the sums need
-        for (int i = 0; i < EACH; i++) {
-            const int v = threadIdx.x + i * Shape::THREADS;
-            if (v >= ALL) break;
-            const int64_t place = places[v / VECTORS];
-            const int64_t at = place < 0 ? 0 : place + v % VECTORS * WIDTH;
-            cp_async16(&to[v / VECTORS][v % VECTORS * WIDTH], static_cast<const T*>(cache) + at, place >= 0);
-        }
+    const int row = threadIdx.x / VECTORS, at = threadIdx.x % VECTORS * WIDTH;
+    constexpr bool EVEN = Shape::THREADS % VECTORS == 0;  // then a thread has the same vector of all its rows
+    const Element* from = static_cast<const Element*>(cache) + at;
+#pragma unroll (Shape::KV8 ? 4 : 2)  // more addresses at once would take registers that the sums need
+    for (int i = 0; i < EACH; i++) {
+        const int v = threadIdx.x + i * Shape::THREADS;
+        if (ALL % Shape::THREADS && v >= ALL) break;
+        const int to_row = EVEN ? row + i * (Shape::THREADS / VECTORS) : v / VECTORS, to_at = EVEN ? at : v % VECTORS * WIDTH;
+        const int64_t place = places[to_row];
+        cp_async16(&to[to_row][to_at], from + (place < 0 ? 0 : place) + (to_at - at), place >= 0);
     }
 }
 
 // Transfers the tiles of a partition through the slots. The parts of a tile are numbered: keys, then values.
 template <class Shape>
 struct Transfer {
-    static constexpr int ALL = 2 * Shape::PARTS;  // parts of a tile
+    static constexpr int ALL = 2 * Shape::PARTS;               // parts of a tile
+    static constexpr int FLIGHT = Shape::SLOTS - Shape::SPARE;  // parts that are started before the first is used
 
     typename Shape::Shared& shared;
     const TileTask& task;
     Visible visible;
     uint32_t tile;          // whose parts are started next; from visible.end on: there is none
     uint32_t next = 0;      // the one after it
-    uint32_t which = 0;     // of the two sets of places and scales: that of `tile`
+    uint32_t tiles = 0;     // whose parts have been started; its last bit is the set of places of `tile`
     uint32_t start = 0, use = 0;  // slots of the parts that are started and used next
 
     __device__ __forceinline__ Transfer(typename Shape::Shared& shared, const TileTask& task, const Visible& visible)
@@ -274,43 +170,44 @@ struct Transfer {
         return task.template tile_from<Shape::TOKENS>(token, visible.end);
     }
 
-    // Starts all parts of the first tile. Passes a barrier before.
+    // Starts the first parts. Passes a barrier before.
     __device__ __forceinline__ void begin() {
-        find_places<Shape>(shared, task, 0, tile, visible);
-        __syncthreads();
+        // Other warps may still use scales of the tiles before, if a spare slot lets them.
+        if constexpr (Shape::KV8) {
+            if (task.args.kv_format == KV_INT8_ROWS) __syncthreads();
+        }
+        find_places<Shape>(shared, task, 0, 0, tile, visible);
 #pragma unroll
-        for (int part = 0; part < ALL; part++) start_part(part);
+        for (int part = 0; part < FLIGHT; part++) {
+            if (part % ALL == 0) __syncthreads();
+            start_part(part % ALL);
+        }
     }
 
     // Starts a part of `tile`, and finds the places of the tile after it.
     __device__ __forceinline__ void start_part(int part) {
         const bool of_keys = part < Shape::PARTS;
         if (tile < visible.end) {
-            const float* scales = nullptr;
-            if constexpr (Shape::KV8) {
-                // A key's scale multiplies its score.
-                if (!of_keys && task.args.kv_format == KV_INT8_ROWS) scales = shared.value_scales[which];
-            }
-            load_part<Shape>(shared.slots[start], task, of_keys ? task.args.keys : task.args.values,
-                             shared.places[which] + part % Shape::PARTS * Shape::PART, scales);
+            load_part<Shape>(shared.slots[start], of_keys ? task.args.keys : task.args.values,
+                             shared.places[tiles % 2] + part % Shape::PARTS * Shape::PART);
             if (part == 0) {
                 next = from(tile + Shape::TOKENS);
-                find_places<Shape>(shared, task, which ^ 1, next, visible);
+                find_places<Shape>(shared, task, (tiles + 1) % 2, tiles + 1, next, visible);
             }
         }
-        if constexpr (!Shape::KV8) cp_async_commit();  // also an empty group, so that as many follow the oldest as always
+        cp_async_commit();  // also an empty group, so that as many follow the oldest as always
         start = start + 1 == Shape::SLOTS ? 0 : start + 1;
         if (part == ALL - 1) {
             tile = next;
-            which ^= 1;
+            tiles++;
         }
     }
 
     // Waits until a part, and everything that other threads stored, may be used. Returns its slot.
-    __device__ __forceinline__ typename Shape::T (&await(int part))[Shape::PART][Shape::D + 8] {
-        if constexpr (!Shape::KV8) cp_async_wait<ALL - 1>();
+    __device__ __forceinline__ typename Shape::Slot& await(int part) {
+        cp_async_wait<FLIGHT - 1>();
         __syncthreads();
-        if constexpr (Shape::SPARE) start_part(part);
+        if constexpr (Shape::SPARE) start_part((part + FLIGHT) % ALL);
         auto& slot = shared.slots[use];
         use = use + 1 == Shape::SLOTS ? 0 : use + 1;
         return slot;
@@ -324,6 +221,26 @@ struct Transfer {
         }
     }
 };
+
+// Calls `body` with the format of the cache as a constant.
+template <bool KV8, class Body>
+__device__ __forceinline__ void with_format(uint32_t format, Body body) {
+    if constexpr (!KV8) body(Format<KV_SAME>{});
+    else if (format == KV_E4M3) body(Format<KV_E4M3>{});
+    else if (format == KV_E5M2) body(Format<KV_E5M2>{});
+    else if (format == KV_INT8) body(Format<KV_INT8>{});
+    else body(Format<KV_INT8_ROWS>{});
+}
+
+// Multiplies the weights of 16 tokens, as mma's a, by the scales of their values, which start at the lane's first token.
+template <class T>
+__device__ __forceinline__ void scale_weights(uint32_t (&row)[4], const float* scales) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 scale = *reinterpret_cast<const float2*>(scales + i / 2 * 8), pair = Pair<T>::widen(row[i]);
+        row[i] = Pair<T>::narrow(__fmul_rn(pair.x, scale.x * WEIGHT_SCALE), __fmul_rn(pair.y, scale.y * WEIGHT_SCALE));
+    }
+}
 
 // Converts products to scores: scale (unless it is deferred), cap, bias, mask. `first` is the token of the warp's first
 // column. `scales`, for keys with a scale each, starts at the same token.
@@ -339,6 +256,7 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     };
     const uint32_t token = first + threadIdx.x % 4 * 2;
     if constexpr (Shape::KV8) {
+        each([&](float score, int r, int) { return __fmul_rn(score, rows.unit[r]); });
         if (scales) {
             each([&](float score, int, int offset) { return __fmul_rn(score, scales[threadIdx.x % 4 * 2 + offset]); });
         }
@@ -390,6 +308,9 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
     constexpr int WN = Shape::WN, PARTS = Shape::PARTS, COLUMNS = Shape::SCORES / PARTS, STEPS = Shape::PART / 16;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
     const float scale = task.scoring.left();
+    const bool scaled_rows = Shape::KV8 && task.args.kv_format == KV_INT8_ROWS, half_weights = Shape::KV8 && !scaled_rows;
+    const float lift = half_weights ? HALF_WEIGHTS : 0.0f;
+    using Factor = std::conditional_t<Shape::KV8, __half, T>;
 
     Transfer<Shape> transfer(shared, task, visible);
     uint32_t tile = transfer.tile;
@@ -398,12 +319,14 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
         return;
     }
     transfer.begin();
-    while (tile < visible.end) {
+    for (uint32_t used = 0; tile < visible.end; used++) {
         const uint32_t next = transfer.tile;
-        const float* scales = nullptr;  // of the keys, if each has one
+        const float *key_scales = nullptr, *value_scales = nullptr;  // if each row has one
         if constexpr (Shape::KV8) {
-            const uint32_t column = warp_column * Shape::SCORES * 8;
-            if (task.args.kv_format == KV_INT8_ROWS) scales = shared.key_scales[transfer.which ^ 1] + column;
+            if (scaled_rows) {
+                key_scales = shared.key_scales[used % SCALED_TILES] + warp_column * Shape::SCORES * 8;
+                value_scales = shared.value_scales[used % SCALED_TILES];
+            }
         }
 
         float scores[Shape::SCORES][4];
@@ -412,21 +335,31 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             auto& keys = transfer.await(part);
+            const auto add = [&](auto format) {
 #pragma unroll
-            for (int k = 0; k < Shape::D / 16; k++) {
+                for (int k = 0; k < Shape::D / 16; k++) {
 #pragma unroll
-                for (int n = 0; n < COLUMNS; n += 2) {
-                    uint32_t key[4];
-                    const uint32_t token = (warp_column * COLUMNS + n) * 8 + lane % 8 + lane / 16 * 8;
-                    ldmatrix(key, &keys[token][k * 16 + lane / 8 % 2 * 8]);
-                    mma_m16n8k16<T>(scores[part * COLUMNS + n], query[k], {key[0], key[1]});
-                    mma_m16n8k16<T>(scores[part * COLUMNS + n + 1], query[k], {key[2], key[3]});
+                    for (int n = 0; n < COLUMNS; n += 2) {
+                        const uint32_t token = (warp_column * COLUMNS + n) * 8;
+                        uint32_t key[4];
+                        if constexpr (Shape::KV8) {
+                            uint32_t bytes[2];
+                            ldmatrix(bytes, &keys[token + lane % 16][k * 16]);
+                            widen_word<Factor>(format, bytes[0], key[0], key[1]);
+                            widen_word<Factor>(format, bytes[1], key[2], key[3]);
+                        } else {
+                            ldmatrix(key, &keys[token + lane % 8 + lane / 16 * 8][k * 16 + lane / 8 % 2 * 8]);
+                        }
+                        mma_m16n8k16<Factor>(scores[part * COLUMNS + n], query[k], {key[0], key[1]});
+                        mma_m16n8k16<Factor>(scores[part * COLUMNS + n + 1], query[k], {key[2], key[3]});
+                    }
                 }
-            }
+            };
+            with_format<Shape::KV8>(task.args.kv_format, add);
         }
 
         float max[2] = {-INFINITY, -INFINITY};
-        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, scales);
+        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, key_scales);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
@@ -436,6 +369,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
         }
         transfer.end(PARTS - 1);  // also a barrier before other warps' maxima
+        if constexpr (WN > 1 && Shape::SPARE) __syncthreads();
 
         uint32_t weights[Shape::SCORES][2];
         float rescale[2];
@@ -449,10 +383,13 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             const float base = base_of(max[r]);
             rescale[r] = exp2_approx(__fsub_rn(out.max[r], base));
             out.max[r] = max[r];
-            const auto weight = [=](float score) { return exp2_approx(__fmaf_rn(score, scale, -base)); };
+            const auto weight = [=](float score) { return exp2_approx(__fmaf_rn(score, scale, lift - base)); };
+            const auto narrow = [=](float low, float high) {
+                return half_weights ? Pair<__half>::narrow(low, high) : Pair<T>::narrow(low, high);
+            };
 #pragma unroll
             for (int n = 0; n < Shape::SCORES; n++) {
-                weights[n][r] = Pair<T>::narrow(weight(scores[n][2 * r]), weight(scores[n][2 * r + 1]));
+                weights[n][r] = narrow(weight(scores[n][2 * r]), weight(scores[n][2 * r + 1]));
                 if constexpr (WN > 1) {
                     const uint32_t column = (warp_column * Shape::SCORES + n) * 8 + lane % 4 * 2;
                     *reinterpret_cast<uint32_t*>(&shared.weights[warp_row + lane / 4 + 8 * r][column]) = weights[n][r];
@@ -464,29 +401,42 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             auto& values = transfer.await(PARTS + part);  // and the weights of other warps
+            const auto add = [&](auto format) {
+                using Value = std::conditional_t<Shape::KV8 && format != KV_INT8_ROWS, __half, T>;
+#pragma unroll (Shape::KV8 && Shape::D > 128 ? 1 : STEPS)  // more at once would spill there
+                for (int step = 0; step < STEPS; step++) {
+                    const int k = part * STEPS + step;
+                    uint32_t row[4];
+                    if constexpr (WN > 1) {
+                        ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+                    } else {
+                        row[0] = weights[2 * k][0];
+                        row[1] = weights[2 * k][1];
+                        row[2] = weights[2 * k + 1][0];
+                        row[3] = weights[2 * k + 1][1];
+                    }
+                    mma_m16n8k16<Value>(out.weights, row, {Pair<Value>::ONES, Pair<Value>::ONES});
+                    if constexpr (format == KV_INT8_ROWS) scale_weights<T>(row, value_scales + k * 16 + lane % 4 * 2);
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                const int k = part * STEPS + step;
-                uint32_t row[4];
-                if constexpr (WN > 1) {
-                    ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
-                } else {
-                    row[0] = weights[2 * k][0];
-                    row[1] = weights[2 * k][1];
-                    row[2] = weights[2 * k + 1][0];
-                    row[3] = weights[2 * k + 1][1];
+                    for (int i = 0; i < Shape::SUMS; i++) {
+                        const uint32_t column = warp_column * Shape::SUMS + i;
+                        if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
+                        auto* from = &values[step * 16 + lane % 16][column * 16];
+                        uint32_t value[4];
+                        if constexpr (Shape::KV8) {
+                            uint32_t bytes[2];
+                            ldmatrix_trans(bytes, from);
+                            widen_word<Value>(format, bytes[0], value[0], value[2]);
+                            widen_word<Value>(format, bytes[1], value[1], value[3]);
+                        } else {
+                            ldmatrix_trans(value, from + lane / 16 * 8);
+                        }
+                        mma_m16n8k16<Value>(out.sums[i][0], row, {value[0], value[1]});
+                        mma_m16n8k16<Value>(out.sums[i][1], row, {value[2], value[3]});
+                    }
                 }
-                mma_m16n8k16<T>(out.weights, row, {Pair<T>::ONES, Pair<T>::ONES});
-#pragma unroll
-                for (int i = 0; i < Shape::SUMS; i++) {
-                    const uint32_t column = warp_column * Shape::SUMS + i;
-                    if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
-                    uint32_t value[4];
-                    ldmatrix_trans(value, &values[step * 16 + lane % 16][column * 16 + lane / 16 * 8]);
-                    mma_m16n8k16<T>(out.sums[i][0], row, {value[0], value[1]});
-                    mma_m16n8k16<T>(out.sums[i][1], row, {value[2], value[3]});
-                }
-            }
+            };
+            with_format<Shape::KV8>(task.args.kv_format, add);
             transfer.end(PARTS + part);
         }
         tile = next;

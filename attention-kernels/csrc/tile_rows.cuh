@@ -81,8 +81,7 @@ __device__ __forceinline__ void store_partials(const AttentionArgs& args, const 
             for (int j = 0; j < 2; j++) {
                 const uint32_t column = out.column(i, j);
                 if (column >= Shape::D) continue;
-                *reinterpret_cast<float2*>(args.partial_sums + partial * Shape::D + column) =
-                    make_float2(out.sums[i][j][2 * r], out.sums[i][j][2 * r + 1]);
+                *reinterpret_cast<float2*>(args.partial_sums + partial * Shape::D + column) = out.pair(i, j, r);
             }
         }
     }
@@ -104,8 +103,8 @@ __device__ __forceinline__ void store_output(const AttentionArgs& args, const Ti
             for (int j = 0; j < 2; j++) {
                 const uint32_t column = out.column(i, j);
                 if (column >= Shape::D) continue;
-                *reinterpret_cast<uint32_t*>(to + column) =
-                    Pair<T>::narrow(out.sums[i][j][2 * r] * finished.factor, out.sums[i][j][2 * r + 1] * finished.factor);
+                const float2 pair = out.pair(i, j, r);
+                *reinterpret_cast<uint32_t*>(to + column) = Pair<T>::narrow(pair.x * finished.factor, pair.y * finished.factor);
             }
         }
         if (args.lse && threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
@@ -118,7 +117,7 @@ __device__ __forceinline__ void store_output(const AttentionArgs& args, const Ti
 // and stores the output. All threads may reuse shared memory before and after.
 template <class Shape>
 __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShared<Shape>& shared, const TileTask& task,
-                                             const TileRows<Shape>& tile, uint32_t partition) {
+                                             TileRows<Shape>& tile, uint32_t partition) {
     const bool split = partition != ALL_PARTITIONS;
     uint32_t first = tile.visible.first, end = tile.visible.end;
     if (split) {
@@ -135,6 +134,7 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
     for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
         out.clear();
         attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
+        out.normalise(args.kv_format);
         if (split) {
             store_partials(args, out, tile, partition);
             return;

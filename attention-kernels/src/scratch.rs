@@ -13,7 +13,7 @@ const MOST: usize = 64 << 20;
 const STEP: usize = 64;
 
 /// Fewest rows for which weights are unpacked (`src/cuda/unpacked.rs` says why).
-pub(crate) const LEAST_ROWS: usize = 33;
+pub(crate) const LEAST_ROWS: usize = 65;
 
 /// Number of equal slices of k whose products are added in order where the bits of a row must not depend on the number of rows. The
 /// shape alone determines it.
@@ -39,7 +39,7 @@ pub fn slices(features: Features, [n, k]: [usize; 2], format: FactorType) -> usi
 pub enum Rewritten {
     /// Rows of `x` become 8 bits.
     Rows,
-    /// Codes of weights become numbers, from 33 rows on.
+    /// Codes of weights become numbers, from 65 rows on.
     Weights,
     /// The sums of so many slices of k.
     Slices(usize),

@@ -22,20 +22,19 @@ const MOST_PARTS: usize = 65535;
 /// Outputs of a block of `linear_f32`.
 const F32_OUTPUTS: usize = 8;
 
-/// What a block of `linear_<form>_<type>_<name>` computes at most.
+/// `linear_<form>_<type>_<name>`, of whose blocks each computes a panel of outputs of at most `rows` rows.
+#[derive(Clone, Copy)]
 struct Size {
     name: &'static str,
-    outputs: usize,
     rows: usize,
 }
 
-const FEW: Size = Size { name: "few", outputs: PANEL, rows: 8 };
-const MANY: Size = Size { name: "many", outputs: 4 * PANEL, rows: 32 };
-
 impl Size {
-    /// The kernel whose blocks fit `rows` rows.
+    /// The kernel whose blocks fit `rows` rows, or as many as any do.
     fn of(rows: usize) -> Size {
-        if rows <= FEW.rows { FEW } else { MANY }
+        const MANY: Size = Size { name: "many", rows: 32 };
+        const SMALLER: [Size; 2] = [Size { name: "few", rows: 8 }, Size { name: "several", rows: 16 }];
+        SMALLER.into_iter().find(|size| rows <= size.rows).unwrap_or(MANY)
     }
 }
 
@@ -251,7 +250,7 @@ fn launch(
     Ok(device.launch(&Launch {
         module: MODULE,
         kernel: &Name::new(format_args!("linear_{form}_{dtype}_{}", size.name)),
-        grid: [count((shape.n as usize).div_ceil(size.outputs))?, count(parts)?, 1],
+        grid: [count((shape.n as usize).div_ceil(PANEL))?, count(parts)?, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: &[x, weights, table, bias, y, order, starts, Arg::bytes(shape)],

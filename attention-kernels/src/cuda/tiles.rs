@@ -13,6 +13,12 @@ pub(super) fn form_name(form: Option<&TileForm>, dtype: Dtype) -> &'static str {
     match form.codes {
         // Code and scale are exact in the type, and a product is rounded once, as it is from float32.
         TileCodes::Integers4 if form.scale == dtype && form.offset != TileOffset::Minimum => "narrow4",
+        // The scale is a sum of two numbers of the type.
+        TileCodes::Integers4
+            if (form.scale, dtype) == (Dtype::F16, Dtype::Bf16) && form.offset != TileOffset::Minimum =>
+        {
+            "split4"
+        }
         TileCodes::Integers4 => "codes4",
         TileCodes::Integers8 => "codes8",
         TileCodes::E4m3 => "e4m3",

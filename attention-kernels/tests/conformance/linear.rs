@@ -121,7 +121,7 @@ fn products_of_codes_are_what_float64_says_and_a_row_does_not_depend_on_the_othe
         for (i, (format, dtype)) in
             formats().into_iter().flat_map(|format| HALVES.map(|dtype| (format, dtype))).enumerate()
         {
-            let (n, k, output) = ([72, 33][i % 2], [2200, 64, 520][i / 2 % 3], [dtype, Dtype::F32][i / 3 % 2]);
+            let (n, k, output) = ([72, 33][i % 2], [2200, 64, 1152][i / 2 % 3], [dtype, Dtype::F32][i / 3 % 2]);
             let parts = [weights::Random::new(format, n, k, i as u64)];
             let weights = coded(&*device, dtype, &parts, k, Purpose::Product);
             let mut random = Random::new(i as u64);

@@ -50,7 +50,7 @@ pub fn matrix(device: &dyn Device, dtype: Dtype, parts: &[(&weights::Random, Rou
 
 #[test]
 fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
-    const ROWS: usize = 33;
+    const ROWS: usize = 65;
     for device in devices::gpus(7) {
         let device = &*device;
         // Two forms at a time.
@@ -74,7 +74,7 @@ fn many_rows_are_multiplied_with_the_numbers_that_codes_stand_for() {
             let by_kernel = multiply(device, &weights, &x, Some(&bias), output, None);
             assert!(found != by_kernel || output != Dtype::F32, "{what}: the weights were not unpacked");
             let fewer = multiply(device, &weights, &x[k..], Some(&bias), output, Some(&mut space));
-            assert!(fewer == by_kernel[n..], "{what}: 32 rows");
+            assert!(fewer == by_kernel[n..], "{what}: 64 rows");
             let products = products(device, &weights, true, output, &space, ROWS);
             assert!(products.iter().all(|(shape, rows)| shape.stride == n && *rows == ROWS), "{products:?}");
             // A product for each size of strip.

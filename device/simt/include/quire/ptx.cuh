@@ -119,10 +119,21 @@ __device__ __forceinline__ void ldmatrix_trans(uint32_t (&tile)[N], const void* 
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true,
                                            [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
-    simt::cp_async16(shared, global, valid, at);
+    simt::cp_async<uint4>(shared, global, valid, at);
 #else
     asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(valid ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+// The same for 4 bytes, aligned to 4.
+__device__ __forceinline__ void cp_async4(void* shared, const void* global, bool valid = true,
+                                          [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::cp_async<uint32_t>(shared, global, valid, at);
+#else
+    asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 4 : 0)
                  : "memory");
 #endif
 }
@@ -143,6 +154,28 @@ __device__ __forceinline__ void cp_async_wait() {
     simt::cp_async_wait(N);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Returns (x & mask) ^ flipped, as one instruction also where both are constants.
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flipped) {
+#ifdef QUIRE_SIMT
+    return (x & mask) ^ flipped;
+#else
+    uint32_t word;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(word) : "r"(x), "r"(mask), "r"(flipped));
+    return word;
+#endif
+}
+
+// Returns (x & mask) | set, as one instruction also where both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t set) {
+#ifdef QUIRE_SIMT
+    return (x & mask) | set;
+#else
+    uint32_t word;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(word) : "r"(x), "r"(mask), "r"(set));
+    return word;
 #endif
 }
 

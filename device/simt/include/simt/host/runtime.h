@@ -116,6 +116,7 @@ inline void count(const void*, unsigned, bool, Place) {}
 struct AsyncCopy {
     void* shared;
     const void* global;
+    unsigned bytes;  // 4 or 16
     bool zero;
 };
 void async_begin(const AsyncCopy& copy);

@@ -60,26 +60,32 @@ void ldmatrix(uint32_t (&tile)[N], const void* address, Place at) {
     }
 }
 
-// The copy is done at the wait; until then its target reads as NaN. The source is read here too, so that the address
+// The copy of a Vector is done at the wait; until then its target reads as NaN. The source is read here too, so that the address
 // sanitizer reports the line of the copy.
-inline void cp_async16(void* shared, const void* global, bool valid, Place at) {
-    if (!aligned16(shared) || !aligned16(global)) fail(Fault::misaligned, "an address of cp.async is not aligned to 16 bytes", at);
-    if (valid) count(global, 16, false, at);
-    count(shared, 16, true, at);
+template <class Vector>
+void cp_async(void* shared, const void* global, bool valid, Place at) {
+    const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(Vector) == 0; };
+    if (!aligned(shared) || !aligned(global)) fail(Fault::misaligned, "an address of cp.async is not aligned to its size", at);
+    if (valid) count(global, sizeof(Vector), false, at);
+    count(shared, sizeof(Vector), true, at);
     const Uncounted model;
     if (valid) {
-        uint4 probe = *static_cast<const uint4*>(global);
+        Vector probe = *static_cast<const Vector*>(global);
         asm volatile("" : : "m"(probe));
     }
-    *static_cast<uint4*>(shared) = {~0u, ~0u, ~0u, ~0u};
-    async_begin({shared, global, !valid});
+    Vector poison;
+    memset(&poison, 0xff, sizeof poison);
+    *static_cast<Vector*>(shared) = poison;
+    async_begin({shared, global, sizeof(Vector), !valid});
 }
 
 inline void cp_async_wait(unsigned groups) {
     const Uncounted model;
     AsyncCopy copy;
     while (next_due_copy(groups, copy)) {
-        *static_cast<uint4*>(copy.shared) = copy.zero ? uint4{} : *static_cast<const uint4*>(copy.global);
+        const bool is_vector = copy.bytes == sizeof(uint4);
+        if (is_vector) *static_cast<uint4*>(copy.shared) = copy.zero ? uint4{} : *static_cast<const uint4*>(copy.global);
+        else *static_cast<uint32_t*>(copy.shared) = copy.zero ? 0 : *static_cast<const uint32_t*>(copy.global);
     }
 }
 
