@@ -20,7 +20,6 @@
 
 mod api;
 mod connector;
-pub mod convert;
 mod error;
 mod keys;
 mod memory;
@@ -58,9 +57,11 @@ pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
 };
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
-pub use serve::{AsyncEngine, Completion, CompletionOutput, GrammarConstraint, Llm, OutputStream, Watcher};
+pub use serve::{
+    AsyncEngine, Completion, CompletionOutput, EngineStatus, GrammarConstraint, Llm, OutputStream, Watcher,
+};
 pub use simd::allocator;
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
-pub use start::{LoadOn, Loaded, Progress, Recording, RecordingError, Replayed, Roofline, Work};
-pub use start::{declare, describe_kernels, follow, load, plan};
+pub use start::{LoadOn, Loaded, Opened, Progress, Recording, RecordingError, Replayed, Roofline, WorkCounts};
+pub use start::{declare, describe_kernels, follow, load, open, plan};
 pub use step::{Engine, EngineParts, KvTransferParts};

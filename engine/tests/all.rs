@@ -6,7 +6,6 @@ mod beam;
 mod beam_search;
 mod best_of;
 mod common;
-mod convert;
 #[path = "../../device/tests/support/allocations.rs"]
 mod counter;
 mod dequantised;

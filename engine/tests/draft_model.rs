@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::speculate::{Proposal, ProposeError, Proposer, Source, Speculation};
+use engine::speculate::{DraftScope, Proposal, ProposeError, Proposer, Speculation};
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
 use engine::{
     Constraint, ConstraintError, DraftCheckpoint, Engine, EngineConfig, EngineParts, LoadOn, Mask, ModelSource,
@@ -152,7 +152,7 @@ impl Proposer for Sometimes {
         true
     }
 
-    fn begin(&mut self, _: SeqId, _: &Source, _: &[u32]) {}
+    fn begin(&mut self, _: SeqId, _: &DraftScope, _: &[u32]) {}
 
     fn extend(&mut self, _: SeqId, _: u32) {}
 

@@ -1,7 +1,7 @@
 //! The memory plan of a start, and the errors that are found without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
-use engine::{Engine, EngineConfig, ModelSource, Quantization, Roofline, Work, plan};
+use engine::{Engine, EngineConfig, ModelSource, Quantization, Roofline, WorkCounts, plan};
 
 #[test]
 fn the_pool_has_the_blocks_that_fit_the_bytes_and_limits_the_context() {
@@ -69,9 +69,9 @@ fn the_roofline_of_the_demo_model_follows_from_its_shape() {
     assert_eq!(roofline.logit_operations, 2 * 1536 * 192);
     assert_eq!(roofline.layer_operations + roofline.logit_operations, 2 * 1_894_464);
     assert_eq!(roofline.threads, 1);
-    let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
+    let decode = WorkCounts { steps: 10, tokens: 10, logits: 10, context: 0 };
     let bytes = 10.0 * roofline.weight_bytes as f64 / roofline.read;
     assert_eq!(roofline.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / roofline.peak));
-    let long = Work { context: 1 << 40, ..decode };
+    let long = WorkCounts { context: 1 << 40, ..decode };
     assert!(roofline.seconds(&long) > 1000.0 * roofline.seconds(&decode));
 }

@@ -1,6 +1,6 @@
 //! Sources of drafts against searches of every place, and the settings that choose them.
 
-use engine::speculate::{Ngram, Proposal, Proposer, Source, Suffix, SuffixLimits};
+use engine::speculate::{DraftScope, Ngram, Proposal, Proposer, Suffix, SuffixLimits};
 use proptest::prelude::*;
 use sched::SeqId;
 
@@ -79,13 +79,13 @@ proptest! {
         let mut ngram = Ngram::new(min, min + more);
         // Two sequences of a request share its prompt, and nothing that they draw.
         let [one, other] = [0, 1].map(|index| SeqId { index, ..seq(0) });
-        ngram.begin(one, &Source::default(), &prompt);
+        ngram.begin(one, &DraftScope::default(), &prompt);
         let (mut tokens, mut others) = (prompt.clone(), prompt.clone());
         for (at, token) in output.iter().enumerate() {
             ngram.extend(one, *token);
             tokens.push(*token);
             if at == 0 {
-                ngram.begin(other, &Source::default(), &prompt);
+                ngram.begin(other, &DraftScope::default(), &prompt);
             }
             ngram.extend(other, output[output.len() - 1 - at]);
             others.push(output[output.len() - 1 - at]);
@@ -111,9 +111,9 @@ proptest! {
             min_token_prob: least,
         };
         let sources = [
-            Source::default(),
-            Source { cache_salt: Some("a".into()), adapter: None },
-            Source { cache_salt: Some("a".into()), adapter: Some("b".into()) },
+            DraftScope::default(),
+            DraftScope { cache_salt: Some("a".into()), adapter: None },
+            DraftScope { cache_salt: Some("a".into()), adapter: Some("b".into()) },
         ];
         let mut suffix = Suffix::new(limits);
         let mut earlier: Vec<(usize, Vec<u32>)> = Vec::new();
@@ -156,7 +156,7 @@ fn a_prompt_is_indexed_once_for_all_sequences_of_its_request() {
             let (mut proposer, before) = (proposer(), allocated_bytes());
             for index in 0..sequences {
                 let seq = SeqId { index, ..seq(1) };
-                proposer.begin(seq, &Source::default(), &prompt);
+                proposer.begin(seq, &DraftScope::default(), &prompt);
                 proposer.extend(seq, 7);
             }
             allocated_bytes() - before

@@ -1,9 +1,8 @@
 //! Replicas of several ranks answer as one rank does, to the bit.
 
-use engine::convert::{ConvertOptions, Method, convert};
 use engine::{
-    AsyncEngine, Engine, EngineConfig, EngineError, GenerationParams, GenerationRequest, Llm, LoadOn, ModelSource,
-    ParallelConfig, PreemptionMode, Reduce, SamplingParams, TokenEvent,
+    Engine, EngineConfig, EngineError, GenerationParams, GenerationRequest, Llm, LoadOn, ModelSource, ParallelConfig,
+    PreemptionMode, Reduce, SamplingParams, TokenEvent,
 };
 use testkit::reference;
 
@@ -110,28 +109,6 @@ fn ranks_that_sum_give_the_greedy_tokens_of_one() {
     for (tensor, stages) in [(2, 1), (3, 1), (4, 1), (2, 2)] {
         assert_eq!(greedy(&summing(&one, tensor, stages)), want, "{tensor} x {stages}");
     }
-}
-
-#[test]
-fn products_of_a_quantised_checkpoint_that_cannot_be_cut_are_gathered_and_counted() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let demo = testkit::workspace::root().join("models/demo");
-    // Groups of 64: the 6 heads of 32 are cut in the middle of one, the 384 inputs of a network between two.
-    let options = ConvertOptions { method: Method::Q4, group_size: 64, calibration: None };
-    let converted = folder.path().join("q4");
-    let from = EngineConfig { model: ModelSource::Folder(demo), ..config(0) };
-    convert(&from, &converted, &options, &|_, _| {}).unwrap();
-    let one = EngineConfig { model: ModelSource::Folder(converted), kv_cache_memory_bytes: Some(8 << 20), ..config(0) };
-    let two = summing(&one, 2, 1);
-    assert_eq!(greedy(&two), greedy(&one));
-    let line = |config: EngineConfig| {
-        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
-        engine.info().notes.iter().find(|line| line.starts_with("sums over ranks")).cloned()
-    };
-    let counts =
-        "sums over ranks: 5 products, 5 gathered, whose stored form cannot be cut between the inputs of the ranks";
-    assert_eq!(line(two).as_deref(), Some(counts));
-    assert_eq!(line(ranked(&one, 2, 1)), None);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use engine::speculate::{Ngram, Proposal, ProposeError, Proposer, Source, Speculation, Suffix, SuffixLimits};
+use engine::speculate::{DraftScope, Ngram, Proposal, ProposeError, Proposer, Speculation, Suffix, SuffixLimits};
 use engine::{
     DraftCounts, Engine, EngineConfig, EngineParts, GenerationParams, GenerationRequest, KvCacheDtype, ModelSource,
     PreemptionMode, SpecStats, TokenEvent,
@@ -39,7 +39,7 @@ impl Oracle {
 }
 
 impl Proposer for Oracle {
-    fn begin(&mut self, seq: SeqId, _: &Source, _: &[u32]) {
+    fn begin(&mut self, seq: SeqId, _: &DraftScope, _: &[u32]) {
         self.drawn.insert(seq, 0);
     }
 
@@ -325,7 +325,7 @@ fn a_sequence_that_is_stopped_or_cancelled_among_its_drafts_leaves_nothing_behin
 struct Faulty(usize);
 
 impl Proposer for Faulty {
-    fn begin(&mut self, _: SeqId, _: &Source, _: &[u32]) {}
+    fn begin(&mut self, _: SeqId, _: &DraftScope, _: &[u32]) {}
 
     fn extend(&mut self, _: SeqId, _: u32) {
         assert!(self.0 != 0, "a panic that the test asks for");
@@ -358,14 +358,14 @@ fn a_source_of_drafts_that_fails_ends_no_request() {
 }
 
 /// Request, source and prompt of a sequence that begins; no prompt when it ends.
-pub type Told = (u64, Source, Vec<u32>);
+pub type Told = (u64, DraftScope, Vec<u32>);
 
 /// Notes the sources of requests, and proposes nothing.
 #[derive(Clone, Default)]
 pub struct Spy(pub Arc<Mutex<Vec<Told>>>);
 
 impl Proposer for Spy {
-    fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]) {
+    fn begin(&mut self, seq: SeqId, source: &DraftScope, prompt: &[u32]) {
         self.0.lock().unwrap().push((seq.request.0, source.clone(), prompt.to_vec()));
     }
 
@@ -374,7 +374,7 @@ impl Proposer for Spy {
     }
 
     fn end(&mut self, seq: SeqId) {
-        self.0.lock().unwrap().push((seq.request.0, Source::default(), Vec::new()));
+        self.0.lock().unwrap().push((seq.request.0, DraftScope::default(), Vec::new()));
     }
 
     fn propose(&mut self, _: &mut [Proposal]) -> Result<(), ProposeError> {
@@ -394,9 +394,12 @@ fn a_source_of_drafts_is_told_the_salt_of_each_request_that_allows_drafts_and_it
     answers(&mut engine, &loads);
     let mut told = spy.0.lock().unwrap().clone();
     told.sort_by_key(|(id, _, prompt)| (*id, prompt.is_empty()));
-    let tenant = Source { cache_salt: Some("tenant".into()), adapter: None };
-    let end = |id| (id, Source::default(), vec![]);
-    assert_eq!(told, [(0, tenant, salted.prompt), end(0), (1, Source::default(), request(0, 9, 4, 1).prompt), end(1)]);
+    let tenant = DraftScope { cache_salt: Some("tenant".into()), adapter: None };
+    let end = |id| (id, DraftScope::default(), vec![]);
+    assert_eq!(
+        told,
+        [(0, tenant, salted.prompt), end(0), (1, DraftScope::default(), request(0, 9, 4, 1).prompt), end(1)]
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use ::bench::random::Random;
 use engine::{
     Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, Group, LoadOn, RequestId, Roofline,
-    TokenEvent, Work,
+    TokenEvent, WorkCounts,
 };
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ impl Run {
             seconds: all.seconds - first.seconds,
             prompt_tokens: all.prompt_tokens - first.prompt_tokens,
             tokens: all.tokens - first.tokens,
-            work: Work {
+            work: WorkCounts {
                 steps: all.work.steps - first.work.steps,
                 tokens: all.work.tokens - first.work.tokens,
                 logits: all.work.logits - first.work.logits,
@@ -55,7 +55,7 @@ pub struct Phase {
     pub prompt_tokens: u64,
     /// Generated tokens.
     pub tokens: u64,
-    pub work: Work,
+    pub work: WorkCounts,
 }
 
 /// A loaded engine, and the roofline of its machine.

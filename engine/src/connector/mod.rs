@@ -25,7 +25,7 @@ pub use config::{KvRole, KvTransferConfig};
 pub(crate) use folder::SharedFolder;
 pub(crate) use naming::BlockName;
 pub(crate) use naming::{Chain, Naming};
-pub(crate) use thread::{Fetch, Fetched, Limits, TransferThread, Wanted};
+pub(crate) use thread::{Limits, LoadJob, LoadedBlocks, TransferThread, WantedBlock};
 
 /// What a request exchanges with other replicas: `do_remote_prefill` and `do_remote_decode` of vLLM's `kv_transfer_params`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -34,7 +34,7 @@ impl Default for Limits {
 }
 
 /// A block to load, with its index in the prompt and its cache group.
-pub(crate) struct Wanted {
+pub(crate) struct WantedBlock {
     pub block: usize,
     pub group: usize,
     pub name: BlockName,
@@ -42,23 +42,23 @@ pub(crate) struct Wanted {
 }
 
 /// Contents of loaded blocks by index and group.
-pub(crate) type Fetched = BTreeMap<(usize, usize), Vec<u8>>;
+pub(crate) type LoadedBlocks = BTreeMap<(usize, usize), Vec<u8>>;
 
 /// Blocks to load for a request.
-pub(crate) struct Fetch {
+pub(crate) struct LoadJob {
     /// In the order of the prompt.
-    pub blocks: Vec<Wanted>,
+    pub blocks: Vec<WantedBlock>,
     /// The block that is stored last, and until when the request waits for it before the others are loaded; `None`: it does not wait.
     pub last: Option<(BlockName, Instant)>,
     /// Gone when nobody waits for the blocks any more.
-    pub waiting: Weak<()>,
+    pub is_wanted: Weak<()>,
     /// Called with each piece, and whether it is the last one.
-    pub deliver: Box<dyn FnMut(Fetched, bool) + Send>,
+    pub deliver: Box<dyn FnMut(LoadedBlocks, bool) + Send>,
 }
 
 enum Job {
     Store { name: BlockName, tokens: Vec<u32>, contents: Vec<u8>, wanted: Weak<()> },
-    Fetch(Fetch),
+    Load(LoadJob),
 }
 
 /// See the [module](self). The thread ends when this is dropped, after it has stored what was handed over.
@@ -76,7 +76,7 @@ impl TransferThread {
         let (jobs, receiver) = channel();
         let (stored_bytes, loaded_bytes) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let (stored, loaded) = (stored_bytes.clone(), loaded_bytes.clone());
-        let state = State { connector, block_bytes, limits, fetches: Vec::new(), stored, loaded };
+        let state = State { connector, block_bytes, limits, loads: Vec::new(), stored, loaded };
         let thread =
             std::thread::Builder::new().name("quire-kv-transfer".to_string()).spawn(move || state.run(&receiver))?;
         Ok(TransferThread { limits, jobs: Some(jobs), stored_bytes, loaded_bytes, thread: Some(thread) })
@@ -98,13 +98,13 @@ impl TransferThread {
     }
 
     /// The blocks of a piece are no longer needed.
-    pub fn taken(&self, found: &Fetched) {
-        self.loaded_bytes.fetch_sub(num_bytes(found), Ordering::Relaxed);
+    pub fn taken(&self, blocks: &LoadedBlocks) {
+        self.loaded_bytes.fetch_sub(num_bytes(blocks), Ordering::Relaxed);
     }
 
     /// Begins to load blocks.
-    pub fn fetch(&self, fetch: Fetch) {
-        self.send(Job::Fetch(fetch));
+    pub fn load(&self, load: LoadJob) {
+        self.send(Job::Load(load));
     }
 
     fn send(&self, job: Job) {
@@ -120,8 +120,8 @@ impl Drop for TransferThread {
     }
 }
 
-fn num_bytes(found: &Fetched) -> usize {
-    found.values().map(Vec::len).sum()
+fn num_bytes(blocks: &LoadedBlocks) -> usize {
+    blocks.values().map(Vec::len).sum()
 }
 
 struct State {
@@ -129,7 +129,7 @@ struct State {
     block_bytes: usize,
     limits: Limits,
     /// Requests that wait for blocks.
-    fetches: Vec<Fetch>,
+    loads: Vec<LoadJob>,
     stored: Arc<AtomicUsize>,
     loaded: Arc<AtomicUsize>,
 }
@@ -140,7 +140,7 @@ impl State {
         loop {
             // Between two pieces for each request, one block is stored.
             let wait = if has_loaded { Duration::ZERO } else { POLL };
-            let job = match self.fetches.is_empty() {
+            let job = match self.loads.is_empty() {
                 true => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 false => jobs.recv_timeout(wait),
             };
@@ -153,7 +153,7 @@ impl State {
                     }
                     self.stored.fetch_sub(contents.len(), Ordering::Relaxed);
                 }
-                Ok(Job::Fetch(fetch)) => self.fetches.push(fetch),
+                Ok(Job::Load(load)) => self.loads.push(load),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -163,41 +163,41 @@ impl State {
 
     /// Loads a piece for each request that need not wait for its blocks. Returns whether there is one.
     fn serve(&mut self) -> bool {
-        let mut fetches = std::mem::take(&mut self.fetches);
+        let mut loads = std::mem::take(&mut self.loads);
         let mut has_loaded = false;
-        fetches.retain_mut(|fetch| {
-            if fetch.waiting.strong_count() == 0 {
+        loads.retain_mut(|load| {
+            if load.is_wanted.strong_count() == 0 {
                 return false;
             }
             if self.loaded.load(Ordering::Relaxed) > self.limits.bytes {
                 return true;
             }
-            if let Some((last, until)) = fetch.last
+            if let Some((last, until)) = load.last
                 && Instant::now() < until
                 && !self.call(|connector| Ok(connector.lookup(&last))).unwrap_or(true)
             {
                 return true;
             }
-            (fetch.last, has_loaded) = (None, true);
-            let (found, is_last) = self.load_piece(&mut fetch.blocks);
+            (load.last, has_loaded) = (None, true);
+            let (found, is_last) = self.load_piece(&mut load.blocks);
             self.loaded.fetch_add(num_bytes(&found), Ordering::Relaxed);
-            (fetch.deliver)(found, is_last);
+            (load.deliver)(found, is_last);
             !is_last
         });
-        self.fetches = fetches;
+        self.loads = loads;
         has_loaded
     }
 
     /// Removes blocks from the front and loads them, at most a piece and up to the first of which no group's is found. Returns whether no
     /// further ones are to be loaded.
-    fn load_piece(&mut self, blocks: &mut Vec<Wanted>) -> (Fetched, bool) {
-        let (mut found, mut count, mut is_over) = (Fetched::new(), 0, false);
+    fn load_piece(&mut self, blocks: &mut Vec<WantedBlock>) -> (LoadedBlocks, bool) {
+        let (mut found, mut count, mut is_over) = (LoadedBlocks::new(), 0, false);
         for of_block in blocks.chunk_by(|a, b| a.block == b.block) {
             if found.len() * self.block_bytes >= self.limits.piece {
                 break;
             }
             let before = found.len();
-            for Wanted { block, group, name, tokens } in of_block {
+            for WantedBlock { block, group, name, tokens } in of_block {
                 let mut contents = vec![0; self.block_bytes];
                 match self.call(|connector| connector.load(name, tokens, &mut contents)) {
                     Ok(()) => drop(found.insert((*block, *group), contents)),

@@ -29,7 +29,7 @@ pub struct Plan {
     pub model: String,
     /// Bytes of the weights in memory.
     pub weight_bytes: u64,
-    /// Bytes of the weights of the model for drafts, and of a token's keys and values of it in a page, if there is one.
+    /// Bytes of the weights of the draft model, and of a token's keys and values of it in a page, if there is one.
     pub draft: Option<(u64, u64)>,
     /// Bytes of matrices in fewer than 16 bits that the device multiplies as codes.
     pub code_bytes: u64,
@@ -52,7 +52,7 @@ pub struct Plan {
     pub step_bytes: u64,
     /// Bytes of all CUDA graphs of decode steps, estimated from one; 0 before that was measured.
     pub graph_bytes: u64,
-    /// Bytes of the keys and values of a token in all layers, with those of the model for drafts.
+    /// Bytes of the keys and values of a token in all layers, with those of the draft model.
     pub kv_bytes_per_token: u64,
     /// What they would be if each head had keys and values of its own, for a model whose cache holds latents.
     pub expanded_kv_bytes_per_token: Option<u64>,
@@ -130,7 +130,7 @@ impl Plan {
         }
         let layout = PageLayout::new(decoder);
         let groups = layout.groups.len();
-        // The model for drafts has its keys and values in the same pages.
+        // The draft model has its keys and values in the same pages.
         let draft = opened.draft.as_ref();
         let draft_bytes_per_token = draft.map_or(0, OpenedDraft::page_bytes_per_token);
         let page_bytes_per_token = layout.page_bytes_per_token(decoder, &kernels.format) + draft_bytes_per_token;
@@ -361,7 +361,7 @@ impl Plan {
         ))
     }
 
-    /// One line about the model for drafts, if there is one.
+    /// One line about the draft model, if there is one.
     pub fn draft_line(&self) -> Option<String> {
         let (weights, cache) = self.draft?;
         Some(format!("draft model: {} of weights, {} of cache per token of a page", Bytes(weights), Bytes(cache)))
@@ -451,13 +451,9 @@ fn check_lora(lora: &LoraConfig) -> Result<(), EngineError> {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model              {}", self.model)?;
-        writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
-        writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
-        if let Some(draft) = self.draft_line() {
-            writeln!(f, "{}", draft.replacen("draft model: ", "draft model        ", 1))?;
-        }
-        if let Some(adapters) = self.adapters_line() {
-            writeln!(f, "{}", adapters.replacen("adapters: ", "adapters           ", 1))?;
+        let lines = [Some(self.weights_line()), Some(self.step_line()), self.draft_line(), self.adapters_line()];
+        for (label, text) in lines.iter().flatten().filter_map(|line| line.split_once(": ")) {
+            writeln!(f, "{label:<18} {text}")?;
         }
         write!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
         if let Some(expanded) = self.expanded_kv_bytes_per_token {

@@ -6,17 +6,17 @@ use collective::Collective;
 use models::lora::AdapterStore;
 
 use super::pieces;
-use super::place::{Place, together};
+use super::rank::{Rank, together};
 use super::worker::{ANSWER, Order, Outcomes};
 use crate::error::EngineError;
 use crate::worker::{StepOutput, Worker};
 
 /// Computes the orders of rank 0, with adapters in this store. Returns why the group has failed.
-pub(crate) fn obey(place: &Place, local: &mut dyn Worker, store: Option<&AdapterStore>) -> Result<(), String> {
-    let mut outcomes = Outcomes::new(place);
+pub(crate) fn obey(rank: &Rank, local: &mut dyn Worker, store: Option<&AdapterStore>) -> Result<(), String> {
+    let mut outcomes = Outcomes::new(rank);
     let (mut bytes, mut output, mut expected) = (Vec::new(), StepOutput::default(), 0);
     loop {
-        let decoded = postcard::from_bytes::<(u64, Order)>(pieces::receive(&*place.world, &mut bytes)?);
+        let decoded = postcard::from_bytes::<(u64, Order)>(pieces::receive(&*rank.world, &mut bytes)?);
         let (number, order) = decoded.map_err(|error| format!("an order that cannot be read ({error})"))?;
         if number != expected {
             return Err(format!("found order {number} of rank 0, expected {expected}"));
@@ -27,22 +27,22 @@ pub(crate) fn obey(place: &Place, local: &mut dyn Worker, store: Option<&Adapter
                 local.submit(Arc::new(input));
                 let collected = local.collect(&mut output);
                 outcomes.compare(expected, &collected, &output)?;
-                if place.world.rank() == place.drawing_rank() {
-                    outcomes.send(&*place.world)?;
+                if rank.world.rank() == rank.drawing_rank() {
+                    outcomes.send(&*rank.world)?;
                 }
                 // Without its rows the stages behind it would wait.
-                if place.stages() > 1 {
+                if rank.stages() > 1 {
                     collected.map_err(|error| error.to_string())?;
                 }
             }
             Order::Adapter(adapter, kept) => {
                 // Every rank has the settings of rank 0, so if that has a store, this one has too.
                 let read = store.map_or(Ok(()), |store| store.follow(&adapter, &kept).map_err(EngineError::from));
-                if let Err(EngineError::Ranks(error)) = together(&*place.world, read) {
+                if let Err(EngineError::Ranks(error)) = together(&*rank.world, read) {
                     return Err(error.to_string());
                 }
             }
-            Order::Probe => place.world.agree(ANSWER, expected).map_err(|error| error.to_string())?,
+            Order::Probe => rank.world.agree(ANSWER, expected).map_err(|error| error.to_string())?,
             Order::End => return Ok(()),
         }
     }

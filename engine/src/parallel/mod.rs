@@ -17,7 +17,7 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | [`place`] | a process's place in the group; what all ranks must agree on before they load |
+//! | [`rank`] | this process's rank and its groups; what all ranks must agree on before they load |
 //! | [`pieces`] | orders of any length as broadcasts |
 //! | [`worker`] | rank 0's worker, which broadcasts its inputs |
 //! | [`follow`] | the loop of the other ranks |
@@ -27,13 +27,13 @@
 
 mod follow;
 mod pieces;
-mod place;
+mod rank;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 mod worker;
 
 pub(crate) use follow::{EndOnPanic, obey};
-pub use place::Group;
-pub(crate) use place::{Place, together};
+pub use rank::Group;
+pub(crate) use rank::{Rank, together};
 pub(crate) use worker::GroupWorker;

@@ -11,7 +11,7 @@ use sampling::{Sampled, SamplingParams};
 use sched::{RequestId, SeqId};
 
 use super::follow::{EndOnPanic, obey};
-use super::place::Place;
+use super::rank::Rank;
 use super::worker::GroupWorker;
 use crate::api::{
     EngineConfig, FinishReason, GenerationParams, GenerationRequest, LoraConfig, ParallelConfig, TokenEvent,
@@ -81,13 +81,13 @@ fn group(odd: Option<(usize, u64, Odd)>) -> (GroupWorker, Receiver<u64>) {
     let (mut follower, of_second) = (stub(1), config.clone());
     let thread = std::thread::spawn(move || {
         let _guard = EndOnPanic(second.clone());
-        let place = Place::new(second, &of_second, Vec::new()).unwrap();
-        if let Err(reason) = obey(&place, &mut follower, None) {
-            place.world.abort(&reason);
+        let rank = Rank::new(second, &of_second, Vec::new()).unwrap();
+        if let Err(reason) = obey(&rank, &mut follower, None) {
+            rank.world.abort(&reason);
         }
     });
-    let place = Place::new(first, &config, vec![thread]).unwrap();
-    (GroupWorker::new(place, Box::new(stub(0))), wait)
+    let rank = Rank::new(first, &config, vec![thread]).unwrap();
+    (GroupWorker::new(rank, Box::new(stub(0))), wait)
 }
 
 fn new_request() -> NewRequest {
@@ -193,10 +193,10 @@ fn a_failure_of_every_rank_fails_the_step_alone() {
     let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
     let (mut follower, of_second) = (stub(), config.clone());
     let thread = std::thread::spawn(move || {
-        obey(&Place::new(second, &of_second, Vec::new()).unwrap(), &mut follower, None).unwrap();
+        obey(&Rank::new(second, &of_second, Vec::new()).unwrap(), &mut follower, None).unwrap();
     });
-    let place = Place::new(first, &config, vec![thread]).unwrap();
-    let mut worker = GroupWorker::new(place, Box::new(stub()));
+    let rank = Rank::new(first, &config, vec![thread]).unwrap();
+    let mut worker = GroupWorker::new(rank, Box::new(stub()));
     assert_eq!(step(&mut worker, 1), Ok(1));
     assert_eq!(step(&mut worker, 2), Err("a kernel failed".to_string()));
     assert_eq!(step(&mut worker, 3), Ok(3));
@@ -219,8 +219,8 @@ fn ranks_with_other_settings_are_named_before_they_load() {
         change(&mut second);
         let ranks = threads(2).into_iter().zip([first, second]).map(|(world, engine)| {
             std::thread::spawn(move || {
-                let place = Place::new(world, &config(), Vec::new()).unwrap();
-                place.agree(&engine, 7).map_err(|error| error.to_string())
+                let rank = Rank::new(world, &config(), Vec::new()).unwrap();
+                rank.agree(&engine, 7).map_err(|error| error.to_string())
             })
         });
         let ranks: Vec<_> = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
@@ -355,13 +355,13 @@ fn a_rank_that_stops_answering_while_idle_is_found_within_the_timeout() {
     let (first, group) = (ranks.next().unwrap(), ranks.next().unwrap());
     let second = Stops { group, broadcasts: Arc::clone(&broadcasts), stopped: stopped.clone() };
     let follower = std::thread::spawn(move || {
-        let place = Place::new(Arc::new(second), &config(), Vec::new()).unwrap();
-        obey(&place, &mut Stub { step: 0, odd: None, ended }, None)
+        let rank = Rank::new(Arc::new(second), &config(), Vec::new()).unwrap();
+        obey(&rank, &mut Stub { step: 0, odd: None, ended }, None)
     });
     let mut loaded = load(&EngineConfig::default(), LoadOn::Configured, &|_, _| {}).unwrap();
-    let place = Place::new(first, &config(), Vec::new()).unwrap();
-    loaded.ranks = Some(place.world.clone());
-    loaded.parts.worker = Box::new(GroupWorker::new(place, loaded.parts.worker));
+    let rank = Rank::new(first, &config(), Vec::new()).unwrap();
+    loaded.ranks = Some(rank.world.clone());
+    loaded.parts.worker = Box::new(GroupWorker::new(rank, loaded.parts.worker));
     let engine = AsyncEngine::run(&EngineConfig::default(), loaded).unwrap();
     let probes = || broadcasts.load(Ordering::SeqCst);
     let wait = |is_over: &dyn Fn() -> bool| {

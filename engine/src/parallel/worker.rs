@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
 use super::pieces::{self, HEAD, PIECE};
-use super::place::{Place, together};
+use super::rank::{Rank, together};
 use crate::error::EngineError;
 use crate::speculate::ProposeError;
 use crate::worker::{StepError, StepInput, StepOutput, Worker};
@@ -22,26 +22,20 @@ const MOST_RESULT_BYTES: usize = 1 << 30;
 /// What the ranks compare when they are probed.
 pub(super) const ANSWER: &str = "number of orders";
 
-/// What rank 0 tells the other ranks. [`OrderRef`], which is sent, has the same form.
-#[derive(Deserialize)]
-pub(super) enum Order {
+/// What rank 0 tells the other ranks, with references to what is sent.
+#[derive(Deserialize, Serialize)]
+pub(super) enum Order<Step = StepInput, Adapter = AdapterRef, Kept = Vec<String>> {
     /// Compute a step.
-    Step(StepInput),
+    Step(Step),
     /// Read an adapter, and drop those that are not kept.
-    Adapter(AdapterRef, Vec<String>),
-    /// Give a sign of life.
+    Adapter(Adapter, Kept),
+    /// Answer a probe.
     Probe,
     /// The engine has ended.
     End,
 }
 
-#[derive(Serialize)]
-enum OrderRef<'a> {
-    Step(&'a StepInput),
-    Adapter(&'a AdapterRef, &'a [String]),
-    Probe,
-    End,
-}
+type OrderRef<'a> = Order<&'a StepInput, &'a AdapterRef, &'a [String]>;
 
 /// See the [module](self).
 pub(crate) struct GroupWorker {
@@ -60,10 +54,10 @@ pub(crate) struct GroupWorker {
 
 impl GroupWorker {
     /// Puts a worker in front of the other ranks.
-    pub fn new(place: Place, local: Box<dyn Worker>) -> GroupWorker {
-        let drawing_rank = Some(place.drawing_rank()).filter(|rank| *rank > 0);
-        let outcomes = Outcomes::new(&place);
-        let Place { world, threads, .. } = place;
+    pub fn new(rank: Rank, local: Box<dyn Worker>) -> GroupWorker {
+        let drawing_rank = Some(rank.drawing_rank()).filter(|rank| *rank > 0);
+        let outcomes = Outcomes::new(&rank);
+        let Rank { world, threads, .. } = rank;
         GroupWorker { world, outcomes, drawing_rank, local, sent: 0, buffer: Vec::new(), lost: None, threads }
     }
 
@@ -114,7 +108,7 @@ impl GroupWorker {
 }
 
 impl Worker for GroupWorker {
-    /// Only rank 0 has a model for drafts: the input has the drafts.
+    /// Only rank 0 has a draft model: the input has the drafts.
     fn draft(&mut self, input: &StepInput) -> Result<Vec<u32>, ProposeError> {
         self.local.draft(input)
     }
@@ -199,8 +193,8 @@ pub(super) struct Outcomes {
 }
 
 impl Outcomes {
-    pub fn new(place: &Place) -> Outcomes {
-        Outcomes { group: place.tensor.clone(), buffer: Vec::new() }
+    pub fn new(rank: &Rank) -> Outcomes {
+        Outcomes { group: rank.tensor.clone(), buffer: Vec::new() }
     }
 
     /// Compares the outcomes of a step.

@@ -33,7 +33,7 @@ impl Best {
     }
 
     /// Lower bound of the time of a row in seconds; `None` if its cost or the device's peak is unknown.
-    fn seconds(&self, row: &Row) -> Option<f64> {
+    fn seconds(&self, row: &TableRow) -> Option<f64> {
         let least = |amount: u64, rate: Option<f64>| (amount > 0).then(|| rate.map(|rate| amount as f64 / rate))?;
         let (rate, cost) = (if row.rounds { self.rounded } else { self.operations }, &row.total.cost);
         let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, rate));
@@ -42,7 +42,7 @@ impl Best {
 }
 
 /// A line of the table.
-struct Row {
+struct TableRow {
     track: Track,
     name: String,
     /// Whether its variant rounds to bfloat16.
@@ -76,7 +76,7 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
         }
         write!(out, "\n{title}")?;
         for row in rows.iter().filter(|row| row.track == track) {
-            let Row { name, total: Total { calls, own, cost, .. }, .. } = row;
+            let TableRow { name, total: Total { calls, own, cost, .. }, .. } = row;
             let (calls, seconds) = (*calls, own.as_secs_f64());
             let share = 100.0 * seconds / whole.as_secs_f64().max(f64::MIN_POSITIVE);
             write!(out, "\n{name:width$}  ")?;
@@ -126,7 +126,7 @@ fn whole(recorded: &Recorded) -> Duration {
 }
 
 /// The totals by name and the idle time of each track, by descending time.
-fn rows(recorded: &Recorded) -> Vec<Row> {
+fn rows(recorded: &Recorded) -> Vec<TableRow> {
     let mut rows = Vec::new();
     for (name, total) in &recorded.totals {
         let text = match (name.track, name.operation) {
@@ -138,12 +138,17 @@ fn rows(recorded: &Recorded) -> Vec<Row> {
             .into_iter()
             .flat_map(variants)
             .any(|variant| variant.name == name.variant && variant.capabilities.arithmetic.rounds());
-        rows.push(Row { track: name.track, name: text, rounds, total: *total });
+        rows.push(TableRow { track: name.track, name: text, rounds, total: *total });
     }
     for track in [Track::Compute, Track::Copy] {
         let busy: Duration = rows.iter().filter(|row| row.track == track).map(|row| row.total.own).sum();
         let own = whole(recorded).saturating_sub(busy);
-        rows.push(Row { track, name: "  idle".to_string(), rounds: false, total: Total { own, ..Total::default() } });
+        rows.push(TableRow {
+            track,
+            name: "  idle".to_string(),
+            rounds: false,
+            total: Total { own, ..Total::default() },
+        });
     }
     rows.sort_by_key(|row| (row.track, std::cmp::Reverse(row.total.own)));
     rows

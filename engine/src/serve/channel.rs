@@ -12,7 +12,6 @@ use sched::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{Event, GenerationRequest};
-use crate::connector::Fetched;
 use crate::error::{AdapterError, SubmitError};
 use crate::serve::outbox::{Batch, BatchSender, Emitted};
 use crate::serve::text_engine::TextEngine;
@@ -27,16 +26,11 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) enum Command {
     Submit {
         request: Submission,
-        /// Where to send blocks of other replicas that are loaded for it.
+        /// Where to say that blocks of other replicas are loaded for it.
         commands: commands::Sender<Command>,
     },
-    /// Blocks of other replicas were loaded for the request that waits under this number.
-    Fetched {
-        number: u64,
-        found: Fetched,
-        /// No further ones follow.
-        is_last: bool,
-    },
+    /// Blocks of other replicas are loaded, so that the exchange can be advanced.
+    AdvanceExchange,
     Abort(RequestId),
     AddAdapter {
         name: String,

@@ -4,6 +4,7 @@
 //! channel. Dropping the receiver of a channel cancels its requests.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,13 +17,13 @@ use sched::RequestId;
 use text::{ChatTemplate, Grammars, Tokenizer};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::api::{AdapterInfo, EngineConfig, EngineStats, GenerationRequest, ModelInfo};
+use crate::api::{AdapterInfo, EngineConfig, GenerationRequest, ModelInfo};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::serve::adapters::AdapterAccess;
 use crate::serve::channel::{Command, OutputStream, Submission, Watcher};
 use crate::serve::constraint::GrammarConstraint;
 use crate::serve::outbox::BatchSender;
-use crate::serve::status::Status;
+use crate::serve::status::EngineStatus;
 use crate::serve::text_engine::TextEngine;
 use crate::serve::thread::EngineThread;
 use crate::serve::wakers::Wakers;
@@ -36,7 +37,7 @@ struct Shared {
     grammars: Arc<Grammars>,
     chat_template: Option<Arc<ChatTemplate>>,
     defaults: GenerationDefaults,
-    status: Arc<Status>,
+    status: Arc<EngineStatus>,
     max_unread_events: usize,
     /// Number of streams so far.
     streams: AtomicU64,
@@ -54,6 +55,15 @@ pub struct AsyncEngine {
     shared: Arc<Shared>,
 }
 
+/// Statistics, progress and health of the engine.
+impl Deref for AsyncEngine {
+    type Target = EngineStatus;
+
+    fn deref(&self) -> &EngineStatus {
+        &self.shared.status
+    }
+}
+
 impl AsyncEngine {
     /// Loads the model and starts the engine thread. Blocks until the model is ready.
     ///
@@ -69,7 +79,7 @@ impl AsyncEngine {
     /// The system cannot start a thread.
     pub fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
-        let status = Arc::new(Status::new(&engine));
+        let status = Arc::new(EngineStatus::new(&engine));
         let adapters = AdapterAccess::new(engine.adapter_store().cloned());
         let (sender, receiver) = commands::channel();
         // The handle's own receiver only serves to be cloned.
@@ -171,7 +181,7 @@ impl AsyncEngine {
         request: GenerationRequest,
         events: BatchSender,
     ) -> Result<(RequestId, Arc<[String]>), SubmitError> {
-        if self.shared.status.is_draining() {
+        if self.is_draining() {
             return Err(SubmitError::Closed);
         }
         let (constraint, unenforced) = match &request.params.structured_outputs {
@@ -184,7 +194,7 @@ impl AsyncEngine {
             None => (None, [].into()),
         };
         // Compiling may have taken a while.
-        if self.shared.status.is_draining() {
+        if self.is_draining() {
             return Err(SubmitError::Closed);
         }
         let (reply, answer) = oneshot::channel();
@@ -239,11 +249,6 @@ impl AsyncEngine {
         answer.await.ok()
     }
 
-    /// Statistics as of the last step.
-    pub fn stats(&self) -> EngineStats {
-        self.shared.status.stats()
-    }
-
     /// Starts watching the engine: the result yields a [`Snapshot`] now, and more while steps run, until it is dropped.
     pub fn watch(&self) -> Watcher {
         let mut snapshots = self.shared.snapshots.clone();
@@ -253,30 +258,13 @@ impl AsyncEngine {
         watcher
     }
 
-    /// Whether new requests are refused because the engine is shutting down.
-    pub fn is_draining(&self) -> bool {
-        self.shared.status.is_draining()
-    }
-
-    /// Whether the engine thread runs and [`AsyncEngine::step_age`] is at most `limit`.
+    /// Whether the engine thread runs and [`EngineStatus::step_age`] is at most `limit`.
     pub fn is_healthy(&self, limit: Duration) -> bool {
-        let status = &self.shared.status;
-        status.is_alive() && status.step_age().is_none_or(|age| age <= limit)
-    }
-
-    /// Whether the engine thread runs.
-    pub fn is_alive(&self) -> bool {
-        self.shared.status.is_alive()
-    }
-
-    /// Time without a completed step: the time since the last completed step while requests are unfinished or ranks are
-    /// [probed](AsyncEngine::probe_ranks), and the time between the first and the last failed step since then. `None` if neither applies.
-    pub fn step_age(&self) -> Option<Duration> {
-        self.shared.status.step_age()
+        self.is_alive() && self.step_age().is_none_or(|age| age <= limit)
     }
 
     /// From now on, asks the ranks that compute the model for a sign of life whenever the engine has been idle for `interval`. Until all
-    /// have answered, [`AsyncEngine::step_age`] is the time since they last did. Does nothing if there is one rank.
+    /// have answered, [`EngineStatus::step_age`] is the time since they last did. Does nothing if there is one rank.
     pub fn probe_ranks(&self, interval: Duration) {
         if self.shared.ranks.is_some() {
             let _ = self.commands.send(Command::ProbeRanks(interval));
@@ -289,30 +277,9 @@ impl AsyncEngine {
         self.shared.ranks.as_ref().inspect(|ranks| ranks.abort(reason)).is_some()
     }
 
-    /// Waits until the engine thread has panicked or lost its worker; never returns if it ends by [`AsyncEngine::shutdown`].
-    pub async fn death(&self) {
-        self.shared.status.death().await;
-    }
-
-    /// Returns a report for debugging an engine that makes no progress: the thread, the queues, the pool, and the plan of the
-    /// current step.
-    pub fn dump(&self) -> String {
-        self.shared.status.dump()
-    }
-
     /// Wakes the readers of streams until the engine ends. Without it, the engine's thread wakes them, which takes time of each step.
     pub fn wake_readers(&self) -> impl Future<Output = ()> + Send + 'static {
         self.shared.wakers.task()
-    }
-
-    /// Refuses new requests from now on. Requests that were accepted continue.
-    pub fn drain(&self) {
-        self.shared.status.drain();
-    }
-
-    /// Number of requests that have not ended (waiting and running).
-    pub fn num_unfinished(&self) -> usize {
-        self.shared.status.num_unfinished()
     }
 
     /// Cancels all requests and ends the engine thread.
@@ -326,7 +293,7 @@ impl AsyncEngine {
     pub fn end(&self, limit: Duration) {
         self.shutdown();
         let since = Instant::now();
-        while self.shared.status.is_alive() && since.elapsed() < limit {
+        while self.is_alive() && since.elapsed() < limit {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

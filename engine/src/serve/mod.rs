@@ -16,3 +16,4 @@ pub use channel::{OutputStream, Watcher};
 pub use constraint::GrammarConstraint;
 pub use handle::AsyncEngine;
 pub use llm::{Completion, CompletionOutput, Llm};
+pub use status::EngineStatus;

@@ -28,8 +28,8 @@ enum Thread {
     Failed,
 }
 
-/// The engine's state, for other threads.
-pub(crate) struct Status {
+/// Statistics of a running engine, whether its thread runs and makes progress, and what it computes.
+pub struct EngineStatus {
     stats: Mutex<EngineStats>,
     /// When the last step completed, when all ranks last gave a sign of life, or when work arrived at an idle engine.
     last_progress: Mutex<Instant>,
@@ -45,9 +45,9 @@ pub(crate) struct Status {
     current_step: CurrentStep,
 }
 
-impl Status {
-    pub fn new(engine: &TextEngine) -> Status {
-        Status {
+impl EngineStatus {
+    pub(crate) fn new(engine: &TextEngine) -> EngineStatus {
+        EngineStatus {
             stats: Mutex::new(engine.stats()),
             last_progress: Mutex::new(Instant::now()),
             failing: Mutex::new(None),
@@ -70,7 +70,7 @@ impl Status {
 
     /// Publishes the statistics. Only a completed step, or new work for an idle engine, counts as progress: an engine whose steps
     /// all fail, or that plans steps without computing anything, is as stuck as one that hangs.
-    pub fn publish(&self, engine: &TextEngine, waiting: usize) {
+    pub(crate) fn publish(&self, engine: &TextEngine, waiting: usize) {
         let stats = engine.stats();
         let (steps, failed_steps) = (stats.steps, stats.failed_steps);
         let before = std::mem::replace(&mut *lock(&self.stats), stats);
@@ -85,8 +85,8 @@ impl Status {
     }
 
     /// Publishes the number of unfinished requests. `waiting` others wait for blocks of other replicas, for which no step can be expected.
-    /// The first request of an idle engine restarts the clock of [`Status::step_age`].
-    pub fn count_requests(&self, engine: &TextEngine, waiting: usize) {
+    /// The first request of an idle engine restarts the clock of [`EngineStatus::step_age`].
+    pub(crate) fn count_requests(&self, engine: &TextEngine, waiting: usize) {
         let in_engine = engine.num_unfinished();
         self.unfinished.store(in_engine + waiting, Ordering::Release);
         if self.in_engine.swap(in_engine, Ordering::AcqRel) == 0 {
@@ -94,31 +94,34 @@ impl Status {
         }
     }
 
+    /// Statistics as of the last step.
     pub fn stats(&self) -> EngineStats {
         lock(&self.stats).clone()
     }
 
+    /// Number of requests that have not ended (waiting and running).
     pub fn num_unfinished(&self) -> usize {
         self.unfinished.load(Ordering::Acquire)
     }
 
+    /// Whether the engine thread runs.
     pub fn is_alive(&self) -> bool {
         *self.thread.borrow() == Thread::Running
     }
 
-    /// Waits until the thread has failed; never returns if it is shut down.
+    /// Waits until the engine thread has panicked or lost its worker; never returns if it is shut down.
     pub async fn death(&self) {
         // This value owns the sender, so the channel stays open.
         let _ = self.thread.subscribe().wait_for(|state| *state == Thread::Failed).await;
     }
 
     /// Says that the thread has failed.
-    pub fn fail(&self) {
+    pub(crate) fn fail(&self) {
         self.thread.send_replace(Thread::Failed);
     }
 
     /// Runs a probe of an idle engine's ranks, which counts as progress once it returns.
-    pub fn probe(&self, probe: impl FnOnce()) {
+    pub(crate) fn probe(&self, probe: impl FnOnce()) {
         self.probing.store(true, Ordering::Release);
         probe();
         *lock(&self.last_progress) = Instant::now();
@@ -126,12 +129,13 @@ impl Status {
     }
 
     /// Time since the last progress.
-    pub fn progress_age(&self) -> Duration {
+    pub(crate) fn progress_age(&self) -> Duration {
         lock(&self.last_progress).elapsed()
     }
 
-    /// Time without a completed step: the time since the last one while there is work or the ranks are probed, and the time between
-    /// the first and the last failed step, however quickly failures empty the queue. `None` if neither applies.
+    /// Time without a completed step: the time since the last completed step while requests are unfinished or ranks are
+    /// [probed](crate::AsyncEngine::probe_ranks), and the time between the first and the last failed step since then, however quickly
+    /// failures empty the queue. `None` if neither applies.
     pub fn step_age(&self) -> Option<Duration> {
         let waits = self.in_engine.load(Ordering::Acquire) > 0 || self.probing.load(Ordering::Acquire);
         let waiting = waits.then(|| self.progress_age());
@@ -139,10 +143,12 @@ impl Status {
         waiting.max(failing)
     }
 
+    /// Whether new requests are refused because the engine is shutting down.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// Refuses new requests from now on. Requests that were accepted continue.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -189,7 +195,7 @@ impl Status {
 }
 
 /// Publishes the end of the thread when it is dropped, and whether the thread panicked.
-pub(crate) struct Alive(pub Arc<Status>);
+pub(crate) struct Alive(pub Arc<EngineStatus>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -199,7 +205,7 @@ impl Drop for Alive {
 
 /// Publishes a panic of the thread when it is dropped, which is before anything that tells callers: whoever sees its stream break finds the
 /// engine failed.
-pub(crate) struct Panics(pub Arc<Status>);
+pub(crate) struct Panics(pub Arc<EngineStatus>);
 
 impl Drop for Panics {
     fn drop(&mut self) {

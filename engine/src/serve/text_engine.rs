@@ -30,7 +30,7 @@ pub(crate) enum NextStep {
 }
 
 /// A request that has not ended.
-struct LiveRequest {
+struct RequestTexts {
     /// `None` once the sequence has ended.
     sequences: Vec<Option<SequenceText>>,
     buffer: Option<AnswerBuffer>,
@@ -40,7 +40,7 @@ struct LiveRequest {
 pub(crate) struct TextEngine {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
-    live: HashMap<RequestId, LiveRequest>,
+    live: HashMap<RequestId, RequestTexts>,
     /// Sequences in whose text the current step completed a stop string.
     stopped: Vec<(RequestId, u32)>,
 }
@@ -79,7 +79,7 @@ impl TextEngine {
         };
         // The engine has checked `n`, so the list is bounded.
         let sequences = (0..n).map(|_| Some(SequenceText { stream: stream.clone(), show_stop })).collect();
-        self.live.insert(id, LiveRequest { sequences, buffer });
+        self.live.insert(id, RequestTexts { sequences, buffer });
         Ok(id)
     }
 
@@ -99,7 +99,7 @@ impl TextEngine {
     pub fn step(&mut self, next: NextStep, mut emit: impl FnMut(RequestId, Event, bool)) {
         let TextEngine { engine, live, stopped, .. } = self;
         let on_event = |id, event| {
-            let Some(LiveRequest { sequences, buffer }) = live.get_mut(&id) else { return };
+            let Some(RequestTexts { sequences, buffer }) = live.get_mut(&id) else { return };
             let delta = match event {
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
                 TokenEvent::Embedding(vector) => return emit(id, Event::Embedding(vector), false),

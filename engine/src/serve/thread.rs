@@ -3,7 +3,7 @@
 //! While it is idle it waits for commands. If several ranks compute the model, it then asks them for a sign of life from time to time, so
 //! that one that hangs is found before the next request.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self as commands, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -17,15 +17,13 @@ use crate::error::SubmitError;
 use crate::serve::adapters::AdapterList;
 use crate::serve::channel::{Command, SnapshotPublisher, Submission, UnloadReply};
 use crate::serve::outbox::{BatchSender, Outbox};
-use crate::serve::status::{Alive, Panics, Status};
+use crate::serve::status::{Alive, EngineStatus, Panics};
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::serve::wakers::Wakers;
-use crate::step::Waiting;
+use crate::step::LoadId;
 use crate::watch::Snapshot;
 
-/// Greatest number of requests that wait for blocks of other replicas; further ones compute theirs.
-const MOST_WAITS: usize = 1024;
-/// Time between two looks at them while nothing else happens.
+/// Time between two looks at requests that wait for blocks of other replicas, while nothing else happens.
 const LOOK_AT_WAITS: Duration = Duration::from_millis(10);
 /// Time for handing over blocks to store before the thread ends.
 const LAST_EXPORTS: Duration = Duration::from_secs(10);
@@ -39,7 +37,7 @@ pub(super) struct EngineThread {
     outbox: Outbox,
     /// Events of the current step, and whether each is its request's last. Reused by every step.
     events: Vec<(RequestId, Event, bool)>,
-    status: Arc<Status>,
+    status: Arc<EngineStatus>,
     max_queued_requests: usize,
     snapshots: SnapshotPublisher,
     /// For handles.
@@ -48,17 +46,15 @@ pub(super) struct EngineThread {
     unloads: Vec<(String, UnloadReply)>,
     /// After how much idle time the ranks are probed; `None`: never.
     probes: Option<Duration>,
-    /// Requests that wait for blocks of other replicas, in the order of their arrival.
-    waiting: BTreeMap<u64, (Waiting, Submission)>,
-    /// Number of those so far.
-    num_waits: u64,
+    /// Requests that wait for blocks of other replicas.
+    waiting: HashMap<LoadId, Submission>,
 }
 
 impl EngineThread {
     pub fn new(
         engine: TextEngine,
         receiver: commands::Receiver<Command>,
-        status: Arc<Status>,
+        status: Arc<EngineStatus>,
         (snapshots, wakers): (watch::Sender<Arc<Snapshot>>, Arc<Wakers>),
         (adapters, max_queued_requests): (AdapterList, usize),
     ) -> EngineThread {
@@ -74,8 +70,7 @@ impl EngineThread {
             adapters,
             unloads: Vec::new(),
             probes: None,
-            waiting: BTreeMap::new(),
-            num_waits: 0,
+            waiting: HashMap::new(),
         }
     }
 
@@ -122,7 +117,7 @@ impl EngineThread {
     /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
     fn take_commands(&mut self) -> bool {
         self.finish_unloads();
-        self.end_waits();
+        self.advance_exchange();
         if !self.engine.has_work() {
             // The last step may have cancelled a request whose reader fell behind.
             self.publish_status();
@@ -138,7 +133,7 @@ impl EngineThread {
                     if self.probes.is_some_and(|interval| self.status.progress_age() >= interval) {
                         self.status.probe(|| self.engine.probe());
                     }
-                    self.end_waits();
+                    self.advance_exchange();
                     true
                 }
                 Err(RecvTimeoutError::Disconnected) => false,
@@ -175,12 +170,7 @@ impl EngineThread {
     fn apply(&mut self, command: Command) -> bool {
         match command {
             Command::Submit { request, commands } => self.begin(request, commands),
-            Command::Fetched { number, found, is_last } => {
-                self.engine.import(self.waiting.get(&number).map(|(waiting, _)| waiting), &found);
-                if is_last && let Some((_, request)) = self.waiting.remove(&number) {
-                    self.accept(request);
-                }
-            }
+            Command::AdvanceExchange => {}
             Command::Abort(id) => self.abort(id),
             Command::AddAdapter { name, loaded, replace, reply } => {
                 let added = self.engine.add_adapter(&name, loaded, replace);
@@ -206,37 +196,32 @@ impl EngineThread {
             Command::ProbeRanks(interval) => self.probes = Some(interval),
             Command::Shutdown => return false,
         }
+        self.advance_exchange();
         true
     }
 
     /// Submits a request, after blocks of other replicas have been loaded for it if it wants some.
     fn begin(&mut self, request: Submission, commands: commands::Sender<Command>) {
-        let may_wait = self.waiting.len() < MOST_WAITS;
-        let fetch = if may_wait { self.engine.to_fetch(&request.request) } else { None };
-        let number = self.num_waits;
-        let deliver = move |found, is_last| {
+        let notify = move || {
             // The engine's thread may have ended.
-            let _ = commands.send(Command::Fetched { number, found, is_last });
+            let _ = commands.send(Command::AdvanceExchange);
         };
-        match fetch.and_then(|fetch| self.engine.fetch(fetch, deliver)) {
-            Some(waiting) => {
-                self.num_waits += 1;
-                self.waiting.insert(number, (waiting, request));
+        match self.engine.begin_load(&request.request, notify) {
+            Some(load) => {
+                self.waiting.insert(load, request);
                 self.status.count_requests(&self.engine, self.waiting.len());
             }
             None => self.accept(request),
         }
     }
 
-    /// Submits the requests that have waited long enough for blocks or wait in vain, and forgets those whose callers have gone.
-    fn end_waits(&mut self) {
-        let now = Instant::now();
-        let is_over = |(waiting, request): &(Waiting, Submission)| {
-            now >= waiting.deadline || waiting.is_stale() || request.reply.is_closed()
-        };
-        let over = self.waiting.iter().filter(|(_, it)| is_over(it)).map(|(number, _)| *number).collect::<Vec<_>>();
-        for (_, request) in over.into_iter().filter_map(|number| self.waiting.remove(&number)).collect::<Vec<_>>() {
-            if !request.reply.is_closed() {
+    /// Advances the exchange of blocks: submits the requests whose wait has ended, and forgets those whose callers have gone.
+    fn advance_exchange(&mut self) {
+        for (load, _) in self.waiting.extract_if(|_, request| request.reply.is_closed()) {
+            self.engine.cancel_load(load);
+        }
+        for load in self.engine.ended_loads() {
+            if let Some(request) = self.waiting.remove(&load) {
                 self.accept(request);
             }
         }

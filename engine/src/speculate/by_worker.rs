@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use sched::SeqId;
 
-use super::proposer::{Proposal, ProposeError, Proposer, Source};
+use super::proposer::{DraftScope, Proposal, ProposeError, Proposer};
 
 /// See the [module](self).
 pub(super) struct ByWorker {
@@ -25,7 +25,7 @@ impl Proposer for ByWorker {
         true
     }
 
-    fn begin(&mut self, seq: SeqId, _: &Source, prompt: &[u32]) {
+    fn begin(&mut self, seq: SeqId, _: &DraftScope, prompt: &[u32]) {
         self.lens.insert(seq, prompt.len());
     }
 

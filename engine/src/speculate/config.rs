@@ -53,7 +53,7 @@ pub enum SpeculativeMethod {
     Mtp,
 }
 
-/// Where a model for drafts is.
+/// Where a draft model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftCheckpoint {
     /// Folder, GGUF file, or id on the hub.

@@ -79,7 +79,7 @@ impl StepCost {
         }
     }
 
-    /// Adds `passes` passes of a model for drafts that took `seconds`.
+    /// Adds `passes` passes of a draft model that took `seconds`.
     pub fn add_passes(&mut self, passes: usize, seconds: f64) {
         let pass = seconds / passes.max(1) as f64;
         // The first of all also computes prompts, and the first after a pause what was drawn meanwhile.
@@ -93,7 +93,7 @@ impl StepCost {
         (rows + self.relative_pass()) / if recomputes { 1.0 } else { 1.0 + rows }
     }
 
-    /// Whether a draft may be tried after `pause` tokens without drafts. A model for drafts has to compute them all: `pause` rows of
+    /// Whether a draft may be tried after `pause` tokens without drafts. A draft model has to compute them all: `pause` rows of
     /// each sequence in one pass. The time of that pass is estimated from a usual one, in proportion to steps of these sizes.
     pub fn may_try(&self, pause: u32, sequences: usize) -> bool {
         let (rows, pause) = (self.ratio * sequences.max(1) as f64, f64::from(pause));

@@ -32,7 +32,7 @@ mod suffix;
 
 pub use config::{DraftCheckpoint, MAX_SPECULATIVE_TOKENS, SpeculativeConfig, SpeculativeMethod};
 pub use ngram::Ngram;
-pub use proposer::{Proposal, ProposeError, Proposer, Source};
+pub use proposer::{DraftScope, Proposal, ProposeError, Proposer};
 pub use speculator::Speculation;
 pub(crate) use speculator::Speculator;
 pub use suffix::{Suffix, SuffixLimits};

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use sched::SeqId;
 
 use super::prompts::Prompts;
-use super::proposer::{Proposal, ProposeError, Proposer, Source};
+use super::proposer::{DraftScope, Proposal, ProposeError, Proposer};
 
 /// Prompt lookup: proposes what followed the last tokens where they first occurred in the same request.
 pub struct Ngram {
     min: usize,
     max: usize,
     prompts: Prompts<Index>,
-    sequences: HashMap<SeqId, Text>,
+    sequences: HashMap<SeqId, IndexedSequence>,
 }
 
 /// Tokens, and where each n-gram first occurred that something follows.
@@ -32,7 +32,7 @@ struct Index {
 }
 
 /// A sequence: its prompt, and what follows it.
-struct Text {
+struct IndexedSequence {
     prompt: Arc<Index>,
     own: Index,
 }
@@ -44,9 +44,9 @@ impl Ngram {
     }
 }
 
-impl Text {
-    fn new(prompt: Arc<Index>) -> Text {
-        Text { prompt, own: Index::default() }
+impl IndexedSequence {
+    fn new(prompt: Arc<Index>) -> IndexedSequence {
+        IndexedSequence { prompt, own: Index::default() }
     }
 
     fn len(&self) -> usize {
@@ -91,14 +91,14 @@ fn hash(n: usize, tokens: impl Iterator<Item = u32>) -> u64 {
 }
 
 impl Proposer for Ngram {
-    fn begin(&mut self, seq: SeqId, _: &Source, prompt: &[u32]) {
+    fn begin(&mut self, seq: SeqId, _: &DraftScope, prompt: &[u32]) {
         let lengths = self.min..=self.max;
         let prompt = self.prompts.begin(seq, || {
-            let mut text = Text::new(Arc::default());
+            let mut text = IndexedSequence::new(Arc::default());
             prompt.iter().for_each(|token| text.push(*token, lengths.clone()));
             text.own
         });
-        self.sequences.insert(seq, Text::new(prompt));
+        self.sequences.insert(seq, IndexedSequence::new(prompt));
     }
 
     fn extend(&mut self, seq: SeqId, token: u32) {

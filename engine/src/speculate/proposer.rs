@@ -2,9 +2,9 @@
 
 use sched::SeqId;
 
-/// What a request's drafts may depend on besides its own tokens: only texts of the same source.
+/// What a request's drafts may depend on besides its own tokens: only texts of the same scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Source {
+pub struct DraftScope {
     /// The cache salt of the request.
     pub cache_salt: Option<String>,
     /// Digest of its adapter.
@@ -38,7 +38,7 @@ pub trait Proposer: Send {
     }
 
     /// A sequence has drawn its first token: `prompt` is followed by the tokens of [`Proposer::extend`].
-    fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]);
+    fn begin(&mut self, seq: SeqId, scope: &DraftScope, prompt: &[u32]);
 
     /// A sequence has drawn a token.
     fn extend(&mut self, seq: SeqId, token: u32);

@@ -10,7 +10,7 @@ use std::vec::Drain;
 use sched::{SeqId, Span, StepPlan};
 
 use super::control::{Acceptance, StepCost};
-use super::proposer::{Proposal, ProposeError, Proposer, Source};
+use super::proposer::{DraftScope, Proposal, ProposeError, Proposer};
 
 /// A source of drafts, and how many it may propose.
 pub struct Speculation {
@@ -60,8 +60,8 @@ impl Speculator {
         }
     }
 
-    /// A sequence of a request with this source and prompt has drawn a token.
-    pub fn token(&mut self, seq: SeqId, (source, prompt): &(Source, Vec<u32>), token: u32) {
+    /// A sequence of a request with this scope and prompt has drawn a token.
+    pub fn token(&mut self, seq: SeqId, (scope, prompt): &(DraftScope, Vec<u32>), token: u32) {
         if self.is_off {
             return;
         }
@@ -69,7 +69,7 @@ impl Speculator {
         self.sequences.entry(seq).or_default().token();
         self.call(|proposer| {
             if is_new {
-                proposer.begin(seq, source, prompt);
+                proposer.begin(seq, scope, prompt);
             }
             proposer.extend(seq, token);
             Ok(())

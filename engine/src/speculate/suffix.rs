@@ -10,7 +10,7 @@
 //! compares the tokens in front of each, at most `max_tree_depth`. So counts are those of the most recent places, and a match has
 //! at least two tokens. A token costs about 50 bytes and constant time, where a tree of depth 24 would need 24 nodes for it.
 //!
-//! **Bounds.** A request keeps its own text, the prompt once for all of its sequences. Earlier outputs are kept for each [`Source`] apart, so text of one cache salt or adapter
+//! **Bounds.** A request keeps its own text, the prompt once for all of its sequences. Earlier outputs are kept for each [`DraftScope`] apart, so text of one cache salt or adapter
 //! is never proposed to another. The oldest are dropped above `max_cached_requests` outputs, or above [`MAX_CACHED_TOKENS`] tokens,
 //! which is about 50 MB.
 
@@ -20,9 +20,9 @@ use std::sync::Arc;
 use sched::SeqId;
 
 use super::prompts::Prompts;
-use super::proposer::{Proposal, ProposeError, Proposer, Source};
+use super::proposer::{DraftScope, Proposal, ProposeError, Proposer};
 
-/// Greatest number of tokens of earlier outputs, of all sources together.
+/// Greatest number of tokens of earlier outputs, of all scopes together.
 pub const MAX_CACHED_TOKENS: usize = 1 << 20;
 
 /// Greatest number of earlier places that a proposal compares, in each corpus.
@@ -192,21 +192,21 @@ struct Draft {
 }
 
 /// The text of a live sequence.
-struct Text {
+struct LiveSequence {
     /// The prompt is its base.
     corpus: Corpus,
-    source: Source,
+    scope: DraftScope,
 }
 
 /// Suffix decoding: proposes what most often followed the last tokens in the same request and in earlier outputs.
 pub struct Suffix {
     limits: SuffixLimits,
     prompts: Prompts<Corpus>,
-    live: HashMap<SeqId, Text>,
+    live: HashMap<SeqId, LiveSequence>,
     /// Earlier outputs.
-    earlier: HashMap<Source, Corpus>,
-    /// Sources of the outputs and their numbers of tokens, borders included, oldest first.
-    order: VecDeque<(Source, usize)>,
+    earlier: HashMap<DraftScope, Corpus>,
+    /// Scopes of the outputs and their numbers of tokens, borders included, oldest first.
+    order: VecDeque<(DraftScope, usize)>,
     num_tokens: usize,
 }
 
@@ -224,26 +224,26 @@ impl Suffix {
     }
 
     fn drop_oldest(&mut self) {
-        let Some((source, count)) = self.order.pop_front() else { return };
+        let Some((scope, count)) = self.order.pop_front() else { return };
         self.num_tokens -= count;
-        if let Some(corpus) = self.earlier.get_mut(&source) {
+        if let Some(corpus) = self.earlier.get_mut(&scope) {
             corpus.drop_front(count);
             if corpus.tokens.is_empty() {
-                self.earlier.remove(&source);
+                self.earlier.remove(&scope);
             }
         }
     }
 }
 
 impl Proposer for Suffix {
-    fn begin(&mut self, seq: SeqId, source: &Source, prompt: &[u32]) {
+    fn begin(&mut self, seq: SeqId, scope: &DraftScope, prompt: &[u32]) {
         let base = self.prompts.begin(seq, || {
             let mut corpus = Corpus::default();
             prompt.iter().for_each(|token| corpus.push(*token));
             corpus
         });
         let corpus = Corpus { base: Some(base), ..Corpus::default() };
-        self.live.insert(seq, Text { corpus, source: source.clone() });
+        self.live.insert(seq, LiveSequence { corpus, scope: scope.clone() });
     }
 
     fn extend(&mut self, seq: SeqId, token: u32) {
@@ -253,7 +253,7 @@ impl Proposer for Suffix {
     }
 
     fn end(&mut self, seq: SeqId) {
-        let Some(Text { corpus: Corpus { base, tokens, .. }, source }) = self.live.remove(&seq) else { return };
+        let Some(LiveSequence { corpus: Corpus { base, tokens, .. }, scope }) = self.live.remove(&seq) else { return };
         base.into_iter().for_each(|base| self.prompts.end(seq, base));
         let count = tokens.len() + 1;
         if self.limits.max_cached_requests == 0 || count > MAX_CACHED_TOKENS {
@@ -262,18 +262,18 @@ impl Proposer for Suffix {
         while self.order.len() >= self.limits.max_cached_requests || self.num_tokens + count > MAX_CACHED_TOKENS {
             self.drop_oldest();
         }
-        let kept = self.earlier.entry(source.clone()).or_default();
+        let kept = self.earlier.entry(scope.clone()).or_default();
         tokens.iter().for_each(|token| kept.push(*token));
         kept.push(BORDER);
-        self.order.push_back((source, count));
+        self.order.push_back((scope, count));
         self.num_tokens += count;
     }
 
     fn propose(&mut self, wanted: &mut [Proposal]) -> Result<(), ProposeError> {
         for Proposal { seq, most, drafts } in wanted {
-            let Some(Text { corpus, source, .. }) = self.live.get(seq) else { continue };
+            let Some(LiveSequence { corpus, scope, .. }) = self.live.get(seq) else { continue };
             let own = corpus.draft(corpus, *most, &self.limits);
-            let earlier = self.earlier.get(source).map(|earlier| earlier.draft(corpus, *most, &self.limits));
+            let earlier = self.earlier.get(scope).map(|earlier| earlier.draft(corpus, *most, &self.limits));
             let best = earlier.filter(|earlier| earlier.score > own.score).unwrap_or(own);
             drafts.extend(best.tokens);
         }

@@ -1,4 +1,4 @@
-//! Opens and loads the model for drafts: a smaller model, an EAGLE-3 head, or the predictor that the checkpoint carries.
+//! Opens and loads the draft model: a smaller model, an EAGLE-3 head, or the predictor that the checkpoint carries.
 //!
 //! It computes in the type of the model, with kernels of its own choice. Its keys and values lie in the pages of the model, in the blocks of
 //! the first group of layers that keeps a whole context.
@@ -20,7 +20,7 @@ use crate::worker::{Drafter, Sizes};
 
 const FLAG: &str = "--speculative-config";
 
-/// The opened model for drafts, before its weights are read.
+/// The opened draft model, before its weights are read.
 pub(crate) struct OpenedDraft {
     pub decoder: Decoder,
     /// `None`: the checkpoint is that of the model.
@@ -36,7 +36,7 @@ pub(crate) struct OpenedDraft {
     pub taps: Vec<usize>,
 }
 
-/// What is known of the model when its model for drafts is opened.
+/// What is known of the model when its draft model is opened.
 pub(crate) struct Target<'a> {
     pub files: &'a ModelFiles,
     pub config: &'a ModelConfig,
@@ -49,7 +49,7 @@ pub(crate) struct Target<'a> {
 type Declared = (Decoder, Option<Weights>, usize, Vec<usize>);
 
 impl OpenedDraft {
-    /// Opens the model for drafts, if the configuration asks for one.
+    /// Opens the draft model, if the configuration asks for one.
     pub fn open(engine: &EngineConfig, target: &Target<'_>) -> Result<Option<OpenedDraft>, EngineError> {
         let Some(speculative) = &engine.speculative else { return Ok(None) };
         let (decoder, weights, max_len, taps) = match &speculative.method {

@@ -21,7 +21,7 @@ use crate::api::{EngineConfig, ModelInfo};
 use crate::connector::{Connector, KvTransferConfig, Limits, Naming, SharedFolder};
 use crate::error::{EngineError, bad};
 use crate::memory::{Plan, sampler_limits};
-use crate::parallel::{EndOnPanic, Group, GroupWorker, Place, obey, together};
+use crate::parallel::{EndOnPanic, Group, GroupWorker, Rank, obey, together};
 use crate::speculate::SpeculativeConfig;
 use crate::step::{Engine, EngineParts, KvTransferParts};
 use crate::worker::record::Recorder;
@@ -93,15 +93,15 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Desc
 /// The errors of [`Engine::load`].
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
-    Tokenizer::load(&TextFiles(&opened.files))?.check(opened.config.decoder.vocab_size())?;
+    opened.tokenizer()?;
     models::check_weights(&opened.whole, &opened.weights)?;
     Plan::new(engine, &opened, 0)
 }
 
 /// Opens a rank's device, unless the caller has opened it, and its part of the model.
-fn open_rank(engine: &EngineConfig, device: Option<Arc<dyn Device>>, place: &Place) -> Result<Opened, EngineError> {
-    let device = device.map_or_else(|| open_device(engine, place), |device| Ok((device, None)))?;
-    open_on(engine, device, place)
+fn open_rank(engine: &EngineConfig, device: Option<Arc<dyn Device>>, rank: &Rank) -> Result<Opened, EngineError> {
+    let device = device.map_or_else(|| open_device(engine, rank), |device| Ok((device, None)))?;
+    open_on(engine, device, rank)
 }
 
 /// What rank 0 has to tell its clients that the group has failed.
@@ -117,42 +117,42 @@ pub fn follow(engine: &EngineConfig, group: Group) -> Result<(), EngineError> {
 
 fn follow_in(engine: &EngineConfig, world: Arc<dyn Collective>) -> Result<(), EngineError> {
     let _guard = EndOnPanic(world.clone());
-    let place = Place::new(world, &engine.parallel, Vec::new())?;
-    let Started { mut worker, adapters, .. } = load_rank(engine, &place)?;
-    obey(&place, &mut worker, adapters.as_deref()).map_err(|message| {
+    let rank = Rank::new(world, &engine.parallel, Vec::new())?;
+    let Started { mut worker, adapters, .. } = load_rank(engine, &rank)?;
+    obey(&rank, &mut worker, adapters.as_deref()).map_err(|message| {
         // With processes, the end of this rank is that of rank 0, which first tells its clients.
-        if place.world.carrier() != "threads" {
+        if rank.world.carrier() != "threads" {
             std::thread::sleep(GRACE);
         }
-        place.world.abort(&message);
-        EngineError::Rank { rank: place.world.rank(), message }
+        rank.world.abort(&message);
+        EngineError::Rank { rank: rank.world.rank(), message }
     })
 }
 
 /// Plans the memory such that all ranks have as many blocks. Returns the configuration that leads to this plan.
-fn plan_together(engine: &EngineConfig, opened: &Opened, place: &Place) -> Result<(EngineConfig, Plan), EngineError> {
-    let plan = together(&*place.world, Plan::new(engine, opened, 0))?;
-    if place.is_alone() {
+fn plan_together(engine: &EngineConfig, opened: &Opened, rank: &Rank) -> Result<(EngineConfig, Plan), EngineError> {
+    let plan = together(&*rank.world, Plan::new(engine, opened, 0))?;
+    if rank.is_alone() {
         return Ok((engine.clone(), plan));
     }
     let [kv_cache, host_bytes] =
-        [place.min(plan.num_blocks)?, place.min(plan.host_blocks)?].map(|blocks| blocks * plan.block_bytes());
+        [rank.min(plan.num_blocks)?, rank.min(plan.host_blocks)?].map(|blocks| blocks * plan.block_bytes());
     let engine = EngineConfig {
         kv_cache_memory_bytes: Some(kv_cache),
         swap_space_bytes: if plan.host_caching { 0 } else { host_bytes },
         kv_offloading_bytes: if plan.host_caching { host_bytes } else { 0 },
         ..engine.clone()
     };
-    let plan = together(&*place.world, Plan::new(&engine, opened, 0))?;
+    let plan = together(&*rank.world, Plan::new(&engine, opened, 0))?;
     Ok((engine, plan))
 }
 
 /// Loads the part of a rank other than 0.
-fn load_rank(engine: &EngineConfig, place: &Place) -> Result<Started, EngineError> {
-    let opened = together(&*place.world, open_rank(engine, None, place))?;
-    place.agree(engine, opened.fingerprint())?;
-    let started = start(engine, &opened, place, &|_, _| Ok(()));
-    together(&*place.world, started)
+fn load_rank(engine: &EngineConfig, rank: &Rank) -> Result<Started, EngineError> {
+    let opened = together(&*rank.world, open_rank(engine, None, rank))?;
+    rank.agree(engine, opened.fingerprint())?;
+    let started = start(engine, &opened, rank, &|_, _| Ok(()));
+    together(&*rank.world, started)
 }
 
 /// What of a checkpoint is not used.
@@ -174,8 +174,8 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         LoadOn::Group(group) => (None, group),
         LoadOn::Device(device) => (Some(device), Group::open(&engine.parallel)?),
     };
-    let place = group.enter(engine, follow_in)?;
-    let opened = open_rank(engine, device, &place).and_then(|opened| {
+    let rank = group.enter(engine, follow_in)?;
+    let opened = open_rank(engine, device, &rank).and_then(|opened| {
         if engine.record.is_some() && engine.parallel.splits_sums() {
             let expected = "gather: a recording is replayed by one rank, which computes the same bits only then";
             return Err(bad("--tp-reduce", "sum with --record", expected));
@@ -187,17 +187,17 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         let chat_template = ChatTemplate::load_for_serving(&TextFiles(&opened.files), engine.chat_template.as_deref())?;
         Ok((opened, kv_events, connector, defaults, chat_template))
     });
-    let (opened, kv_events, connector, defaults, chat_template) = together(&*place.world, opened)?;
-    place.agree(engine, opened.fingerprint())?;
+    let (opened, kv_events, connector, defaults, chat_template) = together(&*rank.world, opened)?;
+    rank.agree(engine, opened.fingerprint())?;
     let started = with_tokenizer(&opened, |check| {
-        start(engine, &opened, &place, &|done, total| {
+        start(engine, &opened, &rank, &|done, total| {
             progress(done, total);
             check()
         })
     });
-    let (tokenizer, started) = together(&*place.world, started)?;
+    let (tokenizer, started) = together(&*rank.world, started)?;
     let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
-    notes.extend((!place.is_alone()).then(|| place.line()));
+    notes.extend((!rank.is_alone()).then(|| rank.line()));
     notes.extend(unused_lines(&opened.config, chat_template.as_ref()));
     notes.extend(engine.parallel.splits_sums().then(|| sums_line(&opened.config.decoder)));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
@@ -220,9 +220,9 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);
-    let ranks = (!place.is_alone()).then(|| place.world.clone());
-    if !place.is_alone() {
-        worker = Box::new(GroupWorker::new(place, worker));
+    let ranks = (!rank.is_alone()).then(|| rank.world.clone());
+    if !rank.is_alone() {
+        worker = Box::new(GroupWorker::new(rank, worker));
     }
     if let Some(path) = &engine.record {
         worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &opened), opened.fingerprint())?);
@@ -258,16 +258,11 @@ fn with_tokenizer<T>(
         true => Err(LoadError::Stopped),
         false => Ok(()),
     };
-    let read = || -> Result<_, text::LoadError> {
-        let tokenizer = Tokenizer::load(&TextFiles(&opened.files))?;
-        tokenizer.check(opened.config.decoder.vocab_size())?;
-        Ok(Arc::new(tokenizer))
-    };
     std::thread::scope(|scope| {
-        let tokenizer = scope.spawn(|| read().inspect_err(|_| wrong.store(true, Ordering::Relaxed)));
+        let tokenizer = scope.spawn(|| opened.tokenizer().inspect_err(|_| wrong.store(true, Ordering::Relaxed)));
         let loaded = load(&check);
         let tokenizer = tokenizer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        Ok((tokenizer, loaded?))
+        Ok((Arc::new(tokenizer), loaded?))
     })
 }
 
@@ -286,23 +281,23 @@ pub(crate) struct Started {
 pub(crate) fn start(
     engine: &EngineConfig,
     opened: &Opened,
-    place: &Place,
+    rank: &Rank,
     progress: models::Progress<'_>,
 ) -> Result<Started, EngineError> {
-    let (engine, mut plan) = plan_together(engine, opened, place)?;
+    let (engine, mut plan) = plan_together(engine, opened, rank)?;
     let engine = &engine;
     let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
     let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
     let available = device.memory().available;
     let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
     let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, progress)?;
-    model.join(place.tensor.clone());
-    model.connect(place.pipeline.clone());
+    model.join(rank.tensor.clone());
+    model.connect(rank.pipeline.clone());
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
     // A graph does not wait for other ranks.
-    let graphs = match place.is_alone() {
+    let graphs = match rank.is_alone() {
         true => graphs::measure(engine, opened.draft.as_ref(), &mut model, &**device, &plan.step_limits)?,
         false => 0,
     };
@@ -339,8 +334,8 @@ pub(crate) fn start(
     let adapters = adapters.map(Arc::new);
     let (worker, mut info) =
         LocalWorker::new(device.clone(), model, caches, swap_space, limits, (adapters.clone(), drafter))?;
-    if !place.is_alone() {
-        info.max_in_flight = place.stages();
+    if !rank.is_alone() {
+        info.max_in_flight = rank.stages();
     }
     Ok(Started { worker, info, plan, adapters, notes })
 }
@@ -434,7 +429,7 @@ fn replica_digest(engine: &EngineConfig, opened: &Opened, plan: &Plan) -> [u8; 3
     let variants: Vec<&str> = kernels.all().iter().map(|variant| variant.name).collect();
     let computes = (device.name(), device.description(), variants, kernels.format, dtype, engine.quantization);
     let layout = (plan.block_size, plan.groups, plan.kv_bytes_per_token, engine.activations, engine.deterministic);
-    // A model for drafts has its keys and values in the same blocks.
+    // A draft model has its keys and values in the same blocks.
     let speculative = engine.speculative.as_ref();
     let text = format!("{} {:?} {computes:?} {layout:?} {speculative:?}", env!("CARGO_PKG_VERSION"), config.decoder);
     let weights = weights.digest();

@@ -9,6 +9,6 @@ mod roofline;
 pub(crate) mod texts;
 
 pub use load::{LoadOn, Loaded, Progress, describe_kernels, follow, load, plan};
-pub use open::declare;
+pub use open::{Opened, declare, open};
 pub use replay::{Recording, RecordingError, Replayed};
-pub use roofline::{Roofline, Work};
+pub use roofline::{Roofline, WorkCounts};

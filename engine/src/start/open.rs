@@ -10,37 +10,53 @@ use models::lora::AdapterLimits;
 use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, RoundActivations, StageError, Weights};
 use simd::{Isa, pairs};
 use siphasher::sip::SipHasher13;
+use text::Tokenizer;
 
 use super::draft::{OpenedDraft, Target};
+use super::texts::TextFiles;
 use crate::api::{EngineConfig, KvCacheDtype, ModelSource};
 use crate::error::{EngineError, bad};
-use crate::parallel::Place;
+use crate::parallel::Rank;
 
 /// An opened checkpoint and device, before any weight is read.
-pub(crate) struct Opened {
+pub struct Opened {
+    /// Files of the checkpoint.
     pub files: ModelFiles,
-    /// What this rank computes.
+    /// Declaration of the model, with the part of the decoder that this rank computes.
     pub config: ModelConfig,
-    /// What all ranks compute.
-    pub whole: Decoder,
+    /// The part that all ranks together compute.
+    pub(crate) whole: Decoder,
+    /// Weights of the checkpoint.
     pub weights: Weights,
+    /// The device.
     pub device: Arc<dyn Device>,
     /// Type of the computation.
-    pub dtype: Dtype,
+    pub(crate) dtype: Dtype,
+    /// The chosen kernels.
     pub kernels: KernelSet,
     /// Tokens per block.
-    pub block_size: usize,
-    /// The model for drafts, if there is one.
-    pub draft: Option<OpenedDraft>,
+    pub(crate) block_size: usize,
+    /// The draft model, if there is one.
+    pub(crate) draft: Option<OpenedDraft>,
     /// The device's memory before anything was loaded.
-    pub memory: MemoryInfo,
+    pub(crate) memory: MemoryInfo,
     /// Why `auto` chose no GPU.
-    pub no_gpu: Option<String>,
+    pub(crate) no_gpu: Option<String>,
 }
 
 impl Opened {
+    /// Reads the tokenizer and checks that the model has a row for each of its tokens.
+    ///
+    /// # Errors
+    /// The tokenizer's files are missing or broken, or do not belong to the model.
+    pub fn tokenizer(&self) -> Result<Tokenizer, text::LoadError> {
+        let tokenizer = Tokenizer::load(&TextFiles(&self.files))?;
+        tokenizer.check(self.config.decoder.vocab_size())?;
+        Ok(tokenizer)
+    }
+
     /// Hash of the decoder's declaration and of the beginnings of all tensors, to tell checkpoints apart.
-    pub fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = SipHasher13::new();
         format!("{:?}", self.whole).hash(&mut hasher);
         self.weights.hash(&mut hasher);
@@ -48,16 +64,19 @@ impl Opened {
     }
 }
 
-/// Reads `config.json`, opens the device and chooses kernels.
-pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
-    open_on(engine, open_device(engine, &Place::alone())?, &Place::alone())
+/// Reads `config.json` and the headers of the weights, opens the device and chooses kernels.
+///
+/// # Errors
+/// The checkpoint or the device cannot be opened, or a setting does not fit them.
+pub fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
+    open_on(engine, open_device(engine, &Rank::alone())?, &Rank::alone())
 }
 
 /// Like [`open`], with an opened device and the reason why it is not a GPU, for one rank of a group.
 pub(crate) fn open_on(
     engine: &EngineConfig,
     (device, no_gpu): (Arc<dyn Device>, Option<String>),
-    place: &Place,
+    rank: &Rank,
 ) -> Result<Opened, EngineError> {
     if device.features().launches && engine.activations == RoundActivations::Int8 {
         return Err(EngineError::Config {
@@ -75,8 +94,8 @@ pub(crate) fn open_on(
     let kernels = select(&engine.kernels, &needs)?;
     let target = Target { files: &files, config: &config, weights: &weights, device: &*device, needs: &needs };
     // Only rank 0 proposes drafts.
-    let draft = if place.world.rank() == 0 { OpenedDraft::open(engine, &target)? } else { None };
-    let part = part_of(engine, &config.decoder, place)?;
+    let draft = if rank.world.rank() == 0 { OpenedDraft::open(engine, &target)? } else { None };
+    let part = part_of(engine, &config.decoder, rank)?;
     let whole = std::mem::replace(&mut config.decoder, part);
     let stages = engine.parallel.pipeline_parallel_size;
     if engine.speculative.is_some() && stages > 1 {
@@ -98,20 +117,20 @@ pub(crate) fn open_on(
     }
     let (block_size, mut memory) = (needs.block_size, device.memory());
     if !memory.is_own {
-        memory.available /= place.local_ranks as u64;
+        memory.available /= rank.local_ranks as u64;
     }
     Ok(Opened { files, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
 }
 
 /// The part of a decoder that a rank computes.
-fn part_of(engine: &EngineConfig, decoder: &Decoder, place: &Place) -> Result<Decoder, EngineError> {
+fn part_of(engine: &EngineConfig, decoder: &Decoder, rank: &Rank) -> Result<Decoder, EngineError> {
     let ranks = engine.parallel.tensor_parallel_size;
     let refused = |error: ShardError| {
         let expected = format!("at most {}: {}", error.most, error.what);
         bad("--tensor-parallel-size", ranks, expected)
     };
     let part = |rank| decoder.shard(rank, ranks, engine.parallel.tp_reduce).map_err(refused);
-    let own = part(place.world.rank() % ranks.max(1))?;
+    let own = part(rank.world.rank() % ranks.max(1))?;
     // One scheduler serves all ranks, so their layers must be in the same groups.
     let groups = PageLayout::new(&own).groups;
     for rank in 0..ranks {
@@ -122,7 +141,7 @@ fn part_of(engine: &EngineConfig, decoder: &Decoder, place: &Place) -> Result<De
         }
     }
     let partition = partition(engine, decoder)?;
-    let stage = place.pipeline.rank();
+    let stage = rank.pipeline.rank();
     let first = partition[..stage].iter().sum();
     let refused = |error: StageError| bad("--pipeline-parallel-size", error.found, error.expected);
     own.stage(first..first + partition[stage]).map_err(refused)
@@ -182,10 +201,10 @@ fn unproven(engine: &EngineConfig, gpu: &dyn Device) -> Option<String> {
 /// Opens the configured device. `auto` takes a GPU for what has passed the tests on one, and returns why it uses the CPU instead.
 pub(crate) fn open_device(
     engine: &EngineConfig,
-    place: &Place,
+    rank: &Rank,
 ) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
     let options = device::Options {
-        threads: place.threads_of(engine),
+        threads: rank.threads_of(engine),
         kernels: engine.kernels_dir.clone(),
         deterministic: engine.deterministic,
         profile: engine.profile.clone(),

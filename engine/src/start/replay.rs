@@ -13,7 +13,7 @@ use super::load::{Progress, Started, start};
 use super::open::open;
 use crate::api::EngineConfig;
 use crate::error::EngineError;
-use crate::parallel::Place;
+use crate::parallel::Rank;
 use crate::worker::record::{Entry, MAGIC, MAX_ENTRY, Start};
 use crate::worker::{Draw, StepError, StepInput, StepOutput, Worker};
 
@@ -116,7 +116,7 @@ impl Recording {
             progress(done, total);
             Ok(())
         };
-        let Started { mut worker, info, plan, .. } = start(&self.config, &opened, &Place::alone(), &report)?;
+        let Started { mut worker, info, plan, .. } = start(&self.config, &opened, &Rank::alone(), &report)?;
         let bounds = Bounds {
             max_num_seqs: plan.max_num_seqs,
             max_model_len: plan.max_model_len,

@@ -17,7 +17,7 @@ const BEYOND_CACHES: usize = 256 << 20;
 
 /// Counts of computed work.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Work {
+pub struct WorkCounts {
     /// Number of steps; each reads all weights once.
     pub steps: u64,
     /// Number of tokens computed in the layers.
@@ -30,7 +30,7 @@ pub struct Work {
 
 /// Peak rates of this machine's memory and arithmetic, and a model's demand for both.
 ///
-/// The lower bound for some [`Work`] is the longer of two times: its bytes (weights, keys and values) at the read
+/// The lower bound for some [`WorkCounts`] is the longer of two times: its bytes (weights, keys and values) at the read
 /// bandwidth, and its operations (products with weights, without attention) at the peak rate of their arithmetic.
 #[derive(Clone, Copy, Debug)]
 pub struct Roofline {
@@ -95,7 +95,7 @@ impl Roofline {
     }
 
     /// Lower bound of the time for some work, in seconds.
-    pub fn seconds(&self, work: &Work) -> f64 {
+    pub fn seconds(&self, work: &WorkCounts) -> f64 {
         let bytes = work.steps * self.weight_bytes + work.context * self.kv_bytes_per_token;
         let operations = work.tokens * self.layer_operations + work.logits * self.logit_operations;
         (bytes as f64 / self.read).max(operations as f64 / self.peak)

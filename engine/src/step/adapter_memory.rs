@@ -11,7 +11,7 @@ use sched::RequestId;
 
 use super::Engine;
 use super::adapters::LoadedAdapter;
-use super::request::LiveRequest;
+use super::request::EngineRequest;
 use crate::api::TokenEvent;
 use crate::error::AdapterError;
 
@@ -48,7 +48,7 @@ impl Engine {
         let message =
             format!("the adapter{name} could not be read again: its files are gone or have changed; load it again");
         // Equal contents may still be in another folder.
-        let is_of = |request: &LiveRequest| request.adapter.as_ref().is_some_and(|it| **it == *adapter);
+        let is_of = |request: &EngineRequest| request.adapter.as_ref().is_some_and(|it| **it == *adapter);
         let waiting: Vec<RequestId> = self.requests.values().filter(|request| is_of(request)).map(|it| it.id).collect();
         for id in waiting {
             self.end_with_error(id, &message, emit);

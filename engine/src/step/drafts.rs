@@ -8,7 +8,7 @@ use sched::{SeqId, Span};
 
 use super::Engine;
 use super::guide::MASK_WAIT;
-use super::request::LiveRequest;
+use super::request::EngineRequest;
 use crate::speculate::{Proposal, Speculator};
 use crate::worker::StepInput;
 
@@ -22,7 +22,7 @@ impl Engine {
         let (are_known, deadline) = (!speculator.is_by_worker(), Instant::now() + MASK_WAIT);
         let limits = |seq: SeqId| requests.get(&seq.request).map_or(0, |request| request.num_usable_drafts(seq.index));
         for Proposal { seq, mut drafts, .. } in speculator.propose(limits) {
-            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request)
+            if let Some(EngineRequest { guides: Some(guides), .. }) = requests.get_mut(&seq.request)
                 && are_known
             {
                 guides.look_ahead(seq.index, &mut drafts, deadline);
@@ -50,7 +50,7 @@ impl Engine {
         }
         let deadline = Instant::now() + MASK_WAIT;
         for span in input.plan.spans.iter().filter(|span| span.drafts > 0) {
-            if let Some(LiveRequest { guides: Some(guides), .. }) = requests.get_mut(&span.seq.request) {
+            if let Some(EngineRequest { guides: Some(guides), .. }) = requests.get_mut(&span.seq.request) {
                 let mut drafts = span.tokens[span.tokens.len() - span.drafts..].to_vec();
                 guides.look_ahead(span.seq.index, &mut drafts, deadline);
             }

@@ -37,9 +37,7 @@ impl KvEvents {
         let layout = Layout { block_size: sched.block_size, group: kind };
         Ok(KvEvents { publisher: Publisher::start_on(sockets, layout)?, group })
     }
-}
 
-impl KvEvents {
     /// Hands over the changes since the last call. Never waits.
     pub fn publish(&mut self, scheduler: &mut Scheduler, adapters: &AdapterNames) {
         let group = self.group;

@@ -9,7 +9,6 @@ mod exchange;
 mod guide;
 mod in_flight;
 mod kv_events;
-mod kv_transfer;
 mod prefix_cache;
 mod prompt_budget;
 mod publish;
@@ -32,23 +31,23 @@ use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{AdapterInfo, GenerationParams, GenerationRequest, ItlTarget, StepTokens};
 use crate::error::{AdapterError, EngineError, SubmitError};
-use crate::speculate::{Source, Speculation, Speculator};
+use crate::speculate::{DraftScope, Speculation, Speculator};
 use crate::watch::Recent;
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
 use adapters::AdapterNames;
 pub(crate) use adapters::LoadedAdapter;
 use beam::BeamSearchState;
 use check::{check, refused};
+pub use exchange::KvTransferParts;
+pub(crate) use exchange::LoadId;
+use exchange::{Exchange, ExchangedPrompt};
 use guide::{Guides, Limits, MaskThreads};
 pub(crate) use in_flight::CurrentStep;
 use in_flight::StepInFlight;
 use kv_events::KvEvents;
-pub use kv_transfer::KvTransferParts;
-pub(crate) use kv_transfer::Waiting;
-use kv_transfer::{KvTransfers, TransferSource};
 use prompt_budget::PromptBudget;
 use publish::Outcomes;
-use request::{LiveRequest, end_reason};
+use request::{EngineRequest, end_reason};
 
 /// Runs requests on token ids, one step at a time. The engine owns the scheduler and the state of all requests; a worker
 /// computes the steps.
@@ -61,7 +60,7 @@ pub struct Engine {
     mask_threads: MaskThreads,
     /// Sequences whose next mask is computed, perhaps more than once.
     awaits_mask: Vec<SeqId>,
-    requests: HashMap<RequestId, LiveRequest>,
+    requests: HashMap<RequestId, EngineRequest>,
     adapters: AdapterNames,
     eos_token_ids: Vec<u32>,
     is_headless: bool,
@@ -93,7 +92,7 @@ pub struct Engine {
     /// `None` if no KV events are published.
     kv_events: Option<KvEvents>,
     /// `None` if no blocks are exchanged with other replicas.
-    kv_transfers: Option<KvTransfers>,
+    exchange: Option<Exchange>,
     // Reused by every step.
     output: StepOutput,
     outcomes: Outcomes,
@@ -139,8 +138,8 @@ impl Engine {
         let block_events = kv_events.is_some();
         let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
         let kv_events = kv_events.map(|sockets| KvEvents::start(sockets, &sched)).transpose()?;
-        let transfers = kv_transfer.map(|parts| KvTransfers::start(parts, &sched, info.host_block_bytes)).transpose();
-        let kv_transfers = transfers.map_err(|error| EngineError::Config {
+        let exchange = kv_transfer.map(|parts| Exchange::start(parts, &sched, info.host_block_bytes)).transpose();
+        let exchange = exchange.map_err(|error| EngineError::Config {
             flag: "--kv-transfer-config",
             found: error.to_string(),
             expected: "that the system can start a thread; raise its limit of threads".to_string(),
@@ -155,7 +154,7 @@ impl Engine {
             speculator: speculation.map(|speculation| Speculator::new(speculation, info.vocab_size, recompute_drafts)),
             kv_events,
             is_pipeline,
-            kv_transfers,
+            exchange,
             info,
             mask_threads: MaskThreads::default(),
             awaits_mask: Vec::new(),
@@ -272,12 +271,9 @@ impl Engine {
         // The beams of a search are chosen anew with every token, so no draft follows one of them.
         let speculates = self.speculator.is_some() && params.speculative && is_draw;
         let digest = adapter.as_ref().map(|adapter| adapter.digest.clone());
-        if let Some(transfers) = &mut self.kv_transfers {
-            transfers
-                .admitted(id, kv_transfer, || TransferSource::new(prompt.clone(), cache_salt.clone(), digest.clone()));
-        }
-        let speculation = speculates.then(|| (Source { cache_salt, adapter: digest }, prompt.clone()));
-        let request = LiveRequest {
+        self.store_later(id, kv_transfer, || ExchangedPrompt::new(&prompt, cache_salt.as_ref(), digest.as_ref()));
+        let speculation = speculates.then(|| (DraftScope { cache_salt, adapter: digest }, prompt.clone()));
+        let request = EngineRequest {
             id,
             arrived: Instant::now(),
             num_tokens: vec![Some(0); if beam.is_some() { params.n } else { samples }],
@@ -398,10 +394,10 @@ impl Engine {
     }
 
     /// Removes a request, and ends its sequences in the worker.
-    fn remove(&mut self, id: RequestId) -> Option<LiveRequest> {
+    fn remove(&mut self, id: RequestId) -> Option<EngineRequest> {
         let request = self.requests.remove(&id)?;
-        if let Some(transfers) = &mut self.kv_transfers {
-            transfers.forget(id);
+        if let Some(exchange) = &mut self.exchange {
+            exchange.to_store.remove(&id);
         }
         if request.unsent.is_none() {
             let known = if request.beams.is_some() { vec![0] } else { request.live().collect() };

@@ -19,8 +19,8 @@ impl Engine {
     /// then running requests are computed again, unless steps are in flight ([`Engine::finish_steps`]).
     pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
         let is_reset = self.scheduler.reset_prefix_cache(reset_running);
-        if let Some(transfers) = self.kv_transfers.as_mut().filter(|_| is_reset) {
-            transfers.reset();
+        if let Some(exchange) = self.exchange.as_mut().filter(|_| is_reset) {
+            exchange.reset();
         }
         self.publish_kv_events();
         is_reset

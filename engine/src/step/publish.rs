@@ -5,7 +5,7 @@ use sched::{Outcome, RequestId, SeqId, Span};
 
 use super::beam::Fork;
 use super::guide::MaskThreads;
-use super::request::{LiveRequest, end_reason};
+use super::request::{EngineRequest, end_reason};
 use crate::api::{DraftCounts, FinishReason, StopCause, TokenEvent};
 use crate::speculate::Speculator;
 
@@ -66,7 +66,7 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
     /// token of the step is followed by none, be its draft wrong or the masks behind it late.
     pub fn token(
         &mut self,
-        request: &mut LiveRequest,
+        request: &mut EngineRequest,
         seq: SeqId,
         sampled: Sampled,
         drafts: &[u32],
@@ -77,7 +77,7 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         let at_limit = (*count >= request.max_tokens).then_some(FinishReason::Length);
         self.start(request);
         *self.generation_tokens += 1;
-        let LiveRequest { params, guides, .. } = request;
+        let EngineRequest { params, guides, .. } = request;
         let is_last = at_limit.is_some();
         let by_grammar = || match guides.as_mut()?.accept(seq.index, sampled.token, is_last, self.mask_threads) {
             Ok(complete) => complete.then_some(FinishReason::Stop(Some(StopCause::Complete))),
@@ -101,7 +101,7 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
     }
 
     /// Ends the sequences that draw from a span, without a token.
-    pub fn end(&mut self, request: &mut LiveRequest, span: &Span, reason: &FinishReason) {
+    pub fn end(&mut self, request: &mut EngineRequest, span: &Span, reason: &FinishReason) {
         self.start(request);
         let id = span.seq.request;
         for index in span.sample.clone() {
@@ -123,9 +123,9 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
 
     /// Adds the likeliest continuations of one beam. Those of the last beam of the step decide which beams survive; when the
     /// search has ended, its results are published.
-    pub fn beam(&mut self, request: &mut LiveRequest, seq: SeqId, likeliest: Vec<Likely>) {
+    pub fn beam(&mut self, request: &mut EngineRequest, seq: SeqId, likeliest: Vec<Likely>) {
         self.start(request);
-        let LiveRequest { params, beams: Some(beams), .. } = request else { return };
+        let EngineRequest { params, beams: Some(beams), .. } = request else { return };
         if !beams.add_candidates(seq.index, likeliest) {
             return;
         }
@@ -156,7 +156,7 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
     }
 
     /// Emits the events that precede a request's first token.
-    fn start(&mut self, request: &mut LiveRequest) {
+    fn start(&mut self, request: &mut EngineRequest) {
         if std::mem::replace(&mut request.started, true) {
             return;
         }

@@ -10,11 +10,11 @@ use sched::{RequestId, SeqId, Span};
 use super::beam::BeamSearchState;
 use super::guide::Guides;
 use crate::api::{FinishReason, GenerationParams, StopCause};
-use crate::speculate::Source;
+use crate::speculate::DraftScope;
 use crate::worker::{Draw, NewRequest};
 
 /// See the [module](self).
-pub(super) struct LiveRequest {
+pub(super) struct EngineRequest {
     pub id: RequestId,
     pub params: GenerationParams,
     pub arrived: Instant,
@@ -37,12 +37,12 @@ pub(super) struct LiveRequest {
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
     pub embedding: Option<Vec<f32>>,
     /// What the source of drafts is told of the request; `None` without speculation.
-    pub speculation: Option<(Source, Vec<u32>)>,
+    pub speculation: Option<(DraftScope, Vec<u32>)>,
     /// The adapter, which is not removed before the request has ended.
     pub adapter: Option<Arc<AdapterRef>>,
 }
 
-impl LiveRequest {
+impl EngineRequest {
     /// Whether the host still has to read rows of the prompt, for log-probabilities or for an embedding.
     pub fn needs_prompt_rows(&self) -> bool {
         !self.started && (self.params.pooling.is_some() || self.params.prompt_logprobs.is_some())

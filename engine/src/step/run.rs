@@ -32,7 +32,7 @@ use super::drafts::Drafts;
 use super::guide::MASK_WAIT;
 use super::in_flight::StepInFlight;
 use super::publish::Publisher;
-use super::request::LiveRequest;
+use super::request::EngineRequest;
 use crate::api::{DraftCounts, FinishReason, TokenEvent};
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
@@ -94,13 +94,13 @@ impl Engine {
     /// Does what may follow each step and each call that ends sequences: nothing of it waits for a further step.
     pub(super) fn settle(&mut self) {
         self.report_ended();
-        self.finish_exports();
+        self.advance_exchange();
         self.publish_kv_events();
     }
 
     /// Tells the worker which sequences have ended, and has it make copies for other replicas, if no later step will.
     fn report_ended(&mut self) {
-        if self.ended.is_empty() && !self.has_sources() || self.computes() {
+        if self.ended.is_empty() && !self.has_unordered_exports() || self.computes() {
             return;
         }
         let mut input = StepInput { plan: self.schedule(), ..StepInput::default() };
@@ -377,7 +377,7 @@ impl Engine {
 }
 
 /// Updates a request if it is live, and removes it if that ended its last sequence.
-fn update(requests: &mut HashMap<RequestId, LiveRequest>, id: RequestId, work: impl FnOnce(&mut LiveRequest)) {
+fn update(requests: &mut HashMap<RequestId, EngineRequest>, id: RequestId, work: impl FnOnce(&mut EngineRequest)) {
     let Some(request) = requests.get_mut(&id) else { return };
     work(request);
     if request.has_ended() {

@@ -4,7 +4,7 @@ use simd::lock;
 
 use super::Engine;
 use super::prompt_budget::PromptBudget;
-use super::request::LiveRequest;
+use super::request::EngineRequest;
 use crate::api::EngineStats;
 use crate::error::AuditError;
 use crate::watch::{self, Snapshot};
@@ -43,14 +43,14 @@ impl Engine {
         if self.has_work() {
             return Ok(());
         }
-        let (stats, transfers) = (self.scheduler.stats(), self.kv_transfers.as_ref());
+        let (stats, exchange) = (self.scheduler.stats(), self.exchange.as_ref());
         let kept = [
             ("blocks in use", stats.blocks_in_use),
             ("requests in the scheduler", stats.num_running + stats.num_waiting + stats.num_swapped),
             ("requests in the engine", self.requests.len()),
             ("sequences in the worker", self.worker.num_sequences()),
-            ("prompts to store", transfers.map_or(0, |it| it.sources.len())),
-            ("prompts to hand over", transfers.map_or(0, |it| it.exports.len())),
+            ("prompts to store", exchange.map_or(0, |it| it.to_store.len())),
+            ("prompts to hand over", exchange.map_or(0, |it| it.exports.len())),
             ("steps in flight", usize::from(lock(&self.current_step).is_some())),
         ];
         match kept.into_iter().find(|(_, count)| *count > 0) {
@@ -63,7 +63,7 @@ impl Engine {
     pub fn snapshot(&mut self) -> Snapshot {
         let stats = self.stats();
         let Engine { scheduler, recent, requests, .. } = self;
-        let age = |id| requests.get(&id).map_or(0.0, |request: &LiveRequest| request.arrived.elapsed().as_secs_f64());
+        let age = |id| requests.get(&id).map_or(0.0, |request: &EngineRequest| request.arrived.elapsed().as_secs_f64());
         watch::snapshot(scheduler, stats, recent, age)
     }
 }

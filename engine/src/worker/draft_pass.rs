@@ -1,4 +1,4 @@
-//! Passes of the model for drafts: rows of several sequences, and the drafts that are drawn from the last of each.
+//! Passes of the draft model: rows of several sequences, and the drafts that are drawn from the last of each.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use sched::SeqId;
 
 use super::executor::{ForDrafts, Tables};
 use super::request::Requests;
-use super::rows::{Drawn, HostRow, Row, draw_rows};
+use super::rows::{Drawn, HostRow, LogitsRow, draw_rows};
 
-/// Sizes that the model for drafts shares with its target.
+/// Sizes that the draft model shares with its target.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// Tokens of the target.
@@ -22,18 +22,18 @@ pub(crate) struct Sizes {
     pub block_size: usize,
     /// Greatest number of rows of a forward pass, and of the rows that a step computes of known text.
     pub max_rows: usize,
-    /// Greatest number of tokens of a text that the model for drafts computes.
+    /// Greatest number of tokens of a text that the draft model computes.
     pub max_len: usize,
     /// Greatest number of sequences of a step.
     pub max_seqs: usize,
 }
 
-/// The model for drafts, and the memory of its passes.
+/// The draft model, and the memory of its passes.
 pub(super) struct Passes {
     pub device: Arc<dyn Device>,
     model: Model,
     pub sizes: Sizes,
-    /// The tokens of the rows of the model's head, if it has rows for some alone.
+    /// Token of each row of the model's head; `None` if it has a row for every token.
     head_tokens: Option<Vec<u32>>,
     /// `None` for a model that reads tokens alone.
     pub kept: Option<Kept>,
@@ -53,9 +53,9 @@ pub(super) struct Kept {
     own: Vec<Buffer>,
 }
 
-/// Which states the rows of a pass read.
+/// Hidden states that the rows of a pass read.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Source {
+pub(super) enum InputStates {
     /// No states: the model reads tokens alone.
     Nothing,
     /// The states of all rows of the target's last step.
@@ -66,21 +66,21 @@ pub(super) enum Source {
     Own,
 }
 
-/// What to compute of a sequence.
-pub(super) struct Work {
+/// The rows of a sequence that are still to be computed, and its drafts.
+pub(super) struct SequenceRows {
     pub seq: SeqId,
     /// Position of the next row.
     pub at: usize,
-    /// Position behind the last row of the known text.
+    /// Position after the last row of the known tokens.
     pub end: usize,
-    /// Number of drafts.
+    /// Number of drafts to draw.
     pub wanted: usize,
     pub drafts: Vec<u32>,
-    /// The state of the next row.
+    /// Row of the hidden state that the next row reads.
     pub state: u32,
 }
 
-impl Work {
+impl SequenceRows {
     /// Number of rows that can be computed now.
     fn ready(&self) -> usize {
         if self.wanted > 0 && self.drafts.len() == self.wanted { 0 } else { self.end + self.drafts.len() - self.at }
@@ -88,12 +88,12 @@ impl Work {
 }
 
 /// A sequence's tokens: the prompt, and what was drawn.
-pub(super) struct Text<'a>(&'a [u32], &'a [u32]);
+pub(super) struct KnownTokens<'a>(&'a [u32], &'a [u32]);
 
-impl<'a> Text<'a> {
-    pub fn of(requests: &'a Requests, seq: SeqId) -> Option<Text<'a>> {
+impl<'a> KnownTokens<'a> {
+    pub fn of(requests: &'a Requests, seq: SeqId) -> Option<KnownTokens<'a>> {
         let state = requests.get(&seq.request)?;
-        Some(Text(&state.request.prompt, state.outputs.get(seq.index as usize)?.as_deref()?))
+        Some(KnownTokens(&state.request.prompt, state.outputs.get(seq.index as usize)?.as_deref()?))
     }
 
     pub fn len(&self) -> usize {
@@ -106,7 +106,7 @@ impl<'a> Text<'a> {
 }
 
 impl Passes {
-    /// The passes of a model, whose head has rows for these tokens, if it has rows for some alone.
+    /// Allocates the memory of a model's passes. `head_tokens` are the tokens of its head's rows; `None`: a row for every token.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -128,28 +128,28 @@ impl Passes {
         Ok(Passes { device, model, sizes, head_tokens, kept, batch, tokens, slots, state_rows, logits })
     }
 
-    /// Computes what is ready, and draws the drafts that follow. Returns the places of the sequences that drew and what, or `None` if
-    /// nothing was left to do.
+    /// Computes the rows that are ready and draws the drafts that follow. Returns the index of each sequence that drew, with its
+    /// token; `None` if nothing was left to do.
     pub fn pass(
         &mut self,
-        work: &mut [Work],
+        work: &mut [SequenceRows],
         requests: &Requests,
         on: &mut ForDrafts<'_>,
-        source: Source,
+        states: InputStates,
     ) -> Result<Option<Vec<(usize, u32)>>, KernelError> {
         let Passes { device, model, batch, tokens, slots, state_rows, sizes, kept, .. } = self;
         let (tables, size) = (on.tables, sizes.block_size);
         // The row of a predictor reads the token behind its position.
-        let behind = usize::from(source != Source::Nothing);
+        let behind = usize::from(states != InputStates::Nothing);
         batch.clear(1);
         state_rows.clear();
         let mut drawing = Vec::new();
         // The batch begins with what the decode kernel computes.
         let most = model.decode_rows();
         for is_long in [false, true] {
-            for (place, work) in work.iter_mut().enumerate() {
+            for (index, work) in work.iter_mut().enumerate() {
                 let count = work.ready().min(sizes.max_rows - batch.tokens.len());
-                let (text, table) = (Text::of(requests, work.seq), table_of(tables, work.seq, sizes.group));
+                let (text, table) = (KnownTokens::of(requests, work.seq), table_of(tables, work.seq, sizes.group));
                 let (Some(text), Some(table)) = (text, table) else { continue };
                 if count == 0 || (count > most) != is_long {
                     continue;
@@ -170,7 +170,7 @@ impl Passes {
                 if work.wanted > 0 && work.at == work.end + work.drafts.len() {
                     // Where its output will be.
                     work.state = drawing.len() as u32;
-                    drawing.push((place, last));
+                    drawing.push((index, last));
                 }
             }
         }
@@ -179,16 +179,16 @@ impl Passes {
         }
         batch.needed.get_or_insert_default().extend(drawing.iter().map(|(_, row)| *row));
         let rows: Vec<u32> = drawing.iter().map(|(_, row)| *row).collect();
-        let mut forward = || match (source, &mut *kept) {
-            (Source::Nothing, _) | (_, None) => model.forward(batch, on.caches),
+        let mut forward = || match (states, &mut *kept) {
+            (InputStates::Nothing, _) | (_, None) => model.forward(batch, on.caches),
             (_, Some(Kept { of_target, own, .. })) => {
-                let buffers = match source {
-                    Source::Step => on.target.states(),
-                    Source::Own => own,
-                    Source::Kept | Source::Nothing => of_target,
+                let buffers = match states {
+                    InputStates::Step => on.target.states(),
+                    InputStates::Own => own,
+                    InputStates::Kept | InputStates::Nothing => of_target,
                 };
-                let states = States { buffers, rows: state_rows, are_own: source == Source::Own };
-                model.forward_after(batch, states, on.caches)?;
+                let read = States { buffers, rows: state_rows, are_own: states == InputStates::Own };
+                model.forward_after(batch, read, on.caches)?;
                 own.first_mut().map_or(Ok(()), |own| model.copy_own(&rows, own))
             }
         };
@@ -199,10 +199,10 @@ impl Passes {
         self.draw(work, &drawing, requests).map(Some)
     }
 
-    /// Draws from rows of the last pass, of which each belongs to the sequence at a place of `work`.
+    /// Draws from rows of the last pass. Each belongs to the sequence with this index in `work`.
     fn draw(
         &mut self,
-        work: &[Work],
+        work: &[SequenceRows],
         drawing: &[(usize, u32)],
         requests: &Requests,
     ) -> Result<Vec<(usize, u32)>, KernelError> {
@@ -213,10 +213,10 @@ impl Passes {
             let logits = device.pool().enter(|| model.logits(&rows))?;
             let width = logits.len() / rows.len();
             let logits = of_vocabulary(logits, width, *vocab_size, head_tokens.as_deref(), scratch);
-            let row = |((place, _), logits): (&(usize, u32), _)| {
-                let seq = work[*place].seq;
-                let at = HostRow { span: *place, drafts: 0 };
-                Some(Row::of_draft(requests.get(&seq.request)?, at, seq, logits))
+            let row = |((index, _), logits): (&(usize, u32), _)| {
+                let seq = work[*index].seq;
+                let at = HostRow { span: *index, drafts: 0 };
+                Some(LogitsRow::of_draft(requests.get(&seq.request)?, at, seq, logits))
             };
             let rows = chunk.iter().zip(logits.chunks(*vocab_size)).filter_map(row).collect();
             for (at, drawn_of) in draw_rows(device.pool(), rows) {
@@ -234,8 +234,8 @@ pub(super) fn table_of(tables: &Tables, seq: SeqId, group: usize) -> Option<&[i3
     tables.get(&seq)?.get(group).map(Vec::as_slice)
 }
 
-/// Rows of `width` logits as rows of `vocab_size`. The head may have rows for some tokens alone; and where the tokenizers agree on the
-/// tokens, matrices may have further rows of none.
+/// Converts rows of `width` logits to rows of `vocab_size`. The head may lack rows of some tokens, and it may have more rows than the
+/// tokenizer has tokens.
 fn of_vocabulary<'a>(
     logits: &'a [f32],
     width: usize,

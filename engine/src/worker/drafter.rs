@@ -1,8 +1,8 @@
 //! Drafts from a second model, with its keys and values in the pages of the worker's pool: a smaller model, or a predictor, which reads
 //! hidden states of the worker's model, its *target*.
 //!
-//! A page of the pool has a part for each place of the target and for each place of the model for drafts, and both use the block table of
-//! the same group. So the model for drafts needs no tables of its own: shared prefixes, copies, swaps and preemption of a sequence
+//! A page of the pool has a part for each place of the target and for each place of the draft model, and both use the block table of
+//! the same group. So the draft model needs no tables of its own: shared prefixes, copies, swaps and preemption of a sequence
 //! apply to its keys and values too.
 //!
 //! ```text
@@ -35,7 +35,7 @@ use kvblock::MemOp;
 use models::Model;
 use sched::{SeqId, Span, StepPlan};
 
-use super::draft_pass::{Passes, Sizes, Source, Text, Work, table_of};
+use super::draft_pass::{InputStates, KnownTokens, Passes, SequenceRows, Sizes, table_of};
 use super::executor::{ForDrafts, Tables};
 use super::phase;
 use super::request::{RequestState, Requests};
@@ -62,7 +62,7 @@ struct Progress {
 }
 
 impl Drafter {
-    /// A drafter for a model, whose head has rows for these tokens, if it has rows for some alone.
+    /// Creates a drafter for a model. `head_tokens` are the tokens of its head's rows; `None`: a row for every token.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -101,7 +101,7 @@ impl Drafter {
         }
     }
 
-    /// Notes which blocks get other contents in a step that begins.
+    /// Records which blocks get other contents in a step that begins.
     pub fn begin(&mut self, plan: &StepPlan) {
         let (slots, size) = (plan.spans.iter().flat_map(|span| &span.groups), self.passes.sizes.block_size);
         let slots = slots.flat_map(|group| &group.slots).filter_map(|slot| usize::try_from(*slot).ok());
@@ -132,7 +132,7 @@ impl Drafter {
             let spans = plan.spans.iter().filter(is_followed);
             let end = |span: &Span| (span.start + span.tokens.len()).min(max_len);
             let mut work = self.lacking(spans, requests, on.tables, |span| (end(span), 0));
-            while self.passes.pass(&mut work, requests, &mut on, Source::Nothing)?.is_some() {}
+            while self.passes.pass(&mut work, requests, &mut on, InputStates::Nothing)?.is_some() {}
             self.finish(work, on.tables);
             Ok(())
         }));
@@ -148,7 +148,7 @@ impl Drafter {
         let (mut work, mut last) = (Vec::new(), Vec::new());
         for (span, last_row) in plan.spans.iter().zip(on.last_rows) {
             let speculative = requests.get(&span.seq.request).is_some_and(|state| state.request.speculative);
-            let Some(text) = Text::of(requests, span.seq).filter(|_| speculative) else { continue };
+            let Some(text) = KnownTokens::of(requests, span.seq).filter(|_| speculative) else { continue };
             let (seq, at, computed) = (span.seq, span.start, span.start + span.tokens.len());
             // The row at position p reads the token p + 1.
             let end = computed.min(text.len().saturating_sub(1)).min(self.passes.sizes.max_len);
@@ -160,13 +160,13 @@ impl Drafter {
                 self.places.insert(seq, last.len() as u32);
                 last.push(state + (end - 1 - at) as u32);
             }
-            work.push(Work { seq, at, end, wanted: 0, drafts: Vec::new(), state });
+            work.push(SequenceRows { seq, at, end, wanted: 0, drafts: Vec::new(), state });
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             if let Some(kept) = &mut self.passes.kept {
                 on.target.copy_states(&last, &mut kept.of_target)?;
             }
-            while self.passes.pass(&mut work, requests, &mut on, Source::Step)?.is_some() {}
+            while self.passes.pass(&mut work, requests, &mut on, InputStates::Step)?.is_some() {}
             Ok(())
         }));
         self.check(outcome);
@@ -199,7 +199,7 @@ impl Drafter {
         }
     }
 
-    /// Notes why work failed, if it did.
+    /// Records why a pass failed, if it did.
     fn check<T>(&mut self, outcome: std::thread::Result<Result<T, KernelError>>) -> Option<T> {
         let problem = match outcome {
             Ok(Ok(done)) => return Some(done),
@@ -219,22 +219,22 @@ impl Drafter {
         let (mut work, first, next) = match self.reads_states() {
             false => {
                 let wants = |span: &Span| (known(span), span.drafts);
-                (self.lacking(spans.clone(), requests, on.tables, wants), Source::Nothing, Source::Nothing)
+                (self.lacking(spans.clone(), requests, on.tables, wants), InputStates::Nothing, InputStates::Nothing)
             }
             true => {
                 let work = |span: &Span| {
                     let (state, end) = (*self.places.get(&span.seq)?, known(span) - 1);
                     let drafts = Vec::with_capacity(span.drafts);
-                    Some(Work { seq: span.seq, at: end - 1, end, wanted: span.drafts, drafts, state })
+                    Some(SequenceRows { seq: span.seq, at: end - 1, end, wanted: span.drafts, drafts, state })
                 };
-                (spans.clone().filter_map(work).collect(), Source::Kept, Source::Own)
+                (spans.clone().filter_map(work).collect(), InputStates::Kept, InputStates::Own)
             }
         };
-        let mut source = first;
-        while let Some(drawn) = self.passes.pass(&mut work, requests, &mut on, source)? {
-            source = next;
+        let mut states = first;
+        while let Some(drawn) = self.passes.pass(&mut work, requests, &mut on, states)? {
+            states = next;
             for (at, token) in drawn {
-                let Work { seq, drafts, .. } = &mut work[at];
+                let SequenceRows { seq, drafts, .. } = &mut work[at];
                 drafts.push(token);
                 if let Some(state) = requests.get_mut(&seq.request)
                     && let Some(Some(output)) = state.outputs.get_mut(seq.index as usize)
@@ -256,21 +256,20 @@ impl Drafter {
         Ok(all)
     }
 
-    /// What a draft model lacks of the text of spans, of which `wants` returns how many tokens it needs, and how many drafts
-    /// behind them.
+    /// Returns the rows that a draft model lacks. `wants` returns how many tokens of a span it needs, and how many drafts follow.
     fn lacking<'a>(
         &mut self,
         spans: impl Iterator<Item = &'a Span>,
         requests: &Requests,
         tables: &Tables,
         wants: impl Fn(&Span) -> (usize, usize),
-    ) -> Vec<Work> {
+    ) -> Vec<SequenceRows> {
         let Drafter { sequences, filled, passes: Passes { sizes, .. }, .. } = self;
         let mut left = sizes.max_rows;
         let mut all = Vec::new();
         for span in spans {
             let (seq, (end, wanted)) = (span.seq, wants(span));
-            let (Some(text), Some(table)) = (Text::of(requests, seq), table_of(tables, seq, sizes.group)) else {
+            let (Some(text), Some(table)) = (KnownTokens::of(requests, seq), table_of(tables, seq, sizes.group)) else {
                 continue;
             };
             let progress = sequences.entry(seq).or_insert_with(|| {
@@ -284,15 +283,22 @@ impl Drafter {
             left -= rows;
             if rows > 0 {
                 let wanted = if is_all { wanted } else { 0 };
-                all.push(Work { seq, at, end: at + rows, wanted, drafts: Vec::with_capacity(wanted), state: 0 });
+                all.push(SequenceRows {
+                    seq,
+                    at,
+                    end: at + rows,
+                    wanted,
+                    drafts: Vec::with_capacity(wanted),
+                    state: 0,
+                });
             }
         }
         all
     }
 
-    /// Notes what the draft model has computed.
-    fn finish(&mut self, work: Vec<Work>, tables: &Tables) {
-        for Work { seq, end, mut drafts, .. } in work {
+    /// Records what the draft model has computed.
+    fn finish(&mut self, work: Vec<SequenceRows>, tables: &Tables) {
+        for SequenceRows { seq, end, mut drafts, .. } in work {
             // The last draft has not been computed.
             drafts.pop();
             let table = table_of(tables, seq, self.passes.sizes.group).unwrap_or_default();

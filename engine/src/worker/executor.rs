@@ -25,12 +25,12 @@ pub(crate) enum Needed {
 /// Block tables of all sequences, one for each group of layers; −1 for blocks before a window.
 pub(crate) type Tables = HashMap<SeqId, Vec<Vec<i32>>>;
 
-/// What the model for drafts uses.
+/// What the draft model uses.
 pub(crate) struct ForDrafts<'a> {
     /// The model whose tokens are drawn.
     pub target: &'a mut Model,
     pub tables: &'a Tables,
-    /// The caches of the model for drafts.
+    /// The caches of the draft model.
     pub caches: &'a mut [KvCache],
     /// The row of the last step with the last token of each of its spans.
     pub last_rows: &'a [u32],
@@ -40,7 +40,7 @@ pub(crate) struct ForDrafts<'a> {
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
     model: Model,
-    /// One cache for each place in a page of the model, then those of the model for drafts.
+    /// One cache for each place in a page of the model, then those of the draft model.
     caches: Vec<KvCache>,
     /// Number of places of the model.
     places: usize,
@@ -311,7 +311,7 @@ impl Executor {
         if device.features().launches { forward() } else { device.pool().enter(forward) }
     }
 
-    /// What the model for drafts uses.
+    /// What the draft model uses.
     pub fn for_drafts(&mut self) -> ForDrafts<'_> {
         let Executor { model, tables, caches, places, last_rows, .. } = self;
         ForDrafts { target: model, tables, caches: &mut caches[*places..], last_rows }

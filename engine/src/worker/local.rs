@@ -24,7 +24,7 @@ use super::adapters::{AdapterSlots, SlotError};
 use super::drafter::Drafter;
 use super::executor::{Executor, Needed};
 use super::request::RequestState;
-use super::rows::{Drawn, HostRow, Row, draw_rows};
+use super::rows::{Drawn, HostRow, LogitsRow, draw_rows};
 use super::slots::{DeviceRow, Slots, num_single_draws};
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 use crate::speculate::ProposeError;
@@ -447,7 +447,7 @@ impl LocalWorker {
                 let state = requests.get(&span.seq.request)?;
                 let is_beam = matches!(draws[index], Draw::Likeliest { .. });
                 let live = if is_beam { vec![span.seq] } else { state.live(span).collect() };
-                Some(Row::new(state, (at, span), live, &draws[index], logits))
+                Some(LogitsRow::new(state, (at, span), live, &draws[index], logits))
             };
             let with_logits = chunk.iter().zip(logits.chunks(logits.len() / chunk.len()));
             for (at, drawn) in draw_rows(device.pool(), with_logits.filter_map(row).collect()) {

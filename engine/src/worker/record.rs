@@ -30,20 +30,15 @@ pub(crate) const MAGIC: &[u8] = b"quire recording 3\n";
 /// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 
-/// An entry of a recording. Keep the variants in the order of [`EntryRef`]: postcard writes their index.
-#[derive(Deserialize)]
-pub(crate) enum Entry {
-    Start(Box<Start>),
-    Input(StepInput),
-    Output(Result<StepOutput, StepError>),
+/// An entry of a recording, with references when it is written.
+#[derive(Deserialize, Serialize)]
+pub(crate) enum Entry<Begin = Box<Start>, Input = StepInput, Output = Result<StepOutput, StepError>> {
+    Start(Begin),
+    Input(Input),
+    Output(Output),
 }
 
-#[derive(Serialize)]
-enum EntryRef<'a> {
-    Start(&'a Start),
-    Input(&'a StepInput),
-    Output(Result<&'a StepOutput, &'a StepError>),
-}
+type EntryRef<'a> = Entry<&'a Start, &'a StepInput, Result<&'a StepOutput, &'a StepError>>;
 
 /// How the worker was started.
 #[derive(Serialize, Deserialize)]

@@ -30,7 +30,7 @@ pub(super) enum Drawn {
 }
 
 /// A row of logits and everything that determines what is drawn from it.
-pub(super) struct Row<'a> {
+pub(super) struct LogitsRow<'a> {
     at: HostRow,
     logits: &'a [f32],
     sampling: &'a SamplingParams,
@@ -47,7 +47,7 @@ thread_local! {
     static SAMPLER: Cell<Sampler> = Cell::default();
 }
 
-impl<'a> Row<'a> {
+impl<'a> LogitsRow<'a> {
     /// A row of `span`, from which the sequences `live` draw. Their outputs end with the drafts of the span, if it has any.
     pub fn new(
         state: &'a RequestState,
@@ -55,7 +55,7 @@ impl<'a> Row<'a> {
         live: Vec<SeqId>,
         draw: &'a Draw,
         logits: &'a [f32],
-    ) -> Row<'a> {
+    ) -> LogitsRow<'a> {
         let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
         // Sequences that share a row have no output yet, and they share the mask.
         let own = live.first().and_then(|first| state.outputs.get(first.index as usize)?.as_deref());
@@ -70,19 +70,19 @@ impl<'a> Row<'a> {
         };
         let output = output.unwrap_or_default();
         let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
-        Row { at, logits, sampling, context, likeliest, live, drawn: None }
+        LogitsRow { at, logits, sampling, context, likeliest, live, drawn: None }
     }
 
     /// A row of the logits of a draft model. The token is drawn as the sequence's next one would be, without a grammar.
-    pub fn of_draft(state: &'a RequestState, at: HostRow, seq: SeqId, logits: &'a [f32]) -> Row<'a> {
+    pub fn of_draft(state: &'a RequestState, at: HostRow, seq: SeqId, logits: &'a [f32]) -> LogitsRow<'a> {
         let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
         let output = state.outputs.get(seq.index as usize).and_then(Option::as_deref).unwrap_or_default();
         let context = Context { prompt, output, stop_ids, allowed: None, seed: *seed, sequence: 0 };
-        Row { at, logits, sampling, context, likeliest: None, live: vec![seq], drawn: None }
+        LogitsRow { at, logits, sampling, context, likeliest: None, live: vec![seq], drawn: None }
     }
 
     fn draw(&mut self, sampler: &mut Sampler) {
-        let Row { logits, sampling, context, likeliest, ref live, .. } = *self;
+        let LogitsRow { logits, sampling, context, likeliest, ref live, .. } = *self;
         self.drawn = match (likeliest, live.first()) {
             (_, None) => None,
             (Some(count), Some(seq)) => {
@@ -97,7 +97,7 @@ impl<'a> Row<'a> {
 }
 
 /// Draws from all rows, on all threads.
-pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<(HostRow, Drawn)> {
+pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<LogitsRow<'_>>) -> Vec<(HostRow, Drawn)> {
     let work = rows.first().map_or(0, |row| row_work(row.logits.len()));
     threads.chunks_mut(&mut rows, 1, work, |_, rows| {
         let mut sampler = SAMPLER.take();

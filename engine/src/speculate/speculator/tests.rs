@@ -18,7 +18,7 @@ fn a_span_that_computes_accepted_drafts_again_is_measured_as_a_decode() {
         let speculation = Speculation { proposer, num_speculative_tokens: 4, is_adaptive: true };
         let mut speculator = Speculator::new(speculation, 100, recomputes);
         let seq = span(1, 0).seq;
-        speculator.token(seq, &(Source::default(), vec![1, 2, 3]), 4);
+        speculator.token(seq, &(DraftScope::default(), vec![1, 2, 3]), 4);
         assert!(speculator.is_decode(&span(1, 0)) && speculator.is_decode(&span(4, 3)));
         assert!(!speculator.is_decode(&span(2, 0)));
         speculator.verified(seq, 3, 2);

@@ -175,17 +175,18 @@ fn loaded_blocks_are_taken_while_another_request_runs_and_one_has_just_ended() {
     let mut second = engine(&shelf, |_| {});
     second.submit(request(2, 3, 40, NEITHER)).unwrap();
     let wanted = request(1, 6, 1, LOAD);
-    let fetch = second.to_fetch(&wanted).unwrap();
-    let (send, pieces) = std::sync::mpsc::channel();
-    let waiting = second.fetch(fetch, move |found, is_last| send.send((found, is_last)).unwrap()).unwrap();
-    let (found, is_last) = pieces.recv_timeout(Duration::from_secs(30)).unwrap();
-    assert_eq!((found.len(), is_last), (6, true));
+    shelf.0.hangs.store(true, Ordering::SeqCst);
+    let (send, loaded) = std::sync::mpsc::channel();
+    let load = second.begin_load(&wanted, move || send.send(()).unwrap()).unwrap();
     // Its blocks are to be copied, while the other request goes on.
     second.submit(request(3, 5, 1, STORE)).unwrap();
     while second.num_unfinished() > 1 || second.stats().scheduler.num_running == 0 {
         second.step(|_, _| {});
     }
-    second.import(Some(&waiting), &found);
+    assert_eq!(second.ended_loads(), []);
+    shelf.0.hangs.store(false, Ordering::SeqCst);
+    loaded.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(second.ended_loads(), [load]);
     second.submit(wanted).unwrap();
     assert_eq!(finish(&mut second), 48);
     drop(second);
@@ -297,13 +298,12 @@ fn nothing_that_was_loaded_or_computed_before_a_reset_is_taken_or_stored_after_i
     drop(first);
     let mut second = engine(&shelf, |_| {});
     let wanted = request(1, 6, 1, LOAD);
-    let fetch = second.to_fetch(&wanted).unwrap();
-    let (send, pieces) = std::sync::mpsc::channel();
-    let waiting = second.fetch(fetch, move |found, _| send.send(found).unwrap()).unwrap();
-    let found = pieces.recv_timeout(Duration::from_secs(30)).unwrap();
-    assert_eq!(found.len(), 6);
-    assert!(second.reset_prefix_cache(false) && waiting.is_stale());
-    second.import(Some(&waiting), &found);
+    let (send, loaded) = std::sync::mpsc::channel();
+    let load = second.begin_load(&wanted, move || send.send(()).unwrap()).unwrap();
+    loaded.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(second.reset_prefix_cache(false));
+    // The loaded piece is not taken any more, and the request waits no longer.
+    assert_eq!(second.ended_loads(), [load]);
     second.submit(wanted).unwrap();
     assert_eq!(finish(&mut second), 0);
     // Blocks that are handed over, and blocks that wait for that.

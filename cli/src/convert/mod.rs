@@ -1,18 +1,23 @@
-//! `quire convert`: quantises a checkpoint once.
+//! `quire convert`: quantises the weights of a checkpoint once.
+
+mod calibrate;
+mod checkpoint;
+mod gptq;
+mod round;
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use engine::convert::{ConvertOptions, Converted, Method, convert};
 use engine::{EngineConfig, ModelSource};
 
 use super::error::CliError;
 use super::progress;
 use super::values;
+use checkpoint::{ConvertOptions, Converted, convert};
 
-/// Forms of the weights.
+/// How weights are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Quantization {
+enum Method {
     /// 8-bit integers
     Q8,
     /// 4-bit integers, each weight rounded to the nearest
@@ -33,7 +38,7 @@ pub struct ConvertArgs {
     ///
     /// `q8` and `q4` are 8- or 4-bit integers, each weight rounded to the nearest; `gptq4` is 4-bit integers by GPTQ.
     #[arg(long)]
-    quantization: Quantization,
+    quantization: Method,
     /// Weights of a row that share a scale: a multiple of 32 [default: 32, gptq4: 128]
     #[arg(long, value_parser = values::whole::<usize>)]
     group_size: Option<usize>,
@@ -48,11 +53,7 @@ pub struct ConvertArgs {
 }
 
 pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
-    let method = match args.quantization {
-        Quantization::Q8 => Method::Q8,
-        Quantization::Q4 => Method::Q4,
-        Quantization::Gptq4 => Method::Gptq4,
-    };
+    let method = args.quantization;
     let group_size = args.group_size.unwrap_or(if method == Method::Gptq4 { 128 } else { 32 });
     if group_size == 0 || !group_size.is_multiple_of(32) {
         return Err(CliError::Usage(format!("--group-size: found {group_size}, expected a multiple of 32")));
@@ -93,3 +94,7 @@ fn print(report: &[Converted]) {
         println!("{module:width$}  {shape:>15}  {weights:>13}  {:>13}", percent(*output_error));
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Rounding of weights to integers with a scale for each group.
 
-use device::Dtype;
+use engine::Dtype;
 use half::{bf16, f16};
 
 /// Fractions of the greatest magnitude, in steps of an integer of 4 bits, that are tried as the scale. A smaller divisor than 8

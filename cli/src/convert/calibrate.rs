@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use attention_kernels::KernelError;
-use device::Dtype;
+use engine::{Dtype, EngineError};
 use linear::{Gemm, PackedMatrix, Rows, gemm};
 use models::{ForwardBatch, Model};
 use simd::{Isa, Pool, lock};
@@ -27,7 +26,7 @@ pub(super) fn calibrate(
     pool: &Pool,
     texts: &[&[u32]],
     layers: &[(usize, usize)],
-) -> Result<Hessians, KernelError> {
+) -> Result<Hessians, EngineError> {
     let sums: Hessians = layers.iter().map(|(layer, k)| (*layer, vec![0.0; k * k])).collect();
     let sums = Arc::new(Mutex::new(sums));
     let (seen, threads) = (Arc::clone(&sums), pool.clone());

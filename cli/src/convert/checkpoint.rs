@@ -4,31 +4,24 @@
 //! Linear layers of the decoder's layers are quantised. Embeddings, heads, routers, stacked experts and transposed matrices stay as
 //! they are, as do layers whose rows are no multiple of the group; the configuration lists them as ignored.
 
-mod calibrate;
-mod gptq;
-mod round;
-
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use device::Dtype;
+use engine::{Dtype, EngineConfig, EngineError, Opened, Progress, open};
 use linear::{Gemm, PackedMatrix, Rows, gemm};
 use models::decoder::{Form, Linear, Role};
 use models::{Model, ModelFiles, WeightView, Weights};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
 use simd::{Isa, Pool};
-use text::Tokenizer;
 
-use crate::api::EngineConfig;
-use crate::error::{EngineError, bad};
-use crate::start::Progress;
-use crate::start::open::{Opened, open};
-use crate::start::texts::TextFiles;
-use calibrate::{Hessians, LENGTH, MAX_TEXTS, calibrate};
-use gptq::Inverse;
+use super::Method;
+use super::calibrate::{Hessians, LENGTH, MAX_TEXTS, calibrate};
+use super::gptq::Inverse;
+use super::round;
 
 /// Memory for the matrices of GPTQ that are summed in one pass over the calibration text, in bytes.
 const HESSIAN_BYTES: usize = 2 << 30;
@@ -36,20 +29,9 @@ const HESSIAN_BYTES: usize = 2 << 30;
 /// The text that layers are calibrated with unless another one is given.
 const TEXT: &str = concat!(include_str!("../../../docs/guide.md"), include_str!("../../../docs/internals.md"));
 
-/// How weights are quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// To the nearest of 8-bit integers.
-    Q8,
-    /// To the nearest of 4-bit integers.
-    Q4,
-    /// To 4-bit integers, such that the outputs for a calibration text change least.
-    Gptq4,
-}
-
 /// Options of [`convert`].
 #[derive(Clone, Debug)]
-pub struct ConvertOptions {
+pub(super) struct ConvertOptions {
     /// How weights are quantised.
     pub method: Method,
     /// Inputs that share a scale.
@@ -60,7 +42,7 @@ pub struct ConvertOptions {
 
 /// What became of a module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Converted {
+pub(super) struct Converted {
     /// Its name.
     pub module: String,
     /// Number of rows.
@@ -77,7 +59,7 @@ pub struct Converted {
 ///
 /// # Errors
 /// The checkpoint cannot be read, is quantised already or is no folder; the folder `to` exists or cannot be written.
-pub fn convert(
+pub(super) fn convert(
     config: &EngineConfig,
     to: &Path,
     options: &ConvertOptions,
@@ -119,11 +101,7 @@ pub fn convert(
     let quantised: BTreeSet<&str> = plan.steps.iter().map(|step| step.tensor.as_str()).collect();
     for name in opened.weights.names().filter(|name| !quantised.contains(name)) {
         if let Some(weight) = opened.weights.get(name) {
-            let dtype = match weight.dtype {
-                Dtype::F32 => safetensors::Dtype::F32,
-                Dtype::F16 => safetensors::Dtype::F16,
-                Dtype::Bf16 => safetensors::Dtype::BF16,
-            };
+            let dtype = stored(weight.dtype);
             written.tensors.insert(name.to_string(), (dtype, weight.shape.clone(), Cow::Borrowed(weight.data)));
         }
     }
@@ -180,6 +158,20 @@ fn plan(opened: &Opened, options: &ConvertOptions) -> Plan {
     plan
 }
 
+/// The type of a tensor in the file.
+fn stored(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+    }
+}
+
+/// The error for an argument that cannot be used.
+fn bad(flag: &'static str, found: impl Display, expected: impl Into<String>) -> EngineError {
+    EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
+}
+
 fn expect<'a>(weights: &'a Weights, name: &str) -> Result<WeightView<'a>, EngineError> {
     weights.get(name).ok_or_else(|| bad("SRC", name, "a tensor of floats"))
 }
@@ -216,17 +208,17 @@ fn quantise(
         }
     });
     let module = weight.name.trim_end_matches(".weight").to_string();
-    let scale_type = match form.scale {
-        Dtype::F32 => safetensors::Dtype::F32,
-        Dtype::F16 => safetensors::Dtype::F16,
-        Dtype::Bf16 => safetensors::Dtype::BF16,
-    };
     let mut tensor = |suffix: &str, dtype, shape: Vec<usize>, data: Vec<u8>| {
         out.tensors.insert(format!("{module}.{suffix}"), (dtype, shape, Cow::Owned(data)));
     };
     let packed = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     tensor("weight_packed", safetensors::Dtype::I32, vec![n, k / per], packed);
-    tensor("weight_scale", scale_type, vec![n, groups], scales.iter().flat_map(|scale| form.bytes(*scale)).collect());
+    tensor(
+        "weight_scale",
+        stored(form.scale),
+        vec![n, groups],
+        scales.iter().flat_map(|scale| form.bytes(*scale)).collect(),
+    );
     let shape = [n as i64, k as i64].iter().flat_map(|size| size.to_le_bytes()).collect();
     tensor("weight_shape", safetensors::Dtype::I64, vec![2], shape);
     let mut difference = rounded;
@@ -255,7 +247,7 @@ struct Calibration {
 
 impl Calibration {
     fn new(opened: &Opened, text: &str) -> Result<Calibration, EngineError> {
-        let tokenizer = Tokenizer::load(&TextFiles(&opened.files))?;
+        let tokenizer = opened.tokenizer()?;
         let mut tokens = Vec::new();
         // By paragraphs, so that no part of a text costs more than its length.
         for part in text.split_inclusive("\n\n") {

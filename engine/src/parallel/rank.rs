@@ -1,4 +1,4 @@
-//! A process's place in a group of ranks, and what all ranks must agree on.
+//! This process's rank, the groups that it belongs to, and what all ranks must agree on.
 
 use std::fmt::Display;
 use std::hash::{Hash, Hasher};
@@ -80,8 +80,8 @@ impl Group {
         self.world
     }
 
-    /// Starts the ranks that are threads of this process with `follow`, and takes this rank's place.
-    pub(crate) fn enter(self, engine: &EngineConfig, follow: Follow) -> Result<Place, EngineError> {
+    /// Starts the ranks that are threads of this process with `follow`, and returns this one.
+    pub(crate) fn enter(self, engine: &EngineConfig, follow: Follow) -> Result<Rank, EngineError> {
         let Group { world, others } = self;
         if world.rank() > 0 {
             let expected = "a command that all ranks can take part in (serve, chat, generate, bench latency, bench throughput), or threads";
@@ -105,12 +105,13 @@ impl Group {
             });
             started.push(thread?);
         }
-        Place::new(world, &engine.parallel, started)
+        Rank::new(world, &engine.parallel, started)
     }
 }
 
-/// A rank's place in its group.
-pub(crate) struct Place {
+/// This process's rank, with the groups that it belongs to.
+pub(crate) struct Rank {
+    /// All ranks.
     pub world: Arc<dyn Collective>,
     /// The ranks with the other parts of the same layers: those of one stage.
     pub tensor: Arc<dyn Collective>,
@@ -122,12 +123,12 @@ pub(crate) struct Place {
     pub threads: Vec<JoinHandle<()>>,
 }
 
-impl Place {
+impl Rank {
     pub fn new(
         world: Arc<dyn Collective>,
         config: &ParallelConfig,
         threads: Vec<JoinHandle<()>>,
-    ) -> Result<Place, EngineError> {
+    ) -> Result<Rank, EngineError> {
         // A rank that cannot start says so here ([`Group::refuse`]).
         together(&*world, Ok(()))?;
         // Neighbours in rank have parts of the same layers: they exchange the most, and launchers put them on one machine.
@@ -138,12 +139,12 @@ impl Place {
         };
         let machine = machine();
         let local_ranks = world.values(machine)?.into_iter().filter(|other| *other == machine).count();
-        Ok(Place { world, tensor, pipeline, local_ranks, threads })
+        Ok(Rank { world, tensor, pipeline, local_ranks, threads })
     }
 
     /// The only rank of a group.
-    pub fn alone() -> Place {
-        Place { world: single(), tensor: single(), pipeline: single(), local_ranks: 1, threads: Vec::new() }
+    pub fn alone() -> Rank {
+        Rank { world: single(), tensor: single(), pipeline: single(), local_ranks: 1, threads: Vec::new() }
     }
 
     pub fn is_alone(&self) -> bool {

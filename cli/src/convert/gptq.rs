@@ -95,7 +95,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use device::Dtype;
+    use engine::Dtype;
 
     use super::*;
 

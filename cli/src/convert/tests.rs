@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::convert::{ConvertOptions, Converted, Method, convert};
-use engine::{EngineConfig, GenerationParams, Llm, ModelSource};
+use engine::{AsyncEngine, EngineConfig, GenerationParams, Llm, ModelSource, ParallelConfig, Reduce, SamplingParams};
 use tempfile::TempDir;
+
+use super::Method;
+use super::checkpoint::{ConvertOptions, Converted, convert};
 
 fn demo() -> PathBuf {
     testkit::workspace::root().join("models/demo")
@@ -71,4 +73,34 @@ fn conversions_that_cannot_be_done_are_refused_in_one_line() {
     let options = ConvertOptions { method: Method::Gptq4, group_size: 64, calibration: Some("short".into()) };
     let short = convert(&config(&demo()), &to, &options, &|_, _| {}).unwrap_err().to_string();
     assert!(short.contains("--calibration") && !to.exists(), "{short}");
+}
+
+#[test]
+fn products_of_a_quantised_checkpoint_that_cannot_be_cut_are_gathered_and_counted() {
+    let folder = TempDir::new().unwrap();
+    let to = folder.path().join("q4");
+    // Groups of 64: the 6 heads of 32 are cut in the middle of one, the 384 inputs of a network between two.
+    converted(&demo(), &to, Method::Q4, 64).unwrap();
+    let on_ranks = |tensor_parallel_size, tp_reduce| {
+        let parallel = ParallelConfig { tensor_parallel_size, tp_reduce, ..Default::default() };
+        EngineConfig { parallel, threads: Some(1), seed: Some(1), ..config(&to) }
+    };
+    let tokens = |config: &EngineConfig| {
+        let sampling = SamplingParams { temperature: 0.0, ..Default::default() };
+        let params = GenerationParams { sampling, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+        let prompts = ["The capital of France is", "A quire is", "The cache of a request holds"];
+        let mut llm = Llm::new(config.clone()).unwrap();
+        let mut run = |prompts: &[&str]| llm.generate(prompts, &params).unwrap();
+        (run(&prompts), prompts.map(|prompt| run(&[prompt])))
+    };
+    let (one, two) = (on_ranks(1, Reduce::Gather), on_ranks(2, Reduce::Sum));
+    assert_eq!(tokens(&two), tokens(&one));
+    let line = |config: EngineConfig| {
+        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        engine.info().notes.iter().find(|line| line.starts_with("sums over ranks")).cloned()
+    };
+    let counts =
+        "sums over ranks: 5 products, 5 gathered, whose stored form cannot be cut between the inputs of the ranks";
+    assert_eq!(line(two).as_deref(), Some(counts));
+    assert_eq!(line(on_ranks(2, Reduce::Gather)), None);
 }
