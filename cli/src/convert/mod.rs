@@ -4,6 +4,7 @@ mod calibrate;
 mod checkpoint;
 mod gptq;
 mod round;
+mod tests;
 
 use std::path::PathBuf;
 
@@ -94,7 +95,3 @@ fn print(report: &[Converted]) {
         println!("{module:width$}  {shape:>15}  {weights:>13}  {:>13}", percent(*output_error));
     }
 }
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests;

@@ -1,5 +1,8 @@
 //! Conversion of a checkpoint to quantised weights: the result is served, its errors are those of its form, and bad input is refused.
 
+#![cfg(test)]
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use engine::{AsyncEngine, EngineConfig, GenerationParams, Llm, ModelSource, ParallelConfig, Reduce, SamplingParams};
