@@ -18,7 +18,6 @@ impl Model {
             query_starts: vec![0, rows as u32],
             context_lens: vec![0],
             block_tables: [[-1]].into_iter().collect(),
-            ..AttentionBatch::default()
         };
         let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
         let groups = vec![group; self.layout.groups.len()];
