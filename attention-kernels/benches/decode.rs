@@ -91,7 +91,6 @@ impl<'a> Decode<'a> {
                 .collect::<Vec<_>>()]
             .into_iter()
             .collect(),
-            ..AttentionBatch::default()
         };
         Some(Decode {
             device,

@@ -89,7 +89,6 @@ fn a_rule_that_makes_no_sense_for_the_cache_is_refused_with_the_numbers() {
         query_starts: vec![0, 1],
         context_lens: vec![20],
         block_tables: [[2, 1]].into_iter().collect(),
-        ..AttentionBatch::default()
     };
     let call = |sparse: BlockSparse| {
         let (query, mut output) = (device.alloc(64).unwrap(), device.alloc(64).unwrap());

@@ -13,12 +13,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
     let mut output = device.alloc(1024).unwrap();
     // Two rows at positions 8 and 9, one at position 4, and padding.
     let (query_starts, context_lens) = (vec![0, 2, 3, 4], vec![10, 5, 0]);
-    let batch = AttentionBatch {
-        query_starts,
-        context_lens,
-        block_tables: [[0; 2]; 3].into_iter().collect(),
-        ..AttentionBatch::default()
-    };
+    let batch = AttentionBatch { query_starts, context_lens, block_tables: [[0; 2]; 3].into_iter().collect() };
     let mut cost = |window, sparse| {
         let args = AttentionArgs {
             query: &query,

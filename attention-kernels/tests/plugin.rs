@@ -52,7 +52,6 @@ fn attend_with(
         query_starts: vec![0, 1],
         context_lens: vec![context as u32],
         block_tables: [[3, 0, 2]].into_iter().collect(),
-        ..AttentionBatch::default()
     };
     let args = AttentionArgs {
         query: &query,

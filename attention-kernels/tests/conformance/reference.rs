@@ -113,7 +113,6 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
             query_starts: ints(tensors, "cu_query_lens").iter().map(|&start| start as u32).collect(),
             context_lens: case.total_lens.clone(),
             block_tables: tables.chunks(tables.len() / case.total_lens.len()).collect(),
-            ..AttentionBatch::default()
         },
         scale: case.scale,
         window: case.sliding_window,

@@ -24,12 +24,7 @@ const LIMITS: WorkspaceLimits = WorkspaceLimits {
 };
 
 fn batch() -> AttentionBatch {
-    AttentionBatch {
-        query_starts: vec![0, 1, 2],
-        context_lens: vec![17, 1],
-        block_tables: tables([3, 5]),
-        ..AttentionBatch::default()
-    }
+    AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![17, 1], block_tables: tables([3, 5]) }
 }
 
 /// Returns two tables of 40 blocks, the first sequence's as given.
@@ -180,7 +175,6 @@ fn a_load_compares_only_blocks_in_use_however_long_the_longest_table_is() {
             query_starts: (0..=257).collect(),
             context_lens: tables.iter().map(|table| table.len() as u32 * 16).collect(),
             block_tables: tables.into_iter().collect(),
-            ..AttentionBatch::default()
         };
         workspace.load(&*device, &batch, &[], None).unwrap();
         let compared = workspace.compared_entries();
@@ -198,12 +192,7 @@ fn an_empty_step_launches_nothing_that_a_driver_would_refuse() {
             Workspace::new(device, WorkspaceLimits { max_blocks: 0, max_partials: 2, ..LIMITS }).unwrap();
         // Only padding, with empty tables.
         let block_tables = [[]; 2].into_iter().collect();
-        let lens = AttentionBatch {
-            query_starts: vec![0, 1, 2],
-            context_lens: vec![0, 0],
-            block_tables,
-            ..AttentionBatch::default()
-        };
+        let lens = AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], block_tables };
         let padding: &'static AttentionBatch = Box::leak(Box::new(lens));
         workspace.load(device, padding, &[], None).unwrap();
         for name in ["cuda.paged_v1", "cuda.paged_v2", "cuda.paged_gqa", "cuda.paged_prefill"] {

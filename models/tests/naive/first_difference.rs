@@ -156,7 +156,7 @@ impl Comparison<'_> {
             let columns: String = differences.iter().map(|it| format!(" {:>16.1e}", it.share)).collect();
             println!("{:<60}{columns}", names[0]);
             for ((first, it), (pass, _)) in first.iter_mut().zip(&differences).zip(&self.others) {
-                if first.is_none() && !(it.share <= tolerance) {
+                if first.is_none() && (it.share.is_nan() || it.share > tolerance) {
                     let Difference { row, element, found, right, .. } = it;
                     let position = if names[0] == "logits" { self.ids.len() - 1 } else { *row };
                     *first = Some(format!(
