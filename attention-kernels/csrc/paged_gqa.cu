@@ -31,7 +31,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 #define PAGED_GQA(name, T, KV8, D)                                                         \
     extern "C" __global__ void                                                             \
-        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && D == 112 ? 3 : 4) \
+        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && (D == 96 || D == 112) ? 3 : 4) \
         name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
         quire::wait_for_launches();                                                        \
         extern __shared__ __align__(16) unsigned char smem[];                              \

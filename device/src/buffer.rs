@@ -12,7 +12,7 @@ use crate::memory::{Element, HostMemory, inside};
 /// Returns the bytes of plain values, as a kernel or a copy sees them.
 ///
 /// ```
-/// assert_eq!(crate::bytes_of(&[1u16, 2]), [1u16.to_ne_bytes(), 2u16.to_ne_bytes()].as_flattened());
+/// assert_eq!(device::bytes_of(&[1u16, 2]), [1u16.to_ne_bytes(), 2u16.to_ne_bytes()].as_flattened());
 /// ```
 pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: an `Element` has no padding, so all bytes are initialised; they are borrowed as `values` is.

@@ -147,7 +147,7 @@ fn serve(program: &cargo::TestProgram) -> Result<(), String> {
     let mut command = Command::new(&program.file);
     command.arg("ranks::").current_dir(&program.folder).env("QUIRE_REQUIRE", "mpi");
     match ci::logged(&mut command) {
-        Ok((status, log, _)) if status.success() => parts::ran_some(&log),
+        Ok((status, log, _)) if status.success() => parts::ran_some(&log, None),
         Ok((status, ..)) => Err(format!("the tests of quire serve on several ranks ended with {status}")),
         Err(error) => Err(format!("{}: {error}", program.file.display())),
     }

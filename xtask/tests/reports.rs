@@ -61,15 +61,21 @@ fn a_log_is_split_by_program() {
 
 #[test]
 fn a_filter_that_matches_no_test_of_a_program_is_a_failure() {
-    assert_eq!(ran_some(LOG), Ok(()));
-    let of_counts = |counts: &str| {
-        ran_some(&format!("{LOG}     Running tests/b.rs (/t/b-1)\ntest result: ok. {counts}; finished in 0s\n"))
-    };
+    assert_eq!(ran_some(LOG, None), Ok(()));
+    let with =
+        |counts: &str| format!("{LOG}     Running tests/b.rs (/t/b-1)\ntest result: ok. {counts}; finished in 0s\n");
+    let of_counts = |counts: &str| ran_some(&with(counts), None);
     assert_eq!(of_counts("1 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out"), Ok(()));
     // All tests of the program of the page are ignored, and no filter says so.
     assert_eq!(of_counts("0 passed; 0 failed; 9 ignored; 0 measured; 0 filtered out"), Ok(()));
     let problem = of_counts("0 passed; 0 failed; 3 ignored; 0 measured; 7 filtered out").unwrap_err();
     assert!(problem.starts_with("tests/b.rs (/t/b-1): found no test that the filter matches"), "{problem}");
+    // A filter for some programs of many.
+    let of_programs =
+        |programs| ran_some(&with("0 passed; 0 failed; 3 ignored; 0 measured; 7 filtered out"), Some(programs));
+    let ran = (0..9).find(|programs| of_programs(*programs).is_ok()).unwrap();
+    let problem = of_programs(ran + 1).unwrap_err();
+    assert!(problem.starts_with(&format!("found tests that the filter matches in {ran} programs")), "{problem}");
 }
 
 #[test]
