@@ -298,8 +298,8 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     }
 }
 
-// Adds the tokens at the positions `visible`, all in one partition, to `out`. All
-// threads may reuse shared memory before, and if there is no spare slot also after; otherwise `attend` may follow.
+// Adds the tokens `visible`, all in one partition, to `out`. All threads may reuse shared memory before, and if there is no spare
+// slot also after; otherwise `attend` may follow.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
                                        const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],

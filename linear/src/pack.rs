@@ -173,7 +173,7 @@ impl PackedMatrix {
     /// bfloat16, and products round activations to it. Otherwise they become bfloat16 if all of them are, else f32.
     ///
     /// # Errors
-    /// Those of [`PackedMatrix::pack`], and [`LinearError::NotFinite`] for stored weights that are not finite.
+    /// The errors of [`PackedMatrix::pack`], and [`LinearError::NotFinite`] for stored weights that are not finite.
     pub fn stored(
         pool: &Pool,
         arithmetic: Arithmetic,
