@@ -44,7 +44,7 @@ impl Constraint for Faulty {
                 beyond
             }
             Fault::Nothing if now => TokenSet::new(0),
-            _ => TokenSet::from_words(&[u32::MAX; 18], VOCABULARY),
+            _ => TokenSet::from_words(vec![u32::MAX; 18], VOCABULARY),
         };
         Ok(Mask { tokens, may_end: false })
     }
@@ -135,7 +135,7 @@ impl Late {
 impl Constraint for Late {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
         self.wait(if self.accepted == 2 { 20 } else { 0 });
-        Ok(Mask { tokens: TokenSet::from_words(&[u32::MAX; 18], VOCABULARY), may_end: false })
+        Ok(Mask { tokens: TokenSet::from_words(vec![u32::MAX; 18], VOCABULARY), may_end: false })
     }
 
     fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {

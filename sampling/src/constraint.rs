@@ -26,7 +26,8 @@ struct Words {
 impl From<Words> for TokenSet {
     fn from(Words { words, size }: Words) -> TokenSet {
         // The words bound the size, so that a wrong number cannot cause a large allocation.
-        TokenSet::from_words(&words, size.min(32 * words.len()))
+        let size = size.min(32 * words.len());
+        TokenSet::from_words(words, size)
     }
 }
 
@@ -46,11 +47,10 @@ impl TokenSet {
 
     /// Creates a set from a bit mask: bit `j` of word `i` is id `32 i + j`. Words and bits behind `size` are ignored,
     /// missing words are empty.
-    pub fn from_words(words: &[u32], size: usize) -> TokenSet {
-        let mut set = TokenSet::new(size);
-        for (to, from) in set.words.iter_mut().zip(words) {
-            *to = *from;
-        }
+    pub fn from_words(mut words: Vec<u32>, size: usize) -> TokenSet {
+        let size = size.min(1 << 32);
+        words.resize(size.div_ceil(32), 0);
+        let mut set = TokenSet { words, size };
         if let (Some(last), rest @ 1..) = (set.words.last_mut(), set.size % 32) {
             *last &= (1 << rest) - 1;
         }

@@ -89,7 +89,7 @@ fn a_token_set_contains_what_was_inserted_and_nothing_behind_its_size() {
         let wanted: Vec<u32> = (0..size as u32).step_by(3).collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), wanted);
         assert!((0..200).all(|token| set.contains(token) == wanted.contains(&token)));
-        let full = TokenSet::from_words(&[u32::MAX; 9], size);
+        let full = TokenSet::from_words(vec![u32::MAX; 9], size);
         assert_eq!(full.iter().collect::<Vec<_>>(), (0..size as u32).collect::<Vec<_>>());
     }
 }

@@ -9,7 +9,7 @@ pub struct GrammarConstraint(pub Matcher);
 impl Constraint for GrammarConstraint {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
         let text::Mask { words, may_end } = self.0.mask().map_err(failed)?;
-        Ok(Mask { tokens: TokenSet::from_words(&words, self.0.vocab_size()), may_end })
+        Ok(Mask { tokens: TokenSet::from_words(words, self.0.vocab_size()), may_end })
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {

@@ -37,7 +37,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
             SamplingParams { top_k: 3, ..Default::default() },
         ];
         let mut sequences: Vec<Sequence> = all_params.into_iter().map(|params| Sequence::new(params, 3)).collect();
-        sequences[0].allowed = Some(TokenSet::from_words(&vec![0xffff_fff7; vocab.div_ceil(32)], vocab));
+        sequences[0].allowed = Some(TokenSet::from_words(vec![0xffff_fff7; vocab.div_ceil(32)], vocab));
         let mut sampler = sampler(device, Limits { max_rows: 9, ..limits(7, vocab) });
         for (slot, sequence) in (0..).zip(&mut sequences) {
             (sequence.output, sequence.stop_ids) = (vec![1], vec![2, last]);
