@@ -97,6 +97,10 @@ impl TextEngine {
 
     /// Runs one step, or only completes the steps in flight. `emit` gets every event in order, and whether it is the request's last.
     pub fn step(&mut self, next: NextStep, mut emit: impl FnMut(RequestId, Event, bool)) {
+        self.advance(next, &mut emit);
+    }
+
+    fn advance(&mut self, next: NextStep, emit: &mut dyn FnMut(RequestId, Event, bool)) {
         let TextEngine { engine, live, stopped, .. } = self;
         let on_event = |id, event| {
             let Some(RequestTexts { sequences, buffer }) = live.get_mut(&id) else { return };

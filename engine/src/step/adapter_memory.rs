@@ -36,7 +36,7 @@ impl Engine {
     }
 
     /// Ends the requests whose adapter could not be read again. If nothing else is to be done, waits for an adapter for at most `limit`.
-    pub(super) fn take_adapter(&mut self, limit: Duration, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    pub(super) fn take_adapter(&mut self, limit: Duration, emit: &mut dyn FnMut(RequestId, TokenEvent)) {
         let Some((adapter, read)) = self.adapters.take_read(limit) else { return };
         let Err(error) = read.and_then(|()| self.share_adapter(&adapter)) else { return };
         if self.ready_adapters().contains(&adapter.digest) {

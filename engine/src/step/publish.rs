@@ -47,7 +47,7 @@ impl Outcomes {
 }
 
 /// The parts of the engine that publishing uses.
-pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
+pub(super) struct Publisher<'a> {
     pub mask_threads: &'a mut MaskThreads,
     /// Sequences whose next mask is computed.
     pub awaits_mask: &'a mut Vec<SeqId>,
@@ -57,10 +57,10 @@ pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
     pub ended: &'a mut Vec<SeqId>,
     pub generation_tokens: &'a mut u64,
     pub speculator: Option<&'a mut Speculator>,
-    pub emit: &'a mut E,
+    pub emit: &'a mut dyn FnMut(RequestId, TokenEvent),
 }
 
-impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
+impl Publisher<'_> {
     /// Publishes a token drawn for a sequence, and ends the sequence if this is its last token. Does nothing if the sequence
     /// has ended in the meantime. `drafts` are those that the token and the following ones of the step were compared with: the last
     /// token of the step is followed by none, be its draft wrong or the masks behind it late.

@@ -51,19 +51,19 @@ impl Engine {
     ///
     /// If the device draws the tokens, the following step is already in flight when this returns. A call computes nothing if all
     /// requests wait for something, such as a mask that is late.
-    pub fn step(&mut self, emit: impl FnMut(RequestId, TokenEvent)) {
-        self.advance(true, emit);
+    pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+        self.advance(true, &mut emit);
     }
 
     /// Completes the steps in flight without planning another. Their events are passed to `emit`.
-    pub fn finish_steps(&mut self, emit: impl FnMut(RequestId, TokenEvent)) {
-        self.advance(false, emit);
+    pub fn finish_steps(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+        self.advance(false, &mut emit);
     }
 
-    fn advance(&mut self, plans: bool, mut emit: impl FnMut(RequestId, TokenEvent)) {
+    fn advance(&mut self, plans: bool, emit: &mut dyn FnMut(RequestId, TokenEvent)) {
         let _profile = self.worker.profile_step();
         self.scheduled.clear();
-        self.take_adapter(Duration::ZERO, &mut emit);
+        self.take_adapter(Duration::ZERO, emit);
         let mut is_idle = self.in_flight.is_empty();
         loop {
             while plans && self.can_plan() {
@@ -74,8 +74,8 @@ impl Engine {
             }
             let Some((step, collected)) = self.collect() else { break };
             is_idle = false;
-            let published = collected.map(|()| self.publish(&step, &mut emit));
-            self.commit(step, published, &mut emit);
+            let published = collected.map(|()| self.publish(&step, emit));
+            self.commit(step, published, emit);
             // After the last request has ended, the steps still in flight are collected too, so that their blocks are free
             // when the caller gets the last event.
             if self.in_flight.is_empty() || (plans && self.scheduler.has_work()) {
@@ -83,7 +83,7 @@ impl Engine {
             }
         }
         if is_idle {
-            self.take_adapter(IDLE, &mut emit);
+            self.take_adapter(IDLE, emit);
         }
         self.settle();
         if is_idle && self.has_exports() {
@@ -239,7 +239,7 @@ impl Engine {
     }
 
     /// Turns the results of a step into events for callers and outcomes for the scheduler.
-    fn publish(&mut self, step: &StepInFlight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    fn publish(&mut self, step: &StepInFlight, emit: &mut dyn FnMut(RequestId, TokenEvent)) {
         let _phase = self.phase("publish");
         self.outcomes.clear();
         let spans = &step.plan().spans;
@@ -294,7 +294,7 @@ impl Engine {
         &mut self,
         step: StepInFlight,
         published: Result<(), StepError>,
-        emit: &mut impl FnMut(RequestId, TokenEvent),
+        emit: &mut dyn FnMut(RequestId, TokenEvent),
     ) {
         let _phase = self.phase("commit");
         match published {
@@ -334,7 +334,7 @@ impl Engine {
     }
 
     /// Ends every request of a failed step, and tells the scheduler.
-    fn fail(&mut self, plan: &StepPlan, error: &dyn Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    fn fail(&mut self, plan: &StepPlan, error: &dyn Error, emit: &mut dyn FnMut(RequestId, TokenEvent)) {
         tracing::error!("{} failed: {error}", plan.step);
         self.failed_steps += 1;
         let message = error.to_string();
@@ -343,12 +343,7 @@ impl Engine {
     }
 
     /// Ends a request with an error.
-    pub(super) fn end_with_error(
-        &mut self,
-        id: RequestId,
-        message: &str,
-        emit: &mut impl FnMut(RequestId, TokenEvent),
-    ) {
+    pub(super) fn end_with_error(&mut self, id: RequestId, message: &str, emit: &mut dyn FnMut(RequestId, TokenEvent)) {
         if let Some(request) = self.remove(id) {
             for index in request.live() {
                 let finish = Some(FinishReason::Error(message.to_string()));
