@@ -41,6 +41,7 @@ mod byte_matrix;
 mod error;
 mod form;
 mod format;
+pub mod gptq;
 mod integer;
 mod kernel;
 mod low_rank;

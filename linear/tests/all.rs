@@ -7,6 +7,7 @@ mod backends;
 #[path = "../../simd/tests/support/mod.rs"]
 mod cpu;
 mod gemm;
+mod gptq;
 mod low_rank;
 mod quantize;
 mod quantized;

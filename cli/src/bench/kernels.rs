@@ -1,6 +1,6 @@
 //! `quire bench kernels`: times or counts every supporting variant over a grid of shapes; a table and lines of JSON.
 //!
-//! A row is printed, and its line of JSON written, as soon as it has been measured. `attention_kernels::trial::grid` defines what is measured and how.
+//! A row is printed, and its line of JSON written, as soon as it has been measured. `trial::grid` defines what is measured and how.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use engine::{Dtype, EngineConfig, EngineError, Opened, Progress, open};
+use linear::gptq::{IntegerForm, Inverse};
 use linear::{Gemm, PackedMatrix, Rows, gemm};
 use models::decoder::{Form, Linear, Role};
 use models::{Model, ModelFiles, WeightView, Weights};
@@ -20,8 +21,6 @@ use simd::{Isa, Pool};
 
 use super::Method;
 use super::calibrate::{Hessians, LENGTH, MAX_TEXTS, calibrate};
-use super::gptq::Inverse;
-use super::round;
 
 /// Memory for the matrices of GPTQ that are summed in one pass over the calibration text, in bytes.
 const HESSIAN_BYTES: usize = 2 << 30;
@@ -124,7 +123,7 @@ struct Step {
     tensor: String,
     /// The layer whose inputs are its inputs, and their number.
     layer: Option<usize>,
-    form: round::Form,
+    form: IntegerForm,
 }
 
 fn plan(opened: &Opened, options: &ConvertOptions) -> Plan {
@@ -151,7 +150,7 @@ fn plan(opened: &Opened, options: &ConvertOptions) -> Plan {
                 plan.kept.push(Converted { module, outputs, inputs, weight_error: None, output_error: None });
                 continue;
             }
-            let form = round::Form { bits, group: options.group_size, scale: weight.dtype };
+            let form = IntegerForm { bits, group: options.group_size, scale: weight.dtype };
             plan.steps.push(Step { tensor: weight.name, layer, form });
         }
     }

@@ -2,8 +2,6 @@
 
 mod calibrate;
 mod checkpoint;
-mod gptq;
-mod round;
 mod tests;
 
 use std::path::PathBuf;

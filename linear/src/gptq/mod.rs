@@ -4,15 +4,16 @@
 //! With H = XᵀX of the inputs X of a layer, the error of its outputs is least if an error e of weight j changes weight m > j by
 //! −e · U\[j\]\[m\] / U\[j\]\[j\], where U is the upper triangular matrix with UᵀU = H⁻¹.
 
-use simd::Pool;
+mod form;
 
-use super::round::Form;
+pub use form::IntegerForm;
+use simd::Pool;
 
 /// Added to the diagonal of H: this share of its mean.
 const DAMPING: f64 = 0.01;
 
 /// The matrix U of a layer's inputs, `[k, k]`.
-pub(super) struct Inverse {
+pub struct Inverse {
     u: Vec<f32>,
     k: usize,
 }
@@ -61,8 +62,8 @@ impl Inverse {
         Some(Inverse { u, k })
     }
 
-    /// Rounds rows `[n, k]` and writes their scales `[n, groups]`.
-    pub fn round(&self, pool: &Pool, form: Form, rows: &mut [f32], scales: &mut [f32]) {
+    /// Rounds rows `[n, k]` to values of the form and writes their scales `[n, groups]`.
+    pub fn round(&self, pool: &Pool, form: IntegerForm, rows: &mut [f32], scales: &mut [f32]) {
         let (k, groups) = (self.k, self.k.div_ceil(form.group));
         pool.zip_chunks_mut((rows, k), (scales, groups), k * k, |_, row, scales| {
             for j in 0..k {
@@ -90,46 +91,4 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
         }
     }
     sums.iter().sum::<f64>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f64>()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use engine::Dtype;
-
-    use super::*;
-
-    #[test]
-    fn outputs_of_correlated_inputs_change_less_than_by_rounding() {
-        let (n, k, count) = (16, 64, 200);
-        let mut state = 7u64;
-        let mut draw = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        };
-        let common: Vec<f32> = (0..count).map(|_| draw()).collect();
-        let x: Vec<f32> = (0..count * k).map(|at| 0.3 * draw() + common[at / k] * (1.0 + (at % 3) as f32)).collect();
-        let w: Vec<f32> = (0..n * k).map(|_| draw()).collect();
-        let h: Vec<f32> =
-            (0..k * k).map(|at| (0..count).map(|r| x[r * k + at / k] * x[r * k + at % k]).sum()).collect();
-        let form = Form { bits: 4, group: 32, scale: Dtype::F16 };
-        let pool = Pool::new(Some(2)).unwrap();
-        let error = |rounded: &[f32]| -> f64 {
-            let output = |row: usize, r: usize| -> f64 {
-                (0..k).map(|i| f64::from(rounded[row * k + i] - w[row * k + i]) * f64::from(x[r * k + i])).sum()
-            };
-            (0..n * count).map(|at| output(at / count, at % count).powi(2)).sum()
-        };
-        let (mut nearest, mut scales) = (w.clone(), vec![0.0; n * k / 32]);
-        nearest.chunks_mut(k).zip(scales.chunks_mut(k / 32)).for_each(|(row, scales)| form.nearest(row, scales));
-        let mut rounded = w.clone();
-        Inverse::new(&h, k).unwrap().round(&pool, form, &mut rounded, &mut scales);
-        assert!(error(&rounded) < 0.5 * error(&nearest), "{} {}", error(&rounded), error(&nearest));
-        for (row, scales) in rounded.chunks(k).zip(scales.chunks(k / 32)) {
-            let is_code = |(i, w): (usize, &f32)| *w == scales[i / 32] * form.integer(*w, scales[i / 32]);
-            assert!(row.iter().enumerate().all(is_code));
-        }
-        assert!(Inverse::new(&vec![f32::NAN; k * k], k).is_none());
-        assert!(Inverse::new(&vec![0.0; k * k], k).is_some(), "inputs that are always zero");
-    }
 }

@@ -1,6 +1,6 @@
 //! Rounding of weights to integers with a scale for each group.
 
-use engine::Dtype;
+use device::Dtype;
 use half::{bf16, f16};
 
 /// Fractions of the greatest magnitude, in steps of an integer of 4 bits, that are tried as the scale. A smaller divisor than 8
@@ -9,14 +9,16 @@ const STEPS: [f32; 6] = [7.0, 7.3, 7.6, 8.0, 8.4, 8.8];
 
 /// A symmetric form: integers from `-2^(bits-1)` to `2^(bits-1) - 1` with one positive scale for each `group` inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Form {
+pub struct IntegerForm {
+    /// At most 8.
     pub bits: u32,
+    /// Inputs of a group.
     pub group: usize,
     /// Type of the scales.
     pub scale: Dtype,
 }
 
-impl Form {
+impl IntegerForm {
     fn half(self) -> f32 {
         (1u32 << (self.bits - 1)) as f32
     }
