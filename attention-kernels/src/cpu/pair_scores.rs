@@ -18,7 +18,7 @@ use std::ops::Range;
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::{Isa, LANES, Lanes, prefetch};
 
-use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
+use super::stored::{Bf16, Halves, Slot, offsets, panel_offset};
 use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
 
 /// Rounds the queries of a task.
@@ -115,7 +115,7 @@ fn score<D: PairLanes, const R: usize>(
 #[inline(always)]
 fn gather(shared: &Shared<'_>, seen: &Seen<'_>, keys: &[Pairs], slots: &[Slot; LANES], to: &mut [Pairs]) {
     for (i, slot) in slots.iter().enumerate() {
-        let (first, at) = place_in_pairs(&shared.shape, *slot, seen.task.kv_head);
+        let (first, at) = panel_offset(&shared.shape, *slot, seen.task.kv_head);
         for (to, line) in to.iter_mut().zip(&keys[first..]) {
             to.0[i] = line.0[at];
         }
@@ -134,7 +134,7 @@ fn transpose<D: PairLanes>(
     let shape = &shared.shape;
     let mut rows = [&keys[..0]; LANES];
     for (row, slot) in rows.iter_mut().zip(slots) {
-        *row = &keys[place::<Bf16>(shape, *slot, seen.task.kv_head).0..][..shape.head_dim];
+        *row = &keys[offsets::<Bf16>(shape, *slot, seen.task.kv_head).0..][..shape.head_dim];
     }
     let (squares, rest) = to.as_chunks_mut::<LANES>();
     let done = squares.len();

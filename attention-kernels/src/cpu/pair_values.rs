@@ -21,7 +21,7 @@ use std::ops::Range;
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::{Isa, LANES, Lanes, prefetch};
 
-use super::stored::{Bf16, Halves, Slot, place, place_in_pairs};
+use super::stored::{Bf16, Halves, Slot, offsets, panel_offset};
 use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
 use crate::shape::PARTITION;
 
@@ -161,7 +161,7 @@ fn part_of(seen: &Seen<'_>, tile: &Tile, queries: Range<usize>, i: usize) -> (Ra
 fn gather(shared: &Shared<'_>, seen: &Seen<'_>, values: &[Pairs], slots: &[Slot; 2], to: &mut [Pairs]) {
     let vectors = to.len();
     let half = |slot: Slot, vector: usize, lane: usize| {
-        let (first, at) = place_in_pairs(&shared.shape, slot, seen.task.kv_head);
+        let (first, at) = panel_offset(&shared.shape, slot, seen.task.kv_head);
         values[first + at / 2 * vectors + vector].0[lane] >> (at % 2 * 16) & 0xffff
     };
     for (vector, line) in to.iter_mut().enumerate() {
@@ -174,8 +174,9 @@ fn gather(shared: &Shared<'_>, seen: &Seen<'_>, values: &[Pairs], slots: &[Slot;
 /// Pairs up the values of two tokens of a cache in rows. Of the last vector, nobody reads the columns past those of a value.
 #[inline(always)]
 fn interleave<D: PairLanes>(shared: &Shared<'_>, seen: &Seen<'_>, values: &[u16], slots: &[Slot; 2], to: &mut [Pairs]) {
-    let [(even, even_rest), (odd, odd_rest)] = slots
-        .map(|slot| values[place::<Bf16>(&shared.shape, slot, seen.task.kv_head).0..][..shared.value_dim].as_chunks());
+    let [(even, even_rest), (odd, odd_rest)] = slots.map(|slot| {
+        values[offsets::<Bf16>(&shared.shape, slot, seen.task.kv_head).0..][..shared.value_dim].as_chunks()
+    });
     let (whole, last) = to.split_at_mut(even.len());
     for (to, (even, odd)) in whole.iter_mut().zip(even.iter().zip(odd)) {
         D::interleave(even, odd, to);

@@ -7,7 +7,7 @@ use simd::{Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
-use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, place};
+use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, offsets};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs, Rows};
 use crate::error::KernelError;
 use crate::shape::{KvShape, PARTITION};
@@ -22,7 +22,7 @@ impl<S: Stored> Numbers<'_, S> {
     /// Returns the row of a token in one head, and its scale.
     fn row(&self, table: &[i32], token: usize, kv_head: usize) -> (Vec<f32>, f32) {
         let slot = Slot::of_token(table, self.shape.block_size, token);
-        let (row, scale) = place::<S>(&self.shape, slot, kv_head);
+        let (row, scale) = offsets::<S>(&self.shape, slot, kv_head);
         let row = self.elements[row..][..self.shape.head_dim].iter().map(|raw| S::widen(*raw));
         (row.collect(), S::scale(&self.elements[scale..][..S::SCALE]))
     }

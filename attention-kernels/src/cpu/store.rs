@@ -5,7 +5,7 @@ use device::Device;
 use simd::pairs::Pairs;
 use simd::{Isa, LANES, Lanes, Pool, prefetch};
 
-use super::stored::{Bf16, GivenScales, Slot, Stored, by_kv_dtype, expect_ours, of_head, place, place_in_pairs};
+use super::stored::{Bf16, GivenScales, Slot, Stored, by_kv_dtype, expect_ours, of_head, offsets, panel_offset};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, Values};
 use crate::error::KernelError;
 use crate::format::Layout;
@@ -84,7 +84,7 @@ fn write_rows<L: Lanes, S: Stored>(rows: &Rows<'_>, elements: &mut [S::Raw]) {
         let slot = Slot::of(slot, rows.shape.block_size);
         for head in 0..rows.shape.num_kv_heads {
             let scale = of_head(rows.scales, head);
-            let (row, row_scale) = place::<S>(&rows.shape, slot, head);
+            let (row, row_scale) = offsets::<S>(&rows.shape, slot, head);
             // A scale of the row, if any, lies behind the row.
             let (before, from_scale) = elements.split_at_mut(row_scale);
             let source = &rows.source[rows.offset + i * rows.stride + head * dim..][..dim];
@@ -105,8 +105,8 @@ fn write_pairs<L: Lanes>(which: &usize, rows: &Rows<'_>, to: &mut [Pairs]) {
             let next = rest.get(count).and_then(|next| usize::try_from(*next).ok()).unwrap_or(slot);
             let [slot, next] = [slot, next].map(|slot| Slot::of(slot, rows.shape.block_size));
             for head in 0..rows.shape.num_kv_heads {
-                let (start, at) = place_in_pairs(&rows.shape, slot, head);
-                let (ahead, at_next) = place_in_pairs(&rows.shape, next, head);
+                let (start, at) = panel_offset(&rows.shape, slot, head);
+                let (ahead, at_next) = panel_offset(&rows.shape, next, head);
                 let ahead = to.as_ptr().wrapping_add(ahead);
                 let lines = &mut to[start..][..rows.shape.head_dim / 2];
                 match (panel.is_some(), which) {

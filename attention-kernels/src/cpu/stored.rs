@@ -1,4 +1,4 @@
-//! Conversion of cache elements to float32 and back, one type for each kind of cache, and the place of rows in a block.
+//! Conversion of cache elements to float32 and back, one type for each kind of cache, and the offsets of rows in a block.
 //!
 //! ```text
 //! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
@@ -245,10 +245,10 @@ impl<'a> Pages<'a> {
     {
         let len = tokens * shape.head_dim;
         if let Pages::F32(pages) = self {
-            return &pages[which][place::<F32>(shape, slot, kv_head).0..][..len];
+            return &pages[which][offsets::<F32>(shape, slot, kv_head).0..][..len];
         }
         let tile = &mut tile[..len];
-        by_kind!(self, |pages, S| widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..len], tile));
+        by_kind!(self, |pages, S| widen::<L, S>(&pages[which][offsets::<S>(shape, slot, kv_head).0..][..len], tile));
         tile
     }
 
@@ -269,7 +269,7 @@ impl<'a> Pages<'a> {
     {
         if let Pages::F32(pages) = self {
             for (start, &slot) in starts.iter_mut().zip(slots) {
-                *start = place::<F32>(shape, slot, kv_head).0;
+                *start = offsets::<F32>(shape, slot, kv_head).0;
             }
             return pages[which];
         }
@@ -278,7 +278,7 @@ impl<'a> Pages<'a> {
         }
         by_kind!(self, |pages, S| {
             for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(dim)) {
-                widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..dim], to);
+                widen::<L, S>(&pages[which][offsets::<S>(shape, slot, kv_head).0..][..dim], to);
             }
         });
         tile
@@ -289,7 +289,7 @@ impl<'a> Pages<'a> {
     pub fn scales(&self, which: usize, shape: &KvShape, slots: &[Slot], kv_head: usize, to: &mut [f32]) -> bool {
         let Pages::Int8PerToken(pages) = self else { return false };
         for (scale, &slot) in to.iter_mut().zip(slots) {
-            *scale = Int8PerToken::scale(&pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..]);
+            *scale = Int8PerToken::scale(&pages[which][offsets::<Int8PerToken>(shape, slot, kv_head).1..]);
         }
         true
     }
@@ -298,7 +298,7 @@ impl<'a> Pages<'a> {
     #[inline(always)]
     pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
         by_kind!(self, |pages, S| {
-            let (row, scale) = place::<S>(shape, slot, kv_head);
+            let (row, scale) = offsets::<S>(shape, slot, kv_head);
             let scales = &pages[which][scale..][..tokens * S::SCALE];
             Ahead::of(scales, scales.len()).ask(0, 1);
             Ahead::of(&pages[which][row..][..tokens * shape.head_dim], shape.head_dim)
@@ -317,7 +317,7 @@ fn transposed<L: Lanes, S: Stored>(
     let dim = shape.head_dim;
     let mut rows = [&elements[..0]; LANES];
     for (row, &slot) in rows.iter_mut().zip(slots) {
-        *row = &elements[place::<S>(shape, slot, kv_head).0..][..dim];
+        *row = &elements[offsets::<S>(shape, slot, kv_head).0..][..dim];
     }
     let squares = dim / LANES;
     for i in 0..squares {
@@ -389,7 +389,7 @@ pub(super) fn of_head(scales: &[f32], kv_head: usize) -> f32 {
     scales[kv_head.min(scales.len() - 1)]
 }
 
-/// Place of a token: a block, and a row in it. Computed once for keys, values and all heads, because a division by a block
+/// Slot of a token: a block, and a row in it. Computed once for keys, values and all heads, because a division by a block
 /// size that is known only at run time costs as much as reading a row.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Slot {
@@ -404,19 +404,19 @@ impl Slot {
         block_size - self.at as usize
     }
 
-    /// Returns the place of a slot of a slot mapping.
+    /// Returns slot `number` of a slot mapping.
     #[inline(always)]
     pub fn of(number: usize, block_size: usize) -> Slot {
         Slot { block: (number / block_size) as u32, at: (number % block_size) as u32 }
     }
 
-    /// Returns the place of a token of a sequence.
+    /// Returns the slot of a token of a sequence.
     #[inline(always)]
     pub fn of_token(table: &[i32], block_size: usize, token: usize) -> Slot {
         Slot { block: table[token / block_size] as u32, at: (token % block_size) as u32 }
     }
 
-    /// Computes the places of adjacent tokens, from `first` on.
+    /// Computes the slots of adjacent tokens, from `first` on.
     #[inline(always)]
     pub fn of_tokens(table: &[i32], block_size: usize, first: usize, slots: &mut [Slot]) {
         let (mut block, mut at) = (first / block_size, first % block_size);
@@ -430,17 +430,17 @@ impl Slot {
     }
 }
 
-/// Returns the first pairs of the sixteen tokens that a slot is one of, in keys and in values, and its place among them.
+/// Returns the offset of the panel of sixteen tokens that a slot is one of, in keys and in values, and its index in the panel.
 #[inline(always)]
-pub(super) fn place_in_pairs(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
+pub(super) fn panel_offset(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
     let (block, at) = (slot.block as usize, slot.at as usize);
     let panel = (block * shape.num_kv_heads + kv_head) * (shape.block_size / LANES) + at / LANES;
     (panel * shape.head_dim / 2, at % LANES)
 }
 
-/// Returns the index of the first element of a slot's row, and that of its scale.
+/// Returns the offset of a slot's row, and that of its scale.
 #[inline(always)]
-pub(super) fn place<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
+pub(super) fn offsets<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
     let (block, at) = (slot.block as usize, slot.at as usize);
     let first = (block * shape.num_kv_heads + kv_head) * shape.block_size * (shape.head_dim + S::SCALE);
     (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)

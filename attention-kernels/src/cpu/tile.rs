@@ -9,7 +9,7 @@ use simd::pairs::Pairs;
 use simd::{Ahead, LANES, tiles};
 
 use super::merge::Merged;
-use super::stored::{Halves, Pages, Slot, place_in_pairs};
+use super::stored::{Halves, Pages, Slot, panel_offset};
 use crate::shape::{KvShape, PARTITION};
 use crate::sparse::{BlockSparse, Runs};
 
@@ -271,7 +271,7 @@ pub(super) struct Tile {
     pub tokens: Range<usize>,
     /// Which tokens are read, as bits: those that some row sees, and in a block-sparse call only blocks that some query sees.
     pub read: u64,
-    /// Place of each token. Entries up to whole panels whose token is not read have the place of a neighbour.
+    /// Slot of each token. Entries up to whole panels whose token is not read have the slot of a neighbour.
     pub slots: [Slot; TILE],
 }
 
@@ -292,8 +292,8 @@ impl Tile {
     #[inline(always)]
     pub fn part(&self, seen: &Seen<'_>, range: Range<usize>) -> Range<usize> {
         let first = seen.first() + self.offset;
-        let place = |token: usize| token.clamp(first, first + TILE) - first;
-        place(range.start)..place(range.end.max(range.start))
+        let index = |token: usize| token.clamp(first, first + TILE) - first;
+        index(range.start)..index(range.end.max(range.start))
     }
 }
 
@@ -396,9 +396,7 @@ pub(super) fn panels<'a>(
         };
         let slots: &[Slot; LANES] = &tile.slots.as_chunks().0[i];
         let lines = match halves {
-            Halves::Pairs(pages) => {
-                &pages[which][place_in_pairs(&shared.shape, slots[0], seen.task.kv_head).0..][..len]
-            }
+            Halves::Pairs(pages) => &pages[which][panel_offset(&shared.shape, slots[0], seen.task.kv_head).0..][..len],
             _ => {
                 put(halves, slots, space);
                 space
