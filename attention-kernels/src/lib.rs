@@ -53,7 +53,6 @@ mod shape;
 mod sparse;
 mod swap;
 mod tables;
-pub mod trial;
 mod upload;
 mod variant;
 mod work;
@@ -63,7 +62,7 @@ pub use args::{
     AttentionArgs, BlockCopyArgs, CacheWriteArgs, ExpertLinearArgs, KvCache, KvScales, LinearArgs, Rows, Values,
 };
 pub use batch::AttentionBatch;
-pub use cuda::{convert_fp8, expert_linear};
+pub use cuda::{convert_fp8, expert_linear, read_memory};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};

@@ -1,6 +1,7 @@
 //! The requirements of a model, and why a variant does not meet them.
 
 use device::Device;
+use linear::Arithmetic;
 
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::variant::{Kernel, Operation, Variant};
@@ -87,18 +88,26 @@ impl Needs {
     }
 
     /// Returns the cache format in a layout.
-    pub(crate) fn format(&self, layout: Layout) -> CacheFormat {
+    pub fn format(&self, layout: Layout) -> CacheFormat {
         CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout }
     }
 
     /// Whether the cache can have a layout.
-    pub(crate) fn suit(&self, layout: Layout) -> bool {
+    pub fn suit(&self, layout: Layout) -> bool {
         let dims = [Some(self.head_dim), self.other_head_dim];
         dims.into_iter().flatten().all(|dim| layout.suits(self.kv_dtype, self.block_size, dim, self.latent))
     }
 
+    /// Returns how products with weights round and sum if a variant computes them.
+    pub fn products_of(&self, linear: &Variant) -> Arithmetic {
+        match (linear.capabilities.arithmetic, self.arithmetic) {
+            (Arithmetic::Exact, Dtype::Bf16) => Arithmetic::Pairs,
+            (own, _) => own,
+        }
+    }
+
     /// Returns why a variant cannot serve; `None` if it can.
-    pub(crate) fn unmet(&self, variant: &Variant) -> Option<String> {
+    pub fn unmet(&self, variant: &Variant) -> Option<String> {
         let can = &variant.capabilities;
         self.misfit(variant)
             .or_else(|| if variant.operation.is_on_caches() { self.unmet_by_cache(variant) } else { None })

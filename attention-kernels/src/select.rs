@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::AttentionArgs;
 use crate::batch::AttentionBatch;
 use crate::error::KernelError;
-use crate::format::{CacheFormat, Dtype, Layout};
+use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
 use crate::plugin::{self, PluginError};
 use crate::registry::variants;
@@ -178,18 +178,10 @@ pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectE
     choice.plugin.iter().try_for_each(|plugin| plugin::load(&plugin.path))?;
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
     let linear = candidates(Operation::Linear);
-    let products = linear.as_ref().map_or(Arithmetic::Exact, |able| products_of(able[0], needs));
+    let products = linear.as_ref().map_or(Arithmetic::Exact, |able| needs.products_of(able[0]));
     let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs, products)?;
     let [linear, low_rank] = [linear?[0], candidates(Operation::LowRank)?[0]];
     Ok(KernelSet { format, arithmetic: products, decode, prefill, cache_write, block_copy, linear, low_rank })
-}
-
-/// Returns how products with weights round and sum if a variant computes them.
-pub(crate) fn products_of(linear: &Variant, needs: &Needs) -> Arithmetic {
-    match (linear.capabilities.arithmetic, needs.arithmetic) {
-        (Arithmetic::Exact, Dtype::Bf16) => Arithmetic::Pairs,
-        (own, _) => own,
-    }
 }
 
 /// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`]. Attention on tiles is preferred where

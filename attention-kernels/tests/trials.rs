@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use attention_kernels::trial::grid::{Cell, Grid, Shape};
-use attention_kernels::trial::numbers::{from_byte, to_byte};
-use attention_kernels::trial::{self, Peaks, Time};
 use attention_kernels::{Dtype, KernelError, KvDtype, Operation, variants};
 use device::Device;
+use trial::grid::{Cell, Grid, Shape};
+use trial::numbers::{from_byte, to_byte};
+use trial::{Peaks, Time};
 
 fn tiny() -> (Arc<dyn Device>, Grid) {
     let device = device::open("cpu", Some(2)).unwrap();

@@ -34,11 +34,11 @@ pub mod worker;
 
 /// Devices and kernels without an engine, for measurements.
 pub mod kernels {
-    pub use attention_kernels::trial::Peaks;
-    pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};
     pub use attention_kernels::{Dtype, KvDtype, Operation, load_plugin};
     pub use device::sim::{Counts, SECTOR, Tally};
     pub use device::{Device, DeviceError, Options, Resources, open_with};
+    pub use trial::Peaks;
+    pub use trial::grid::{Grid, GridError, Measurement};
 }
 
 pub use api::*;

@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 
-use attention_kernels::trial::numbers::{e4m3_sum_error, from_bytes, round, span, to_bytes};
-use attention_kernels::trial::{buffer, bytes};
 use attention_kernels::{LinearArgs, LinearScratch, Operation, Rewritten, Rows, ScratchSizes, variants};
 use device::{Device, Options};
 use linear::{Gemm, Matrix, gemm};
@@ -15,6 +13,8 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use simd::Isa;
 use tempfile::TempDir;
+use trial::numbers::{e4m3_sum_error, from_bytes, round, span, to_bytes};
+use trial::{buffer, bytes};
 
 use crate::support::opened;
 

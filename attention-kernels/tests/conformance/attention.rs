@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use attention_kernels::trial::numbers::Random;
-use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
 use device::Device;
 use simd::Isa;
+use trial::numbers::Random;
+use trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 
 use super::devices::{self, variants_on};
 use super::failures::{Fault, Looks, of_look, same_bits};

@@ -1,13 +1,13 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
-use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
-use attention_kernels::trial::{Look, OnDevice, Problem, floats};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
     Operation, Values, Variant, Workspace, WorkspaceLimits, variants,
 };
 use device::{Device, DeviceError, Launch};
 use std::sync::{Arc, Mutex};
+use trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
+use trial::{Look, OnDevice, Problem, floats};
 
 use super::covering;
 use super::devices::{self, buffer, bytes, variants_on};

@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, Rewritten, variants};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
 use linear::{Codes, Offset, Purpose, Rounding, Scale, StoredFormat};
 use testkit::kernels::host::{self, SOME_HEAD_SIZES};
+use trial::{Look, Problem};
 
 /// A device that counts, with kernels for bf16.
 fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {

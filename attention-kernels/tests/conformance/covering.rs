@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use attention_kernels::trial::numbers::Random;
+use trial::numbers::Random;
 
 /// Returns rows of one index below each of `sizes`, such that any `strength` columns contain every combination of their
 /// values. Greedy, as in AETG (Cohen et al., 1997): each row starts from a missing combination and is the best of several

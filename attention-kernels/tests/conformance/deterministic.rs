@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::numbers::{Random, to_bytes};
 use attention_kernels::{Dtype, Rewritten, slices};
 use device::{CudaError, Device, DeviceError, FactorType, Features, Product};
 use linear::{Matrix, Purpose, Uploader, WeightRows};
+use trial::numbers::{Random, to_bytes};
 
 use super::devices;
 use super::linear::{HALVES, check, multiply, numbers};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{Capabilities, Operation, Variant, trial, variants};
+use attention_kernels::{Capabilities, Operation, Variant, variants};
 use device::{Buffer, Device};
 
 use testkit::capability::Capability;

@@ -3,11 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use attention_kernels::trial::numbers::from_bytes;
-use attention_kernels::trial::{Look, Wrong};
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvShape, Variant};
 use device::Device;
 use serde_json::{Map, Value, json};
+use trial::numbers::from_bytes;
+use trial::{Look, Wrong};
 
 /// What is wrong with a look, as keys and values of its line.
 #[derive(Debug)]

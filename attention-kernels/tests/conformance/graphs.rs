@@ -1,11 +1,11 @@
 //! Launches that are captured once and replayed with other lengths.
 
-use attention_kernels::trial::numbers::to_bytes;
-use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{
     AttentionArgs, CacheFormat, Dtype, KernelError, Operation, Workspace, WorkspaceLimits, variants,
 };
 use device::Buffer;
+use trial::numbers::to_bytes;
+use trial::{Look, Problem};
 
 use super::devices::{self, buffer, bytes};
 

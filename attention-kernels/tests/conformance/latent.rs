@@ -1,9 +1,9 @@
 //! Latent caches, beside what the other tests compare: shapes of published models, refusals, and the selection.
 
-use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{
     CacheFormat, Dtype, KernelChoice, KvCache, KvDtype, KvShape, Layout, Needs, Operation, Values, select,
 };
+use trial::{Look, Problem};
 
 use super::attention::is_the_same_alone;
 use super::devices::{self, variants_on};

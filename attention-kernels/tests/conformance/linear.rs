@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::Wrong;
-use attention_kernels::trial::numbers::{Random, from_bytes, round, to_bytes, ulp};
 use attention_kernels::{
     Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, variants,
 };
@@ -11,6 +9,8 @@ use device::Device;
 use linear::{Codes, Matrix, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, Uploader, WeightRows};
 use serde_json::json;
 use testkit::everything;
+use trial::Wrong;
+use trial::numbers::{Random, from_bytes, round, to_bytes, ulp};
 
 use super::devices::{self, buffer, bytes};
 use super::failures::Looks;

@@ -1,8 +1,8 @@
 //! The settings of generated problems: for each variant every value that it supports, combined pairwise, or by threes with
 //! `QUIRE_TEST_ALL=1`.
 
-use attention_kernels::trial::Look;
 use attention_kernels::{BlockSparse, CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
+use trial::Look;
 
 use super::covering;
 

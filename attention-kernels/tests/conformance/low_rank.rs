@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use attention_kernels::trial::numbers::{Random, from_bytes, to_bytes};
-use attention_kernels::trial::{LowRankProblem, SlotRanks, bytes};
 use attention_kernels::{
     Dtype, KernelError, LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots, Operation, Variant,
 };
@@ -11,6 +9,8 @@ use device::{Device, DeviceError, Launch};
 use linear::{DownFactor, LowRank, UpFactor};
 use serde_json::json;
 use testkit::everything;
+use trial::numbers::{Random, from_bytes, to_bytes};
+use trial::{LowRankProblem, SlotRanks, bytes};
 
 use super::devices::{self, buffer, variants_on};
 use super::failures::Looks;

@@ -4,7 +4,7 @@
 //! An ordinary run combines capabilities in pairs; `QUIRE_TEST_ALL=1` combines them by threes and replays far more launches
 //! under the sanitizers. What cannot run here prints a line that starts with `NOT RUN:`. Slots past a context contain NaN
 //! and table entries past a row contain garbage, so a kernel that reads them fails visibly. Tolerances are in
-//! [`attention_kernels::trial::numbers`].
+//! [`trial::numbers`].
 
 mod attention;
 mod caches;

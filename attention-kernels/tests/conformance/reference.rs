@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use attention_kernels::trial::numbers::{element, from_byte, from_bytes};
-use attention_kernels::trial::{Problem, cache_bytes, floats};
 use attention_kernels::{
     AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, Operation,
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::json;
+use trial::numbers::{element, from_byte, from_bytes};
+use trial::{Problem, cache_bytes, floats};
 
 use super::caches::{loaded, write_workspace};
 use super::devices::{self, buffer, bytes, variants_on};

@@ -1,11 +1,11 @@
 //! Calls that the wrappers refuse before a kernel runs. A kernel checks nothing, so each would access invalid memory.
 
-use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{
     AttentionArgs, AttentionBatch, BlockTables, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache,
     KvDtype, KvShape, Layout, Operation, Workspace, WorkspaceLimits, variants,
 };
 use device::{Buffer, Device};
+use trial::{Look, Problem};
 
 use super::devices::{self, variants_on};
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::Wrong;
-use attention_kernels::trial::numbers::{Random, e4m3_sum_error, round, span, to_bytes, ulp};
 use attention_kernels::{
     Dtype, KernelError, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, linear_products,
 };
@@ -14,6 +12,8 @@ use linear::{
 use serde_json::json;
 use simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use testkit::everything;
+use trial::Wrong;
+use trial::numbers::{Random, e4m3_sum_error, round, span, to_bytes, ulp};
 
 use super::devices::{self, buffer};
 use super::failures::Looks;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{CacheWriteArgs, Dtype, Kernel, KvCache, Operation, PARTITION, Sizes, Variant, variants};
 use device::Device;
 use testkit::everything;
 use testkit::kernels::host::Instrument;
+use trial::{Look, Problem};
 
 use super::caches::{copy_all, loaded, write_workspace};
 use super::devices::{self, KERNELS, buffer};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::numbers::from_bytes;
-use attention_kernels::trial::{Look, Problem, Results};
 use attention_kernels::{Dtype, KvDtype, Operation, PARTITION, Variant};
 use device::Device;
+use trial::numbers::from_bytes;
+use trial::{Look, Problem, Results};
 
 use super::attention::at_the_borders;
 use super::devices::{self, variants_on};

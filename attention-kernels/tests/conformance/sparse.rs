@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::{Look, OnDevice, Problem, Results};
 use attention_kernels::{BlockSparse, KvDtype, Operation, PARTITION, Variant};
 use device::Device;
+use trial::{Look, OnDevice, Problem, Results};
 
 use super::attention::at_the_borders;
 use super::devices::{self, variants_on};

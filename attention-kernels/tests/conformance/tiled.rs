@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::numbers::from_bytes;
-use attention_kernels::trial::{Look, Problem, Results};
 use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant};
 use device::Device;
 use linear::Arithmetic;
@@ -12,6 +10,8 @@ use proptest::prelude::*;
 use simd::pairs::pair;
 use simd::tiles::{GROUP, add_group};
 use simd::{LANES, Lanes, Portable};
+use trial::numbers::from_bytes;
+use trial::{Look, Problem, Results};
 
 use super::attention::is_the_same_alone;
 use super::devices::variants_on;

@@ -3,12 +3,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use attention_kernels::trial::floats;
-use attention_kernels::trial::numbers::{Random, from_byte, from_bytes, round, to_byte, to_bytes};
 use attention_kernels::{
     CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, SwapSpace, Values, convert_fp8,
 };
 use device::{Device, Queue};
+use trial::floats;
+use trial::numbers::{Random, from_byte, from_bytes, round, to_byte, to_bytes};
 
 use super::covering;
 use super::devices::{self, buffer, bytes};

@@ -1,8 +1,9 @@
 //! The kernel that measures the bandwidth of a GPU.
 
-use attention_kernels::trial::numbers::Random;
-use attention_kernels::trial::{buffer, bytes, read_memory};
+use attention_kernels::read_memory;
 use device::Device;
+use trial::numbers::Random;
+use trial::{buffer, bytes};
 
 use super::devices;
 

@@ -8,9 +8,9 @@ mod trace;
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use attention_kernels::trial::Peaks;
 use attention_kernels::{Dtype, Operation, variants};
 use device::profile::{ExpertCounts, Recorded, Total, Track};
+use trial::Peaks;
 
 pub use trace::trace;
 

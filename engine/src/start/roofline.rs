@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::Peaks;
 use device::Device;
 use linear::Arithmetic;
 use simd::roofline as measure;
+use trial::Peaks;
 
 use super::open::open;
 use crate::api::EngineConfig;

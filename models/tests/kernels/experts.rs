@@ -1,7 +1,7 @@
 //! The order of assignments by expert.
 
-use attention_kernels::trial::numbers::Random;
 use device::{Arg, Device, Launch};
+use trial::numbers::Random;
 
 use super::{KERNELS, buffer, bytes};
 

@@ -11,9 +11,9 @@ mod sanitizers;
 
 use crate::support::Kernels;
 use attention_kernels::Dtype;
-use attention_kernels::trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 use device::{Buffer, Device};
 use testkit::everything;
+use trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 
 static KERNELS: Kernels = Kernels::of("models");
 

@@ -5,12 +5,12 @@ use std::fmt;
 use device::{Buffer, Device, DeviceError, Factor, FactorType, Product};
 use simd::roofline;
 
-use super::numbers::{Random, round, to_bytes};
-use super::run::repeated;
-use super::time::time;
-use crate::cuda::read_memory;
-use crate::error::KernelError;
-use crate::format::Dtype;
+use crate::numbers::{Random, round, to_bytes};
+use crate::run::repeated;
+use crate::time::time;
+use attention_kernels::Dtype;
+use attention_kernels::KernelError;
+use attention_kernels::read_memory;
 
 /// Several times the last-level cache of common CPUs, and more than four times the L2 cache of a GPU.
 pub(super) const BEYOND_CACHES: usize = 256 << 20;
@@ -71,7 +71,7 @@ impl Peaks {
     /// over all rates.
     ///
     /// ```
-    /// use attention_kernels::trial::Peaks;
+    /// use trial::Peaks;
     /// let of = |read, f32| Peaks { read: Some(read), f32: Some(f32), ..Peaks::default() };
     /// assert_eq!(Peaks::moved(&[of(8.0, 5.0), of(10.0, 5.0), of(9.0, 4.9)]), 0.2);
     /// assert_eq!(Peaks::moved(&[]), 0.0);

@@ -12,13 +12,13 @@ use device::Device;
 use device::sim::Tally;
 use linear::Quantization;
 
-pub use super::cell::{Cell, Shape};
-use super::cells::{self, Runs};
-use super::peaks::Peaks;
-use crate::error::KernelError;
-use crate::format::{Dtype, KvDtype};
-use crate::registry::variants;
-use crate::variant::{Operation, Variant};
+pub use crate::cell::{Cell, Shape};
+use crate::cells::{self, Runs};
+use crate::peaks::Peaks;
+use attention_kernels::KernelError;
+use attention_kernels::variants;
+use attention_kernels::{Dtype, KvDtype};
+use attention_kernels::{Operation, Variant};
 
 /// Measurements to make: the product of all lists that apply to an operation.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@
 //! conformance tests and `quire bench kernels` are built on it. The engine does not need it to run a model.
 //!
 //! ```
-//! use attention_kernels::trial::{Look, Problem};
 //! use attention_kernels::{CacheFormat, Operation, variants};
+//! use trial::{Look, Problem};
 //! let format = CacheFormat::default();
 //! let look = Look { dim: 16, ..Look::plain(format, vec![(1, 40)]) }; // one row that sees 40 tokens
 //! let (device, problem) = (device::open("cpu", Some(1))?, Problem::new(7, &look));
@@ -32,5 +32,3 @@ pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, Wrong, buffer, bytes, cache_bytes, floats};
 pub use time::{Time, time};
-
-pub use crate::cuda::read_memory;

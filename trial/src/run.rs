@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError};
 
-use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
-use super::problem::{Problem, Truth};
-use crate::args::{AttentionArgs, KvCache, KvScales, Values};
-use crate::error::KernelError;
-use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::shape::KvShape;
-use crate::variant::Variant;
-use crate::workspace::{Workspace, WorkspaceLimits};
+use crate::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
+use crate::problem::{Problem, Truth};
+use attention_kernels::KernelError;
+use attention_kernels::KvShape;
+use attention_kernels::Variant;
+use attention_kernels::{AttentionArgs, KvCache, KvScales, Values};
+use attention_kernels::{CacheFormat, Dtype, KvDtype};
+use attention_kernels::{Workspace, WorkspaceLimits};
 
 impl Problem {
     /// Copies the inputs to a device, with space to split the context of every row.

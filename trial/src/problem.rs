@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use super::numbers::{Random, element, from_byte, round, to_byte};
-use crate::batch::AttentionBatch;
-use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::shape::KvShape;
-use crate::sparse::BlockSparse;
+use crate::numbers::{Random, element, from_byte, round, to_byte};
+use attention_kernels::AttentionBatch;
+use attention_kernels::BlockSparse;
+use attention_kernels::KvShape;
+use attention_kernels::{CacheFormat, Dtype, KvDtype};
 
 /// The inputs of a call, not yet on a device.
 #[derive(Clone)]
@@ -39,11 +39,11 @@ pub struct Problem {
     pub batch: AttentionBatch,
     /// Scale of the scores.
     pub scale: f32,
-    /// As in [`AttentionArgs`](crate::AttentionArgs).
+    /// As in [`AttentionArgs`](attention_kernels::AttentionArgs).
     pub window: Option<usize>,
-    /// As in [`AttentionArgs`](crate::AttentionArgs).
+    /// As in [`AttentionArgs`](attention_kernels::AttentionArgs).
     pub sparse: Option<BlockSparse>,
-    /// As in [`AttentionArgs`](crate::AttentionArgs).
+    /// As in [`AttentionArgs`](attention_kernels::AttentionArgs).
     pub soft_cap: Option<f32>,
     /// ALiBi slope of each query head.
     pub slopes: Option<Vec<f32>>,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use device::{Device, Event, Queue};
 
-use crate::error::KernelError;
+use attention_kernels::KernelError;
 
 /// Times of repeated calls in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,22 +8,21 @@ use device::{Buffer, Device};
 use linear::{Purpose, Quantization, Uploader, WeightBlock, WeightRows, quantize_row};
 use simd::Isa;
 
-use super::cell::{Cell, Shape};
-use super::low_rank::{LowRankProblem, SlotRanks};
-use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
-use super::peaks::BEYOND_CACHES;
-use super::problem::{Look, Problem};
-use super::run::{OnDevice, buffer, bytes, floats};
-use super::time::{Time, time};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
-use crate::batch::AttentionBatch;
-use crate::error::KernelError;
-use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::scratch::{LinearScratch, Rewritten, ScratchSizes};
-use crate::select::products_of;
-use crate::shape::KvShape;
-use crate::variant::{Operation, Variant};
-use crate::workspace::{Workspace, WorkspaceLimits};
+use crate::cell::{Cell, Shape};
+use crate::low_rank::{LowRankProblem, SlotRanks};
+use crate::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
+use crate::peaks::BEYOND_CACHES;
+use crate::problem::{Look, Problem};
+use crate::run::{OnDevice, buffer, bytes, floats};
+use crate::time::{Time, time};
+use attention_kernels::AttentionBatch;
+use attention_kernels::KernelError;
+use attention_kernels::KvShape;
+use attention_kernels::{BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
+use attention_kernels::{CacheFormat, Dtype, KvDtype};
+use attention_kernels::{LinearScratch, Rewritten, ScratchSizes};
+use attention_kernels::{Operation, Variant};
+use attention_kernels::{Workspace, WorkspaceLimits};
 
 /// Most multiply-adds in float64 that go into the expected result.
 const TRUTH: usize = 1 << 27;
@@ -312,7 +311,7 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     }
     let mut scratch = LinearScratch::new(device, sizes)?;
     for variant in variants {
-        let arithmetic = products_of(variant, &needs);
+        let arithmetic = needs.products_of(variant);
         if packed != Some(arithmetic) {
             matrices.clear();
             (packed, matrices) = (Some(arithmetic), matrices_for(arithmetic)?);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use device::{Buffer, Device};
 use linear::{DownFactor, LowRank, UpFactor};
 
-use super::numbers::{Random, from_bytes, round, to_bytes, ulp};
-use super::run::{buffer, bytes};
-use crate::error::KernelError;
-use crate::format::Dtype;
-use crate::low_rank::{LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots};
-use crate::variant::Variant;
+use crate::numbers::{Random, from_bytes, round, to_bytes, ulp};
+use crate::run::{buffer, bytes};
+use attention_kernels::Dtype;
+use attention_kernels::KernelError;
+use attention_kernels::Variant;
+use attention_kernels::{LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots};
 
 /// Rank of an adapter in each part of a layer; `None`: it does not target that part. An empty slot targets none.
 pub type SlotRanks = Vec<Option<usize>>;

@@ -6,10 +6,10 @@ use device::Device;
 use device::sim::Counts;
 use linear::Quantization;
 
-use super::time::Time;
-use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
-use crate::needs::Needs;
-use crate::variant::Variant;
+use crate::time::Time;
+use attention_kernels::Needs;
+use attention_kernels::Variant;
+use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout};
 
 /// A point of the grid.
 #[derive(Clone, Debug, PartialEq)]

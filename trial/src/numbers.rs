@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::variant::Capabilities;
+use attention_kernels::Capabilities;
+use attention_kernels::{CacheFormat, Dtype, KvDtype};
 
 /// Returns the stored bytes of floats, rounded to nearest, ties to even.
 pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
