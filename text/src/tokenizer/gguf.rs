@@ -2,7 +2,6 @@
 //! and checks the vocabulary, and serialises it.
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{
@@ -10,6 +9,7 @@ use tokenizers::{
 };
 
 use super::model::{AnyModel, Pipeline};
+use super::parse;
 use super::sentencepiece::{SPACE, SentencePiece};
 use super::splits::{self, PreTokenizer, Split};
 use crate::error::{LoadError, one_line};
@@ -126,24 +126,19 @@ fn assemble(vocabulary: &Vocabulary, known: Option<&PreTokenizer>) -> Result<Pip
         }
     };
     let mut tokenizer: Pipeline = TokenizerImpl::new(model);
-    tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer)?)?;
-    tokenizer.with_pre_tokenizer(parse::<PreTokenizerWrapper>(steps.pre_tokenizer)?);
-    tokenizer.with_decoder(parse::<DecoderWrapper>(steps.decoder)?);
+    tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer)?)?;
+    tokenizer.with_pre_tokenizer(parse::<Option<PreTokenizerWrapper>>(&steps.pre_tokenizer)?);
+    tokenizer.with_decoder(parse::<Option<DecoderWrapper>>(&steps.decoder)?);
     let token = |id: Option<u32>, added: bool| vocabulary.token(id).filter(|_| added);
     let (add_bos, add_eos) = (vocabulary.add_bos.unwrap_or(add_bos), vocabulary.add_eos);
     let around = around(token(vocabulary.bos, add_bos), token(vocabulary.eos, add_eos));
-    tokenizer.with_post_processor(parse::<PostProcessorWrapper>(around)?);
+    tokenizer.with_post_processor(parse::<Option<PostProcessorWrapper>>(&around)?);
     let added = vocabulary.added().map(|(text, role)| {
         let strips = strip && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
         AddedToken::from(text, role == Role::Special).normalized(false).rstrip(strips)
     });
     tokenizer.add_tokens(added)?;
     Ok(tokenizer)
-}
-
-/// A step of the library from its JSON; `None` for `null`.
-fn parse<T: DeserializeOwned>(step: Value) -> Result<Option<T>, tokenizers::Error> {
-    Ok(serde_json::from_value(step)?)
 }
 
 fn byte_level(splits: &[Split], nfc: bool) -> Steps {

@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::PostProcessorWrapper;
 
@@ -269,8 +270,13 @@ fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeli
     };
     let (before, after) = (token("bos_token", bos)?, token("eos_token", eos.unwrap_or(false))?);
     let [before, after] = [&before, &after].map(|token| token.as_ref().map(|(id, text)| (*id, text.as_str())));
-    let steps = serde_json::from_value(gguf::around(before, after));
+    let steps = parse(&gguf::around(before, after));
     let steps = steps.map_err(|error| LoadError::tokenizer(&files.locate(FILE), error))?;
     inner.with_post_processor(Some::<PostProcessorWrapper>(steps));
     Ok(inner)
+}
+
+/// A step of the library from its JSON. Only the deserializer of texts is used, so that the library's readers are compiled once.
+fn parse<T: DeserializeOwned>(step: &Value) -> serde_json::Result<T> {
+    serde_json::from_slice(step.to_string().as_bytes())
 }

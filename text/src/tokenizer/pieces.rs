@@ -293,7 +293,7 @@ impl Step {
             }
             _ => return None,
         };
-        Some(Step { split: serde_json::from_value(step.clone()).ok()?, search })
+        Some(Step { split: super::parse(step).ok()?, search })
     }
 }
 

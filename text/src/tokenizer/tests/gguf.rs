@@ -79,7 +79,7 @@ const PIECES: &[(&[&str], &str)] = &[
 fn pieces(name: &str) -> Vec<String> {
     let splits = splits::find(name).unwrap().splits;
     let steps = byte_level(splits, false);
-    let pre_tokenizer: PreTokenizerWrapper = parse(steps.pre_tokenizer).unwrap().unwrap();
+    let pre_tokenizer: PreTokenizerWrapper = parse(&steps.pre_tokenizer).unwrap();
     let mut text = PreTokenizedString::from(TEXT);
     pre_tokenizer.pre_tokenize(&mut text).unwrap();
     let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
@@ -195,8 +195,8 @@ fn every_pre_tokenizer_gives_the_ids_of_the_whole_text_in_pieces() {
         let model = BPE::builder().vocab_and_merges(vocab, merges.map(|(a, b)| (a.into(), b.into())).to_vec());
         let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::Library(model.build().unwrap().into()));
         let steps = byte_level(known.splits, known.nfc);
-        tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer).unwrap()).unwrap();
-        tokenizer.with_pre_tokenizer(parse::<PreTokenizerWrapper>(steps.pre_tokenizer).unwrap());
+        tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer).unwrap()).unwrap();
+        tokenizer.with_pre_tokenizer(parse::<Option<PreTokenizerWrapper>>(&steps.pre_tokenizer).unwrap());
         let added = ["<|im_end|>", "<tool>", "<s>"].map(|text| AddedToken::from(text, true).rstrip(text == "<s>"));
         tokenizer.add_tokens(added).unwrap();
         let count = check_pieces(&tokenizer, name);
@@ -223,7 +223,7 @@ fn sentence_piece_gives_the_ids_of_the_whole_text_in_pieces() {
         let model = SentencePiece::new(texts, scores, Some(words.len() as u32), lengths);
         let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::SentencePiece(model));
         let steps = sentence_piece(space_prefix);
-        tokenizer.with_normalizer(parse::<NormalizerWrapper>(steps.normalizer).unwrap()).unwrap();
+        tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer).unwrap()).unwrap();
         let added = ["<|im_end|>", "<tool>", "<s>"]
             .map(|text| AddedToken::from(text, true).normalized(false).rstrip(text == "<s>").lstrip(text == "<tool>"));
         tokenizer.add_tokens(added).unwrap();
