@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
+use simd::int8::DotIsa;
 use simd::{Isa, Pool, lock};
 
 use crate::buffer::{Buffer, Memory, SIM_ALLOCATED, SimMemory};
@@ -145,7 +146,8 @@ impl Device for Host {
     }
 
     fn description(&self) -> String {
-        let mut host = format!("{} threads, vector unit {}", self.pool.threads(), Isa::best());
+        let (threads, isa) = (self.pool.threads(), Isa::best());
+        let mut host = format!("{threads} threads, vector unit {isa}, 8-bit products {}", DotIsa::best_for(isa));
         if let Some(missing) = Isa::left_out().and_then(Isa::missing) {
             host += &format!(" ({missing})");
         }

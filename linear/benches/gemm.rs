@@ -1,23 +1,33 @@
 //! The matrix product in every weight format, at the shapes of SmolLM2-135M (`rounded`: bfloat16 weights and
-//! activations in pairs; `tiles`: in tiles), next to the limits of the machine.
+//! activations in pairs; `tiles`: in tiles; `Q8_0` to `Q6_K`: as GGUF files store them, with activations in 8 bits), next to the limits of the
+//! machine. Where byte products are on tiles, names that end with `-vectors` are without.
 //!
 //! `cargo bench -p linear --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
 //! throughput is bytes of packed weights for few rows, multiply-adds for many. The limits of the machine are measured and
 //! printed before and after, because other load on the machine changes all figures: repeat if the two differ.
-#![allow(clippy::expect_used)]
+#![allow(clippy::expect_used, clippy::unwrap_used)]
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::Dtype;
-use linear::{Arithmetic, Gemm, PackedMatrix, Quantization, Rows, WeightRows, gemm};
+use linear::{
+    Arithmetic, Codes, Gemm, Offset, PackedMatrix, Quantization, Rounding, Rows, Scale, StoredFormat, WeightRows,
+    gemm_with,
+};
+use simd::int8::DotIsa;
 use simd::{Isa, Pool, roofline};
+use weights::Random;
+
+#[allow(dead_code)] // The tests use the rest.
+#[path = "../tests/weights.rs"]
+mod weights;
 
 /// `(name, k, n)`: the fused matrices of a layer, and the output layer.
 const SHAPES: [(&str, usize, usize); 5] =
     [("qkv", 576, 960), ("output", 576, 576), ("gate_up", 576, 3072), ("down", 1536, 576), ("vocabulary", 576, 49152)];
-const ROWS: [usize; 4] = [1, 8, 16, 512];
+const ROWS: [usize; 5] = [1, 8, 16, 64, 512];
 
 fn pool() -> Pool {
     let threads = std::env::var("QUIRE_THREADS").ok().and_then(|threads| threads.parse().ok());
@@ -58,9 +68,18 @@ fn products(criterion: &mut Criterion) {
         let rounded = |arithmetic, numbers: &[u8]| {
             PackedMatrix::stored(&pool, arithmetic, k, &[WeightRows::Numbers(Dtype::Bf16, numbers)]).ok()
         };
+        let stored = |bits, zero, group, scale, offset| {
+            let format = StoredFormat { codes: Codes::Integers { bits, zero }, group, scale, offset };
+            let random = Random::new(format, n, k, 1);
+            let rows = [WeightRows::Stored(random.part(None, Rounding::Blocks))];
+            PackedMatrix::stored(&pool, Arithmetic::Exact, k, &rows).ok()
+        };
         let matrices = [
             ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(Dtype::F32, &f32)]).ok()),
             ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(Dtype::F32, &f32)]).ok()),
+            ("Q8_0", stored(8, 128, 32, Scale::F16, Offset::None)),
+            ("Q4_K", stored(4, 0, 32, Scale::Byte, Offset::ByteMinimum)),
+            ("Q6_K", stored(6, 32, 16, Scale::SignedByte, Offset::None)),
             ("rounded", rounded(Arithmetic::Pairs, &bf16)),
             ("tiles", rounded(Arithmetic::Tiles, &bf16)),
             ("bf16", PackedMatrix::pack(&pool, k, &[(Dtype::Bf16, &bf16)]).ok()),
@@ -76,14 +95,20 @@ fn products(criterion: &mut Criterion) {
                     ..=16 => Throughput::Bytes(weights.bytes() as u64),
                     _ => Throughput::Elements((rows * n * k) as u64),
                 });
-                group.bench_function(BenchmarkId::new(*format, rows), |bencher| {
-                    // Inside of the pool, as in a forward pass.
-                    pool.enter(|| {
-                        bencher.iter(|| {
-                            gemm(isa, &pool, Gemm { x: Rows::Numbers(black_box(&x)), weights, bias: None, y: &mut y });
+                let best = DotIsa::best_for(isa);
+                let is_on_tiles = best != best.vectors() && format.starts_with(['q', 'Q']);
+                let vectors = is_on_tiles.then(|| (format!("{format}-vectors"), best.vectors()));
+                for (name, dot) in [Some((format.to_string(), best)), vectors].into_iter().flatten() {
+                    group.bench_function(BenchmarkId::new(name, rows), |bencher| {
+                        // Inside of the pool, as in a forward pass.
+                        pool.enter(|| {
+                            bencher.iter(|| {
+                                let x = Rows::Numbers(black_box(&x));
+                                gemm_with(isa, dot, &pool, Gemm { x, weights, bias: None, y: &mut y });
+                            });
                         });
                     });
-                });
+                }
             }
         }
         group.finish();

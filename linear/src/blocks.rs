@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::Dtype;
 use half::f16;
-use simd::{Isa, LANES, Pool, prefetch};
+use simd::{Isa, LANES, Pool};
 
 use super::form::{Form, Line};
 use super::format::{in_panels, read_row};
@@ -128,7 +128,8 @@ impl Ahead {
         // A single band reads at the speed of memory. Of several bands, the first should find the whole next pair in cache.
         let distance = if bands == 1 { LINES_AHEAD } else { pair };
         let Range { start, end } = lines;
-        Ahead { next: start.wrapping_add(distance).min(end), end, at_once: block.div_ceil(bands) }
+        let [next, end] = [distance, distance + pair].map(|lines| start.wrapping_add(lines).min(end));
+        Ahead { next, end, at_once: block.div_ceil(bands) }
     }
 
     /// Prefetches nothing.
@@ -136,9 +137,9 @@ impl Ahead {
         Ahead { next: std::ptr::null(), end: std::ptr::null(), at_once: 0 }
     }
 
-    /// Prefetches the lines that are due with one block of one band.
+    /// Prefetches the lines that are due with one block of one band, each with `prefetch`.
     #[inline(always)]
-    pub fn prefetch(&mut self) {
+    pub fn prefetch(&mut self, prefetch: impl Fn(*const u8)) {
         for _ in 0..self.at_once {
             // At the end this repeats the last line, which is cheaper than a branch.
             prefetch(self.next.cast());

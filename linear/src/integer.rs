@@ -12,11 +12,12 @@
 
 use std::ops::Range;
 
-use simd::int8::{DotLanes, Floats, IntLanes};
-use simd::{Lanes, dispatch_dot};
+use simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes};
+use simd::{Lanes, dispatch_dot, prefetch};
 
 use super::activations;
-use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
+use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
+use super::byte_tiles::{self, Product, Unpacked};
 use super::form::Form;
 use super::output::{Output, numbers};
 use super::processor::Processor;
@@ -40,19 +41,52 @@ struct Task<'a, F: Form> {
 const ROWS_BYTES: usize = 256 << 10;
 
 pub(super) fn run<F: Form>(
-    Processor { isa, dot, pool }: Processor<'_>,
+    processor: Processor<'_>,
     k: usize,
     (x, rows): (Rows<'_>, usize),
     weights: &Blocks<F>,
     bias: Option<&[f32]>,
     (out, n): (Output, usize),
 ) {
+    let Processor { isa, dot, pool } = processor;
     activations::with_activations(isa, pool, x, k, |x| {
+        let on_tiles = Product { x, rows, weights, halves: false, minima: false, bias, out, n };
+        let done = on_tiles.run(processor);
+        if done == rows {
+            return;
+        }
+        let (x, rows, out) = (&x[done * weights.blocks..], rows - done, out.behind(done));
         pool.ranges(n.div_ceil(OUTPUTS), rows * k * OUTPUTS, |pairs| {
             let task = &Task { x, weights, rows, first: 0, pairs, bias, out };
             dispatch_dot!(dot, walk::<F: Form>(task: &Task<'_, F>));
         });
     });
+}
+
+impl<F: Form> byte_tiles::Weights for Blocks<F> {
+    fn unpack(&self, dot: DotIsa, pair: usize, blocks: Range<usize>, to: &mut [[Unpacked; PAIR]]) {
+        let units = &self.pair(pair)[blocks];
+        dispatch_dot!(dot, unpack::<F: Form>(units: &[Unit<F::Block>], to: &mut [[Unpacked; PAIR]]));
+    }
+    fn ahead(&self, pair: usize, bands: usize) -> Ahead {
+        Blocks::ahead(self, pair, bands)
+    }
+}
+
+#[inline(always)]
+fn unpack<D: DotLanes, F: Form>(units: &[Unit<F::Block>], to: &mut [[Unpacked; PAIR]]) {
+    // What a sum starts from removes the offset of the weights.
+    let offsets = [(-F::start::<D>(-128)) as u8; GROUP];
+    for (unit, to) in units.iter().zip(to) {
+        for (panel, to) in to.iter_mut().enumerate() {
+            for e in 0..BLOCK / 8 {
+                let [first, second] = F::load::<D>(&unit.weights[panel], e);
+                Unpacked::write::<D>(&mut to.lines.0[2 * e], first, &offsets);
+                Unpacked::write::<D>(&mut to.lines.0[2 * e + 1], second, &offsets);
+            }
+            Floats::<D>::load_finite_f16(&unit.scales[panel]).store(&mut to.scales[0]);
+        }
+    }
 }
 
 /// The same product by plain loops, in the same order.
@@ -145,7 +179,7 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
     let mut acc = [[Floats::<D>::splat(0.0); P]; M];
     for (b, unit) in task.weights.pair(pair).iter().enumerate() {
-        next.prefetch();
+        next.prefetch(prefetch);
         let mut sums = D::begin::<M, P>(std::array::from_fn(|m| F::start::<D>(x[m][b].correction)));
         for e in 0..BLOCK / 8 {
             let weights: [_; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], e));

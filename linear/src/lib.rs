@@ -38,6 +38,7 @@ mod activations;
 mod arithmetic;
 mod blocks;
 mod byte_matrix;
+mod byte_tiles;
 mod error;
 mod form;
 mod format;
@@ -63,6 +64,7 @@ mod upload;
 pub use activations::scratch_bytes;
 pub use arithmetic::Arithmetic;
 pub use byte_matrix::{ByteMatrix, RowRounding};
+pub use byte_tiles::band_bytes;
 pub use error::LinearError;
 pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
 pub use matrix::Matrix;
@@ -89,12 +91,13 @@ pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
     gemm_with(isa, DotIsa::best_for(isa), pool, args);
 }
 
-/// As [`gemm`], with the byte products of `dot` for quantised weights.
+/// As [`gemm`], with the byte products of `dot` for quantised weights. [`DotIsa::Amx`] is emulated on a CPU that does not have
+/// it, and with [`Isa::Portable`].
 ///
 /// # Panics
 /// As [`gemm`], and if this CPU does not have `dot`.
 pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
-    assert!(isa.is_available() && dot.is_available(), "this CPU does not have {isa} and {dot}");
+    assert!(isa.is_available() && dot.vectors().is_available(), "this CPU does not have {isa} and {dot}");
     let rows = args.rows();
     if rows > 0 {
         kernel::run(processor::Processor { isa, dot, pool }, rows, args);

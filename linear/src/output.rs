@@ -24,6 +24,11 @@ impl Output {
         Output { start: y.as_mut_ptr().wrapping_add(first), stride, n }
     }
 
+    /// Returns the rows behind the first `rows`.
+    pub fn behind(self, rows: usize) -> Output {
+        Output { start: self.start.wrapping_add(rows * self.stride), ..self }
+    }
+
     /// Writes a tile at row `row` and panel `panel`, leaving out columns past n.
     ///
     /// # Safety

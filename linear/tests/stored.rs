@@ -5,6 +5,7 @@ use linear::{
     Arithmetic, Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm, gemm_with,
 };
 use proptest::prelude::*;
+use simd::int8::DotIsa;
 use simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use simd::{Isa, Pool};
 
@@ -56,9 +57,9 @@ proptest! {
     #[test]
     fn products_of_bytes_are_exact_and_do_not_depend_on_the_batch_or_the_instructions(
         format in prop::sample::select(formats().into_iter().filter(StoredFormat::takes_bytes).collect::<Vec<_>>()),
-        rows in 1usize..20, n in 1usize..70, k in 1usize..10, seed: u64, whole_rows: bool,
+        rows in 1usize..40, n in 1usize..70, k in 1usize..10, seed: u64, whole_rows: bool, threads in 1usize..4,
     ) {
-        let (k, pool) = (k * 40, Pool::new(Some(2)).unwrap());
+        let (k, pool) = (k * 40, Pool::new(Some(threads)).unwrap());
         let random = Random::new(format, n, k, seed);
         let rounding = if whole_rows { Rounding::Row } else { Rounding::Blocks };
         let weights = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &[WeightRows::Stored(random.part(None, rounding))]).unwrap();
@@ -68,7 +69,7 @@ proptest! {
             gemm_with(Isa::best(), isa, &pool, Gemm { x: Rows::Numbers(x), weights: &weights, bias: None, y: &mut y });
             y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
-        let want = multiplied(&x, simd::int8::DotIsa::Portable);
+        let want = multiplied(&x, DotIsa::Portable);
         for isa in dot_isas() {
             prop_assert!(multiplied(&x, isa) == want, "{format:?} {isa}");
             let row = seed as usize % rows;
@@ -96,6 +97,25 @@ proptest! {
                 prop_assert!((y - exact).abs() <= bound, "{format:?}: {y}, exactly {exact} within {bound}");
             }
         }
+    }
+}
+
+#[test]
+fn long_rows_of_bytes_are_multiplied_in_parts_with_the_same_bits() {
+    let (rows, n, k, pool) = (45, 50, 1048, Pool::new(Some(2)).unwrap());
+    let x = values(rows * k, 1);
+    for format in formats().into_iter().filter(StoredFormat::takes_bytes) {
+        let random = Random::new(format, n, k, 2);
+        let part = WeightRows::Stored(random.part(None, Rounding::Blocks));
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Exact, k, &[part]).unwrap();
+        let bias = values(n, 3);
+        let all = [(Isa::best(), DotIsa::Amx), (Isa::Portable, DotIsa::Amx), (Isa::best(), DotIsa::Portable)];
+        let [tiles, emulated, want] = all.map(|(isa, dot)| {
+            let mut y = vec![f32::NAN; rows * n];
+            gemm_with(isa, dot, &pool, Gemm { x: Rows::Numbers(&x), weights: &weights, bias: Some(&bias), y: &mut y });
+            y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        assert!(tiles == want && emulated == want, "{format:?}");
     }
 }
 

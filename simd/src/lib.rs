@@ -95,7 +95,7 @@ pub enum Isa {
     Avx512,
     /// The same with AVX512-BF16, for [`pairs`]; otherwise as [`Isa::Avx512`].
     Avx512Bf16,
-    /// The same with AMX in bfloat16, for [`tiles`]; otherwise as [`Isa::Avx512Bf16`].
+    /// The same with AMX tiles, for [`tiles`]; otherwise as [`Isa::Avx512Bf16`].
     Amx,
     /// 64-bit ARM.
     Neon,
@@ -209,6 +209,15 @@ pub trait Lanes: Copy {
             *found = table[(u32::from_le_bytes(*word) >> shift) as usize & 15];
         }
         Self::load(&found)
+    }
+    /// Loads integers and converts them to floats; exact below 2²⁴.
+    #[inline(always)]
+    fn load_i32(from: &Pairs) -> Self {
+        let mut floats = [0.0; LANES];
+        for (float, word) in floats.iter_mut().zip(from.0) {
+            *float = word as i32 as f32;
+        }
+        Self::load(&floats)
     }
     /// Loads and widens signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;

@@ -46,7 +46,8 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
 /// Measures the operations per second (a multiplication and an addition are two) of byte products in registers.
 pub fn int8_peak(pool: &Pool) -> f64 {
     let isa = DotIsa::best_for(Isa::best());
-    peak(pool, GROUP, || dispatch_dot!(isa, dots()))
+    let of_tiles = if isa == DotIsa::Amx { unit_peak::<true>(pool) } else { None };
+    of_tiles.unwrap_or_else(|| peak(pool, GROUP, || dispatch_dot!(isa, dots())))
 }
 
 /// Measures the operations per second (a multiplication and an addition are two) of products of bfloat16 pairs in registers.
@@ -58,10 +59,15 @@ pub fn bf16_peak(pool: &Pool) -> f64 {
 /// Measures the operations per second (a multiplication and an addition are two) of products of bfloat16 tiles in registers; `None`
 /// if this process cannot use tiles.
 pub fn tile_peak(pool: &Pool) -> Option<f64> {
+    unit_peak::<false>(pool)
+}
+
+/// The same for tiles of bytes or of bfloat16.
+fn unit_peak<const BYTES: bool>(pool: &Pool) -> Option<f64> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if let Ok(amx) = Amx::get() {
-        let products = LANES * 2 * LANES;
-        return Some(peak(pool, products, || tile_products(&mut Hardware::configure(amx, LANES))));
+        let inputs = if BYTES { GROUP } else { GROUP / 2 };
+        return Some(peak(pool, LANES * inputs, || tile_products::<BYTES>(&mut Hardware::<64>::configure(amx, LANES))));
     }
     let _ = pool;
     None
@@ -129,12 +135,19 @@ fn pair_products<D: PairLanes>() {
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn tile_products(tiles: &mut impl Registers) {
+fn tile_products<const BYTES: bool>(tiles: &mut impl Registers) {
     for _ in 0..CHAINS * STEPS / LANES / 4 {
-        tiles.add_products::<0, 4, 6>();
-        tiles.add_products::<1, 4, 7>();
-        tiles.add_products::<2, 5, 6>();
-        tiles.add_products::<3, 5, 7>();
+        if BYTES {
+            tiles.add_byte_products::<0, 4, 6>();
+            tiles.add_byte_products::<1, 4, 7>();
+            tiles.add_byte_products::<2, 5, 6>();
+            tiles.add_byte_products::<3, 5, 7>();
+        } else {
+            tiles.add_products::<0, 4, 6>();
+            tiles.add_products::<1, 4, 7>();
+            tiles.add_products::<2, 5, 6>();
+            tiles.add_products::<3, 5, 7>();
+        }
     }
 }
 

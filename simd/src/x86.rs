@@ -33,6 +33,11 @@ impl Lanes for Avx512 {
         })
     }
     #[inline(always)]
+    fn load_i32(from: &Pairs) -> Self {
+        // SAFETY: see the module; the pairs are 64 bytes long.
+        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.0.as_ptr().cast())) })
+    }
+    #[inline(always)]
     fn load_half<const HIGH: bool>(from: &Pairs) -> Self {
         // SAFETY: see the module; the pairs are 64 bytes long.
         Avx512(unsafe {

@@ -46,7 +46,7 @@ capabilities! {
     AvxVnni: "avx-vnni", "a CPU with AVX-VNNI", "use such a machine";
     Avx512: "avx512", "a CPU with AVX-512 F, BW, DQ and VL", "use such a machine";
     Avx512Bf16: "avx512-bf16", "a CPU with AVX512-BF16", "use such a machine";
-    Amx: "amx", "a CPU with AMX tiles in bfloat16, and Linux that permits them", "use such a machine";
+    Amx: "amx", "a CPU with AMX tiles in bfloat16 and int8, and Linux that permits them", "use such a machine";
     Avx512Vnni: "avx512-vnni", "a CPU with AVX-512 VNNI", "use such a machine";
     Neon: "neon", "a 64-bit ARM CPU", "use such a machine";
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
@@ -179,7 +179,7 @@ fn has_vector_unit(unit: Capability) -> bool {
 fn has_amx() -> bool {
     let listed = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = listed.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-    ["amx_bf16", "amx_tile"].iter().all(|flag| flags.split_whitespace().any(|it| it == *flag))
+    ["amx_bf16", "amx_int8", "amx_tile"].iter().all(|flag| flags.split_whitespace().any(|it| it == *flag))
 }
 
 #[cfg(not(target_arch = "x86_64"))]

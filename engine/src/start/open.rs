@@ -233,7 +233,7 @@ fn dtype(
     let features = device.features();
     let computes = |dtype: &Dtype| features.compute.contains(dtype);
     let stored = models::checkpoint_dtype(&config.decoder, weights);
-    // The fastest unit for bfloat16, if one is faster than float32. Tiles multiply no quantised weights.
+    // The fastest unit for bfloat16, if one is faster than float32. Tiles of bfloat16 multiply no quantised weights.
     let tiles = engine.quantization.is_none() && ["auto", "cpu.amx_bf16"].contains(&&*engine.kernels.linear);
     let fast = match (tiles && Isa::Amx.is_available(), pairs::are_fast()) {
         (true, _) => Some(Isa::Amx),

@@ -10,14 +10,15 @@
 
 use std::ops::Range;
 
-use simd::int8::{DotIsa, DotLanes, Floats, IntLanes, OFFSET, PortableDot, Weights};
-use simd::{Lanes, dispatch_dot};
+use simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes, OFFSET, PortableDot, Weights};
+use simd::{Lanes, dispatch_dot, prefetch};
 
-use super::format::{Codes, Offset};
+use super::format::{Codes, Offset, StoredFormat};
 use super::group::Group;
-use super::panels::{code, codes, planes};
+use super::panels::{FOURS, StoredPanels, code, codes, planes};
 use super::task::{ROWS, Task, end, start};
 use crate::blocks::{Ahead, PAIR};
+use crate::byte_tiles::{self, Unpacked};
 use crate::form::Line;
 use crate::quantize::BLOCK;
 use crate::rows::RowBlock;
@@ -43,6 +44,19 @@ struct Codebook {
     codes: Codes,
     /// Bytes of the first 16 codes if they are indices of a table, with the offset of weights if the instructions take one.
     table: [u8; 16],
+}
+
+impl Codebook {
+    #[inline(always)]
+    fn new<D: DotLanes>(format: &StoredFormat) -> Codebook {
+        let mut table = [0; 16];
+        if let Codes::Table(numbers) = format.codes {
+            for (to, number) in table.iter_mut().zip(numbers) {
+                *to = (*number as u8).wrapping_add(D::start(OFFSET.into()) as u8);
+            }
+        }
+        Codebook { codes: format.codes, table }
+    }
 }
 
 /// Codes in one plane or two.
@@ -92,22 +106,90 @@ impl Cut for Any {
     }
 }
 
-/// Computes a part of a product; `groups` is memory that it reuses.
-pub(super) fn multiply(dot: DotIsa, task: &Task<'_, RowBlock>, groups: &mut Vec<Group>) {
-    groups.resize(2 * AT_ONCE, Group::ZERO);
+/// Runs a kernel that is generic over the codes of a format.
+macro_rules! dispatch_cut {
+    ($dot:expr, $format:expr, $kernel:ident($($arg:ident : $ty:ty),*)) => {{
     type Two = Planes<2, 0>;
     type Three = Planes<2, 1>;
     type Four = Planes<4, 0>;
     type Five = Planes<4, 1>;
     type Six = Planes<4, 2>;
-    match (task.weights.format.codes, planes(task.weights.format.codes.bits())) {
-        (Codes::Table(_), _) => dispatch_dot!(dot, walk::<Table: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        (_, [2, 0]) => dispatch_dot!(dot, walk::<Two: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        (_, [2, 1]) => dispatch_dot!(dot, walk::<Three: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        (_, [4, 0]) => dispatch_dot!(dot, walk::<Four: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        (_, [4, 1]) => dispatch_dot!(dot, walk::<Five: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        (_, [4, 2]) => dispatch_dot!(dot, walk::<Six: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
-        _ => dispatch_dot!(dot, walk::<Whole: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group])),
+    match ($format.codes, planes($format.codes.bits())) {
+        (Codes::Table(_), _) => dispatch_dot!($dot, $kernel::<Table: Cut>($($arg: $ty),*)),
+        (_, [2, 0]) => dispatch_dot!($dot, $kernel::<Two: Cut>($($arg: $ty),*)),
+        (_, [2, 1]) => dispatch_dot!($dot, $kernel::<Three: Cut>($($arg: $ty),*)),
+        (_, [4, 0]) => dispatch_dot!($dot, $kernel::<Four: Cut>($($arg: $ty),*)),
+        (_, [4, 1]) => dispatch_dot!($dot, $kernel::<Five: Cut>($($arg: $ty),*)),
+        (_, [4, 2]) => dispatch_dot!($dot, $kernel::<Six: Cut>($($arg: $ty),*)),
+        _ => dispatch_dot!($dot, $kernel::<Whole: Cut>($($arg: $ty),*)),
+    }
+    }};
+}
+
+/// Computes a part of a product; `groups` is memory that it reuses.
+pub(super) fn multiply(dot: DotIsa, task: &Task<'_, RowBlock>, groups: &mut Vec<Group>) {
+    groups.resize(2 * AT_ONCE, Group::ZERO);
+    dispatch_cut!(dot, task.weights.format, walk(task: &Task<'_, RowBlock>, groups: &mut [Group]));
+}
+
+impl byte_tiles::Weights for StoredPanels {
+    fn unpack(&self, dot: DotIsa, pair: usize, blocks: Range<usize>, to: &mut [[Unpacked; PAIR]]) {
+        let from = &(self, pair, blocks);
+        dispatch_cut!(dot, self.format, unpack(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]));
+    }
+    fn ahead(&self, pair: usize, bands: usize) -> Ahead {
+        StoredPanels::ahead(self, pair, bands)
+    }
+}
+
+/// Unpacks some blocks of a pair to signed bytes.
+#[inline(always)]
+fn unpack<D: DotLanes, C: Cut>(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]) {
+    match Floats::<D>::VECTORS {
+        true => bytes::<D, C>(from, to),
+        false => bytes_without_vectors(from, to),
+    }
+}
+
+fn bytes_without_vectors(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]) {
+    bytes::<PortableDot, Any>(from, to);
+}
+
+#[allow(clippy::needless_range_loop)] // one index for several arrays
+#[inline(always)]
+fn bytes<D: DotLanes, C: Cut>(
+    (panels, pair, blocks): &(&StoredPanels, usize, Range<usize>),
+    to: &mut [[Unpacked; PAIR]],
+) {
+    let StoredPanels { format, layout, .. } = panels;
+    let (header, lines) = panels.pair(*pair);
+    let codebook = &Codebook::new::<D>(format);
+    let zero = if C::SMALL { format.codes.zero() as u8 } else { D::start(OFFSET.into()) as u8 };
+    let parts = if format.halves() { 2 } else { 1 };
+    let (mut current, mut group, mut offsets) = (usize::MAX, Group::ZERO, [[zero; GROUP]; PAIR]);
+    for (block, to) in blocks.clone().zip(to) {
+        for part in 0..parts {
+            // Inputs that pad the last block belong to the last group.
+            let input = (block * BLOCK + part * BLOCK / 2).min(panels.k - 1);
+            if input / format.group != current {
+                current = input / format.group;
+                group = Group::of::<Floats<D>>(panels, header, input);
+                let has_points = format.offset == Offset::ZeroPoint;
+                for (offsets, points) in offsets.iter_mut().zip(group.points).filter(|_| has_points) {
+                    for (offsets, point) in offsets.as_chunks_mut::<4>().0.iter_mut().zip(points) {
+                        *offsets = [zero + point as u8; 4];
+                    }
+                }
+            }
+            for panel in 0..PAIR {
+                to[panel].scales[part] = group.scales[panel];
+                to[panel].minima[part] = group.minima[panel];
+                let lines = &lines[(block * PAIR + panel) * layout.block..][..layout.block];
+                for g in part * FOURS / parts..(part + 1) * FOURS / parts {
+                    Unpacked::write::<D>(&mut to[panel].lines.0[g], C::group::<D>(lines, g, codebook), &offsets[panel]);
+                }
+            }
+        }
     }
 }
 
@@ -139,13 +221,7 @@ fn without_vectors(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
 fn pairs<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
     let format = &task.weights.format;
     let count = task.weights.blocks();
-    let mut table = [0; 16];
-    if let Codes::Table(numbers) = format.codes {
-        for (to, number) in table.iter_mut().zip(numbers) {
-            *to = if D::UNSIGNED { (*number as u8).wrapping_add(OFFSET) } else { *number as u8 };
-        }
-    }
-    let codebook = &Codebook { codes: format.codes, table };
+    let codebook = &Codebook::new::<D>(format);
     for first in (0..task.rows).step_by(ROWS) {
         let last = (first + ROWS).min(task.rows);
         for pair in task.pairs.clone() {
@@ -212,7 +288,7 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
     let first = blocks.pair * PAIR + panel;
     let mut acc = start::<Floats<D>, RowBlock, M, P>(task, row, first, blocks.range.start);
     for (b, block) in blocks.range.clone().enumerate() {
-        next.prefetch();
+        next.prefetch(prefetch);
         let lines: [&[Line]; P] = std::array::from_fn(|p| &blocks.lines[(block * PAIR + panel + p) * size..][..size]);
         let mut sums = D::begin::<M, P>([0; M]);
         for half in 0..2 {

@@ -16,6 +16,7 @@ use super::task::{ROWS, Task, end, start};
 use super::unpack::{Any, Cut, E4m3, Planes, Sums, Table, Unpacked, unpack};
 use crate::activations::with_activations;
 use crate::blocks::{OUTPUTS, PAIR};
+use crate::byte_tiles::Product;
 use crate::output::Output;
 use crate::processor::Processor;
 use crate::quantize::BLOCK;
@@ -66,7 +67,14 @@ pub(crate) fn run(
     (out, n): (Output, usize),
 ) {
     let (panels, pairs) = (&weights.panels, 0..n.div_ceil(OUTPUTS));
-    let bytes = |x: &[RowBlock]| processor.bytes(Task { x, weights: panels, rows, pairs: pairs.clone(), bias, out });
+    let bytes = |x: &[RowBlock]| {
+        let (halves, minima) = (panels.format.halves(), panels.format.has_minimum());
+        let done = Product { x, rows, weights: panels, halves, minima, bias, out, n }.run(processor);
+        if done < rows {
+            let (x, rows, out) = (&x[done * panels.blocks()..], rows - done, out.behind(done));
+            processor.bytes(Task { x, weights: panels, rows, pairs: pairs.clone(), bias, out });
+        }
+    };
     match x {
         Rows::Blocks(x) => bytes(x),
         Rows::Numbers(x) => processor.with_numbers(x, weights, |x| match weights.rounding.is_integer() {

@@ -20,7 +20,7 @@ use super::ranks::{Ranks, Stages};
 use super::scales;
 use super::step::{Extra, Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use crate::decoder::{Attention, Decoder, Mixer, Positions};
+use crate::decoder::{Attention, Decoder, Form, Linear, Mixer, Positions};
 use crate::lora::Adapter;
 use crate::{LoadError, Weights};
 
@@ -76,13 +76,14 @@ impl Model {
             let launched = launched + scratch_sizes(features, decoder, kernels, limits.max_rows).bytes();
             return sizes(limits.result_rows()) + (launched + adapters) as u64;
         }
-        let scratch = match program.widest_self_quantised(decoder) {
-            0 => 0,
-            widest => linear::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
+        let rows = limits.max_rows.max(LOGIT_ROWS);
+        let widest = |is_counted: fn(&Linear) -> bool| {
+            decoder.all_linears().filter(|linear| is_counted(linear)).map(|linear| linear.inputs).max().unwrap_or(0)
         };
-        let widest = decoder.all_linears().map(|linear| linear.inputs).max().unwrap_or(0);
-        let rounded = kernels.arithmetic.rounded_bytes(limits.max_rows.max(LOGIT_ROWS), widest);
-        sizes(LOGIT_ROWS) + (scratch + rounded + adapters) as u64
+        let blocks = linear::scratch_bytes(rows, program.widest_self_quantised(decoder));
+        let bands = linear::band_bytes(rows, widest(|linear| linear.form != Form::Dense));
+        let rounded = kernels.arithmetic.rounded_bytes(rows, widest(|_| true));
+        sizes(LOGIT_ROWS) + (blocks + bands + rounded + adapters) as u64
     }
 
     /// What a decoder needs of kernels on a device, in float32 and with the default cache.

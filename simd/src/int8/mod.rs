@@ -27,7 +27,7 @@ pub use portable::PortableDot;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2Dot, Avx512Vnni, AvxVnni, Halves};
 
-use super::{Isa, LANES, Lanes};
+use super::{Isa, LANES, Lanes, no_tiles};
 #[cfg(target_arch = "x86_64")]
 use super::{compiled, present};
 
@@ -48,6 +48,8 @@ pub enum DotIsa {
     AvxVnni,
     /// AVX-512 with `vpdpbusd` (AVX512-VNNI).
     Avx512Vnni,
+    /// AMX tiles in int8 for many rows, which a product uses itself; otherwise as [`DotIsa::Avx512Vnni`].
+    Amx,
     /// 64-bit ARM: products in 16 bits.
     Neon,
     /// 64-bit ARM with `sdot`.
@@ -58,11 +60,12 @@ pub enum DotIsa {
 
 impl DotIsa {
     /// Every instruction set, the most capable last.
-    pub const ALL: [DotIsa; 7] = [
+    pub const ALL: [DotIsa; 8] = [
         DotIsa::Portable,
         DotIsa::Avx2,
         DotIsa::AvxVnni,
         DotIsa::Avx512Vnni,
+        DotIsa::Amx,
         DotIsa::Neon,
         DotIsa::NeonDot,
         DotIsa::NeonI8mm,
@@ -78,6 +81,7 @@ impl DotIsa {
             DotIsa::AvxVnni => compiled::AVX_VNNI && present::avx_vnni(),
             #[cfg(target_arch = "x86_64")]
             DotIsa::Avx512Vnni => compiled::AVX512_VNNI && present::avx512_vnni(),
+            DotIsa::Amx => DotIsa::Avx512Vnni.is_available() && no_tiles().is_none(),
             #[cfg(target_arch = "aarch64")]
             DotIsa::Neon => true,
             #[cfg(target_arch = "aarch64")]
@@ -89,12 +93,23 @@ impl DotIsa {
         }
     }
 
-    /// Returns the best instruction set of this CPU whose registers are no wider than those of `isa`.
+    /// Returns the instruction set of its vectors: for [`DotIsa::Amx`] the one that goes with it, or plain loops on other CPUs.
+    pub fn vectors(self) -> DotIsa {
+        match self {
+            DotIsa::Amx if DotIsa::Avx512Vnni.is_available() => DotIsa::Avx512Vnni,
+            DotIsa::Amx => DotIsa::Portable,
+            vectors => vectors,
+        }
+    }
+
+    /// Returns the best instruction set of this CPU whose vectors are no wider than those of `isa`.
     pub fn best_for(isa: Isa) -> DotIsa {
         let candidates: &[DotIsa] = match isa {
             Isa::Portable => &[],
             Isa::Avx2 => &[DotIsa::AvxVnni, DotIsa::Avx2],
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => &[DotIsa::Avx512Vnni, DotIsa::AvxVnni, DotIsa::Avx2],
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
+                &[DotIsa::Amx, DotIsa::Avx512Vnni, DotIsa::AvxVnni, DotIsa::Avx2]
+            }
             Isa::Neon => &[DotIsa::NeonI8mm, DotIsa::NeonDot, DotIsa::Neon],
         };
         candidates.iter().copied().find(|dot| dot.is_available()).unwrap_or(DotIsa::Portable)
@@ -108,6 +123,7 @@ impl fmt::Display for DotIsa {
             DotIsa::Avx2 => "avx2",
             DotIsa::AvxVnni => "avx-vnni",
             DotIsa::Avx512Vnni => "avx512-vnni",
+            DotIsa::Amx => "amx",
             DotIsa::Neon => "neon",
             DotIsa::NeonDot => "neon-dotprod",
             DotIsa::NeonI8mm => "neon-i8mm",
@@ -134,6 +150,8 @@ pub trait IntLanes: Copy {
     fn load(from: &[u8; GROUP]) -> Self::Weights;
     /// Loads a group of codes: `width` bits of each byte, from bit `shift` on. They have no offset and no sign.
     fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> Self::Weights;
+    /// Stores a group of weights or codes as bytes.
+    fn store(weights: Self::Weights, to: &mut [u8; GROUP]);
     /// Appends higher bits to codes of `width` bits.
     fn join(codes: Self::Weights, high: Self::Weights, width: u32) -> Self::Weights;
     /// Replaces codes of 4 bits by bytes of a table.
@@ -249,7 +267,7 @@ macro_rules! dispatch_dot {
         #[cfg(target_arch = "aarch64")]
         #[target_feature(enable = "i8mm")]
         fn neon_i8mm$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::NeonI8mm $(, $form)?>($($arg),*) }
-        match $isa {
+        match int8::DotIsa::vectors($isa) {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
             int8::DotIsa::Avx512Vnni if $crate::compiled::AVX512_VNNI => unsafe { avx512_vnni$(::<$form>)?($($arg),*) },

@@ -41,6 +41,13 @@ impl IntLanes for [int32x4_t; 4] {
         })
     }
     #[inline(always)]
+    fn store(weights: [int8x16_t; 4], to: &mut [u8; GROUP]) {
+        for (to, weights) in to.as_chunks_mut::<16>().0.iter_mut().zip(weights) {
+            // SAFETY: every aarch64 CPU has NEON; the chunk is 16 bytes long.
+            unsafe { vst1q_u8(to.as_mut_ptr(), vreinterpretq_u8_s8(weights)) };
+        }
+    }
+    #[inline(always)]
     fn join(codes: [int8x16_t; 4], high: [int8x16_t; 4], width: u32) -> [int8x16_t; 4] {
         // SAFETY: every aarch64 CPU has NEON.
         std::array::from_fn(|i| unsafe { vorrq_s8(codes[i], vshlq_s8(high[i], vdupq_n_s8(width as i8))) })

@@ -24,6 +24,10 @@ impl IntLanes for [i32; LANES] {
         from.map(|byte| byte >> shift & ((1u32 << width) - 1) as u8)
     }
     #[inline(always)]
+    fn store(weights: [u8; GROUP], to: &mut [u8; GROUP]) {
+        *to = weights;
+    }
+    #[inline(always)]
     fn join(codes: [u8; GROUP], high: [u8; GROUP], width: u32) -> [u8; GROUP] {
         std::array::from_fn(|i| codes[i] | high[i] << width)
     }

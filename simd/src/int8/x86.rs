@@ -36,6 +36,11 @@ impl IntLanes for __m512i {
         }
     }
     #[inline(always)]
+    fn store(weights: __m512i, to: &mut [u8; GROUP]) {
+        // SAFETY: see the module; the array is 64 bytes long.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), weights) };
+    }
+    #[inline(always)]
     fn join(codes: __m512i, high: __m512i, width: u32) -> __m512i {
         // SAFETY: see the module.
         unsafe { _mm512_or_si512(codes, _mm512_sll_epi32(high, _mm_cvtsi32_si128(width as i32))) }
@@ -94,6 +99,14 @@ impl IntLanes for Halves {
         };
         let Halves(a, b) = Self::load(from);
         Halves(half(a), half(b))
+    }
+    #[inline(always)]
+    fn store(Halves(a, b): Halves, to: &mut [u8; GROUP]) {
+        // SAFETY: see the module; the array is 64 bytes long.
+        unsafe {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), a);
+            _mm256_storeu_si256(to[32..].as_mut_ptr().cast(), b);
+        }
     }
     #[inline(always)]
     fn join(codes: Halves, high: Halves, width: u32) -> Halves {

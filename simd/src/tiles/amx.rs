@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::trial::{self, NUM_KINDS, Random};
-use super::{Emulated, LANES, Registers, Tile};
+use super::{BYTES, ByteLines, ByteRows, Emulated, LANES, Registers, Tile};
 use crate::Pairs;
 
 /// What the CPU and the operating system say about tiles. It is a value, so that tests can make up a hypervisor.
@@ -20,7 +20,7 @@ use crate::Pairs;
 pub struct Probe {
     /// CPUID 1 ECX: bit 27 is OSXSAVE, without which XGETBV is illegal.
     pub leaf1_ecx: u32,
-    /// CPUID 7 EDX: bit 22 is bf16, bit 24 tiles.
+    /// CPUID 7 EDX: bit 22 is bf16, bit 24 tiles, bit 25 int8.
     pub leaf7_edx: u32,
     /// CPUID 13 EAX: states that XCR0 may enable.
     pub states: u32,
@@ -35,8 +35,8 @@ pub struct Probe {
 /// Bits 17 (tile configuration) and 18 (tile data) of XCR0.
 const TILE_STATES: u64 = 3 << 17;
 
-/// Bits 22 and 24 of CPUID 7 EDX.
-const FEATURES: u32 = 1 << 22 | 1 << 24;
+/// Bits 22, 24 and 25 of CPUID 7 EDX.
+const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
 
 /// Bit 27 of CPUID 1 ECX.
 const OSXSAVE: u32 = 1 << 27;
@@ -65,7 +65,7 @@ impl Probe {
     pub fn missing(&self) -> Option<&'static str> {
         let [ebx, ecx] = self.palette;
         if self.leaf7_edx & FEATURES != FEATURES {
-            Some("this CPU has no AMX tiles in bfloat16")
+            Some("this CPU has no AMX tiles in bfloat16 and int8")
         } else if self.leaf1_ecx & OSXSAVE == 0 || self.xcr0 & TILE_STATES != TILE_STATES {
             Some("the operating system or hypervisor does not enable AMX tiles (XCR0 bits 17 and 18)")
         } else if u64::from(self.states) & TILE_STATES != TILE_STATES || self.tile_bytes < 8192 {
@@ -83,7 +83,7 @@ impl Probe {
 pub struct Amx(());
 
 impl Amx {
-    /// Asks the CPU, and once per process the kernel for permission; then compares the instruction with its definition.
+    /// Asks the CPU, and once per process the kernel for permission; then compares the instructions with their definition.
     ///
     /// # Errors
     /// Why tiles cannot be used, as one sentence.
@@ -98,13 +98,18 @@ impl Amx {
             let differs = |kind| {
                 let tiles = trial::operands(random, kind);
                 let [got, want] = [
-                    trial::product(&mut Hardware::configure(amx, LANES), &tiles),
-                    trial::product(&mut Emulated::new(LANES), &tiles),
+                    trial::product(&mut Hardware::<64>::configure(amx, LANES), &tiles),
+                    trial::product(&mut Emulated::<64>::new(LANES), &tiles),
                 ];
                 trial::differences(&got, &want) > 0
             };
-            match (0..2 * NUM_KINDS).map(|i| i % NUM_KINDS).any(differs) {
-                true => Err("the AMX tiles of this CPU round in another way than Quire defines"),
+            let bytes = trial::byte_operands(&mut Random(2));
+            let [got, want] = [
+                trial::byte_product::<1>(&mut Hardware::<16>::configure(amx, LANES), &bytes),
+                trial::byte_product::<1>(&mut Emulated::<16>::new(LANES), &bytes),
+            ];
+            match got != want || (0..2 * NUM_KINDS).map(|i| i % NUM_KINDS).any(differs) {
+                true => Err("the AMX tiles of this CPU compute other bits than Quire defines"),
                 false => Ok(amx),
             }
         })
@@ -144,24 +149,27 @@ thread_local! {
 }
 
 /// The configured tile registers of the calling thread. Dropping them releases the state.
-pub struct Hardware {
+pub struct Hardware<const WIDTH: usize> {
     /// Not `Send`: registers belong to a thread.
     thread: PhantomData<*const ()>,
 }
 
-impl Hardware {
+impl<const WIDTH: usize> Hardware<WIDTH> {
     /// Configures the thread's tiles, and sets them to zero. Sums and A tiles get this number of rows, which is all that saves time.
+    /// Rows of A tiles have WIDTH bytes: 64, 32 or 16.
     ///
     /// # Panics
     /// If the number is not in 1..=16, or the thread has configured tiles already.
     #[inline(always)]
-    pub fn configure(_: Amx, rows: usize) -> Hardware {
+    pub fn configure(_: Amx, rows: usize) -> Self {
+        const { assert!(WIDTH == 64 || WIDTH == 32 || WIDTH == 16, "bytes of a row") };
         assert!((1..=LANES).contains(&rows), "{rows} rows of a tile");
         assert!(!CONFIGURED.replace(true), "this thread uses tiles already");
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
         config.bytes[..8].fill(size_of::<Pairs>() as u16);
         config.rows[..6].fill(rows as u8);
-        config.rows[6..8].fill(LANES as u8);
+        config.bytes[4..6].fill(WIDTH as u16);
+        config.rows[6..8].fill((WIDTH / 4) as u8);
         // SAFETY: the CPU and the kernel allow it (`Amx`), and the configuration is valid. The block may read memory, so all stores
         // to the configuration happen before it.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
@@ -169,7 +177,7 @@ impl Hardware {
     }
 }
 
-impl Drop for Hardware {
+impl<const WIDTH: usize> Drop for Hardware<WIDTH> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: returns the tiles to their initial state.
@@ -181,7 +189,9 @@ impl Drop for Hardware {
 /// Distance of the rows of a tile in memory.
 const STRIDE: usize = size_of::<Pairs>();
 
-impl Registers for Hardware {
+impl<const WIDTH: usize> Registers for Hardware<WIDTH> {
+    const WIDTH: usize = WIDTH;
+
     #[inline(always)]
     fn zero<const T: usize>(&mut self) {
         // SAFETY: changes a tile register only.
@@ -215,6 +225,31 @@ impl Registers for Hardware {
         // SAFETY: changes a tile register only. `configure` gives C and A equally many rows.
         unsafe {
             asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const C, const A, const B, options(nostack, nomem, preserves_flags));
+        }
+    }
+    #[inline(always)]
+    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows) {
+        const { assert!(4 <= T && T < 6 && WIDTH <= BYTES, "an A tile of bytes") };
+        // SAFETY: at most 16 rows of WIDTH bytes, from a multiple of WIDTH on, which is below the 32 bytes of a row.
+        unsafe {
+            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from.0.as_ptr().wrapping_byte_add(PART * WIDTH % BYTES),
+                in(reg) BYTES, options(nostack, readonly, preserves_flags));
+        }
+    }
+    #[inline(always)]
+    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines) {
+        const { assert!(6 <= T && T < 8 && WIDTH <= BYTES, "a B tile of bytes") };
+        // SAFETY: WIDTH / 4 lines of 64 bytes, from a multiple of that number on, which is below the 8 lines.
+        unsafe {
+            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from.0.as_ptr().wrapping_add(PART * WIDTH % BYTES / 4),
+                in(reg) STRIDE, options(nostack, readonly, preserves_flags));
+        }
+    }
+    #[inline(always)]
+    fn add_byte_products<const C: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: as for `add_products`.
+        unsafe {
+            asm!("tdpbssd tmm{}, tmm{}, tmm{}", const C, const A, const B, options(nostack, nomem, preserves_flags));
         }
     }
 }

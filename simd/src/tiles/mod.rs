@@ -1,4 +1,4 @@
-//! Tiles of bfloat16 pairs and their products: the definition of their bits, which any instruction set can compute.
+//! Tiles of bfloat16 pairs or bytes and their products: the definition of their bits, which any instruction set can compute.
 //!
 //! ```text
 //! A tile: up to 16 rows × 16 pairs    B tile: 16 pairs × 16 outputs     sums: up to 16 rows × 16 outputs
@@ -19,6 +19,9 @@
 //! first NaN of its operands, in the order x, w, sum (fma) or left, right (+), with the quiet bit set; `0xffc00000` if no operand is
 //! NaN. That is `tdpbf16ps` of Intel AMX, compared with it on millions of sums. A matrix is padded with +0 to whole groups.
 //!
+//! **Bytes.** A row of an A tile can also have 32 or 16 signed bytes, of which four inputs are a word, as are those of an output in a
+//! line of a B tile. Their products and sums are integers, exact modulo 2^32.
+//!
 //! **Invariants.** Rows of a tile do not influence each other, and neither do outputs. So a sum does not depend on the number of rows.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -36,9 +39,24 @@ pub type Tile = [Pairs; LANES];
 /// A tile of zeros.
 pub const EMPTY: Tile = [Pairs::ZERO; LANES];
 
+/// Signed bytes of sixteen rows: an A tile, or two of 16 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct ByteRows(pub [[i8; BYTES]; LANES]);
+
+/// Signed bytes of sixteen outputs, four inputs of each in a line: a B tile, or two of 16 inputs.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct ByteLines(pub [[u8; 4 * LANES]; BYTES / 4]);
+
+/// Inputs of [`ByteRows`] and [`ByteLines`].
+pub const BYTES: usize = 32;
+
 /// Eight tile registers: 0 to 3 for sums, 4 and 5 for A tiles, 6 and 7 for B tiles. Sums and A tiles have the same number of rows.
 /// A register is an index that is known at compile time.
 pub trait Registers {
+    /// Bytes of a row of an A tile: 64 for pairs, 32 or 16 for bytes.
+    const WIDTH: usize;
     /// Sets a tile to zero.
     fn zero<const T: usize>(&mut self);
     /// Loads a tile.
@@ -49,6 +67,12 @@ pub trait Registers {
     fn store<const T: usize>(&mut self, to: &mut Tile);
     /// Adds the products of an A tile and a B tile to the sums of tile C.
     fn add_products<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// Loads the bytes of an A tile, or part PART (modulo 2) if a tile has 16.
+    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows);
+    /// Loads the bytes of a B tile, or part PART (modulo 2) if a tile has 16 inputs.
+    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines);
+    /// Adds the products of bytes of an A tile and a B tile to the sums of tile C.
+    fn add_byte_products<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
 /// Adds the products of one group of pairs to a sum.
@@ -121,18 +145,18 @@ pub fn are_normal(a: u32, b: u32) -> bool {
 
 /// Tile registers in plain memory. A kernel that is compiled for an instruction set inlines them, so its vectors multiply what needs no
 /// care.
-pub struct Emulated {
+pub struct Emulated<const WIDTH: usize> {
     rows: usize,
     tiles: [Tile; 8],
 }
 
-impl Emulated {
+impl<const WIDTH: usize> Emulated<WIDTH> {
     /// Returns registers of zeros whose sums and A tiles have this number of rows.
     ///
     /// # Panics
     /// If it is not in 1..=16.
     #[inline]
-    pub fn new(rows: usize) -> Emulated {
+    pub fn new(rows: usize) -> Self {
         assert!((1..=LANES).contains(&rows), "{rows} rows of a tile");
         Emulated { rows, tiles: [EMPTY; 8] }
     }
@@ -143,7 +167,9 @@ impl Emulated {
     }
 }
 
-impl Registers for Emulated {
+impl<const WIDTH: usize> Registers for Emulated<WIDTH> {
+    const WIDTH: usize = WIDTH;
+
     #[inline(always)]
     fn zero<const T: usize>(&mut self) {
         self.tiles[T] = EMPTY;
@@ -170,6 +196,36 @@ impl Registers for Emulated {
             let of_row = least_exponent(a.0.into_iter());
             let added = if are_normal(of_row, least) { quickly(sums, a, &b) } else { None };
             *sums = added.unwrap_or_else(|| exactly(sums, a, &b));
+        }
+    }
+    #[inline(always)]
+    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows) {
+        for (words, bytes) in self.tiles[T].iter_mut().zip(&from.0) {
+            for (word, four) in words.0.iter_mut().zip(bytes[PART * WIDTH % BYTES..][..WIDTH].as_chunks::<4>().0) {
+                *word = u32::from_le_bytes(four.map(|byte| byte as u8));
+            }
+        }
+    }
+    #[inline(always)]
+    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines) {
+        for (words, bytes) in self.tiles[T].iter_mut().zip(&from.0[PART * WIDTH % BYTES / 4..][..WIDTH / 4]) {
+            for (word, four) in words.0.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *word = u32::from_le_bytes(*four);
+            }
+        }
+    }
+    #[inline(always)]
+    fn add_byte_products<const C: usize, const A: usize, const B: usize>(&mut self) {
+        let (a, b) = (self.tiles[A], self.tiles[B]);
+        for (sums, a) in self.tiles[C].iter_mut().zip(&a).take(self.rows) {
+            for (a, line) in a.0.iter().zip(&b).take(WIDTH / 4) {
+                for (sum, b) in sums.0.iter_mut().zip(line.0) {
+                    for byte in 0..4 {
+                        let product = i32::from((a >> (8 * byte)) as i8) * i32::from((b >> (8 * byte)) as i8);
+                        *sum = sum.wrapping_add(product as u32);
+                    }
+                }
+            }
         }
     }
 }
@@ -204,12 +260,13 @@ fn exactly(sums: &Pairs, a: &Pairs, b: &Tile) -> Pairs {
     }))
 }
 
-/// Evaluates `$work` with `$registers` as tile registers, of which sums and A tiles have `$rows` rows: those of the CPU for
+/// Evaluates `$work` with `$registers` as tile registers, of which sums and A tiles have `$rows` rows, and A tiles `$width` bytes in each
+/// (64 if it is not given): those of the CPU for
 /// [`Isa::Amx`](crate::Isa::Amx), which are released afterwards, otherwise emulated ones. The caller must have checked
 /// [`Isa::is_available`](crate::Isa::is_available).
 #[macro_export]
 macro_rules! on_tiles {
-    ($isa:expr, $rows:expr, |$registers:ident| $work:expr) => {{
+    ($isa:expr, [$rows:expr, $width:expr], |$registers:ident| $work:expr) => {{
         use $crate::tiles;
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         let unit = if $isa == $crate::Isa::Amx { tiles::amx::Amx::get().ok() } else { None };
@@ -218,13 +275,16 @@ macro_rules! on_tiles {
         match unit {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Some(amx) => {
-                let $registers = &mut tiles::amx::Hardware::configure(amx, $rows);
+                let $registers = &mut tiles::amx::Hardware::<{ $width }>::configure(amx, $rows);
                 $work
             }
             _ => {
-                let $registers = &mut tiles::Emulated::new($rows);
+                let $registers = &mut tiles::Emulated::<{ $width }>::new($rows);
                 $work
             }
         }
     }};
+    ($isa:expr, $rows:expr, |$registers:ident| $work:expr) => {
+        $crate::on_tiles!($isa, [$rows, 64], |$registers| $work)
+    };
 }

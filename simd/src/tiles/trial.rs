@@ -1,6 +1,6 @@
 //! Random tiles that tell the right definition of the bits from wrong ones, for a self-test at start and for longer tests.
 
-use super::{LANES, Pairs, Registers, Tile};
+use super::{ByteLines, ByteRows, LANES, Pairs, Registers, Tile};
 
 /// Pseudorandom numbers (SplitMix64).
 pub struct Random(pub u64);
@@ -91,6 +91,28 @@ pub fn product(registers: &mut impl Registers, [a, b, sums]: &[Tile; 3]) -> Tile
     registers.stream::<4>(a);
     registers.load::<6>(b);
     registers.add_products::<0, 4, 6>();
+    registers.store::<0>(&mut out);
+    out
+}
+
+/// Random rows and lines of bytes, and sums to start from.
+pub fn byte_operands(random: &mut Random) -> (ByteRows, ByteLines, Tile) {
+    let mut bytes = || random.bits() as u8;
+    let rows = std::array::from_fn(|_| std::array::from_fn(|_| bytes() as i8));
+    let lines = std::array::from_fn(|_| std::array::from_fn(|_| bytes()));
+    (ByteRows(rows), ByteLines(lines), std::array::from_fn(|_| Pairs(std::array::from_fn(|_| random.bits() as u32))))
+}
+
+/// The sums of a product of part PART of bytes.
+pub fn byte_product<const PART: usize>(
+    registers: &mut impl Registers,
+    (rows, lines, sums): &(ByteRows, ByteLines, Tile),
+) -> Tile {
+    let mut out = *sums;
+    registers.load::<0>(sums);
+    registers.load_rows::<4, PART>(rows);
+    registers.load_lines::<6, PART>(lines);
+    registers.add_byte_products::<0, 4, 6>();
     registers.store::<0>(&mut out);
     out
 }

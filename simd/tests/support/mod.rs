@@ -25,9 +25,9 @@ pub fn tile_isas() -> impl Iterator<Item = Isa> {
     all.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
 }
 
-/// Returns the instruction sets of this CPU for products of bytes.
+/// Returns the instruction sets of this CPU for products of bytes, and emulated tiles if it has no others.
 pub fn dot_isas() -> impl Iterator<Item = DotIsa> {
-    DotIsa::ALL.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()))
+    DotIsa::ALL.into_iter().filter(|isa| report_unavailable(isa, isa.is_available()) || *isa == DotIsa::Amx)
 }
 
 /// Reports the instruction set if it is not available. Capabilities have the names of instruction sets.
