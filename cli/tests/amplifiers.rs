@@ -223,12 +223,12 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"prompt":{},"prompt_logprobs":20,"max_tokens":1}}"#, list(&list("5", 900), 38))
         }),
         several(2, "log-probabilities of an echoed batch, with ids", COMPLETIONS, MAYBE, || {
-            let prompts = list(&list("5", 900), 30);
+            let prompts = list(&list("5", 900), 8);
             format!(r#"{{"prompt":{prompts},"echo":true,"logprobs":20,"return_token_ids":true,"max_tokens":1}}"#)
         }),
         several(2, "ids of a prompt and of its answers, for each of many answers", COMPLETIONS, MAYBE, || {
             format!(
-                r#"{{"prompt":{},"n":100,"return_token_ids":true,"max_tokens":100,"ignore_eos":true}}"#,
+                r#"{{"prompt":{},"n":100,"return_token_ids":true,"max_tokens":8,"ignore_eos":true}}"#,
                 list("5", 900)
             )
         }),
@@ -237,7 +237,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"input":"hi","stream":true,"max_output_tokens":900,"ignore_eos":true,{include}}}"#)
         }),
         several(4, "choices of many prompts", COMPLETIONS, MAYBE, || {
-            format!(r#"{{"prompt":{},"n":4,"max_tokens":4,"ignore_eos":true}}"#, list("\"a\"", 1000))
+            format!(r#"{{"prompt":{},"n":4,"max_tokens":1,"ignore_eos":true}}"#, list("\"a\"", 1000))
         }),
         one("log-probabilities of many answers", CHAT, REFUSED, || {
             format!(r#"{{"messages":[{USER}],"n":128,"logprobs":true,"top_logprobs":20,"ignore_eos":true}}"#)
@@ -248,7 +248,7 @@ fn amplifiers() -> Vec<Amplifier> {
         one("a text that cannot fit", COMPLETIONS, REFUSED, || format!(r#"{{"prompt":{}}}"#, words(3 << 20))),
         one("a longer text", COMPLETIONS, REFUSED, || format!(r#"{{"prompt":{}}}"#, letters(15 << 20))),
         one("a text without spaces", "/tokenize", MAYBE, || format!(r#"{{"prompt":"{}"}}"#, "a".repeat(2 << 20))),
-        several(2, "a text of as many tokens as there may be", "/tokenize", MAYBE, || {
+        one("a text of as many tokens as there may be", "/tokenize", MAYBE, || {
             format!(r#"{{"prompt":{},"return_token_strs":true}}"#, words(600_000))
         }),
         one("a text that is cut to its end", COMPLETIONS, MAYBE, || {
@@ -320,7 +320,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"prompt":{},"n":24,"echo":true,"return_token_ids":true,"max_tokens":1}}"#, list("5", 1000))
         }),
         several(3, "a beam search with all it can tell", COMPLETIONS, MAYBE, || {
-            r#"{"prompt":"a","n":16,"use_beam_search":true,"logprobs":20,"max_tokens":100,"ignore_eos":true}"#
+            r#"{"prompt":"a","n":16,"use_beam_search":true,"logprobs":20,"max_tokens":40,"ignore_eos":true}"#
                 .to_string()
         }),
         one("choices", COMPLETIONS, REFUSED, || {

@@ -10,7 +10,7 @@ use engine::{
 };
 use proptest::prelude::*;
 use sched::SeqId;
-use testkit::reference;
+use testkit::{everything, reference};
 
 use crate::common::workers::counted_parts;
 use crate::common::{VOCABULARY, config, on_sim, overlapping, request, shared};
@@ -256,7 +256,9 @@ fn on_cuda_sim_speculation_changes_no_token_and_no_log_probability_either() {
     let on = |config| on_sim(config).unwrap();
     let (accepted, preemptions) = check(&CERTAIN, on).unwrap();
     assert!(accepted > 20 && preemptions > 0, "{accepted} accepted, {preemptions} preemptions");
-    check(&Case { first: 4, method: 0, blocks: 20, swaps: false, ..CERTAIN }, on).unwrap();
+    if everything() {
+        check(&Case { first: 4, method: 0, blocks: 20, swaps: false, ..CERTAIN }, on).unwrap();
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use engine::{EngineConfig, GenerationRequest, TokenEvent};
 use proptest::prelude::*;
+use testkit::everything;
 
 use crate::common::{on_sim, shared, tokens};
 use crate::overlap::{Classes, Load, answers};
@@ -69,8 +70,9 @@ fn speculation_of_a_recurrent_model_changes_nothing_on_cuda_sim_either() {
     };
     let (accepted, preemptions) = check(&base, on).unwrap();
     assert!(accepted > 20 && preemptions > 0, "{accepted} accepted, {preemptions} preemptions");
-    let recomputed = Case { first: 4, count: 3, swaps: false, ..base };
-    check(&recomputed, on).unwrap();
+    if everything() {
+        check(&Case { first: 4, count: 3, swaps: false, ..base }, on).unwrap();
+    }
 }
 
 #[test]

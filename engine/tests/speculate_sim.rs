@@ -9,6 +9,7 @@ use engine::speculate::Speculation;
 use engine::worker::{StepError, StepInput, StepOutput, Worker};
 use engine::{Engine, EngineConfig, EngineParts, TokenEvent};
 use proptest::prelude::*;
+use testkit::everything;
 
 use crate::common::hooked::{Hooked, Hooks, Transfer};
 use crate::common::{VOCABULARY, config, on_sim, opened, parts_on, shared};
@@ -41,7 +42,7 @@ fn replayed_verifications_drawn_on_the_device_change_no_token_and_no_log_probabi
     let drafts = (0usize..5, 1usize..7, 2usize..9);
     let cases = (load, drafts, 10u64..24, 13usize..40, any::<(bool, bool, bool)>());
     let (accepted, preemptions) = (AtomicU64::new(0), AtomicU64::new(0));
-    let config = ProptestConfig { cases: 6, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: if everything() { 6 } else { 2 }, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     runner
         .run(&cases, |((seed, first, count), (method, most, wrong), blocks, budget, (swaps, caches, graphs))| {

@@ -9,6 +9,7 @@ use attention_kernels::{Dtype, KernelChoice, KernelSet, KvDtype, Needs, select};
 use device::{Device, Options};
 use models::{Decoder, Model, ModelConfig, PageLayout, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
+use testkit::kernels::host::device_for_tests;
 use testkit::reference::context;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };
@@ -68,12 +69,13 @@ fn prompts(case: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
     all.filter(|(ids, _): &(Vec<u32>, _)| ids.len() < LIMITS.max_rows).collect()
 }
 
-/// Checks the logits of a case and the bits of chunks.
+/// Checks the logits of a case and the bits of chunks, in an ordinary run on the simulator those of the longest prompt.
 fn check(case: &str, dtype: Dtype) {
     let Some(Loaded { mut model, limits, .. }) = load(case, dtype, &KernelChoice::default()) else { return };
     let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
-    let mut means = Vec::new();
-    for (prompt, want) in prompts(case) {
+    let (mut means, prompts) = (Vec::new(), prompts(case));
+    let longest = prompts.iter().map(|(prompt, _)| prompt.len()).max();
+    for (prompt, want) in prompts {
         let size = (limits.block_size, limits.num_blocks);
         let whole = last_logits(&mut model, &mut caches, size, &prompt, prompt.len());
         assert_eq!(whole.len(), want.len(), "{case} in {dtype}");
@@ -82,8 +84,10 @@ fn check(case: &str, dtype: Dtype) {
         let what = format!("{case} in {dtype}, {} tokens: errors up to {greatest}", prompt.len());
         assert!(dtype != Dtype::F32 || greatest < TOLERANCE, "{what}");
         means.push(errors.iter().map(|error| f64::from(*error)).sum::<f64>() / errors.len() as f64);
-        let chunked = last_logits(&mut model, &mut caches, size, &prompt, 7);
-        assert!(chunked == whole, "{what}: chunks of 7 change a bit");
+        if Some(prompt.len()) == longest || testkit::everything() || device_for_tests() == "cuda" {
+            let chunked = last_logits(&mut model, &mut caches, size, &prompt, 7);
+            assert!(chunked == whole, "{what}: chunks of 7 change a bit");
+        }
     }
     let mean = means.iter().sum::<f64>() / means.len() as f64;
     println!("{case} in {dtype}: {mean} in the mean");
@@ -98,7 +102,7 @@ fn logits_are_the_reference_s_in_float32_and_chunks_change_no_bit() {
 #[test]
 fn logits_are_as_near_to_the_reference_as_those_of_transformers_in_halves() {
     // Where launches are simulated, the cases take turns with the two types, and with the engine's test of the same.
-    let all = testkit::everything() || testkit::kernels::host::device_for_tests() == "cuda";
+    let all = testkit::everything() || device_for_tests() == "cuda";
     for (at, case) in CASES.into_iter().enumerate() {
         for (turn, dtype) in [(0, Dtype::F16), (3, Dtype::Bf16)] {
             if all || case == "qwen3-next" && dtype == Dtype::Bf16 || at % 4 == turn {

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use attention_kernels::Capabilities;
@@ -10,9 +11,13 @@ use attention_kernels::{CacheFormat, Dtype, KvDtype};
 /// Returns the stored bytes of floats, rounded to nearest, ties to even.
 pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
-        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
-        Dtype::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::F32 => values.iter().map(|v| v.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
+        Dtype::F16 => {
+            let mut halves = vec![f16::ZERO; values.len()];
+            halves.convert_from_f32_slice(values);
+            halves.into_iter().map(f16::to_le_bytes).collect::<Vec<_>>().into_flattened()
+        }
+        Dtype::Bf16 => values.iter().map(|v| bf16::from_f32(*v).to_le_bytes()).collect::<Vec<_>>().into_flattened(),
     }
 }
 
@@ -114,8 +119,9 @@ pub fn ulp(dtype: Dtype, magnitude: f64) -> f64 {
         Dtype::F16 => (10, -14),
         Dtype::Bf16 => (7, -126),
     };
-    let exponent = if magnitude == 0.0 { least } else { (magnitude.log2().floor() as i32).max(least) };
-    2f64.powi(exponent - mantissa_bits)
+    // The exponent field: `log2` and `powi` cost more than a kernel that is checked.
+    let exponent = ((magnitude.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
+    f64::from_bits(((exponent - mantissa_bits + 1023) as u64) << 52)
 }
 
 /// Permitted errors against float64.

@@ -1,5 +1,6 @@
 //! Every attention variant, on every device, with all its capabilities, against float64.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,60 +11,80 @@ use simd::Isa;
 use trial::numbers::Random;
 use trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 
+use super::asked::{Asked, by_problem};
 use super::devices::{self, variants_on};
 use super::failures::{Fault, Looks, of_look, same_bits};
 use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
-/// Runs one variant on one device with all its looks. Returns the greatest error in ulps for each type, and the number of
-/// problems.
-fn conforms(
-    device: &Arc<dyn Device>,
-    other_order: Option<&Arc<dyn Device>>,
-    variant: &Variant,
-    failures: &mut Looks,
-) -> String {
-    let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
-    let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
+/// Returns the looks of a variant with their numbers. A variant that launches the kernel of another, or has its bits, takes every third
+/// in an ordinary run, because that one is tested with all.
+fn looks_of(variant: &Variant) -> impl Iterator<Item = (u64, Look)> {
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
     // The emulation has the source and, as its family promises, the bits of the native variant.
     let is_native = [Isa::Avx512Bf16, Isa::Amx].contains(&variant.capabilities.isa);
     let emulated = variant.capabilities.arithmetic.rounds() && !is_native;
-    if (another_s || emulated) && !testkit::everything() {
-        // This variant launches the kernel of another, or has its bits, which is tested with all looks.
-        looks = looks.into_iter().step_by(3).collect();
+    let (strength, step) = match testkit::everything() {
+        true => (3, 1),
+        false => (2, if another_s || emulated { 3 } else { 1 }),
+    };
+    (0..).zip(looks::of(variant, strength)).step_by(step)
+}
+
+/// What the looks of one variant have shown.
+#[derive(Default)]
+struct Shown {
+    problems: usize,
+    seconds: f32,
+    /// The greatest error in ulps for each type.
+    greatest: [f64; 3],
+}
+
+/// Runs the looks of all of some variants on one device.
+fn conform(
+    device: &Arc<dyn Device>,
+    other_order: Option<&Arc<dyn Device>>,
+    variants: &[&'static Variant],
+    failures: &mut Looks,
+) {
+    let mut shown: Vec<Shown> = variants.iter().map(|_| Shown::default()).collect();
+    let asked = variants.iter().flat_map(|&variant| looks_of(variant).map(move |(seed, look)| (seed, look, variant)));
+    for Asked { seed, look, settings, variants: asked } in by_problem(asked) {
+        let problem = Problem::new(seed, &look);
+        let (truth, on_device) = (problem.truth(), problem.on(device).unwrap());
+        let elsewhere = other_order.map(|device| problem.on(device).unwrap());
+        let alone = elsewhere.as_ref().unwrap_or(&on_device);
+        for variant in asked {
+            let begin = Instant::now();
+            let ulps = failures.look(&**device, variant, &settings, || {
+                let (lse, all) = (variant.capabilities.lse, 0..problem.batch.num_seqs());
+                let got = on_device.run(variant, all.clone(), lse)?;
+                let ulps = got.check(variant, &problem, &truth)?;
+                if variant.capabilities.row_invariant.is_some() {
+                    let one = Random::new(seed).below(all.end);
+                    is_the_same_alone(variant, &problem, alone, one..one + 1, &got, lse)?;
+                }
+                Ok(ulps)
+            });
+            let shown = &mut shown[variants.iter().position(|one| std::ptr::eq(*one, variant)).unwrap()];
+            let error = &mut shown.greatest[look.format.dtype as usize];
+            *error = error.max(ulps.unwrap_or(f64::INFINITY));
+            shown.problems += 1;
+            shown.seconds += begin.elapsed().as_secs_f32();
+        }
     }
-    for (i, look) in looks.iter().enumerate() {
-        let ulps = failures.look(&**device, variant, &of_look(i as u64, look), || {
-            let problem = Problem::new(i as u64, look);
-            let on_device = problem.on(device)?;
-            let lse = variant.capabilities.lse;
-            let all = 0..problem.batch.num_seqs();
-            let got = on_device.run(variant, all.clone(), lse)?;
-            let ulps = got.check(variant, &problem, &problem.truth())?;
-            if variant.capabilities.row_invariant.is_some() {
-                let one = Random::new(i as u64).below(all.end);
-                let elsewhere = other_order.map(|device| problem.on(device)).transpose()?;
-                let alone = elsewhere.as_ref().unwrap_or(&on_device);
-                is_the_same_alone(variant, &problem, alone, one..one + 1, &got, lse)?;
-            }
-            Ok(ulps)
-        });
-        let error = &mut greatest[look.format.dtype as usize];
-        *error = error.max(ulps.unwrap_or(f64::INFINITY));
+    for (variant, Shown { problems, seconds, greatest }) in variants.iter().zip(shown) {
+        let errors: Vec<String> =
+            Dtype::ALL.iter().zip(greatest).filter(|e| e.1 > 0.0).map(|(t, e)| format!("{t} {e:.2}")).collect();
+        println!(
+            "{:<8} {:<8} {:<20} {problems:>5} problems  {seconds:>6.1} s  ulps at most: {}",
+            device.name(),
+            variant.operation.key(),
+            variant.name,
+            errors.join(", ")
+        );
     }
-    let errors: Vec<String> =
-        Dtype::ALL.iter().zip(greatest).filter(|e| e.1 > 0.0).map(|(t, e)| format!("{t} {e:.2}")).collect();
-    format!(
-        "{:<8} {:<8} {:<20} {:>5} problems  {:>6.1} s  ulps at most: {}",
-        device.name(),
-        variant.operation.key(),
-        variant.name,
-        looks.len(),
-        begin.elapsed().as_secs_f32(),
-        errors.join(", ")
-    )
 }
 
 /// Checks that a part of a batch has the same bits when it runs alone, and that other rows are not written.
@@ -101,9 +122,8 @@ pub fn every_claim_holds(pick: impl Fn(&Variant) -> bool) {
     let mut failures = Looks::default();
     for device in devices::all() {
         let other_order = if device.name() == "cuda-sim" { devices::sim(77) } else { None };
-        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| pick(variant)) {
-            println!("{}", conforms(&device, other_order.as_ref(), variant, &mut failures));
-        }
+        let variants = variants_on(&*device, &ATTENTION).into_iter().filter(|variant| pick(variant));
+        conform(&device, other_order.as_ref(), &variants.collect::<Vec<_>>(), &mut failures);
     }
 }
 
@@ -128,16 +148,24 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it_and_bits_do_not_de
             ..Look::plain(format, vec![(300, PARTITION + 200), (300, 317)])
         };
         let problem = Problem::new(window as u64, &look);
+        let (on_device, truth) = (problem.on(&device).unwrap(), problem.truth());
         let takes_it = |variant: &&Variant| variant.capabilities.kv_dtypes.contains(&kv_dtype);
-        for variant in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(takes_it) {
-            failures.look(&*device, variant, &of_look(window as u64, &look), || {
-                let got = problem.on(&device)?.run(variant, 0..2, false)?;
-                got.check(variant, &problem, &problem.truth())?;
-                match variant.capabilities.row_invariant {
-                    Some(_) => chunks_agree(&device, variant, &problem, 7, &got, false),
-                    None => Ok(()),
-                }
+        let variants = variants_on(&*device, &[Operation::Prefill]).into_iter().filter(takes_it);
+        let (settings, mut wanted) = (of_look(window as u64, &look), Vec::new());
+        for variant in variants {
+            let found = failures.look(&*device, variant, &settings, || {
+                let got = on_device.run(variant, 0..2, false)?;
+                got.check(variant, &problem, &truth)?;
+                Ok(got)
             });
+            wanted.extend(found.filter(|_| variant.capabilities.row_invariant.is_some()).map(|found| (variant, found)));
+        }
+        for chunk in chunks(&problem, 7) {
+            let on_device = chunk.problem.on(&device).unwrap();
+            for (variant, want) in &wanted {
+                failures
+                    .look(&*device, variant, &settings, || chunk.agrees(&on_device, variant, &problem, want, false));
+            }
         }
     }
 }
@@ -147,19 +175,24 @@ fn a_window_that_starts_behind_a_partition_sees_nothing_of_it_and_bits_do_not_de
 fn blocks_may_be_longer_than_partitions() {
     let mut failures = Looks::default();
     for device in devices::all() {
-        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| variant.name != HOPPER) {
+        let variants = variants_on(&*device, &ATTENTION).into_iter().filter(|variant| variant.name != HOPPER);
+        let asked = variants.flat_map(|variant| {
             let can = &variant.capabilities;
             assert!((1..=256).all(|n| can.block_sizes.contain(16 * n)), "{}", variant.name);
-            for (i, block_size) in [528, 2048, 4096].into_iter().enumerate() {
+            (0..).zip([528, 2048, 4096]).map(move |(i, block_size)| {
                 let format = CacheFormat { dtype: can.dtypes[i % can.dtypes.len()], ..CacheFormat::default() };
                 let rows = if variant.operation == Operation::Decode { 1 } else { 3 };
                 let lens = vec![(rows, block_size + 5), (rows, 40)];
-                let look =
-                    Look { block_size, heads: (3, 1), window: [None, Some(600)][i % 2], ..Look::plain(format, lens) };
-                failures.look(&*device, variant, &of_look(i as u64, &look), || {
-                    let problem = Problem::new(i as u64, &look);
-                    let got = problem.on(&device)?.run(variant, 0..2, true)?;
-                    Ok(got.check(variant, &problem, &problem.truth())?)
+                let window = [None, Some(600)][i % 2];
+                (i as u64, Look { block_size, heads: (3, 1), window, ..Look::plain(format, lens) }, variant)
+            })
+        });
+        for Asked { seed, look, settings, variants } in by_problem(asked) {
+            let problem = Problem::new(seed, &look);
+            let (on_device, truth) = (problem.on(&device).unwrap(), problem.truth());
+            for variant in variants {
+                failures.look(&*device, variant, &settings, || {
+                    Ok(on_device.run(variant, 0..2, true)?.check(variant, &problem, &truth)?)
                 });
             }
         }
@@ -305,11 +338,16 @@ fn variants_of_one_family_agree_in_every_bit_however_rows_are_cut_into_chunks() 
 pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
     let mut failures = Looks::default();
     for device in devices::all() {
+        let mut compared = HashSet::new();
         for prefill in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(|variant| pick(variant)) {
             let can = &prefill.capabilities;
             if can.row_invariant.is_none() {
                 continue; // it claims nothing of the kind
             }
+            let family: Vec<_> = variants_on(&*device, &ATTENTION)
+                .into_iter()
+                .filter(|variant| variant.capabilities.row_invariant == can.row_invariant && pick(variant))
+                .collect();
             let cases = [
                 Some((None, None, None)),
                 can.latent.then_some((Some(40), None, None)),
@@ -318,38 +356,47 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
             ];
             for (latent, sparse, window) in cases.into_iter().flatten() {
                 let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], window, 5);
-                let look = Look { sinks: can.sinks, latent, sparse, ..look };
-                let (whole, mut settings) = (Problem::new(4, &look), of_look(4, &look));
+                let look = Look { heads: (2, 1), sinks: can.sinks, latent, sparse, ..look };
+                let mut settings = of_look(4, &look);
+                // All of the family are compared with the first of it.
+                if !compared.insert((can.row_invariant, settings.to_string())) {
+                    continue;
+                }
+                let whole = Problem::new(4, &look);
                 let want = failures.look(&*device, prefill, &settings, || {
                     let want = whole.on(&device)?.run(prefill, 0..BORDERS.len(), can.lse)?;
                     want.check(prefill, &whole, &whole.truth())?;
                     Ok(want)
                 });
                 let Some(want) = want else { continue };
+                for chunk in [1, 2].into_iter().flat_map(|rows| chunks(&whole, rows)) {
+                    let on_device = chunk.problem.on(&device).unwrap();
+                    for variant in &family {
+                        failures.look(&*device, variant, &settings, || {
+                            chunk.agrees(&on_device, variant, &whole, &want, can.lse)
+                        });
+                    }
+                }
                 let suits =
                     |layout: &Layout| layout.suits(can.kv_dtypes[0], 16, whole.shape.head_dim, latent.is_some());
                 for layout in can.layouts.iter().copied().filter(suits) {
                     let mut ordered = whole.clone();
                     ordered.format.layout = layout;
                     settings["layout"] = layout.to_string().into();
-                    failures.look(&*device, prefill, &settings, || {
-                        let got = ordered.on(&device)?.run(prefill, 0..BORDERS.len(), can.lse)?;
-                        let all = 0..whole.batch.num_rows();
-                        same_rows(
-                            "another layout has other bits",
-                            &whole,
-                            got.rows(&ordered, all.clone()),
-                            want.rows(&whole, all),
-                        )
-                    });
-                }
-                let family = variants_on(&*device, &ATTENTION);
-                let family =
-                    family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant && pick(v));
-                for variant in family {
-                    for chunk in [1, 2] {
-                        failures.look(&*device, variant, &of_look(4, &look), || {
-                            chunks_agree(&device, variant, &whole, chunk, &want, can.lse)
+                    let (on_device, all) = (ordered.on(&device).unwrap(), 0..whole.batch.num_rows());
+                    let takes_it = |variant: &&&Variant| {
+                        variant.operation == Operation::Prefill && variant.capabilities.layouts.contains(&layout)
+                    };
+                    for variant in family.iter().filter(takes_it) {
+                        failures.look(&*device, variant, &settings, || {
+                            let got = on_device.run(variant, 0..BORDERS.len(), can.lse)?;
+                            let got = got.rows(&ordered, all.clone());
+                            same_rows(
+                                "another layout or variant has other bits",
+                                &whole,
+                                got,
+                                want.rows(&whole, all.clone()),
+                            )
                         });
                     }
                 }
@@ -358,34 +405,50 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
     }
 }
 
-/// Runs the rows of each sequence in chunks over the same cache.
-fn chunks_agree(
-    device: &Arc<dyn Device>,
-    variant: &Variant,
-    whole: &Problem,
-    chunk: usize,
-    want: &Results,
-    lse: bool,
-) -> Result<(), Fault> {
-    let rows = whole.rows_of(0).len();
-    for first in (0..rows).step_by(chunk) {
-        let taken = chunk.min(rows - first);
+/// Some rows of each sequence, over the same cache.
+struct Chunk {
+    problem: Problem,
+    /// The rows, counted from the first of their sequence.
+    rows: Range<usize>,
+}
+
+/// Cuts the rows of each sequence, of which all have as many, into chunks.
+fn chunks(whole: &Problem, rows: usize) -> impl Iterator<Item = Chunk> {
+    let of_all = whole.rows_of(0).len();
+    (0..of_all).step_by(rows).map(move |first| {
+        let rows = first..of_all.min(first + rows);
         let seqs = whole.batch.num_seqs();
-        let mut part = Problem { query: Vec::new(), ..whole.clone() };
-        part.batch.query_starts = (0..=seqs).map(|seq| (seq * taken) as u32).collect();
+        let mut problem = Problem { query: Vec::new(), ..whole.clone() };
+        problem.batch.query_starts = (0..=seqs).map(|seq| (seq * rows.len()) as u32).collect();
         for seq in 0..seqs {
-            part.batch.context_lens[seq] = whole.batch.context_lens[seq] - (rows - first - taken) as u32;
+            problem.batch.context_lens[seq] = whole.batch.context_lens[seq] - (of_all - rows.end) as u32;
             let from = (whole.rows_of(seq).start + first) * whole.width();
-            part.query.extend_from_slice(&whole.query[from..from + taken * whole.width()]);
+            problem.query.extend_from_slice(&whole.query[from..from + rows.len() * whole.width()]);
         }
-        let got = part.on(device)?.run(variant, 0..seqs, lse)?;
-        for seq in 0..seqs {
-            let from = whole.rows_of(seq).start + first;
-            let what = format!("rows {first}..{} of sequence {seq} as a chunk differ", first + taken);
-            same_rows(&what, whole, got.rows(&part, part.rows_of(seq)), want.rows(whole, from..from + taken))?;
+        Chunk { problem, rows }
+    })
+}
+
+impl Chunk {
+    /// Checks that a variant gives these rows the bits that they have in the whole.
+    fn agrees(
+        &self,
+        on_device: &OnDevice<'_>,
+        variant: &Variant,
+        whole: &Problem,
+        want: &Results,
+        lse: bool,
+    ) -> Result<(), Fault> {
+        let Chunk { problem, rows } = self;
+        let got = on_device.run(variant, 0..problem.batch.num_seqs(), lse)?;
+        for seq in 0..problem.batch.num_seqs() {
+            let start = whole.rows_of(seq).start;
+            let what = format!("rows {rows:?} of sequence {seq} as a chunk differ");
+            let want = want.rows(whole, start + rows.start..start + rows.end);
+            same_rows(&what, whole, got.rows(problem, problem.rows_of(seq)), want)?;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! and table entries past a row contain garbage, so a kernel that reads them fails visibly. Tolerances are in
 //! [`trial::numbers`].
 
+mod asked;
 mod attention;
 mod caches;
 mod counts;

@@ -6,6 +6,7 @@ use attention_kernels::{BlockSparse, KvDtype, Operation, PARTITION, Variant};
 use device::Device;
 use trial::{Look, OnDevice, Problem, Results};
 
+use super::asked::{Asked, by_problem};
 use super::attention::at_the_borders;
 use super::devices::{self, variants_on};
 
@@ -21,13 +22,18 @@ const RULE: BlockSparse = BlockSparse {
     first_kv_head: 0,
 };
 
-/// Calls `each` for every block-sparse variant on every device.
-fn each_variant(each: impl Fn(&Arc<dyn Device>, &Variant)) {
+/// Calls `each` with every problem on every device, and with the block-sparse variants that are to solve it.
+fn each_problem(
+    seed: u64,
+    look: impl Fn(&Variant) -> Look,
+    each: impl Fn(&Arc<dyn Device>, &Problem, &[&'static Variant]),
+) {
     let mut called = 0;
     for device in devices::all() {
-        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|it| it.capabilities.block_sparse) {
-            each(&device, variant);
-            called += 1;
+        let variants = variants_on(&*device, &ATTENTION).into_iter().filter(|it| it.capabilities.block_sparse);
+        for Asked { seed, look, variants, .. } in by_problem(variants.map(|variant| (seed, look(variant), variant))) {
+            each(&device, &Problem::new(seed, &look), &variants);
+            called += variants.len();
         }
     }
     assert!(called >= 4, "{called} variants");
@@ -46,35 +52,55 @@ fn run(on_device: &OnDevice<'_>, problem: &Problem, variant: &Variant) -> Result
 
 #[test]
 fn blocks_that_no_head_sees_are_never_read() {
-    each_variant(|device, variant| {
-        // Heads with one pattern, so that whole blocks of the cache are skipped.
-        let problem = Problem::new(3, &look(variant, 5, BlockSparse { head_sliding_step: 0, ..RULE }));
-        let (mut on_device, table) = (problem.on(device).unwrap(), problem.batch.table(0));
-        let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
-        let before = run(&on_device, &problem, variant);
-        before.check(variant, &problem, &problem.truth()).unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
-        let (position, context) = (3 * PARTITION + 40 - problem.rows_of(0).len(), 3 * PARTITION + 40);
-        let pattern = BlockSparse { head_sliding_step: 0, ..RULE }.heads(0..1, 0);
-        let hidden: Vec<usize> =
-            (0..context / 16).filter(|block| !pattern.sees_block(position / 32, block * 16 / 32)).collect();
-        assert!(hidden.len() > context / 16 * 3 / 4, "{} blocks are hidden", hidden.len());
-        hidden.iter().for_each(|block| on_device.cache.poison(&**device, table[*block] as usize, 0).unwrap());
-        assert_eq!(run(&on_device, &problem, variant), before, "{what}");
-        // The poison works: a block that is seen turns the row to NaN.
-        let seen = (0..context / 16).find(|block| !hidden.contains(block)).unwrap();
-        on_device.cache.poison(&**device, table[seen] as usize, 0).unwrap();
-        assert!(run(&on_device, &problem, variant).check(variant, &problem, &problem.truth()).is_err());
-    });
+    // Heads with one pattern, so that whole blocks of the cache are skipped.
+    let rule = BlockSparse { head_sliding_step: 0, ..RULE };
+    each_problem(
+        3,
+        |variant| look(variant, 5, rule),
+        |device, problem, variants| {
+            let (mut on_device, table) = (problem.on(device).unwrap(), problem.batch.table(0));
+            let truth = problem.truth();
+            let (position, context) = (3 * PARTITION + 40 - problem.rows_of(0).len(), 3 * PARTITION + 40);
+            let pattern = rule.heads(0..1, 0);
+            let (seen, hidden): (Vec<usize>, Vec<usize>) =
+                (0..context / 16).partition(|block| pattern.sees_block(position / 32, block * 16 / 32));
+            assert!(hidden.len() > context / 16 * 3 / 4, "{} blocks are hidden", hidden.len());
+            let before: Vec<Results> = variants.iter().map(|variant| run(&on_device, problem, variant)).collect();
+            hidden.iter().for_each(|block| on_device.cache.poison(&**device, table[*block] as usize, 0).unwrap());
+            for (variant, before) in variants.iter().zip(&before) {
+                let what = format!("{} {} on {}", variant.name, variant.operation, device.name());
+                before.check(variant, problem, &truth).unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
+                assert_eq!(run(&on_device, problem, variant), *before, "{what}");
+            }
+            // The poison works: a block that is seen turns the row to NaN.
+            on_device.cache.poison(&**device, table[seen[0]] as usize, 0).unwrap();
+            for variant in variants {
+                assert!(run(&on_device, problem, variant).check(variant, problem, &truth).is_err());
+            }
+        },
+    );
 }
 
 #[test]
 fn a_rule_that_hides_nothing_has_the_bits_of_a_dense_call() {
-    each_variant(|device, variant| {
-        for rule in [BlockSparse { vertical_stride: 1, ..RULE }, BlockSparse { local_blocks: 1000, ..RULE }] {
-            let sparse = Problem::new(7, &look(variant, 40, rule));
-            let dense = Problem { sparse: None, ..sparse.clone() };
-            let [sparse, dense] = [&sparse, &dense].map(|problem| run(&problem.on(device).unwrap(), problem, variant));
-            assert_eq!(sparse, dense, "{} {} on {}", variant.name, variant.operation, device.name());
+    let rules = [BlockSparse { vertical_stride: 1, ..RULE }, BlockSparse { local_blocks: 1000, ..RULE }];
+    let of_two_partitions = |variant: &Variant| {
+        let mut look = look(variant, 40, rules[0]);
+        look.lens[0].1 = PARTITION + 40;
+        look
+    };
+    each_problem(7, of_two_partitions, |device, problem, variants| {
+        let problems = [None, Some(rules[0]), Some(rules[1])].map(|sparse| Problem { sparse, ..problem.clone() });
+        let on_device = problems.each_ref().map(|problem| problem.on(device).unwrap());
+        for variant in variants {
+            let [dense, sparse @ ..] = on_device.each_ref().map(|on_device| run(on_device, problem, variant));
+            assert!(
+                sparse.iter().all(|it| *it == dense),
+                "{} {} on {}",
+                variant.name,
+                variant.operation,
+                device.name()
+            );
         }
     });
 }
@@ -94,14 +120,14 @@ fn the_number_of_threads_changes_no_bit() {
 
 #[test]
 fn the_ranks_of_a_group_compute_the_heads_of_the_whole() {
-    each_variant(|device, variant| {
-        for head_sliding_step in [-1, 1, 2] {
-            let whole = Problem::new(11, &look(variant, 3, BlockSparse { head_sliding_step, ..RULE }));
+    for head_sliding_step in [-1, 1, 2] {
+        let look = |variant: &Variant| look(variant, 3, BlockSparse { head_sliding_step, ..RULE });
+        each_problem(11, look, |device, whole, variants| {
             // Without the poison, which differs from rank to rank.
             let truth = whole.truth();
             let (dim, rows) = (whole.shape.head_dim, whole.batch.num_rows());
             for rank in 0..2 {
-                let mut part = Problem::new(11, &look(variant, 3, BlockSparse { head_sliding_step, ..RULE }));
+                let mut part = whole.clone();
                 (part.num_heads, part.shape.num_kv_heads, part.query_gap) = (2, 1, 0);
                 part.sparse =
                     Some(BlockSparse { head_sliding_step, first_head: 2 * rank, first_kv_head: rank, ..RULE });
@@ -110,15 +136,17 @@ fn the_ranks_of_a_group_compute_the_heads_of_the_whole() {
                     numbers.chunks(16 * dim).skip(rank).step_by(2).flatten().copied().collect()
                 };
                 (part.keys, part.values) = (of_head(&whole.keys), of_head(&whole.values));
-                let got = run(&part.on(device).unwrap(), &part, variant);
-                let checked = got.check(variant, &part, &part.truth());
-                checked.unwrap_or_else(|wrong| panic!("{} {}, rank {rank}: {wrong}", variant.name, variant.operation));
-                let of_rank = part.truth();
+                let (on_device, of_rank) = (part.on(device).unwrap(), part.truth());
+                for variant in variants {
+                    let checked = run(&on_device, &part, variant).check(variant, &part, &of_rank);
+                    let what = format!("{} {}, rank {rank}", variant.name, variant.operation);
+                    checked.unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
+                }
                 for (row, head) in (0..rows).flat_map(|row| [(row, 0), (row, 1)]) {
                     let (here, there) = ((row * 2 + head) * dim, (row * 4 + 2 * rank + head) * dim);
                     assert_eq!(of_rank.output[here..][..dim], truth.output[there..][..dim], "row {row}, head {head}");
                 }
             }
-        }
-    });
+        });
+    }
 }
