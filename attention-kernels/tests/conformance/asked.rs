@@ -1,8 +1,8 @@
 //! Problems that several variants solve. Each is generated, computed in float64 and copied to a device once for all of them.
 
 use attention_kernels::Variant;
-use attention_kernels::trial::Look;
 use serde_json::Value;
+use trial::Look;
 
 use super::failures::of_look;
 
