@@ -11,9 +11,6 @@ use testkit::kernels::toolkit::on_path;
 /// # Errors
 /// One line: mdBook is missing, or the site does not build.
 pub fn run(root: &Path) -> Result<(), String> {
-    let mdbook = on_path("mdbook").ok_or(
-        "docs: found no mdbook on PATH; install it with `cargo install --locked mdbook`, or open the pages in docs/",
-    )?;
     if !root.join("book.toml").is_file() {
         return Err(
             "docs: found no book.toml at the root of the workspace, expected the settings of mdBook; add it".into()
@@ -25,6 +22,9 @@ pub fn run(root: &Path) -> Result<(), String> {
             finish(Command::new(&dot).args(["-Tsvg", &format!("{path}.dot"), "-o", &format!("{path}.svg")]), root)?;
         }
     }
+    let mdbook = on_path("mdbook").ok_or(
+        "docs: found no mdbook on PATH; install it with `cargo install --locked mdbook`, or open the pages in docs/",
+    )?;
     finish(Command::new(mdbook).arg("build"), root)
 }
 
