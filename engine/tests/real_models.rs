@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::shared;
 use engine::{
-    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Quantization,
-    RoundActivations, SamplingParams, TokenLogprobs,
+    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, RoundActivations,
+    SamplingParams, TokenLogprobs,
 };
 use serde_json::Value;
 use testkit::capability::Capability;
@@ -46,7 +46,7 @@ fn read<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 }
 
 /// The tests compare every n-th entry.
-fn some<'a>(entries: &'a Value, step: usize) -> impl Iterator<Item = &'a Value> {
+fn some(entries: &Value, step: usize) -> impl Iterator<Item = &Value> {
     entries.as_array().unwrap().iter().step_by(step)
 }
 
@@ -176,12 +176,12 @@ fn check(name: &str, step: usize, count: usize) {
 
 #[test]
 fn smollm2_gives_the_ids_scores_and_tokens_of_transformers() {
-    check("smollm2", 1, 2);
+    check("smollm2", 1, 1);
 }
 
 #[test]
 fn gemma3_gives_the_ids_scores_and_tokens_of_transformers() {
-    check("gemma3", 2, 1);
+    check("gemma3", 4, 1);
 }
 
 #[test]
@@ -192,13 +192,11 @@ fn qwen2_5_coder_gives_the_ids_scores_and_tokens_of_transformers() {
 /// A line of the page: what differs from float32, and by how much the perplexity of a window may differ from the reference's.
 type Setting = (&'static str, fn(&mut EngineConfig), f64);
 
-/// Rounded weights and caches have no bound but the figure that the page states.
-const SETTINGS: [Setting; 10] = [
+/// Caches in 8 bits have no bound but the figure that the page states.
+const SETTINGS: [Setting; 8] = [
     ("`--dtype float32`", |_| (), 1e-5),
     ("`--dtype bfloat16`", |config| config.dtype = Some(Dtype::Bf16), 0.002),
     ("`--activations int8`", |config| config.activations = RoundActivations::Int8, 0.01),
-    ("`--quantization q8`", |config| config.quantization = Some(Quantization::Q8), 0.01),
-    ("`--quantization q4`", |config| config.quantization = Some(Quantization::Q4), f64::INFINITY),
     ("`--kv-cache-dtype float16`", |config| config.kv_cache_dtype = KvCacheDtype::Float16, 0.002),
     ("`--kv-cache-dtype bfloat16`", |config| config.kv_cache_dtype = KvCacheDtype::Bfloat16, 0.002),
     ("`--kv-cache-dtype int8`", |config| config.kv_cache_dtype = KvCacheDtype::Int8, f64::INFINITY),
