@@ -1,7 +1,7 @@
 //! Trained checkpoints against transformers in float32, on texts, not on random ids: token ids, log-probabilities, greedy tokens,
 //! perplexity. `cargo xtask real-models` fetches them; `testkit/real-models` has the expected values.
 //!
-//! An ordinary run computes the smallest checkpoint in full, of the others all ids and some texts. `QUIRE_TEST_ALL=1`
+//! An ordinary run computes the smallest checkpoint but for its long window, of the others all ids and some texts. `QUIRE_TEST_ALL=1`
 //! (`cargo xtask test-all`) computes everything, and the table of `docs/real-models.md`, which
 //! `QUIRE_TEST_ALL=1 QUIRE_WRITE_DOCS=1 cargo test -p engine --test all real_models` writes.
 
