@@ -35,6 +35,7 @@ mod prompt_budgets;
 mod proposers;
 mod quantized;
 mod ranks;
+mod real_models;
 mod recurrent;
 mod reference;
 mod replay;

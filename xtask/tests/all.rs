@@ -4,5 +4,6 @@
 mod chores;
 mod gpu_bundle;
 mod gpu_peers;
+mod real_models;
 mod reports;
 mod tidy;

@@ -7,6 +7,8 @@
 //! - `steps`: prefill and decode of a batch. Quire's figures come from `quire bench latency`, those of the others from a script
 //!   in Python that stays in memory and is idle while another engine runs.
 //! - `serving`: two workloads over HTTP, by `quire bench serve`.
+//!
+//! The models have random weights, except for `smollm2`, the GGUF file of `cargo xtask real-models`: both engines read that one file.
 
 mod resident;
 mod serving;
@@ -17,12 +19,13 @@ use std::process::Command;
 
 use serde_json::Value;
 use testkit::model::{self, Shape};
+use testkit::real_models::{self, RealModel};
 
-use crate::cargo;
+use crate::{cargo, real_models as packages};
 
 /// What to measure.
 pub struct Options {
-    /// Names of shapes.
+    /// Names of shapes, or [`TRAINED`].
     pub models: Vec<String>,
     /// Names of forms of the weights.
     pub forms: Vec<String>,
@@ -45,8 +48,8 @@ pub struct Options {
 /// A form of the weights.
 struct Form {
     name: &'static str,
-    /// `--quantization` of Quire.
-    quantization: Option<&'static str>,
+    /// Quire's flag for it.
+    flag: Option<&'static str>,
     /// The GGUF format with as many bits.
     gguf: &'static str,
     /// `--dtype` of vLLM, if it computes in this form.
@@ -56,15 +59,49 @@ struct Form {
 impl Form {
     /// Adds Quire's flag for it.
     fn add_to(&self, command: &mut Command) {
-        command.args(self.quantization.map(|form| format!("--quantization={form}")));
+        command.args(self.flag);
     }
 }
 
 const FORMS: [Form; 3] = [
-    Form { name: "bf16", quantization: None, gguf: "bf16", vllm: Some("bfloat16") },
-    Form { name: "q8", quantization: Some("q8"), gguf: "q8_0", vllm: None },
-    Form { name: "q4", quantization: Some("q4"), gguf: "q4_0", vllm: None },
+    Form { name: "bf16", flag: None, gguf: "bf16", vllm: Some("bfloat16") },
+    Form { name: "q8", flag: Some("--quantization=q8"), gguf: "q8_0", vllm: None },
+    Form { name: "q4", flag: Some("--quantization=q4"), gguf: "q4_0", vllm: None },
 ];
+
+/// The trained model, and the shape that it has.
+const TRAINED: (&str, &str) = ("smollm2", "m135");
+
+/// Its forms: with activations as they are, which is the default, and in 8 bits, as llama.cpp rounds them.
+const STORED: [Form; 2] = [
+    Form { name: "Q4_1", flag: None, gguf: "", vllm: None },
+    Form { name: "Q4_1, int8", flag: Some("--activations=int8"), gguf: "", vllm: None },
+];
+
+/// A model that engines are measured with.
+struct Subject {
+    name: &'static str,
+    shape: Shape,
+    /// What Quire and vLLM read: a checkpoint folder, or the trained GGUF file.
+    model: PathBuf,
+}
+
+impl Subject {
+    fn is_trained(&self) -> bool {
+        self.name == TRAINED.0
+    }
+
+    /// Returns the forms in which this model exists, of those that were asked for.
+    fn forms<'a>(&self, forms: &[&'a Form]) -> Vec<&'a Form> {
+        if self.is_trained() { STORED.iter().collect() } else { forms.to_vec() }
+    }
+
+    /// Returns the file that llama.cpp reads.
+    fn gguf(&self, form: &Form) -> PathBuf {
+        let name = || format!("{}-{}.gguf", self.name, form.gguf);
+        if self.is_trained() { self.model.clone() } else { self.model.join(name()) }
+    }
+}
 
 /// `--dtype` of Quire, which is also the type of its cache, with the bytes of a number.
 const DTYPES: [(&str, usize); 2] = [("bfloat16", 2), ("float32", 4)];
@@ -81,15 +118,14 @@ pub type Series = [Vec<f64>; 4];
 /// # Errors
 /// One line: something is missing, or a command failed.
 pub fn run(root: &Path, options: &Options) -> Result<(), String> {
-    let shapes = options.models.iter().map(|name| Shape::named(name)).collect::<Result<Vec<_>, _>>()?;
     let form = |name: &String| FORMS.iter().find(|form| form.name == name);
     let forms = options.forms.iter().map(|name| form(name).ok_or(name)).collect::<Result<Vec<_>, _>>();
     let forms = forms.map_err(|name| format!("--forms: found {name}; expected some of bf16, q8 and q4"))?;
+    let subjects = options.models.iter().map(|name| subject(options, name)).collect::<Result<Vec<_>, _>>()?;
     let quire = cargo::build_quire(root, "release")?;
-    let subjects: Vec<_> = shapes.iter().map(|shape| (shape, options.folder.join(shape.name))).collect();
-    for (shape, folder) in &subjects {
-        if !folder.join("model.safetensors").exists() {
-            model::write(shape, folder, 0)?;
+    for Subject { shape, model, .. } in subjects.iter().filter(|subject| !subject.is_trained()) {
+        if !model.join("model.safetensors").exists() {
+            model::write(shape, model, 0)?;
         }
     }
     if options.steps {
@@ -99,6 +135,18 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
         serving::run(root, &quire, options, &subjects, &forms)?;
     }
     Ok(())
+}
+
+/// Returns a model by its name, and fetches it if it is the trained one.
+fn subject(options: &Options, name: &str) -> Result<Subject, String> {
+    if name != TRAINED.0 {
+        let shape = Shape::named(name)?;
+        return Ok(Subject { name: shape.name, model: options.folder.join(shape.name), shape });
+    }
+    let (model, folder) = (RealModel::named(name)?, real_models::folder());
+    packages::fetch(&folder, Path::new("python3"), &model)?;
+    let file = model.files.first().ok_or("found no file of the trained model")?;
+    Ok(Subject { name: model.name, model: folder.join(file.path), shape: Shape::named(TRAINED.1)? })
 }
 
 /// Returns whether a Python interpreter has a module, and says if it has not.

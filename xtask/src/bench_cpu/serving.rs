@@ -1,13 +1,12 @@
 //! Workloads over HTTP: each server stays up, and its prefix cache is emptied before each run.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 use testkit::kernels;
-use testkit::model::Shape;
 
-use super::{DTYPES, Form, Options, Series, VLLM, add, has_module, shown, times};
+use super::{DTYPES, Form, Options, Series, Subject, VLLM, add, has_module, shown, times};
 use crate::http::{Client, Service, free_port};
 
 /// Files of requests with prompts of token ids below 49152: 64 of mixed lengths (8,434 tokens in, 8,501 out), and 32 that share 512
@@ -21,7 +20,7 @@ const CONCURRENCY: &str = "16";
 const FIELDS: [&str; 4] = ["output_throughput", "p50_ttft_ms", "p50_itl_ms", "p99_itl_ms"];
 
 /// A server that is running.
-struct Subject {
+struct Running {
     name: String,
     url: String,
     /// Runs as long as this exists.
@@ -32,7 +31,7 @@ pub(super) fn run(
     root: &Path,
     quire: &Path,
     options: &Options,
-    subjects: &[(&Shape, PathBuf)],
+    subjects: &[Subject],
     forms: &[&Form],
 ) -> Result<(), String> {
     let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
@@ -41,12 +40,12 @@ pub(super) fn run(
     println!();
     println!("| model | form | workload | | output tokens/s | first token, p50 ms | between tokens, p50 ms | p99 ms |");
     println!("|---|---|---|---|---|---|---|---|");
-    for (shape, folder) in subjects {
-        for form in forms {
+    for subject in subjects {
+        for form in subject.forms(forms) {
             let mut servers = Vec::new();
             if let (true, Some(dtype)) = (has_vllm, form.vllm) {
                 let mut command = Command::new(&options.vllm);
-                command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(folder);
+                command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(&subject.model);
                 command.args(["--dtype", dtype, "--max-num-seqs", CONCURRENCY]);
                 // In this mode the server has the route that empties the prefix cache.
                 command.envs(VLLM).env("OMP_NUM_THREADS", &threads).env("VLLM_SERVER_DEV_MODE", "1");
@@ -54,7 +53,7 @@ pub(super) fn run(
             }
             for (dtype, _) in DTYPES {
                 let mut command = Command::new(quire);
-                command.arg("serve").arg(folder).args(["--dtype", dtype]);
+                command.arg("serve").arg(&subject.model).args(["--dtype", dtype]);
                 form.add_to(&mut command);
                 command.args(["--max-num-seqs", CONCURRENCY, "--threads", &threads]);
                 servers.push(start(format!("Quire, {dtype}"), command)?);
@@ -83,7 +82,7 @@ pub(super) fn run(
                     let times = if server.name == "vLLM" { String::new() } else { times(tokens, &peers) };
                     println!(
                         "| {} | {} | {workload} | {} | {}{times} | {} | {} | {} |",
-                        shape.name,
+                        subject.name,
                         form.name,
                         server.name,
                         shown(tokens),
@@ -113,12 +112,12 @@ fn figures_of(mut command: Command, file: &Path) -> Result<Value, String> {
 }
 
 /// Starts a server on a free port, and waits until it answers.
-fn start(name: String, mut command: Command) -> Result<Subject, String> {
+fn start(name: String, mut command: Command) -> Result<Running, String> {
     let port = free_port()?;
     command.args(["--port", &port.to_string()]);
     let url = format!("http://127.0.0.1:{port}");
     let log = kernels::target(&testkit::workspace::root()).join(format!("bench-cpu-{port}.log"));
     let client = Client::new(&url);
     let service = Service::start(command, &log, || client.metric("up").is_ok())?;
-    Ok(Subject { name, url, _service: service })
+    Ok(Running { name, url, _service: service })
 }

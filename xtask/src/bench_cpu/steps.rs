@@ -1,12 +1,10 @@
 //! Prefill and decode of a batch, without a server.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use testkit::model::Shape;
-
 use super::resident::Resident;
-use super::{DTYPES, Form, Options, Series, VLLM, add, has_module, measure, median, shown, times};
+use super::{DTYPES, Form, Options, Series, Subject, VLLM, add, has_module, measure, median, shown, times};
 
 /// Sequences at once, tokens of each prompt and tokens to generate.
 const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (8, 256, 33), (16, 256, 33), (32, 256, 33), (1, 8064, 65)];
@@ -18,27 +16,22 @@ const BLOCK_SIZE: usize = 16;
 const FIELDS: [&str; 4] =
     ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_roofline", "decode_share_of_roofline"];
 
-pub(super) fn run(
-    quire: &Path,
-    options: &Options,
-    subjects: &[(&Shape, PathBuf)],
-    forms: &[&Form],
-) -> Result<(), String> {
+pub(super) fn run(quire: &Path, options: &Options, subjects: &[Subject], forms: &[&Form]) -> Result<(), String> {
     let has_llama = has_module(&options.llama, "llama_cpp", "--llama");
     let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
     let threads = options.threads.to_string();
     println!("| model | form | sequences, context | | prefill | of the limit | decode | of the limit |");
     println!("|---|---|---|---|---|---|---|---|");
-    for (shape, folder) in subjects {
-        for form in forms {
+    for subject in subjects {
+        for form in subject.forms(forms) {
             let mut peers = Vec::new();
             if has_llama {
-                let file = folder.join(format!("{}-{}.gguf", shape.name, form.gguf)).display().to_string();
+                let file = subject.gguf(form).display().to_string();
                 let script = (include_str!("llama.py"), &[file.as_str(), &threads][..]);
                 peers.push(Resident::start("llama.cpp", &options.llama, script, &[])?);
             }
             if let (true, Some(dtype)) = (has_vllm, form.vllm) {
-                let folder = folder.display().to_string();
+                let folder = subject.model.display().to_string();
                 let script = (include_str!("vllm.py"), &[folder.as_str(), dtype][..]);
                 // No second process, which would be busy while others are measured.
                 let alone = [("OMP_NUM_THREADS", threads.as_str()), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")];
@@ -50,14 +43,14 @@ pub(super) fn run(
                 let mut ours = DTYPES.map(|_| Series::default());
                 for _ in 0..options.rounds {
                     for (dtype, ours) in DTYPES.into_iter().zip(&mut ours) {
-                        let mut command = latency(quire, options, (shape, folder), form, dtype, setting);
+                        let mut command = latency(quire, options, subject, form, dtype, setting);
                         measure(&mut command, &FIELDS, ours)?;
                     }
                     for (peer, theirs) in peers.iter_mut().zip(&mut theirs) {
                         add(peer.name, &peer.measure(setting)?, &["prefill", "decode"], theirs)?;
                     }
                 }
-                let row = format!("| {} | {} | {batch}, {input}", shape.name, form.name);
+                let row = format!("| {} | {} | {batch}, {input}", subject.name, form.name);
                 for (peer, [prefill, decode, ..]) in peers.iter().zip(&theirs) {
                     println!("{row} | {} | {} | | {} | |", peer.name, shown(prefill), shown(decode));
                 }
@@ -84,7 +77,7 @@ pub(super) fn run(
 fn latency(
     quire: &Path,
     options: &Options,
-    (shape, folder): (&Shape, &Path),
+    Subject { shape, model, .. }: &Subject,
     form: &Form,
     (dtype, number_bytes): (&str, usize),
     (batch, input, output): (usize, usize, usize),
@@ -93,7 +86,7 @@ fn latency(
     let tokens = batch * (input + output).next_multiple_of(BLOCK_SIZE);
     let bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim() * number_bytes * tokens;
     let mut command = Command::new(quire);
-    command.args(["bench", "latency"]).arg(folder).args([
+    command.args(["bench", "latency"]).arg(model).args([
         &format!("--dtype={dtype}"),
         &format!("--kv-cache-memory-bytes={bytes}"),
         &format!("--block-size={BLOCK_SIZE}"),
