@@ -233,8 +233,8 @@ fn dtype(
     let features = device.features();
     let computes = |dtype: &Dtype| features.compute.contains(dtype);
     let stored = models::checkpoint_dtype(&config.decoder, weights);
-    // The fastest unit for bfloat16, if one is faster than float32. Tiles of bfloat16 multiply no quantised weights.
-    let tiles = engine.quantization.is_none() && ["auto", "cpu.amx_bf16"].contains(&&*engine.kernels.linear);
+    // The fastest unit for bfloat16, if one is faster than float32. Of a model with quantised weights it computes the attention.
+    let tiles = ["auto", "cpu.amx_bf16"].contains(&&*engine.kernels.linear);
     let fast = match (tiles && Isa::Amx.is_available(), pairs::are_fast()) {
         (true, _) => Some(Isa::Amx),
         (false, fast) => fast.then_some(Isa::Avx512Bf16),
