@@ -3,13 +3,16 @@
 
 use crate::common::cases::{Prompt, expected, folder, prompts};
 use engine::{
-    EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
+    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams,
+    plan,
 };
 use testkit::reference::{self, CASES, FIRST, context};
 
 fn config(case: &str, quantization: Quantization) -> EngineConfig {
     EngineConfig {
         model: ModelSource::Folder(folder(case)),
+        // As all kernels compute, the reference too.
+        dtype: Some(Dtype::F32),
         quantization: Some(quantization),
         max_num_seqs: 8,
         kv_cache_memory_bytes: Some(16 << 20),

@@ -18,7 +18,7 @@ mod plain;
 use crate::common::cases::{folder, prompts};
 use crate::common::checkpoint;
 use engine::{
-    EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams,
+    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams,
 };
 use plain::Notes;
 use serde_json::json;
@@ -69,6 +69,8 @@ impl Subject {
     fn llm(&self, form: Quantization, linear: &str) -> Llm {
         let mut config = EngineConfig {
             model: self.model.clone(),
+            // As the variants of this test compute.
+            dtype: Some(Dtype::F32),
             quantization: Some(form),
             kv_cache_memory_bytes: Some(16 << 20),
             threads: Some(1),

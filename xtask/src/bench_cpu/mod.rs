@@ -25,7 +25,7 @@ use crate::{cargo, real_models as packages};
 
 /// What to measure.
 pub struct Options {
-    /// Names of shapes, or [`TRAINED`].
+    /// Names of shapes, or that of the trained model.
     pub models: Vec<String>,
     /// Names of forms of the weights.
     pub forms: Vec<String>,
