@@ -109,20 +109,20 @@ impl Cut for Any {
 /// Runs a kernel that is generic over the codes of a format.
 macro_rules! dispatch_cut {
     ($dot:expr, $format:expr, $kernel:ident($($arg:ident : $ty:ty),*)) => {{
-    type Two = Planes<2, 0>;
-    type Three = Planes<2, 1>;
-    type Four = Planes<4, 0>;
-    type Five = Planes<4, 1>;
-    type Six = Planes<4, 2>;
-    match ($format.codes, planes($format.codes.bits())) {
-        (Codes::Table(_), _) => dispatch_dot!($dot, $kernel::<Table: Cut>($($arg: $ty),*)),
-        (_, [2, 0]) => dispatch_dot!($dot, $kernel::<Two: Cut>($($arg: $ty),*)),
-        (_, [2, 1]) => dispatch_dot!($dot, $kernel::<Three: Cut>($($arg: $ty),*)),
-        (_, [4, 0]) => dispatch_dot!($dot, $kernel::<Four: Cut>($($arg: $ty),*)),
-        (_, [4, 1]) => dispatch_dot!($dot, $kernel::<Five: Cut>($($arg: $ty),*)),
-        (_, [4, 2]) => dispatch_dot!($dot, $kernel::<Six: Cut>($($arg: $ty),*)),
-        _ => dispatch_dot!($dot, $kernel::<Whole: Cut>($($arg: $ty),*)),
-    }
+        type Two = Planes<2, 0>;
+        type Three = Planes<2, 1>;
+        type Four = Planes<4, 0>;
+        type Five = Planes<4, 1>;
+        type Six = Planes<4, 2>;
+        match ($format.codes, planes($format.codes.bits())) {
+            (Codes::Table(_), _) => dispatch_dot!($dot, $kernel::<Table: Cut>($($arg: $ty),*)),
+            (_, [2, 0]) => dispatch_dot!($dot, $kernel::<Two: Cut>($($arg: $ty),*)),
+            (_, [2, 1]) => dispatch_dot!($dot, $kernel::<Three: Cut>($($arg: $ty),*)),
+            (_, [4, 0]) => dispatch_dot!($dot, $kernel::<Four: Cut>($($arg: $ty),*)),
+            (_, [4, 1]) => dispatch_dot!($dot, $kernel::<Five: Cut>($($arg: $ty),*)),
+            (_, [4, 2]) => dispatch_dot!($dot, $kernel::<Six: Cut>($($arg: $ty),*)),
+            _ => dispatch_dot!($dot, $kernel::<Whole: Cut>($($arg: $ty),*)),
+        }
     }};
 }
 
