@@ -11,11 +11,6 @@ use testkit::kernels::toolkit::on_path;
 /// # Errors
 /// One line: mdBook is missing, or the site does not build.
 pub fn run(root: &Path) -> Result<(), String> {
-    if !root.join("book.toml").is_file() {
-        return Err(
-            "docs: found no book.toml at the root of the workspace, expected the settings of mdBook; add it".into()
-        );
-    }
     if let Some(dot) = on_path("dot") {
         for diagram in ["crates", "step"] {
             let path = format!("docs/diagrams/{diagram}");
@@ -25,6 +20,11 @@ pub fn run(root: &Path) -> Result<(), String> {
     let mdbook = on_path("mdbook").ok_or(
         "docs: found no mdbook on PATH; install it with `cargo install --locked mdbook`, or open the pages in docs/",
     )?;
+    if !root.join("book.toml").is_file() {
+        return Err(
+            "docs: found no book.toml at the root of the workspace, expected the settings of mdBook; add it".into()
+        );
+    }
     finish(Command::new(mdbook).arg("build"), root)
 }
 
