@@ -131,7 +131,7 @@ fn greedy_tokens_are_the_references(llm: &mut Llm, expected: &Value, step: usize
 struct Windows {
     perplexity: Vec<f64>,
     sums: Vec<f64>,
-    /// Of all windows: equal ones, and all.
+    /// Over all windows: how many are equal, and how many there are.
     top1: (usize, usize),
 }
 

@@ -154,7 +154,16 @@ fn pool(shape: &Shape, tokens: usize) -> KvShape {
     KvShape { num_blocks: 2 * blocks, num_kv_heads, block_size, head_dim }
 }
 
-fn workspace(device: &dyn Device, shape: &KvShape, rows: usize, copies: usize) -> Result<Workspace, KernelError> {
+/// Returns a workspace for writes of up to `rows` rows to a cache, and for copies of blocks.
+///
+/// # Errors
+/// The device cannot allocate it.
+pub fn write_workspace(
+    device: &dyn Device,
+    shape: &KvShape,
+    rows: usize,
+    copies: usize,
+) -> Result<Workspace, KernelError> {
     let limits = WorkspaceLimits {
         max_seqs: 1,
         max_rows: rows,
@@ -179,7 +188,7 @@ fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut slots: Vec<i64> = (0..(of.num_blocks * of.block_size) as i64).collect();
     random.shuffle(&mut slots);
     slots.truncate(rows);
-    let mut workspace = workspace(device, &of, rows, 0)?;
+    let mut workspace = write_workspace(device, &of, rows, 0)?;
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, &slots, None)?;
     let scale = 1.0 / 128.0;
@@ -248,7 +257,7 @@ fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let mut blocks: Vec<u32> = (0..of.num_blocks as u32).collect();
     random.shuffle(&mut blocks);
     let pairs: Vec<(u32, u32)> = blocks[..count].iter().copied().zip(blocks[count..].iter().copied()).collect();
-    let mut workspace = workspace(device, &of, 1, count)?;
+    let mut workspace = write_workspace(device, &of, 1, count)?;
     workspace.load_copies(device, &pairs)?;
     let moved = 4 * count * size;
     let mut noise = || buffer(device, &(0..of.num_blocks * size).map(|_| random.next() as u8).collect::<Vec<_>>());

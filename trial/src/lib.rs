@@ -2,7 +2,8 @@
 //!
 //! Contains generated calls ([`Problem`]), their inputs on a device ([`OnDevice`]), the expected result in float64 and the
 //! error of a result ([`Results`], [`numbers`]), timing ([`time`]), and grids of variants and shapes ([`grid`]). The
-//! conformance tests and `quire bench kernels` are built on it. The engine does not need it to run a model.
+//! conformance tests and `quire bench kernels` are built on it. The engine uses it for profiles alone: what the device can do
+//! ([`Peaks`]).
 //!
 //! ```
 //! use attention_kernels::{CacheFormat, Operation, variants};
@@ -27,6 +28,7 @@ mod problem;
 mod run;
 mod time;
 
+pub use cells::write_workspace;
 pub use low_rank::{LowRankOnDevice, LowRankProblem, SlotRanks};
 pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};

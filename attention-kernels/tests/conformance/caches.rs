@@ -2,7 +2,7 @@
 
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
-    Operation, Values, Variant, Workspace, WorkspaceLimits, variants,
+    Operation, Values, Variant, Workspace, variants,
 };
 use device::{Device, DeviceError, Launch};
 use std::sync::{Arc, Mutex};
@@ -17,18 +17,7 @@ use crate::support::hooked::{Hooked, Hooks};
 
 /// Returns a workspace for writes of up to `rows` rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
-    let limits = WorkspaceLimits {
-        max_seqs: 1,
-        max_rows: rows,
-        max_blocks: 1,
-        num_blocks: shape.num_blocks,
-        block_size: shape.block_size,
-        num_heads: shape.num_kv_heads,
-        head_dim: shape.head_dim,
-        max_partials: 0,
-        max_copies: 64,
-    };
-    Workspace::new(device, limits).unwrap()
+    trial::write_workspace(device, shape, rows, 64).unwrap()
 }
 
 /// Loads these slots into a workspace.
