@@ -125,6 +125,44 @@ impl Buffer {
         }
     }
 
+    /// Keeps the first `at` bytes and returns the others as a buffer of its own, for threads that write parts of a buffer at the same
+    /// time. [`Buffer::join`] makes one buffer of them again.
+    ///
+    /// ```
+    /// let device = device::open("cpu", Some(1))?;
+    /// let mut buffer = device.alloc(192)?;
+    /// let mut rest = buffer.split_off(64)?;
+    /// rest.host_mut::<u8>()?.fill(1);
+    /// buffer.join(rest)?;
+    /// assert_eq!(buffer.host::<u8>()?[63..65], [0, 1]);
+    /// # Ok::<(), device::DeviceError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::NotOnHost`] on `cuda` and `cuda-sim`; [`DeviceError::BadPart`] if `at` is no multiple of 64 or larger than the
+    /// buffer.
+    pub fn split_off(&mut self, at: usize) -> Result<Buffer, DeviceError> {
+        let bytes = self.len_bytes();
+        match &mut self.0 {
+            Memory::Cpu(memory) => {
+                memory.split_off(at).map(|rest| Buffer(Memory::Cpu(rest))).ok_or(DeviceError::BadPart { at, bytes })
+            }
+            other => Err(DeviceError::NotOnHost(other.device())),
+        }
+    }
+
+    /// Appends a buffer that [`Buffer::split_off`] has cut off behind this one.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadPart`] if it is another buffer, which is dropped.
+    pub fn join(&mut self, behind: Buffer) -> Result<(), DeviceError> {
+        let problem = DeviceError::BadPart { at: self.len_bytes(), bytes: self.len_bytes() };
+        match (&mut self.0, behind.0) {
+            (Memory::Cpu(memory), Memory::Cpu(behind)) => memory.join(behind).map_err(|_| problem),
+            _ => Err(problem),
+        }
+    }
+
     /// Backend name of the owner.
     pub fn device(&self) -> &'static str {
         self.0.device()

@@ -33,6 +33,14 @@ pub enum DeviceError {
         /// Size of one element.
         element: usize,
     },
+    /// A buffer cannot be cut or joined at this byte.
+    #[error("found byte {at} of {bytes}, expected a multiple of 64 inside of a buffer, or the buffer that was cut off there")]
+    BadPart {
+        /// The byte.
+        at: usize,
+        /// Size of the buffer.
+        bytes: usize,
+    },
     /// CPU code tried to access the memory of a device.
     #[error("{0}: the CPU cannot access this memory; copy it with Device::download or Device::upload")]
     NotOnHost(&'static str),

@@ -4,6 +4,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::DeviceError;
 
@@ -51,20 +52,27 @@ pub(crate) fn inside(at: usize, bytes: usize, len: usize) -> Result<(), DeviceEr
     }
 }
 
-/// Memory of this process, 64-byte aligned.
+/// Memory of this process, 64-byte aligned: an allocation, or a part of one that no other part overlaps.
 pub(crate) struct HostMemory {
-    allocation: NonNull<u8>,
+    allocation: Arc<Allocation>,
     /// First byte for the user, aligned.
     start: NonNull<u8>,
     bytes: usize,
-    guarded: bool,
 }
 
-// SAFETY: the memory has one owner. Views follow the rules of references; the owning device orders accesses by kernels, which
-// use its address.
+// SAFETY: the bytes have one owner. Views follow the rules of references; the owning device orders accesses by kernels, which
+// use their address.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
+
+/// What the parts of an allocation share.
+struct Allocation {
+    first: NonNull<u8>,
+    layout: Layout,
+    /// Start and length of the bytes between the guards; `None` without guards.
+    guarded: Option<(NonNull<u8>, usize)>,
+}
 
 impl HostMemory {
     /// Allocates memory without guards; `None` if there is not enough. Pages that are never touched cost nothing.
@@ -78,17 +86,18 @@ impl HostMemory {
     }
 
     fn new(bytes: usize, guarded: bool) -> Option<HostMemory> {
+        let layout = layout(bytes, guarded)?;
         // SAFETY: the layout has a size above zero.
-        let allocation = NonNull::new(unsafe { alloc_zeroed(layout(bytes, guarded)?) })?;
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let guard = if guarded { GUARD } else { 0 };
         // SAFETY: the layout has room for the alignment offset and a guard on each side.
-        let start = unsafe { allocation.add(allocation.align_offset(ALIGN) + guard) };
-        let memory = HostMemory { allocation, start, bytes, guarded };
-        for at in memory.guards() {
+        let start = unsafe { first.add(first.align_offset(ALIGN) + guard) };
+        let allocation = Allocation { first, layout, guarded: guarded.then_some((start, bytes)) };
+        for at in allocation.guards() {
             // SAFETY: both guards lie inside of the allocation.
             unsafe { at.write_bytes(GUARD_BYTE, GUARD) };
         }
-        Some(memory)
+        Some(HostMemory { allocation: Arc::new(allocation), start, bytes })
     }
 
     /// Size in bytes, without the guards.
@@ -101,10 +110,30 @@ impl HostMemory {
         self.start.as_ptr()
     }
 
+    /// Keeps the first `at` bytes and returns the others as memory of their own; `None` if there are not as many, or the rest would not
+    /// be aligned.
+    pub fn split_off(&mut self, at: usize) -> Option<HostMemory> {
+        let bytes = self.bytes.checked_sub(at).filter(|_| at.is_multiple_of(ALIGN))?;
+        self.bytes = at;
+        // SAFETY: inside of this memory, or one past its end.
+        let start = unsafe { self.start.add(at) };
+        Some(HostMemory { allocation: Arc::clone(&self.allocation), start, bytes })
+    }
+
+    /// Appends memory that was split off behind this; returns it if it was not.
+    pub fn join(&mut self, behind: HostMemory) -> Result<(), HostMemory> {
+        if !Arc::ptr_eq(&self.allocation, &behind.allocation) || self.start().wrapping_add(self.bytes) != behind.start() {
+            return Err(behind);
+        }
+        self.bytes += behind.bytes;
+        Ok(())
+    }
+
     /// Returns the memory as elements of `T`.
     pub fn view<T: Element>(&self) -> Result<&[T], DeviceError> {
         let len = elements::<T>(self.bytes)?;
-        // SAFETY: initialised (zeroed when allocated), aligned to 64, `len` elements long, and `T` allows any bits.
+        // SAFETY: initialised (zeroed when allocated), aligned to 64, `len` elements long, and `T` allows any bits. No other part
+        // of the allocation has these bytes.
         Ok(unsafe { std::slice::from_raw_parts(self.start().cast(), len) })
     }
 
@@ -121,22 +150,24 @@ impl HostMemory {
             // SAFETY: the guards lie inside of the allocation and are initialised.
             unsafe { std::slice::from_raw_parts(at, GUARD) }.iter().all(|byte| *byte == GUARD_BYTE)
         };
-        self.guards().all(holds)
-    }
-
-    /// Returns the first byte of each guard.
-    fn guards(&self) -> impl Iterator<Item = *mut u8> {
-        let ends = [self.start().wrapping_sub(GUARD), self.start().wrapping_add(self.bytes)];
-        ends.into_iter().take(if self.guarded { 2 } else { 0 })
+        self.allocation.guards().all(holds)
     }
 }
 
-impl Drop for HostMemory {
+impl Allocation {
+    /// Returns the first byte of each guard.
+    fn guards(&self) -> impl Iterator<Item = *mut u8> {
+        self.guarded.into_iter().flat_map(|(start, bytes)| {
+            let start = start.as_ptr();
+            [start.wrapping_sub(GUARD), start.wrapping_add(bytes)]
+        })
+    }
+}
+
+impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Some(layout) = layout(self.bytes, self.guarded) {
-            // SAFETY: allocated in `new` with this layout, and this is the only owner.
-            unsafe { dealloc(self.allocation.as_ptr(), layout) }
-        }
+        // SAFETY: allocated in `HostMemory::new` with this layout, and no part is left.
+        unsafe { dealloc(self.first.as_ptr(), self.layout) }
     }
 }
 
@@ -162,5 +193,23 @@ mod tests {
             unsafe { memory.start().offset(beside).write(0) };
             assert!(!memory.guards_hold(), "{beside}");
         }
+    }
+
+    #[test]
+    fn parts_of_memory_are_disjoint_and_join_only_in_their_order() {
+        let mut memory = HostMemory::guarded(256).unwrap();
+        let mut last = memory.split_off(192).unwrap();
+        let mut middle = memory.split_off(64).unwrap();
+        assert!(memory.split_off(63).is_none() && memory.split_off(128).is_none());
+        for (part, fill) in [(&mut memory, 1), (&mut middle, 2), (&mut last, 3)] {
+            part.view_mut::<u8>().unwrap().fill(fill);
+        }
+        let last = memory.join(last).unwrap_err();
+        memory.join(middle).map_err(|_| "its neighbour").unwrap();
+        let other = HostMemory::zeroed(64).unwrap();
+        assert!(memory.join(other).is_err(), "memory of another allocation");
+        memory.join(last).map_err(|_| "its neighbour").unwrap();
+        assert_eq!(memory.view::<u8>().unwrap(), [[1; 64].as_slice(), &[2; 128], &[3; 64]].concat());
+        assert!(memory.guards_hold());
     }
 }

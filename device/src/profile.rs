@@ -17,10 +17,12 @@
 //!
 //! **Costs.** An operation costs two events, which are two calls of the driver each on a GPU; there, host and device no longer
 //! overlap two steps. Memory is bounded: sums by name, and the spans of the last steps, at most [`KEPT_SPANS`] (about 25 MB).
-//! A profile belongs to one engine: spans of two threads would not nest.
+//! A profile belongs to one engine. Spans of two threads would not nest, so only the thread that runs the step is recorded: where
+//! threads compute whole operations of some rows each, the record has the share of that thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use simd::lock;
@@ -123,8 +125,8 @@ pub struct Profile {
 
 #[derive(Default)]
 struct State {
-    /// Whether a step is running.
-    recording: bool,
+    /// The thread whose step is running.
+    recording: Option<ThreadId>,
     /// Spans of that step, in order of their start.
     under_way: Vec<Open>,
     /// For each track, indices in `under_way` of the spans that have not ended.
@@ -170,7 +172,7 @@ impl Profile {
     /// Starts a step, which ends when the result is dropped. Returns `None` if the device has no profile.
     pub fn step(device: &Arc<dyn Device>) -> Option<Step> {
         let profile = Arc::clone(device.profile()?);
-        lock(&profile.state).recording = true;
+        lock(&profile.state).recording = Some(std::thread::current().id());
         let whole = profile.phase("step");
         // Since the end of the last step, nothing but copies was enqueued.
         let anchor = device.record(Queue::Compute).ok().filter(|event| event.synchronize().is_ok());
@@ -200,7 +202,7 @@ impl Profile {
     /// experts that have none.
     pub fn experts(&self, count: usize, rows: impl Iterator<Item = (usize, u64)>) {
         let mut state = lock(&self.state);
-        if !state.recording {
+        if state.recording.is_none() {
             return;
         }
         let counts = &mut state.experts;
@@ -215,7 +217,7 @@ impl Profile {
 
     fn begin(&self, name: Name, cost: Cost, start: Point) -> Option<usize> {
         let mut state = lock(&self.state);
-        if !state.recording {
+        if state.recording != Some(std::thread::current().id()) {
             return None;
         }
         let (index, track) = (state.under_way.len(), name.track as usize);
@@ -238,7 +240,7 @@ impl Profile {
     fn finish(&self, anchor: Option<&(Event, Duration)>) {
         let (under_way, ends) = {
             let mut state = lock(&self.state);
-            state.recording = false;
+            state.recording = None;
             state.open.iter_mut().for_each(Vec::clear);
             (std::mem::take(&mut state.under_way), state.ends)
         };

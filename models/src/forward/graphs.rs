@@ -170,7 +170,7 @@ impl Model {
         padded.pad(batch, *size);
         self.kept_rows = None;
         // A replay runs no `pass`, which would do this and swap them.
-        self.step.reset_names();
+        self.step.registers.reset_names();
         self.load_batch(padded, Some(*most_rows), fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| cache.buffers().all(|pages| graph.uses(pages)))
@@ -179,7 +179,7 @@ impl Model {
             // The results are in the buffers whose names the captured pass has swapped.
             for op in &self.program.ops {
                 if let Op::Swap { a, b } = *op {
-                    self.step.swap(a, b);
+                    self.step.registers.swap(a, b);
                 }
             }
         } else {
@@ -216,7 +216,7 @@ impl Model {
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
             let (step, on) = (&mut self.step, (&self.kernels, &*self.device));
-            let from = &step.registers[step.buffer_of(Register::Branch)];
+            let from = step.registers.get(Register::Branch);
             self.loaded.logits(&self.decoder, on, from, rows, &mut step.logits, &mut self.scratch)?;
             self.finish_logits(rows)?;
         }

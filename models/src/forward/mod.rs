@@ -11,7 +11,7 @@
 //! | file | what it owns |
 //! |---|---|
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
-//! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
+//! | [`pass`]; [`row_ops`], [`blocks`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`]; operations on single rows, and on blocks of rows by each thread of a CPU |
 //! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`]; [`launched`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
@@ -31,6 +31,7 @@
 
 mod adapters;
 mod batch;
+mod blocks;
 mod clock;
 mod cpu;
 mod graph_sizes;
@@ -53,6 +54,7 @@ mod ranks;
 mod recurrent;
 mod results;
 mod routing;
+mod row_ops;
 mod scales;
 mod stages;
 mod step;

@@ -8,6 +8,7 @@ use device::profile::Phase;
 use device::{Device, Features};
 
 use super::adapters::Adapters;
+use super::blocks::Blocks;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
@@ -17,6 +18,7 @@ use super::loaded::{AttentionLayer, Loaded};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::ranks::{Ranks, Stages};
+use super::row_ops::RowOps;
 use super::scales;
 use super::step::{Extra, Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
@@ -34,6 +36,8 @@ pub struct Model {
     pub(super) loaded: Loaded,
     pub(super) layout: PageLayout,
     pub(super) step: StepBuffers,
+    /// Blocks of rows for the threads of a CPU.
+    pub(super) blocks: Option<Blocks>,
     /// Memory of products whose operands are rewritten.
     pub(super) scratch: LinearScratch,
     /// Rows of the last step that were computed to the end, ascending; `None`: all.
@@ -188,13 +192,17 @@ impl Model {
         } else {
             Box::new(Cpu::new(&*device, &program.ropes))
         };
+        let loaded = Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask };
+        let blocks = (!device.features().launches)
+            .then(|| Blocks::new(&program, &RowOps::new(decoder, &loaded, (&kernels, &*device), &*ops)));
         Ok(Model {
             decoder: decoder.clone(),
             program,
             device,
             kernels,
             ops,
-            loaded: Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask },
+            loaded,
+            blocks,
             layout,
             step,
             scratch,

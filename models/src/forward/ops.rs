@@ -108,7 +108,7 @@ pub(super) enum Out<'a> {
 
 /// Operations of a backend other than linear layers and attention. Rows are of the model's type; weights of norms, rotary
 /// tables and logits are float32. The defaults are those of a CPU, which reads the batch itself.
-pub(super) trait LayerOps: Send {
+pub(super) trait LayerOps: Send + Sync {
     /// Allocates memory for steps of this size.
     fn reserve(&mut self, _limits: &StepLimits) -> Result<(), KernelError> {
         Ok(())

@@ -3,26 +3,18 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Rows, Workspace};
+use attention_kernels::{AttentionArgs, CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device};
 
 use super::clock::clock;
 use super::loaded::AttentionLayer;
-use super::op::{Factor, Op, Register};
-use super::ops::{ExpertRows, HeadProduct, LatentRows, Out, QkvRows, RecurrentRows};
+use super::op::{Op, Register};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentRows};
+
 use super::predictor::{self, NO_STATES};
-use super::step::{States, disjoint};
+use super::row_ops::RowOps;
+use super::step::States;
 use super::{ForwardBatch, Model, ranks, scales};
-
-/// A register as the input of a product.
-fn rows_of(buffer: &Buffer, register: Register) -> Rows<'_> {
-    if register == Register::Q8 { Rows::Blocks(buffer) } else { Rows::Numbers(buffer) }
-}
-
-/// A register as the output of an operation.
-fn out_to(buffer: &mut Buffer, register: Register) -> Out<'_> {
-    if register == Register::Q8 { Out::Q8(buffer) } else { Out::Numbers(buffer) }
-}
 
 /// The first numbers of a buffer. A device that launches kernels waits for its earlier work.
 fn numbers_on_host<'a>(
@@ -89,6 +81,7 @@ impl Model {
             ops,
             loaded,
             step,
+            blocks,
             scratch,
             observer,
             adapters,
@@ -99,25 +92,33 @@ impl Model {
         let (device, dtype, hidden): (&dyn Device, _, _) = (&**device, kernels.format.dtype, decoder.hidden_size());
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
-        let row_width = |register: Register| match register {
-            Register::PerLayer | Register::GateUp => per_layer,
-            _ => hidden,
-        };
         let mut rows = batch.tokens.len();
-        step.reset_names();
-        for op in &program.ops {
+        step.registers.reset_names();
+        // Adapters and observers see the rows of a whole step.
+        let mut blocks = blocks.as_mut().filter(|_| observer.is_none() && adapters.is_none());
+        let mut next = 0;
+        while let Some(op) = program.ops.get(next) {
+            if let Some(blocks) = &mut blocks {
+                let row_ops = RowOps::new(decoder, loaded, (kernels, device), &**ops);
+                let done = blocks.run(program, next, (&mut step.registers, rows), &row_ops)?;
+                if done > 0 {
+                    next += done;
+                    continue;
+                }
+            }
+            next += 1;
             match *op {
                 Op::Embed { table, scale, to } => {
                     let table = &loaded.linears[table].weights;
                     let _time = time("embed", 2 * rows * table.k());
-                    ops.embed(batch, table, scale, step.register_mut(to))?;
+                    ops.embed(batch, table, scale, step.registers.get_mut(to))?;
                 }
                 Op::Receive { to } => {
                     let _time = time("receive", rows * hidden);
-                    ranks::stages(stages)?.receive(device, rows * hidden * dtype.bytes(), step.register_mut(to))?;
+                    ranks::stages(stages)?.receive(device, rows * hidden * dtype.bytes(), step.registers.get_mut(to))?;
                 }
                 Op::Send => {
-                    let stream = &step.registers[step.buffer_of(Register::Stream)];
+                    let stream = step.registers.get(Register::Stream);
                     let _time = time("send", rows * hidden);
                     ranks::stages(stages)?.send(device, rows * hidden * dtype.bytes(), stream)?;
                 }
@@ -127,12 +128,12 @@ impl Model {
                         batch,
                         &loaded.linears[table].weights,
                         offset,
-                        step.register_mut(Register::Stream),
+                        step.registers.get_mut(Register::Stream),
                     )?;
                 }
                 Op::ZeroFirst => {
                     let row = hidden * dtype.bytes();
-                    let stream = step.register_mut(Register::Stream);
+                    let stream = step.registers.get_mut(Register::Stream);
                     for (at, _) in batch.positions.iter().enumerate().filter(|(_, position)| **position == 0) {
                         device.fill(stream, at * row, row, 0)?;
                     }
@@ -143,7 +144,7 @@ impl Model {
                     predictor::stream(&mut **ops, (kernels, device), (loaded, step), (linear, norm), beside, states)?;
                 }
                 Op::Tap { state } => {
-                    let stream = &step.registers[step.buffer_of(Register::Stream)];
+                    let stream = step.registers.get(Register::Stream);
                     let all: Vec<u32> = (0..rows as u32).collect();
                     ops.gather_rows(stream, &all, hidden, &mut step.taps[state])?;
                 }
@@ -151,29 +152,21 @@ impl Model {
                     let _time = time("rope_table", 0);
                     ops.rope_table(table, batch, &mut step.ropes[table])?;
                 }
-                Op::Norm { norm, groups, from, to } => {
-                    let [x, out] = step.several([from, to])?;
-                    let norm = &loaded.norms[norm];
-                    let _time = time("norm", 2 * rows * groups * norm.width);
-                    ops.norm(x, norm, rows * groups, out_to(out, to))?;
-                }
                 Op::Linear { linear, from, to } => {
-                    let [x, y] = step.several([from, to])?;
                     if let Some(observer) = observer
                         && from != Register::Q8
                     {
                         let count = rows * loaded.linears[linear].weights.k();
-                        observer(linear, &numbers_on_host(device, x, dtype, count)?);
+                        observer(linear, &numbers_on_host(device, step.registers.get(from), dtype, count)?);
                     }
-                    loaded.linears[linear].run(
-                        (kernels, device),
-                        rows_of(x, from),
+                    RowOps::new(decoder, loaded, (kernels, device), &**ops).run(
+                        op,
+                        &mut step.registers,
                         rows,
-                        y,
-                        dtype,
                         Some(&mut *scratch),
                     )?;
                     if let Some(adapters) = adapters {
+                        let [x, y] = step.registers.several([from, to])?;
                         adapters.apply(kernels, device, linear, x, y, (rows, rows < batch.tokens.len()))?;
                     }
                 }
@@ -192,8 +185,7 @@ impl Model {
                     let rotated = (heads.num_heads + layer.declared.own_kv_heads()) * heads.head_dim;
                     let variant = fused.then_some(kernels.cache_write.name);
                     let _time = clock(device, "qk_rope", variant, 2 * rows * rotated, dtype);
-                    let qkv_at = step.buffer_of(Register::Qkv);
-                    let qkv = &mut step.registers[qkv_at];
+                    let qkv = step.registers.get_mut(Register::Qkv);
                     let args = QkvRows {
                         qkv,
                         rows,
@@ -215,7 +207,7 @@ impl Model {
                         caches[layer.place].scales = Some(Arc::clone(scales));
                     }
                     if !fused && !shares {
-                        let (layer, source) = (&loaded.attention[attention], &step.registers[qkv_at]);
+                        let (layer, source) = (&loaded.attention[attention], step.registers.get(Register::Qkv));
                         write_cache(kernels, device, layer, source, slot_mapping, caches, ops.workspace(layer.view))?;
                     }
                     let layer = &mut loaded.attention[attention];
@@ -223,9 +215,8 @@ impl Model {
                 }
                 Op::LatentRows { attention } => {
                     let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);
-                    let registers =
-                        [Register::Attended, Register::GateUp, Register::Qkv].map(|register| step.buffer_of(register));
-                    let [queries, latents, out] = disjoint(&mut step.registers, registers)?;
+                    let [queries, latents, out] =
+                        step.registers.several([Register::Attended, Register::GateUp, Register::Qkv])?;
                     let declared = &layer.declared;
                     let (Some(latent), Some(norm), Some(table)) = (&declared.latent, plan.latent_norm, plan.table)
                     else {
@@ -238,20 +229,20 @@ impl Model {
                 Op::HeadLinear { product, from, to } => {
                     let (linears, shape) = &loaded.heads[product];
                     let registers = [from.register, to.register, Register::Activated, Register::Mixed];
-                    let [x, y, inputs, outputs] = step.several(registers)?;
+                    let [x, y, inputs, outputs] = step.registers.several(registers)?;
                     let (shape, scratch) = (*shape, [inputs, outputs]);
                     ops.head_linear(HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch })?;
                 }
                 Op::WriteCache { attention } => {
                     let (layer, source) =
-                        (&loaded.attention[attention], &step.registers[step.buffer_of(Register::Qkv)]);
+                        (&loaded.attention[attention], step.registers.get(Register::Qkv));
                     let (slots, workspace) = (&batch.groups[layer.view].slot_mapping, ops.workspace(layer.view));
                     write_cache(kernels, device, layer, source, slots, caches, workspace)?;
                 }
                 Op::Attend { attention } => {
                     let layer = &loaded.attention[attention];
                     let declared = &layer.declared;
-                    let [query, output] = step.several([Register::Qkv, Register::Attended])?;
+                    let [query, output] = step.registers.several([Register::Qkv, Register::Attended])?;
                     let group = &batch.groups[layer.view].attention;
                     let decodes = kernels.decodes(group);
                     for seqs in [0..decodes, decodes..group.num_seqs()] {
@@ -279,92 +270,59 @@ impl Model {
                 }
                 Op::Recurrent { recurrent, norm } => {
                     let layer = &loaded.recurrent[recurrent];
-                    let [projected, output] = step.several([Register::Qkv, Register::Attended])?;
+                    let [projected, output] = step.registers.several([Register::Qkv, Register::Attended])?;
                     let (cache, norm) = (&mut caches[layer.place], &loaded.norms[norm]);
                     let _time = time("recurrent", rows * layer.declared.projections.rows());
                     ops.recurrent(RecurrentRows { batch, layer, norm, projected, output, rows, cache })?;
-                }
-                Op::GateAttended { attention } => {
-                    let declared = &loaded.attention[attention].declared;
-                    let (width, stride) = (declared.heads.query_width(), declared.row_width());
-                    let [attended, qkv] = step.several([Register::Attended, Register::Qkv])?;
-                    let _time = time("gate", 3 * rows * width);
-                    ops.gate(attended, qkv, stride, width, rows)?;
                 }
                 Op::KeepNeeded { ref moves } => {
                     let Some(needed) = batch.needed.as_ref().filter(|needed| needed.len() < rows) else { continue };
                     rows = needed.len();
                     for &(from, to, width) in moves {
-                        let [x, out] = step.several([from, to])?;
+                        let [x, out] = step.registers.several([from, to])?;
                         let _time = time("keep", 2 * rows * width);
                         ops.gather_needed(batch, x, width, out)?;
-                        step.swap(from, to);
+                        step.registers.swap(from, to);
                     }
                     if rows == 0 {
                         return Ok(());
                     }
                 }
-                Op::Activate { activation, gated, width, to } => {
-                    let [gate_up, out] = step.several([Register::GateUp, to])?;
-                    let _time = time("activate", (2 + usize::from(gated)) * rows * width);
-                    ops.activate(activation, gated, gate_up, width, rows, out_to(out, to))?;
-                }
                 Op::ActivatePerLayer { activation, width, layer } => {
                     let [gate, inputs, out] =
-                        step.several([Register::GateUp, Register::PerLayer, Register::Activated])?;
+                        step.registers.several([Register::GateUp, Register::PerLayer, Register::Activated])?;
                     let _time = time("activate", 3 * rows * width);
                     ops.activate_by(activation, gate, (inputs, per_layer, layer * width), (rows, width), out)?;
                 }
                 Op::Experts { experts, from } => {
                     use Register::{Activated, Attended, GateUp, Gathered, Mixed, Qkv, Scores};
                     let [x, scores, mixed, inputs, gate_up, activated, output, gathered] =
-                        step.several([from, Scores, Mixed, Qkv, GateUp, Activated, Attended, Gathered])?;
+                        step.registers.several([from, Scores, Mixed, Qkv, GateUp, Activated, Attended, Gathered])?;
                     let scratch = [inputs, gate_up, activated, output, gathered];
                     let (declared, loaded) = &loaded.experts[experts];
                     let args = ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch, ranks };
                     ops.experts(args)?;
                 }
-                Op::AddRows { to, from, width } => {
-                    let [x, y] = step.several([to, from])?;
-                    let _time = time("add", 3 * rows * width);
-                    ops.add(x, y, 1.0, rows, width)?;
-                }
-                Op::Add { to, from, scale } => {
-                    let [x, y] = step.several([to, from])?;
-                    let width = row_width(to);
-                    let _time = time("add", 3 * rows * width);
-                    ops.add(x, y, scale, rows, width)?;
-                }
-                Op::Scale { register, factor } => {
-                    let factor = match factor {
-                        Factor::Number(factor) => factor,
-                        Factor::Scalar(scalar) => loaded.scalars[scalar],
-                    };
-                    let width = row_width(register);
-                    let _time = time("scale", 2 * rows * width);
-                    ops.scale(step.register_mut(register), factor, rows, width)?;
-                }
-                Op::AddNorm { norm, scale, to } => {
-                    let _time = time("add_norm", 4 * rows * hidden);
-                    let norm = &loaded.norms[norm];
-                    if to == Register::Q8 {
-                        let [x, y, out] = step.several([Register::Stream, Register::Branch, to])?;
-                        ops.add_norm(x, y, scale, norm, rows, Some(out))?;
-                    } else {
-                        let [x, y] = step.several([Register::Stream, to])?;
-                        ops.add_norm(x, y, scale, norm, rows, None)?;
-                    }
-                }
                 Op::Gather { from, to, ref widths } => {
-                    let [own, all] = step.several([from, to])?;
+                    let [own, all] = step.registers.several([from, to])?;
                     let _time = time("gather_ranks", rows * widths.iter().sum::<usize>());
                     ranks::needed(ranks)?.gather(device, own, (rows, widths, dtype.bytes()), all)?;
                 }
                 Op::Sum { register, width } => {
                     let _time = time("sum_ranks", rows * width);
-                    ranks::needed(ranks)?.sum(device, dtype, step.register_mut(register), rows * width)?;
+                    ranks::needed(ranks)?.sum(device, dtype, step.registers.get_mut(register), rows * width)?;
                 }
-                Op::Swap { a, b } => step.swap(a, b),
+                Op::Swap { a, b } => step.registers.swap(a, b),
+                Op::Norm { .. }
+                | Op::GateAttended { .. }
+                | Op::Activate { .. }
+                | Op::AddRows { .. }
+                | Op::Add { .. }
+                | Op::Scale { .. }
+                | Op::AddNorm { .. } => {
+                    let row_ops = RowOps::new(decoder, loaded, (kernels, device), &**ops);
+                    row_ops.run(op, &mut step.registers, rows, None)?;
+                }
             }
         }
         Ok(())

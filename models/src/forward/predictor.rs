@@ -59,7 +59,7 @@ impl Model {
     /// graph have none.
     pub fn states(&self) -> &[Buffer] {
         match &self.step.taps[..] {
-            [] => std::slice::from_ref(&self.step.registers[self.step.buffer_of(Register::Branch)]),
+            [] => std::slice::from_ref(self.step.registers.get(Register::Branch)),
             taps => taps,
         }
     }
@@ -71,8 +71,7 @@ impl Model {
     pub fn copy_states(&mut self, rows: &[u32], to: &mut [Buffer]) -> Result<(), KernelError> {
         let width = if self.step.taps.is_empty() { self.decoder.output_width() } else { self.decoder.hidden_size() };
         let Model { ops, step, .. } = self;
-        let branch = step.buffer_of(Register::Branch);
-        let states = if step.taps.is_empty() { std::slice::from_ref(&step.registers[branch]) } else { &step.taps };
+        let states = if step.taps.is_empty() { std::slice::from_ref(step.registers.get(Register::Branch)) } else { &step.taps };
         states.iter().zip(to).try_for_each(|(from, to)| ops.gather_rows(from, rows, width, to))
     }
 
@@ -118,7 +117,7 @@ impl Model {
         let from = if beside.continues_normed { Register::Branch } else { Register::Stream };
         self.find_kept(rows)?;
         let Model { ops, step, gathered, decoder, .. } = self;
-        ops.gather_rows(&step.registers[step.buffer_of(from)], gathered, decoder.hidden_size(), to)
+        ops.gather_rows(step.registers.get(from), gathered, decoder.hidden_size(), to)
     }
 }
 
@@ -161,10 +160,10 @@ pub(super) fn stream(
     if states.are_own && !beside.projects_own {
         let own = states.buffers.first().ok_or(NO_STATES)?;
         let width = beside.token_norm.width;
-        return ops.gather_rows(own, states.rows, width, step.register_mut(Register::Stream));
+        return ops.gather_rows(own, states.rows, width, step.registers.get_mut(Register::Stream));
     }
     for (number, (states_of, product)) in states.buffers.iter().zip(&loaded.linears[linear..]).enumerate() {
-        let [stream, branch, mixed] = step.several([Register::Stream, Register::Branch, Register::Mixed])?;
+        let [stream, branch, mixed] = step.registers.several([Register::Stream, Register::Branch, Register::Mixed])?;
         ops.gather_rows(states_of, states.rows, product.weights.k(), branch)?;
         let (x, y) = match norm {
             Some(norm) => {

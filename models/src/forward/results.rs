@@ -83,7 +83,7 @@ impl Model {
         self.find_kept(rows)?;
         let (step, width, dtype) = (&mut self.step, self.decoder.output_width(), self.kernels.format.dtype);
         let _time = clock(&*self.device, "gather", None, 2 * rows.len() * width, dtype);
-        let hidden = &step.registers[step.buffer_of(Register::Branch)];
+        let hidden = step.registers.get(Register::Branch);
         self.ops.gather_rows(hidden, &self.gathered, width, &mut step.results)
     }
 

@@ -141,10 +141,7 @@ impl StepSizes {
 /// Buffers that a step writes. Rows are of the model's type unless stated otherwise.
 pub(super) struct StepBuffers {
     pub max_rows: usize,
-    /// In the order of [`StepBuffers::reset_names`].
-    pub registers: Vec<Buffer>,
-    /// Index of the buffer that each register currently is.
-    names: [usize; Register::COUNT],
+    pub registers: Registers,
     /// Rotary tables, float32: cosines, then sines, of each row's position.
     pub ropes: Vec<Buffer>,
     /// States that are kept for a predictor.
@@ -161,8 +158,7 @@ impl StepBuffers {
         let alloc = |size: usize| device.alloc(size);
         Ok(StepBuffers {
             max_rows,
-            registers: sizes.registers.into_iter().map(alloc).collect::<Result<_, _>>()?,
-            names: std::array::from_fn(|register| register),
+            registers: Registers::new(sizes.registers.into_iter().map(alloc).collect::<Result<_, _>>()?),
             ropes: sizes.ropes.into_iter().map(alloc).collect::<Result<_, _>>()?,
             taps: sizes.taps.into_iter().map(alloc).collect::<Result<_, _>>()?,
             results: alloc(sizes.results)?,
@@ -181,20 +177,37 @@ impl StepBuffers {
         self.own_logits = device.alloc(sizes.own_logits)?;
         Ok(())
     }
+}
 
-    pub fn buffer_of(&self, register: Register) -> usize {
-        self.names[register as usize]
+/// The registers of a program: a buffer each, and the names that they currently have.
+pub(super) struct Registers {
+    buffers: Vec<Buffer>,
+    /// Index of the buffer that each register currently is.
+    names: [usize; Register::COUNT],
+}
+
+impl Registers {
+    /// Registers with these buffers, in the order of [`Register`].
+    pub fn new(buffers: Vec<Buffer>) -> Registers {
+        Registers { buffers, names: std::array::from_fn(|register| register) }
     }
 
-    pub fn register_mut(&mut self, register: Register) -> &mut Buffer {
-        let buffer = self.buffer_of(register);
-        &mut self.registers[buffer]
+    pub fn get(&self, register: Register) -> &Buffer {
+        &self.buffers[self.names[register as usize]]
+    }
+
+    pub fn get_mut(&mut self, register: Register) -> &mut Buffer {
+        &mut self.buffers[self.names[register as usize]]
     }
 
     /// The buffers of several distinct registers.
     pub fn several<const N: usize>(&mut self, registers: [Register; N]) -> Result<[&mut Buffer; N], KernelError> {
-        let places = registers.map(|register| self.buffer_of(register));
-        disjoint(&mut self.registers, places)
+        let places = registers.map(|register| self.names[register as usize]);
+        self.buffers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
+            what: "different registers of an operation",
+            found: N - 1,
+            expected: N,
+        })
     }
 
     /// Swaps the buffers of two registers until the next step.
@@ -202,20 +215,13 @@ impl StepBuffers {
         self.names.swap(a as usize, b as usize);
     }
 
+    #[cfg(test)]
+    pub fn bytes(&self) -> Vec<usize> {
+        self.buffers.iter().map(Buffer::len_bytes).collect()
+    }
+
     /// Gives every register its original buffer: captured graphs hold their addresses.
     pub fn reset_names(&mut self) {
         self.names = std::array::from_fn(|register| register);
     }
-}
-
-/// Several distinct buffers of a list.
-pub(super) fn disjoint<const N: usize>(
-    buffers: &mut [Buffer],
-    places: [usize; N],
-) -> Result<[&mut Buffer; N], KernelError> {
-    buffers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
-        what: "different registers of an operation",
-        found: N - 1,
-        expected: N,
-    })
 }
