@@ -135,7 +135,7 @@ __device__ __forceinline__ void linear(const T* x, const void* weights, const fl
             const uint32_t input = tile * TILE_INPUTS + quarter * 32 + in_row;
             if (has_short_groups || quarter == 0) {
                 panel.load(groups, input, scales[quarter], shape);
-                if (!PLAIN || quarter == 0) panel.load_zeros(groups, input, shape);
+                if (!PLAIN || quarter == 0) Weights::set_zeros(groups, panel.load_zeros(input, shape), shape);
             }
             uint32_t a[2][4];
 #pragma unroll
@@ -177,7 +177,7 @@ __device__ __forceinline__ void unpack(const void* weights, const float* table, 
             const uint32_t input = tile * TILE_INPUTS + half * 32 + lane % 4 * 8;
             if (input >= shape.k) break;
             panel.load(groups, input, panel.load_scales(input, shape), shape);
-            panel.load_zeros(groups, input, shape);
+            Weights::set_zeros(groups, panel.load_zeros(input, shape), shape);
             uint32_t a[2][4];
 #pragma unroll
             for (int s = 0; s < 2; s++) Weights::fragment(a[s], codes, groups, 2 * half + s, table);

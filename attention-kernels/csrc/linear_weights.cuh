@@ -137,6 +137,10 @@ struct Panel {
         if (!PLAIN && shape.scale_type == SCALE_F32) return 0;
         return reinterpret_cast<const uint32_t*>(start + shape.scales)[pair_of(input, shape)];
     }
+    // The same for a group, given its index.
+    __device__ __forceinline__ uint32_t load_pair(uint32_t group, const LinearShape& shape) const {
+        return reinterpret_cast<const uint32_t*>(start + shape.scales)[group * (PANEL / 2) + threadIdx.x % 32 / 4];
+    }
 
     // The pair of outputs g and g + 8 in a group's scales and offsets, counted from the first group.
     static __device__ __forceinline__ uint32_t pair_of(uint32_t input, const LinearShape& shape) {
@@ -167,10 +171,13 @@ struct Panel {
         }
     }
 
-    // Loads the zero points of the same group, if there are any.
-    __device__ __forceinline__ void load_zeros(Group (&groups)[2], uint32_t input, const LinearShape& shape) const {
+    // Returns the zero points of the same group, if there are any.
+    __device__ __forceinline__ uint32_t load_zeros(uint32_t input, const LinearShape& shape) const {
+        if (shape.offset_type != OFFSET_ZERO) return 0;
+        return reinterpret_cast<const uint16_t*>(start + shape.offsets)[pair_of(input, shape)];
+    }
+    static __device__ __forceinline__ void set_zeros(Group (&groups)[2], uint32_t zeros, const LinearShape& shape) {
         if (shape.offset_type != OFFSET_ZERO) return;
-        const uint32_t zeros = reinterpret_cast<const uint16_t*>(start + shape.offsets)[pair_of(input, shape)];
         groups[0].less = less_of(shape.zero + (zeros & 255));
         groups[1].less = less_of(shape.zero + (zeros >> 8));
     }
@@ -237,7 +244,8 @@ struct Panel<T, Numbers, PLAIN> {
     }
     __device__ __forceinline__ uint32_t load_scales(uint32_t, const LinearShape&) const { return 0; }
     __device__ __forceinline__ void load(Group (&)[2], uint32_t, uint32_t, const LinearShape&) const {}
-    __device__ __forceinline__ void load_zeros(Group (&)[2], uint32_t, const LinearShape&) const {}
+    __device__ __forceinline__ uint32_t load_zeros(uint32_t, const LinearShape&) const { return 0; }
+    static __device__ __forceinline__ void set_zeros(Group (&)[2], uint32_t, const LinearShape&) {}
     static __device__ __forceinline__ void clear(Group (&)[2], const LinearShape&) {}
 
     static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Vectors& vectors, const Group (&)[2], int s,

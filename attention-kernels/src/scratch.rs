@@ -1,6 +1,8 @@
 //! Memory for linear layers that are more than a [`Device::product`]: rows that are rounded to 8 bits, weights that are unpacked for
 //! many rows, and sums of slices of k.
 
+use std::ops::RangeInclusive;
+
 use device::{Buffer, Device, DeviceError, Factor, FactorType, Features, ProductShape};
 use linear::{Matrix, PANEL, TileSegment};
 
@@ -14,6 +16,22 @@ const STEP: usize = 64;
 
 /// Fewest rows for which weights are unpacked (`src/cuda/unpacked.rs` says why).
 pub(crate) const LEAST_ROWS: usize = 65;
+
+/// The numbers of rows for which `csrc/linear_sm90.cu` is used where a row's bits may depend on the number of rows.
+pub(crate) const WIDE_ROWS: RangeInclusive<usize> = 9..=256;
+/// Most rows that it multiplies at a time, and the least of a block; both and all blocks between are powers of two.
+const MOST_WIDE_ROWS: usize = 512;
+const LEAST_WIDE_BLOCK: usize = 16;
+
+/// Number of slices of k whose products `csrc/linear_sm90.cu` adds in order: for as many blocks of 128 outputs as an H200 runs at once,
+/// each with at least 512 inputs. `rows`: where a row's bits may depend on their number, blocks of more than 128 rows count twice.
+pub(crate) fn wide_slices([n, k]: [usize; 2], rows: Option<usize>) -> usize {
+    const BLOCKS: usize = 264;
+    let blocks = if rows.is_some_and(|rows| rows > 128) { BLOCKS / 2 } else { BLOCKS };
+    let slices = (blocks / n.div_ceil(128)).min(k / 512).clamp(1, 8);
+    // As many as have inputs: a slice is a multiple of 256.
+    k.div_ceil(k.div_ceil(slices).next_multiple_of(256).max(256))
+}
 
 /// Number of equal slices of k whose products are added in order where the bits of a row must not depend on the number of rows. The
 /// shape alone determines it.
@@ -39,6 +57,8 @@ pub fn slices(features: Features, [n, k]: [usize; 2], format: FactorType) -> usi
 pub enum Rewritten {
     /// Rows of `x` become 8 bits.
     Rows,
+    /// Rows of `x` are brought to the order in which weights are stored as codes.
+    Order,
     /// Codes of weights become numbers, from 65 rows on.
     Weights,
     /// The sums of so many slices of k.
@@ -62,6 +82,12 @@ impl ScratchSizes {
                 self.rows = self.rows.max(rows * row_bytes(k));
                 self.wide = self.wide.max(rows * n * size_of::<f32>());
             }
+            Rewritten::Order => {
+                let sums = slices_bytes(n, wide_slices([n, k], None));
+                let rows = max_rows.min(MOST_WIDE_ROWS).min(fitting(sums));
+                self.rows = self.rows.max(rows.next_power_of_two().max(LEAST_WIDE_BLOCK) * k * Dtype::F16.bytes());
+                self.wide = self.wide.max(rows * sums);
+            }
             Rewritten::Weights if max_rows >= LEAST_ROWS => {
                 let row = k * Dtype::F16.bytes();
                 self.wide = self.wide.max(n.next_multiple_of(PANEL).min(fitting(row)) * row);
@@ -83,6 +109,11 @@ impl ScratchSizes {
 /// Bytes of a rounded row and its scale.
 fn row_bytes(k: usize) -> usize {
     k + size_of::<f32>()
+}
+
+/// Bytes of the sums of a row for slices of k; 0 if there is one slice.
+fn slices_bytes(n: usize, slices: usize) -> usize {
+    if slices > 1 { slices * n * size_of::<f32>() } else { 0 }
 }
 
 /// Memory that the linear layers of a model share; they run one after the other.
@@ -108,6 +139,14 @@ impl LinearScratch {
     /// Rows that are rounded at a time.
     pub(crate) fn rounded_rows(&self, [n, k]: [usize; 2]) -> usize {
         (self.rows.len_bytes() / row_bytes(k)).min(self.wide.len_bytes() / (n * size_of::<f32>()))
+    }
+
+    /// Rows that are brought to the order of codes at a time: the memory has the whole blocks of so many.
+    pub(crate) fn ordered_rows(&self, [n, k]: [usize; 2], slices: usize) -> usize {
+        let rows = self.rows.len_bytes() / (k * Dtype::F16.bytes()).max(1);
+        let blocks = rows.checked_ilog2().map_or(0, |log| 1 << log);
+        let rows = if blocks < LEAST_WIDE_BLOCK { 0 } else { blocks };
+        rows.min(self.wide.len_bytes().checked_div(slices_bytes(n, slices)).unwrap_or(rows))
     }
 
     /// Rows whose slices are summed at a time.

@@ -316,6 +316,7 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let (mut packed, mut matrices) = (None, Vec::new());
     let mut sizes = ScratchSizes::default();
     if shape.weights.is_some() && device.features().launches {
+        sizes.add(Rewritten::Order, [n, k], rows);
         sizes.add(Rewritten::Weights, [n, k], rows);
     }
     let mut scratch = LinearScratch::new(device, sizes)?;

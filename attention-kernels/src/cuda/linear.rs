@@ -7,7 +7,7 @@ use super::names::{MODULE, Name};
 use super::parameters::{LinearShape, SliceShape, count};
 use super::sums::sums;
 use super::tiles::{form_name, of_weights, table};
-use super::{rounded, unpacked};
+use super::{rounded, unpacked, wide};
 use crate::args::{ExpertLinearArgs, LinearArgs};
 use crate::error::{KernelError, at_least, expect};
 use crate::format::Dtype;
@@ -72,6 +72,10 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
             computed => computed,
         };
     };
+    let mut scratch = scratch;
+    if let Some(scratch) = scratch.as_mut().filter(|scratch| wide::takes(device, tiles, [n, k], rows, scratch)) {
+        return wide::linear(device, (tiles, dtype), (x, rows), bias, (y, output), [n, k], scratch);
+    }
     if let Some(scratch) = scratch.filter(|scratch| rows >= LEAST_ROWS && scratch.unpacks(weights, output)) {
         return unpacked::linear(device, (tiles, dtype), (x, rows), bias, (y, output), [n, k], scratch);
     }
@@ -119,20 +123,32 @@ fn sliced(
         let rows = most.min(rows - first_row);
         let of_k = Some(Slices { count: slices, first_row });
         sums(device, (weights, of_k), (x, rows), &mut scratch.wide)?;
-        let (rows_of_sums, y_is_float) = (count(rows)?, (output == Dtype::F32).into());
-        let shape = SliceShape { rows: rows_of_sums, n: count(n)?, slices: count(slices)?, y_is_float };
-        let bias = bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0));
-        let to = Arg::pointer(y, first_row * n * output.bytes());
-        device.launch(&Launch {
-            module: MODULE,
-            kernel: &Name::new(format_args!("add_slices_{dtype}")),
-            grid: [count((rows * n / 4).div_ceil(THREADS as usize).min(MOST_PARTS))?, 1, 1],
-            block: [THREADS, 1, 1],
-            shared_bytes: 0,
-            args: &[Arg::pointer(&scratch.wide, 0), bias, to, Arg::bytes(&shape)],
-        })?;
+        add_slices(device, scratch, (rows, n, slices), bias, (y, first_row, output), dtype)?;
     }
     Ok(())
+}
+
+/// Adds the sums of slices of k and the bias, for some rows of `y` from `first_row` on.
+pub(super) fn add_slices(
+    device: &dyn Device,
+    scratch: &LinearScratch,
+    (rows, n, slices): (usize, usize, usize),
+    bias: Option<&Buffer>,
+    (y, first_row, output): (&mut Buffer, usize, Dtype),
+    dtype: Dtype,
+) -> Result<(), KernelError> {
+    let y_is_float = (output == Dtype::F32).into();
+    let shape = SliceShape { rows: count(rows)?, n: count(n)?, slices: count(slices)?, y_is_float };
+    let bias = bias.map_or(Arg::null(), |bias| Arg::pointer(bias, 0));
+    let to = Arg::pointer(y, first_row * n * output.bytes());
+    Ok(device.launch(&Launch {
+        module: MODULE,
+        kernel: &Name::new(format_args!("add_slices_{dtype}")),
+        grid: [count((rows * n / 4).div_ceil(THREADS as usize).min(MOST_PARTS))?, 1, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: &[Arg::pointer(&scratch.wide, 0), bias, to, Arg::bytes(&shape)],
+    })?)
 }
 
 /// Computes a layer whose weights are numbers with `linear.cu`.

@@ -15,6 +15,7 @@ mod rounded;
 mod sums;
 mod tiles;
 mod unpacked;
+mod wide;
 mod yardstick;
 
 use device::{Device, Product};

@@ -1,7 +1,8 @@
 //! Products of many rows with weights that are codes: a kernel unpacks some outputs, [`Device::product`] multiplies with them.
 //!
-//! `linear.cu` unpacks codes again for every 32 rows, so its time is proportional to the rows, while this way takes about the same for
-//! 33 and for 128. On an H200 (4096 inputs, 28672 outputs) the times are equal at some 85 rows of 4 bits and 80 of 8.
+//! This is the way of many rows where `csrc/linear_sm90.cu` does not run. `linear.cu` unpacks codes again for every 32 rows, so its
+//! time is proportional to the rows, while this way takes about the same for 33 and for 128. On an H200 (4096 inputs, 28672 outputs) the
+//! times are equal at some 85 rows of 4 bits and 80 of 8.
 
 use device::{Arg, Buffer, Columns, Device, Factor, FactorType, Launch, Product};
 use linear::{PANEL, Tiles};

@@ -29,4 +29,5 @@ mod sinks;
 mod sparse;
 mod tiled;
 mod transfers;
+mod wide;
 mod yardstick;

@@ -71,6 +71,7 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     super::low_rank::add_all(&device);
     super::linear::multiply_all(&device);
     super::rewritten::rewrite_all(&device, Dtype::F16);
+    super::wide::multiply_all(&device, Dtype::F16);
     super::yardstick::read_and_fold(&*device, 12 << 10, 2);
     super::mirror::send_all(&*device);
 }

@@ -64,8 +64,11 @@ pub(super) fn scratch_sizes(
         if rounds {
             sizes.add(Rewritten::Rows, shape, max_rows);
         }
-        if may_be_codes && !features.deterministic {
-            sizes.add(Rewritten::Weights, shape, max_rows);
+        if may_be_codes {
+            sizes.add(Rewritten::Order, shape, max_rows);
+            if !features.deterministic {
+                sizes.add(Rewritten::Weights, shape, max_rows);
+            }
         }
     }
     sizes
