@@ -39,6 +39,20 @@ pub struct BlockSparse {
 }
 
 impl BlockSparse {
+    /// Returns the rule of attention within chunks: a query sees the keys of its own block of `size` tokens.
+    pub fn chunks(size: usize) -> BlockSparse {
+        // No block has so great a number that it is a column.
+        let vertical_stride = u32::MAX as usize;
+        BlockSparse {
+            block_size: size,
+            local_blocks: 1,
+            vertical_stride,
+            head_sliding_step: 0,
+            first_head: 0,
+            first_kv_head: 0,
+        }
+    }
+
     /// Returns the blocks that at least one of some adjacent heads of a KV head sees. Heads are counted within the call.
     ///
     /// ```

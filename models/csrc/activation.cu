@@ -13,14 +13,17 @@ namespace quire {
 
 constexpr uint32_t ACTIVATION_THREADS = 256;
 
-enum Activation : uint32_t { SILU, GELU, GELU_TANH, RELU, RELU2, CLAMPED_SWIGLU };
+enum Activation : uint32_t { SILU, GELU, GELU_TANH, RELU, RELU2, CLAMPED_SWIGLU, XIELU };
 
 struct ActivationShape {
     uint32_t width;
     uint32_t gate_stride;  // elements between rows
     uint32_t up_stride;
     uint32_t activation;   // an Activation
-    float limit;           // of CLAMPED_SWIGLU
+    float limit;           // of CLAMPED_SWIGLU; of XIELU the factor of the square
+    float negative;        // of XIELU: factor of the integral, slope at 0, greatest exponent
+    float beta;
+    float eps;
 };
 
 // exp(-|x|) never overflows.
@@ -40,6 +43,11 @@ __device__ __forceinline__ float activate(float gate, float up, const Activation
         }
         case RELU: return up * fmaxf(gate, 0.0f);
         case RELU2: return up * (fmaxf(gate, 0.0f) * fmaxf(gate, 0.0f));
+        case XIELU: {
+            const float x = gate;
+            const float curve = x > 0.0f ? shape.limit * x * x : shape.negative * (expm1f(fminf(x, shape.eps)) - x);
+            return up * (curve + shape.beta * x);
+        }
         default: {
             const float g = fminf(gate, shape.limit), u = fminf(fmaxf(up, -shape.limit), shape.limit);
             return (u + 1.0f) * (g * sigmoid(1.702f * g));

@@ -3,6 +3,7 @@
 //
 // route_experts_<type>     grid (rows), 32 threads: scores, groups and choice of one row
 // group_by_expert          grid (experts), 256 threads: the assignments (row, choice) of an expert, by ascending number
+// scale_inputs_<type>      grid (assignments, ceil(width / 2048)), 256 threads of eight elements each
 // sum_experts_<type>       grid (rows, ceil(width / 2048)), 256 threads of eight elements each
 //
 // Assignment a is choice a % top_k of row a / top_k. Each result depends on its row alone.
@@ -17,7 +18,7 @@ namespace quire {
 constexpr uint32_t GROUP_THREADS = 256;
 constexpr uint32_t SUM_THREADS = 256;
 
-enum Scores : uint32_t { SOFTMAX, SIGMOID, LOGITS };
+enum Scores : uint32_t { SOFTMAX, SIGMOID, LOGITS, SPARSE_MIXER };
 
 struct RouteShape {
     uint32_t experts;
@@ -29,6 +30,7 @@ struct RouteShape {
     uint32_t by_two;       // whether a group is ranked by its two best scores
     uint32_t renormalise;
     float scale;
+    float threshold;       // of SPARSE_MIXER
 };
 
 // Returns the greatest value of the warp and, of those that have it, the least number.
@@ -118,6 +120,14 @@ __device__ __forceinline__ void route_experts(const T* logits, const float* bias
         if (shape.scores == LOGITS) {
             if (choice == 0) first = weight;
             weight = expf(weight - first);
+        } else if (shape.scores == SPARSE_MIXER) {
+            float near = 0.0f;
+            for (uint32_t e = lane; e < experts; e += 32) {
+                const float x = ranked[e];
+                const bool far = (weight - x) / fmaxf(fabsf(x), weight) > shape.threshold;
+                if (x > -INFINITY && !far) near += expf(x - weight);
+            }
+            weight = 1.0f / sum_over(near, 32);
         }
         total += weight;
         __syncwarp();
@@ -176,6 +186,21 @@ __device__ __forceinline__ void group_by_expert(const uint32_t* chosen, uint32_t
     }
 }
 
+// x: [assignments, width] *= weights: [assignments]. The products of scaled inputs are the scaled products.
+template <class T>
+__device__ __forceinline__ void scale_inputs(T* x, const float* weights, uint32_t width) {
+    const uint32_t at = (blockIdx.y * SUM_THREADS + threadIdx.x) * 8;
+    if (at >= width) return;
+    const bool whole = width % 8 == 0;
+    const float weight = weights[blockIdx.x];
+    float piece[8];
+    x += static_cast<int64_t>(blockIdx.x) * width;
+    load_piece(x, at, width, whole, piece);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) piece[i] *= weight;
+    store_piece(x, at, width, whole, piece);
+}
+
 struct SumShape {
     uint32_t width;
     uint32_t top_k;
@@ -183,7 +208,7 @@ struct SumShape {
     uint32_t stride;  // elements between rows of logits, the last of which is the gate
 };
 
-// mixed = [sigmoid(gate) *] mixed + sum of weights * outputs. outputs: [rows, top_k, width].
+// mixed = [sigmoid(gate) *] mixed + sum of weights * outputs. outputs: [rows, top_k, width]; without weights they are 1.
 template <class T>
 __device__ __forceinline__ void sum_experts(const T* outputs, const float* weights, const T* logits, T* mixed,
                                             const SumShape& shape) {
@@ -201,7 +226,7 @@ __device__ __forceinline__ void sum_experts(const T* outputs, const float* weigh
         }
     }
     for (uint32_t choice = 0; choice < shape.top_k; choice++) {
-        const float weight = weights[row * shape.top_k + choice];
+        const float weight = weights ? weights[row * shape.top_k + choice] : 1.0f;
         load_piece(outputs + (row * shape.top_k + choice) * width, at, width, whole, piece);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) sum[i] += piece[i] * weight;
@@ -220,6 +245,12 @@ __device__ __forceinline__ void sum_experts(const T* outputs, const float* weigh
         quire::route_experts<T>(rows, bias, factors, scores, ranked, chosen, weights, shape);                           \
     }                                                                                                                   \
     QUIRE_EXPORT_OVERLAPPED(route_experts_##type, 0);                                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                    \
+        scale_inputs_##type(void* x, const float* weights, const uint32_t width) {                                      \
+        quire::wait_for_launches();                                                                                     \
+        quire::scale_inputs<T>(static_cast<T*>(x), weights, width);                                                     \
+    }                                                                                                                   \
+    QUIRE_EXPORT_OVERLAPPED(scale_inputs_##type, 0);                                                                    \
     extern "C" __global__ void __launch_bounds__(quire::SUM_THREADS)                                                    \
         sum_experts_##type(const void* outputs, const float* weights, const void* logits, void* mixed,                  \
                            const quire::SumShape shape) {                                                               \

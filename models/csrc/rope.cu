@@ -32,18 +32,19 @@ struct RotateShape {
     uint32_t neighbours; // whether pairs are (2i, 2i + 1) instead of (i, i + dims / 2)
     uint32_t num_heads;  // query heads, which come first
     uint32_t original;   // 0: queries do not grow
+    uint32_t first;      // number of position 0
     float beta;
 };
 
 // heads: rows of query heads, then key heads; table: [rows, dims]. Queries at position p are multiplied by
-// 1 + beta * ln(1 + floor(p / original)).
+// 1 + beta * ln(1 + floor((p + first) / original)).
 template <class T>
 __device__ __forceinline__ void rotate_heads(T* heads, const float* table, const uint32_t* positions, const RotateShape& shape) {
     const uint32_t half = shape.dims / 2;
     T* head = heads + static_cast<int64_t>(blockIdx.x) * shape.stride + static_cast<int64_t>(blockIdx.y) * shape.head_dim;
     float growth = 1.0f;
     if (shape.original != 0 && blockIdx.y < shape.num_heads) {
-        growth += shape.beta * logf(1.0f + static_cast<float>(positions[blockIdx.x] / shape.original));
+        growth += shape.beta * logf(1.0f + static_cast<float>((positions[blockIdx.x] + shape.first) / shape.original));
     }
     const float* cosines = table + static_cast<int64_t>(blockIdx.x) * shape.dims;
     for (uint32_t i = threadIdx.x; i < half; i += ROPE_THREADS) {

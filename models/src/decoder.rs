@@ -247,11 +247,12 @@ impl Mixer {
             }
             Mixer::Recurrent(layer) => layer.vectors().into(),
             Mixer::Experts(Experts { routing, experts, .. }) => {
-                let vectors = routing.choice_bias.iter().chain(&routing.expert_scale);
-                vectors.map(|name| (name, vec![experts.len()])).collect()
+                let bias = routing.choice_bias.iter().map(|(name, shape)| (name, shape.clone()));
+                bias.chain(routing.expert_scale.iter().map(|name| (name, vec![experts.len()]))).collect()
             }
             Mixer::Sum(branches) => branches.iter().flat_map(|branch| branch.mixer.vectors()).collect(),
-            Mixer::Mlp(_) | Mixer::PerLayer(_) => Vec::new(),
+            Mixer::Mlp(mlp) => mlp.learned.iter().map(|name| (name, vec![1])).collect(),
+            Mixer::PerLayer(_) => Vec::new(),
         }
     }
 

@@ -208,6 +208,7 @@ fn activations(decoder: &Decoder) -> Vec<&'static str> {
         Activation::GeluTanh => "gelu_pytorch_tanh",
         Activation::Relu => "relu",
         Activation::Relu2 => "relu2",
+        Activation::Xielu { .. } => "xielu",
     };
     let experts = decoder.experts().flat_map(|mixture| mixture.experts.iter().chain(&mixture.shared));
     let mlps = decoder.branches().filter_map(|branch| match &branch.mixer {
@@ -231,7 +232,7 @@ fn an_activation_is_computed_or_refused_or_named() {
                 config_with(case, keys)
             };
             // The last is not known.
-            for name in ["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "xielu"] {
+            for name in ["silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "warp"] {
                 match with(name) {
                     Ok(config) if activations(&config.decoder) == [name] => assert!(config.unread.is_empty(), "{case}"),
                     Ok(config) => assert_eq!(config.unread, [key], "{case}: {name}"),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use attention_kernels::{KernelChoice, KernelError, select};
 use models::{ForwardBatch, Model, ModelConfig, PageLayout, Weights, check_weights};
 use safetensors::SafeTensors;
-use testkit::reference::context;
+use testkit::reference::{RECENT, context};
 
-use crate::common::{CASES, expected, files, folder, ids, last_logits, list, needs, text};
+use crate::common::{CASES, expected, files, folder, forward, ids, last_logits, list, needs, text};
 
 /// Greatest absolute difference of a float32 logit (the reference's README).
 const TOLERANCE: f32 = 2e-3;
@@ -93,6 +93,25 @@ fn logits_are_the_reference_s_and_chunks_change_no_bit() {
 #[test]
 fn logits_of_the_other_cases_are_the_reference_s_too() {
     check_each(1, 2);
+}
+
+/// The engine's tests do the same for the other cases, in every combination of settings.
+#[test]
+fn the_tokens_of_recent_cases_are_the_greedy_ones_of_the_reference() {
+    for name in RECENT {
+        let Case { mut model, block_size, .. } = case(name, "auto");
+        let mut caches = model.new_cache(NUM_BLOCKS, block_size).unwrap();
+        for prompt in list(&expected(name)["prompts"]) {
+            let (prompt, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]["ids"]));
+            let all = [&prompt[..], &greedy[..greedy.len() - 1]].concat();
+            forward(&mut model, &mut caches, (block_size, NUM_BLOCKS), &all, all.len());
+            let rows: Vec<u32> = (prompt.len() - 1..all.len()).map(|row| row as u32).collect();
+            let logits = model.logits(&rows).unwrap();
+            let best = |row: &[f32]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32;
+            let found: Vec<u32> = logits.chunks_exact(logits.len() / rows.len()).map(best).collect();
+            assert!(greedy.len() == 48 && found == greedy, "{name}: {} tokens", prompt.len());
+        }
+    }
 }
 
 #[test]

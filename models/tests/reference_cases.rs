@@ -141,6 +141,14 @@ fn tensors_of(of: &Summary) -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
+/// Tensors that published files of a family keep in float32: the case, and a part of their names.
+const KEPT_IN_FLOAT32: [(&str, &str); 4] = [
+    ("ernie45-moe", "mlp.gate.weight"),
+    ("ernie45-moe", "e_score_correction_bias"),
+    ("glm4-moe-lite", "e_score_correction_bias"),
+    ("minimax-m2", "e_score_correction_bias"),
+];
+
 #[test]
 fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
     for case in CASES {
@@ -160,7 +168,8 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
         let (mut elements, mut read) = (0, BTreeSet::new());
         for (name, shape) in &declared {
             let view = weights.expect(name, shape).unwrap();
-            assert_eq!(view.dtype, stored, "{case}");
+            let is_kept = KEPT_IN_FLOAT32.iter().any(|(of, part)| *of == case && name.contains(part));
+            assert_eq!(view.dtype, if is_kept { Dtype::F32 } else { stored }, "{case} {name}");
             let values = view.to_f32();
             assert_eq!(values.len(), shape.iter().product::<usize>(), "{case} {name}");
             assert!(
@@ -171,9 +180,11 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
             assert!(read.insert(view.name), "{case} {name} is declared twice");
         }
         assert_eq!(config.decoder.num_parameters(), elements, "{case}");
-        // What is left are the buffers that the reference put there to be ignored.
+        // What is left are buffers, and parts for images, that the reference put there to be ignored.
         for unused in weights.names().filter(|name| !read.contains(*name)) {
-            assert!(unused.ends_with("bias") || unused.ends_with("inv_freq"), "{case}: {unused}");
+            let is_buffer = unused.ends_with("bias") || unused.ends_with("inv_freq");
+            let is_of_images = unused.starts_with("vision_model") || unused.starts_with("multi_modal_projector");
+            assert!(is_buffer || is_of_images, "{case}: {unused}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The reference checkpoints in `models/tests/reference`.
+//! The reference checkpoints in `models/tests/reference` and `models/tests/recent`.
 
 use std::path::PathBuf;
 
@@ -30,12 +30,27 @@ pub const CASES: [&str; 24] = [
     "starcoder2",
 ];
 
+/// Names of the cases in `models/tests/recent`, on which only the tests of the forward pass run.
+pub const RECENT: [&str; 5] = ["ernie45-moe", "glm4-moe-lite", "granite4-dense", "minimax-m2", "llama4"];
+
+/// Names of all cases.
+pub const ALL: [&str; CASES.len() + RECENT.len()] = {
+    let mut all = [""; CASES.len() + RECENT.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = if at < CASES.len() { CASES[at] } else { RECENT[at - CASES.len()] };
+        at += 1;
+    }
+    all
+};
+
 /// The cases that tests with many settings run: the usual layers, biased, tied and windowed.
 pub const FIRST: &[&str] = CASES.split_at(5).0;
 
 /// Returns the folder of a case.
 pub fn folder(case: &str) -> PathBuf {
-    crate::workspace::root().join("models/tests/reference").join(case)
+    let set = if RECENT.contains(&case) { "recent" } else { "reference" };
+    crate::workspace::root().join("models/tests").join(set).join(case)
 }
 
 /// Returns the folder of the reference checkpoints in other formats, which are not in the tree: `QUIRE_REFERENCE_FORMATS`.

@@ -30,4 +30,16 @@ pub enum Activation {
         /// The bound.
         limit: f32,
     },
+    /// Expanded integral of ELU (Huang & Schlag, "Deriving Activation Functions Using Integration", 2024):
+    /// `positive * x² + beta * x` for x > 0, else `negative * (e^min(x, eps) - 1 - x) + beta * x`.
+    Xielu {
+        /// Factor of the square.
+        positive: f32,
+        /// Factor of the integral of the exponential.
+        negative: f32,
+        /// Slope at 0.
+        beta: f32,
+        /// Greatest exponent.
+        eps: f32,
+    },
 }

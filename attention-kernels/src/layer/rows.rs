@@ -261,6 +261,27 @@ impl Function for ClampedSwiglu {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Xielu {
+    positive: f32,
+    negative: f32,
+    beta: f32,
+    eps: f32,
+}
+
+impl Function for Xielu {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, up: L) -> L {
+        let (above, below) = (x.max(L::splat(0.0)), least(x, L::splat(0.0)));
+        let integral = exp_of_negative(least(below, L::splat(self.eps)).mul(L::splat(-1.0))).add(L::splat(-1.0));
+        let integral = below.mul_add(L::splat(-1.0), integral);
+        // 1 below 0, where the integral counts, else 0.
+        let counts = below.div(below.add(L::splat(-f32::MIN_POSITIVE)));
+        let sum = above.mul(above).mul(L::splat(self.positive)).add(integral.mul(counts).mul(L::splat(self.negative)));
+        x.mul_add(L::splat(self.beta), sum).mul(up)
+    }
+}
+
 #[inline(always)]
 fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
     match how.activation {
@@ -270,6 +291,9 @@ fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f3
         Activation::Relu => by_lanes::<L, _>(how.gated, gate, up, out, Relu),
         Activation::Relu2 => by_lanes::<L, _>(how.gated, gate, up, out, Relu2),
         Activation::ClampedSwiglu { limit } => by_lanes::<L, _>(how.gated, gate, up, out, ClampedSwiglu { limit }),
+        Activation::Xielu { positive, negative, beta, eps } => {
+            by_lanes::<L, _>(how.gated, gate, up, out, Xielu { positive, negative, beta, eps })
+        }
     }
 }
 

@@ -191,7 +191,7 @@ pub struct HeadShard {
     pub num_kv_heads: usize,
 }
 
-/// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / original))` after the rotary embedding (Llama 4,
+/// Queries at position p are multiplied by `1 + beta * ln(1 + floor((p + first) / original))` after the rotary embedding (Llama 4,
 /// Ministral 3).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct QueryGrowth {
@@ -199,12 +199,14 @@ pub struct QueryGrowth {
     pub beta: f32,
     /// Context length of the pre-training.
     pub original_max_position_embeddings: usize,
+    /// Number of position 0.
+    pub first: u32,
 }
 
 impl QueryGrowth {
     /// The factor at a position.
     pub fn at(self, position: u32) -> f32 {
-        let periods = position as usize / self.original_max_position_embeddings.max(1);
+        let periods = (position as usize + self.first as usize) / self.original_max_position_embeddings.max(1);
         1.0 + self.beta * (1.0 + periods as f32).ln()
     }
 }

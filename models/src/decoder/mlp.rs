@@ -16,6 +16,10 @@ pub struct Mlp {
     pub gated: bool,
     /// Activation of the gate, or of the up projection if there is no gate.
     pub activation: Activation,
+    /// Names of tensors `[1]` of learned parameters of the activation, before a softplus: of [`Activation::Xielu`] `positive`, and
+    /// `negative` less `beta`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub learned: Vec<String>,
     /// Down projection, `[hidden_size, intermediate_size]`.
     pub down: Linear,
 }
@@ -65,20 +69,23 @@ pub struct Routing {
     pub top_k: usize,
     /// Scores from the router's logits.
     pub scores: Scores,
-    /// Name of a tensor `[num_experts]` that is added to the scores for the choice, but not for the weights.
-    pub choice_bias: Option<String>,
+    /// Name and shape of a tensor with an element per expert that is added to the scores for the choice, but not for the weights.
+    pub choice_bias: Option<(String, Vec<usize>)>,
     /// The choice is restricted to the best groups of experts.
     pub groups: Option<Groups>,
     /// Normalises the top-k weights to sum to 1 (`norm_topk_prob`).
     pub renormalise: bool,
     /// Factor of the weights.
     pub scale: f32,
+    /// Whether the weights multiply the inputs of experts instead of their outputs (Llama 4). Such experts have no biases.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub scales_inputs: bool,
     /// Name of a tensor `[num_experts]`: a factor of each expert's weights.
     pub expert_scale: Option<String>,
 }
 
 /// Scores of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scores {
     /// Softmax over all experts.
@@ -87,6 +94,12 @@ pub enum Scores {
     Sigmoid,
     /// The logits; the weights are the softmax over the chosen experts.
     Logits,
+    /// The logits. The weight of an expert z is its share in a softmax over the experts i that are neither chosen before nor far
+    /// from the best of these: `(best - i) / max(|i|, best) <= threshold` (SparseMixer, Liu et al., 2023, as Phi-3.5-MoE infers).
+    SparseMixer {
+        /// Greatest relative distance, twice the jitter of the training.
+        threshold: f32,
+    },
 }
 
 /// Groups of consecutive experts of equal number.

@@ -334,6 +334,7 @@ impl Mlp {
         let own = ranges[rank.rank].clone();
         let up = self.gated.then(|| width + own.start..width + own.end);
         Ok(Mlp {
+            learned: self.learned.clone(),
             gate_up: self.gate_up.outputs(std::iter::once(own).chain(up)),
             down: self.down.joined(rank, widths(&ranges), "rows of the output of a network")?,
             ..self.clone()

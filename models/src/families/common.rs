@@ -185,7 +185,8 @@ impl Common {
             }
             stated => stated?,
         };
-        if let Some(sliding) = layer_types(fields, self.num_layers)? {
+        let types = [("full_attention", false), ("sliding_attention", true)];
+        if let Some(sliding) = sizes::kinds(fields, "layer_types", self.num_layers, &types)? {
             if window.is_none() && sliding.contains(&true) {
                 let expected = "\"full_attention\" for every layer, because no sliding window is enabled";
                 return Err(fields.wrong("layer_types", expected));
@@ -375,6 +376,7 @@ impl Common {
             gate_up: Linear::new(self.hidden_size, Role::Column, gate_up),
             gated: true,
             activation: self.activation,
+            learned: Vec::new(),
             down: Linear::new(width, Role::Row, [down]),
         }
     }
@@ -425,6 +427,13 @@ impl Attention {
         (self.qkv.bias, self.output.bias) = (qkv, output);
         self
     }
+
+    /// The same with norms of query and key heads, given their names in the module.
+    pub(super) fn head_normed(mut self, common: &Common, names: [&str; 2]) -> Attention {
+        let [query, key] = names.map(|name| common.norm_of(format!("{}.{name}", self.name), self.heads.head_dim));
+        (self.query_norm, self.key_norm) = (Some(query), Some(key));
+        self
+    }
 }
 
 impl Mlp {
@@ -459,7 +468,7 @@ fn activation(
     })
 }
 
-/// The names of transformers for activations.
+/// The names of transformers for activations without parameters.
 const ACTIVATIONS: [(&str, Activation); 9] = [
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
@@ -475,17 +484,4 @@ const ACTIVATIONS: [(&str, Activation); 9] = [
 /// The activation of this name.
 pub(super) fn activation_of(name: &str) -> Option<Activation> {
     ACTIVATIONS.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
-}
-
-/// Whether each layer has a sliding window, by `layer_types`.
-fn layer_types(fields: &Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
-    let expected = format!("a list of {num_layers} of \"full_attention\" and \"sliding_attention\"");
-    fields.read("layer_types", &expected, |value| {
-        let kinds = value.as_array()?.iter().map(|kind| match kind.as_str()? {
-            "full_attention" => Some(false),
-            "sliding_attention" => Some(true),
-            _ => None,
-        });
-        kinds.collect::<Option<Vec<_>>>().filter(|kinds| kinds.len() == num_layers)
-    })
 }

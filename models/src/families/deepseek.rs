@@ -16,7 +16,10 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["DeepseekV2ForCausalLM"],
         model_types: &["deepseek_v2"],
-        declare: |fields, max_positions| declare(fields, max_positions, routing_v2),
+        declare: |fields, max_positions| {
+            let (common, layer) = layers(fields, max_positions, Generation { routing: routing_v2, ..V3 })?;
+            Ok(common.decoder(layer))
+        },
         reference: &["deepseek-v2-lite"],
         largest: "deepseek-ai/DeepSeek-V2.5 (236B)",
         ..Family::BASE
@@ -24,15 +27,32 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["DeepseekV3ForCausalLM"],
         model_types: &["deepseek_v3", "kimi_k2"],
-        declare: |fields, max_positions| declare(fields, max_positions, routing),
+        declare: |fields, max_positions| {
+            let (common, layer) = layers(fields, max_positions, V3)?;
+            Ok(common.decoder(layer))
+        },
         predict: |fields, max_positions| {
-            let (common, layer) = layers(fields, max_positions, routing)?;
+            let (common, layer) = layers(fields, max_positions, V3)?;
             predictor(fields, &common, layer)
         },
         largest: "moonshotai/Kimi-K2-Instruct (1T, in bfloat16)",
         ..Family::BASE
     },
 ];
+
+/// Defaults of models with these layers, and their router.
+pub(super) struct Generation {
+    /// That of `rms_norm_eps`.
+    pub eps: f64,
+    /// Number of layers without experts.
+    pub first_sparse: u64,
+    /// Number of experts that compute every row.
+    pub shared: u64,
+    /// Reads the number of experts and their routing.
+    pub routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
+}
+
+const V3: Generation = Generation { eps: 1e-6, first_sparse: 0, shared: 0, routing };
 
 /// Sizes of latent attention.
 pub(super) struct LatentSizes {
@@ -87,15 +107,6 @@ impl LatentSizes {
     }
 }
 
-fn declare(
-    fields: &Fields<'_>,
-    max_positions: usize,
-    routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
-) -> Result<Decoder, LoadError> {
-    let (common, layer) = layers(fields, max_positions, routing)?;
-    Ok(common.decoder(layer))
-}
-
 /// The predictor in the layer behind the last one, if there is one.
 pub(super) fn predictor(
     fields: &Fields<'_>,
@@ -109,22 +120,27 @@ pub(super) fn predictor(
 }
 
 /// What builds a layer, given its number.
-fn layers(
+pub(super) fn layers(
     fields: &Fields<'_>,
     max_positions: usize,
-    routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
+    generation: Generation,
 ) -> Result<(Common, impl Fn(usize) -> Layer), LoadError> {
-    let mut common = Common::read(fields, max_positions, Spec { rope: None, ..Spec::LLAMA })?;
+    // The heads are those of latents.
+    let spec = Spec { sizes: &[("head_dim", 1)], rope: None, eps: ("rms_norm_eps", generation.eps), ..Spec::LLAMA };
+    let mut common = Common::read(fields, max_positions, spec)?;
     let sizes = LatentSizes::read(fields, &mut common, max_positions, true, None)?;
-    let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(0) as usize;
+    let stated = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?;
+    let first_sparse = stated.unwrap_or(generation.first_sparse) as usize;
+    let kinds = sizes::kinds(fields, "mlp_layer_types", common.num_layers, &[("dense", false), ("sparse", true)])?;
     let step = sizes::optional(fields, "moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
-    let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
-    let (count, routing) = routing(fields)?;
+    let shared = width * fields.integer("n_shared_experts", 0..=64)?.unwrap_or(generation.shared) as usize;
+    let (count, routing) = (generation.routing)(fields)?;
     let parts = common.clone();
     let layer = move |layer| {
         let attention = latent(&parts, layer, &sizes);
-        let mlp = match layer >= first_sparse && layer.is_multiple_of(step) {
+        let is_sparse = kinds.as_ref().and_then(|kinds| kinds.get(layer).copied());
+        let mlp = match is_sparse.unwrap_or(layer >= first_sparse && layer.is_multiple_of(step)) {
             false => Mixer::Mlp(parts.mlp(layer)),
             true => Mixer::Experts(self::mixture(&parts, layer, &routing, count, width, shared)),
         };
@@ -224,7 +240,7 @@ pub(super) fn routing_v3(fields: &Fields<'_>, default: [usize; 2]) -> Result<(us
     let (count, top_k) = experts::counts(fields, ["n_routed_experts", "num_experts_per_tok"])?;
     let groups = groups(fields, count, top_k, default, true)?;
     let routing = Routing {
-        choice_bias: Some("gate.e_score_correction_bias".to_string()),
+        choice_bias: Some(("gate.e_score_correction_bias".to_string(), vec![count])),
         groups,
         renormalise: fields.boolean("norm_topk_prob")?.unwrap_or(true),
         scale: positive(fields, "routed_scaling_factor")?.unwrap_or(1.0) as f32,
@@ -252,7 +268,7 @@ pub(super) fn groups(
     Ok((groups > 1).then_some(Groups { count: groups, top, by_two }))
 }
 
-/// The experts of a layer, with shared ones as one network. The name of the choice bias is completed with the module.
+/// The experts of a layer, and a shared network of the width `shared`. The name of the choice bias is completed with the module.
 pub(super) fn mixture(
     common: &Common,
     layer: usize,
@@ -263,8 +279,8 @@ pub(super) fn mixture(
 ) -> Experts {
     let module = common.at(layer, "mlp");
     let shared =
-        (shared > 0).then(|| Shared { module: format!("{module}.shared_experts"), width: shared * width, gate: false });
-    let choice_bias = routing.choice_bias.as_ref().map(|name| format!("{module}.{name}"));
+        (shared > 0).then(|| Shared { module: format!("{module}.shared_experts"), width: shared, gate: false });
+    let choice_bias = routing.choice_bias.as_ref().map(|(name, shape)| (format!("{module}.{name}"), shape.clone()));
     let networks = experts::separate(common, &module, count, ["gate_proj", "up_proj", "down_proj"], width);
     let routing = Routing { choice_bias, ..routing.clone() };
     experts::mixture(common, format!("{module}.gate"), routing, networks, shared)

@@ -20,13 +20,11 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(0) as usize;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
-    let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
+    let shared = width * fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
     let (count, mut routing) = deepseek::routing_v3(fields, [1, 1])?;
     routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(false);
     Ok(common.decoder(|layer| {
-        let mut attention = common.attention(layer).biased(bias, bias);
-        attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-        attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+        let mut attention = common.attention(layer).biased(bias, bias).head_normed(&common, ["q_norm", "k_norm"]);
         attention.window = windows[layer].filter(|_| listed || layer >= first_windowed);
         let mlp = match layer < first_sparse {
             true => Mixer::Mlp(common.mlp(layer)),

@@ -27,9 +27,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     };
     let windowed = windows.iter().any(Option::is_some);
     Ok(common.decoder(|layer| {
-        let mut attention = common.attention(layer);
-        attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-        attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+        let mut attention = common.attention(layer).head_normed(&common, ["q_norm", "k_norm"]);
         attention.window = windows[layer];
         attention.rope = attention.rope.filter(|_| !windowed || windows[layer].is_some());
         common.post_norm_layer(layer, attention, common.mlp(layer))

@@ -17,10 +17,8 @@ pub(super) struct Shared {
 /// Number of experts and number chosen for each row, under these keys.
 pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(usize, usize), LoadError> {
     let experts = sizes::required(fields, count, MAX_EXPERTS)?;
-    let (layers, most) = (fields.integer("num_hidden_layers", 1..=u64::MAX)?.unwrap_or(1) as usize, MAX_MODULES);
-    if experts.saturating_mul(layers) > most {
-        return Err(fields.wrong(count, format!("at most {most} experts in all layers")));
-    }
+    let layers = fields.integer("num_hidden_layers", 1..=u64::MAX)?.unwrap_or(1) as usize;
+    check_modules(fields, count, experts.saturating_mul(layers))?;
     let chosen = sizes::required(fields, top_k, MAX_EXPERTS)?;
     if chosen > experts {
         return Err(fields.wrong(top_k, format!("at most `{count}`, {experts}")));
@@ -28,9 +26,26 @@ pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(
     Ok((experts, chosen))
 }
 
+/// Refuses more experts in all layers than a declaration may have.
+pub(super) fn check_modules(fields: &Fields<'_>, key: &str, experts: usize) -> Result<(), LoadError> {
+    match experts > MAX_MODULES {
+        true => Err(fields.wrong(key, format!("at most {MAX_MODULES} experts in all layers"))),
+        false => Ok(()),
+    }
+}
+
 /// A router that chooses the best experts and uses their scores as weights.
 pub(super) fn routing(scores: Scores, top_k: usize) -> Routing {
-    Routing { top_k, scores, choice_bias: None, groups: None, renormalise: false, scale: 1.0, expert_scale: None }
+    Routing {
+        top_k,
+        scores,
+        choice_bias: None,
+        groups: None,
+        renormalise: false,
+        scale: 1.0,
+        scales_inputs: false,
+        expert_scale: None,
+    }
 }
 
 /// Experts with separate tensors: `MODULE.experts.N.NAME`, names of gate, up and down.
@@ -39,14 +54,15 @@ pub(super) fn separate(common: &Common, module: &str, count: usize, names: [&str
 }
 
 /// The same experts in tensors of these names that hold all of them: `[experts, 2 * width, inputs]`, first the rows of the gate,
-/// and `[experts, inputs, width]`. Checkpoints may have the separate tensors instead.
-pub(super) fn stacked(mut networks: Vec<Mlp>, [gate_up, down]: [String; 2]) -> Vec<Mlp> {
+/// and `[experts, inputs, width]`, or the transposed matrices. Checkpoints may have the separate tensors instead.
+pub(super) fn stacked(mut networks: Vec<Mlp>, [gate_up, down]: [String; 2], transposed: bool) -> Vec<Mlp> {
     let count = networks.len();
     for (expert, mlp) in networks.iter_mut().enumerate() {
         for (linear, name) in [(&mut mlp.gate_up, &gate_up), (&mut mlp.down, &down)] {
             let (total, mut first) = (linear.rows(), 0);
             for part in &mut linear.parts {
-                let pick = Pick { matrix: Some((expert, count)), ..Pick::rows(total, first, part.rows) };
+                let rows = Pick::rows(total, first, part.rows);
+                let pick = Pick { transposed, matrix: Some((expert, count)), ..rows };
                 let own = Some((std::mem::take(&mut part.name), Pick::all(part.rows)));
                 *part = Part { bare: true, own, ..Part::picked(name.clone(), part.rows, pick) };
                 first += part.rows;

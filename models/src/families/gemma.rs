@@ -116,8 +116,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
         attention.window = windows[layer];
         attention.rope = if windows[layer].is_some() { local.clone() } else { global.clone() };
         if generation.head_norms {
-            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+            attention = attention.head_normed(&common, ["q_norm", "k_norm"]);
         }
         let norms = ["input_layernorm", "pre_feedforward_layernorm"];
         let mut declared = common.layer_with(layer, norms, attention, Mixer::Mlp(common.mlp(layer)));

@@ -184,7 +184,7 @@ fn mixture(common: &Common, layer: usize, (count, top_k, width): (usize, usize, 
     let at = |name: &str| common.at(layer, name);
     let names = ["experts.gate_up_proj", "experts.down_proj"].map(at);
     let separate = experts::separate(common, &at(""), count, ["gate_proj", "up_proj", "down_proj"], width);
-    let networks = experts::stacked(separate, names);
+    let networks = experts::stacked(separate, names, false);
     let routing = Routing {
         renormalise: true,
         expert_scale: Some(at("router.per_expert_scale")),

@@ -1,10 +1,12 @@
-//! GLM-4 and GLM-4.5.
+//! GLM-4, GLM-4.5 and GLM-4.7-Flash.
 //!
 //! RoPE rotates half of each head, interleaved in GLM-4. GLM-4-0414 also norms the output of each branch; its
-//! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router and the predictor of DeepSeek V3.
+//! `post_attention_layernorm` is the norm of the feed-forward network's input. GLM-4.5 has the router and the
+//! predictor of DeepSeek V3, GLM-4.7-Flash its latent attention too.
 
+use super::deepseek::{self, Generation};
 use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};
-use super::{Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, RopeDefaults, Spec, deepseek};
+use super::{Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, RopeDefaults, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -36,7 +38,25 @@ pub(super) const FAMILIES: &[Family] = &[
         largest: "zai-org/GLM-4.5 (355B)",
         ..Family::BASE
     },
+    Family {
+        architectures: &["Glm4MoeLiteForCausalLM"],
+        model_types: &["glm4_moe_lite"],
+        declare: |fields, max_positions| {
+            let (common, layer) = deepseek::layers(fields, max_positions, LITE)?;
+            Ok(common.decoder(layer))
+        },
+        predict: |fields, max_positions| {
+            let (common, layer) = deepseek::layers(fields, max_positions, LITE)?;
+            deepseek::predictor(fields, &common, layer)
+        },
+        reference: &["glm4-moe-lite"],
+        largest: "zai-org/GLM-4.7-Flash (31B)",
+        ..Family::BASE
+    },
 ];
+
+const LITE: Generation =
+    Generation { eps: 1e-5, first_sparse: 1, shared: 1, routing: |fields| deepseek::routing_v3(fields, [1, 1]) };
 
 const HALF: RopeDefaults = RopeDefaults { partial: ("partial_rotary_factor", 0.5), ..RopeDefaults::LLAMA };
 
@@ -73,13 +93,12 @@ fn layers_moe(fields: &Fields<'_>, max_positions: usize) -> Result<(Common, impl
     let first_sparse = fields.integer("first_k_dense_replace", 0..=MAX_LAYERS)?.unwrap_or(1) as usize;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let (count, routing) = deepseek::routing_v3(fields, [1, 1])?;
-    let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(1) as usize;
+    let shared = width * fields.integer("n_shared_experts", 0..=64)?.unwrap_or(1) as usize;
     let parts = common.clone();
     let layer = move |layer| {
         let mut attention = parts.attention(layer).biased(bias, false);
         if head_norms {
-            attention.query_norm = Some(parts.head_norm(layer, "self_attn.q_norm"));
-            attention.key_norm = Some(parts.head_norm(layer, "self_attn.k_norm"));
+            attention = attention.head_normed(&parts, ["q_norm", "k_norm"]);
         }
         let mlp = match layer < first_sparse {
             true => Mixer::Mlp(parts.mlp(layer)),

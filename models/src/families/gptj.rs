@@ -12,6 +12,7 @@ pub(super) const FAMILIES: &[Family] = &[
         positions: (&["n_positions", "n_ctx"], Some(2048)),
         declare: |fields, max_positions| declare(fields, max_positions, gptj),
         largest: "EleutherAI/gpt-j-6b",
+        pickled: true,
         ..Family::BASE
     },
     Family {
@@ -20,6 +21,7 @@ pub(super) const FAMILIES: &[Family] = &[
         positions: (&["n_positions", "n_ctx"], Some(2048)),
         declare: |fields, max_positions| declare(fields, max_positions, codegen),
         largest: "Salesforce/codegen-16B-mono",
+        pickled: true,
         ..Family::BASE
     },
 ];

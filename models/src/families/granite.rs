@@ -1,15 +1,15 @@
-//! Granite 3 and its mixtures of experts: the layers of Llama with factors of the embedding, the scores, the branches and the
-//! logits.
+//! Granite 3 and 4 and their mixtures of experts: the layers of Llama with factors of the embedding, the scores, the branches and
+//! the logits. A network that is shared by all rows is the only one of Granite 4 without experts.
 
 use super::experts;
-use super::sizes::{MAX_WIDTH, positive};
+use super::sizes::{self, MAX_EXPERTS, MAX_WIDTH, positive};
 use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Scores, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["GraniteForCausalLM"],
         model_types: &["granite"],
-        declare: |fields, max_positions| declare(fields, max_positions, false),
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Dense),
         reference: &["granite"],
         largest: "ibm-granite/granite-3.3-8b-instruct",
         ..Family::BASE
@@ -17,39 +17,71 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         architectures: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
         model_types: &["granitemoe", "granitemoeshared"],
-        declare: |fields, max_positions| declare(fields, max_positions, true),
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Mixture),
         largest: "ibm-granite/granite-3.1-3b-a800m-instruct",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["GraniteMoeHybridForCausalLM"],
+        model_types: &["granitemoehybrid"],
+        declare: |fields, max_positions| declare(fields, max_positions, Generation::Four),
+        reference: &["granite4-dense"],
+        largest: "ibm-granite/granite-4.0-micro",
         ..Family::BASE
     },
 ];
 
-fn declare(fields: &Fields<'_>, max_positions: usize, sparse: bool) -> Result<Decoder, LoadError> {
-    let common = Common::read(fields, max_positions, Spec::LLAMA)?;
+/// What differs between the families.
+#[derive(Clone, Copy, PartialEq)]
+enum Generation {
+    /// A feed-forward network.
+    Dense,
+    /// Experts, and a shared network if it has a width.
+    Mixture,
+    /// A shared network, and experts if there are any.
+    Four,
+}
+
+fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) -> Result<Decoder, LoadError> {
+    let mut common = Common::read(fields, max_positions, Spec::LLAMA)?;
     let factor = |key: &str| Ok::<_, LoadError>(positive(fields, key)?.unwrap_or(1.0) as f32);
     let attention_bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
     let (scale, branch_scale) = (factor("attention_multiplier")?, factor("residual_multiplier")?);
-    let counts =
-        if sparse { Some(experts::counts(fields, ["num_local_experts", "num_experts_per_tok"])?) } else { None };
     let shared_width = fields.integer("shared_intermediate_size", 0..=MAX_WIDTH)?.unwrap_or(0) as usize;
+    let has_experts = match generation {
+        Generation::Dense => false,
+        Generation::Mixture => true,
+        Generation::Four => fields.integer("num_local_experts", 0..=MAX_EXPERTS)?.unwrap_or(0) > 0,
+    };
+    let counts = match has_experts {
+        true => Some(experts::counts(fields, ["num_local_experts", "num_experts_per_tok"])?),
+        false => None,
+    };
+    if generation == Generation::Four {
+        hybrid(fields, &mut common)?;
+        if counts.is_none() && shared_width == 0 {
+            return Err(fields.wrong("shared_intermediate_size", format!("an integer, 1 to {MAX_WIDTH}")));
+        }
+    }
     let mut decoder = common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(attention_bias, attention_bias);
         attention.scale = scale;
+        let shared =
+            || common.gated_rows(common.at(layer, "shared_mlp"), ["input_linear", "output_linear"], shared_width);
         let mlp = match counts {
-            None => Mixer::Mlp(common.mlp(layer).biased(mlp_bias)),
+            None if generation == Generation::Dense => Mixer::Mlp(common.mlp(layer).biased(mlp_bias)),
+            None => Mixer::Mlp(shared()),
             Some((count, top_k)) => {
                 let module = common.at(layer, "block_sparse_moe");
                 let names = ["input_linear.weight", "output_linear.weight"].map(|name| format!("{module}.{name}"));
                 let separate = ["gate_proj", "up_proj", "down_proj"];
                 let networks = experts::separate(&common, &module, count, separate, common.intermediate_size);
-                let networks = experts::stacked(networks, names);
+                let networks = experts::stacked(networks, names, false);
                 let routing = experts::routing(Scores::Logits, top_k);
                 let router = format!("{module}.router.layer");
                 let mut mixture = experts::mixture(&common, router, routing, networks, None);
-                if shared_width > 0 {
-                    let shared = common.at(layer, "shared_mlp");
-                    mixture.shared = Some(common.gated_rows(shared, ["input_linear", "output_linear"], shared_width));
-                }
+                mixture.shared = (shared_width > 0).then(shared);
                 Mixer::Experts(mixture)
             }
         };
@@ -60,4 +92,26 @@ fn declare(fields: &Fields<'_>, max_positions: usize, sparse: bool) -> Result<De
     decoder.embedding.scale = factor("embedding_multiplier")?;
     decoder.head.scale = 1.0 / factor("logits_scaling")?;
     Ok(decoder)
+}
+
+/// Reads what Granite 4 has beside the keys of Granite 3.
+fn hybrid(fields: &Fields<'_>, common: &mut Common) -> Result<(), LoadError> {
+    let types = [("attention", ()), ("full_attention", ())];
+    let key = if fields.get("layer_types").is_some() { "layer_types" } else { "layers_block_type" };
+    if sizes::kinds(fields, key, common.num_layers, &types)?.is_none() {
+        return Err(fields.wrong("layer_types", "a list of \"attention\": recurrent layers are not supported"));
+    }
+    match fields.string("position_embedding_type")? {
+        Some("rope") => {}
+        None | Some("nope") => common.rope = None,
+        Some(_) => return Err(fields.wrong("position_embedding_type", "\"rope\" or \"nope\"")),
+    }
+    // What recurrent layers would need.
+    for key in fields.keys().filter(|key| key.starts_with("mamba_")) {
+        fields.get(key);
+    }
+    if fields.string("normalization_function")?.is_some_and(|name| name != "rmsnorm") {
+        return Err(fields.wrong("normalization_function", "\"rmsnorm\""));
+    }
+    Ok(())
 }

@@ -45,7 +45,7 @@ fn decoder(fields: &Fields<'_>, max_positions: usize, spec: Spec, windows: Windo
             Some(beta) => {
                 let original_max_position_embeddings =
                     sizes::required(&rope, "original_max_position_embeddings", MAX_POSITIONS)?;
-                Some(QueryGrowth { beta: beta as f32, original_max_position_embeddings })
+                Some(QueryGrowth { beta: beta as f32, original_max_position_embeddings, first: 0 })
             }
         },
     };

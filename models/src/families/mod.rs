@@ -6,7 +6,10 @@
 //! key. Keys that are known not to affect the results are ignored; [`ModelConfig::unread`] names the others that a family does not
 //! read.
 
+mod afmoe;
+mod apertus;
 mod arcee;
+mod bailing;
 mod bloom;
 mod cohere;
 mod common;
@@ -29,7 +32,9 @@ mod granite;
 mod hunyuan;
 mod internlm2;
 mod llama;
+mod llama4;
 mod minicpm;
+mod minimax;
 mod mistral;
 mod mixtral;
 mod mpt;
@@ -42,6 +47,7 @@ mod persimmon;
 mod phi;
 mod phi3;
 mod phi3_small;
+mod phimoe;
 mod qwen;
 mod qwen3_next;
 mod rope;
@@ -87,6 +93,8 @@ pub(crate) struct Family {
     pub reference: &'static [&'static str],
     /// Largest checkpoint that is known to the authors.
     pub largest: &'static str,
+    /// Whether the published checkpoints are pickles, which are not read.
+    pub pickled: bool,
 }
 
 impl Family {
@@ -99,6 +107,7 @@ impl Family {
         predict: |_, _| Ok(None),
         reference: &[],
         largest: "",
+        pickled: false,
     };
 }
 
@@ -141,6 +150,12 @@ const FAMILIES: &[&[Family]] = &[
     persimmon::FAMILIES,
     dots1::FAMILIES,
     gpt_neo::FAMILIES,
+    minimax::FAMILIES,
+    llama4::FAMILIES,
+    bailing::FAMILIES,
+    afmoe::FAMILIES,
+    phimoe::FAMILIES,
+    apertus::FAMILIES,
 ];
 
 /// All supported families, in the order of the documentation.
@@ -159,6 +174,8 @@ pub struct Supported {
     pub reference: &'static [&'static str],
     /// Largest checkpoint that is known to the authors.
     pub largest: &'static str,
+    /// Whether the published checkpoints are pickles, which are not read.
+    pub pickled: bool,
 }
 
 /// Returns the supported families.
@@ -168,6 +185,7 @@ pub fn supported() -> impl Iterator<Item = Supported> {
         model_types: family.model_types,
         reference: family.reference,
         largest: family.largest,
+        pickled: family.pickled,
     })
 }
 

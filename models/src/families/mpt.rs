@@ -9,6 +9,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     positions: (&["max_seq_len"], Some(2048)),
     declare,
     largest: "mosaicml/mpt-30b",
+    pickled: true,
     ..Family::BASE
 }];
 

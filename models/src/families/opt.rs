@@ -11,6 +11,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     declare,
     reference: &["opt"],
     largest: "facebook/opt-66b",
+    pickled: true,
     ..Family::BASE
 }];
 

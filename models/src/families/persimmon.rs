@@ -8,6 +8,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     positions: (&["max_position_embeddings"], Some(16384)),
     declare,
     largest: "adept/persimmon-8b-chat",
+    pickled: true,
     ..Family::BASE
 }];
 
@@ -25,8 +26,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         let name = common.at(layer, "self_attn");
         let mut attention = common.attention_of(name, Packing::Groups("query_key_value"), "dense").biased(true, true);
         if head_norms {
-            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_layernorm"));
-            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_layernorm"));
+            attention = attention.head_normed(&common, ["q_layernorm", "k_layernorm"]);
         }
         let mlp = common.plain(common.at(layer, "mlp"), ["dense_h_to_4h", "dense_4h_to_h"]).biased(true);
         common.layer(layer, attention, mlp)

@@ -27,8 +27,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         let packing = Packing::Separate(["q_proj", "k_proj", "v_proj"]);
         let mut attention = common.attention_of(common.at(layer, "self_attn"), packing, "dense").biased(true, true);
         if head_norms {
-            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_layernorm"));
-            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_layernorm"));
+            attention = attention.head_normed(&common, ["q_layernorm", "k_layernorm"]);
         }
         let mlp = common.plain(common.at(layer, "mlp"), ["fc1", "fc2"]).biased(true);
         common.layer_with(layer, ["input_layernorm"; 2], attention, mlp).in_parallel()

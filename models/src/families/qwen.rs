@@ -1,4 +1,4 @@
-//! Qwen2, Qwen2.5 and Qwen3, and their mixtures of experts.
+//! Qwen2, Qwen2.5 and Qwen3, their mixtures of experts, the text parts of their multimodal models, and MiMo-7B.
 //!
 //! The layers of Llama. Qwen2 has biases of queries, keys and values, Qwen3 RMS norms of query and key heads before the rotary
 //! embedding. If `use_sliding_window` is set, the layers from `max_window_layers` on have a sliding window. In the mixtures, a
@@ -11,19 +11,31 @@ use super::{Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Routin
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
-        architectures: &["Qwen2ForCausalLM"],
-        model_types: &["qwen2"],
+        architectures: &[
+            "Qwen2ForCausalLM",
+            "MiMoForCausalLM",
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+        ],
+        model_types: &["qwen2", "mimo", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"],
         declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, None),
         reference: &["qwen2", "qwen2-yarn"],
         largest: "Qwen/Qwen2.5-72B",
         ..Family::BASE
     },
     Family {
-        architectures: &["Qwen3ForCausalLM"],
-        model_types: &["qwen3"],
+        architectures: &["Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"],
+        model_types: &["qwen3", "qwen3_vl", "qwen3_vl_text"],
         declare: |fields, max_positions| declare(fields, max_positions, QWEN3, qwen3, None),
         reference: &["qwen3"],
         largest: "Qwen/Qwen3-32B",
+        ..Family::BASE
+    },
+    Family {
+        architectures: &["Qwen3VLMoeForConditionalGeneration"],
+        model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+        declare: declare_vl_moe,
+        largest: "Qwen/Qwen3-VL-235B-A22B-Instruct",
         ..Family::BASE
     },
     Family {
@@ -46,6 +58,20 @@ pub(super) const FAMILIES: &[Family] = &[
 
 const QWEN3: Spec = Spec { sizes: &[("head_dim", 128)], ..Spec::LLAMA };
 
+/// The text part of Qwen3-VL's mixtures: Qwen3-MoE, whose experts are in common tensors.
+fn declare_vl_moe(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+    let mut decoder = declare(fields, max_positions, QWEN3, qwen3, Some(None))?;
+    for branch in decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches) {
+        if let Mixer::Experts(mixture) = &mut branch.mixer {
+            mixture.routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(true);
+            let module = mixture.router.parts.first().and_then(|router| router.name.strip_suffix(".gate"));
+            let names = ["gate_up_proj", "down_proj"].map(|name| format!("{}.experts.{name}", module.unwrap_or("mlp")));
+            mixture.experts = experts::stacked(std::mem::take(&mut mixture.experts), names, true);
+        }
+    }
+    Ok(decoder)
+}
+
 /// Qwen2's attention.
 fn qwen2(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention, LoadError> {
     Ok(common.attention(layer).biased(fields.boolean("qkv_bias")?.unwrap_or(true), false))
@@ -54,10 +80,7 @@ fn qwen2(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention
 /// Qwen3's attention.
 fn qwen3(common: &Common, fields: &Fields<'_>, layer: usize) -> Result<Attention, LoadError> {
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
-    let mut attention = common.attention(layer).biased(bias, bias);
-    attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-    attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
-    Ok(attention)
+    Ok(common.attention(layer).biased(bias, bias).head_normed(common, ["q_norm", "k_norm"]))
 }
 
 /// `experts`: the `shared` of [`mixture`]; `None` for dense models.

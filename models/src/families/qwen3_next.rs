@@ -8,7 +8,8 @@ use super::experts;
 use super::qwen;
 use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Mixer, Packing, Part, Pick, Role, RopeDefaults, Spec,
+    Activation, Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Packing, Part, Pick, Role, RopeDefaults,
+    Spec,
 };
 use crate::decoder::{Branch, Layer, Linear, Norm, Recurrent};
 
@@ -119,18 +120,15 @@ impl Build<'_> {
         } else {
             let packing = Packing::Gated(["q_proj", "k_proj", "v_proj"]);
             let module = common.at(layer, "self_attn");
-            let mut attention = common.attention_of(module, packing, "o_proj").biased(bias, bias);
-            attention.gate = true;
-            attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
-            attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
-            Mixer::Attention(attention)
+            let attention = common.attention_of(module, packing, "o_proj").biased(bias, bias);
+            Mixer::Attention(Attention { gate: true, ..attention.head_normed(common, ["q_norm", "k_norm"]) })
         };
         let mlp = if is_sparse {
             let mut mixture = qwen::mixture(fields, common, layer, Some(512))?;
             mixture.routing.renormalise = true;
             if generation == Generation::Mixture {
                 let names = ["gate_up_proj", "down_proj"].map(|name| common.at(layer, &format!("mlp.experts.{name}")));
-                mixture.experts = experts::stacked(mixture.experts, names);
+                mixture.experts = experts::stacked(mixture.experts, names, false);
             } else {
                 mixture.routing.renormalise = fields.boolean("norm_topk_prob")?.unwrap_or(true);
             }
@@ -146,15 +144,8 @@ impl Build<'_> {
 
 /// Whether each layer is recurrent: according to `layer_types`, or all but each `full_attention_interval`-th.
 fn recurrent_layers(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<bool>, LoadError> {
-    let expected = format!("a list of {num_layers} of \"full_attention\" and \"linear_attention\"");
-    let stated = fields.read("layer_types", &expected, |value| {
-        let kinds = value.as_array()?.iter().map(|kind| match kind.as_str()? {
-            "full_attention" => Some(false),
-            "linear_attention" => Some(true),
-            _ => None,
-        });
-        kinds.collect::<Option<Vec<_>>>().filter(|kinds| kinds.len() == num_layers)
-    })?;
+    let types = [("full_attention", false), ("linear_attention", true)];
+    let stated = sizes::kinds(fields, "layer_types", num_layers, &types)?;
     let interval = sizes::optional(fields, "full_attention_interval", MAX_LAYERS)?.unwrap_or(4);
     Ok(stated.unwrap_or_else(|| (0..num_layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect()))
 }

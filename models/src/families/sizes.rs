@@ -1,5 +1,7 @@
 //! Sizes and numbers of `config.json`, with the bounds that keep products of them far from overflow.
 
+use serde_json::Value;
+
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder;
@@ -24,6 +26,21 @@ pub(super) fn optional(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<
 /// An integer from 1 to `greatest`.
 pub(super) fn required(fields: &Fields<'_>, key: &str, greatest: u64) -> Result<usize, LoadError> {
     optional(fields, key, greatest)?.ok_or_else(|| fields.wrong(key, format!("an integer, 1 to {greatest}")))
+}
+
+/// The kind of each layer under its name; `None` if the key is absent or `null`.
+pub(super) fn kinds<T: Copy>(
+    fields: &Fields<'_>,
+    key: &str,
+    num_layers: usize,
+    names: &[(&str, T)],
+) -> Result<Option<Vec<T>>, LoadError> {
+    let quoted: Vec<String> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
+    fields.read(key, &format!("a list of {num_layers} of {}", quoted.join(" and ")), |value| {
+        let kind = |value: &Value| names.iter().find(|(name, _)| value == name).map(|(_, kind)| *kind);
+        let kinds = value.as_array()?.iter().map(kind).collect::<Option<Vec<T>>>();
+        kinds.filter(|kinds| kinds.len() == num_layers)
+    })
 }
 
 /// A number above 0 that a float32 can hold; `None` if the key is absent or `null`.

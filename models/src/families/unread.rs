@@ -37,15 +37,22 @@ const HARMLESS: &[&str] = &[
     "finetuning_task",
     "generation",
     "id2label",
+    "init_method",
     "initial_context_length",
     "is_decoder",
     "is_encoder_decoder",
     "label2id",
+    "layernorm_full_attention_beta",
     "max_length",
     "model_type",
     "n_ctx",
+    "moe_capacity",
+    "moe_gate",
+    "moe_use_aux_free",
+    "mtp_transformer_layers",
     "name_or_path",
     "num_beams",
+    "num_mtp_modules",
     "num_return_sequences",
     "offset_alibi",
     "prefix",
@@ -53,6 +60,7 @@ const HARMLESS: &[&str] = &[
     "quantization_config",
     "repetition_penalty",
     "seq_aux",
+    "shared_moe_mode",
     "skip_bias_add",
     "task_specific_params",
     "temperature",
@@ -65,6 +73,7 @@ const HARMLESS: &[&str] = &[
     "typical_p",
     "unsloth_fixed",
     "use_cache",
+    "use_mtp",
 ];
 
 /// Parts of such keys.
@@ -132,6 +141,7 @@ fn agrees(key: &str, value: &Value, decoder: &Decoder, is_stated: &impl Fn(&str)
         "hidden_act" | "hidden_activation" | "activation" | "activation_function" => {
             let found = value.as_str().and_then(activation_of);
             let is_it = |own: &Activation| match own {
+                Activation::Xielu { .. } => value == "xielu",
                 // A SiLU of the gate, with bounds that have a key of their own.
                 Activation::ClampedSwiglu { .. } => found == Some(Activation::Silu),
                 own => found == Some(*own),

@@ -333,8 +333,12 @@ impl LayerOps for Cpu {
         for (expert, chosen) in choices.by_expert() {
             let ([projections, down], network) = (&loaded.networks[expert], &declared.experts[expert]);
             let source = x.host::<f32>()?;
+            let scales_inputs = declared.routing.scales_inputs;
             for (choice, to) in chosen.iter().zip(inputs.host_mut::<f32>()?.chunks_mut(width)) {
                 to.copy_from_slice(&source[choice.row as usize * width..][..width]);
+                if scales_inputs {
+                    layer::scale(self.isa, to, choice.weight);
+                }
             }
             let (count, inner) = (chosen.len(), network.width());
             let numbers = attention_kernels::Rows::Numbers;
@@ -352,7 +356,7 @@ impl LayerOps for Cpu {
             let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
             for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(outputs)) {
                 let to = &mut sum[choice.row as usize * outputs..][..outputs];
-                layer::add(self.isa, to, from, choice.weight);
+                layer::add(self.isa, to, from, if scales_inputs { 1.0 } else { choice.weight });
             }
         }
         self.choices = choices;

@@ -6,7 +6,7 @@
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
 use device::{Arg, Buffer, Device, Launch};
 
-use crate::decoder::Activation;
+use crate::decoder::{Activation, QueryGrowth};
 
 /// Name of the kernel library of this crate.
 pub const MODULE: &str = "models";
@@ -39,22 +39,26 @@ device::kernel_structs! {
         scale: f32,
     }
     /// The struct of the same name in `rope.cu`.
-    struct RotateShape: 28 bytes {
+    struct RotateShape: 32 bytes {
         stride: u32,
         head_dim: u32,
         dims: u32,
         neighbours: u32,
         num_heads: u32,
         original: u32,
+        first: u32,
         beta: f32,
     }
     /// The struct of the same name in `activation.cu`.
-    struct ActivationShape: 20 bytes {
+    struct ActivationShape: 32 bytes {
         width: u32,
         gate_stride: u32,
         up_stride: u32,
         activation: u32,
         limit: f32,
+        negative: f32,
+        beta: f32,
+        eps: f32,
     }
 }
 
@@ -234,8 +238,8 @@ pub struct RotateArgs<'a> {
     /// The first `dims` elements of a head are rotated by a [`rope_table`]; `neighbours`: pairs are (2i, 2i + 1) instead of
     /// (i, i + dims / 2).
     pub rope: Option<(&'a Buffer, usize, bool)>,
-    /// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / original))`: beta and original.
-    pub growth: Option<(f32, usize)>,
+    /// Growth of the queries with their position.
+    pub growth: Option<QueryGrowth>,
     /// Positions of the rows (u32).
     pub positions: &'a Buffer,
 }
@@ -246,23 +250,19 @@ pub fn rotate_heads(device: &dyn Device, dtype: Dtype, args: RotateArgs<'_>) -> 
     at_least("elements between rows of heads", stride, (queries + keys) * head_dim)?;
     holds("elements in the rows of heads", heads, rows * stride, dtype.bytes())?;
     holds("positions", positions, rows, size_of::<u32>())?;
-    let (table, dims, neighbours) = match rope {
-        Some((table, dims, neighbours)) => (Some(table), dims, neighbours),
-        None => (None, 0, false),
-    };
+    let (table, dims, neighbours) = rope.map_or((None, 0, false), |(table, dims, is)| (Some(table), dims, is));
     at_least("elements of a head", head_dim, first + dims)?;
-    if let Some(table) = table {
-        holds("cosines and sines", table, rows * dims, size_of::<f32>())?;
-    }
-    let (beta, original) = growth.unwrap_or((0.0, 0));
+    table.map_or(Ok(()), |table| holds("cosines and sines", table, rows * dims, size_of::<f32>()))?;
+    let growth = growth.unwrap_or(QueryGrowth { beta: 0.0, original_max_position_embeddings: 0, first: 0 });
     let shape = RotateShape {
         stride: count(stride)?,
         head_dim: count(head_dim)?,
         dims: count(dims)?,
         neighbours: neighbours.into(),
         num_heads: count(queries)?,
-        original: count(original)?,
-        beta,
+        original: count(growth.original_max_position_embeddings)?,
+        first: growth.first,
+        beta: growth.beta,
     };
     let heads = Arg::pointer(heads, first * dtype.bytes());
     let args = [heads, optional(table), Arg::pointer(positions, 0), Arg::bytes(&shape)];
@@ -399,17 +399,18 @@ pub fn activate(
         holds("elements in the rows of an activation", buffer, rows * stride, dtype.bytes())?;
     }
     holds("elements in the activations", target, rows * width, dtype.bytes())?;
-    let (code, limit) = match activation {
-        Activation::Silu => (0, 0.0),
-        Activation::Gelu => (1, 0.0),
-        Activation::GeluTanh => (2, 0.0),
-        Activation::Relu => (3, 0.0),
-        Activation::Relu2 => (4, 0.0),
-        Activation::ClampedSwiglu { limit } => (5, limit),
+    let (activation, [limit, negative, beta, eps]) = match activation {
+        Activation::Silu => (0, [0.0; 4]),
+        Activation::Gelu => (1, [0.0; 4]),
+        Activation::GeluTanh => (2, [0.0; 4]),
+        Activation::Relu => (3, [0.0; 4]),
+        Activation::Relu2 => (4, [0.0; 4]),
+        Activation::ClampedSwiglu { limit } => (5, [limit, 0.0, 0.0, 0.0]),
+        Activation::Xielu { positive, negative, beta, eps } => (6, [positive, negative, beta, eps]),
     };
     let (width_of_row, up_stride) = (count(width)?, count(up.map_or(0, |(_, stride, _)| stride))?);
-    let shape =
-        ActivationShape { width: width_of_row, gate_stride: count(gate_stride)?, up_stride, activation: code, limit };
+    let gate_stride = count(gate_stride)?;
+    let shape = ActivationShape { width: width_of_row, gate_stride, up_stride, activation, limit, negative, beta, eps };
     let up = up.map_or(Arg::null(), |(up, _, first)| Arg::pointer(up, first * dtype.bytes()));
     let args = [Arg::pointer(gate, 0), up, Arg::pointer(target, 0), Arg::bytes(&shape)];
     launch(device, instance!("activate", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
@@ -466,8 +467,8 @@ pub fn finish_logits(
     soft_cap: Option<f32>,
 ) -> Result<(), KernelError> {
     holds("logits", logits, number, size_of::<f32>())?;
-    let cap = Arg::from(soft_cap.unwrap_or(0.0));
-    let args = [Arg::pointer(logits, 0), Arg::from(number as u64), Arg::from(scale), cap];
+    let args =
+        [Arg::pointer(logits, 0), Arg::from(number as u64), Arg::from(scale), Arg::from(soft_cap.unwrap_or(0.0))];
     launch(device, "finish_logits", [count(number.div_ceil(256))?, 1, 1], 256, &args)
 }
 

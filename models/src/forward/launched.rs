@@ -389,7 +389,7 @@ impl Launched {
             launch::clamp(device, dtype, qkv, limit, (rows, queries + 2 * keys, stride))?;
         }
         let rope = layer.rope.as_ref().zip(rope).map(|(rope, table)| (table, rope.dims, rope.interleaved));
-        let growth = layer.query_growth.map(|growth| (growth.beta, growth.original_max_position_embeddings));
+        let growth = layer.query_growth;
         let rotate = |qkv: &mut Buffer, rope: Option<_>, growth: Option<_>| -> Result<(), KernelError> {
             if rope.is_none() && growth.is_none() {
                 return Ok(());

@@ -11,7 +11,7 @@ use crate::decoder::{Decoder, Experts, Groups, Mlp, Scores};
 
 device::kernel_structs! {
     /// The struct of the same name in `experts.cu`.
-    struct RouteShape: 36 bytes {
+    struct RouteShape: 40 bytes {
         experts: u32,
         stride: u32,
         top_k: u32,
@@ -21,6 +21,7 @@ device::kernel_structs! {
         by_two: u32,
         renormalise: u32,
         scale: f32,
+        threshold: f32,
     }
     /// The struct of the same name in `experts.cu`.
     struct SumShape: 16 bytes {
@@ -126,12 +127,17 @@ impl ExpertMemory {
                 Scores::Softmax => 0,
                 Scores::Sigmoid => 1,
                 Scores::Logits => 2,
+                Scores::SparseMixer { .. } => 3,
             },
             groups: count(groups.count)?,
             top_groups: count(groups.top)?,
             by_two: groups.by_two.into(),
             renormalise: routing.renormalise.into(),
             scale: routing.scale,
+            threshold: match routing.scores {
+                Scores::SparseMixer { threshold } => threshold,
+                _ => 0.0,
+            },
         };
         let [all, ranked] = &self.scores;
         let pointers = [all, ranked, &self.chosen, &self.weights].map(|buffer| Arg::pointer(buffer, 0));
@@ -163,6 +169,12 @@ impl ExpertMemory {
             expert_linear(device, args)
         };
         multiply(x, top_k, projection, &mut self.projections)?;
+        if routing.scales_inputs {
+            let [x, weights] = [&self.projections, &self.weights].map(|buffer| Arg::pointer(buffer, 0));
+            let args = [x, weights, Arg::from(count(projected)?)];
+            let grid = [count(choices)?, count(projected.div_ceil(2048))?, 1];
+            launch(device, instance!("scale_inputs", dtype), grid, 256, &args)?;
+        }
         let up = network.gated.then_some((&self.projections, projected, inner));
         let (activation, gate) = (network.activation, (&self.projections, projected));
         kernels::activate(device, dtype, activation, gate, up, &mut self.activated, (choices, inner))?;
@@ -181,8 +193,8 @@ impl ExpertMemory {
             (Some(_), true) => 2,
         };
         let shape = SumShape { width: count(summed)?, top_k: count(top_k)?, shared, stride: count(stride)? };
-        let pointers = [&self.outputs, &self.weights, scores, mixed].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
-        let [outputs, weights, scores, mixed] = pointers;
+        let weights = optional((!routing.scales_inputs).then_some(&self.weights));
+        let [outputs, scores, mixed] = [&self.outputs, scores, mixed].map(|buffer: &Buffer| Arg::pointer(buffer, 0));
         let grid = [count(rows)?, count(summed.div_ceil(2048))?, 1];
         launch(
             device,

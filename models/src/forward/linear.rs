@@ -269,10 +269,10 @@ impl<'a> Loader<'a> {
                 experts.experts.iter().map(&mut load).collect::<Result<_, LoadError>>()?
             }
         };
-        let mut vector =
-            |name: &Option<String>| name.as_ref().map(|name| self.vector(name, &[experts.experts.len()])).transpose();
-        let (choice_bias, expert_scale) =
-            (vector(&experts.routing.choice_bias)?, vector(&experts.routing.expert_scale)?);
+        let decoder::Routing { choice_bias, expert_scale, .. } = &experts.routing;
+        let count = [experts.experts.len()];
+        let choice_bias = choice_bias.as_ref().map(|(name, shape)| self.vector(name, shape)).transpose()?;
+        let expert_scale = expert_scale.as_ref().map(|name| self.vector(name, &count)).transpose()?;
         Ok(LoadedExperts { networks, choice_bias, expert_scale })
     }
 
@@ -445,7 +445,9 @@ pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadErr
 /// Whether a tensor that the model does not read cannot change its results: buffers that are computed, scales of a cache, a head
 /// that is tied, layers behind the last one (which predict further tokens), parts for other kinds of input.
 fn is_harmless(name: &str, decoder: &Decoder) -> bool {
-    const ENDS: [&str; 10] = [
+    const ENDS: [&str; 12] = [
+        "act_fn.beta",
+        "act_fn.eps",
         "rotary_emb.inv_freq",
         "rotary_emb.cos_cached",
         "rotary_emb.sin_cached",

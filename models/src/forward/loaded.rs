@@ -6,8 +6,8 @@ use attention_kernels::{Dtype, KernelError, KernelSet, KvScales, KvShape, Linear
 use device::{Buffer, Device};
 
 use super::linear::{Linear, LoadedExperts, Loader, Norm};
-use crate::LoadError;
-use crate::decoder::{self, Attention, Decoder, Experts, Heads};
+use crate::decoder::{self, Activation, Attention, Decoder, Experts, Heads, Mixer, Mlp};
+use crate::{LoadError, Weights};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
 pub(super) struct Loaded {
@@ -139,4 +139,23 @@ impl Loader<'_> {
         }
         Ok(Some(self.numbers(&mask)?))
     }
+}
+
+/// The decoder with the learned parameters of its activations.
+pub(super) fn with_learned(mut decoder: Decoder, weights: &Weights) -> Result<Decoder, LoadError> {
+    for branch in decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches) {
+        let Mixer::Mlp(Mlp { activation, learned, .. }) = &mut branch.mixer else { continue };
+        let ([above, below], Activation::Xielu { positive, negative, beta, eps }) = (&learned[..], activation) else {
+            continue;
+        };
+        // Files may have the constants too.
+        let module = above.rsplit_once('.').map_or("", |(module, _)| module);
+        for (name, constant) in [("beta", &mut *beta), ("eps", eps)] {
+            let stored = weights.get(&format!("{module}.{name}")).and_then(|view| view.to_f32().first().copied());
+            *constant = stored.unwrap_or(*constant);
+        }
+        let softplus = |name: &str| Ok::<_, LoadError>(weights.expect(name, &[1])?.to_f32()[0].exp().ln_1p());
+        (*positive, *negative) = (softplus(above)?, *beta + softplus(below)?);
+    }
+    Ok(decoder)
 }

@@ -14,7 +14,7 @@ use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::launched_recurrent;
 use super::linear::{Loader, Progress, Types, scratch_sizes};
-use super::loaded::{AttentionLayer, Loaded};
+use super::loaded::{AttentionLayer, Loaded, with_learned};
 use super::ops::LayerOps;
 use super::program::Program;
 use super::ranks::{Ranks, Stages};
@@ -140,6 +140,8 @@ impl Model {
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
         }
         let dtype = kernels.format.dtype;
+        let complete = with_learned(decoder.clone(), weights)?;
+        let decoder = &complete;
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let layout = PageLayout::new(decoder);
         let mut loader = Loader::new(weights, &*device, Types::of(&kernels), progress)?;
@@ -196,7 +198,7 @@ impl Model {
         let blocks = (!device.features().launches)
             .then(|| Blocks::new(&program, &RowOps::new(decoder, &loaded, (&kernels, &*device), &*ops)));
         Ok(Model {
-            decoder: decoder.clone(),
+            decoder: complete,
             program,
             device,
             kernels,

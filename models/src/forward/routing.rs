@@ -93,9 +93,18 @@ pub(super) fn choose(routing: &Routing, scores: &mut [f32], bias: Option<&[f32]>
         exclude_groups(groups, scores.len(), &score, &mut taken);
     }
     for choice in choices.iter_mut() {
-        let best = first_best((0..scores.len()).filter(|expert| !taken.contains(*expert)), score).unwrap_or(0);
+        let left = || (0..scores.len()).filter(|expert| !taken.contains(*expert));
+        let best = first_best(left(), score).unwrap_or(0);
+        let weight = match routing.scores {
+            Scores::SparseMixer { threshold } => {
+                let greatest = scores[best];
+                let is_far = |x: f32| (greatest - x) / x.abs().max(greatest) > threshold;
+                1.0 / left().map(|i| scores[i]).filter(|x| !is_far(*x)).map(|x| (x - greatest).exp()).sum::<f32>()
+            }
+            _ => scores[best],
+        };
         taken.insert(best);
-        (choice.expert, choice.weight) = (best as u32, scores[best]);
+        (choice.expert, choice.weight) = (best as u32, weight);
     }
     let divisor = match routing.scores {
         Scores::Logits => {
@@ -111,7 +120,7 @@ pub(super) fn choose(routing: &Routing, scores: &mut [f32], bias: Option<&[f32]>
 
 fn to_scores(scores: Scores, logits: &mut [f32]) {
     match scores {
-        Scores::Logits => {}
+        Scores::Logits | Scores::SparseMixer { .. } => {}
         Scores::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
         Scores::Softmax => {
             let greatest = logits.iter().fold(f32::NEG_INFINITY, |greatest, x| greatest.max(*x));

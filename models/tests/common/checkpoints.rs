@@ -67,9 +67,12 @@ impl Copy {
         self.write(file, text)
     }
 
-    /// Replaces keys of a JSON object; `null` stays `null`.
+    /// Replaces keys of a JSON object, or of the text part of a multimodal one; `null` stays `null`.
     pub fn set(self, file: &str, keys: Value) -> Copy {
-        self.edit(file, |json| json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone()))
+        self.edit(file, |json| {
+            let part = if json.get("text_config").is_some() { &mut json["text_config"] } else { json };
+            part.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        })
     }
 
     pub fn drop_key(self, file: &str, key: &str) -> Copy {

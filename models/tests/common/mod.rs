@@ -10,7 +10,7 @@ use models::decoder::{Attention, Branch, Heads, Layer, Mixer, Mlp, Rope};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, ModelFiles};
 
 pub use checkpoints::{Copy, expected, ids, list, message, text};
-pub use testkit::reference::{CASES, folder};
+pub use testkit::reference::{ALL as CASES, folder};
 
 pub fn files(case: &str) -> ModelFiles {
     ModelFiles::open(&folder(case)).unwrap()

@@ -110,13 +110,14 @@ fn norms_match_float64_alone_and_after_a_sum_and_in_groups() {
 
 #[test]
 fn activations_match_float64() {
-    const ALL: [Activation; 6] = [
+    const ALL: [Activation; 7] = [
         Activation::Silu,
         Activation::Gelu,
         Activation::GeluTanh,
         Activation::Relu,
         Activation::Relu2,
         Activation::ClampedSwiglu { limit: 0.5 },
+        Activation::Xielu { positive: 0.8, negative: 1.2, beta: 0.5, eps: -1e-6 },
     ];
     each(|device, dtype, width, random| {
         let rows = 2;
@@ -185,6 +186,11 @@ fn activated(activation: Activation, x: f64, up: f64) -> (f64, f64) {
             let limit = f64::from(limit);
             let (gate, up) = (x.min(limit), up.clamp(-limit, limit));
             ((up + 1.0) * gate * sigmoid(1.702 * gate), ((up.abs() + 1.0) * gate * sigmoid(1.702 * gate)).abs())
+        }
+        Activation::Xielu { positive, negative, beta, eps } => {
+            let [positive, negative, beta, eps] = [positive, negative, beta, eps].map(f64::from);
+            let curve = if x > 0.0 { positive * x * x } else { negative * (x.min(eps).exp_m1() - x) };
+            ((curve + beta * x) * up, (curve.abs() + (beta * x).abs() + (negative * x).abs()) * up.abs())
         }
     }
 }

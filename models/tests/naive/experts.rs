@@ -154,28 +154,34 @@ pub fn olmoe(p: Pass) -> Vec<f64> {
 /// Stacked experts `[gate | up]`, and a shared network if the configuration gives it a size.
 pub fn granite_moe(p: Pass) -> Vec<f64> {
     let (c, w, eps, heads, rope) = (p.config, p.w, p.eps(1e-6), p.config.heads(), p.rope(1e4, 1.0));
-    let (bias, branch, experts) =
-        (c.on("attention_bias", false), c.f("residual_multiplier", 1.0), c.n("num_local_experts"));
-    let hidden = c.n("hidden_size");
-    let is_shared = c.text("model_type") == Some("granitemoeshared");
+    let (bias, branch) = (c.on("attention_bias", false), c.f("residual_multiplier", 1.0));
+    let (experts, hidden) = (c.n_if("num_local_experts").unwrap_or(0), c.n("hidden_size"));
+    let is_four = c.text("model_type") == Some("granitemoehybrid");
+    let is_shared = is_four || c.text("model_type") == Some("granitemoeshared");
+    let rotates = !is_four || c.text("position_embedding_type") == Some("rope");
     let mut x = times(&p.embed(), c.f("embedding_multiplier", 1.0));
     for (_, at) in p.layers() {
         let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
-        let [q, k, v] = p.project(&n, &at, heads, bias);
-        let (q, k) = (rope.rotate(&q, heads.dim), rope.rotate(&k, heads.dim));
+        let [mut q, mut k, v] = p.project(&n, &at, heads, bias);
+        if rotates {
+            (q, k) = (rope.rotate(&q, heads.dim), rope.rotate(&k, heads.dim));
+        }
         let a = attend([&q, &k, &v], heads, c.f("attention_multiplier", 1.0), &within(None), None);
         x = add(&x, &times(&p.output(&a, &at, bias), branch));
         let n = w.rms(&x, &format!("{at}post_attention_layernorm"), eps);
         let (moe, inner) = (format!("{at}block_sparse_moe"), c.n("intermediate_size"));
-        let z = w.linear(&n, &format!("{moe}.router.layer"), experts, false);
-        let choices: Vec<_> = z.iter().map(|z| top_then_softmax(z, c.n("num_experts_per_tok"))).collect();
-        let input = w.matrix(&format!("{moe}.input_linear.weight"), &[experts, 2 * inner, hidden], hidden);
-        let output = w.matrix(&format!("{moe}.output_linear.weight"), &[experts, hidden, inner], inner);
-        let mut m = mix(&n, &choices, experts, |e| {
-            let both = product(&n, &input[e * 2 * inner * hidden..][..2 * inner * hidden], None);
-            let [gate, up] = split(&both, [inner, inner]);
-            product(&zip(&gate, &up, |g, u| silu(g) * u), &output[e * hidden * inner..][..hidden * inner], None)
-        });
+        let mut m = times(&n, 0.0);
+        if experts > 0 {
+            let z = w.linear(&n, &format!("{moe}.router.layer"), experts, false);
+            let choices: Vec<_> = z.iter().map(|z| top_then_softmax(z, c.n("num_experts_per_tok"))).collect();
+            let input = w.matrix(&format!("{moe}.input_linear.weight"), &[experts, 2 * inner, hidden], hidden);
+            let output = w.matrix(&format!("{moe}.output_linear.weight"), &[experts, hidden, inner], inner);
+            m = mix(&n, &choices, experts, |e| {
+                let both = product(&n, &input[e * 2 * inner * hidden..][..2 * inner * hidden], None);
+                let [gate, up] = split(&both, [inner, inner]);
+                product(&zip(&gate, &up, |g, u| silu(g) * u), &output[e * hidden * inner..][..hidden * inner], None)
+            });
+        }
         if let Some(inner) = c.n_if("shared_intermediate_size").filter(|inner| is_shared && *inner > 0) {
             let both = w.linear(&n, &format!("{at}shared_mlp.input_linear"), 2 * inner, false);
             let [gate, up] = split(&both, [inner, inner]);

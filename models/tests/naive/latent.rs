@@ -17,7 +17,7 @@ fn v2_router(p: Pass, z: &[f64]) -> Choice {
 }
 
 /// DeepSeek V3: sigmoid; a bias chooses alone; the two greatest members rank a group.
-fn v3_router(p: Pass, z: &[f64], bias: &[f64]) -> Choice {
+pub fn v3_router(p: Pass, z: &[f64], bias: &[f64]) -> Choice {
     let c = p.config;
     let scores: Vec<f64> = z.iter().map(|v| sigmoid(*v)).collect();
     let mut ranked: Vec<f64> = scores.iter().zip(bias).map(|(s, b)| s + b).collect();
@@ -44,7 +44,11 @@ fn keep_groups(p: Pass, scores: &mut [f64], rank: impl Fn(&[f64]) -> f64) {
 /// A dense network in the first layers, then experts and shared experts.
 fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
     let (c, w) = (p.config, p.w);
-    if i < c.n_if("first_k_dense_replace").unwrap_or(0) {
+    let is_dense = match c.get("mlp_layer_types") {
+        Some(types) => types[i] == "dense",
+        None => i < c.n_if("first_k_dense_replace").unwrap_or(0),
+    };
+    if is_dense {
         return p.gated(n, &format!("{at}mlp"), c.n("intermediate_size"), silu, false);
     }
     let (experts, inner) = (c.n("n_routed_experts"), c.n("moe_intermediate_size"));

@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 41] = [
+    const SIZES: [&str; 51] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -87,10 +87,24 @@ fn senseless_sizes_of_every_family_are_refused() {
         "blocksparse_num_local_blocks",
         "blocksparse_vert_stride",
         "dense_attention_every_n_layers",
+        "moe_num_experts",
+        "moe_k",
+        "moe_topk",
+        "moe_layer_interval",
+        "intermediate_size_mlp",
+        "attention_chunk_size",
+        "floor_scale",
+        "no_rope_layer_interval",
+        "interleave_moe_layer_step",
+        "global_attn_every_n_layers",
     ];
     for Case { name, config } in all() {
         for key in SIZES.into_iter().filter(|key| config[*key].is_u64()) {
             for value in [json!(0), json!(u64::MAX), json!(-3)] {
+                // Granite 4 may have no experts.
+                if key == "num_local_experts" && value == 0 && config["model_type"] == "granitemoehybrid" {
+                    continue;
+                }
                 let mut config = config.clone();
                 config[key] = value;
                 refused(name, &config, &["config.json", key]);
@@ -100,6 +114,8 @@ fn senseless_sizes_of_every_family_are_refused() {
         for (experts, each) in [
             ("num_experts", "num_experts_per_tok"),
             ("num_experts", "top_k_experts"),
+            ("num_experts", "moe_topk"),
+            ("moe_num_experts", "moe_k"),
             ("num_local_experts", "num_experts_per_tok"),
             ("n_routed_experts", "num_experts_per_tok"),
         ] {
@@ -109,7 +125,9 @@ fn senseless_sizes_of_every_family_are_refused() {
                 refused(name, &config, &["config.json", each]);
                 many[experts] = json!(4096);
                 many["num_hidden_layers"] = json!(4096);
-                many.as_object_mut().unwrap().shift_remove("layer_types");
+                for key in ["layer_types", "mlp_layer_types", "no_rope_layers"] {
+                    many.as_object_mut().unwrap().shift_remove(key);
+                }
                 refused(name, &many, &["config.json", experts]);
             }
         }
@@ -190,6 +208,9 @@ fn nonsense_under_any_key_is_refused_by_name_or_has_no_effect() {
                 match load(&changed) {
                     // Without dense layers, all layers have experts.
                     Ok(_) if place == "/mlp_only_layers" && value == json!([]) => {}
+                    // The last layer is a place like any other, and all layers may be dense.
+                    Ok(_) if place == "/moe_layer_end_index" && value == -1 => {}
+                    Ok(_) if place == "/moe_layers" && value.is_array() => {}
                     // Fewer rows without a token make sense too.
                     Ok(_) if place == "/dummy_token_indices" && value.is_array() => {}
                     Ok(found) if found.decoder != plain => accepted.push(format!("{name}: {place} = {value}")),

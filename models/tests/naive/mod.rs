@@ -19,6 +19,8 @@ mod minicpm;
 mod mistakes;
 mod phi3_small;
 mod post_norm;
+mod recent;
+mod recent_cases;
 mod recurrent;
 mod tensors;
 mod tests;
@@ -43,10 +45,11 @@ struct Pass<'a> {
 /// Logits of the last position.
 fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usize>) -> Vec<f64> {
     let tokens: Vec<usize> = tokens.iter().map(|id| *id as usize).collect();
-    let config = Config(config);
+    let class = config["architectures"][0].as_str().unwrap();
+    let config = Config(config.get("text_config").unwrap_or(config));
     let context = context.or(config.n_if("max_position_embeddings")).unwrap_or(tokens.len());
     let pass = Pass { config, w, tokens: &tokens, context };
-    let family = match config.0["architectures"][0].as_str().unwrap() {
+    let family = match class {
         "LlamaForCausalLM" => llama::llama,
         "MistralForCausalLM" => llama::mistral,
         "Ministral3ForCausalLM" => llama::ministral3,
@@ -97,6 +100,17 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "ArceeForCausalLM" => variants::arcee,
         "Ernie4_5ForCausalLM" => variants::ernie,
         "HunYuanDenseV1ForCausalLM" => variants::hunyuan,
+        "GraniteMoeHybridForCausalLM" => experts::granite_moe,
+        "MiniMaxM2ForCausalLM" => recent::minimax_m2,
+        "Glm4MoeLiteForCausalLM" => latent::deepseek_v3,
+        "Ernie4_5_MoeForCausalLM" => recent::ernie_moe,
+        "Llama4ForCausalLM" | "Llama4ForConditionalGeneration" => recent::llama4,
+        "Qwen3VLMoeForConditionalGeneration" => recent::qwen3_vl_moe,
+        "HunYuanMoEV1ForCausalLM" => recent::hunyuan_moe,
+        "BailingMoeV2ForCausalLM" => recent::bailing,
+        "AfmoeForCausalLM" => recent::afmoe,
+        "ApertusForCausalLM" => recent::apertus,
+        "PhimoeForCausalLM" => recent::phimoe,
         "MiniCPMForCausalLM" => minicpm::minicpm,
         "MiniCPM3ForCausalLM" => minicpm::minicpm3,
         "GPTJForCausalLM" => variants::gptj,

@@ -23,6 +23,8 @@ fn the_text_part_of_a_multimodal_checkpoint_gives_the_bits_of_the_plain_one() {
         ("gemma4, dense", "Gemma4ForConditionalGeneration", "gemma4"),
         ("gemma4, everything, odd heads", "Gemma4ForConditionalGeneration", "gemma4"),
         ("qwen3_5, one key head, no older inputs, mrope", "Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"),
+        ("llama4, every second layer, two experts", "Llama4ForConditionalGeneration", "llama4"),
         ("qwen3_5_moe, stacked experts", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
         ("qwen3_5_moe, separate experts, none shared, biased", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
     ] {
