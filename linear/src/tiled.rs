@@ -80,7 +80,8 @@ pub(super) fn run(
     pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |range| {
         let task = &Task { panels: range.start * pairs.step..range.end * pairs.step, ..task };
         let mut blocks = BLOCKS.take();
-        on_tiles!(isa, rows.min(LANES), |t| walk_on(isa, t, (task, pairs), &mut blocks));
+        // Activations have the bits of other operations on rows, which take the best vectors too.
+        on_tiles!(isa, rows.min(LANES), |t| walk_on(Isa::best(), t, (task, pairs), &mut blocks));
         BLOCKS.set(blocks);
     });
     ROUNDED.set(rounded);

@@ -3,7 +3,7 @@
 use device::Dtype;
 use linear::{Activation, Arithmetic, Gemm, PackedMatrix, Rows, gemm_activated};
 use proptest::prelude::*;
-use simd::{Isa, LANES, Lanes, Pool, Portable};
+use simd::{Isa, LANES, Lanes, Pool, dispatch};
 
 use super::cpu::tile_isas;
 use super::gemm::run;
@@ -45,6 +45,13 @@ proptest! {
     }
 }
 
+fn activate<L: Lanes>(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (gate, up) = (gate.as_chunks::<LANES>().0, up.as_chunks().0);
+    for ((gate, up), out) in gate.iter().zip(up).zip(out.as_chunks_mut().0) {
+        activation.apply(L::load(gate), L::load(up)).store(out);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
@@ -62,10 +69,8 @@ proptest! {
         let gate_up = run(None, &pool, &x, &w, bias);
         let mut want = vec![0.0; rows * width];
         for (row, want) in gate_up.chunks(2 * width).zip(want.chunks_mut(width)) {
-            let (gate, up) = (row[..width].as_chunks::<LANES>().0, row[width..].as_chunks().0);
-            for ((gate, up), want) in gate.iter().zip(up).zip(want.as_chunks_mut().0) {
-                activation.apply(Portable::<true>::load(gate), Portable::load(up)).store(want);
-            }
+            let (gate, up) = row.split_at(width);
+            dispatch!(Isa::best(), activate(activation: Activation, gate: &[f32], up: &[f32], want: &mut [f32]));
         }
         for isa in tile_isas() {
             prop_assert_eq!(w.takes_activation(isa), matches!(isa, Isa::Amx | Isa::Portable));
