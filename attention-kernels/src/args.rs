@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError};
-use linear::Matrix;
+use linear::{Activation, Matrix};
 use simd::LANES;
 
 use crate::batch::AttentionBatch;
@@ -387,10 +387,13 @@ pub struct LinearArgs<'a> {
     pub weights: &'a Matrix,
     /// Bias `[n]`, of the output's type.
     pub bias: Option<&'a Buffer>,
-    /// Output `[rows, n]`, overwritten.
+    /// Output `[rows, n]`, overwritten; `[rows, n / 2]` with an activation.
     pub y: &'a mut Buffer,
     /// Type of `y`: that of the model, or float32.
     pub output: Dtype,
+    /// A function of the first half of the outputs, which then multiplies the other half. Only for variants and weights that support it
+    /// ([`Capabilities::activates`](crate::Capabilities::activates)).
+    pub activation: Option<Activation>,
     /// Memory that some weights need on a device that launches kernels ([`LinearScratch`]).
     pub scratch: Option<&'a mut LinearScratch>,
 }

@@ -192,6 +192,9 @@ pub struct Capabilities {
     /// For a product with quantised weights: accepts rows that are already quantised to 8 bits
     /// ([`Rows::Blocks`](crate::Rows::Blocks)), so that the previous operation can quantise them.
     pub takes_blocks: bool,
+    /// For a product: accepts an activation, with weights that support it
+    /// ([`PackedMatrix::takes_activation`](linear::PackedMatrix::takes_activation)).
+    pub activates: bool,
     /// For a product: accepts weights that are codes ([`Tiles`](linear::Tiles)). For another variant, a model on a device that
     /// launches kernels is loaded as numbers.
     pub takes_codes: bool,
@@ -229,6 +232,7 @@ impl Capabilities {
         rounds_weights: false,
         fused: false,
         takes_blocks: false,
+        activates: false,
         takes_codes: false,
         proven: true,
         rank: 0,
@@ -332,6 +336,9 @@ impl Variant {
     pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
         match self.kernel {
+            Kernel::Linear(_) if args.activation.is_some() && !self.capabilities.activates => {
+                Err(self.not_for("a matrix product with an activation"))
+            }
             Kernel::Linear(run) => run(device, args),
             _ => Err(self.not_for("a matrix product")),
         }

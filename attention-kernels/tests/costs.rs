@@ -65,6 +65,7 @@ fn attention_reads_what_its_rows_see_and_a_product_all_weights() {
         bias: None,
         y: &mut output,
         output: Dtype::F32,
+        activation: None,
         scratch: None,
     };
     assert_eq!(args.cost().operations, 2 * 3 * 16 * 4);

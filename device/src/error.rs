@@ -34,7 +34,9 @@ pub enum DeviceError {
         element: usize,
     },
     /// A buffer cannot be cut or joined at this byte.
-    #[error("found byte {at} of {bytes}, expected a multiple of 64 inside of a buffer, or the buffer that was cut off there")]
+    #[error(
+        "found byte {at} of {bytes}, expected a multiple of 64 inside of a buffer, or the buffer that was cut off there"
+    )]
     BadPart {
         /// The byte.
         at: usize,

@@ -122,7 +122,8 @@ impl HostMemory {
 
     /// Appends memory that was split off behind this; returns it if it was not.
     pub fn join(&mut self, behind: HostMemory) -> Result<(), HostMemory> {
-        if !Arc::ptr_eq(&self.allocation, &behind.allocation) || self.start().wrapping_add(self.bytes) != behind.start() {
+        if !Arc::ptr_eq(&self.allocation, &behind.allocation) || self.start().wrapping_add(self.bytes) != behind.start()
+        {
             return Err(behind);
         }
         self.bytes += behind.bytes;

@@ -16,15 +16,14 @@ pub(super) fn run(processor: Processor<'_>, rows: usize, args: Gemm<'_>) {
         match panels {
             Panels::F32(lines) => run_lines(processor, weights.k(), (x.numbers(), rows), lines, bias, out),
             Panels::Bf16(halves) => {
-                let run = match (halves.arithmetic, processor.isa) {
-                    (Arithmetic::Exact, _) => {
-                        run_lines(processor, weights.k(), (x.numbers(), rows), &halves.lines, bias, out);
-                        continue;
+                let (k, x) = (weights.k(), (x.numbers(), rows));
+                match (halves.arithmetic, processor.isa) {
+                    (Arithmetic::Exact, _) => run_lines(processor, k, x, &halves.lines, bias, out),
+                    (Arithmetic::Tiles, Isa::Amx | Isa::Portable) => {
+                        tiled::run(processor, k, x, halves, (bias, None), out);
                     }
-                    (Arithmetic::Tiles, Isa::Amx | Isa::Portable) => tiled::run,
-                    (Arithmetic::Pairs | Arithmetic::Tiles, _) => rounded::run,
-                };
-                run(processor, weights.k(), (x.numbers(), rows), halves, bias, out);
+                    (Arithmetic::Pairs | Arithmetic::Tiles, _) => rounded::run(processor, k, x, halves, bias, out),
+                }
             }
             Panels::Q8(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),
             Panels::Q4(blocks) => integer::run(processor, weights.k(), (x, rows), blocks, bias, out),

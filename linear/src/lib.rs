@@ -34,6 +34,7 @@
 //! Memory traffic: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2). Quantised weights
 //! ([`Quantization`]) are read from memory once for any number of rows.
 
+mod activation;
 mod activations;
 mod arithmetic;
 mod blocks;
@@ -61,6 +62,7 @@ mod tiled;
 mod tiles;
 mod upload;
 
+pub use activation::{Activation, sigmoid};
 pub use activations::scratch_bytes;
 pub use arithmetic::Arithmetic;
 pub use byte_matrix::{ByteMatrix, RowRounding};
@@ -98,9 +100,26 @@ pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
 /// As [`gemm`], and if this CPU does not have `dot`.
 pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
     assert!(isa.is_available() && dot.vectors().is_available(), "this CPU does not have {isa} and {dot}");
-    let rows = args.rows();
+    let rows = args.rows(args.weights.n());
     if rows > 0 {
         kernel::run(processor::Processor { isa, dot, pool }, rows, args);
+    }
+}
+
+/// As [`gemm`], for a first half of the outputs that is the gate of the second: `y`, of half as many columns, becomes
+/// `activation(gate) * up`, with the bits of the two steps.
+///
+/// # Panics
+/// As [`gemm`], and if the weights do not [take an activation](PackedMatrix::takes_activation) with this instruction set.
+pub fn gemm_activated(isa: Isa, pool: &Pool, args: Gemm<'_>, activation: Activation) {
+    assert!(isa.is_available() && args.weights.takes_activation(isa), "no product with {isa} computes an activation");
+    let rows = args.rows(args.weights.n() / 2);
+    if let [Segment { panels: Panels::Bf16(halves), n, .. }] = &args.weights.segments[..]
+        && rows > 0
+    {
+        let (x, out) = ((args.x.numbers(), rows), (output::Output::new(args.y, n / 2, 0, n / 2), *n));
+        let processor = processor::Processor { isa, dot: DotIsa::best_for(isa), pool };
+        tiled::run(processor, args.weights.k(), x, halves, (args.bias, Some(activation)), out);
     }
 }
 
@@ -110,7 +129,8 @@ pub fn gemm_with(isa: Isa, dot: DotIsa, pool: &Pool, args: Gemm<'_>) {
 /// # Panics
 /// If the shapes do not match, or quantised rows meet unquantised weights.
 pub fn gemm_reference(args: Gemm<'_>) {
-    let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
+    let (n, k) = (args.weights.n(), args.weights.k());
+    let rows = args.rows(n);
     match &args.weights.segments[..] {
         [Segment { panels: Panels::Q8(blocks), .. }] => {
             return integer::reference((args.x, args.y, args.bias), (n, k), blocks);

@@ -16,8 +16,8 @@ pub struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    /// Checks the shapes and returns the number of rows.
-    pub(super) fn rows(&self) -> usize {
+    /// Checks the shapes and returns the number of rows; each has `columns` outputs.
+    pub(super) fn rows(&self, columns: usize) -> usize {
         let (n, k) = (self.weights.n(), self.weights.k());
         let (len, width) = match self.x {
             Rows::Numbers(x) => (x.len(), k),
@@ -25,7 +25,7 @@ impl Gemm<'_> {
         };
         assert_eq!(len % width, 0, "x must hold whole rows of k = {k}");
         let rows = len / width;
-        assert_eq!(self.y.len(), rows * n, "y must be [rows, n] = [{rows}, {n}]");
+        assert_eq!(self.y.len(), rows * columns, "y must be [rows, n] = [{rows}, {columns}]");
         assert!(self.bias.is_none_or(|b| b.len() == n), "the bias must have n = {n} elements");
         rows
     }

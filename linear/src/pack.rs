@@ -270,6 +270,16 @@ impl PackedMatrix {
         })
     }
 
+    /// Returns whether [`gemm_activated`](super::gemm_activated) multiplies with these weights: those of tiles, where halves of the
+    /// outputs are whole panels.
+    pub fn takes_activation(&self, isa: Isa) -> bool {
+        let is_tiled = match &self.segments[..] {
+            [Segment { panels: Panels::Bf16(halves), .. }] => halves.arithmetic == Arithmetic::Tiles,
+            _ => false,
+        };
+        is_tiled && matches!(isa, Isa::Amx | Isa::Portable) && self.n().is_multiple_of(2 * LANES)
+    }
+
     /// Returns the number of bytes that one pass over the matrix reads.
     pub fn bytes(&self) -> usize {
         let bytes = |segment: &Segment| match &segment.panels {

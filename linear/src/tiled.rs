@@ -24,6 +24,7 @@ use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::tiles::{EMPTY, GROUP, Registers, add_group, are_normal, least_exponent};
 use simd::{Isa, LANES, Lanes, Portable, dispatch, dispatch_pairs, on_tiles, prefetch, prefetch_for_later, tiles};
 
+use super::activation::Activation;
 use super::blocks::{OUTPUTS, PAIR};
 use super::output::{Output, numbers};
 use super::pack::Halves;
@@ -57,7 +58,7 @@ pub(super) fn run(
     k: usize,
     (x, rows): (&[f32], usize),
     halves: &Halves,
-    bias: Option<&[f32]>,
+    (bias, activation): (Option<&[f32]>, Option<Activation>),
     (out, n): (Output, usize),
 ) {
     let groups = k.div_ceil(GROUP);
@@ -70,12 +71,17 @@ pub(super) fn run(
         dispatch_pairs!(isa, round_band(from: &[f32], k: usize, to: &mut [tiles::Tile]));
     });
     let (x, lines, panels) = (&rounded[..bands * groups], halves.lines.as_chunks().0, 0..halves.arithmetic.panels(n));
+    let pairs = match activation {
+        None => PanelPairs { step: PAIR, other: 1, activation },
+        Some(_) => PanelPairs { step: 1, other: panels.len() / PAIR, activation },
+    };
     let task = Task { x, rows, row: groups, lines, panels, bias, out };
     // A product of tiles takes about as long as that of one row with vectors.
-    pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |pairs| {
-        let task = &Task { panels: pairs.start * PAIR..pairs.end * PAIR, ..task };
+    pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |range| {
+        let task = &Task { panels: range.start * pairs.step..range.end * pairs.step, ..task };
         let mut blocks = BLOCKS.take();
-        on_tiles!(isa, rows.min(LANES), |t| walk_on(isa, t, task, &mut blocks));
+        // Activations have the bits of other operations on rows, which take the best vectors too.
+        on_tiles!(isa, rows.min(LANES), |t| walk_on(Isa::best(), t, (task, pairs), &mut blocks));
         BLOCKS.set(blocks);
     });
     ROUNDED.set(rounded);
@@ -94,20 +100,30 @@ fn round_band<D: PairLanes>(from: &[f32], k: usize, to: &mut [tiles::Tile]) {
 /// A task whose rows are bands of A tiles, `[bands, groups]`, and whose panels are B tiles, `[panels, groups]`.
 type OnTiles<'a> = Task<'a, tiles::Tile, tiles::Tile>;
 
-fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
-    dispatch!(isa, walk::<T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>));
+/// The two panels that are computed together: the first is every `step`th of a task.
+#[derive(Clone, Copy)]
+struct PanelPairs {
+    step: usize,
+    /// Panels from the first to the second.
+    other: usize,
+    /// The first is a gate of the second; the output has the columns of the first.
+    activation: Option<Activation>,
+}
+
+fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>) {
+    dispatch!(isa, walk::<T: Registers>(t: &mut T, task: (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>));
 }
 
 #[inline(always)]
-fn walk<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
+fn walk<L: Lanes, T: Registers>(t: &mut T, (task, pairs): (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>) {
     let bands = task.x.len() / task.row;
     let step = (PASS / task.row).clamp(PAIR, BANDS) / PAIR * PAIR;
     blocks.resize(blocks.len().max(step.min(bands).div_ceil(PAIR)), [EMPTY; 4]);
     if bands == 1 {
-        return few::<L, T>(t, task, &mut blocks[0]);
+        return few::<L, T>(t, (task, pairs), &mut blocks[0]);
     }
     for first in (0..bands).step_by(step) {
-        many::<L, T>(t, task, first..bands.min(first + step), blocks);
+        many::<L, T>(t, (task, pairs), first..bands.min(first + step), blocks);
     }
 }
 
@@ -119,18 +135,38 @@ fn panel<'a>(task: &OnTiles<'a>, panel: usize) -> &'a [tiles::Tile] {
 
 /// Writes a row's sums with two panels, unless the row only fills a tile.
 #[inline(always)]
-fn finish<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, sums: [&Pairs; PAIR]) {
-    if row < task.rows {
+fn finish<L: Lanes>((task, pairs): (&OnTiles<'_>, PanelPairs), row: usize, panel: usize, sums: [&Pairs; PAIR]) {
+    if row >= task.rows {
+        return;
+    }
+    let Some(activation) = pairs.activation else {
         for (i, sums) in sums.into_iter().enumerate() {
             // SAFETY: the row exists, and only this task writes these panels.
             unsafe { task.out.write_line::<L>(row, panel + i, sums, task.bias) };
         }
-    }
+        return;
+    };
+    let [gate, up] = [(panel, sums[0]), (panel + pairs.other, sums[1])].map(|(panel, sums)| {
+        let bias = task.bias.and_then(|bias| bias[panel * LANES..].first_chunk()).unwrap_or(&[0.0; LANES]);
+        (sums.as_floats(), bias)
+    });
+    let mut activated = Pairs::ZERO;
+    let gate = L::load(gate.0).add(L::load(gate.1));
+    let up = L::load(up.0).add(L::load(up.1));
+    activation.apply(gate, up).store(activated.as_floats_mut());
+    // SAFETY: as above.
+    unsafe { task.out.write_line::<L>(row, panel, &activated, None) };
 }
 
 /// Writes some of the rows of a block, the first of which is row `row`.
 #[inline(always)]
-fn finish_block<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, block: &Block, rows: Range<usize>) {
+fn finish_block<L: Lanes>(
+    task: (&OnTiles<'_>, PanelPairs),
+    row: usize,
+    panel: usize,
+    block: &Block,
+    rows: Range<usize>,
+) {
     for i in rows {
         let half = i / LANES * PAIR;
         finish::<L>(task, row + i, panel, [&block[half][i % LANES], &block[half + 1][i % LANES]]);
@@ -139,11 +175,11 @@ fn finish_block<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, block: &
 
 /// Multiplies one band.
 #[inline(always)]
-fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) {
-    for first in task.panels.clone().step_by(PAIR) {
+fn few<L: Lanes, T: Registers>(t: &mut T, (task, pairs): (&OnTiles<'_>, PanelPairs), sums: &mut Block) {
+    for first in task.panels.clone().step_by(pairs.step) {
         t.zero::<0>();
         t.zero::<1>();
-        for (a, (b, c)) in task.x.iter().zip(panel(task, first).iter().zip(panel(task, first + 1))) {
+        for (a, (b, c)) in task.x.iter().zip(panel(task, first).iter().zip(panel(task, first + pairs.other))) {
             for line in 0..LANES {
                 prefetch(b.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
                 prefetch(c.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
@@ -156,7 +192,7 @@ fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) 
         }
         t.store::<0>(&mut sums[0]);
         t.store::<1>(&mut sums[1]);
-        finish_block::<L>(task, 0, first, sums, 0..task.rows);
+        finish_block::<L>((task, pairs), 0, first, sums, 0..task.rows);
     }
 }
 
@@ -173,27 +209,36 @@ struct Current {
 /// Multiplies a pass of bands. Stores and vectors overlap with products only if they are near each other: old sums are stored
 /// between the first products of the next ones, and their rows are written between the later products.
 #[inline(always)]
-fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usize>, blocks: &mut [Block]) {
+fn many<L: Lanes, T: Registers>(
+    t: &mut T,
+    (task, pairs): (&OnTiles<'_>, PanelPairs),
+    bands: Range<usize>,
+    blocks: &mut [Block],
+) {
     let (groups, steps) = (task.row, bands.len() / PAIR);
     let parts = groups.div_ceil(RESIDENT);
     let resident = groups.div_ceil(parts);
     let mut current: Option<Current> = None;
-    for first in task.panels.clone().step_by(PAIR) {
+    for first in task.panels.clone().step_by(pairs.step) {
         for begin in (0..groups).step_by(resident) {
             let part = begin..groups.min(begin + resident);
-            let (lines, rows) = ((PAIR * LANES).div_ceil(steps), (PAIR * LANES).div_ceil(part.len()));
+            let (lines, rows) = (LANES.div_ceil(steps), (PAIR * LANES).div_ceil(part.len()));
             // The same part of the next two panels moves from memory to the L2 cache.
-            let mut ahead = task.lines.as_ptr().wrapping_add((first + PAIR) * groups + PAIR * begin).cast::<Pairs>();
+            let mut ahead = [0, pairs.other].map(|other| {
+                task.lines.as_ptr().wrapping_add((first + pairs.step + other) * groups + begin).cast::<Pairs>()
+            });
             for step in 0..steps {
                 let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
-                let [b, d] = [0, 1].map(|i| &panel(task, first + i)[part.clone()]);
+                let [b, d] = [0, pairs.other].map(|other| &panel(task, first + other)[part.clone()]);
                 // Only sums of parts are read again.
                 let block = if parts > 1 { step } else { 0 };
                 let (mut is_first, mut row) = (true, 0);
                 for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
                     for _ in 0..lines {
-                        prefetch_for_later(ahead.cast());
-                        ahead = ahead.wrapping_add(1);
+                        for ahead in &mut ahead {
+                            prefetch_for_later(ahead.cast());
+                            *ahead = ahead.wrapping_add(1);
+                        }
                     }
                     let exchange =
                         is_first.then(|| (current.as_ref().map(|it| it.block), (begin > 0).then_some(block)));
@@ -208,7 +253,7 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
                     product::<3, 5, 7>(t, blocks, exchange);
                     if let Some(Current { block, row: at, panel: Some(panel) }) = current {
                         let end = (PAIR * LANES).min(row + rows);
-                        finish_block::<L>(task, at, panel, &blocks[block], row..end);
+                        finish_block::<L>((task, pairs), at, panel, &blocks[block], row..end);
                         row = end;
                     }
                 }
@@ -223,7 +268,7 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
         t.store::<1>(b);
         t.store::<2>(c);
         t.store::<3>(d);
-        finish_block::<L>(task, row, panel, &blocks[block], 0..PAIR * LANES);
+        finish_block::<L>((task, pairs), row, panel, &blocks[block], 0..PAIR * LANES);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Products of bfloat16 tiles: one definition of every bit, on every instruction set.
 
 use device::Dtype;
-use linear::{Arithmetic, PackedMatrix};
+use linear::{Activation, Arithmetic, Gemm, PackedMatrix, Rows, gemm_activated};
 use proptest::prelude::*;
-use simd::{Isa, Pool};
+use simd::{Isa, LANES, Lanes, Pool, dispatch};
 
 use super::cpu::tile_isas;
 use super::gemm::run;
@@ -42,6 +42,47 @@ proptest! {
             }
         }
         check_against_exact(&want, &x, &dense, k, bias);
+    }
+}
+
+fn activate<L: Lanes>(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (gate, up) = (gate.as_chunks::<LANES>().0, up.as_chunks().0);
+    for ((gate, up), out) in gate.iter().zip(up).zip(out.as_chunks_mut().0) {
+        activation.apply(L::load(gate), L::load(up)).store(out);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    #[test]
+    fn an_activation_in_a_product_has_the_bits_of_the_two_steps(
+        rows in 1usize..70, half in 1usize..4, k in 1usize..150, with_bias: bool, which in 0usize..4, seed: u64,
+        threads in 1usize..4,
+    ) {
+        let (pool, width) = (Pool::new(Some(threads)).unwrap(), half * LANES);
+        let activation = [Activation::Silu, Activation::GeluTanh, Activation::Relu2,
+            Activation::ClampedSwiglu { limit: 1.0 }][which];
+        let (x, dense) = (values(rows * k, seed), values(2 * width * k, seed ^ 0x9E37));
+        let w = packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &dense);
+        let bias = values(2 * width, seed ^ 7);
+        let bias = with_bias.then_some(&bias[..]);
+        let gate_up = run(None, &pool, &x, &w, bias);
+        let mut want = vec![0.0; rows * width];
+        for (row, want) in gate_up.chunks(2 * width).zip(want.chunks_mut(width)) {
+            let (gate, up) = row.split_at(width);
+            dispatch!(Isa::best(), activate(activation: Activation, gate: &[f32], up: &[f32], want: &mut [f32]));
+        }
+        for isa in tile_isas() {
+            prop_assert_eq!(w.takes_activation(isa), matches!(isa, Isa::Amx | Isa::Portable));
+            if w.takes_activation(isa) {
+                let mut y = vec![f32::NAN; rows * width];
+                let product = Gemm { x: Rows::Numbers(&x), weights: &w, bias, y: &mut y };
+                gemm_activated(isa, &pool, product, activation);
+                prop_assert_eq!(&y, &want, "{}", isa);
+            }
+        }
+        let odd = packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &dense[..(2 * width - 1) * k]);
+        prop_assert!(!odd.takes_activation(Isa::Portable));
     }
 }
 

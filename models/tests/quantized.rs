@@ -159,7 +159,8 @@ fn multiply(device: &dyn Device, weights: &Matrix, x: &[f32], scratch: Option<&m
     let (n, dtype, rows, output) = (weights.n(), weights.dtype(), x.len() / weights.k(), device::Dtype::F32);
     let (x, mut y) = (buffer(device, &to_bytes(dtype, x)).unwrap(), device.alloc(rows * n * 4).unwrap());
     let variant = variants(Operation::Linear).into_iter().find(|variant| variant.capabilities.takes_codes).unwrap();
-    let args = LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: None, y: &mut y, output, scratch };
+    let args =
+        LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: None, y: &mut y, output, activation: None, scratch };
     variant.linear(device, args).unwrap();
     from_bytes(output, &bytes(device, &y).unwrap())
 }

@@ -330,7 +330,8 @@ fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
         let mut multiply = |i: usize| {
             let (weights, y, scratch) = (&matrices[i % matrices.len()], &mut output, Some(&mut scratch));
             let x = Rows::Numbers(&input);
-            variant.linear(device, LinearArgs { x, rows, weights, bias: None, y, output: dtype, scratch })
+            let args = LinearArgs { x, rows, weights, bias: None, y, output: dtype, activation: None, scratch };
+            variant.linear(device, args)
         };
         let ((), kernels) = case.first(|| multiply(0))?;
         let time = case.time(&mut multiply)?;

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use device::Device;
-use linear::{Arithmetic, gemm};
+use linear::{Arithmetic, gemm, gemm_activated};
 use simd::Isa;
 
 use super::kernel::{self, result_len};
@@ -36,7 +36,14 @@ const ON_TILES: usize = 384;
 const TASKS: usize = 4;
 
 pub(super) fn linear(isa: Isa, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-    with_gemm(device, args, |pool, operands| gemm(isa, pool, operands))
+    let Some(activation) = args.activation else {
+        return with_gemm(device, args, |pool, operands| gemm(isa, pool, operands));
+    };
+    if !args.weights.host()?.takes_activation(isa) {
+        let found = "an activation of outputs whose weights or instructions take none".to_string();
+        return Err(KernelError::Unsupported { variant: "cpu", found });
+    }
+    with_gemm(device, args, |pool, operands| gemm_activated(isa, pool, operands, activation))
 }
 
 /// Adjacent rows of one sequence.

@@ -122,7 +122,12 @@ macro_rules! register_linear {
         register!(
             $name,
             Linear,
-            Capabilities { arithmetic: Arithmetic::$arithmetic, takes_blocks: true, ..plain(Isa::$isa, $rank) },
+            Capabilities {
+                arithmetic: Arithmetic::$arithmetic,
+                takes_blocks: true,
+                activates: matches!(Arithmetic::$arithmetic, Arithmetic::Tiles),
+                ..plain(Isa::$isa, $rank)
+            },
             Linear(|device, args| fast::linear(Isa::$isa, device, args))
         );
     };

@@ -171,7 +171,8 @@ pub(super) fn with_gemm(
             return Err(KernelError::Unsupported { variant: "cpu", found });
         }
     };
-    let (y, y_len) = (args.y.host_mut::<f32>()?, args.rows * weights.n());
+    let columns = if args.activation.is_some() { weights.n() / 2 } else { weights.n() };
+    let (y, y_len) = (args.y.host_mut::<f32>()?, args.rows * columns);
     let y_found = y.len();
     let y = y.get_mut(..y_len).ok_or(shape("linear output elements", y_found, y_len))?;
     let bias = match args.bias {

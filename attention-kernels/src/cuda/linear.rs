@@ -42,7 +42,7 @@ impl Size {
 /// ([`rounded`]), or if unpacking the weights takes little time beside the product of many rows ([`unpacked`]); otherwise, and where the
 /// device has no algorithm for the product, with `linear.cu`.
 pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-    let LinearArgs { x, rows, weights, bias, y, output, scratch } = args;
+    let LinearArgs { x, rows, weights, bias, y, output, scratch, .. } = args;
     let x = x.numbers(NAME)?;
     let (n, k, dtype) = (weights.n(), weights.k(), weights.dtype());
     holds("inputs of a product", x, rows * k, dtype)?;

@@ -2,10 +2,8 @@
 //!
 //! They are plain loops, which the compiler vectorises inside functions that are compiled for the instruction set.
 
-use linear::RowBlock;
+use linear::{Activation, RowBlock};
 use simd::{Isa, LANES, Lanes, dispatch};
-
-use super::Activation;
 
 /// A norm of a row, or of groups of `width` of its elements.
 #[derive(Clone, Copy)]
@@ -213,87 +211,8 @@ fn gate_row<L: Lanes>(x: &mut [f32], gate: &[f32]) {
         let mut ends = [[0.0; LANES]; 2];
         ends[0][..gate.len()].copy_from_slice(gate);
         let [gates, sigmoids] = &mut ends;
-        sigmoid(L::load(gates)).store(sigmoids);
+        linear::sigmoid(L::load(gates)).store(sigmoids);
         x.iter_mut().zip(sigmoids).for_each(|(x, sigmoid)| *x *= *sigmoid);
-    }
-}
-
-/// An activation of lanes. A type instead of a closure, because a closure is not inlined into a function that is compiled for an
-/// instruction set, and its vectors then go through memory.
-trait Function: Copy {
-    fn apply<L: Lanes>(self, gate: L, up: L) -> L;
-}
-
-/// Defines [`Function`]s.
-macro_rules! functions {
-    ($($name:ident($self:ident, $gate:ident, $up:ident) $body:block)*) => {$(
-        #[derive(Clone, Copy)]
-        struct $name;
-        impl Function for $name {
-            #[inline(always)]
-            fn apply<L: Lanes>($self, $gate: L, $up: L) -> L $body
-        }
-    )*};
-}
-
-functions! {
-    Silu(self, gate, up) { gate.div(exp_of_negative(gate).add(L::splat(1.0))).mul(up) }
-    Gelu(self, gate, up) { gelu(gate).mul(up) }
-    GeluTanh(self, gate, up) { gelu_tanh(gate).mul(up) }
-    Relu(self, gate, up) { gate.max(L::splat(0.0)).mul(up) }
-    Relu2(self, gate, up) {
-        let positive = gate.max(L::splat(0.0));
-        positive.mul(positive).mul(up)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct ClampedSwiglu {
-    limit: f32,
-}
-
-impl Function for ClampedSwiglu {
-    #[inline(always)]
-    fn apply<L: Lanes>(self, gate: L, up: L) -> L {
-        let gate = least(gate, L::splat(self.limit));
-        let up = least(up.max(L::splat(-self.limit)), L::splat(self.limit));
-        sigmoid(gate.mul(L::splat(1.702))).mul(gate).mul(up.add(L::splat(1.0)))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Xielu {
-    positive: f32,
-    negative: f32,
-    beta: f32,
-    eps: f32,
-}
-
-impl Function for Xielu {
-    #[inline(always)]
-    fn apply<L: Lanes>(self, x: L, up: L) -> L {
-        let (above, below) = (x.max(L::splat(0.0)), least(x, L::splat(0.0)));
-        let integral = exp_of_negative(least(below, L::splat(self.eps)).mul(L::splat(-1.0))).add(L::splat(-1.0));
-        let integral = below.mul_add(L::splat(-1.0), integral);
-        // 1 below 0, where the integral counts, else 0.
-        let counts = below.div(below.add(L::splat(-f32::MIN_POSITIVE)));
-        let sum = above.mul(above).mul(L::splat(self.positive)).add(integral.mul(counts).mul(L::splat(self.negative)));
-        x.mul_add(L::splat(self.beta), sum).mul(up)
-    }
-}
-
-#[inline(always)]
-fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    match how.activation {
-        Activation::Silu => by_lanes::<L, _>(how.gated, gate, up, out, Silu),
-        Activation::Gelu => by_lanes::<L, _>(how.gated, gate, up, out, Gelu),
-        Activation::GeluTanh => by_lanes::<L, _>(how.gated, gate, up, out, GeluTanh),
-        Activation::Relu => by_lanes::<L, _>(how.gated, gate, up, out, Relu),
-        Activation::Relu2 => by_lanes::<L, _>(how.gated, gate, up, out, Relu2),
-        Activation::ClampedSwiglu { limit } => by_lanes::<L, _>(how.gated, gate, up, out, ClampedSwiglu { limit }),
-        Activation::Xielu { positive, negative, beta, eps } => {
-            by_lanes::<L, _>(how.gated, gate, up, out, Xielu { positive, negative, beta, eps })
-        }
     }
 }
 
@@ -310,19 +229,20 @@ fn activate_row_q8<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut 
     }
 }
 
-/// `out = f(gate, up)`, sixteen elements at a time; `up` is 1 if there is no gate.
+/// `out = activation(gate, up)`, sixteen elements at a time; `up` is 1 if there is no gate.
 #[inline(always)]
-fn by_lanes<L: Lanes, F: Function>(gated: bool, gate: &[f32], up: &[f32], out: &mut [f32], f: F) {
+fn activate_row<L: Lanes>(how: Activate, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let Activate { activation, gated } = how;
     let (gates, gate_tail) = gate.as_chunks();
     let (ups, up_tail) = up.as_chunks();
     let (outs, out_tail) = out.as_chunks_mut();
     if gated {
         for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
-            f.apply(L::load(gate), L::load(up)).store(out);
+            activation.apply(L::load(gate), L::load(up)).store(out);
         }
     } else {
         for (gate, out) in gates.iter().zip(outs) {
-            f.apply(L::load(gate), L::splat(1.0)).store(out);
+            activation.apply(L::load(gate), L::splat(1.0)).store(out);
         }
     }
     if !out_tail.is_empty() {
@@ -330,47 +250,7 @@ fn by_lanes<L: Lanes, F: Function>(gated: bool, gate: &[f32], up: &[f32], out: &
         ends[0][..gate_tail.len()].copy_from_slice(gate_tail);
         ends[1][..up_tail.len()].copy_from_slice(up_tail);
         let [gate, up, out] = &mut ends;
-        f.apply(L::load(gate), L::load(up)).store(out);
+        activation.apply(L::load(gate), L::load(up)).store(out);
         out_tail.copy_from_slice(&out[..out_tail.len()]);
     }
-}
-
-#[inline(always)]
-fn least<L: Lanes>(a: L, b: L) -> L {
-    let minus = L::splat(-1.0);
-    a.mul(minus).max(b.mul(minus)).mul(minus)
-}
-
-/// `e^-x`, at most e^87.3, which is finite and which adding 1 does not change.
-#[inline(always)]
-fn exp_of_negative<L: Lanes>(x: L) -> L {
-    x.max(L::splat(-87.3)).mul(L::splat(-1.0)).exp()
-}
-
-#[inline(always)]
-fn sigmoid<L: Lanes>(x: L) -> L {
-    L::splat(1.0).div(exp_of_negative(x).add(L::splat(1.0)))
-}
-
-/// `x/2 * (1 + tanh(u))` = `x * sigmoid(2u)` with u = sqrt(2/π) (x + 0.044715 x³) (Hendrycks & Gimpel, 2016).
-#[inline(always)]
-fn gelu_tanh<L: Lanes>(x: L) -> L {
-    let cube = x.mul(x).mul(x);
-    let u = cube.mul_add(L::splat(0.044_715), x).mul(L::splat(0.797_884_6));
-    x.div(exp_of_negative(u.add(u)).add(L::splat(1.0)))
-}
-
-/// `x/2 * (1 + erf(x / sqrt(2)))`. The error function is approximation 7.1.26 of Abramowitz & Stegun, "Handbook of Mathematical
-/// Functions", whose error is at most 1.5e-7.
-#[inline(always)]
-fn gelu<L: Lanes>(x: L) -> L {
-    let magnitude = x.max(x.mul(L::splat(-1.0)));
-    let z = magnitude.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
-    let t = L::splat(1.0).div(z.mul_add(L::splat(0.327_591_1), L::splat(1.0)));
-    let mut p = L::splat(1.061_405_4);
-    for c in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
-        p = p.mul_add(t, L::splat(c));
-    }
-    let erf = p.mul(t).mul(exp_of_negative(z.mul(z))).mul_add(L::splat(-1.0), L::splat(1.0));
-    magnitude.mul_add(erf, x).mul(L::splat(0.5))
 }

@@ -58,7 +58,16 @@ pub fn multiply(
     let x = buffer(device, &to_bytes(dtype, x));
     let bias = bias.map(|bias| buffer(device, &to_bytes(output, bias)));
     let mut y = buffer(device, &vec![0xff; rows * weights.n() * output.bytes()]);
-    let args = LinearArgs { x: Rows::Numbers(&x), rows, weights, bias: bias.as_ref(), y: &mut y, output, scratch };
+    let args = LinearArgs {
+        x: Rows::Numbers(&x),
+        rows,
+        weights,
+        bias: bias.as_ref(),
+        y: &mut y,
+        output,
+        activation: None,
+        scratch,
+    };
     variant("cuda.linear").linear(device, args).unwrap();
     from_bytes(output, &bytes(device, &y))
 }

@@ -181,8 +181,10 @@ fn rows_are_rounded_as_the_format_says_and_do_not_depend_on_the_others() {
 fn without_memory(device: &dyn Device, weights: &Matrix, x: &[f32]) -> Result<(), KernelError> {
     let (x, mut y) = (buffer(device, &to_bytes(weights.dtype(), x)), buffer(device, &vec![0; weights.n() * 4]));
     let (x, output) = (Rows::Numbers(&x), Dtype::F32);
-    variant("cuda.linear")
-        .linear(device, LinearArgs { x, rows: 1, weights, bias: None, y: &mut y, output, scratch: None })
+    variant("cuda.linear").linear(
+        device,
+        LinearArgs { x, rows: 1, weights, bias: None, y: &mut y, output, activation: None, scratch: None },
+    )
 }
 
 #[test]

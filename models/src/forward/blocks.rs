@@ -129,14 +129,19 @@ impl Blocks {
             };
             let mut end = first;
             while let Some(of_op) = ops.get(end).map(|op| row_ops.widths(op)).filter(|of_op| fits(&widths, of_op)) {
-                of_op.into_iter().for_each(|it| if !widths.contains(&it) { widths.push(it) });
+                of_op.into_iter().for_each(|it| {
+                    if !widths.contains(&it) {
+                        widths.push(it)
+                    }
+                });
                 end += 1;
             }
             let is_outer = |&(register, _): &(Register, usize)| {
                 let touches = |op: &&Op| op.reads(register) || op.overwrites(register);
                 let read_first = ops[first..end].iter().find(touches).is_none_or(|op| op.reads(register));
                 // Logits are computed from what `Branch` holds at the end.
-                let read_later = ops[end..].iter().find(touches).map_or(register == Register::Branch, |op| op.reads(register));
+                let read_later =
+                    ops[end..].iter().find(touches).map_or(register == Register::Branch, |op| op.reads(register));
                 read_first || read_later
             };
             let (outer, inner) = widths.into_iter().partition(is_outer);

@@ -11,7 +11,7 @@ use device::{Buffer, Device, FactorType, Features};
 use linear::{Arithmetic, ByteMatrix, Matrix, PartForm, Purpose, Uploader, WeightRows};
 
 use crate::checkpoint::quantized::{self, Module};
-use crate::decoder::{self, Decoder, Form, Mixer, NormKind, Part, Pick};
+use crate::decoder::{self, Activation, Decoder, Form, Mixer, NormKind, Part, Pick};
 use crate::{LoadError, Weights};
 
 /// `y = x·Wᵀ + bias`, one or several fused projections.
@@ -32,7 +32,28 @@ impl Linear {
         scratch: Option<&mut LinearScratch>,
     ) -> Result<(), KernelError> {
         let (weights, bias) = (&self.weights, self.bias.as_ref());
-        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output, scratch })
+        let args = LinearArgs { x, rows, weights, bias, y, output, activation: None, scratch };
+        kernels.linear.linear(device, args)
+    }
+
+    /// [`Linear::run`] and the activation of its outputs, if the layer [takes one](Linear::takes_activation).
+    pub fn run_activated(
+        &self,
+        (kernels, device): (&KernelSet, &dyn Device),
+        x: Rows<'_>,
+        rows: usize,
+        y: &mut Buffer,
+        output: Dtype,
+        activation: Activation,
+    ) -> Result<(), KernelError> {
+        let (weights, bias, activation) = (&self.weights, self.bias.as_ref(), Some(activation));
+        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output, activation, scratch: None })
+    }
+
+    /// Whether its product computes the activation of its outputs.
+    pub fn takes_activation(&self, kernels: &KernelSet) -> bool {
+        let capabilities = &kernels.linear.capabilities;
+        capabilities.activates && self.weights.host().is_ok_and(|weights| weights.takes_activation(capabilities.isa))
     }
 }
 

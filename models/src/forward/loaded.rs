@@ -42,8 +42,9 @@ impl Loaded {
         scratch: &mut LinearScratch,
     ) -> Result<(), KernelError> {
         let (head, bias) = self.head(decoder);
-        let (x, weights, scratch) = (Rows::Numbers(x), &head.weights, Some(scratch));
-        kernels.linear.linear(device, LinearArgs { x, rows, weights, bias, y, output: Dtype::F32, scratch })
+        let (x, weights, scratch, output) = (Rows::Numbers(x), &head.weights, Some(scratch), Dtype::F32);
+        let args = LinearArgs { x, rows, weights, bias, y, output, activation: None, scratch };
+        kernels.linear.linear(device, args)
     }
 }
 

@@ -142,10 +142,11 @@ impl Model {
         let dtype = kernels.format.dtype;
         let complete = with_learned(decoder.clone(), weights)?;
         let decoder = &complete;
-        let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
+        let mut program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let layout = PageLayout::new(decoder);
         let mut loader = Loader::new(weights, &*device, Types::of(&kernels), progress)?;
-        let linears = loader.linears(decoder, target.map(|target| (&target.decoder, &target.loaded.linears[..])))?;
+        let linears: Vec<_> =
+            loader.linears(decoder, target.map(|target| (&target.decoder, &target.loaded.linears[..])))?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
         let stacks = device.features().launches;
         let heads = decoder.head_linears().map(|linears| loader.heads(linears, stacks)).collect::<Result<_, _>>()?;
@@ -194,6 +195,9 @@ impl Model {
         } else {
             Box::new(Cpu::new(&*device, &program.ropes))
         };
+        if decoder.adapters.is_none() {
+            program.activate_in_products(|linear| linears[linear].takes_activation(&kernels));
+        }
         let loaded = Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask };
         let blocks = (!device.features().launches)
             .then(|| Blocks::new(&program, &RowOps::new(decoder, &loaded, (&kernels, &*device), &*ops)));

@@ -81,6 +81,8 @@ pub(super) enum Op {
     Norm { norm: usize, groups: usize, from: Register, to: Register },
     /// `to = linear(from)`.
     Linear { linear: usize, from: Register, to: Register },
+    /// `to = activation(gate) * up`, where `linear(from)` is gate and up; `width` is that of the result.
+    LinearActivate { linear: usize, from: Register, activation: Activation, width: usize, to: Register },
     /// Head norms and rotation of `Qkv` in place, and the cache write.
     QkNormRopeCache { attention: usize },
     /// From the queries in `Attended` and the latent row in `GateUp`, which it norms and rotates: the rotated parts of `Qkv`, the
@@ -131,7 +133,10 @@ impl Op {
             Op::AddPositions { .. } | Op::Send | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
             Op::Scale { register: own, .. } | Op::Sum { register: own, .. } => register == own,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
-            Op::Norm { from, .. } | Op::Linear { from, .. } | Op::Gather { from, .. } => register == from,
+            Op::Norm { from, .. }
+            | Op::Linear { from, .. }
+            | Op::LinearActivate { from, .. }
+            | Op::Gather { from, .. } => register == from,
             Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } | Op::Recurrent { .. } => {
                 register == Register::Qkv
             }
@@ -152,7 +157,9 @@ impl Op {
     pub fn overwrites(&self, register: Register) -> bool {
         let written = match *self {
             Op::Embed { to, .. } | Op::Norm { to, .. } | Op::Linear { to, .. } | Op::Activate { to, .. } => vec![to],
-            Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => vec![to],
+            Op::LinearActivate { to, .. } | Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => {
+                vec![to]
+            }
             Op::ActivatePerLayer { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],

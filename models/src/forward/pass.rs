@@ -115,7 +115,11 @@ impl Model {
                 }
                 Op::Receive { to } => {
                     let _time = time("receive", rows * hidden);
-                    ranks::stages(stages)?.receive(device, rows * hidden * dtype.bytes(), step.registers.get_mut(to))?;
+                    ranks::stages(stages)?.receive(
+                        device,
+                        rows * hidden * dtype.bytes(),
+                        step.registers.get_mut(to),
+                    )?;
                 }
                 Op::Send => {
                     let stream = step.registers.get(Register::Stream);
@@ -152,7 +156,7 @@ impl Model {
                     let _time = time("rope_table", 0);
                     ops.rope_table(table, batch, &mut step.ropes[table])?;
                 }
-                Op::Linear { linear, from, to } => {
+                Op::Linear { linear, from, to } | Op::LinearActivate { linear, from, to, .. } => {
                     if let Some(observer) = observer
                         && from != Register::Q8
                     {
@@ -234,8 +238,7 @@ impl Model {
                     ops.head_linear(HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch })?;
                 }
                 Op::WriteCache { attention } => {
-                    let (layer, source) =
-                        (&loaded.attention[attention], step.registers.get(Register::Qkv));
+                    let (layer, source) = (&loaded.attention[attention], step.registers.get(Register::Qkv));
                     let (slots, workspace) = (&batch.groups[layer.view].slot_mapping, ops.workspace(layer.view));
                     write_cache(kernels, device, layer, source, slots, caches, workspace)?;
                 }
@@ -347,12 +350,18 @@ mod tests {
         StepLimits { max_rows: 32, max_seqs: 2, max_model_len: 64, block_size: 8, num_blocks: 8 };
 
     /// Bits of the logits of a prompt's last token and of one decoded token.
-    fn logits(case: &str, device: &Arc<dyn Device>, dtype: Dtype, form: Form, merged: bool) -> Vec<u32> {
+    fn logits(
+        (case, kernels): (&str, &KernelChoice),
+        device: &Arc<dyn Device>,
+        dtype: Dtype,
+        form: Form,
+        merged: bool,
+    ) -> Vec<u32> {
         let folder = format!("{}/tests/reference/{case}", env!("CARGO_MANIFEST_DIR"));
         let files = ModelFiles::open(folder.as_ref()).unwrap();
         let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form);
         let needs = Needs { dtype, window: true, ..Model::needs(&decoder, &**device) };
-        let kernels = select(&KernelChoice::default(), &needs).unwrap();
+        let kernels = select(kernels, &needs).unwrap();
         let weights = Weights::open(&files).unwrap();
         let mut model =
             Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
@@ -364,6 +373,8 @@ mod tests {
         let has = |op: fn(&Op) -> bool| model.program.ops.iter().any(op);
         assert_eq!(has(|op| matches!(op, Op::AddNorm { .. })), merged);
         assert_eq!(has(|op| matches!(op, Op::Add { .. })), !merged);
+        let activates = merged && model.kernels.linear.capabilities.activates;
+        assert_eq!(has(|op| matches!(op, Op::LinearActivate { .. })), activates);
         model.reserve(&LIMITS).unwrap();
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let (table, mut found) = ([5, 1, 4], Vec::new());
@@ -389,9 +400,17 @@ mod tests {
         let on_cpu = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
         let on_sim = Dtype::ALL.map(|dtype| sim.as_ref().map(|sim| (sim, dtype, Form::Dense)));
         let all = on_cpu.map(|form| Some((&cpu, Dtype::F32, form))).into_iter().chain(on_sim).flatten();
+        let usual = KernelChoice::default();
         for (device, dtype, form) in all {
-            let [merged, plain] = [true, false].map(|merged| logits("qwen3", device, dtype, form, merged));
+            let [merged, plain] = [true, false].map(|merged| logits(("qwen3", &usual), device, dtype, form, merged));
             assert!(merged == plain, "{} in {dtype}, {form}", device.name());
+        }
+        let [decode, prefill, linear] = [(); 3].map(|()| "cpu.portable_tiles".to_string());
+        let tiles = KernelChoice { decode, prefill, linear, ..usual };
+        for case in ["qwen3", "llama"] {
+            let [merged, plain] =
+                [true, false].map(|merged| logits((case, &tiles), &cpu, Dtype::Bf16, Form::Dense, merged));
+            assert!(merged == plain, "{case} on tiles");
         }
     }
 }

@@ -71,7 +71,8 @@ impl Model {
     pub fn copy_states(&mut self, rows: &[u32], to: &mut [Buffer]) -> Result<(), KernelError> {
         let width = if self.step.taps.is_empty() { self.decoder.output_width() } else { self.decoder.hidden_size() };
         let Model { ops, step, .. } = self;
-        let states = if step.taps.is_empty() { std::slice::from_ref(step.registers.get(Register::Branch)) } else { &step.taps };
+        let states =
+            if step.taps.is_empty() { std::slice::from_ref(step.registers.get(Register::Branch)) } else { &step.taps };
         states.iter().zip(to).try_for_each(|(from, to)| ops.gather_rows(from, rows, width, to))
     }
 

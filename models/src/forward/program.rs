@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! Add; Norm                   AddNorm          a residual sum and the norm that follows it
+//! Linear; Activate            LinearActivate   once weights are loaded, if the product computes the activation
 //! Norm | AddNorm | Activate   the same, to Q8  rows that only a product with quantised weights reads are
 //! then Linear                 then Linear      quantised to 8 bits by the operation that computes them
 //! ```
@@ -79,6 +80,23 @@ impl Program {
         }
     }
 
+    /// Has products compute the activation that follows, if they take one and nothing else reads what is activated. The registers keep
+    /// their sizes.
+    pub fn activate_in_products(&mut self, takes_activation: impl Fn(usize) -> bool) {
+        for at in (1..self.ops.len()).rev() {
+            if let (
+                &Op::Linear { linear, from, to: Register::GateUp },
+                &Op::Activate { activation, gated: true, width, to },
+            ) = (&self.ops[at - 1], &self.ops[at])
+                && to != Register::Q8
+                && takes_activation(linear)
+                && !Program::is_read(&self.ops[at + 1..], Register::GateUp)
+            {
+                self.ops.splice(at - 1..=at, [Op::LinearActivate { linear, from, activation, width, to }]);
+            }
+        }
+    }
+
     /// Has rows computed right before a product with quantised weights, their only reader, written to `Q8`.
     fn quantise_inputs(&mut self, decoder: &Decoder) {
         let quantised: Vec<bool> = decoder.linears().map(|linear| linear.form.takes_blocks()).collect();
@@ -135,7 +153,7 @@ impl Program {
                 Op::States { .. } => {
                     [Register::Stream, Register::Branch, Register::Mixed].map(|it| holds(it, hidden))[0]
                 }
-                Op::Activate { width, to, .. } => holds(to, width),
+                Op::Activate { width, to, .. } | Op::LinearActivate { width, to, .. } => holds(to, width),
                 Op::ActivatePerLayer { width, .. } => holds(Register::Activated, width),
                 Op::Experts { experts: number, .. } => {
                     // Scratch of one expert: its rows, its projections, their activation, its output.

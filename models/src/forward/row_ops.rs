@@ -75,6 +75,10 @@ impl<'a> RowOps<'a> {
                 let [x, y] = registers.several([from, to])?;
                 loaded.linears[linear].run((kernels, device), rows_of(x, from), rows, y, dtype, scratch)
             }
+            Op::LinearActivate { linear, from, activation, to, .. } => {
+                let [x, y] = registers.several([from, to])?;
+                loaded.linears[linear].run_activated((kernels, device), rows_of(x, from), rows, y, dtype, activation)
+            }
             Op::GateAttended { attention } => {
                 let declared = &loaded.attention[attention].declared;
                 let (width, stride) = (declared.heads.query_width(), declared.row_width());
@@ -126,10 +130,15 @@ impl<'a> RowOps<'a> {
         let loaded = self.loaded;
         let whole = |register| (register, whole(register, (self.hidden, self.per_layer)));
         let elements = match *op {
-            Op::Norm { norm, groups, from, to } => [from, to].map(|it| (it, groups * loaded.norms[norm].width)).to_vec(),
+            Op::Norm { norm, groups, from, to } => {
+                [from, to].map(|it| (it, groups * loaded.norms[norm].width)).to_vec()
+            }
             Op::Linear { linear, from, to } => {
                 let weights = &loaded.linears[linear].weights;
                 vec![(from, weights.k()), (to, weights.n())]
+            }
+            Op::LinearActivate { linear, from, width, to, .. } => {
+                vec![(from, loaded.linears[linear].weights.k()), (to, width)]
             }
             Op::GateAttended { attention } => {
                 let declared = &loaded.attention[attention].declared;
