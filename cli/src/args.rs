@@ -101,7 +101,7 @@ pub struct EngineArgs {
     pub dtype: Option<values::DtypeChoice>,
     /// Chat template instead of that of the checkpoint: a file in Jinja, or a name [default: that of the checkpoint]
     ///
-    /// Names are those of the checkpoint's templates, such as tool_use or rag, and chatml and deepseek_v32. A base model has none.
+    /// Names are those of the checkpoint's templates, such as tool_use or rag, and chatml, deepseek_v32 and mistral. A base model has none.
     #[arg(long, value_name = "FILE|NAME", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
     pub chat_template: Option<PathBuf>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]

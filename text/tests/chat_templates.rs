@@ -497,6 +497,56 @@ fn the_encoding_of_deepseek_v32_is_a_template_that_its_type_of_model_chooses() {
 }
 
 #[test]
+fn conversations_of_a_tekken_are_those_of_mistral_common() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let call =
+        json!({"id": "abc123xyz", "type": "function", "function": {"name": "f", "arguments": "{\"city\": \"Oslo\"}"}});
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abc123xyz", "content": "{\"temp\": 3}"},
+    ]);
+    let listed = "[AVAILABLE_TOOLS][{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\"}}}][/AVAILABLE_TOOLS]";
+    let call = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\"}, \"id\": \"abc123xyz\"}]</s>";
+    let result = "[TOOL_RESULTS]abc123xyz[TOOL_CONTENT]{\"temp\": 3}[/TOOL_RESULTS]";
+    for (version, expected) in [
+        (
+            "v3",
+            format!(
+                "<s>[INST]Hi[/INST]Hello</s>{listed}[INST]Be brief.\n\nAgain[/INST]{call}\
+                 [TOOL_RESULTS]{{\"content\": {{\"temp\": 3}}, \"call_id\": \"abc123xyz\"}}[/TOOL_RESULTS]"
+            ),
+        ),
+        (
+            "v7",
+            format!(
+                "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello</s>{listed}[INST]Again[/INST]{call}{result}"
+            ),
+        ),
+        (
+            "v13",
+            format!(
+                "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello</s>{listed}[INST]Again[/INST]\
+                 [TOOL_CALLS]f[ARGS]{{\"city\": \"Oslo\"}}</s>{result}"
+            ),
+        ),
+    ] {
+        let copy = Copy::of("llama")
+            .drop_key("tokenizer_config.json", "chat_template")
+            .remove("tokenizer.json")
+            .write("tekken.json", json!({"config": {"version": version}}).to_string());
+        let template = ChatTemplate::load(copy.folder()).unwrap().unwrap();
+        assert!(template.origin().starts_with("mistral, which is built in"), "{}", template.origin());
+        let found = render(&template, messages.clone(), |request| request.tools = Some(tools.clone())).unwrap();
+        assert_eq!(found, expected, "{version}");
+        assert_eq!(ToolFormat::of(&template).map(|(format, _)| format), Some(ToolFormat::Mistral));
+    }
+}
+
+#[test]
 fn a_template_that_cannot_work_ends_chats_and_not_the_model() {
     let copy = with_template("{{ 'x'.nope() }}");
     let template = ChatTemplate::load_for_serving(copy.folder(), None).unwrap().unwrap();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::LoadError;
@@ -24,11 +25,30 @@ const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Templates that a name chooses; the first also where `model_type` of `config.json` is its name, and nothing else is there.
-const BUILT_IN: [(&str, &str); 2] = [
+/// Templates that a name chooses. Where there is nothing else, the first is that of its `model_type`, and the second that of checkpoints
+/// with a [`TEKKEN`].
+const BUILT_IN: [(&str, &str); 3] = [
     ("deepseek_v32", include_str!("templates/deepseek_v32.jinja")),
+    ("mistral", include_str!("templates/mistral.jinja")),
     ("chatml", include_str!("templates/chatml.jinja")),
 ];
+
+/// Mistral's tokenizer, whose version says how conversations are written.
+const TEKKEN: &str = "tekken.json";
+
+/// Variable of the template `mistral`.
+const TEKKEN_VERSION: &str = "tekken_version";
+
+/// The part of a [`TEKKEN`] that concerns conversations.
+#[derive(Deserialize)]
+struct Tekken {
+    config: TekkenConfig,
+}
+
+#[derive(Deserialize)]
+struct TekkenConfig {
+    version: String,
+}
 
 /// The uncompiled templates of a checkpoint.
 pub(super) struct TemplateSource {
@@ -65,7 +85,10 @@ impl TemplateSource {
             let text = special_text(config.get(*name)).or_else(|| special_text(fallback.get(*name)))?;
             Some((name.to_string(), Value::from(text)))
         };
-        let special_tokens = SPECIAL_TOKENS.iter().filter_map(token).collect();
+        let mut special_tokens: Map<String, Value> = SPECIAL_TOKENS.iter().filter_map(token).collect();
+        if templates.iter().any(|(_, template)| template.contains(TEKKEN_VERSION)) {
+            special_tokens.extend(tekken_version(files)?.map(|version| (TEKKEN_VERSION.to_string(), version.into())));
+        }
         Ok(Some(TemplateSource { file, templates, special_tokens }))
     }
 }
@@ -88,10 +111,27 @@ fn of_checkpoint(files: &(impl Files + ?Sized), config: &Map<String, Value>) -> 
             return Ok(Some((files.locate(file), named_templates(value).ok_or_else(wrong)?)));
         }
     }
-    let (name, template) = BUILT_IN[0];
-    let is_its = object(files, "config.json")?.get("model_type").is_some_and(|kind| kind == name);
-    let file = format!("{name}, which is built in, because `model_type` is that");
-    Ok(is_its.then(|| (file, vec![(DEFAULT.to_string(), template.to_string())])))
+    let [(deepseek, its), (mistral, other), _] = BUILT_IN;
+    let is_deepseek = object(files, "config.json")?.get("model_type").is_some_and(|kind| kind == deepseek);
+    let found = |name: &str, template: &str, why: &str| {
+        (format!("{name}, which is built in, for {why}"), vec![(DEFAULT.to_string(), template.to_string())])
+    };
+    Ok(match tekken_version(files)? {
+        _ if is_deepseek => Some(found(deepseek, its, "its `model_type`")),
+        Some(_) => Some(found(mistral, other, TEKKEN)),
+        None => None,
+    })
+}
+
+/// The version of a [`TEKKEN`] in a checkpoint without another tokenizer.
+fn tekken_version(files: &(impl Files + ?Sized)) -> Result<Option<u32>, LoadError> {
+    if read(files, "tokenizer.json")?.is_some() {
+        return Ok(None);
+    }
+    let Some(bytes) = read(files, TEKKEN)? else { return Ok(None) };
+    let broken = |error| LoadError::json(files.locate(TEKKEN), error);
+    let tekken: Tekken = serde_json::from_slice(&bytes).map_err(broken)?;
+    Ok(tekken.config.version.trim_start_matches('v').parse().ok())
 }
 
 /// The template of this name.

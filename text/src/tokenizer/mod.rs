@@ -1,10 +1,17 @@
 //! Conversion of text to token ids and back, with the `tokenizers` library.
 //!
-//! `tokenizer.json` decides if there is one: its post-processor which special tokens are added, its added tokens which texts become one id. Only the
-//! tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there.
-//! Without it, the vocabulary of another format is read ([`OTHERS`]).
-//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide
-//! ([`GGUF_FILE`]).
+//! `tokenizer.json` decides if there is one: its post-processor which special tokens are added, its added tokens which texts become one
+//! id. Only the tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there. Padding and
+//! truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide ([`GGUF_FILE`]).
+//! Without both, the vocabulary of another format is read ([`OTHERS`]).
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | `gguf`, `sentencepiece`, `tiktoken`, `wordpiece` | a reader per format, which gives the parts of a tokenizer |
+//! | `stated`, `steps`, `splits` | what the readers share: added tokens, the steps around a model, how texts are split |
+//! | `model`, `scored`, `bpe`, `unigram`, `rules` | the model: one of the library, or a vocabulary with scores |
+//! | `pieces`, `spaces` | long texts in pieces |
+//! | `bytes` | the bytes that a token represents |
 
 use std::collections::HashSet;
 
