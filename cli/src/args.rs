@@ -99,10 +99,10 @@ pub struct EngineArgs {
     /// it too, with sums in float32; other CPUs emulate it with the same bits, slowly. A CPU refuses float16.
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
-    /// Chat template in Jinja, instead of that of the checkpoint [default: that of the checkpoint]
+    /// Chat template instead of that of the checkpoint: a file in Jinja, or a name [default: that of the checkpoint]
     ///
-    /// A base model has none.
-    #[arg(long, value_name = "FILE", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
+    /// Names are those of the checkpoint's templates, such as tool_use or rag, and chatml, deepseek_v32 and mistral. A base model has none.
+    #[arg(long, value_name = "FILE|NAME", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
     pub chat_template: Option<PathBuf>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
     ///

@@ -29,6 +29,7 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
             "{name}: found no chat template, expected one for `quire chat`; use `quire generate`"
         )));
     };
+    note(format_args!("  chat template: {}", template.origin()));
     let params = session::params(&args.sampling, Some(engine.generation_defaults()));
     let phase = watch::Sender::new(Phase::Prompt);
     let mut conversation =

@@ -14,11 +14,26 @@ const ADAPTER: &str = "adapter_model.safetensors";
 const CONFIG: &str = "config.json";
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Vocabularies in other formats, which are read where a repository has no [`TOKENIZER`].
+const VOCABULARIES: [&str; 9] = [
+    "tekken.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "cl100k_base.tiktoken",
+    "vocab.txt",
+    "added_tokens.json",
+];
+
 /// Files that are downloaded where a repository has them.
 const SETTINGS: [&str; 12] = [
     CONFIG,
     "generation_config.json",
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
@@ -58,7 +73,9 @@ pub(crate) enum Unusable {
 
 /// The files that settings come from, and those which the repository does not have.
 pub(crate) fn settings(names: &BTreeSet<&str>) -> (Vec<RepoPath>, Vec<RepoPath>) {
-    SETTINGS.into_iter().map(RepoPath::known).partition(|name| names.contains(name.as_str()))
+    let vocabularies = VOCABULARIES.into_iter().filter(|_| !names.contains(TOKENIZER));
+    let wanted = SETTINGS.into_iter().chain(vocabularies);
+    wanted.map(RepoPath::known).partition(|name| names.contains(name.as_str()))
 }
 
 /// The weights to load: `gguf` names a GGUF file, or the quantisation that its name contains.

@@ -38,6 +38,7 @@ fn a_model_is_downloaded_into_the_shared_layout_with_only_the_files_it_needs() {
         ("consolidated.safetensors", b"the same again"),
         ("onnx/model.onnx", b"another format"),
         ("additional_chat_templates/tool_use.jinja", b"{{ tools }}"),
+        ("tokenizer.model", b"the same vocabulary"),
     ]);
     let (folder, (done, total), events) = fetch_with_events(&hub.options());
     let folder = folder.unwrap();
@@ -81,6 +82,20 @@ fn a_model_is_downloaded_into_the_shared_layout_with_only_the_files_it_needs() {
     options.revision = COMMIT.parse().unwrap();
     assert_eq!(fetch(&options, crate::common::REPO).unwrap(), folder);
     assert_eq!(hub.requests().len(), before + 1, "a commit is cached for good");
+}
+
+#[test]
+fn a_vocabulary_in_another_format_is_downloaded_where_there_is_no_tokenizer_json() {
+    let hub = Hub::new(&[
+        SETTINGS[0],
+        ("model.safetensors", b"data"),
+        ("tekken.json", b"{}"),
+        ("tokenizer.model", b"pieces"),
+        ("added_tokens.json", b"{ }"),
+    ]);
+    let (folder, ..) = fetch_with_events(&hub.options());
+    let needed = ["added_tokens.json", "config.json", "model.safetensors", "tekken.json", "tokenizer.model"];
+    hub.check(&folder.unwrap(), &needed);
 }
 
 #[test]

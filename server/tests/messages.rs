@@ -7,9 +7,10 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::common::{Server, config};
-use engine::{EngineConfig, ModelSource};
+use engine::{AsyncEngine, EngineConfig, ModelSource};
 use serde_json::{Value, json};
-use server::ServerOptions;
+use server::{App, ServerOptions};
+use text::ToolFormat;
 
 const TEMPLATE: &str = "{{ {'messages': messages, 'tools': tools | default(none), 'start': add_generation_prompt,
     'effort': reasoning_effort | default(none), 'documents': documents} | tojson }}";
@@ -111,4 +112,47 @@ fn the_items_of_a_turn_become_one_message() {
     assert_eq!(response["output"][0]["content"][0]["text"], chat["choices"][0]["message"]["content"]);
     let count = SERVER.ok("/tokenize", json!({"messages": [{"role": "user", "content": "hi"}]}))["count"].clone();
     assert_eq!(SERVER.ok("/v1/responses/input_tokens", json!({"input": "hi"}))["input_tokens"], count);
+}
+
+#[test]
+fn a_template_of_a_request_is_used_only_if_the_server_trusts_it() {
+    let body =
+        json!({"messages": [{"role": "user", "content": "hi"}], "chat_template": "{{ messages[0].content ~ '!' }}"});
+    let error = SERVER.post("/tokenize", &body).error();
+    assert_eq!(error["param"], "chat_template");
+    assert!(error["message"].as_str().unwrap().contains("--trust-request-chat-template"), "{error}");
+    let trusting = ServerOptions { trust_request_chat_template: true, ..ServerOptions::default() };
+    let server = Server::with(config(), trusting, Duration::ZERO);
+    let tokens = server.ok("/tokenize", body.clone())["tokens"].clone();
+    assert_eq!(server.ok("/detokenize", json!({"tokens": tokens}))["prompt"], "hi!");
+    let looping = json!({"messages": body["messages"], "chat_template": "{% for i in range(99999999) %}{% endfor %}"});
+    assert_eq!(server.post("/tokenize", &looping).status, 400);
+}
+
+#[test]
+fn the_start_line_says_which_formats_were_chosen_and_why() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let formats = |template: &str, options: ServerOptions| {
+        std::fs::write(file.path(), template).unwrap();
+        let chat_template = Some(file.path().to_path_buf());
+        let engine = AsyncEngine::start(EngineConfig { chat_template, ..config() }, &|_, _| {}).unwrap();
+        App::new(engine, options).formats()
+    };
+    let path = file.path().display();
+    assert_eq!(
+        formats("<seed:tool_call><seed:think>", ServerOptions::default()),
+        format!(
+            "chat template: {path}; tool calls: seed_oss (the template has <seed:tool_call>); \
+             reasoning: seed_oss (the template has <seed:think>)"
+        )
+    );
+    let set = ServerOptions { tool_call_parser: Some(ToolFormat::Granite), ..ServerOptions::default() };
+    assert_eq!(
+        formats("{{ messages }}", set),
+        format!(
+            "chat template: {path}; tool calls: granite (set); reasoning: none (assumed, because no template tells it)"
+        )
+    );
+    let unknown = formats("{{ messages }}", ServerOptions::default());
+    assert!(unknown.contains("tool calls: hermes (assumed, because no template tells it)"), "{unknown}");
 }

@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::error::{LoadError, one_line};
 
+/// Greatest size of a file, several times that of the largest published `tokenizer.json`.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// The files of one checkpoint, by name.
 pub trait Files {
     /// Returns the contents of a file; `None` if it does not exist.
@@ -24,6 +27,11 @@ pub trait Files {
 impl Files for Path {
     fn read(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>, String> {
         let path = self.join(name);
+        let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        if size > MAX_BYTES {
+            let file = self.locate(name);
+            return Err(format!("{file}: found a file of {size} bytes; expected at most {MAX_BYTES}"));
+        }
         match std::fs::read(&path) {
             Ok(bytes) => Ok(Some(bytes.into())),
             Err(error) if error.kind() == ErrorKind::NotFound || path.is_dir() => Ok(None),

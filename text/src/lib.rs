@@ -8,7 +8,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `tokenizer` | `tokenizer.json`, and the vocabularies of GGUF files |
+//! | `tokenizer` | `tokenizer.json`, the vocabularies of GGUF files, of SentencePiece, tiktoken and tekken, and `vocab.txt` |
 //! | `chat` | chat templates, which run under limits |
 //! | `stream`, `detokenizer`, `utf8`, `stop` | tokens to final text, one sequence at a time |
 //! | `reasoning`, `channels`, `marker` | reasoning in front of the answer |

@@ -24,6 +24,10 @@ pub enum ReasoningFormat {
     Gemma4,
     /// In the channel `analysis` of the harmony format.
     GptOss,
+    /// Between `<seed:think>` and `</seed:think>`.
+    SeedOss,
+    /// Between `<|START_THINKING|>` and `<|END_THINKING|>`. The answer is between markers too, which are dropped.
+    CohereCommand3,
 }
 
 /// Text after the opening marker of [`ReasoningFormat::Gemma4`].
@@ -40,16 +44,35 @@ struct Declaration {
     open: &'static str,
     /// Marks the end.
     close: &'static str,
+    /// Markers around the answer, which are no part of it.
+    around: &'static [&'static str],
 }
 
 /// Every format. Where templates are ambiguous, the first that matches is chosen.
-const FORMATS: [Declaration; 6] = [
+const FORMATS: [Declaration; 8] = [
+    Declaration {
+        format: ReasoningFormat::SeedOss,
+        names: &["seed_oss"],
+        template: Some("<seed:think>"),
+        open: "<seed:think>",
+        close: "</seed:think>",
+        around: &[],
+    },
+    Declaration {
+        format: ReasoningFormat::CohereCommand3,
+        names: &["cohere_command3"],
+        template: Some("<|START_THINKING|>"),
+        open: "<|START_THINKING|>",
+        close: "<|END_THINKING|>",
+        around: &["<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+    },
     Declaration {
         format: ReasoningFormat::GptOss,
         names: &["openai_gptoss"],
         template: Some("<|channel|>"),
         open: "<|channel|>",
         close: "<|end|>",
+        around: &[],
     },
     Declaration {
         format: ReasoningFormat::Gemma4,
@@ -57,6 +80,7 @@ const FORMATS: [Declaration; 6] = [
         template: Some("<|channel>"),
         open: "<|channel>thought\n",
         close: "<channel|>",
+        around: &[],
     },
     Declaration {
         format: ReasoningFormat::Mistral,
@@ -64,13 +88,15 @@ const FORMATS: [Declaration; 6] = [
         template: Some("[THINK]"),
         open: "[THINK]",
         close: "[/THINK]",
+        around: &[],
     },
     Declaration {
         format: ReasoningFormat::Qwen3,
-        names: &["qwen3", "glm45", "deepseek_v3", "kimi_k2"],
+        names: &["qwen3", "glm45", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax_m2", "olmo3"],
         template: Some("</think>"),
         open: "<think>",
         close: "</think>",
+        around: &[],
     },
     Declaration {
         format: ReasoningFormat::DeepseekR1,
@@ -78,8 +104,9 @@ const FORMATS: [Declaration; 6] = [
         template: None,
         open: "<think>",
         close: "</think>",
+        around: &[],
     },
-    Declaration { format: ReasoningFormat::Off, names: &["none"], template: None, open: "", close: "" },
+    Declaration { format: ReasoningFormat::Off, names: &["none"], template: None, open: "", close: "", around: &[] },
 ];
 
 impl ReasoningFormat {
@@ -88,10 +115,10 @@ impl ReasoningFormat {
         FORMATS.iter().map(|one| one.format)
     }
 
-    /// The format that a chat template mentions; [`ReasoningFormat::Off`] if it mentions none.
-    pub fn of(template: Option<&ChatTemplate>) -> ReasoningFormat {
-        let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
-        FORMATS.iter().find(|one| one.template.is_some_and(mentions)).map_or(ReasoningFormat::Off, |one| one.format)
+    /// The format that a chat template mentions, and the text that tells it.
+    pub fn of(template: &ChatTemplate) -> Option<(ReasoningFormat, &'static str)> {
+        let told = |one: &Declaration| Some((one.format, one.template.filter(|text| template.mentions(text))?));
+        FORMATS.iter().find_map(told)
     }
 
     fn declaration(self) -> &'static Declaration {
@@ -131,7 +158,8 @@ impl ReasoningFormat {
                 None => State::Start(String::new()),
             },
         };
-        Some(ReasoningParser { state, markers: self.markers() })
+        let around = self.declaration().around;
+        Some(ReasoningParser { state, markers: self.markers(), around, held: String::new() })
     }
 
     /// The text that opens the reasoning, where it is text: no special token.
@@ -144,7 +172,9 @@ impl ReasoningFormat {
     /// Whether a marker of the format is a special token of the vocabulary. Special tokens must then be kept in the text.
     pub fn has_special_marker(self, tokenizer: &Tokenizer) -> bool {
         let (open, close) = self.markers();
-        [open, open.trim_end_matches(LABEL), close].iter().any(|text| special_token(tokenizer, text).is_some())
+        let around = self.declaration().around.iter().copied();
+        let mut markers = [open, open.trim_end_matches(LABEL), close].into_iter().chain(around);
+        markers.any(|text| special_token(tokenizer, text).is_some())
     }
 
     /// Returns a grammar that binds after the reasoning: the answer to `prompt` may have reasoning, and `then` applies to the text
@@ -250,6 +280,10 @@ enum State {
 pub struct ReasoningParser {
     state: State,
     markers: (&'static str, &'static str),
+    /// Markers around the answer.
+    around: &'static [&'static str],
+    /// Text of the answer that may be one of them.
+    held: String,
 }
 
 impl ReasoningParser {
@@ -259,6 +293,8 @@ impl ReasoningParser {
         ReasoningParser {
             state: if thinking { State::thinking(markers.1) } else { State::Start(String::new()) },
             markers,
+            around: &[],
+            held: String::new(),
         }
     }
 
@@ -307,7 +343,7 @@ impl ReasoningParser {
                 let reasoning = if has_text { held.trim_end() } else { held.trim() };
                 Thought { reasoning: reasoning.to_string(), ..Thought::default() }
             }
-            State::Between | State::Answer => Thought::default(),
+            State::Between | State::Answer => Thought { content: std::mem::take(&mut self.held), ..Thought::default() },
         }
     }
 
@@ -321,8 +357,9 @@ impl ReasoningParser {
                 if inner == open {
                     self.state = State::thinking(close);
                 } else if !open.starts_with(inner) || held.len() > MAX_HELD {
-                    thought.content.push_str(held);
+                    let text = std::mem::take(held);
                     self.state = State::Answer;
+                    text.chars().for_each(|c| self.read_char(c, thought));
                 }
             }
             State::Thinking { close, has_text } => {
@@ -337,8 +374,20 @@ impl ReasoningParser {
             }
             State::Between if c.is_whitespace() => {}
             State::Between | State::Answer => {
-                self.state = State::Answer;
-                thought.content.push(c);
+                self.held.push(c);
+                let around = self.around;
+                if around.contains(&self.held.as_str()) {
+                    self.held.clear();
+                    return;
+                }
+                while !around.iter().any(|marker| marker.starts_with(&self.held)) {
+                    self.state = State::Answer;
+                    let first = self.held.remove(0);
+                    thought.content.push(first);
+                    if self.held.is_empty() {
+                        break;
+                    }
+                }
             }
         }
     }

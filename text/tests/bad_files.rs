@@ -20,11 +20,12 @@ fn broken_json_names_the_file_and_the_place() {
 }
 
 #[test]
-fn a_tokenizer_in_another_format_is_named_with_what_to_do() {
-    for other in ["tokenizer.model", "tekken.json", "tiktoken.model"] {
-        let copy = Copy::of("llama").remove("tokenizer.json").write(other, "");
-        message(Tokenizer::load(copy.folder()), &["tokenizer.json: not found", other, "save_pretrained"]);
-    }
+fn a_checkpoint_without_a_tokenizer_names_the_files_that_would_do() {
+    let copy = Copy::of("llama").remove("tokenizer.json");
+    message(
+        Tokenizer::load(copy.folder()),
+        &["tokenizer.json: not found", "tokenizer.model", "tekken.json", "vocab.txt"],
+    );
 }
 
 #[test]
@@ -83,9 +84,10 @@ fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
     load(sequence(&[&replace, &fallback, &fuse, &strip(0)])).unwrap();
     load(sequence(&[&byte_level, &fuse])).unwrap();
     load(Value::Null).unwrap();
+    load(json!({"type": "WordPiece", "prefix": "##", "cleanup": true})).unwrap();
+    load(json!({"type": "BPEDecoder", "suffix": "</w>"})).unwrap();
     for (decoder, named) in [
-        (json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
-        (json!({"type": "BPEDecoder", "suffix": "</w>"}), "BPEDecoder"),
+        (json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true}), "CTC"),
         (sequence(&[&regex, &fuse]), "Regex"),
         (strip(1), "Strip"),
         (sequence(&[&replace, &byte_level]), "Replace"),

@@ -1,8 +1,10 @@
 //! The Jinja of chat templates against what transformers 5.23 (Jinja2 3.1) prints for the same template.
 
+use std::path::Path;
+
 use serde_json::{Map, Value, json};
 use testkit::reference::{CASES, folder};
-use text::{ChatInput, ChatTemplate, TemplateError};
+use text::{ChatInput, ChatTemplate, ReasoningFormat, TemplateError, ToolFormat};
 
 use crate::checkpoints::{Copy, message};
 
@@ -345,6 +347,202 @@ fn methods_of_python_that_the_library_lacks() {
     {
         let guarded = template(&format!("{{% if messages|length == 0 %}}{{{{ {failing} }}}}{{% endif %}}"));
         assert!(matches!(render(&guarded, json!([]), |_| ()), Err(TemplateError::Failed(_))), "{failing}");
+    }
+}
+
+#[test]
+fn the_percent_sign_formats_texts_and_divides_numbers_as_in_python() {
+    for (expression, printed) in [
+        ("'%s is %d' % ('x', 7)", "x is 7"),
+        ("'%s' % true", "True"),
+        ("'%s' % none", "None"),
+        ("'%5.2f|%-3s|%03d|%%' % (1.005, 'a', 7)", " 1.00|a  |007|%"),
+        ("'%(a)s-%(b)s' % {'a': 1, 'b': 'c'}", "1-c"),
+        ("'%s' % 'a' ~ 'b'", "ab"),
+        ("7 % 3", "1"),
+        ("-7 % 3", "2"),
+        ("7 % -3", "-2"),
+        ("7.5 % 2", "1.5"),
+        ("(loop_index | default(5)) % 2 == 1", "True"),
+    ] {
+        let found = render(&template(&format!("{{{{ {expression} }}}}")), json!([]), |_| ()).unwrap();
+        assert_eq!(found, printed, "{expression}");
+    }
+    for failing in ["'%s %s' % 'a'", "1 % 0", "'%999999d' % 1", "[] % 2"] {
+        let guarded = template(&format!("{{% if messages|length == 0 %}}{{{{ {failing} }}}}{{% endif %}}"));
+        assert!(matches!(render(&guarded, json!([]), |_| ()), Err(TemplateError::Failed(_))), "{failing}");
+    }
+}
+
+#[test]
+fn a_name_chooses_a_template_of_the_checkpoint_or_one_that_is_built_in() {
+    let named = json!([
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools|length }} tools"},
+        {"name": "rag", "template": "of documents"},
+    ]);
+    let copy = || {
+        Copy::of("llama")
+            .set("tokenizer_config.json", json!({ "chat_template": named }))
+            .write("additional_chat_templates/more.jinja", "one more")
+    };
+    let load = |name: &str| ChatTemplate::load_for_serving(copy().folder(), Some(Path::new(name)));
+    let user = json!([{"role": "user", "content": "Hi"}]);
+    for (name, printed) in [
+        ("rag", "of documents"),
+        ("more", "one more"),
+        ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+    ] {
+        let template = load(name).unwrap().unwrap();
+        let with_tools = |request: &mut Request| {
+            request.tools = Some(json!([1]));
+            request.add_generation_prompt = true;
+        };
+        assert_eq!(render(&template, user.clone(), with_tools).unwrap(), printed);
+        assert_eq!(template.origin(), format!("the one named {name}"));
+    }
+    let file = copy();
+    let path = file.path("additional_chat_templates/more.jinja");
+    let template = ChatTemplate::load_for_serving(file.folder(), Some(&path)).unwrap().unwrap();
+    assert_eq!(
+        (template.origin(), render(&template, user, |_| ()).unwrap().as_str()),
+        (path.to_str().unwrap(), "one more")
+    );
+    message(load("nope"), &["--chat-template", "\"nope\"", "existing file", "rag", "chatml"]);
+    message(load("../tokenizer_config"), &["--chat-template", "existing file"]);
+}
+
+#[test]
+fn a_template_of_a_client_is_rendered_under_the_same_limits() {
+    let own = template("{{ bos_token }}own");
+    let messages = json!([{"role": "developer", "content": "Hi"}]);
+    let kwargs = Map::new();
+    let input = ChatInput {
+        messages: messages.as_array().unwrap(),
+        tools: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: &kwargs,
+    };
+    let render = |source: &str| own.render_with(source, &input);
+    assert_eq!(
+        render("{{ bos_token }}{% generation %}{{ messages[0].role }}{% endgeneration %}").unwrap(),
+        "<s>system"
+    );
+    for failing in [
+        "{% if %}",
+        "{{ 'x'.nope() }}",
+        "{% for i in range(99999999) %}{% endfor %}",
+        "{% include 'x' %}",
+        "{{ 'x' * 999999999 }}",
+    ] {
+        let error = render(failing).unwrap_err().to_string();
+        assert!(!error.contains('\n') && error.contains("chat template"), "{error}");
+    }
+    assert!(matches!(render("{{ raise_exception('no') }}"), Err(TemplateError::Refused(_))));
+}
+
+#[test]
+fn the_encoding_of_deepseek_v32_is_a_template_that_its_type_of_model_chooses() {
+    let copy = Copy::of("llama")
+        .drop_key("tokenizer_config.json", "chat_template")
+        .set("config.json", json!({"model_type": "deepseek_v32"}));
+    let template = ChatTemplate::load(copy.folder()).unwrap().unwrap();
+    assert!(template.origin().starts_with("deepseek_v32"), "{}", template.origin());
+    let function = |name: &str| json!({"name": name, "parameters": {"type": "object"}});
+    let tools =
+        json!([{"type": "function", "function": function("f")}, {"type": "function", "function": function("g")}]);
+    let call = |name: &str, arguments: Value| json!({"type": "function", "function": {"name": name, "arguments": arguments.to_string()}});
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello.", "reasoning_content": "dropped"},
+        {"role": "user", "content": "Call"},
+        {"role": "assistant", "content": "Both.", "reasoning_content": "kept",
+            "tool_calls": [call("f", json!({"s": "a \"b\"", "l": [1, "é"]})), call("g", json!({}))]},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]);
+    let rendered = |messages: Value, thinks: bool, tools: Option<&Value>| {
+        render(&template, messages, |request| {
+            request.tools = tools.cloned();
+            request.kwargs = [("thinking".to_string(), thinks.into())].into_iter().collect();
+        })
+        .unwrap()
+    };
+    let whole = rendered(messages, true, Some(&tools));
+    let (head, rest) = whole.split_once("## Tools\n").unwrap();
+    assert_eq!(head, "<｜begin▁of▁sentence｜>Be brief.\n\n");
+    let (text, rest) = rest.split_once("<functions>\n").unwrap();
+    assert!(
+        text.contains("<｜DSML｜invoke name=\"$FUNCTION_NAME2\">\n...\n")
+            && text.contains("<think>...thinking about results</think>\n")
+    );
+    assert_eq!(
+        rest,
+        "{\"name\": \"f\", \"parameters\": {\"type\": \"object\"}}\n{\"name\": \"g\", \"parameters\": {\"type\": \"object\"}}\n\
+         </functions>\n<｜User｜>Hi<｜Assistant｜></think>Hello.<｜end▁of▁sentence｜><｜User｜>Call<｜Assistant｜><think>\
+         kept</think>Both.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+         <｜DSML｜parameter name=\"s\" string=\"true\">a \"b\"</｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"l\" string=\"false\">[1, \"é\"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+         <｜DSML｜invoke name=\"g\">\n\n</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>\n\n\
+         <function_results>\n<result>1</result>\n<result>2</result>\n</function_results>\n\n<think>"
+    );
+    let plain = rendered(json!([{"role": "user", "content": "Hi"}]), false, None);
+    assert_eq!(plain, "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜></think>");
+    let without_system = rendered(json!([{"role": "user", "content": "Hi"}]), false, Some(&tools));
+    assert!(without_system.starts_with("<｜begin▁of▁sentence｜>\n\n## Tools\n"));
+    assert_eq!(ToolFormat::of(&template).map(|(format, _)| format), Some(ToolFormat::DeepseekV32));
+    assert_eq!(ReasoningFormat::of(&template).map(|(format, _)| format), Some(ReasoningFormat::Qwen3));
+}
+
+#[test]
+fn conversations_of_a_tekken_are_those_of_mistral_common() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let call =
+        json!({"id": "abc123xyz", "type": "function", "function": {"name": "f", "arguments": "{\"city\": \"Oslo\"}"}});
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abc123xyz", "content": "{\"temp\": 3}"},
+    ]);
+    let listed = "[AVAILABLE_TOOLS][{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\"}}}][/AVAILABLE_TOOLS]";
+    let call = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\"}, \"id\": \"abc123xyz\"}]</s>";
+    let result = "[TOOL_RESULTS]abc123xyz[TOOL_CONTENT]{\"temp\": 3}[/TOOL_RESULTS]";
+    for (version, expected) in [
+        (
+            "v3",
+            format!(
+                "<s>[INST]Hi[/INST]Hello</s>{listed}[INST]Be brief.\n\nAgain[/INST]{call}\
+                 [TOOL_RESULTS]{{\"content\": {{\"temp\": 3}}, \"call_id\": \"abc123xyz\"}}[/TOOL_RESULTS]"
+            ),
+        ),
+        (
+            "v7",
+            format!(
+                "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello</s>{listed}[INST]Again[/INST]{call}{result}"
+            ),
+        ),
+        (
+            "v13",
+            format!(
+                "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello</s>{listed}[INST]Again[/INST]\
+                 [TOOL_CALLS]f[ARGS]{{\"city\": \"Oslo\"}}</s>{result}"
+            ),
+        ),
+    ] {
+        let copy = Copy::of("llama")
+            .drop_key("tokenizer_config.json", "chat_template")
+            .remove("tokenizer.json")
+            .write("tekken.json", json!({"config": {"version": version}}).to_string());
+        let template = ChatTemplate::load(copy.folder()).unwrap().unwrap();
+        assert!(template.origin().starts_with("mistral, which is built in"), "{}", template.origin());
+        let found = render(&template, messages.clone(), |request| request.tools = Some(tools.clone())).unwrap();
+        assert_eq!(found, expected, "{version}");
+        assert_eq!(ToolFormat::of(&template).map(|(format, _)| format), Some(ToolFormat::Mistral));
     }
 }
 

@@ -36,6 +36,28 @@ fn reasoning_is_recognised_only_in_front_of_the_answer() {
 }
 
 #[test]
+fn markers_around_the_answer_are_no_part_of_it() {
+    let format = ReasoningFormat::CohereCommand3;
+    let call = "<|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>";
+    let thought = "<|START_THINKING|>a <b<|END_THINKING|>";
+    for (text, reasoning, content) in [
+        (format!("{thought}<|START_RESPONSE|>c <| d<|END_RESPONSE|>"), "a <b", "c <| d"),
+        ("<|START_RESPONSE|>c<|END_RESPONSE|>".to_string(), "", "c"),
+        (format!("{thought}{call}"), "a <b", call),
+        (format!("{thought}c<|END_RESP"), "a <b", "c<|END_RESP"),
+        ("c <|START_THINKING|>".to_string(), "", "c <|START_THINKING|>"),
+    ] {
+        let pieces: Vec<&str> = text.split("").collect();
+        for pieces in [&[text.as_str()][..], &pieces] {
+            let found = split_by(format.parser("user").unwrap(), pieces);
+            assert_eq!(found, (reasoning.to_string(), content.to_string()), "{text:?}");
+        }
+    }
+    let seed = ReasoningFormat::SeedOss.parser("user").unwrap();
+    assert_eq!(split_by(seed, &["<seed:think>a</seed:think>b"]), ("a".to_string(), "b".to_string()));
+}
+
+#[test]
 fn a_prompt_may_end_within_the_reasoning() {
     for (prompt, text, reasoning) in [
         ("<|im_start|>assistant\n<think>\n", "a</think>c", "a"),

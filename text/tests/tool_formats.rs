@@ -33,18 +33,27 @@ fn parse<'a>(format: ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> P
     parsed
 }
 
+/// Formats whose calls are JSON objects with the name: the beginning of one call may be the end of the text before.
+fn is_object(format: ToolFormat) -> bool {
+    use ToolFormat::{
+        CohereCommand3, Granite, Hermes, HunyuanA13b, Internlm, Llama3Json, Mistral, NemotronJson, Phi4Mini,
+    };
+    let all = [CohereCommand3, Granite, Hermes, HunyuanA13b, Internlm, Llama3Json, Mistral, NemotronJson, Phi4Mini];
+    all.contains(&format)
+}
+
 fn marked() -> impl Iterator<Item = ToolFormat> {
-    let json = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
-    ToolFormat::all().filter(move |format| !json.contains(format))
+    ToolFormat::all().filter(|format| !is_object(*format))
 }
 
 fn anchored(format: ToolFormat) -> bool {
-    matches!(format, ToolFormat::Pythonic | ToolFormat::Llama3Json)
+    matches!(format, ToolFormat::Pythonic | ToolFormat::Llama3Json | ToolFormat::Glm4)
 }
 
 /// A literal as a format writes it.
 fn literal(value: &Value, format: ToolFormat) -> String {
-    let python = matches!(format, ToolFormat::Pythonic | ToolFormat::Llama4Pythonic);
+    use ToolFormat::{Lfm2, Llama4Pythonic, Olmo3, Pythonic};
+    let python = matches!(format, Pythonic | Llama4Pythonic | Olmo3 | Lfm2);
     let mark = if format == ToolFormat::Gemma4 { "<|\"|>" } else { "<escape>" };
     let list = |items: Vec<String>| items.join(if python { ", " } else { "," });
     match value {
@@ -96,9 +105,46 @@ fn call(format: ToolFormat, arguments: &Map<String, Value>) -> String {
         ToolFormat::FunctionGemma => {
             format!("<start_function_call>call:f{}<end_function_call>", literal(&object, format))
         }
-        ToolFormat::Llama4Pythonic | ToolFormat::Pythonic => {
+        ToolFormat::Llama4Pythonic | ToolFormat::Pythonic | ToolFormat::Olmo3 | ToolFormat::Lfm2 => {
             let pair = |key: &str, value: &Value| format!("{key}={}", literal(value, format));
-            format!("[f({})]", pairs(&pair).join(", "))
+            let call = format!("f({})", pairs(&pair).join(", "));
+            match format {
+                ToolFormat::Olmo3 => format!("<function_calls>\n{call}\n</function_calls>"),
+                ToolFormat::Lfm2 => format!("<|tool_call_start|>[{call}]<|tool_call_end|>"),
+                _ => format!("[{call}]"),
+            }
+        }
+        ToolFormat::SeedOss => {
+            let pair = |key: &str, value: &Value| format!("<parameter={key}>\n{}\n</parameter>\n", raw(value));
+            format!("<seed:tool_call>\n<function=f>\n{}</function>\n</seed:tool_call>", pairs(&pair).concat())
+        }
+        ToolFormat::MinimaxM2 => {
+            let pair = |key: &str, value: &Value| format!("<parameter name=\"{key}\">{}</parameter>\n", raw(value));
+            let all = pairs(&pair).concat();
+            format!("<minimax:tool_call>\n<invoke name=\"f\">\n{all}</invoke>\n</minimax:tool_call>")
+        }
+        ToolFormat::DeepseekV32 => {
+            let pair = |key: &str, value: &Value| {
+                let (is_text, value) = (value.is_string(), raw(value));
+                format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n")
+            };
+            let all = pairs(&pair).concat();
+            let call = format!("<｜DSML｜invoke name=\"f\">\n{all}</｜DSML｜invoke>");
+            format!("<｜DSML｜function_calls>\n{call}\n</｜DSML｜function_calls>")
+        }
+        ToolFormat::CohereCommand3 => {
+            let id = "\"tool_call_id\": \"0\", \"tool_name\": \"f\"";
+            format!("<|START_ACTION|>[\n    {{{id}, \"parameters\": {object}}}\n]<|END_ACTION|>")
+        }
+        ToolFormat::Glm4 => format!("f\n{object}"),
+        ToolFormat::Granite => format!("<|tool_call|>[{{\"name\": \"f\", \"arguments\": {object}}}]"),
+        ToolFormat::Phi4Mini => format!("functools[{{\"name\": \"f\", \"arguments\": {object}}}]"),
+        ToolFormat::HunyuanA13b => {
+            format!("<tool_calls>[{{\"name\": \"f\", \"arguments\": {object}}}]</tool_calls>")
+        }
+        ToolFormat::NemotronJson => format!("<TOOLCALL>[{{\"name\": \"f\", \"arguments\": {object}}}]</TOOLCALL>"),
+        ToolFormat::Internlm => {
+            format!("<|action_start|><|plugin|>\n{{\"name\": \"f\", \"parameters\": {object}}}<|action_end|>")
         }
         ToolFormat::Hermes => format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {object}}}\n</tool_call>"),
         ToolFormat::Llama3Json => format!("{{\"name\": \"f\", \"parameters\": {object}}}"),
@@ -154,10 +200,24 @@ fn a_template_tells_its_format() {
         ("<tool_call> Environment: ipython", ToolFormat::Hermes),
         ("Environment: ipython", ToolFormat::Llama3Json),
         ("[TOOL_CALLS]", ToolFormat::Mistral),
-        ("", ToolFormat::Hermes),
+        ("<seed:tool_call>\n<function=example>\n<parameter=p>", ToolFormat::SeedOss),
+        ("<minimax:tool_call>\n<invoke name=", ToolFormat::MinimaxM2),
+        ("<｜DSML｜function_calls>", ToolFormat::DeepseekV32),
+        ("<|START_ACTION|>[", ToolFormat::CohereCommand3),
+        ("<|tool|>{{tools}}<|/tool|>", ToolFormat::Phi4Mini),
+        ("<|tool_call|>", ToolFormat::Granite),
+        ("<tool_calls>", ToolFormat::HunyuanA13b),
+        ("<TOOLCALL>", ToolFormat::NemotronJson),
+        ("<|action_start|><|plugin|>", ToolFormat::Internlm),
+        ("<function_calls>", ToolFormat::Olmo3),
+        ("<|tool_list_start|>", ToolFormat::Lfm2),
+        ("<|observation|>", ToolFormat::Glm4),
+        ("<|observation|><arg_key>", ToolFormat::Glm45),
     ] {
-        assert_eq!(ToolFormat::of_texts(|text| template.contains(text)), format, "{template}");
+        let found = ToolFormat::of_texts(|text| template.contains(text)).map(|(format, _)| format);
+        assert_eq!(found, Some(format), "{template}");
     }
+    assert_eq!(ToolFormat::of_texts(|_| false), None);
 }
 
 #[test]
@@ -190,14 +250,54 @@ fn several_calls_stand_between_markers_with_text_around_them() {
             "Hi.\n\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n\
              <function=g><parameter=x>1</parameter></function>",
         ),
-        // As Seed-OSS writes it.
         (
-            ToolFormat::Qwen3Coder,
+            ToolFormat::SeedOss,
             "Hi.\n<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>\n\
              <seed:tool_call><function=g><parameter=x>1</parameter></function></seed:tool_call>",
         ),
         (ToolFormat::Gemma4, "Hi.<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:g{x:1}<tool_call|>"),
         (ToolFormat::Llama4Pythonic, "Hi.<|python_start|>[f(x=1), g(x=1)]<|python_end|>"),
+        (ToolFormat::Lfm2, "Hi.<|tool_call_start|>[f(x=1), g(x=1)]<|tool_call_end|>"),
+        (ToolFormat::Olmo3, "Hi.\n<function_calls>\nf(x=1)\ng(x=1)\n</function_calls>"),
+        (
+            ToolFormat::MinimaxM2,
+            "Hi.\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"x\">1</parameter>\n</invoke>\n\
+             <invoke name=\"g\">\n<parameter name=\"x\">1</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+        (
+            ToolFormat::DeepseekV32,
+            "Hi.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"x\" string=\"false\">1\
+             </｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n\
+             <｜DSML｜parameter name=\"x\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ),
+        (
+            ToolFormat::CohereCommand3,
+            "Hi.<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"x\": 1}},\n\
+             {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": {\"x\": 1}}\n]<|END_ACTION|>",
+        ),
+        (
+            ToolFormat::Granite,
+            concat!(
+                "Hi.<tool_call>[",
+                r#"{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"x": 1}}]"#
+            ),
+        ),
+        (
+            ToolFormat::Phi4Mini,
+            concat!(
+                "Hi.<|tool_call|>[",
+                r#"{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"x": 1}}]<|/tool_call|>"#
+            ),
+        ),
+        (
+            ToolFormat::HunyuanA13b,
+            "Hi.<tool_calls>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n{\"name\": \"g\", \"arguments\": {\"x\": 1}}\n</tool_calls>",
+        ),
+        (
+            ToolFormat::Internlm,
+            "Hi.<|action_start|><|plugin|>\n{\"name\": \"f\", \"parameters\": {\"x\": 1}}<|action_end|>\n\
+             <|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {\"x\": 1}}<|action_end|>\n",
+        ),
     ] {
         assert_eq!(parse(format, [text]), ("Hi.".to_string(), vec![f.clone(), g.clone()]), "{format:?}");
     }
@@ -205,6 +305,49 @@ fn several_calls_stand_between_markers_with_text_around_them() {
         assert_eq!(parse(format, ["[f(x = 1 ), g(x=1,),]\n"]), (String::new(), vec![f.clone(), g.clone()]));
         assert_eq!(parse(format, ["[f(x=1)] done"]), (" done".to_string(), vec![f.clone()]));
     }
+}
+
+#[test]
+fn a_call_without_tags_is_a_call_of_a_known_function() {
+    let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
+    let one = vec![("f".to_string(), r#"{"x": 1}"#.to_string())];
+    let fenced = format!("```json\n{call}\n```");
+    for (text, told) in
+        [(call.to_string(), ""), (format!("\n{call}\n"), ""), (fenced.clone(), ""), (format!("```\n{call}\n```\n"), "")]
+    {
+        assert_eq!(parse(ToolFormat::Hermes, text.split("")), (told.to_string(), one.clone()), "{text}");
+    }
+    let two = format!("{call}\n{call}");
+    assert_eq!(parse(ToolFormat::Hermes, two.split("")).1, [one.clone(), one].concat());
+    for text in [
+        r#"{"name": "unknown", "arguments": {"x": 1}}"#,
+        r#"{"x": 1, "name": "f"}"#,
+        r#"Text {"name": "f", "arguments": {}}"#,
+        "```json\n{\"x\": 1}\n```",
+        "```python\nf(x=1)\n```",
+        "An example:\n```json\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n```",
+    ] {
+        assert_eq!(parse(ToolFormat::Hermes, text.split("")), (text.to_string(), vec![]));
+    }
+}
+
+#[test]
+fn the_file_says_which_values_are_text_in_the_format_of_deepseek() {
+    let parameter = |key: &str, is_text: bool, value: &str| {
+        format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n")
+    };
+    let all = [
+        parameter("x", true, "12"),
+        parameter("s", true, " [1]"),
+        parameter("i", false, "12"),
+        parameter("a", false, "[1, {}]"),
+    ];
+    let text = format!("<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n{}</｜DSML｜invoke>\n", all.concat());
+    let (_, calls) = parse(ToolFormat::DeepseekV32, text.split(""));
+    assert_eq!(
+        serde_json::from_str::<Value>(&calls[0].1).unwrap(),
+        json!({"x": "12", "s": " [1]", "i": 12, "a": [1, {}]})
+    );
 }
 
 #[test]

@@ -82,6 +82,30 @@ fn written(format: ToolFormat, valid: bool) -> String {
         }
         ToolFormat::Llama4Pythonic => format!("<|python_start|>[f(s=\"a\", i={i})]<|python_end|>"),
         ToolFormat::Pythonic => format!("[f(s=\"a\", i={i})]"),
+        ToolFormat::Olmo3 => format!("<function_calls>\nf(s=\"a\", i={i})\n</function_calls>"),
+        ToolFormat::Lfm2 => format!("<|tool_call_start|>[f(s=\"a\", i={i})]<|tool_call_end|>"),
+        ToolFormat::SeedOss => format!(
+            "<seed:tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=i>\n{i}\n</parameter>\n</function>\n</seed:tool_call>"
+        ),
+        ToolFormat::MinimaxM2 => format!(
+            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">a</parameter>\n<parameter name=\"i\">{i}</parameter>\n</invoke>\n</minimax:tool_call>"
+        ),
+        ToolFormat::DeepseekV32 => format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\">a</｜DSML｜parameter>\n<｜DSML｜parameter name=\"i\" string=\"false\">{i}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        ),
+        ToolFormat::CohereCommand3 => {
+            format!("<|START_ACTION|>[{{\"tool_name\": \"f\", \"parameters\": {object}}}]<|END_ACTION|>")
+        }
+        ToolFormat::Glm4 => format!("f\n{object}"),
+        ToolFormat::Granite => format!("<|tool_call|>[{{\"name\": \"f\", \"arguments\": {object}}}]"),
+        ToolFormat::Phi4Mini => format!("functools[{{\"name\": \"f\", \"arguments\": {object}}}]"),
+        ToolFormat::HunyuanA13b => {
+            format!("<tool_calls>[{{\"name\": \"f\", \"arguments\": {object}}}]</tool_calls>")
+        }
+        ToolFormat::NemotronJson => format!("<TOOLCALL>[{{\"name\": \"f\", \"arguments\": {object}}}]</TOOLCALL>"),
+        ToolFormat::Internlm => {
+            format!("<|action_start|><|plugin|>\n{{\"name\": \"f\", \"parameters\": {object}}}<|action_end|>")
+        }
     }
 }
 
@@ -101,7 +125,7 @@ fn required_calls_are_calls_of_the_schema_in_every_format() {
 fn with_optional_calls_text_is_free_up_to_the_marker_and_after_the_call() {
     for format in ToolFormat::all() {
         let start = compile(format.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
-        let bare = matches!(format, ToolFormat::Llama3Json | ToolFormat::Pythonic);
+        let bare = matches!(format, ToolFormat::Llama3Json | ToolFormat::Pythonic | ToolFormat::Glm4);
         let free = if format == ToolFormat::Harmony { "<|channel|>final<|message|>" } else { "" };
         for text in ["", "Some text, <b>世</b> {\"a\": [1]} and [2].", "[1, 2]", "{\"a\": 1}", "< <t <tool [x"] {
             assert!(allows(&start, &format!("{free}{text}")), "{format:?}: {text}");
@@ -141,6 +165,12 @@ fn text_around_optional_calls_is_never_a_call_that_breaks_the_schema() {
             }
             // Calls are only at the start.
             ToolFormat::Pythonic => Vec::new(),
+            ToolFormat::Glm4 => vec![format!("{valid}<|assistant|>{broken}")],
+            // Without tags.
+            ToolFormat::Hermes => {
+                let bare = r#"{"name": "f", "arguments": {"s": 1}}"#;
+                vec![bare.to_string(), format!("```json\n{bare}\n```"), format!("a {outer} b {broken}")]
+            }
             _ => vec![format!("a {outer} b {broken}")],
         });
         for text in texts {

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{AdapterInfo, AsyncEngine, Pooling};
 use serde_json::Value;
-use text::{ReasoningFormat, Tokenizer, ToolFormat};
+use text::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use tokio::sync::Semaphore;
 
 use crate::http::{Budget, ParsePool};
@@ -66,8 +66,8 @@ impl App {
             model,
             aliases,
             streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
-            tool_format: options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template)),
-            reasoning: options.reasoning_parser.unwrap_or_else(|| ReasoningFormat::of(template)),
+            tool_format: chosen(options.tool_call_parser, template.and_then(ToolFormat::of), ToolFormat::Hermes).0,
+            reasoning: chosen(options.reasoning_parser, template.and_then(ReasoningFormat::of), ReasoningFormat::Off).0,
             pooling: options.pooling_type.or(info.pooling),
             created: unix_seconds(),
             activity: Arc::default(),
@@ -81,15 +81,17 @@ impl App {
         }
     }
 
-    /// How chats are written and read, in one line.
+    /// How chats are written and read, and why so, in one line.
     pub fn formats(&self) -> String {
         let name = |names: &[&'static str]| names.first().copied().unwrap_or_default();
-        let template = match self.engine.chat_template() {
-            Some(template) if template.problem().is_none() => "that of the checkpoint",
-            _ => "none",
-        };
-        let (tools, reasoning) = (name(self.tool_format.names()), name(self.reasoning.names()));
-        format!("chat template: {template}; tool calls: {tools}; reasoning: {reasoning}")
+        let template = self.engine.chat_template().map(AsRef::as_ref).filter(|template| template.problem().is_none());
+        let (tools, why_tools) =
+            chosen(self.options.tool_call_parser, template.and_then(ToolFormat::of), ToolFormat::Hermes);
+        let (reasoning, why_reasoning) =
+            chosen(self.options.reasoning_parser, template.and_then(ReasoningFormat::of), ReasoningFormat::Off);
+        let origin = template.map_or("none", ChatTemplate::origin);
+        let (tools, reasoning) = (name(tools.names()), name(reasoning.names()));
+        format!("chat template: {origin}; tool calls: {tools} ({why_tools}); reasoning: {reasoning} ({why_reasoning})")
     }
 
     /// Tokenizer of the model.
@@ -127,6 +129,15 @@ impl App {
     /// The LoRA adapter of this name that takes requests.
     pub(crate) fn adapter(&self, name: &str) -> Option<AdapterInfo> {
         self.engine.adapters().into_iter().find(|adapter| adapter.name == name && !adapter.is_unloading)
+    }
+}
+
+/// A format, and why it is chosen: it is set, or a text of the template tells it, or nothing does.
+fn chosen<F>(set: Option<F>, told: Option<(F, &str)>, usual: F) -> (F, String) {
+    match (set, told) {
+        (Some(format), _) => (format, "set".to_string()),
+        (None, Some((format, text))) => (format, format!("the template has {text}")),
+        (None, None) => (usual, "assumed, because no template tells it".to_string()),
     }
 }
 

@@ -4,7 +4,7 @@
 //! exist and in which order they may come; messages are adapted to it when they are rendered.
 
 use serde_json::{Map, Value, json};
-use text::ChatInput;
+use text::{ChatInput, ChatTemplate};
 
 use super::fields::Fields;
 use super::work::Work;
@@ -23,12 +23,17 @@ pub struct Conversation {
     continue_final_message: bool,
     kwargs: Map<String, Value>,
     add_special_tokens: bool,
+    /// A template in place of the model's.
+    template: Option<String>,
 }
 
 impl Conversation {
     /// Reads `messages` and the options of the template. `tools` are the definitions of available tools.
     pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
-        fields.refuse("chat_template", r#"[""]"#, "start the server with --chat-template")?;
+        let description =
+            "Chat template in Jinja, instead of that of the model; --trust-request-chat-template allows it.";
+        let template = fields.str("chat_template", limits.max_text_bytes, description)?;
+        let template = template.filter(|template| !template.is_empty()).map(str::to_string);
         let description = "Continue the last message instead of responding to it.";
         let continue_final_message = fields.flag("continue_final_message", false, description)?;
         let description =
@@ -62,6 +67,7 @@ impl Conversation {
             continue_final_message,
             kwargs,
             add_special_tokens,
+            template,
         }))
     }
 
@@ -83,11 +89,11 @@ impl Conversation {
 
     /// Renders the prompt.
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
-        let Some(template) = app.engine.chat_template() else {
-            let advice =
-                "this model has no chat template: use /v1/completions, or start the server with --chat-template";
-            return Err(ApiError::unsupported(self.param, advice));
-        };
+        let own = app.engine.chat_template().map(AsRef::as_ref);
+        if self.template.is_some() && !app.options.trust_request_chat_template {
+            let advice = "start the server with --trust-request-chat-template, or with --chat-template";
+            return Err(ApiError::unsupported("chat_template", advice));
+        }
         let input = ChatInput {
             messages: &self.messages,
             tools: self.tools.as_ref(),
@@ -95,7 +101,16 @@ impl Conversation {
             continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
+        let rendered = match (&self.template, own) {
+            (Some(source), own) => own.unwrap_or(&ChatTemplate::default()).render_with(source, &input),
+            (None, Some(own)) => own.render(&input),
+            (None, None) => {
+                let advice =
+                    "this model has no chat template: use /v1/completions, or start the server with --chat-template";
+                return Err(ApiError::unsupported(self.param, advice));
+            }
+        };
+        rendered.map_err(|error| ApiError::invalid(self.param, error))
     }
 
     /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are

@@ -59,6 +59,11 @@ pub struct ServerOptions {
     /// `none` leaves the reasoning in the text. The names are in [a table](api.md#request-fields).
     #[arg(long, value_name = "NAME")]
     pub reasoning_parser: Option<ReasoningFormat>,
+    /// Render a request with the chat template that it has in `chat_template`
+    ///
+    /// Such templates run under the limits of all templates. Without the flag these requests are refused.
+    #[arg(long, env = "QUIRE_TRUST_REQUEST_CHAT_TEMPLATE")]
+    pub trust_request_chat_template: bool,
     /// Let clients load and unload adapters from folders of this machine [default: true on a loopback address]
     ///
     /// Elsewhere the default is false. See [loading while the server runs](lora.md#loading-while-the-server-runs).

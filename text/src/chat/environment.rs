@@ -53,13 +53,13 @@ pub(super) struct Templates {
     /// Why they cannot be used.
     pub problem: Option<String>,
     environment: Environment<'static>,
-    by_name: BTreeMap<String, Template>,
+    by_name: BTreeMap<String, Template<'static>>,
 }
 
-struct Template {
-    source: &'static str,
-    instructions: Instructions<'static>,
-    blocks: BTreeMap<&'static str, Instructions<'static>>,
+struct Template<'s> {
+    source: &'s str,
+    instructions: Instructions<'s>,
+    blocks: BTreeMap<&'s str, Instructions<'s>>,
 }
 
 impl Templates {
@@ -67,7 +67,10 @@ impl Templates {
     pub fn compile(templates: Vec<(String, String)>) -> Result<Templates, Error> {
         let mut by_name = BTreeMap::new();
         for (name, template) in templates {
-            by_name.insert(name, Template::compile(&template)?);
+            check_depth(&template)?;
+            // Compiled instructions borrow from the source. A process loads few models and keeps their templates until it ends.
+            let source = Box::leak(without_generation_tags(&template).into_boxed_str());
+            by_name.insert(name, Template::compile(source)?);
         }
         Ok(Templates { environment: environment(), by_name, problem: None })
     }
@@ -88,21 +91,33 @@ impl Templates {
     /// Renders a template. `input` is the size of the variables in bytes, which sets the budget.
     pub fn render(&self, name: &str, variables: Value, input: usize) -> Result<String, Error> {
         let found = self.by_name.get(name);
-        let Template { instructions, blocks, .. } =
-            found.ok_or_else(|| Error::new(ErrorKind::TemplateNotFound, "no such template"))?;
-        let mut text = String::new();
-        let mut out = make_string_output(&mut text);
-        let vm = Vm::new(&self.environment);
-        let render = || vm.eval(instructions, variables, blocks, &mut out, AutoEscape::None).map(drop);
-        guard::with_budget(input, render)?;
-        Ok(text)
+        let found = found.ok_or_else(|| Error::new(ErrorKind::TemplateNotFound, "no such template"))?;
+        found.render(&self.environment, variables, input)
+    }
+
+    /// Compiles and renders a template that is none of these.
+    pub fn render_source(source: &str, variables: Value, input: usize) -> Result<String, Error> {
+        check_depth(source)?;
+        let source = without_generation_tags(source);
+        Template::compile(&source)?.render(&environment(), variables, input.saturating_add(source.len()))
     }
 }
 
-impl Template {
+impl<'s> Template<'s> {
+    fn render<'e>(&'e self, environment: &'e Environment<'s>, variables: Value, input: usize) -> Result<String, Error>
+    where
+        's: 'e,
+    {
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        let vm = Vm::new(environment);
+        let render = || vm.eval(&self.instructions, variables, &self.blocks, &mut out, AutoEscape::None).map(drop);
+        guard::with_budget(input, render)?;
+        Ok(text)
+    }
+
     /// Compiles on a thread of its own, because the compiler recurses as deeply as the template nests.
-    fn compile(template: &str) -> Result<Template, Error> {
-        check_depth(template)?;
+    fn compile(template: &'s str) -> Result<Template<'s>, Error> {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("chat template".to_string()).stack_size(COMPILER_STACK);
             let failed = |problem: String| Error::new(ErrorKind::InvalidOperation, problem);
@@ -113,9 +128,7 @@ impl Template {
         })
     }
 
-    fn compile_here(template: &str) -> Result<Template, Error> {
-        // Compiled instructions borrow from the source. A process loads few models and keeps their templates until it ends.
-        let source: &'static str = Box::leak(without_generation_tags(template).into_boxed_str());
+    fn compile_here(source: &'s str) -> Result<Template<'s>, Error> {
         let mut whitespace = WhitespaceConfig::default();
         (whitespace.trim_blocks, whitespace.lstrip_blocks) = (true, true);
         let parsed = parse(source, "chat template", SyntaxConfig, whitespace)?;

@@ -62,6 +62,9 @@ pub const READ_ALL: &str = "??";
 /// Name of the filter for the operands of `*`. It rejects empty sequences: repeating one takes time and creates nothing.
 pub const REPEAT: &str = "*";
 
+/// Name of the filter for `%`.
+pub const REMAINDER: &str = "%";
+
 /// The remaining bytes of a rendering, and the greatest size of one text.
 #[derive(Clone, Copy, Default)]
 struct Budget {
@@ -190,6 +193,14 @@ pub fn install(environment: &mut Environment<'static>) {
             return Err(Error::new(ErrorKind::InvalidOperation, "an empty list cannot be repeated"));
         }
         returned(true)(value)
+    });
+    environment.add_filter(REMAINDER, |state: &State, left: Value, right: Value| {
+        if left.kind() != ValueKind::String {
+            return methods::remainder(&left, &right);
+        }
+        let arguments = methods::format_arguments(left, &right)?;
+        charge_before("format", &arguments)?;
+        Value::from_function(filters::format).call(state, &arguments)
     });
     for (name, filter) in [
         ("replace", Value::from_function(filters::replace)),

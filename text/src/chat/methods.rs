@@ -3,6 +3,8 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::python;
+
 /// Charges the bytes of a text before it is made.
 type Charge<'a> = &'a dyn Fn(usize) -> Result<(), Error>;
 
@@ -52,6 +54,33 @@ fn of_text(text: &str, method: &str, arguments: &[Value], charge: Charge<'_>) ->
         }),
         _ => return None,
     })
+}
+
+/// `left % right` of numbers, as Python has it: the sign is that of the divisor.
+pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
+    if let (Some(left), Some(right)) = (left.as_i64(), right.as_i64()) {
+        let remainder = left.checked_rem(right).ok_or_else(|| wrong("`%` by zero"))?;
+        return Ok(if remainder != 0 && (remainder < 0) != (right < 0) { remainder + right } else { remainder }.into());
+    }
+    let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
+    let remainder = left % right;
+    Ok(if remainder != 0.0 && (remainder < 0.0) != (right < 0.0) { remainder + right } else { remainder }.into())
+}
+
+/// The arguments of the filter `format` for `format % right`: a list has several, and a map has names.
+pub(super) fn format_arguments(format: Value, right: &Value) -> Result<Vec<Value>, Error> {
+    // Python writes True and None.
+    let written = |value: Value| match value.kind() {
+        ValueKind::String | ValueKind::Number => Ok(value),
+        _ => python::str(&value).map(Value::from),
+    };
+    let mut arguments = vec![format];
+    match right.kind() {
+        ValueKind::Seq => arguments.extend(right.try_iter()?.map(written).collect::<Result<Vec<_>, _>>()?),
+        ValueKind::Map => arguments.push(right.clone()),
+        _ => arguments.push(written(right.clone())?),
+    }
+    Ok(arguments)
 }
 
 /// The three parts of a text around a separator that was found.

@@ -75,6 +75,8 @@ pub enum TemplateError {
 #[derive(Default)]
 pub struct ChatTemplate {
     templates: Templates,
+    /// The file or the name of the template.
+    origin: String,
     /// Text of `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
     traits: Traits,
@@ -96,7 +98,7 @@ impl ChatTemplate {
         let unusable =
             |error: minijinja::Error| LoadError::ChatTemplate { file: file.clone(), problem: one_line(error) };
         let templates = Templates::compile(templates).map_err(unusable)?;
-        let mut template = ChatTemplate { templates, special_tokens, traits: Traits::default() };
+        let mut template = ChatTemplate { templates, origin: file.clone(), special_tokens, traits: Traits::default() };
         template.try_out().map_err(unusable)?;
         let render = |messages: &[Value], tools: Option<&Value>| template.sample(messages, tools).ok();
         template.traits = Traits::of(render, |text| template.mentions(text));
@@ -104,10 +106,11 @@ impl ChatTemplate {
     }
 
     /// Like [`ChatTemplate::load`], but a checkpoint's template that cannot be used does not keep the model from working: every
-    /// rendering fails instead. `instead`: a file whose template is used in place of it, with the checkpoint's special tokens.
+    /// rendering fails instead. `instead`: a file whose template is used in place of it, with the checkpoint's special tokens, or the
+    /// name of a template of the checkpoint or of one that is built in.
     ///
     /// # Errors
-    /// A file is broken, or the template of `instead` cannot be used.
+    /// A file is broken, or the template of `instead` does not exist or cannot be used.
     pub fn load_for_serving(files: &(impl Files + ?Sized), instead: Option<&Path>) -> Result<Option<Self>, LoadError> {
         match ChatTemplate::load_from(files, instead) {
             Err(error @ LoadError::ChatTemplate { .. }) if instead.is_none() => {
@@ -118,9 +121,25 @@ impl ChatTemplate {
         }
     }
 
+    /// The file or the name of the template.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// Why the template cannot be used.
     pub fn problem(&self) -> Option<&str> {
         self.templates.problem.as_deref()
+    }
+
+    /// Like [`ChatTemplate::render`], with a template that a client sent. It is compiled for this one conversation.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`]; the template is not valid Jinja.
+    pub fn render_with(&self, source: &str, input: &ChatInput) -> Result<String, TemplateError> {
+        Traits::default().prompt(input, |input| {
+            let (variables, bytes) = self.variables(input);
+            Templates::render_source(source, variables, bytes).map_err(failed)
+        })
     }
 
     /// The prompt of a conversation. It includes special tokens as text, so encode it without adding any.
@@ -131,27 +150,7 @@ impl ChatTemplate {
         if let Some(problem) = self.problem() {
             return Err(TemplateError::Unusable(problem.to_string()));
         }
-        let mut messages = input.messages.to_vec();
-        self.traits.adapt(&mut messages);
-        if !input.continue_final_message {
-            return self.run(&ChatInput { messages: &messages, ..*input });
-        }
-        if input.add_generation_prompt {
-            return Err(TemplateError::ConflictingEnds);
-        }
-        if input.messages.last().is_some_and(|last| last["content"].is_null()) {
-            return Err(TemplateError::NothingToContinue(NO_TEXT));
-        }
-        let ending = final_text(&mut messages)?;
-        let content = ending.trim().to_string();
-        ending.push_str(END_MARK);
-        let rendered = self.run(&ChatInput { messages: &messages, ..*input })?;
-
-        let end = rendered.rfind(END_MARK.trim_end()).filter(|_| rendered.contains(&content));
-        let end = end.ok_or(TemplateError::NothingToContinue("the chat template omits the final message"))?;
-        let (prompt, rest) = rendered.split_at(end);
-        // If the template trimmed the mark's space, it trims messages, and would have trimmed the end of the content too.
-        Ok(if rest.starts_with(END_MARK) { prompt } else { prompt.trim_end() }.to_string())
+        self.traits.prompt(input, |input| self.evaluate(input).map_err(failed))
     }
 
     /// Whether the source of a template contains this text, which hints at the formats that the model has learned.
@@ -159,16 +158,14 @@ impl ChatTemplate {
         self.templates.sources().any(|source| source.contains(text))
     }
 
-    fn run(&self, input: &ChatInput) -> Result<String, TemplateError> {
-        self.evaluate(input).map_err(|error| match Raised::within(&error) {
-            Some(Raised(message)) => TemplateError::Refused(one_line(message)),
-            None if error.kind() == ErrorKind::TemplateNotFound => TemplateError::ToolsOnly,
-            None => TemplateError::Failed(one_line(error)),
-        })
-    }
-
     fn evaluate(&self, input: &ChatInput) -> Result<String, minijinja::Error> {
         let name = if input.tools.is_some() && self.templates.has(TOOL_USE) { TOOL_USE } else { DEFAULT };
+        let (variables, bytes) = self.variables(input);
+        self.templates.render(name, variables, bytes)
+    }
+
+    /// The variables of a rendering, and their size in bytes.
+    fn variables(&self, input: &ChatInput) -> (JinjaValue, usize) {
         // A request may override special tokens, but not the messages or tools: names in `context!` take precedence.
         let mut variables = self.special_tokens.clone();
         variables.extend(input.kwargs.clone());
@@ -180,7 +177,7 @@ impl ChatTemplate {
             add_generation_prompt => input.add_generation_prompt,
             ..JinjaValue::from_serialize(&variables)
         };
-        self.templates.render(name, variables, bytes)
+        (variables, bytes)
     }
 
     /// Renders a conversation of the tests at load.
@@ -221,6 +218,45 @@ impl ChatTemplate {
             }
         }
         Ok(())
+    }
+}
+
+impl Traits {
+    /// The prompt of a conversation that is adapted to the template which `run` renders.
+    fn prompt(
+        self,
+        input: &ChatInput,
+        run: impl Fn(&ChatInput) -> Result<String, TemplateError>,
+    ) -> Result<String, TemplateError> {
+        let mut messages = input.messages.to_vec();
+        self.adapt(&mut messages);
+        if !input.continue_final_message {
+            return run(&ChatInput { messages: &messages, ..*input });
+        }
+        if input.add_generation_prompt {
+            return Err(TemplateError::ConflictingEnds);
+        }
+        if input.messages.last().is_some_and(|last| last["content"].is_null()) {
+            return Err(TemplateError::NothingToContinue(NO_TEXT));
+        }
+        let ending = final_text(&mut messages)?;
+        let content = ending.trim().to_string();
+        ending.push_str(END_MARK);
+        let rendered = run(&ChatInput { messages: &messages, ..*input })?;
+
+        let end = rendered.rfind(END_MARK.trim_end()).filter(|_| rendered.contains(&content));
+        let end = end.ok_or(TemplateError::NothingToContinue("the chat template omits the final message"))?;
+        let (prompt, rest) = rendered.split_at(end);
+        // If the template trimmed the mark's space, it trims messages, and would have trimmed the end of the content too.
+        Ok(if rest.starts_with(END_MARK) { prompt } else { prompt.trim_end() }.to_string())
+    }
+}
+
+fn failed(error: minijinja::Error) -> TemplateError {
+    match Raised::within(&error) {
+        Some(Raised(message)) => TemplateError::Refused(one_line(message)),
+        None if error.kind() == ErrorKind::TemplateNotFound => TemplateError::ToolsOnly,
+        None => TemplateError::Failed(one_line(error)),
     }
 }
 

@@ -6,7 +6,7 @@
 use minijinja::machinery::ast::{self, BinOpKind, CallArg, Expr, Spanned, Stmt};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::guard::{CHARGE, READ, READ_ALL, REPEAT, STORE};
+use super::guard::{CHARGE, READ, READ_ALL, REMAINDER, REPEAT, STORE};
 
 /// Filters that read the contents of all items.
 const READS_ITEMS: [&str; 13] = [
@@ -156,6 +156,11 @@ fn expr<'a>(it: &Expr<'a>) -> Expr<'a> {
                 }
                 BinOpKind::Add | BinOpKind::Concat => {
                     charged(Expr::BinOp(at(it, ast::BinOp { op, left: charged(left), right })))
+                }
+                // Python formats a text with it.
+                BinOpKind::Rem => {
+                    let args = vec![CallArg::Pos(filtered(READ_ALL, right))];
+                    charged(Expr::Filter(at(it, ast::Filter { name: REMAINDER, expr: Some(left), args })))
                 }
                 BinOpKind::ScAnd | BinOpKind::ScOr => Expr::BinOp(at(it, ast::BinOp { op, left, right })),
                 _ => {

@@ -18,12 +18,19 @@ pub(super) enum TokenSpelling {
     ByteLevel,
     /// Text with these replacements applied in order; with `byte_fallback`, `<0xNN>` is a byte.
     Text { byte_fallback: bool, replacements: Vec<(String, String)> },
+    /// Words, and parts of words that begin with this text.
+    WordPiece(String),
 }
 
 impl TokenSpelling {
     /// The spelling that a decoder reverses, or a message about a step that is not supported: texts would be wrong without it.
     pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, String> {
         let steps = steps(decoder);
+        if let [step] = &steps[..]
+            && step["type"] == "WordPiece"
+        {
+            return Ok(TokenSpelling::WordPiece(step["prefix"].as_str().unwrap_or_default().to_string()));
+        }
         let mut byte_level = false;
         let mut byte_fallback = false;
         let mut replacements = Vec::new();
@@ -43,6 +50,7 @@ impl TokenSpelling {
                 }
                 "Metaspace" => replace(&step["replacement"], " "),
                 "Replace" => step["content"].as_str().and_then(|to| replace(&step["pattern"]["String"], to)),
+                "BPEDecoder" => replace(&step["suffix"], " "),
                 // Bytes of tokens are always joined.
                 "Fuse" => Some(()),
                 // Stripping at the start of a text is left to the library.
@@ -69,6 +77,10 @@ impl TokenSpelling {
             TokenSpelling::ByteLevel => {
                 token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
             }
+            TokenSpelling::WordPiece(prefix) => match token.strip_prefix(prefix.as_str()) {
+                Some(rest) => rest.as_bytes().to_vec(),
+                None => format!(" {token}").into_bytes(),
+            },
             TokenSpelling::Text { byte_fallback, replacements } => {
                 if let Some(byte) = fallback_byte(token).filter(|_| *byte_fallback) {
                     return vec![byte];
@@ -94,7 +106,7 @@ pub(super) fn per_token(tokenizer: &Pipeline) -> Option<usize> {
     let vocab = tokenizer.get_vocab(true);
     // Whether every character becomes some token, known or not.
     let whole = match tokenizer.get_model() {
-        AnyModel::SentencePiece(model) => model.is_complete(),
+        AnyModel::Scored(model) => model.is_complete(),
         AnyModel::Library(ModelWrapper::BPE(model)) => match &model.unk_token {
             Some(_) => !model.fuse_unk || model.byte_fallback,
             None => {
@@ -155,11 +167,21 @@ fn fallback_byte(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
+/// Whether a byte represents itself in the byte-level alphabet.
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
+}
+
 /// The byte-level alphabet: printable Latin-1 characters represent themselves; the 68 other bytes are U+0100 onwards, in order.
 fn byte_of(character: char) -> Option<u8> {
-    let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(character) {
-        code @ 0..=0xFF => Some(code as u8).filter(printable),
-        code => (0..=0xFF).filter(|byte| !printable(byte)).nth(code as usize - 0x100),
+        code @ 0..=0xFF => Some(code as u8).filter(|byte| is_printable(*byte)),
+        code => (0..=0xFF).filter(|byte| !is_printable(*byte)).nth(code as usize - 0x100),
     }
+}
+
+/// The character of a byte in the byte-level alphabet.
+pub(super) fn char_of(byte: u8) -> char {
+    let place = || (0..byte).filter(|before| !is_printable(*before)).count() as u32;
+    if is_printable(byte) { char::from(byte) } else { char::from_u32(0x100 + place()).unwrap_or_default() }
 }

@@ -2,16 +2,13 @@
 //! and checks the vocabulary, and serialises it.
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
-};
 
 use super::model::{AnyModel, Pipeline};
-use super::parse;
-use super::sentencepiece::{SPACE, SentencePiece};
-use super::splits::{self, PreTokenizer, Split};
+use super::scored::{Entry, Missing, SPACE, Scored};
+use super::splits::{self, PreTokenizer};
+use super::steps::{self, Parts};
 use crate::error::{LoadError, one_line};
 
 /// What a token is for.
@@ -81,13 +78,6 @@ impl Vocabulary {
     }
 }
 
-/// The steps around the model, as `tokenizer.json` has them.
-struct Steps {
-    normalizer: Value,
-    pre_tokenizer: Value,
-    decoder: Value,
-}
-
 /// Builds the tokenizer of a vocabulary.
 ///
 /// # Errors
@@ -116,81 +106,33 @@ fn assemble(vocabulary: &Vocabulary, known: Option<&PreTokenizer>) -> Result<Pip
         Kind::ByteLevel { merges, .. } => {
             let vocab: Vocab = texts.zip(0..).filter_map(|(text, id)| Some((text?, id))).collect();
             let model = BPE::builder().vocab_and_merges(vocab, merges.clone()).ignore_merges(*ignore_merges);
-            (AnyModel::Library(model.build()?.into()), byte_level(splits, *nfc), false, *add_bos)
+            (AnyModel::Library(model.build()?.into()), steps::byte_level(splits, *nfc), false, *add_bos)
         }
         Kind::SentencePiece { scores, space_prefix, strip_after_special } => {
+            // Tokens of several spaces are taken first, the longest one at each place, and join with nothing.
             let is_run = |text: &str| text.chars().count() > 1 && text.chars().all(|c| c == SPACE);
-            let runs = vocabulary.added().map(|(text, _)| text).filter(|text| is_run(text)).map(str::len).collect();
-            let model = SentencePiece::new(texts.collect(), scores.clone(), vocabulary.unknown, runs);
-            (AnyModel::SentencePiece(model), sentence_piece(*space_prefix), *strip_after_special, true)
+            let entry = |text: String, role: Role, score: f32| {
+                let is_whole = matches!(role, Role::Special | Role::UserDefined) && is_run(&text);
+                (text, if is_whole { Entry::Whole } else { Entry::Scored(score) })
+            };
+            let tokens = texts.zip(&vocabulary.roles).zip(scores);
+            let tokens = tokens.map(|((text, role), score)| Some(entry(text?, *role, *score)));
+            let model = Scored::bpe(tokens.collect(), Missing::Bytes(vocabulary.unknown), None);
+            let steps = steps::sentence_piece(Some(*space_prefix), true);
+            (AnyModel::Scored(model), steps, *strip_after_special, true)
         }
     };
-    let mut tokenizer: Pipeline = TokenizerImpl::new(model);
-    tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer)?)?;
-    tokenizer.with_pre_tokenizer(parse::<Option<PreTokenizerWrapper>>(&steps.pre_tokenizer)?);
-    tokenizer.with_decoder(parse::<Option<DecoderWrapper>>(&steps.decoder)?);
-    let token = |id: Option<u32>, added: bool| vocabulary.token(id).filter(|_| added);
+    let token = |id: Option<u32>, added: bool| {
+        let token = vocabulary.token(id).filter(|_| added);
+        token.map(|(id, text)| (id, text.to_string())).into_iter().collect::<Vec<_>>()
+    };
     let (add_bos, add_eos) = (vocabulary.add_bos.unwrap_or(add_bos), vocabulary.add_eos);
-    let around = around(token(vocabulary.bos, add_bos), token(vocabulary.eos, add_eos));
-    tokenizer.with_post_processor(parse::<Option<PostProcessorWrapper>>(&around)?);
+    let around = steps::around(&token(vocabulary.bos, add_bos), &token(vocabulary.eos, add_eos));
     let added = vocabulary.added().map(|(text, role)| {
         let strips = strip && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
         AddedToken::from(text, role == Role::Special).normalized(false).rstrip(strips)
     });
-    tokenizer.add_tokens(added)?;
-    Ok(tokenizer)
-}
-
-fn byte_level(splits: &[Split], nfc: bool) -> Steps {
-    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
-    let split = |split: &Split| match split {
-        Split::Regex(regex) => {
-            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
-        }
-        Split::Digits => json!({"type": "Digits", "individual_digits": true}),
-    };
-    let steps: Vec<Value> = splits.iter().map(split).chain([level.clone()]).collect();
-    Steps {
-        normalizer: if nfc { json!({"type": "NFC"}) } else { Value::Null },
-        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
-        decoder: level,
-    }
-}
-
-fn sentence_piece(space_prefix: bool) -> Steps {
-    let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})];
-    let mut decoders = vec![
-        json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
-        json!({"type": "ByteFallback"}),
-        json!({"type": "Fuse"}),
-    ];
-    if space_prefix {
-        normalizers.insert(0, json!({"type": "Prepend", "prepend": SPACE}));
-        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-    }
-    Steps {
-        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
-        pre_tokenizer: Value::Null,
-        decoder: json!({"type": "Sequence", "decoders": decoders}),
-    }
-}
-
-/// The step that puts these special tokens around every text.
-pub(super) fn around(before: Option<(u32, &str)>, after: Option<(u32, &str)>) -> Value {
-    let special = |(_, text): (u32, &str)| json!({"SpecialToken": {"id": text, "type_id": 0}});
-    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    let template = |sequences: &[&str]| {
-        let texts = sequences.iter().map(|id| sequence(id));
-        before.map(special).into_iter().chain(texts).chain(after.map(special)).collect::<Vec<_>>()
-    };
-    let tokens = before.iter().chain(&after);
-    let tokens = tokens.map(|(id, text)| (text.to_string(), json!({"id": text, "ids": [id], "tokens": [text]})));
-    json!({
-        "type": "TemplateProcessing",
-        "single": template(&["A"]),
-        "pair": template(&["A", "B"]),
-        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
-    })
+    Parts { model, steps, added: added.collect(), around }.build()
 }
 
 #[cfg(test)]

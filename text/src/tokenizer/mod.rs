@@ -1,9 +1,17 @@
 //! Conversion of text to token ids and back, with the `tokenizers` library.
 //!
-//! `tokenizer.json` decides: its post-processor which special tokens are added, its added tokens which texts become one id. Only the
-//! tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there.
-//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide
-//! ([`GGUF_FILE`]).
+//! `tokenizer.json` decides if there is one: its post-processor which special tokens are added, its added tokens which texts become one
+//! id. Only the tokens around texts may be stated by `tokenizer_config.json`, for the classes that read them there. Padding and
+//! truncation saved in it are disabled: prompts are never padded or truncated here. Of a GGUF file, the metadata decide ([`GGUF_FILE`]).
+//! Without both, the vocabulary of another format is read ([`OTHERS`]).
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | `gguf`, `sentencepiece`, `tiktoken`, `wordpiece` | a reader per format, which gives the parts of a tokenizer |
+//! | `stated`, `steps`, `splits` | what the readers share: added tokens, the steps around a model, how texts are split |
+//! | `model`, `scored`, `bpe`, `unigram`, `rules` | the model: one of the library, or a vocabulary with scores |
+//! | `pieces`, `spaces` | long texts in pieces |
+//! | `bytes` | the bytes that a token represents |
 
 use std::collections::HashSet;
 
@@ -12,43 +20,53 @@ use serde_json::Value;
 use tokenizers::PostProcessorWrapper;
 
 use crate::error::{LoadError, one_line};
-use crate::files::{Files, object, read};
+use crate::files::{Files, read};
 
+mod bpe;
 mod bytes;
 mod error;
 mod gguf;
 mod model;
 mod pieces;
+mod rules;
+mod scored;
 mod sentencepiece;
 mod spaces;
 mod splits;
+mod stated;
+mod steps;
+mod tiktoken;
+mod unigram;
+mod wordpiece;
 
 use bytes::TokenSpelling;
 pub use error::TokenizeError;
 use gguf::Vocabulary;
 use model::Pipeline;
 use pieces::{Pieces, Rest};
+use stated::Stated;
 
 const FILE: &str = "tokenizer.json";
 
 /// The vocabulary of a GGUF file as JSON, which the crate `models` reads of its metadata. It takes the place of `tokenizer.json`.
 const GGUF_FILE: &str = "tokenizer.ggml.json";
 
-/// Files of tokenizers in other formats.
-const OTHERS: [&str; 6] =
-    ["tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "cl100k_base.tiktoken", "vocab.json"];
+/// Files of tokenizers in other formats, the preferred one first.
+const OTHERS: [&str; 8] = [
+    "tekken.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "cl100k_base.tiktoken",
+    "vocab.txt",
+];
 
 const CONFIG: &str = "tokenizer_config.json";
 
 /// Classes whose tokenizers put special tokens around texts as [`CONFIG`] says, whatever `tokenizer.json` has.
-const SURROUNDING: [&str; 6] = [
-    "LlamaTokenizer",
-    "LlamaTokenizerFast",
-    "CodeLlamaTokenizer",
-    "CodeLlamaTokenizerFast",
-    "GemmaTokenizer",
-    "GemmaTokenizerFast",
-];
+const SURROUNDING: [&str; 3] = ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"];
 
 /// A checkpoint's tokenizer; may be shared between threads.
 pub struct Tokenizer {
@@ -64,23 +82,26 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer of `tokenizer.json`, or that of a GGUF file.
+    /// Builds the tokenizer of `tokenizer.json`, of a GGUF file, or of a file in another format: `tokenizer.model`, `tekken.json`,
+    /// tiktoken or `vocab.txt`.
     ///
     /// # Errors
-    /// The file is missing or is not a tokenizer of the `tokenizers` library, or the GGUF file has no usable vocabulary.
+    /// The file is missing or is not usable.
     pub fn load(files: &(impl Files + ?Sized)) -> Result<Self, LoadError> {
         let (file, mut inner) = match read(files, FILE)? {
             Some(bytes) => {
                 let file = files.locate(FILE);
                 let inner = Pipeline::from_bytes(bytes).map_err(|error| LoadError::tokenizer(&file, error))?;
-                (file, surround(files, inner)?)
+                (file, surround(&Stated::read(files)?, inner)?)
             }
-            None => {
-                let bytes = read(files, GGUF_FILE)?.ok_or_else(|| missing(files))?;
-                let vocabulary: Vocabulary =
-                    serde_json::from_slice(&bytes).map_err(|error| LoadError::json(files.locate(GGUF_FILE), error))?;
-                (vocabulary.file.clone(), gguf::build(vocabulary)?)
-            }
+            None => match read(files, GGUF_FILE)? {
+                Some(bytes) => {
+                    let vocabulary: Vocabulary = serde_json::from_slice(&bytes)
+                        .map_err(|error| LoadError::json(files.locate(GGUF_FILE), error))?;
+                    (vocabulary.file.clone(), gguf::build(vocabulary)?)
+                }
+                None => read_other(files)?,
+            },
         };
         let unusable = |problem: String| LoadError::tokenizer(&file, problem);
         inner.with_padding(None);
@@ -224,17 +245,24 @@ impl Tokenizer {
     }
 }
 
-/// The error of a checkpoint without a tokenizer that is read.
-fn missing(files: &(impl Files + ?Sized)) -> LoadError {
-    let other = OTHERS.into_iter().find(|other| files.read(other).is_ok_and(|bytes| bytes.is_some()));
-    let expected =
-        other.map_or("a checkpoint folder in Hugging Face layout, which holds this file".to_string(), |other| {
-            format!(
-                "this file: {other} is not read; convert it, for example with \
-             transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-            )
-        });
-    LoadError::file(files.locate(FILE), "not found".to_string(), expected)
+/// Builds the tokenizer of a file in another format.
+fn read_other(files: &(impl Files + ?Sized)) -> Result<(String, Pipeline), LoadError> {
+    for name in OTHERS {
+        let Some(bytes) = read(files, name)? else { continue };
+        let (file, stated) = (files.locate(name), Stated::read(files)?);
+        // Some files of this name are of tiktoken, which begins with base64 and not with the first field of a message.
+        let is_message = name.ends_with(".model") && bytes.first() == Some(&0x0A);
+        let parts = match name {
+            "tekken.json" => tiktoken::read_tekken(&file, &bytes, &stated),
+            "vocab.txt" => wordpiece::read(&file, &bytes, &stated),
+            _ if is_message => sentencepiece::read(&file, &bytes, &stated),
+            _ => tiktoken::read(&file, name, &bytes, &stated),
+        };
+        let pipeline = parts?.build().map_err(|error| LoadError::tokenizer(&file, error))?;
+        return Ok((file, pipeline));
+    }
+    let expected = format!("this file or one of {}", OTHERS.join(", "));
+    Err(LoadError::file(files.locate(FILE), "not found".to_string(), expected))
 }
 
 /// The text of a special token of `tokenizer_config.json`, which is a string or an object with `content`.
@@ -244,34 +272,21 @@ pub(crate) fn special_text(token: Option<&Value>) -> Option<&str> {
 }
 
 /// The tokenizer with the special tokens around texts that `tokenizer_config.json` states for some classes, as transformers has it.
-fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeline, LoadError> {
-    let config = object(files, CONFIG)?;
-    let wrong = |key: &str, expected: &str| {
-        let found = config.get(key).map_or("missing".to_string(), |value| one_line(value).chars().take(80).collect());
-        LoadError::file(files.locate(CONFIG), format!("`{key}` is {found}"), expected)
-    };
-    let given = |key: &str| config.get(key).filter(|value| !value.is_null());
-    let flag =
-        |key: &str| given(key).map(|value| value.as_bool().ok_or_else(|| wrong(key, "true or false"))).transpose();
-    let class =
-        given("tokenizer_class").map(|value| value.as_str().ok_or_else(|| wrong("tokenizer_class", "a string")));
-    let class = class.transpose()?.unwrap_or_default();
-    let (Some(bos), eos) = (flag("add_bos_token")?, flag("add_eos_token")?) else { return Ok(inner) };
-    if !SURROUNDING.contains(&class) {
+fn surround(stated: &Stated, mut inner: Pipeline) -> Result<Pipeline, LoadError> {
+    let (Some(bos), eos) = (stated.flag("add_bos_token")?, stated.flag("add_eos_token")?) else { return Ok(inner) };
+    if !SURROUNDING.contains(&stated.class.as_str()) {
         return Ok(inner);
     }
     let token = |key: &str, is_added: bool| {
         if !is_added {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let text = special_text(config.get(key));
-        let found = text.and_then(|text| Some((inner.token_to_id(text)?, text.to_string())));
-        found.map(Some).ok_or_else(|| wrong(key, "a token of tokenizer.json, because it is added to texts"))
+        let text = stated.token(key);
+        let found = text.and_then(|text| Some(vec![(inner.token_to_id(text)?, text.to_string())]));
+        found.ok_or_else(|| stated.wrong(key, "a token of tokenizer.json, because it is added to texts"))
     };
-    let (before, after) = (token("bos_token", bos)?, token("eos_token", eos.unwrap_or(false))?);
-    let [before, after] = [&before, &after].map(|token| token.as_ref().map(|(id, text)| (*id, text.as_str())));
-    let steps = parse(&gguf::around(before, after));
-    let steps = steps.map_err(|error| LoadError::tokenizer(&files.locate(FILE), error))?;
+    let around = steps::around(&token("bos_token", bos)?, &token("eos_token", eos.unwrap_or(false))?);
+    let steps = parse(&around).map_err(|error| LoadError::tokenizer(FILE, error))?;
     inner.with_post_processor(Some::<PostProcessorWrapper>(steps));
     Ok(inner)
 }
@@ -280,3 +295,7 @@ fn surround(files: &(impl Files + ?Sized), mut inner: Pipeline) -> Result<Pipeli
 fn parse<T: DeserializeOwned>(step: &Value) -> serde_json::Result<T> {
     serde_json::from_slice(step.to_string().as_bytes())
 }
+
+#[cfg(test)]
+#[path = "tests/formats.rs"]
+mod tests;

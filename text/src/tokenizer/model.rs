@@ -10,16 +10,16 @@ use tokenizers::{
     TokenizerImpl,
 };
 
-use super::sentencepiece::SentencePiece;
+use super::scored::Scored;
 
 /// The library's tokenizer with any model.
 pub(super) type Pipeline =
     TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// A model of the library, or a [`SentencePiece`].
+/// A model of the library, or a [`Scored`] vocabulary.
 pub(super) enum AnyModel {
     Library(ModelWrapper),
-    SentencePiece(SentencePiece),
+    Scored(Scored),
 }
 
 impl<'de> Deserialize<'de> for AnyModel {
@@ -34,42 +34,42 @@ impl Model for AnyModel {
     fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
         match self {
             AnyModel::Library(model) => model.tokenize(text),
-            AnyModel::SentencePiece(model) => Ok(model.tokenize(text)),
+            AnyModel::Scored(model) => Ok(model.tokenize(text)),
         }
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
             AnyModel::Library(model) => model.token_to_id(token),
-            AnyModel::SentencePiece(model) => model.id(token),
+            AnyModel::Scored(model) => model.id(token),
         }
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
         match self {
             AnyModel::Library(model) => model.id_to_token(id),
-            AnyModel::SentencePiece(model) => model.text(id).map(str::to_string),
+            AnyModel::Scored(model) => model.text(id).map(str::to_string),
         }
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
         match self {
             AnyModel::Library(model) => model.get_vocab(),
-            AnyModel::SentencePiece(model) => model.ids().clone(),
+            AnyModel::Scored(model) => model.ids().clone(),
         }
     }
 
     fn get_vocab_size(&self) -> usize {
         match self {
             AnyModel::Library(model) => model.get_vocab_size(),
-            AnyModel::SentencePiece(model) => model.ids().len(),
+            AnyModel::Scored(model) => model.ids().len(),
         }
     }
 
     fn save(&self, folder: &Path, prefix: Option<&str>) -> Result<Vec<PathBuf>> {
         match self {
             AnyModel::Library(model) => model.save(folder, prefix),
-            AnyModel::SentencePiece(_) => Err("a model of a GGUF file is not saved".into()),
+            AnyModel::Scored(_) => Err("a vocabulary with scores is not saved".into()),
         }
     }
 
@@ -77,7 +77,7 @@ impl Model for AnyModel {
         match self {
             AnyModel::Library(model) => model.get_trainer(),
             // No model is trained here; the interface asks for a trainer of some kind.
-            AnyModel::SentencePiece(_) => tokenizers::models::bpe::BpeTrainer::default().into(),
+            AnyModel::Scored(_) => tokenizers::models::bpe::BpeTrainer::default().into(),
         }
     }
 }

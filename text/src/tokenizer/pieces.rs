@@ -24,7 +24,7 @@ use tokenizers::{ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString
 use super::bytes;
 use super::error::TokenizeError;
 use super::model::{AnyModel, Pipeline};
-use super::sentencepiece::SPACE;
+use super::scored::SPACE;
 use super::spaces::Spaces;
 use crate::error::one_line;
 
@@ -301,7 +301,8 @@ impl Pairs {
     /// `None` for a model that does not join characters to tokens.
     fn of(tokenizer: &Pipeline) -> Option<Pairs> {
         let mut falls_back = match tokenizer.get_model() {
-            AnyModel::SentencePiece(_) => true,
+            AnyModel::Scored(model) if model.joins_neighbours() => true,
+            AnyModel::Scored(_) => return None,
             AnyModel::Library(ModelWrapper::BPE(model)) => {
                 let joins = !model.ignore_merges
                     && model.dropout.is_none_or(|dropout| dropout == 0.0)
@@ -377,7 +378,7 @@ fn is_local(expression: &str) -> bool {
             _ => {}
         }
     }
-    let rest = rest.replace("(?!\\S)", "");
+    let rest = rest.replace("(?!\\S)", "").replace("\\s++$", "");
     let looks = ["(?<", "(?=", "(?!", "(?>", "\\b", "\\B", "\\A", "\\G", "\\z", "\\Z", "$", "^"];
     !looks.iter().any(|look| rest.contains(look))
 }

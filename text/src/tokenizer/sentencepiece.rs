@@ -1,173 +1,198 @@
-//! SentencePiece's BPE: of all neighbours whose union is a token, those with the highest score are joined first, and of equal ones
-//! the leftmost. The library's BPE ranks pairs instead of unions, so it cannot express equal scores. Tokens of several spaces are taken
-//! first, the longest one at each place, and join with nothing.
+//! The reader of SentencePiece's `tokenizer.model`, a protobuf message.
 //!
-//! Tokenizing costs `O(n log n)` time and about 100 bytes of memory per character.
+//! The file has pieces with scores and rules of normalisation. What is around texts, and whether a text that spells a control piece
+//! becomes it, is not in the file: `tokenizer_config.json` says it, and control pieces are special tokens.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
-use std::ops::Range;
+use super::model::AnyModel;
+use super::rules::{CharacterMap, Rules};
+use super::scored::{Entry, Missing, Scored};
+use super::stated::{Around, Stated, Table};
+use super::steps::{self, Parts};
+use crate::error::LoadError;
 
-use tokenizers::Token;
+/// Greatest absolute score: sums over long texts must stay finite.
+const GREATEST_SCORE: f32 = 1e9;
 
-/// The space in its vocabularies.
-pub(super) const SPACE: char = '\u{2581}';
-
-/// A vocabulary with scores.
-#[derive(Debug)]
-pub(super) struct SentencePiece {
-    ids: HashMap<String, u32>,
-    /// Texts by id; `None` where there is no token.
-    texts: Vec<Option<String>>,
-    scores: Vec<f32>,
-    /// The token of each byte, for characters that are no tokens.
-    bytes: Vec<Option<u32>>,
-    unknown: Option<u32>,
-    longest: usize,
-    /// Bytes of the tokens of several spaces, longest first.
-    runs: Vec<usize>,
+/// The value of a field.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    Number(u64),
+    Float(f32),
+    Bytes(&'a [u8]),
+    /// Of a type that no field here has.
+    Other,
 }
 
-/// A part of the text: a linked list, whose joined elements become empty.
-struct Symbol {
-    at: Range<usize>,
-    previous: Option<usize>,
-    next: Option<usize>,
-    /// It joins with nothing.
-    is_run: bool,
-}
+/// Takes the fields of a message, with their numbers.
+struct Message<'a>(&'a [u8]);
 
-/// Two neighbours that can be joined.
-struct Join {
-    score: f32,
-    left: usize,
-    right: usize,
-    /// The union when the join was found: if it has changed, the join is void.
-    at: Range<usize>,
-}
-
-impl SentencePiece {
-    /// `texts` and `scores` are by id. Scores are finite. `runs` are the tokens of several spaces.
-    pub fn new(
-        texts: Vec<Option<String>>,
-        scores: Vec<f32>,
-        unknown: Option<u32>,
-        mut runs: Vec<usize>,
-    ) -> SentencePiece {
-        runs.sort_unstable_by(|a, b| b.cmp(a));
-        let named = (0..).zip(&texts).filter_map(|(id, text)| Some((text.clone()?, id)));
-        let ids: HashMap<String, u32> = named.collect();
-        let bytes = (0..=u8::MAX).map(|byte| ids.get(&format!("<0x{byte:02X}>")).copied()).collect();
-        let longest = ids.keys().map(String::len).max().unwrap_or(0);
-        SentencePiece { ids, texts, scores, bytes, unknown, longest, runs }
-    }
-
-    pub fn id(&self, text: &str) -> Option<u32> {
-        self.ids.get(text).copied()
-    }
-
-    pub fn text(&self, id: u32) -> Option<&str> {
-        self.texts.get(id as usize)?.as_deref()
-    }
-
-    pub fn ids(&self) -> &HashMap<String, u32> {
-        &self.ids
-    }
-
-    /// Whether every text has tokens, none of which stands for a run of unknown characters.
-    pub fn is_complete(&self) -> bool {
-        self.unknown.is_some() || self.bytes.iter().all(Option::is_some)
-    }
-
-    /// The tokens of a text. Characters without tokens become bytes, and bytes without tokens the unknown token; without one
-    /// they are dropped.
-    pub fn tokenize(&self, text: &str) -> Vec<Token> {
-        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
-        let most_spaces = self.runs.first().map_or(0, |bytes| bytes / SPACE.len_utf8());
-        let mut start = 0;
-        while let Some(character) = text[start..].chars().next() {
-            let index = symbols.len();
-            let spaces = text[start..].chars().take(most_spaces).take_while(|c| *c == SPACE).count() * SPACE.len_utf8();
-            let run = self.runs.iter().find(|run| **run <= spaces);
-            let end = start + run.copied().unwrap_or(character.len_utf8());
-            let previous = index.checked_sub(1);
-            symbols.push(Symbol { at: start..end, previous, next: Some(index + 1), is_run: run.is_some() });
-            start = end;
-        }
-        if let Some(last) = symbols.last_mut() {
-            last.next = None;
-        }
-        let mut joins = BinaryHeap::new();
-        for right in 1..symbols.len() {
-            joins.extend(self.join(text, &symbols, right - 1, right));
-        }
-        while let Some(Join { left, right, at, .. }) = joins.pop() {
-            let is_whole = symbols[left].at.start == at.start
-                && symbols[left].at.end == symbols[right].at.start
-                && symbols[right].at.end == at.end
-                && !symbols[left].at.is_empty()
-                && !symbols[right].at.is_empty();
-            if !is_whole {
-                continue;
-            }
-            let next = symbols[right].next;
-            symbols[right].at = at.end..at.end;
-            symbols[left].at = at;
-            symbols[left].next = next;
-            if let Some(next) = next {
-                symbols[next].previous = Some(left);
-                joins.extend(self.join(text, &symbols, left, next));
-            }
-            if let Some(previous) = symbols[left].previous {
-                joins.extend(self.join(text, &symbols, previous, left));
+impl<'a> Message<'a> {
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for place in 0..10 {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7F).checked_shl(7 * place)?;
+            if byte & 0x80 == 0 {
+                return Some(number);
             }
         }
-        let mut tokens = Vec::new();
-        for Symbol { at, .. } in symbols.into_iter().filter(|symbol| !symbol.at.is_empty()) {
-            let mut push = |id: u32| {
-                let text = self.text(id).unwrap_or_default().to_string();
-                tokens.push(Token::new(id, text, (at.start, at.end)));
-            };
-            match self.id(&text[at.clone()]) {
-                Some(id) => push(id),
-                None => text[at.clone()]
-                    .bytes()
-                    .filter_map(|byte| self.bytes[usize::from(byte)].or(self.unknown))
-                    .for_each(&mut push),
+        None
+    }
+
+    fn take(&mut self, length: u64) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn field(&mut self) -> Option<(u64, Value<'a>)> {
+        let key = self.number()?;
+        let value = match key & 7 {
+            0 => Value::Number(self.number()?),
+            1 => self.take(8).map(|_| Value::Other)?,
+            2 => {
+                let length = self.number()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => Value::Float(f32::from_le_bytes(self.take(4)?.try_into().ok()?)),
+            _ => return None,
+        };
+        Some((key >> 3, value))
+    }
+
+    /// Calls `found` with each field; `None` if the message is cut or broken, or `found` returned that.
+    fn each(mut self, mut found: impl FnMut(u64, Value<'a>) -> Option<()>) -> Option<()> {
+        while !self.0.is_empty() {
+            let (number, value) = self.field()?;
+            found(number, value)?;
+        }
+        Some(())
+    }
+}
+
+/// What the file says, beside its pieces.
+struct Settings {
+    is_unigram: bool,
+    byte_fallback: bool,
+    unknown: u32,
+    bos: u32,
+    eos: u32,
+    rules: Rules,
+}
+
+/// Builds the tokenizer of a file.
+///
+/// # Errors
+/// The file is broken, or its model is neither BPE nor unigram.
+pub(super) fn read(file: &str, bytes: &[u8], stated: &Stated) -> Result<Parts, LoadError> {
+    let wrong = |found: String, expected: &str| LoadError::file(file.to_string(), format!("found {found}"), expected);
+    let broken = || wrong("a broken message".to_string(), "a SentencePiece model as published: download it again");
+    let mut pieces = Vec::new();
+    let (mut trainer, mut normaliser) = (&[][..], &[][..]);
+    let read = Message(bytes).each(|number, value| {
+        match (number, value) {
+            (1, Value::Bytes(piece)) => pieces.push(piece),
+            (2, Value::Bytes(message)) => trainer = message,
+            (3, Value::Bytes(message)) => normaliser = message,
+            _ => {}
+        }
+        Some(())
+    });
+    read.ok_or_else(broken)?;
+    let settings = settings(trainer, normaliser).ok_or_else(broken)?;
+    let settings = settings.ok_or_else(|| {
+        wrong("a model of words or characters".to_string(), "a SentencePiece model of type BPE or unigram")
+    })?;
+    let mut table = Table::new(file);
+    for piece in pieces {
+        let (text, score, kind) = piece_of(piece).ok_or_else(broken)?;
+        if score.is_nan() || score.abs() > GREATEST_SCORE {
+            return Err(wrong(format!("the score {score} of the piece {text:?}"), "a number between -1e9 and 1e9"));
+        }
+        let entry = match kind {
+            1 => Entry::Scored(score),
+            4 => Entry::Whole,
+            5 => Entry::Unused(score),
+            2 | 3 | 6 => Entry::Named,
+            _ => return Err(broken()),
+        };
+        table.push(text, entry, matches!(kind, 2 | 3))?;
+    }
+    table.extend(stated)?;
+    let Settings { is_unigram, byte_fallback, unknown, bos, eos, rules } = settings;
+    if byte_fallback && !(0..=u8::MAX).all(|byte| table.id(&format!("<0x{byte:02X}>")).is_some()) {
+        return Err(wrong("byte fallback without 256 pieces of bytes".to_string(), "the piece <0x00> and so on"));
+    }
+    let is_t5 = stated.class.starts_with("T5");
+    let around = Around {
+        before: &[table.text(bos).unwrap_or_default()],
+        after: table.text(eos).unwrap_or_default(),
+        adds: (!is_t5, is_t5),
+    };
+    let around = table.around(stated, around)?;
+    let is_spaced = rules.adds_space && !rules.at_end;
+    let spaces = rules.escapes;
+    // The library's steps say the same, and texts of theirs can be cut anywhere.
+    let is_plain = rules == Rules { adds_space: rules.adds_space, escapes: true, ..Rules::default() } && !is_unigram;
+    let mut steps = steps::sentence_piece(is_plain.then_some(is_spaced && !stated.is_first_only), byte_fallback);
+    if is_plain && is_spaced && stated.is_first_only {
+        (steps.normalizer, steps.pre_tokenizer) = (serde_json::Value::Null, steps::first_space());
+    }
+    steps.decoder = steps::text_decoder(spaces, byte_fallback, is_spaced);
+    let missing = if byte_fallback { Missing::Bytes(None) } else { Missing::Unknown(unknown) };
+    let (tokens, added) = table.finish();
+    let rules = (!is_plain).then_some(rules);
+    let model = if is_unigram { Scored::unigram(tokens, missing, rules) } else { Scored::bpe(tokens, missing, rules) };
+    Ok(Parts { model: AnyModel::Scored(model), steps, added, around })
+}
+
+/// Text, score and type of a piece.
+fn piece_of(message: &[u8]) -> Option<(&str, f32, u64)> {
+    let (mut text, mut score, mut kind) = (None, 0.0, 1);
+    Message(message).each(|number, value| {
+        match (number, value) {
+            (1, Value::Bytes(bytes)) => text = Some(std::str::from_utf8(bytes).ok()?),
+            (2, Value::Float(number)) => score = number,
+            (3, Value::Number(number)) => kind = number,
+            _ => {}
+        }
+        Some(())
+    })?;
+    Some((text?, score, kind))
+}
+
+/// `None` if a message is broken, `Some(None)` if the model is of another type.
+fn settings(trainer: &[u8], normaliser: &[u8]) -> Option<Option<Settings>> {
+    let (mut kind, mut byte_fallback, mut at_end) = (1, false, false);
+    let [mut unknown, mut bos, mut eos] = [0, 1, 2];
+    Message(trainer).each(|number, value| {
+        if let Value::Number(value) = value {
+            // Absent tokens are -1, so that no piece has their id.
+            let id = u32::try_from(value).unwrap_or(u32::MAX);
+            match number {
+                3 => kind = value,
+                24 => at_end = value != 0,
+                35 => byte_fallback = value != 0,
+                40 => unknown = id,
+                41 => bos = id,
+                42 => eos = id,
+                _ => {}
             }
         }
-        tokens
-    }
-
-    fn join(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Join> {
-        let at = symbols[left].at.start..symbols[right].at.end;
-        if at.len() > self.longest || symbols[left].is_run || symbols[right].is_run {
-            return None;
+        Some(())
+    })?;
+    let mut rules = Rules { adds_space: true, at_end, collapses: true, escapes: true, map: None };
+    Message(normaliser).each(|number, value| {
+        match (number, value) {
+            (2, Value::Bytes(map)) if !map.is_empty() => rules.map = Some(CharacterMap::read(map)?),
+            (3, Value::Number(value)) => rules.adds_space = value != 0,
+            (4, Value::Number(value)) => rules.collapses = value != 0,
+            (5, Value::Number(value)) => rules.escapes = value != 0,
+            _ => {}
         }
-        let id = self.id(&text[at.clone()])?;
-        let score = self.scores.get(id as usize).copied()?;
-        Some(Join { score, left, right, at })
-    }
+        Some(())
+    })?;
+    let settings = Settings { is_unigram: kind == 1, byte_fallback, unknown, bos, eos, rules };
+    Some(matches!(kind, 1 | 2).then_some(settings))
 }
-
-impl Ord for Join {
-    fn cmp(&self, other: &Join) -> Ordering {
-        // 0.0 and -0.0 are equal scores.
-        let scores = self.score.partial_cmp(&other.score).unwrap_or(Ordering::Equal);
-        scores.then(other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Join {
-    fn partial_cmp(&self, other: &Join) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Join {
-    fn eq(&self, other: &Join) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Join {}

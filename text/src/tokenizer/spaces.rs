@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 use super::bytes;
-use super::model::Pipeline;
+use super::model::{AnyModel, Pipeline};
 
 /// See the [module](self).
 pub(super) struct Spaces {
@@ -29,8 +29,9 @@ impl Spaces {
         let lines = steps.iter().any(|step| is(step, &["WhitespaceSplit", "Whitespace", "BertPreTokenizer"]));
         let is_split = |step: &Value| is(step, &["Metaspace"]) && step["split"] != false;
         let others = ["WhitespaceSplit", "Whitespace", "BertPreTokenizer", "Punctuation", "Digits"];
-        let splits =
-            (lines || steps.iter().any(is_split)) && steps.iter().all(|step| is_split(step) || is(step, &others));
+        let by_model = matches!(tokenizer.get_model(), AnyModel::Scored(model) if model.splits_at_spaces());
+        let splits = (lines || by_model || steps.iter().any(is_split))
+            && steps.iter().all(|step| is_split(step) || is(step, &others));
         // What is removed from the start of a piece is a space that separates words anyway.
         let strips = |step: &Value| is(step, &["Strip"]) && (lines || step["strip_left"] == false);
         let kinds = ["NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "BertNormalizer"];

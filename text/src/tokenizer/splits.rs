@@ -6,9 +6,9 @@
 
 /// One step before the merges. Each applies to the pieces of the steps before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Split {
+pub(super) enum Split<T = &'static str> {
     /// Every match becomes a piece, and so does the text between two matches.
-    Regex(&'static str),
+    Regex(T),
     /// Every character with a numeric value becomes a piece.
     Digits,
 }
@@ -56,6 +56,13 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..BASE
     },
     PreTokenizer { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], splits: &[LLAMA3], ..BASE },
+    PreTokenizer {
+        names: &["cl100k"],
+        splits: &[Split::Regex(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+        )],
+        ..BASE
+    },
     PreTokenizer { names: &["qwen2"], splits: &[QWEN2], nfc: true, ..BASE },
     PreTokenizer {
         names: &["deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "kormo", "f2llmv2", "solar-open", "grok-2"],

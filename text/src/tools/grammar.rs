@@ -195,9 +195,9 @@ impl Writer<'_> {
         let mut head = self.parts(self.spec.head, &tool.name);
         let arguments = match self.spec.arguments {
             Encoding::Json => self.json(schema.clone()),
-            Encoding::Object(key) => {
+            Encoding::Object { name: name_key, arguments, .. } => {
                 let name = quote(&tool.name);
-                head.push(Piece::Text(format!("{{\"name\": {name}, \"{key}\": ")));
+                head.push(Piece::Text(format!("{{\"{name_key}\": {name}, \"{arguments}\": ")));
                 format!("{} \"}}\"", self.json(schema.clone()))
             }
             Encoding::Tags { .. } => self.tags(&schema),
@@ -235,21 +235,27 @@ impl Writer<'_> {
         let (free, first_character) =
             if spec.place == Place::StartOr(None) { ("SPACE? FREE?", "\\S") } else { ("FREE?", ".") };
         let mut excluded: Vec<String> = not.iter().map(|text| format!("\\s*{}.*", regex(text))).collect();
+        let quoted = names.iter().map(|name| regex(&quote(name))).collect::<Vec<_>>().join("|");
         if spec.place != Place::Anywhere {
             // The text of a call from its first character on.
-            let written = |name: &String| match spec.arguments {
-                Encoding::Object(_) => regex(&quote(name)),
-                _ => regex(name),
-            };
-            let names = names.iter().map(written).collect::<Vec<_>>().join("|");
+            let names = names.iter().map(|name| regex(name)).collect::<Vec<_>>().join("|");
             excluded.push(match spec.arguments {
                 // Text that begins with an object is no call if the name is none of these, however it is written.
-                Encoding::Object(_) => {
+                Encoding::Object { .. } => {
                     let lead: String = spec.markers().map(|text| format!("({}\\s*)?", regex(text))).collect();
-                    format!("[\\s,;]*{lead}\\{{.*\"name\"\\s*:\\s*({names}|\"[^\"]*\\\\).*")
+                    format!("[\\s,;]*{lead}\\{{.*\"name\"\\s*:\\s*({quoted}|\"[^\"]*\\\\).*")
+                }
+                Encoding::Json => {
+                    let between = spec.between.iter().filter_map(Part::text).map(|text| format!("({})?", regex(text)));
+                    let between = between.collect::<Vec<_>>().concat();
+                    format!("\\s*{between}({names})[^\\S\\n]*\\n\\s*\\{{.*")
                 }
                 _ => format!("\\s*\\[\\s*({names})\\s*\\(.*"),
             });
+        }
+        // Calls without markers are found beside those with markers, at the beginning.
+        if spec.variants.iter().any(|variant| variant.place != Place::Anywhere) {
+            excluded.push("\\s*(```(json)?\\s*)?\\{\\s*\"name\".*".to_string());
         }
         // A call may begin with the text around the calls, or directly.
         let mut markers: Vec<(&str, usize)> = Vec::new();

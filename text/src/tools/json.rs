@@ -113,12 +113,16 @@ pub(super) struct CallReader {
     has_arguments: bool,
     /// [`ToolEvent::Call`] was returned.
     announced: bool,
+    /// Key of the name.
+    name_key: &'static str,
+    /// An object whose first key is another one is no call.
+    name_first: bool,
 }
 
 impl CallReader {
     /// Creates a reader in front of the opening brace. `lead` is text before it that belongs to the call, if it is one.
-    pub fn new(lead: String) -> CallReader {
-        CallReader { raw: lead, ..CallReader::default() }
+    pub fn new(lead: String, name_key: &'static str, name_first: bool) -> CallReader {
+        CallReader { raw: lead, name_key, name_first, ..CallReader::default() }
     }
 
     /// Reads the next character and appends to `events`. `known` returns whether a function of that name exists.
@@ -169,10 +173,13 @@ impl CallReader {
                 self.buffer.push(c);
                 if end.push(c) == Place::Last {
                     self.field = match self.buffer.trim_matches('"') {
-                        "name" => Field::Name,
+                        key if key == self.name_key => Field::Name,
                         "arguments" | "parameters" if !self.has_arguments => Field::Arguments,
                         _ => Field::Other,
                     };
+                    if std::mem::take(&mut self.name_first) && self.field != Field::Name {
+                        return Progress::Broken;
+                    }
                     self.state = State::Colon;
                 }
             }

@@ -2,7 +2,8 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `format` | the table of formats: names, models, markers, encoding of the arguments |
+//! | `format` | what a format consists of: names, models, markers, encoding of the arguments |
+//! | `table` | all formats |
 //! | `parser` | the parser of every format |
 //! | `values`, `literal`, `types`, `written` | arguments, decoded to JSON |
 //! | `json` | calls that are one JSON object |
@@ -18,6 +19,7 @@ mod json;
 mod literal;
 mod parser;
 mod schema;
+mod table;
 mod types;
 mod values;
 mod written;
@@ -26,11 +28,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::{ChatTemplate, Tokenizer};
+use format::Spec;
 pub use format::ToolFormat;
-use format::{SPECS, Spec};
 pub use grammar::{Calls, Tool};
 pub(super) use json::ValueEnd;
 pub use parser::ToolParser;
+use table::SPECS;
 
 /// An element of the text, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,15 +55,17 @@ impl ToolFormat {
         SPECS.iter().map(|spec| spec.format)
     }
 
-    /// The format that a chat template mentions; Hermes if it mentions none.
-    pub fn of(template: Option<&ChatTemplate>) -> ToolFormat {
-        ToolFormat::of_texts(|text| template.is_some_and(|template| template.mentions(text)))
+    /// The format that a chat template mentions, and the first text that tells it.
+    pub fn of(template: &ChatTemplate) -> Option<(ToolFormat, &'static str)> {
+        ToolFormat::of_texts(|text| template.mentions(text))
     }
 
     /// The format of a template of which `mentions` returns whether it contains a text.
-    pub fn of_texts(mentions: impl Fn(&str) -> bool) -> ToolFormat {
-        let is_written = |spec: &&Spec| spec.template.iter().any(|texts| texts.iter().all(|text| mentions(text)));
-        SPECS.iter().find(is_written).map_or(ToolFormat::Hermes, |spec| spec.format)
+    pub fn of_texts(mentions: impl Fn(&str) -> bool) -> Option<(ToolFormat, &'static str)> {
+        SPECS.iter().find_map(|spec| {
+            let texts = spec.template.iter().find(|texts| texts.iter().all(|text| mentions(text)))?;
+            Some((spec.format, *texts.first()?))
+        })
     }
 
     fn spec(self) -> &'static Spec {

@@ -141,7 +141,7 @@ impl ToolParser {
             other => return other,
         };
         // The name of an object follows.
-        let is_object = matches!(spec.arguments, Encoding::Object(_));
+        let is_object = matches!(spec.arguments, Encoding::Object { .. });
         let is_plain = |name: &str| name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c));
         if !is_object && !self.knows(&name) && (spec.place != Place::Anywhere || !is_plain(&name)) {
             return Match::No;
@@ -164,13 +164,13 @@ impl ToolParser {
         }
         let space = held.len() - inner.len();
         let mut is_begun = false;
-        let may_begin = match self.spec.place {
+        let may_begin = |spec: &&'static Spec| match spec.place {
             Place::Anywhere => true,
             Place::StartOr(_) if self.at_start => true,
             Place::StartOr(Some(marker)) => inner.starts_with(marker) || marker.starts_with(inner),
             Place::StartOr(None) => false,
         };
-        let variants = std::iter::once(self.spec).chain(self.spec.variants).filter(|_| may_begin);
+        let variants = std::iter::once(self.spec).chain(self.spec.variants).filter(may_begin);
         let next = after_call.then_some((self.variant, self.variant.between));
         for (spec, before) in variants.map(|spec| (spec, spec.lead)).chain(next) {
             match self.call(spec, before, inner) {
@@ -197,8 +197,8 @@ impl ToolParser {
                 Found::Call(spec, name, at) => {
                     (self.variant, self.at_start) = (spec, false);
                     let rest = held.split_off(at);
-                    self.state = if let Encoding::Object(_) = spec.arguments {
-                        State::Object(Box::new(CallReader::new(std::mem::take(held))))
+                    self.state = if let Encoding::Object { name, name_first, .. } = spec.arguments {
+                        State::Object(Box::new(CallReader::new(std::mem::take(held), name, name_first)))
                     } else {
                         self.called = true;
                         let tool = self.tools.iter().position(|tool| tool.name == name);
@@ -284,7 +284,7 @@ fn begins(spec: &Spec, text: &str) -> Option<bool> {
         })
     };
     match spec.arguments {
-        Encoding::Object(_) | Encoding::Bare(_) => starts("{"),
+        Encoding::Object { .. } | Encoding::Bare(_) => starts("{"),
         Encoding::Json => either("{"),
         Encoding::Tags { key, .. } => either(key),
         Encoding::Python => {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::format::Encoding;
+use super::format::{Encoding, TYPED};
 use super::grammar::{Piece, Writer};
 use super::types::Types;
 use crate::grammar::lark::{excluding, quote};
@@ -13,18 +13,27 @@ const NAME: (&str, &str) = ("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/");
 impl Writer<'_> {
     /// The arguments of [`Encoding::Tags`].
     pub fn tags(&mut self, schema: &Value) -> String {
-        let Encoding::Tags { key, key_end, value, value_end, has_lines } = self.spec.arguments else {
+        let Encoding::Tags { key, key_end, value, value_end, has_lines, typed } = self.spec.arguments else {
             return String::new();
         };
         let line = if has_lines { "\n" } else { "" };
-        let (opening, closing) = (format!("{key_end}\n{value}"), format!("{line}{value_end}"));
+        let gap = if has_lines || !value.is_empty() { "\n" } else { "" };
+        let closing = format!("{line}{value_end}");
+        // From a key to its value, which is text or JSON.
+        let opening = |is_text: bool| {
+            let typed = if typed { format!("{TYPED}{is_text}") } else { String::new() };
+            format!("{typed}{key_end}{gap}{value}")
+        };
         let suffix = format!("[suffix={}]", quote(&closing));
         let free = self.rule_with(&suffix, "/(?s:.*)/");
         self.define_once("PLAIN", "/(?s:.*)/ & ~/(?s:\\s*[\\[\\{].*)/");
         let plain = self.rule_with(&suffix, "PLAIN");
         let Some(properties) = schema["properties"].as_object() else {
             self.define_once(NAME.0, NAME.1);
-            return format!("({} NAME {} {free} \"\\n\")*", quote(key), quote(&opening));
+            let text = format!("{} {free}", quote(&opening(true)));
+            let json =
+                typed.then(|| format!(" | {} {} {}", quote(&opening(false)), self.json(json!({})), quote(&closing)));
+            return format!("({} NAME ({text}{}) \"\\n\")*", quote(key), json.unwrap_or_default());
         };
         let mut all = Vec::new();
         for (name, property) in properties {
@@ -32,20 +41,28 @@ impl Writer<'_> {
                 break;
             }
             let types = Types::of_property(Some(schema), name);
-            let value = match texts_of(property) {
+            let mut options: Vec<(bool, String)> = Vec::new();
+            match texts_of(property) {
                 Some(texts) => {
                     let texts: Vec<String> = texts.iter().map(|text| quote(text)).collect();
-                    format!("({}) {}", texts.join(" | "), quote(&closing))
+                    options.push((true, format!("({}) {}", texts.join(" | "), quote(&closing))));
                 }
-                None if types.are_text() || property.as_object().is_some_and(Map::is_empty) => free.clone(),
+                None if types.are_text() || property.as_object().is_some_and(Map::is_empty) => {
+                    options.push((true, free.clone()));
+                }
                 None => {
-                    let json = format!("{} {}", self.json(part_of(schema, property)), quote(&closing));
+                    options.push((false, format!("{} {}", self.json(part_of(schema, property)), quote(&closing))));
                     // A string has no quotation marks, and what looks like JSON is read as JSON.
-                    if types.have_text() { format!("({json} | {plain})") } else { json }
+                    if types.have_text() {
+                        options.push((true, if typed { free.clone() } else { plain.clone() }));
+                    }
                 }
+            }
+            let pair = |(is_text, value): &(bool, String)| {
+                format!("{} {value} \"\\n\"", quote(&format!("{key}{name}{}", opening(*is_text))))
             };
-            let pair = format!("{} {value} \"\\n\"", quote(&format!("{key}{name}{opening}")));
-            all.push(if is_required(schema, name) { pair } else { format!("({pair})?") });
+            let pair = options.iter().map(pair).collect::<Vec<_>>().join(" | ");
+            all.push(if is_required(schema, name) { format!("({pair})") } else { format!("({pair})?") });
         }
         all.join(" ")
     }

@@ -18,6 +18,12 @@ const ALL: u8 = 0x7f;
 const MAX_REFERENCES: usize = 64;
 
 impl Types {
+    /// Strings only.
+    pub const TEXT: Types = Types(STRING);
+
+    /// Anything but strings.
+    pub const OTHER: Types = Types(ALL & !STRING);
+
     /// Types of an argument of a function with this schema.
     pub fn of_property(schema: Option<&Value>, name: &str) -> Types {
         let Some(schema) = schema else { return Types(ALL) };

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::Tool;
-use super::format::Encoding;
+use super::format::{Encoding, TYPED};
 use super::json::{Place, ValueEnd};
 use super::literal::Literal;
 use super::types::Types;
@@ -25,9 +25,9 @@ impl Decoder {
     /// Creates a decoder in front of the arguments. `tool` is the function, as a place in the list, if it is known.
     pub fn new(encoding: Encoding, tool: Option<(Arc<[Tool]>, usize)>) -> Decoder {
         match encoding {
-            Encoding::Json | Encoding::Object(_) => Decoder::Json(ValueEnd::default(), false),
-            Encoding::Tags { key, key_end, value, value_end, has_lines } => Decoder::Tags(Tags {
-                tags: TagText { key, key_end, value, value_end, has_lines },
+            Encoding::Json | Encoding::Object { .. } => Decoder::Json(ValueEnd::default(), false),
+            Encoding::Tags { key, key_end, value, value_end, has_lines, typed } => Decoder::Tags(Tags {
+                tags: TagText { key, key_end, value, value_end, has_lines, typed },
                 tool,
                 has_argument: false,
                 state: TagState::Between(String::new()),
@@ -74,6 +74,7 @@ struct TagText {
     value: &'static str,
     value_end: &'static str,
     has_lines: bool,
+    typed: bool,
 }
 
 /// Decodes [`Encoding::Tags`].
@@ -100,7 +101,7 @@ enum TagState {
 
 impl Tags {
     fn push(&mut self, c: char, json: &mut String) -> Step {
-        let TagText { key, key_end, value, value_end, has_lines } = self.tags;
+        let TagText { key, key_end, value, value_end, has_lines, typed } = self.tags;
         match &mut self.state {
             TagState::Between(held) => {
                 held.push(c);
@@ -117,10 +118,15 @@ impl Tags {
                 if let Some(name) = held.strip_suffix(key_end) {
                     json.push_str(if self.has_argument { ", " } else { "{" });
                     self.has_argument = true;
+                    let (name, is_text) = name.split_once(TYPED).filter(|_| typed).unwrap_or((name, ""));
                     quote(name.trim(), json);
                     json.push_str(": ");
                     let schema = self.tool.as_ref().and_then(|(tools, at)| tools[*at].parameters.as_ref());
-                    let types = Types::of_property(schema, name.trim());
+                    let types = match is_text {
+                        "true" => Types::TEXT,
+                        "false" => Types::OTHER,
+                        _ => Types::of_property(schema, name.trim()),
+                    };
                     self.state =
                         if value.is_empty() { TagState::Start(types) } else { TagState::Open(types, String::new()) };
                 } else if held.len() > MAX_HELD {

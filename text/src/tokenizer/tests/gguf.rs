@@ -1,8 +1,12 @@
 //! The tokenizers of GGUF files: how texts are split, and cut in pieces.
 #![cfg(test)]
 
-use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::{
+    NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
+    TokenizerImpl,
+};
 
+use super::super::parse;
 use super::super::pieces::{Pieces, Rest};
 use super::*;
 
@@ -78,7 +82,7 @@ const PIECES: &[(&[&str], &str)] = &[
 
 fn pieces(name: &str) -> Vec<String> {
     let splits = splits::find(name).unwrap().splits;
-    let steps = byte_level(splits, false);
+    let steps = steps::byte_level(splits, false);
     let pre_tokenizer: PreTokenizerWrapper = parse(&steps.pre_tokenizer).unwrap();
     let mut text = PreTokenizedString::from(TEXT);
     pre_tokenizer.pre_tokenize(&mut text).unwrap();
@@ -194,7 +198,7 @@ fn every_pre_tokenizer_gives_the_ids_of_the_whole_text_in_pieces() {
         let vocab: Vocab = tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect();
         let model = BPE::builder().vocab_and_merges(vocab, merges.map(|(a, b)| (a.into(), b.into())).to_vec());
         let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::Library(model.build().unwrap().into()));
-        let steps = byte_level(known.splits, known.nfc);
+        let steps = steps::byte_level(known.splits, known.nfc);
         tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer).unwrap()).unwrap();
         tokenizer.with_pre_tokenizer(parse::<Option<PreTokenizerWrapper>>(&steps.pre_tokenizer).unwrap());
         let added = ["<|im_end|>", "<tool>", "<s>"].map(|text| AddedToken::from(text, true).rstrip(text == "<s>"));
@@ -216,13 +220,11 @@ fn sentence_piece_gives_the_ids_of_the_whole_text_in_pieces() {
         let mut texts: Vec<String> = words.map(String::from).to_vec();
         texts.push("<unk>".to_string());
         texts.extend(has_bytes.then_some(&bytes).into_iter().flatten().cloned());
-        let lengths = runs.iter().filter(|_| has_runs).map(String::len).collect();
-        texts.extend(runs.iter().filter(|_| has_runs).cloned());
-        let scores = (0..texts.len()).map(|id| -((id % 5) as f32)).collect();
-        let texts = texts.into_iter().map(Some).collect();
-        let model = SentencePiece::new(texts, scores, Some(words.len() as u32), lengths);
-        let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::SentencePiece(model));
-        let steps = sentence_piece(space_prefix);
+        let entries = texts.into_iter().enumerate().map(|(id, text)| Some((text, Entry::Scored(-((id % 5) as f32)))));
+        let whole = runs.iter().filter(|_| has_runs).map(|run| Some((run.clone(), Entry::Whole)));
+        let model = Scored::bpe(entries.chain(whole).collect(), Missing::Bytes(Some(words.len() as u32)), None);
+        let mut tokenizer: Pipeline = TokenizerImpl::new(AnyModel::Scored(model));
+        let steps = steps::sentence_piece(Some(space_prefix), true);
         tokenizer.with_normalizer(parse::<Option<NormalizerWrapper>>(&steps.normalizer).unwrap()).unwrap();
         let added = ["<|im_end|>", "<tool>", "<s>"]
             .map(|text| AddedToken::from(text, true).normalized(false).rstrip(text == "<s>").lstrip(text == "<tool>"));
