@@ -142,7 +142,8 @@ fn senseless_sizes_of_every_family_are_refused() {
             refused(name, &config, &["config.json", "sliding_window"]);
         }
         if config["n_group"].as_u64().is_some_and(|groups| groups > 1) {
-            let no_divisor = config["n_routed_experts"].as_u64().unwrap() - 1;
+            let count = config["n_routed_experts"].as_u64().or(config["num_experts"].as_u64());
+            let no_divisor = count.unwrap() - 1;
             for (key, value) in [("n_group", no_divisor), ("n_group", 0), ("topk_group", 9)] {
                 let mut config = config.clone();
                 config[key] = json!(value);
