@@ -79,13 +79,15 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
 /// What the names of kernels begin with.
 const DECODE: [&str; 4] = ["paged_decode", "paged_gqa", "paged_generic", "paged_reduce"];
 const PREFILL: [&str; 3] = ["paged_prefill", "prefill_sm90", "paged_generic"];
-const CACHE: [&str; 11] = [
+const CACHE: [&str; 13] = [
     "reshape_and_cache",
     "copy_blocks",
     "convert_fp8",
     "shrink_low_rank",
     "expand_low_rank",
     "linear_",
+    "order_rows",
+    "add_slices",
     "unpack_",
     "round_rows",
     "scale_rows",
