@@ -16,7 +16,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Ernie4_5_MoeForCausalLM"],
         model_types: &["ernie4_5_moe"],
         declare: declare_moe,
-        reference: &["ernie45-moe"],
         largest: "baidu/ERNIE-4.5-300B-A47B-PT",
         ..Family::BASE
     },

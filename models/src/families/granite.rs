@@ -25,7 +25,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["GraniteMoeHybridForCausalLM"],
         model_types: &["granitemoehybrid"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Four),
-        reference: &["granite4-dense"],
         largest: "ibm-granite/granite-4.0-micro",
         ..Family::BASE
     },

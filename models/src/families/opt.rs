@@ -9,7 +9,6 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["OPTForCausalLM"],
     model_types: &["opt"],
     declare,
-    reference: &["opt"],
     largest: "facebook/opt-66b",
     pickled: true,
     ..Family::BASE

@@ -19,7 +19,7 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         model_types: &["qwen2", "mimo", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"],
         declare: |fields, max_positions| declare(fields, max_positions, Spec::LLAMA, qwen2, None),
-        reference: &["qwen2", "qwen2-yarn"],
+        reference: &["qwen2"],
         largest: "Qwen/Qwen2.5-72B",
         ..Family::BASE
     },
