@@ -4,10 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use attention_kernels::{
-    Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rewritten, Rows, ScratchSizes, slices,
-};
-use device::{Buffer, Device, FactorType, Features};
+use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, LinearScratch, Rows};
+use device::{Buffer, Device, Features};
 use linear::{Arithmetic, ByteMatrix, Matrix, PartForm, Purpose, Uploader, WeightRows};
 
 use crate::checkpoint::quantized::{self, Module};
@@ -55,44 +53,6 @@ impl Linear {
         let capabilities = &kernels.linear.capabilities;
         capabilities.activates && self.weights.host().is_ok_and(|weights| weights.takes_activation(capabilities.isa))
     }
-}
-
-/// The memory that linear layers of a device that launches kernels need beside their operands, in steps of this size.
-pub(super) fn scratch_sizes(
-    features: Features,
-    decoder: &Decoder,
-    kernels: &KernelSet,
-    max_rows: usize,
-) -> ScratchSizes {
-    let mut sizes = ScratchSizes::default();
-    if !features.launches || !kernels.linear.capabilities.takes_codes || kernels.format.dtype == Dtype::F32 {
-        return sizes;
-    }
-    for linear in decoder.linears() {
-        let (rounds, may_be_codes) = match linear.form {
-            Form::Dense => {
-                let (shape, format) = ([linear.rows(), linear.inputs], FactorType::Numbers(kernels.format.dtype));
-                let slices = slices(features, shape, format);
-                if slices > 1 {
-                    sizes.add(Rewritten::Slices(slices), shape, max_rows);
-                }
-                continue;
-            }
-            Form::Quantized(_) => (false, true),
-            Form::Stored { rounds, .. } => (rounds, !rounds || !features.multiplies_e4m3),
-        };
-        let shape = [linear.rows(), linear.inputs];
-        if rounds {
-            sizes.add(Rewritten::Rows, shape, max_rows);
-        }
-        if may_be_codes {
-            sizes.add(Rewritten::Order, shape, max_rows);
-            if !features.deterministic {
-                sizes.add(Rewritten::Weights, shape, max_rows);
-            }
-        }
-    }
-    sizes
 }
 
 /// A norm of groups of `width` elements of a row.

@@ -1,7 +1,7 @@
-//! The bytes of a model's weights on a device, known before they are loaded.
+//! The bytes of a model's weights on a device, known before they are loaded, and those that its products need beside them.
 
-use attention_kernels::{Dtype, KernelSet};
-use device::Features;
+use attention_kernels::{Dtype, KernelSet, Rewritten, ScratchSizes, slices};
+use device::{FactorType, Features};
 use linear::{PackedMatrix, PartForm, Purpose, Tiles};
 
 use super::linear::{shared, stack_of};
@@ -97,4 +97,42 @@ pub fn weight_bytes_beside(
     }
     found.all = bytes as u64;
     Ok(found)
+}
+
+/// The memory that linear layers of a device that launches kernels need beside their operands, in steps of this size.
+pub(super) fn scratch_sizes(
+    features: Features,
+    decoder: &Decoder,
+    kernels: &KernelSet,
+    max_rows: usize,
+) -> ScratchSizes {
+    let mut sizes = ScratchSizes::default();
+    if !features.launches || !kernels.linear.capabilities.takes_codes || kernels.format.dtype == Dtype::F32 {
+        return sizes;
+    }
+    for linear in decoder.linears() {
+        let (rounds, may_be_codes) = match linear.form {
+            Form::Dense => {
+                let (shape, format) = ([linear.rows(), linear.inputs], FactorType::Numbers(kernels.format.dtype));
+                let slices = slices(features, shape, format);
+                if slices > 1 {
+                    sizes.add(Rewritten::Slices(slices), shape, max_rows);
+                }
+                continue;
+            }
+            Form::Quantized(_) => (false, true),
+            Form::Stored { rounds, .. } => (rounds, !rounds || !features.multiplies_e4m3),
+        };
+        let shape = [linear.rows(), linear.inputs];
+        if rounds {
+            sizes.add(Rewritten::Rows, shape, max_rows);
+        }
+        if may_be_codes {
+            sizes.add(Rewritten::Order, shape, max_rows);
+            if !features.deterministic {
+                sizes.add(Rewritten::Weights, shape, max_rows);
+            }
+        }
+    }
+    sizes
 }
