@@ -3,6 +3,7 @@
 //! This file has the `unsafe` code that allocates host memory and views it as numbers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -55,24 +56,24 @@ pub(crate) fn inside(at: usize, bytes: usize, len: usize) -> Result<(), DeviceEr
 /// Memory of this process, 64-byte aligned: an allocation, or a part of one that no other part overlaps.
 pub(crate) struct HostMemory {
     allocation: Arc<Allocation>,
-    /// First byte for the user, aligned.
-    start: NonNull<u8>,
+    /// First byte for the user, counted from that of the allocation; aligned in memory.
+    at: usize,
     bytes: usize,
 }
-
-// SAFETY: the bytes have one owner. Views follow the rules of references; the owning device orders accesses by kernels, which
-// use their address.
-unsafe impl Send for HostMemory {}
-// SAFETY: as above.
-unsafe impl Sync for HostMemory {}
 
 /// What the parts of an allocation share.
 struct Allocation {
     first: NonNull<u8>,
     layout: Layout,
-    /// Start and length of the bytes between the guards; `None` without guards.
-    guarded: Option<(NonNull<u8>, usize)>,
+    /// The bytes between the guards; `None` without guards.
+    guarded: Option<Range<usize>>,
 }
+
+// SAFETY: each byte has one owner, the part that has it. Views follow the rules of references; the owning device orders accesses by
+// kernels, which use addresses.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
 
 impl HostMemory {
     /// Allocates memory without guards; `None` if there is not enough. Pages that are never touched cost nothing.
@@ -89,15 +90,14 @@ impl HostMemory {
         let layout = layout(bytes, guarded)?;
         // SAFETY: the layout has a size above zero.
         let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let guard = if guarded { GUARD } else { 0 };
-        // SAFETY: the layout has room for the alignment offset and a guard on each side.
-        let start = unsafe { first.add(first.align_offset(ALIGN) + guard) };
-        let allocation = Allocation { first, layout, guarded: guarded.then_some((start, bytes)) };
+        // The layout has room for the alignment offset and a guard on each side.
+        let at = first.align_offset(ALIGN) + if guarded { GUARD } else { 0 };
+        let allocation = Allocation { first, layout, guarded: guarded.then_some(at..at + bytes) };
         for at in allocation.guards() {
             // SAFETY: both guards lie inside of the allocation.
             unsafe { at.write_bytes(GUARD_BYTE, GUARD) };
         }
-        Some(HostMemory { allocation: Arc::new(allocation), start, bytes })
+        Some(HostMemory { allocation: Arc::new(allocation), at, bytes })
     }
 
     /// Size in bytes, without the guards.
@@ -107,7 +107,7 @@ impl HostMemory {
 
     /// Address of the first byte.
     pub fn start(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.allocation.first.as_ptr().wrapping_add(self.at)
     }
 
     /// Keeps the first `at` bytes and returns the others as memory of their own; `None` if there are not as many, or the rest would not
@@ -115,9 +115,7 @@ impl HostMemory {
     pub fn split_off(&mut self, at: usize) -> Option<HostMemory> {
         let bytes = self.bytes.checked_sub(at).filter(|_| at.is_multiple_of(ALIGN))?;
         self.bytes = at;
-        // SAFETY: inside of this memory, or one past its end.
-        let start = unsafe { self.start.add(at) };
-        Some(HostMemory { allocation: Arc::clone(&self.allocation), start, bytes })
+        Some(HostMemory { allocation: Arc::clone(&self.allocation), at: self.at + at, bytes })
     }
 
     /// Appends memory that was split off behind this; returns it if it was not.
@@ -158,10 +156,8 @@ impl HostMemory {
 impl Allocation {
     /// Returns the first byte of each guard.
     fn guards(&self) -> impl Iterator<Item = *mut u8> {
-        self.guarded.into_iter().flat_map(|(start, bytes)| {
-            let start = start.as_ptr();
-            [start.wrapping_sub(GUARD), start.wrapping_add(bytes)]
-        })
+        let first = self.first.as_ptr();
+        self.guarded.iter().flat_map(move |user| [user.start - GUARD, user.end].map(|at| first.wrapping_add(at)))
     }
 }
 
