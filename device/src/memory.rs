@@ -203,8 +203,8 @@ mod tests {
         }
         let last = memory.join(last).unwrap_err();
         memory.join(middle).map_err(|_| "its neighbour").unwrap();
-        let other = HostMemory::zeroed(64).unwrap();
-        assert!(memory.join(other).is_err(), "memory of another allocation");
+        let other = HostMemory { at: memory.at + memory.bytes, ..HostMemory::guarded(256).unwrap() };
+        assert!(memory.join(other).is_err(), "memory at the same place of another allocation");
         memory.join(last).map_err(|_| "its neighbour").unwrap();
         assert_eq!(memory.view::<u8>().unwrap(), [[1; 64].as_slice(), &[2; 128], &[3; 64]].concat());
         assert!(memory.guards_hold());
