@@ -120,8 +120,7 @@ impl HostMemory {
 
     /// Appends memory that was split off behind this; returns it if it was not.
     pub fn join(&mut self, behind: HostMemory) -> Result<(), HostMemory> {
-        if !Arc::ptr_eq(&self.allocation, &behind.allocation) || self.start().wrapping_add(self.bytes) != behind.start()
-        {
+        if !Arc::ptr_eq(&self.allocation, &behind.allocation) || self.at + self.bytes != behind.at {
             return Err(behind);
         }
         self.bytes += behind.bytes;
