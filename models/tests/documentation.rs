@@ -103,7 +103,7 @@ fn the_page_of_models_lists_every_family_of_the_code() {
 
 #[test]
 fn the_number_of_families_is_that_of_the_code() {
-    // Those without a checkpoint that loads as published do not count.
+    // Families that are published as pickles alone are not counted.
     let number = format!("[{} families]", supported().filter(|family| !family.pickled).count());
     for page in ["README.md", "docs/status.md"] {
         let text = std::fs::read_to_string(testkit::workspace::root().join(page)).unwrap();

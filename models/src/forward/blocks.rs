@@ -1,6 +1,6 @@
 //! Runs of operations on blocks of rows, each by one thread of a CPU.
 //!
-//! Between two attentions every operation computes a row from that row alone. In a step of many rows a thread therefore computes all
+//! Between two attentions most operations compute a row from that row alone. In a step of many rows a thread therefore computes all
 //! operations of such a run for some rows, then for the next: the rows stay in its cache from one operation to the next, and threads
 //! do not wait for each other until the run ends.
 //!
@@ -50,7 +50,7 @@ struct Run {
     len: usize,
     /// Registers that are used before or after the run, with the bytes of a row.
     outer: Vec<(Register, usize)>,
-    /// The other registers, with the most bytes of a row.
+    /// The other registers, likewise.
     inner: Vec<(Register, usize)>,
 }
 
@@ -230,13 +230,21 @@ mod tests {
 
     /// Bits of the logits of some rows of a step with two prompts, and the bytes of each register afterwards. `in_blocks`: whether a run
     /// may be computed in blocks.
-    fn logits(case: &str, threads: usize, form: Form, rows: usize, in_blocks: bool) -> (Vec<u32>, Vec<usize>) {
+    fn logits(
+        case: &str,
+        threads: usize,
+        (form, arithmetic): (Form, Dtype),
+        rows: usize,
+        in_blocks: bool,
+    ) -> (Vec<u32>, Vec<usize>) {
         let device: Arc<dyn Device> = device::open("cpu", Some(threads)).unwrap();
         let folder = format!("{}/tests/reference/{case}", env!("CARGO_MANIFEST_DIR"));
         let files = ModelFiles::open(folder.as_ref()).unwrap();
         let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form);
-        let needs = Needs { dtype: Dtype::F32, ..Model::needs(&decoder, &*device) };
-        let kernels = select(&KernelChoice::default(), &needs).unwrap();
+        let needs = Needs { dtype: Dtype::F32, arithmetic, ..Model::needs(&decoder, &*device) };
+        let tiles = KernelChoice { linear: "cpu.portable_tiles".to_string(), ..KernelChoice::default() };
+        let choice = if arithmetic == Dtype::F32 { KernelChoice::default() } else { tiles };
+        let kernels = select(&choice, &needs).unwrap();
         let weights = Weights::open(&files).unwrap();
         let mut model =
             Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
@@ -266,18 +274,19 @@ mod tests {
 
     #[test]
     fn a_step_in_blocks_of_rows_has_the_bits_of_one_without() {
-        let q8 = Form::Quantized(Quantization::Q8);
+        let (dense, q8) = ((Form::Dense, Dtype::F32), (Form::Quantized(Quantization::Q8), Dtype::F32));
         for (case, threads, form, rows) in [
-            ("qwen3", 2, Form::Dense, 133),
+            ("qwen3", 2, dense, 133),
             ("qwen3", 1, q8, 300),
             ("qwen3", 3, q8, 400),
-            ("gemma2", 2, Form::Dense, 300),
-            ("gpt-neox", 2, Form::Dense, 256),
-            ("qwen3-moe", 2, Form::Dense, 200),
+            ("gemma2", 2, dense, 300),
+            ("gpt-neox", 2, dense, 256),
+            ("qwen3-moe", 2, dense, 200),
+            ("qwen3", 2, (Form::Dense, Dtype::Bf16), 133),
         ] {
             let [(found, bytes), (expected, own)] =
                 [true, false].map(|in_blocks| logits(case, threads, form, rows, in_blocks));
-            assert!(found == expected, "{case}, {threads} threads, {form}, {rows} rows");
+            assert!(found == expected, "{case}, {threads} threads, {form:?}, {rows} rows");
             assert_eq!(bytes, own, "{case}: registers are whole again");
         }
     }

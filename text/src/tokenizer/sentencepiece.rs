@@ -19,7 +19,7 @@ enum Value<'a> {
     Number(u64),
     Float(f32),
     Bytes(&'a [u8]),
-    /// Of a type that no field here has.
+    /// A fixed 64-bit value, which no field here uses.
     Other,
 }
 
