@@ -15,7 +15,7 @@ use super::output::Output;
 use super::pack::Halves;
 use super::processor::Processor;
 use super::rows::RowBlock;
-use super::tile::{AHEAD, Task, Tile, walk};
+use super::tile::{Task, Tile, walk};
 use super::tiled::{self, Grouped};
 
 thread_local! {
@@ -74,14 +74,18 @@ impl<D: PairLanes> Tile for Rounded<D> {
     const NUMBERS_PER_LINE: usize = 1;
 
     #[inline(always)]
-    fn accumulate<const M: usize, const P: usize>(x: [&[u32]; M], w: [&[Pairs]; P]) -> [[D::Floats; P]; M] {
+    fn accumulate<const M: usize, const P: usize>(
+        x: [&[u32]; M],
+        w: [&[Pairs]; P],
+        ahead: [*const Pairs; P],
+    ) -> [[D::Floats; P]; M] {
         let mut sums = [[D::Floats::splat(0.0); P]; M];
         let pairs = x.first().map_or(0, |x| x.len());
         // The compiler sees that no index is out of bounds.
         let (x, w) = (x.map(|x| &x[..pairs]), w.map(|w| &w[..pairs]));
         for i in 0..pairs {
-            for w in w {
-                prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+            for ahead in ahead {
+                prefetch(ahead.wrapping_add(i).cast());
             }
             let weights: [D::Words; P] = std::array::from_fn(|p| D::load(&w[p][i]));
             for m in 0..M {

@@ -9,9 +9,6 @@ use simd::{LANES, Lanes, Pairs, Pool, prefetch};
 use super::blocks::PAIR;
 use super::output::{Output, numbers};
 
-/// Bands of fewer rows are bound by memory, so they prefetch.
-pub(super) const FEW_ROWS: usize = 12;
-
 /// Most rows of a band.
 const MOST_ROWS: usize = 12;
 
@@ -60,10 +57,11 @@ pub(super) trait Tile {
     fn most_rows() -> usize {
         MOST_ROWS
     }
-    /// Multiplies rows with panels that are not in a cache yet.
+    /// Multiplies rows with panels, and prefetches as many lines from each of `ahead` as a panel has.
     fn accumulate<const M: usize, const P: usize>(
         x: [&[Self::Number]; M],
         w: [&[Self::Line]; P],
+        ahead: [*const Self::Line; P],
     ) -> [[Self::Sums; P]; M];
 }
 
@@ -84,57 +82,90 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
     }
 
     #[inline(always)]
-    fn accumulate<const M: usize, const P: usize>(x: [&[f32]; M], w: [&[W]; P]) -> [[L; P]; M] {
-        accumulate::<L, W, M, P, true>(x, w, [[L::splat(0.0); P]; M])
+    fn accumulate<const M: usize, const P: usize>(x: [&[f32]; M], w: [&[W]; P], ahead: [*const W; P]) -> [[L; P]; M] {
+        accumulate::<L, W, M, P>(x, w, Some(ahead), [[L::splat(0.0); P]; M])
     }
 }
 
-/// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at
-/// a time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// Covers rows × panels with tiles that fill the registers. All rows are multiplied with two panels before the next two, so that
+/// weights are read from memory once. Few rows are bound by memory, not by sums: they read two panels at a time, because more
+/// parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
 /// The conditions on constants stand alone, so that tiles of other instruction sets are not compiled.
 #[inline(always)]
 pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
-    let mut row = 0;
-    while row < task.rows {
-        let rows = (task.rows - row).min(T::most_rows());
-        row += if T::IS_ONE_SHAPE {
-            band::<T, 1, 1>(task, row)
-        } else if rows < 4 {
-            if rows < 2 { band::<T, 1, 2>(task, row) } else { band::<T, 2, 2>(task, row) }
-        } else if T::Sums::MANY {
-            match rows {
-                12.. => band::<T, 12, 2>(task, row),
-                8.. => band::<T, 8, 2>(task, row),
-                _ => band::<T, 4, 2>(task, row),
-            }
-        } else if rows < 6 {
-            band::<T, 4, 1>(task, row)
-        } else {
-            band::<T, 6, 1>(task, row)
-        };
+    let mut first = task.panels.start;
+    while first < task.panels.end {
+        let (mut row, mut band) = (0, 0);
+        while row < task.rows {
+            let rows = match (task.rows - row, T::most_rows()) {
+                // Two bands of 8 are faster than 12 and 4.
+                (16, MOST_ROWS) => 8,
+                (rows, most) => rows.min(most),
+            };
+            let at = At { first, row, band };
+            row += if T::IS_ONE_SHAPE {
+                tiles::<T, 1, 1>(task, at)
+            } else if rows < 4 {
+                if rows < 2 { tiles::<T, 1, 2>(task, at) } else { tiles::<T, 2, 2>(task, at) }
+            } else if T::Sums::MANY {
+                match rows {
+                    12.. => tiles::<T, 12, 2>(task, at),
+                    8.. => tiles::<T, 8, 2>(task, at),
+                    _ => tiles::<T, 4, 2>(task, at),
+                }
+            } else if rows < 6 {
+                tiles::<T, 4, 1>(task, at)
+            } else {
+                tiles::<T, 6, 1>(task, at)
+            };
+            band += 1;
+        }
+        first += PAIR;
     }
 }
 
-/// Computes M rows of all panels of the task. Returns M.
+/// Rows and panels that are multiplied next.
+#[derive(Clone, Copy)]
+struct At {
+    /// First of two panels.
+    first: usize,
+    row: usize,
+    /// Bands of rows before these.
+    band: usize,
+}
+
+/// Multiplies M rows with two panels, or with the last one. Returns M.
 #[inline(always)]
-fn band<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, row: usize) -> usize {
-    let mut panels = task.panels.clone();
-    while panels.len() >= P {
-        tile::<T, M, P>(task, row, panels.start);
-        panels.start += P;
-    }
-    for panel in panels {
-        tile::<T, M, 1>(task, row, panel);
+fn tiles<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, at: At) -> usize {
+    let panels = PAIR.min(task.panels.end - at.first);
+    if panels == P {
+        tile::<T, M, P>(task, at, at.first);
+    } else {
+        for panel in at.first..at.first + panels {
+            tile::<T, M, 1>(task, at, panel);
+        }
     }
     M
 }
 
 #[inline(always)]
-fn tile<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, row: usize, panel: usize) {
+fn tile<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, at: At, panel: usize) {
+    let At { first, row, band } = at;
     let x: [&[T::Number]; M] = std::array::from_fn(|m| &task.x[(row + m) * task.row..][..task.row]);
     let lines = task.row.div_ceil(T::NUMBERS_PER_LINE);
     let w: [&[T::Line]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * lines..][..lines]);
-    let sums = T::accumulate::<M, P>(x, w);
+    let ahead = std::array::from_fn(|p| {
+        let line = w[p].as_ptr();
+        if M == task.rows {
+            line.wrapping_byte_add(AHEAD)
+        } else if panel + p == first + band {
+            // The first band prefetches the first panel of the next two, the second the other: memory is read all the time.
+            line.wrapping_add(PAIR * lines)
+        } else {
+            line
+        }
+    });
+    let sums = T::accumulate::<M, P>(x, w, ahead);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
     unsafe { task.out.write_tile(row, panel, &numbers(sums), task.bias) };
 }
@@ -161,11 +192,12 @@ impl Line for Pairs {
     }
 }
 
-/// Adds the products of rows with panels, input after input. `FROM_MEMORY`: the panels are not in a cache yet.
+/// Adds the products of rows with panels, input after input, and prefetches as many lines from each of `ahead`.
 #[inline(always)]
-pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize, const FROM_MEMORY: bool>(
+pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize>(
     x: [&[f32]; M],
     w: [&[W]; P],
+    ahead: Option<[*const W; P]>,
     mut acc: [[L; P]; M],
 ) -> [[L; P]; M] {
     let k = x.first().map_or(0, |x| x.len());
@@ -174,10 +206,8 @@ pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize, cons
     let w = w.map(|w| &w[..k.div_ceil(W::INPUTS)]);
     let whole = k / W::INPUTS;
     for i in 0..whole {
-        if M < FEW_ROWS && FROM_MEMORY {
-            for w in w {
-                prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
-            }
+        for ahead in ahead.iter().flatten() {
+            prefetch(ahead.wrapping_add(i).cast());
         }
         acc = add::<L, W, M, P, false>(x, w, i, W::INPUTS * i, acc);
         if W::INPUTS == 2 {

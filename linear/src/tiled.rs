@@ -308,7 +308,11 @@ impl<D: PairLanes> Tile for Grouped<D> {
     }
 
     #[inline(always)]
-    fn accumulate<const M: usize, const P: usize>(x: [&[u32]; M], w: [&[Pairs]; P]) -> [[D::Floats; P]; M] {
+    fn accumulate<const M: usize, const P: usize>(
+        x: [&[u32]; M],
+        w: [&[Pairs]; P],
+        ahead: [*const Pairs; P],
+    ) -> [[D::Floats; P]; M] {
         let zero = D::Floats::splat(0.0);
         let mut sums = [[zero; P]; M];
         let pairs = x.first().map_or(0, |x| x.len());
@@ -318,7 +322,7 @@ impl<D: PairLanes> Tile for Grouped<D> {
             let (mut even, mut odd) = ([[zero; P]; M], [[zero; P]; M]);
             for i in first..pairs.min(first + LANES) {
                 for p in 0..P {
-                    prefetch(w[p].as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+                    prefetch(ahead[p].wrapping_add(i).cast());
                     let (low, high) = (D::Floats::load_half::<false>(&w[p][i]), D::Floats::load_half::<true>(&w[p][i]));
                     for m in 0..M {
                         let value = x[m][i];

@@ -77,7 +77,8 @@ pub(super) struct Layout {
 
 impl Layout {
     fn new(format: &StoredFormat, k: usize) -> Layout {
-        let groups = format.groups(k);
+        // Both halves of the last block are read, even if it has inputs of the first alone.
+        let groups = format.groups(if format.halves() { k.next_multiple_of(BLOCK) } else { k });
         let offsets = groups * OUTPUTS * format.scale.bytes();
         let outer = offsets + groups * OUTPUTS * format.offset.bytes();
         let outer_bytes = if format.scale.has_outer() { k.div_ceil(OUTER) * OUTPUTS * size_of::<u16>() } else { 0 };

@@ -277,13 +277,13 @@ fn float_tile<L: Lanes, const M: usize>(
     match L::MANY {
         true => {
             let acc = start::<L, f32, M, PAIR>(task, row, pair * PAIR, inputs.start);
-            end(task, row, pair * PAIR, inputs.end, tile::accumulate::<L, _, M, PAIR, false>(x, lines, acc));
+            end(task, row, pair * PAIR, inputs.end, tile::accumulate::<L, _, M, PAIR>(x, lines, None, acc));
         }
         // Sums of two panels do not fit the registers.
         false => {
             for (panel, lines) in lines.into_iter().enumerate() {
                 let acc = start::<L, f32, M, 1>(task, row, pair * PAIR + panel, inputs.start);
-                end(task, row, pair * PAIR + panel, inputs.end, tile::accumulate::<L, _, M, 1, false>(x, [lines], acc));
+                end(task, row, pair * PAIR + panel, inputs.end, tile::accumulate::<L, _, M, 1>(x, [lines], None, acc));
             }
         }
     }

@@ -131,6 +131,10 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
             "up_proj" | "w3" => "ffn_up_exps",
             _ => "ffn_down_exps",
         };
+        if architecture == "llama" && layer == "1" {
+            // Files of early 2024 have a tensor for each expert.
+            return (format!("blk.{layer}.{}.{expert}.{suffix}", part.replace("_exps", "")), None);
+        }
         return (format!("blk.{layer}.{part}.{suffix}"), Some(expert.parse().unwrap()));
     }
     let norms_after = ["gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss"].contains(&architecture);

@@ -3,7 +3,7 @@
 use models::gguf::{ElementType, TYPES};
 
 /// Hashes of the values of 64 blocks of [`bytes`], as `dequantize` of gguf-py 0.19.0 computes them.
-const HASHES: [(&str, u64); 15] = [
+const HASHES: [(&str, u64); 25] = [
     ("F32", 0x4300520511e6a230),
     ("F16", 0xc3704734ad1ca825),
     ("Q4_0", 0xafe431205ecb1725),
@@ -16,8 +16,18 @@ const HASHES: [(&str, u64); 15] = [
     ("Q4_K", 0xdcf44ef97c965f7a),
     ("Q5_K", 0xe608cc43ba285559),
     ("Q6_K", 0x833f7fddb9f47fc7),
+    ("IQ2_XXS", 0x406ba1e63c1af679),
+    ("IQ2_XS", 0xb190530b5f2e74f9),
+    ("IQ3_XXS", 0x8afa43b6e7c0967d),
+    ("IQ1_S", 0x03a50694e15557e5),
     ("IQ4_NL", 0x188e9efc9ef92265),
+    ("IQ3_S", 0x0105a2c00ce7a4c5),
+    ("IQ2_S", 0x0c4b38b3d0186265),
+    ("IQ4_XS", 0xb5985cb8dbd9e539),
+    ("IQ1_M", 0xb9c069d1e6fb86c5),
     ("BF16", 0x21ba43d354310825),
+    ("TQ1_0", 0x6fd191dda89d2325),
+    ("TQ2_0", 0x96b8a256ac07a325),
     ("MXFP4", 0x3c8d4592e36ec325),
 ];
 

@@ -11,6 +11,7 @@
 //! The file is the whole checkpoint: files that lie beside it are never read, so they cannot contradict it.
 
 mod architectures;
+mod codebook;
 mod config;
 mod cursor;
 mod file;

@@ -158,8 +158,14 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, counts: Co
     if module == "attn_sinks" {
         return vec![with(format!("{layer}.self_attn.sinks"), Change::None)];
     }
+    let (experts, names) = architecture.experts;
+    // Files of early 2024 have a tensor for each expert.
+    if let Some((part, expert)) = module.rsplit_once('.').filter(|(_, expert)| expert.parse::<usize>().is_ok()) {
+        let index = EXPERTS.iter().position(|experts| experts.strip_suffix("_exps") == Some(part));
+        let Some(index) = index else { return unknown() };
+        return vec![with(format!("{layer}.{experts}.{expert}.{}.{suffix}", names[index]), Change::None)];
+    }
     if let Some(index) = EXPERTS.iter().position(|experts| *experts == module) {
-        let (experts, names) = architecture.experts;
         let count = tensor.shape[0];
         let bytes = tensor.data.len() / count;
         let expert = |expert: usize| {

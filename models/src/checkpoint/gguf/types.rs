@@ -6,6 +6,8 @@
 use device::Dtype;
 use linear::{Codes, Offset, Scale, StoredFormat, StoredRow};
 
+use super::codebook::{self, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
+
 /// A way to store weights: in blocks of `block` weights and `bytes` bytes.
 #[derive(Clone, Copy)]
 pub struct ElementType {
@@ -32,14 +34,14 @@ pub(super) enum Storage {
 
 /// The part of a [`StoredRow`] that a block fills.
 pub(super) struct Block<'a> {
-    codes: &'a mut [u8],
-    scales: &'a mut [u32],
-    offsets: &'a mut [u32],
-    outer: &'a mut [[u16; 2]],
+    pub codes: &'a mut [u8],
+    pub scales: &'a mut [u32],
+    pub offsets: &'a mut [u32],
+    pub outer: &'a mut [[u16; 2]],
 }
 
 /// All supported types.
-pub const TYPES: [ElementType; 15] = [
+pub const TYPES: [ElementType; 25] = [
     number("F32", 0, Dtype::F32),
     number("F16", 1, Dtype::F16),
     coded("Q4_0", 2, 18, simple(integers(4, 8), Scale::F16, Offset::None), q4_0),
@@ -52,8 +54,18 @@ pub const TYPES: [ElementType; 15] = [
     coded("Q4_K", 12, 144, nested(integers(4, 0), 32, Scale::Byte, Offset::ByteMinimum), q4_k),
     coded("Q5_K", 13, 176, nested(integers(5, 0), 32, Scale::Byte, Offset::ByteMinimum), q5_k),
     coded("Q6_K", 14, 210, nested(integers(6, 32), 16, Scale::SignedByte, Offset::None), q6_k),
+    coded("IQ2_XXS", 16, 66, vectors(&codebook::IQ2, 32), iq2_xxs),
+    coded("IQ2_XS", 17, 74, vectors(&codebook::IQ2, 16), iq2_xs),
+    coded("IQ3_XXS", 18, 98, vectors(&codebook::IQ3_XXS, 32), iq3_xxs),
+    coded("IQ1_S", 19, 50, vectors(&codebook::IQ1, 32), iq1_s),
     coded("IQ4_NL", 20, 18, simple(Codes::Table(&IQ4_NL), Scale::F16, Offset::None), q4_0),
+    coded("IQ3_S", 21, 110, nested(Codes::Table(&codebook::IQ3_S), 32, Scale::Byte, Offset::None), iq3_s),
+    coded("IQ2_S", 22, 82, vectors(&codebook::IQ2, 16), iq2_s),
+    coded("IQ4_XS", 23, 136, nested(Codes::Table(&IQ4_NL), 32, Scale::SignedByte, Offset::None), iq4_xs),
+    coded("IQ1_M", 29, 56, vectors(&codebook::IQ1, 16), iq1_m),
     number("BF16", 30, Dtype::Bf16),
+    coded("TQ1_0", 34, 54, nested(integers(2, 1), 256, Scale::F16, Offset::None), tq1_0),
+    coded("TQ2_0", 35, 66, nested(integers(2, 1), 256, Scale::F16, Offset::None), tq2_0),
     coded("MXFP4", 39, 17, simple(Codes::Table(&E2M1_DOUBLED), Scale::Exponent, Offset::None), mxfp4),
 ];
 
@@ -75,8 +87,8 @@ const fn coded(
     format: StoredFormat,
     unpack: fn(&[u8], Block<'_>),
 ) -> ElementType {
-    // Formats with outer scales have one for each block.
-    let block = if matches!(format.scale, Scale::Byte | Scale::SignedByte) { 256 } else { 32 };
+    // No block of 32 weights is larger than that of Q8_0, and none of 256 is as small.
+    let block = if bytes <= 34 { 32 } else { 256 };
     ElementType { name, id, block, bytes, storage: Storage::Codes(format, unpack) }
 }
 
@@ -90,6 +102,11 @@ const fn simple(codes: Codes, scale: Scale, offset: Offset) -> StoredFormat {
 
 const fn nested(codes: Codes, group: usize, scale: Scale, offset: Offset) -> StoredFormat {
     StoredFormat { codes, group, scale, offset }
+}
+
+/// Codes of a codebook, each group with a scale in single precision: it is a product that half precision does not hold.
+const fn vectors(table: &'static [i8; 16], group: usize) -> StoredFormat {
+    nested(Codes::Table(table), group, Scale::F32, Offset::None)
 }
 
 impl std::fmt::Debug for ElementType {
@@ -135,7 +152,7 @@ impl ElementType {
     }
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
@@ -190,6 +207,36 @@ fn q8_0(b: &[u8], block: Block<'_>) {
 fn mxfp4(b: &[u8], block: Block<'_>) {
     block.scales[0] = b[0].into();
     nibbles(&b[1..], block.codes);
+}
+
+/// Five weights in a byte, of which the last 4 bytes hold four, then the scale: `d * (q - 1)`. A byte is a fraction of 256 whose digits
+/// to the base 3 are the weights.
+fn tq1_0(b: &[u8], block: Block<'_>) {
+    block.scales[0] = u16_at(b, 52).into();
+    let (mut codes, powers) = (block.codes.iter_mut(), [1_u8, 3, 9, 27, 81]);
+    for (bytes, digits) in [(&b[..32], 5), (&b[32..48], 5), (&b[48..52], 4)] {
+        let all = powers[..digits].iter().flat_map(|power| bytes.iter().map(|byte| byte.wrapping_mul(*power)));
+        all.zip(&mut codes).for_each(|(rest, code)| *code = (u16::from(rest) * 3 >> 8) as u8);
+    }
+}
+
+/// Codes of 2 bits, then the scale: `d * (q - 1)`.
+fn tq2_0(b: &[u8], block: Block<'_>) {
+    block.scales[0] = u16_at(b, 64).into();
+    for (run, codes) in block.codes.chunks_exact_mut(32).enumerate() {
+        let bytes = &b[run / 4 * 32..];
+        codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte >> (run % 4 * 2) & 3);
+    }
+}
+
+/// Scale, upper 2 bits of the scales of 8 runs, their lower 4 bits, codes: `d * (sc - 32) * IQ4_NL[q]`.
+fn iq4_xs(b: &[u8], block: Block<'_>) {
+    block.outer[0] = [u16_at(b, 0), 0];
+    for (run, codes) in block.codes.chunks_exact_mut(32).enumerate() {
+        let (low, upper) = (b[4 + run / 2] >> (run % 2 * 4) & 15, (u16_at(b, 2) >> (2 * run) & 3) as u8);
+        block.scales[run] = (low | upper << 4).wrapping_sub(32).into();
+        nibbles(&b[8 + 16 * run..][..16], codes);
+    }
 }
 
 /// Calls `each` for the 16 runs of 16 weights of a block whose 2-bit codes lie in 64 bytes as Q2_K's do: run, first byte (of 32 bytes
