@@ -43,7 +43,9 @@ pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Experts, Groups, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
-pub use recurrent::Recurrent;
+#[cfg(test)]
+pub(crate) use recurrent::Piece;
+pub use recurrent::{Recurrent, Rule};
 pub use rope::{Rope, RopeScaling};
 pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};
@@ -231,7 +233,7 @@ impl Mixer {
     fn norms(&self) -> Vec<&Norm> {
         match self {
             Mixer::Attention(attention) => attention.norms(),
-            Mixer::Recurrent(layer) => vec![&layer.norm],
+            Mixer::Recurrent(layer) => layer.norm.iter().collect(),
             Mixer::Experts(experts) => experts.router_norm.iter().collect(),
             Mixer::Sum(branches) => branches.iter().flat_map(Branch::norms).collect(),
             Mixer::Mlp(_) | Mixer::PerLayer(_) => Vec::new(),
@@ -245,7 +247,7 @@ impl Mixer {
                 let heads = shard.map_or(heads.num_heads, |shard| shard.num_heads);
                 sinks.iter().map(|name| (name, vec![heads])).collect()
             }
-            Mixer::Recurrent(layer) => layer.vectors().into(),
+            Mixer::Recurrent(layer) => layer.vectors(),
             Mixer::Experts(Experts { routing, experts, .. }) => {
                 let bias = routing.choice_bias.iter().map(|(name, shape)| (name, shape.clone()));
                 bias.chain(routing.expert_scale.iter().map(|name| (name, vec![experts.len()]))).collect()

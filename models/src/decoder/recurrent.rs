@@ -8,18 +8,14 @@ use super::attention::HeadShard;
 use super::linear::Linear;
 use super::norm::Norm;
 
-/// A gated delta net (Yang et al., "Gated Delta Networks", 2024). Every value head has a matrix S of `key_dim` by `value_dim`.
-/// For each token, with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`):
-///
-/// ```text
-/// [q | k | v] = silu(causal convolution of [q | k | v] over the last `kernel` tokens)
-/// S ← e^(-e^A_log · softplus(a + dt_bias)) · S;   S ← S + k ⊗ σ(b) · (v − Sᵀk);   o = Sᵀq
-/// output(norm(o) · silu(z))
-/// ```
+/// A recurrent layer. Every value head has a matrix S of `key_dim` by `value_dim`, or no matrix, and the last inputs of a causal
+/// convolution. `conv` is that convolution over the last `kernel` tokens, with a bias if there is one, and [`Rule`] what follows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recurrent {
-    /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), b and a (`value_heads`
-    /// rows each), in this order.
+    /// What the layer computes.
+    pub rule: Rule,
+    /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), and behind them what the rule
+    /// reads besides ([`Recurrent::pieces`]), in this order.
     pub projections: Linear,
     /// Number of heads of q and k; value head h uses head `h / (value_heads / key_heads)`.
     pub key_heads: usize,
@@ -28,7 +24,7 @@ pub struct Recurrent {
     /// Which heads these are, if other ranks have more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<HeadShard>,
-    /// Elements per head of q and k.
+    /// Elements per head of q and k; 0 if there is no matrix.
     pub key_dim: usize,
     /// Elements per head of v.
     pub value_dim: usize,
@@ -36,14 +32,64 @@ pub struct Recurrent {
     pub kernel: usize,
     /// Name of the weights of the convolution, `[conv_width, 1, kernel]`.
     pub conv: String,
-    /// Name of the logarithms of the decay, `[value_heads]`.
-    pub a_log: String,
-    /// Name of what is added to a, `[value_heads]`.
-    pub dt_bias: String,
-    /// Norm of the output of each value head.
-    pub norm: Norm,
+    /// Name of the biases of the convolution, `[conv_width]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conv_bias: Option<String>,
+    /// Norm of the output: of each value head, before the gate, in a gated delta net; of groups of heads, behind it, elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub norm: Option<Norm>,
     /// Output projection, `[hidden_size, value_heads * value_dim]`.
     pub output: Linear,
+}
+
+/// What a recurrent layer computes for a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// A gated delta net (Yang et al., "Gated Delta Networks", 2024), with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`),
+    /// and a and b of each value head:
+    ///
+    /// ```text
+    /// [q | k | v] = silu(conv [q | k | v])
+    /// S ← e^(-e^A_log · softplus(a + dt_bias)) · S;   S ← S + k ⊗ σ(b) · (v − Sᵀk);   o = Sᵀq
+    /// output(norm(o) · silu(z))
+    /// ```
+    GatedDelta {
+        /// Name of the logarithms of the decay, `[value_heads]`.
+        a_log: String,
+        /// Name of what is added to a, `[value_heads]`.
+        dt_bias: String,
+    },
+    /// A short convolution without a matrix (Liquid AI, "LFM2", 2025), with a factor b of each channel: `output(z · conv(b · v))`.
+    ShortConvolution,
+    /// A selective state space (Dao & Gu, "Transformers are SSMs", 2024: Mamba-2), with one step dt of each value head:
+    ///
+    /// ```text
+    /// [q | k | v] = silu(conv [q | k | v])
+    /// step = clamp(softplus(dt + dt_bias));   S ← e^(-e^A_log · step) · S + k ⊗ step · v;   o = Sᵀq + skip · v
+    /// output(norm(o · silu(z)))
+    /// ```
+    ///
+    /// Its papers call q, k and v C, B and x. Checkpoints have the channels of the convolution in the order v, k, q.
+    StateSpace {
+        /// Name of the logarithms of the decay, `[value_heads]`.
+        a_log: String,
+        /// Name of what is added to dt, `[value_heads]`.
+        dt_bias: String,
+        /// Name of the factors of v in the output, `[value_heads]`.
+        skip: String,
+        /// Least and greatest step.
+        steps: (f32, f32),
+    },
+}
+
+/// Rows of the projections that belong to heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Whether the heads are those of q and k.
+    pub of_keys: bool,
+    /// Rows of a head.
+    pub dim: usize,
 }
 
 impl Recurrent {
@@ -68,9 +114,9 @@ impl Recurrent {
     }
 
     /// Float32 numbers of the state of one value head: the last `kernel - 1` inputs of its convolution, then S by rows. Heads
-    /// that share q and k keep their own copies of these inputs, so that no head reads what another one writes.
+    /// that share q and k keep their own copies of these inputs, so that no head reads what another one writes. At least 1.
     pub fn head_state(&self) -> usize {
-        (self.kernel - 1) * self.head_channels() + self.key_dim * self.value_dim
+        ((self.kernel - 1) * self.head_channels() + self.key_dim * self.value_dim).max(1)
     }
 
     /// Bytes of the state of a sequence.
@@ -83,21 +129,62 @@ impl Recurrent {
         self.value_heads.div_ceil(2)
     }
 
-    /// The channels of the convolution, the parts of q, k and v, among those of all ranks.
+    /// The rows of the projections in order: q, k, v, z, and what the rule reads besides.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        let keys = Piece { of_keys: true, dim: self.key_dim };
+        let values = |dim: usize| Piece { of_keys: false, dim };
+        let first = [keys, keys, values(self.value_dim), values(self.value_dim)];
+        let rest = match self.rule {
+            // b, a.
+            Rule::GatedDelta { .. } => vec![values(1), values(1)],
+            // b.
+            Rule::ShortConvolution => vec![values(self.value_dim)],
+            // dt.
+            Rule::StateSpace { .. } => vec![values(1)],
+        };
+        first.into_iter().chain(rest).collect()
+    }
+
+    /// Whether the norm of the output is that of each value head, before the gate.
+    pub(crate) fn norms_before_gate(&self) -> bool {
+        matches!(self.rule, Rule::GatedDelta { .. })
+    }
+
+    /// The heads of all ranks, and which of them these are.
+    fn whole(&self) -> HeadShard {
+        let own = HeadShard { first: 0, first_kv: 0, num_heads: self.value_heads, num_kv_heads: self.key_heads };
+        self.shard.unwrap_or(own)
+    }
+
+    /// The channels of the convolution, the parts of q, k and v, among those of its tensor.
     pub fn channels(&self) -> [Range<usize>; 3] {
-        let whole = HeadShard { first: 0, first_kv: 0, num_heads: self.value_heads, num_kv_heads: self.key_heads };
-        let shard = self.shard.unwrap_or(whole);
-        let (keys, width) = (shard.num_kv_heads * self.key_dim, self.key_width());
-        let key = shard.first_kv * self.key_dim;
-        let value = 2 * keys + shard.first * self.value_dim;
-        [key..key + width, keys + key..keys + key + width, value..value + self.value_width()]
+        let HeadShard { first, first_kv, num_heads, num_kv_heads } = self.whole();
+        let (keys, values) = (num_kv_heads * self.key_dim, num_heads * self.value_dim);
+        let [q, k, v] = match self.rule {
+            Rule::GatedDelta { .. } | Rule::ShortConvolution => [0, keys, 2 * keys],
+            Rule::StateSpace { .. } => [values + keys, values, 0],
+        };
+        let (own, key, value) = (self.key_width(), first_kv * self.key_dim, first * self.value_dim);
+        [q + key..q + key + own, k + key..k + key + own, v + value..v + value + self.value_width()]
+    }
+
+    /// The value heads, among those of all ranks.
+    pub fn heads(&self) -> Range<usize> {
+        let first = self.whole().first;
+        first..first + self.value_heads
     }
 
     /// Names and shapes of its tensors that are weights neither of a linear layer nor of the norm.
-    pub(crate) fn vectors(&self) -> [(&String, Vec<usize>); 3] {
-        let (keys, values) =
-            self.shard.map_or((self.key_heads, self.value_heads), |it| (it.num_kv_heads, it.num_heads));
-        let (channels, heads) = (2 * keys * self.key_dim + values * self.value_dim, vec![values]);
-        [(&self.conv, vec![channels, 1, self.kernel]), (&self.a_log, heads.clone()), (&self.dt_bias, heads)]
+    pub(crate) fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
+        let HeadShard { num_heads, num_kv_heads, .. } = self.whole();
+        let channels = 2 * num_kv_heads * self.key_dim + num_heads * self.value_dim;
+        let conv = std::iter::once((&self.conv, vec![channels, 1, self.kernel]));
+        let biases = self.conv_bias.iter().map(|name| (name, vec![channels]));
+        let of_heads = match &self.rule {
+            Rule::GatedDelta { a_log, dt_bias } => vec![a_log, dt_bias],
+            Rule::ShortConvolution => Vec::new(),
+            Rule::StateSpace { a_log, dt_bias, skip, .. } => vec![a_log, dt_bias, skip],
+        };
+        conv.chain(biases).chain(of_heads.into_iter().map(|name| (name, vec![num_heads]))).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::{
     Attention, Branch, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Recurrent, Role, Rope, RopeScaling,
+    Rule,
 };
 
 /// Width of the names; a longer one is followed by a space, too.
@@ -184,13 +185,20 @@ fn attention(layer: &Attention) -> Node {
 
 fn recurrent(layer: &Recurrent) -> Node {
     let Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = layer;
-    let text = format!(
-        "gated delta net, {key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}, convolution over \
-         {kernel} tokens, state of {} bytes",
-        layer.state_bytes()
-    );
-    let children =
-        vec![linear("projections", &layer.projections), norm("norm", &layer.norm), linear("output", &layer.output)];
+    let name = match layer.rule {
+        Rule::GatedDelta { .. } => "gated delta net",
+        Rule::ShortConvolution => "short convolution",
+        Rule::StateSpace { .. } => "state space",
+    };
+    let heads = match key_dim {
+        0 => format!("{} channels", layer.value_width()),
+        _ => format!("{key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}"),
+    };
+    let bytes = layer.state_bytes();
+    let text = format!("{name}, {heads}, convolution over {kernel} tokens, state of {bytes} bytes");
+    let mut children = vec![linear("projections", &layer.projections)];
+    children.extend(layer.norm.iter().map(|it| norm("norm", it)));
+    children.push(linear("output", &layer.output));
     Node::new("recurrent", text, children)
 }
 

@@ -100,8 +100,10 @@ impl LayerOps for Cpu {
             }
             Out::Numbers(out) => {
                 let out = &mut out.host_mut::<f32>()?[..rows * width];
+                // Groups of a row may have weights of their own.
+                let groups = (norm.weight.len() / width.max(1)).max(1);
                 self.threads.chunks_mut(out, width, width * PASS_COST, |t, out| {
-                    layer::norm(isa, &x[t * width..][..width], norm, out);
+                    layer::norm(isa, &x[t * width..][..width], norm.of_group(t % groups), out);
                 });
             }
         }
@@ -231,7 +233,8 @@ impl LayerOps for Cpu {
     }
 
     fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
-        recurrent::run(&mut self.recurrent, self.isa, &self.threads, args.norm.row()?, args)
+        let norm = args.norm.map(Norm::row).transpose()?;
+        recurrent::run(&mut self.recurrent, self.isa, &self.threads, norm, args)
     }
 
     fn gate(

@@ -95,8 +95,8 @@ pub(super) enum Op {
     WriteCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
-    /// `Attended` = the gated and normed output of a recurrent layer whose projections are in `Qkv`.
-    Recurrent { recurrent: usize, norm: usize },
+    /// `Attended` = the gated output of a recurrent layer whose projections are in `Qkv`, after the norm of each head if there is one.
+    Recurrent { recurrent: usize, norm: Option<usize> },
     /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
     GateAttended { attention: usize },
     /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the

@@ -70,9 +70,9 @@ pub(super) struct HeadProduct<'a> {
 pub(super) struct RecurrentRows<'a> {
     pub batch: &'a ForwardBatch,
     pub layer: &'a RecurrentLayer,
-    /// Norm of the output of each value head.
-    pub norm: &'a Norm,
-    /// `[rows, projections]`: q, k, v, z, b, a.
+    /// Norm of the output of each value head, before the gate.
+    pub norm: Option<&'a Norm>,
+    /// `[rows, projections]`: q, k, v, z, and what the rule reads besides.
     pub projected: &'a Buffer,
     /// `[rows, value_heads * value_dim]`.
     pub output: &'a mut Buffer,

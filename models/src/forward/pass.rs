@@ -274,7 +274,7 @@ impl Model {
                 Op::Recurrent { recurrent, norm } => {
                     let layer = &loaded.recurrent[recurrent];
                     let [projected, output] = step.registers.several([Register::Qkv, Register::Attended])?;
-                    let (cache, norm) = (&mut caches[layer.place], &loaded.norms[norm]);
+                    let (cache, norm) = (&mut caches[layer.place], norm.map(|norm| &loaded.norms[norm]));
                     let _time = time("recurrent", rows * layer.declared.projections.rows());
                     ops.recurrent(RecurrentRows { batch, layer, norm, projected, output, rows, cache })?;
                 }

@@ -103,7 +103,8 @@ impl Program {
         for at in 1..self.ops.len() {
             let &Op::Linear { linear, from, to: result } = &self.ops[at] else { continue };
             let read_again = result != from && Program::is_read(&self.ops[at + 1..], from);
-            if let Op::Norm { to, .. } | Op::AddNorm { to, .. } | Op::Activate { to, .. } = &mut self.ops[at - 1]
+            if let Op::Norm { to, groups: 1, .. } | Op::AddNorm { to, .. } | Op::Activate { to, .. } =
+                &mut self.ops[at - 1]
                 && *to == from
                 && quantised[linear]
                 && !read_again

@@ -13,26 +13,48 @@ use crate::forward::{ForwardBatch, linear};
 
 const EPS: f32 = 1e-6;
 
-fn layer(key_heads: usize, ratio: usize, key_dim: usize, value_dim: usize, kernel: usize) -> Recurrent {
-    let value_heads = key_heads * ratio;
-    let rows = 2 * key_heads * key_dim + 2 * value_heads * value_dim + 2 * value_heads;
+/// Which rule a layer has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Delta,
+    Convolution,
+    StateSpace,
+}
+
+/// Steps are clamped to these.
+const STEPS: (f32, f32) = (0.3, 1.2);
+
+fn layer(kind: Kind, key_heads: usize, ratio: usize, dims: (usize, usize), kernel: usize, bias: bool) -> Recurrent {
+    let (value_heads, value_dim) = (key_heads * ratio, dims.1);
+    let key_dim = if kind == Kind::Convolution { 0 } else { dims.0 };
+    let name = String::new;
+    let rule = match kind {
+        Kind::Delta => Rule::GatedDelta { a_log: name(), dt_bias: name() },
+        Kind::Convolution => Rule::ShortConvolution,
+        Kind::StateSpace => Rule::StateSpace { a_log: name(), dt_bias: name(), skip: name(), steps: STEPS },
+    };
     let linear = |rows: usize| Linear::new(1, Role::Column, [Part::new("", rows)]);
-    let kind = crate::decoder::NormKind::Rms;
     let (weight, shape, width) = (vec![String::new()], vec![value_dim], value_dim);
-    Recurrent {
+    let norm_kind = crate::decoder::NormKind::Rms;
+    let norm =
+        Norm { kind: norm_kind, weight, bias: None, shape, part: None, width, eps: EPS, plus_one: false, factor: 1.0 };
+    let mut layer = Recurrent {
+        rule,
         shard: None,
-        projections: linear(rows),
+        projections: linear(0),
         key_heads,
         value_heads,
         key_dim,
         value_dim,
         kernel,
         conv: String::new(),
-        a_log: String::new(),
-        dt_bias: String::new(),
-        norm: Norm { kind, weight, bias: None, shape, part: None, width, eps: EPS, plus_one: false, factor: 1.0 },
+        conv_bias: bias.then(String::new),
+        norm: (kind == Kind::Delta).then_some(norm),
         output: linear(1),
-    }
+    };
+    let rows = |piece: crate::decoder::Piece| piece.dim * if piece.of_keys { key_heads } else { value_heads };
+    layer.projections = linear(layer.pieces().into_iter().map(rows).sum());
+    layer
 }
 
 /// Numbers from -1 to 1 that depend on a seed alone.
@@ -57,83 +79,116 @@ fn buffer(values: &[f32]) -> Buffer {
 
 struct Weights {
     conv: Vec<f32>,
+    conv_bias: Option<Vec<f32>>,
     decay: Vec<f32>,
     dt_bias: Vec<f32>,
+    skip: Vec<f32>,
     norm: Vec<f32>,
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
 }
 
 /// The layer in float64, as its paper states it, for a whole sequence.
 fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
     let (keys, width, stride) = (of.key_width(), of.conv_width(), of.projections.rows());
+    let after = width + of.value_width();
     let row = |t: usize| &projected[t * stride..][..stride];
-    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let is_delta = matches!(of.rule, Rule::GatedDelta { .. });
+    let is_convolution = of.rule == Rule::ShortConvolution;
     let mut states = vec![vec![0.0; of.key_dim * of.value_dim]; of.value_heads];
     let mut result = Vec::new();
     for t in 0..projected.len() / stride {
-        let convolved: Vec<f64> = (0..width)
-            .map(|c| {
-                let input = |i: usize| (t + i + 1).checked_sub(of.kernel).map_or(0.0, |at| f64::from(row(at)[c]));
-                silu((0..of.kernel).map(|i| f64::from(weights.conv[i * width + c]) * input(i)).sum())
-            })
-            .collect();
+        let input = |t: usize, c: usize| {
+            let factor = if is_convolution { f64::from(row(t)[after + c]) } else { 1.0 };
+            f64::from(row(t)[c]) * factor
+        };
+        let convolved = |c: usize| {
+            let back = |i: usize| (t + i + 1).checked_sub(of.kernel).map_or(0.0, |at| input(at, c));
+            let sum: f64 = (0..of.kernel).map(|i| f64::from(weights.conv[i * width + c]) * back(i)).sum();
+            sum + weights.conv_bias.as_ref().map_or(0.0, |bias| f64::from(bias[c]))
+        };
         let number = |at: usize| f64::from(row(t)[at]);
+        if is_convolution {
+            result.extend((0..width).map(|c| convolved(c) * number(width + c)));
+            continue;
+        }
+        let convolved: Vec<f64> = (0..width).map(|c| silu(convolved(c))).collect();
         for (h, state) in states.iter_mut().enumerate() {
             let key_head = h / (of.value_heads / of.key_heads);
-            let unit = |first: usize| {
+            let of_keys = |first: usize| {
                 let x = &convolved[first + key_head * of.key_dim..][..of.key_dim];
-                let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                let length = if is_delta { (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt() } else { 1.0 };
                 x.iter().map(|x| x / length).collect::<Vec<_>>()
             };
-            let (q, k) = (unit(0), unit(keys));
+            let (q, k) = (of_keys(0), of_keys(keys));
             let v = &convolved[2 * keys + h * of.value_dim..][..of.value_dim];
-            let after = width + of.value_width();
-            let beta = 1.0 / (1.0 + (-number(after + h)).exp());
-            let step = (number(after + of.value_heads + h) + f64::from(weights.dt_bias[h])).exp().ln_1p();
+            let dt = if is_delta { number(after + of.value_heads + h) } else { number(after + h) };
+            let mut step = (dt + f64::from(weights.dt_bias[h])).exp().ln_1p();
+            if !is_delta {
+                step = step.clamp(f64::from(STEPS.0), f64::from(STEPS.1));
+            }
             state.iter_mut().for_each(|s| *s *= (f64::from(weights.decay[h]) * step).exp());
             let product = |state: &[f64], x: &[f64], j: usize| {
                 (0..of.key_dim).map(|i| state[i * of.value_dim + j] * x[i]).sum::<f64>()
             };
-            let delta: Vec<f64> = (0..of.value_dim).map(|j| beta * (v[j] - product(state, &k, j))).collect();
+            let delta: Vec<f64> = match is_delta {
+                true => {
+                    let beta = 1.0 / (1.0 + (-number(after + h)).exp());
+                    (0..of.value_dim).map(|j| beta * (v[j] - product(state, &k, j))).collect()
+                }
+                false => v.iter().map(|v| step * v).collect(),
+            };
             for (i, k) in k.iter().enumerate() {
                 for (j, delta) in delta.iter().enumerate() {
                     state[i * of.value_dim + j] += k * delta;
                 }
             }
-            let scale = (of.key_dim as f64).sqrt();
-            let o: Vec<f64> = (0..of.value_dim).map(|j| product(state, &q, j) / scale).collect();
-            let mean = o.iter().map(|o| o * o).sum::<f64>() / of.value_dim as f64;
-            let normed = o.iter().zip(&weights.norm).map(|(o, w)| o / (mean + f64::from(EPS)).sqrt() * f64::from(*w));
-            result.extend(normed.enumerate().map(|(j, o)| o * silu(number(width + h * of.value_dim + j))));
+            let scale = if is_delta { (of.key_dim as f64).sqrt() } else { 1.0 };
+            let mut o: Vec<f64> = (0..of.value_dim).map(|j| product(state, &q, j) / scale).collect();
+            if is_delta {
+                let mean = o.iter().map(|o| o * o).sum::<f64>() / of.value_dim as f64;
+                o.iter_mut().zip(&weights.norm).for_each(|(o, w)| *o *= f64::from(*w) / (mean + f64::from(EPS)).sqrt());
+            } else {
+                o.iter_mut().zip(v).for_each(|(o, v)| *o += f64::from(weights.skip[h]) * v);
+            }
+            result.extend(o.iter().enumerate().map(|(j, o)| o * silu(number(width + h * of.value_dim + j))));
         }
     }
     result
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// Two sequences in chunks that share steps, each with pages of its own, against whole sequences in float64. The
     /// bits are those of a run without chunks, also those of drafts behind a chunk, which the next chunk computes again.
     #[test]
     fn a_recurrence_in_pages_is_that_of_float64_whatever_the_chunks(
         seed in 1u64..1 << 40,
+        (kind, bias) in (prop_oneof![Just(Kind::Delta), Just(Kind::Convolution), Just(Kind::StateSpace)], any::<bool>()),
         (key_heads, ratio, key_dim, value_dim, kernel) in (1usize..3, 1usize..4, 1usize..20, 1usize..36, 1usize..5),
         lens in [1usize..30, 1usize..30],
         chunks in proptest::collection::vec(0usize..9, 1..6),
         drafts in proptest::collection::vec(0usize..7, 1..5),
     ) {
-        let declared = layer(key_heads, ratio, key_dim, value_dim, kernel);
+        let declared = layer(kind, key_heads, ratio, (key_dim, value_dim), kernel, bias);
         let stride = declared.projections.rows();
         let weights = Weights {
             conv: numbers(seed, kernel * declared.conv_width()),
+            conv_bias: bias.then(|| numbers(seed + 40, declared.conv_width())),
+            skip: numbers(seed + 41, declared.value_heads),
             decay: numbers(seed + 1, declared.value_heads).iter().map(|x| -x.exp()).collect(),
             dt_bias: numbers(seed + 2, declared.value_heads),
             norm: numbers(seed + 3, value_dim),
         };
         let loaded = RecurrentLayer {
             conv: buffer(&weights.conv),
-            decay: buffer(&weights.decay),
-            dt_bias: buffer(&weights.dt_bias),
+            conv_bias: weights.conv_bias.as_ref().map(|bias| buffer(bias)),
+            decay: Some(buffer(&weights.decay)),
+            dt_bias: Some(buffer(&weights.dt_bias)),
+            skip: Some(buffer(&weights.skip)),
             group: 0,
             place: 0,
             declared: declared.clone(),
@@ -178,14 +233,14 @@ proptest! {
                 let args = RecurrentRows {
                     batch: &batch,
                     layer: &loaded,
-                    norm: &norm,
+                    norm: Some(&norm),
                     projected: &projected,
                     output: &mut output,
                     rows: total,
                     cache: &mut cache,
                 };
                 let row = NormRow { weight: &weights.norm, bias: &[], width: value_dim, eps: EPS, centre: false };
-                super::run(&mut lists, Isa::best(), CPU.pool(), row, args).unwrap();
+                super::run(&mut lists, Isa::best(), CPU.pool(), Some(row), args).unwrap();
                 let mut rest = output.host::<f32>().unwrap();
                 for s in order {
                     let (own, after) = rest.split_at(counts[s] * declared.value_width());
