@@ -4,6 +4,8 @@
 // gated_delta_net_<type>      grid (sequences, value heads), value_dim * ceil(key_dim / 32) threads
 // state_space_<type>          the same: Mamba-2
 // short_convolution_<type>    grid (sequences, value heads), value_dim threads
+// convolution_<type>          the same: the convolution of Mamba-1
+// selective_scan_<type>       the same: its matrices, of up to 32 rows
 //
 // Numbers of threads are rounded up to whole warps. Thread t holds rows 32 p to 32 p + 31 of column j of the head's matrix S, with
 // j = t % value_dim and p = t / value_dim; rows beyond the last are zero. The state of a head in a page is float32: the last kernel - 1
@@ -36,6 +38,7 @@ struct RecurrentShape {
     uint32_t max_blocks;     // entries of a block table
     uint32_t page;           // floats between pages
     uint32_t heads_in_keys;  // heads whose states lie in the keys of a page
+    uint32_t head_state;     // floats of the state of a head
     float eps;               // of the norm
     float least_step;
     float greatest_step;
@@ -77,7 +80,7 @@ struct Span {
     float* states;
     const int32_t* table;
 
-    __device__ Span(const Sequences& of, const RecurrentShape& shape, uint32_t seq, uint32_t head, uint32_t size) {
+    __device__ Span(const Sequences& of, const RecurrentShape& shape, uint32_t seq, uint32_t head) {
         context = of.context_lens[seq];
         first_row = of.query_starts[seq];
         rows = of.query_starts[seq + 1] - first_row;
@@ -85,7 +88,8 @@ struct Span {
         start = context == 0 ? 0 : context - rows;
         certain = context == 0 ? 0 : context - of.drafts[seq];
         const bool in_keys = head < shape.heads_in_keys;
-        states = (in_keys ? of.keys : of.values) + static_cast<int64_t>(in_keys ? head : head - shape.heads_in_keys) * size;
+        const int64_t index = in_keys ? head : head - shape.heads_in_keys;
+        states = (in_keys ? of.keys : of.values) + index * shape.head_state;
         table = of.tables + static_cast<int64_t>(seq) * shape.max_blocks;
     }
 
@@ -117,7 +121,7 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
     const uint32_t first = active ? part * STATE_ROWS : 0, last = active ? key_dim : 0;
     const uint32_t all_values = shape.value_heads * value_dim;
     const uint32_t tail_rows = shape.kernel - 1, channels = 2 * key_dim + value_dim;
-    const Span span(sequences, shape, blockIdx.x, head, tail_rows * channels + key_dim * value_dim);
+    const Span span(sequences, shape, blockIdx.x, head);
     if (span.context == 0) {
         for (uint32_t row = span.first_row; row < span.first_row + span.rows; row++) {
             if (part == 0) output[static_cast<int64_t>(row) * all_values + head * value_dim + column] = from_float<T>(0.0f);
@@ -234,14 +238,14 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
     }
 }
 
-// projected: [rows, stride], a row is v, z, b; output: [rows, value_heads * value_dim]. A thread has a channel.
-template <class T>
-__device__ __forceinline__ void short_convolution(const T* projected, T* output, const Weights& weights,
+// projected: [rows, stride], a row is v, z, and b with GATED; output: [rows, value_heads * value_dim]. A thread has a channel.
+template <class T, bool GATED>
+__device__ __forceinline__ void convolution(const T* projected, T* output, const Weights& weights,
                                                   const Sequences& sequences, const RecurrentShape& shape) {
     const uint32_t channels = shape.value_dim, width = shape.value_heads * channels, tail_rows = shape.kernel - 1;
     if (threadIdx.x >= channels) return;
     const uint32_t channel = blockIdx.y * channels + threadIdx.x;
-    const Span span(sequences, shape, blockIdx.x, blockIdx.y, tail_rows * channels);
+    const Span span(sequences, shape, blockIdx.x, blockIdx.y);
     if (span.context == 0) {
         for (uint32_t row = span.first_row; row < span.first_row + span.rows; row++) {
             output[static_cast<int64_t>(row) * width + channel] = from_float<T>(0.0f);
@@ -262,13 +266,15 @@ __device__ __forceinline__ void short_convolution(const T* projected, T* output,
     for (uint32_t position = span.start; position < span.context; position++) {
         const int64_t row = span.first_row + (position - span.start);
         const T* const x = projected + row * shape.stride + channel;
-        tail[MAX_TAIL] = to_float(x[0]) * to_float(x[2 * width]);
+        tail[MAX_TAIL] = to_float(x[0]);
+        if constexpr (GATED) tail[MAX_TAIL] *= to_float(x[2 * width]);
         float sum = bias;
 #pragma unroll
         for (uint32_t i = 0; i <= MAX_TAIL; i++) {
             if (i + tail_rows >= MAX_TAIL) sum += conv[i] * tail[i];
         }
-        output[row * width + channel] = from_float<T>(sum * to_float(x[width]));
+        const float result = GATED ? sum * to_float(x[width]) : sum / (1.0f + expf(-sum));
+        output[row * width + channel] = from_float<T>(result);
 #pragma unroll
         for (uint32_t i = 0; i < MAX_TAIL; i++) tail[i] = tail[i + 1];
         if (span.ends(position, shape)) {
@@ -278,6 +284,70 @@ __device__ __forceinline__ void short_convolution(const T* projected, T* output,
                 if (i + tail_rows >= MAX_TAIL) to[(i + tail_rows - MAX_TAIL) * channels + threadIdx.x] = tail[i];
             }
         }
+    }
+}
+
+// projected: [rows, stride], a row is v, which is not read, and z; values and steps: [rows, width]; keys: [rows, 2 * key_dim], k and q;
+// output: [rows, width]; decays: [key_dim, width]; skip: [width]; k_norm, q_norm: [key_dim]. A thread has a channel.
+template <class T>
+__device__ __forceinline__ void selective_scan(const T* projected, const T* values, const T* steps, const T* keys, T* output,
+                                               const float* decays, const float* skip, const float* k_norm,
+                                               const float* q_norm, const Sequences& sequences,
+                                               const RecurrentShape& shape) {
+    __shared__ float k[STATE_ROWS], q[STATE_ROWS];
+    const uint32_t channels = shape.value_dim, width = shape.value_heads * channels, key_dim = shape.key_dim;
+    const bool active = threadIdx.x < channels;
+    const uint32_t own = active ? threadIdx.x : 0, channel = blockIdx.y * channels + own;
+    const Span span(sequences, shape, blockIdx.x, blockIdx.y);
+    if (span.context == 0) {
+        for (uint32_t row = span.first_row; row < span.first_row + span.rows; row++) {
+            if (active) output[static_cast<int64_t>(row) * width + channel] = from_float<T>(0.0f);
+        }
+        return;
+    }
+    const uint32_t before = (shape.kernel - 1) * channels + own;
+    const float* from = span.start == 0 ? nullptr : span.state((span.start - 1) / shape.block_size, shape) + before;
+    float s[STATE_ROWS], a[STATE_ROWS];
+#pragma unroll
+    for (uint32_t i = 0; i < STATE_ROWS; i++) {
+        a[i] = i < key_dim ? decays[static_cast<int64_t>(i) * width + channel] : 0.0f;
+        s[i] = i < key_dim && from ? from[i * channels] : 0.0f;
+    }
+    for (uint32_t position = span.start; position < span.context; position++) {
+        const int64_t row = span.first_row + (position - span.start);
+        for (uint32_t i = threadIdx.x; i < key_dim; i += blockDim.x) {
+            k[i] = to_float(keys[row * 2 * key_dim + i]);
+            q[i] = to_float(keys[row * 2 * key_dim + key_dim + i]);
+        }
+        __syncthreads();
+        float k_squares = 0.0f, q_squares = 0.0f;
+        for (uint32_t i = 0; i < key_dim; i++) {
+            k_squares += k[i] * k[i];
+            q_squares += q[i] * q[i];
+        }
+        const float k_scale = rsqrtf(k_squares / static_cast<float>(key_dim) + shape.eps);
+        const float q_scale = rsqrtf(q_squares / static_cast<float>(key_dim) + shape.eps);
+        const float step = softplus(to_float(steps[row * width + channel]));
+        const float v = to_float(values[row * width + channel]), added = step * v;
+        float out = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < STATE_ROWS; i++) {
+            if (i < key_dim) {
+                s[i] = s[i] * expf(a[i] * step) + added * (k[i] * k_scale * k_norm[i]);
+                out += s[i] * (q[i] * q_scale * q_norm[i]);
+            }
+        }
+        out += skip[channel] * v;
+        const float z = to_float(projected[row * shape.stride + width + channel]);
+        if (active) output[row * width + channel] = from_float<T>(out * z / (1.0f + expf(-z)));
+        if (span.ends(position, shape)) {
+            float* to = span.state(position / shape.block_size, shape) + before;
+#pragma unroll
+            for (uint32_t i = 0; i < STATE_ROWS; i++) {
+                if (active && i < key_dim) to[i * channels] = s[i];
+            }
+        }
+        __syncthreads();
     }
 }
 
@@ -297,10 +367,27 @@ __device__ __forceinline__ void short_convolution(const T* projected, T* output,
     }                                                                                                                        \
     QUIRE_EXPORT_OVERLAPPED(name##_##type, 0);
 
+#define SELECTIVE_SCAN(type, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS, 1)                                                    \
+        selective_scan_##type(const void* projected, const void* values, const void* steps, const void* keys, void* output,  \
+                              const float* decays, const float* skip, const float* k_norm, const float* q_norm,              \
+                              void* key_pages, void* value_pages, const int32_t* tables, const uint32_t* context_lens,       \
+                              const uint32_t* query_starts, const uint32_t* drafts, const quire::RecurrentShape shape) {     \
+        quire::wait_for_launches();                                                                                          \
+        const quire::Sequences sequences{static_cast<float*>(key_pages), static_cast<float*>(value_pages), tables,           \
+                                         context_lens, query_starts, drafts};                                                \
+        quire::selective_scan<T>(static_cast<const T*>(projected), static_cast<const T*>(values),                            \
+                                 static_cast<const T*>(steps), static_cast<const T*>(keys), static_cast<T*>(output), decays, \
+                                 skip, k_norm, q_norm, sequences, shape);                                                    \
+    }                                                                                                                        \
+    QUIRE_EXPORT_OVERLAPPED(selective_scan_##type, 0);
+
 #define RECURRENCES(type, T)                                   \
     RECURRENCE(gated_delta_net, (quire::matrix_state<T, true>), type, T) \
     RECURRENCE(state_space, (quire::matrix_state<T, false>), type, T)    \
-    RECURRENCE(short_convolution, (quire::short_convolution<T>), type, T)
+    RECURRENCE(short_convolution, (quire::convolution<T, true>), type, T) \
+    RECURRENCE(convolution, (quire::convolution<T, false>), type, T) \
+    SELECTIVE_SCAN(type, T)
 
 RECURRENCES(f16, __half)
 RECURRENCES(bf16, __nv_bfloat16)

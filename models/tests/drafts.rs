@@ -9,8 +9,8 @@ use models::{ForwardBatch, Model, ModelConfig, PageLayout, StepLimits, Weights};
 use crate::common::{files, needs};
 use crate::support::opened;
 
-/// A gated delta net, short convolutions, and Mamba-2 with a norm of all heads and of groups.
-const CASES: [&str; 4] = ["qwen3-next", "lfm2-moe", "granite4-hybrid", "nemotron-h"];
+/// A gated delta net, short convolutions, Mamba-2 with a norm of all heads and of groups, and Mamba-1.
+const CASES: [&str; 5] = ["qwen3-next", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 3, max_model_len: 384, block_size: 0, num_blocks: 64 };
 
 struct Loaded {

@@ -6,7 +6,7 @@ mod rows;
 
 pub use linear::Activation;
 
-pub use recurrence::{Convolution, Update, convolve, update};
+pub use recurrence::{Convolution, Update, convolve, scan, update};
 pub use rows::{
     Activate, NormRow, activate, activate_by, activate_q8, add, gate, norm, norm_heads, norm_q8, rotate_heads, scale,
 };

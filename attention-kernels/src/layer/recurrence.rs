@@ -46,6 +46,55 @@ pub fn update(isa: Isa, matrix: &mut [f32], qkv: (&[f32], usize), update: Update
     dispatch!(isa, update_of(matrix: &mut [f32], qkv: (&[f32], usize), update: Update, out: &mut [f32]));
 }
 
+/// Computes `S ← e^(decay · step) · S; S ← S + k ⊗ step · v; out = Sᵀq` for a matrix S `[key_dim, value_dim]` whose columns have steps of
+/// their own, with sums over the rows of S in their order. `decays`: those of the first row, and the distance to the next row's.
+pub fn scan(
+    isa: Isa,
+    matrix: &mut [f32],
+    decays: (&[f32], usize),
+    kq: [&[f32]; 2],
+    steps: &[f32],
+    v: &[f32],
+    out: &mut [f32],
+) {
+    dispatch!(isa, scan_of(matrix: &mut [f32], decays: (&[f32], usize), kq: [&[f32]; 2], steps: &[f32], v: &[f32], out: &mut [f32]));
+}
+
+#[inline(always)]
+fn scan_of<L: Lanes>(
+    matrix: &mut [f32],
+    (decays, stride): (&[f32], usize),
+    [k, q]: [&[f32]; 2],
+    steps: &[f32],
+    v: &[f32],
+    out: &mut [f32],
+) {
+    let width = out.len();
+    out.fill(0.0);
+    for (((row, decays), k), q) in matrix.chunks_exact_mut(width).zip(decays.chunks(stride)).zip(k).zip(q) {
+        let (k, q) = (L::splat(*k), L::splat(*q));
+        for at in (0..width).step_by(LANES) {
+            let len = LANES.min(width - at);
+            // The last columns are padded with zeros.
+            let load = |from: &[f32]| match from[at..].first_chunk() {
+                Some(whole) => L::load(whole),
+                None => {
+                    let mut numbers = [0.0; LANES];
+                    numbers[..len].copy_from_slice(&from[at..at + len]);
+                    L::load(&numbers)
+                }
+            };
+            let (step, sum) = (load(steps), load(out));
+            let updated = load(row).mul(load(&decays[..width]).mul(step).exp()).add(step.mul(load(v)).mul(k));
+            for (to, from) in [(&mut *row, updated), (&mut *out, sum.add(updated.mul(q)))] {
+                let mut numbers = [0.0; LANES];
+                from.store(&mut numbers);
+                to[at..at + len].copy_from_slice(&numbers[..len]);
+            }
+        }
+    }
+}
+
 #[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
 #[inline(always)]
 fn convolve_head<L: Lanes>(

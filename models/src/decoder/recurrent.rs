@@ -81,6 +81,36 @@ pub enum Rule {
         /// Least and greatest step.
         steps: (f32, f32),
     },
+    /// A selective state space with a step of each channel (Gu & Dao, "Mamba", 2023: Mamba-1). q, k and the steps are projections of
+    /// the convolved v, and there is one head of q and k.
+    ///
+    /// ```text
+    /// v = silu(conv v);   step = softplus(step(norm(low(v))));   [k | q] = norms(keys(v))
+    /// S ← e^(-e^A_log · step) · S + k ⊗ step · v;   o = Sᵀq + skip · v
+    /// output(o · silu(z))
+    /// ```
+    ///
+    /// Its paper calls q, k and v C, B and x.
+    Selective(Box<Selective>),
+}
+
+/// What a [selective state space](Rule::Selective) computes from its convolved values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Selective {
+    /// From v to a few numbers, from which the steps are computed.
+    pub low: Linear,
+    /// Norm of these numbers.
+    pub low_norm: Norm,
+    /// From these numbers to the steps, `[value_width, rank]`.
+    pub step: Linear,
+    /// From v to k and q, `[2 * key_dim, value_width]`.
+    pub keys: Linear,
+    /// Norms of k and of q.
+    pub key_norms: [Norm; 2],
+    /// Name of the logarithms of the decay, `[value_width, key_dim]`.
+    pub a_log: String,
+    /// Name of the factors of v in the output, `[value_width]`.
+    pub skip: String,
 }
 
 /// Rows of the projections that belong to heads.
@@ -103,20 +133,56 @@ impl Recurrent {
         self.value_heads * self.value_dim
     }
 
+    /// Elements of a head of q and of k that come from the convolution: all, or none.
+    pub(crate) fn conv_key_dim(&self) -> usize {
+        if matches!(self.rule, Rule::Selective(_)) { 0 } else { self.key_dim }
+    }
+
     /// Elements per row of q, k and v together: the channels of the convolution.
     pub fn conv_width(&self) -> usize {
-        2 * self.key_width() + self.value_width()
+        2 * self.key_heads * self.conv_key_dim() + self.value_width()
     }
 
     /// Channels of the convolution that one value head reads: those of its q, k and v.
     pub fn head_channels(&self) -> usize {
-        2 * self.key_dim + self.value_dim
+        2 * self.conv_key_dim() + self.value_dim
+    }
+
+    /// Numbers of the state of a value head that are inputs of the convolution.
+    pub(crate) fn head_tail(&self) -> usize {
+        (self.kernel - 1) * self.head_channels()
+    }
+
+    /// Linear layers in order of use.
+    pub(super) fn linears(&self) -> Vec<&Linear> {
+        let inner = match &self.rule {
+            Rule::Selective(rule) => vec![&rule.low, &rule.step, &rule.keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        std::iter::once(&self.projections).chain(inner).chain([&self.output]).collect()
+    }
+
+    pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        let inner = match &mut self.rule {
+            Rule::Selective(rule) => vec![&mut rule.low, &mut rule.step, &mut rule.keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        std::iter::once(&mut self.projections).chain(inner).chain([&mut self.output]).collect()
+    }
+
+    /// Norms in order of use.
+    pub(super) fn norms(&self) -> Vec<&Norm> {
+        let inner = match &self.rule {
+            Rule::Selective(rule) => std::iter::once(&rule.low_norm).chain(&rule.key_norms).collect(),
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        inner.into_iter().chain(&self.norm).collect()
     }
 
     /// Float32 numbers of the state of one value head: the last `kernel - 1` inputs of its convolution, then S by rows. Heads
     /// that share q and k keep their own copies of these inputs, so that no head reads what another one writes. At least 1.
     pub fn head_state(&self) -> usize {
-        ((self.kernel - 1) * self.head_channels() + self.key_dim * self.value_dim).max(1)
+        (self.head_tail() + self.key_dim * self.value_dim).max(1)
     }
 
     /// Bytes of the state of a sequence.
@@ -131,7 +197,7 @@ impl Recurrent {
 
     /// The rows of the projections in order: q, k, v, z, and what the rule reads besides.
     pub(crate) fn pieces(&self) -> Vec<Piece> {
-        let keys = Piece { of_keys: true, dim: self.key_dim };
+        let keys = Piece { of_keys: true, dim: self.conv_key_dim() };
         let values = |dim: usize| Piece { of_keys: false, dim };
         let first = [keys, keys, values(self.value_dim), values(self.value_dim)];
         let rest = match self.rule {
@@ -141,6 +207,7 @@ impl Recurrent {
             Rule::ShortConvolution => vec![values(self.value_dim)],
             // dt.
             Rule::StateSpace { .. } => vec![values(1)],
+            Rule::Selective(_) => Vec::new(),
         };
         first.into_iter().chain(rest).collect()
     }
@@ -159,12 +226,13 @@ impl Recurrent {
     /// The channels of the convolution, the parts of q, k and v, among those of its tensor.
     pub fn channels(&self) -> [Range<usize>; 3] {
         let HeadShard { first, first_kv, num_heads, num_kv_heads } = self.whole();
-        let (keys, values) = (num_kv_heads * self.key_dim, num_heads * self.value_dim);
+        let key_dim = self.conv_key_dim();
+        let (keys, values) = (num_kv_heads * key_dim, num_heads * self.value_dim);
         let [q, k, v] = match self.rule {
-            Rule::GatedDelta { .. } | Rule::ShortConvolution => [0, keys, 2 * keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => [0, keys, 2 * keys],
             Rule::StateSpace { .. } => [values + keys, values, 0],
         };
-        let (own, key, value) = (self.key_width(), first_kv * self.key_dim, first * self.value_dim);
+        let (own, key, value) = (self.key_heads * key_dim, first_kv * key_dim, first * self.value_dim);
         [q + key..q + key + own, k + key..k + key + own, v + value..v + value + self.value_width()]
     }
 
@@ -177,14 +245,18 @@ impl Recurrent {
     /// Names and shapes of its tensors that are weights neither of a linear layer nor of the norm.
     pub(crate) fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
         let HeadShard { num_heads, num_kv_heads, .. } = self.whole();
-        let channels = 2 * num_kv_heads * self.key_dim + num_heads * self.value_dim;
+        let channels = 2 * num_kv_heads * self.conv_key_dim() + num_heads * self.value_dim;
         let conv = std::iter::once((&self.conv, vec![channels, 1, self.kernel]));
         let biases = self.conv_bias.iter().map(|name| (name, vec![channels]));
-        let of_heads = match &self.rule {
-            Rule::GatedDelta { a_log, dt_bias } => vec![a_log, dt_bias],
+        let (heads, width) = (vec![num_heads], num_heads * self.value_dim);
+        let rest = match &self.rule {
+            Rule::GatedDelta { a_log, dt_bias } => vec![(a_log, heads.clone()), (dt_bias, heads)],
             Rule::ShortConvolution => Vec::new(),
-            Rule::StateSpace { a_log, dt_bias, skip, .. } => vec![a_log, dt_bias, skip],
+            Rule::StateSpace { a_log, dt_bias, skip, .. } => {
+                [a_log, dt_bias, skip].map(|name| (name, heads.clone())).to_vec()
+            }
+            Rule::Selective(rule) => vec![(&rule.a_log, vec![width, self.key_dim]), (&rule.skip, vec![width])],
         };
-        conv.chain(biases).chain(of_heads.into_iter().map(|name| (name, vec![num_heads]))).collect()
+        conv.chain(biases).chain(rest).collect()
     }
 }

@@ -31,7 +31,7 @@ use std::str::FromStr;
 use super::attention::HeadShard;
 use super::linear::{Linear, Part, Pick};
 use super::recurrent::Piece;
-use super::{Attention, Branch, Decoder, Experts, Head, Heads, Latent, Mixer, Mlp, Norm, Recurrent};
+use super::{Attention, Branch, Decoder, Experts, Head, Heads, Latent, Mixer, Mlp, Norm, Recurrent, Rule};
 
 /// Rows of a part are a multiple of this number where there are enough: kernels work on as many at a time.
 const GRAIN: usize = 32;
@@ -291,9 +291,10 @@ impl Recurrent {
     fn shard(&self, rank: Rank) -> Result<Recurrent, ShardError> {
         const OUTPUT: &str = "rows of the output of a recurrent layer";
         let Recurrent { key_heads, value_heads, value_dim, .. } = *self;
-        // A norm of heads that several ranks would have.
+        // A norm of heads that several ranks would have, or products of the values of all heads.
+        let is_whole = matches!(self.rule, Rule::Selective(_));
         let normed = self.norm.as_ref().map_or(1, |norm| norm.width / value_dim.max(1));
-        if normed > value_heads / key_heads || normed > 1 && rank.ranks > key_heads {
+        if is_whole || normed > value_heads / key_heads || normed > 1 && rank.ranks > key_heads {
             return Ok(Recurrent { output: self.output.gathered(rank, OUTPUT)?, ..self.clone() });
         }
         let ranges = cut_heads(value_heads, key_heads, rank.ranks)?;

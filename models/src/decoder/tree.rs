@@ -189,6 +189,7 @@ fn recurrent(layer: &Recurrent) -> Node {
         Rule::GatedDelta { .. } => "gated delta net",
         Rule::ShortConvolution => "short convolution",
         Rule::StateSpace { .. } => "state space",
+        Rule::Selective(_) => "selective state space",
     };
     let heads = match key_dim {
         0 => format!("{} channels", layer.value_width()),
@@ -197,6 +198,11 @@ fn recurrent(layer: &Recurrent) -> Node {
     let bytes = layer.state_bytes();
     let text = format!("{name}, {heads}, convolution over {kernel} tokens, state of {bytes} bytes");
     let mut children = vec![linear("projections", &layer.projections)];
+    if let Rule::Selective(rule) = &layer.rule {
+        let [of_k, of_q] = &rule.key_norms;
+        children.extend([linear("low", &rule.low), norm("norm", &rule.low_norm), linear("step", &rule.step)]);
+        children.extend([linear("keys", &rule.keys), norm("key norm", of_k), norm("query norm", of_q)]);
+    }
     children.extend(layer.norm.iter().map(|it| norm("norm", it)));
     children.push(linear("output", &layer.output));
     Node::new("recurrent", text, children)

@@ -76,11 +76,10 @@ fn declare(fields: &Fields<'_>, max_positions: usize, has_experts: bool) -> Resu
 
 /// A short convolution. The rows of its projection are b, z and v.
 fn convolution(common: &Common, layer: usize, kernel: usize, bias: bool) -> Recurrent {
-    // Greatest number of channels that share a task or a thread block. Ranks have whole ones.
-    const MOST: usize = 32;
     let width = common.hidden_size;
     let at = |name: &str| common.at(layer, &format!("conv.{name}"));
-    let value_dim = (1..=MOST.min(width)).rev().find(|channels| width.is_multiple_of(*channels)).unwrap_or(1);
+    // Few, because ranks have whole ones.
+    let value_dim = sizes::channels_of_a_task(width, 32);
     let rows = |first: usize| Part::picked(at("in_proj"), width, Pick::rows(3 * width, first * width, width));
     let output = Part::new(at("out_proj"), width);
     Recurrent {
@@ -147,8 +146,8 @@ fn check_copies(fields: &Fields<'_>, common: &Common) -> Result<(), LoadError> {
     if positive(fields, "block_norm_eps")?.is_some_and(|eps| eps as f32 != common.eps) {
         return Err(fields.wrong("block_norm_eps", "the value of `norm_eps`"));
     }
-    // Of the training.
-    for key in ["block_use_xavier_init", "conv_use_xavier_init"] {
+    // Of the training, and a copy in GGUF files.
+    for key in ["block_use_xavier_init", "conv_use_xavier_init", "rms_norm_eps"] {
         fields.get(key);
     }
     for key in ["block_use_swiglu", "use_pos_enc"] {

@@ -31,6 +31,7 @@ mod gptj;
 mod granite;
 mod hunyuan;
 mod internlm2;
+mod jamba;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -161,6 +162,7 @@ const FAMILIES: &[&[Family]] = &[
     apertus::FAMILIES,
     lfm2::FAMILIES,
     nemotron_h::FAMILIES,
+    jamba::FAMILIES,
 ];
 
 /// All supported families, in the order of the documentation.

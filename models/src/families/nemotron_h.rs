@@ -60,10 +60,14 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     common.num_layers = kinds.len();
     sizes::check_attention(fields, key, kinds.contains(&Kind::Attention))?;
     // Older files name it so.
-    if fields.get("head_dim").is_none()
-        && let Some(dim) = sizes::optional(fields, "attention_head_dim", MAX_HEAD_DIM)?
-    {
+    let older = sizes::optional(fields, "attention_head_dim", MAX_HEAD_DIM)?;
+    if let Some(dim) = older.filter(|_| fields.get("head_dim").is_none()) {
         common.heads.head_dim = dim;
+    }
+    for copy in ["rms_norm_eps", "norm_eps"] {
+        if sizes::positive(fields, copy)?.is_some_and(|eps| eps as f32 != common.eps) {
+            return Err(fields.wrong(copy, "the value of `layer_norm_epsilon`"));
+        }
     }
     if !matches!(fields.string("mamba_hidden_act")?, None | Some("silu")) {
         return Err(fields.wrong("mamba_hidden_act", "\"silu\""));

@@ -45,6 +45,11 @@ pub(super) fn kinds<T: Copy>(
     })
 }
 
+/// The greatest divisor of `width` up to `most`: how many channels of a recurrence share a task or a thread block.
+pub(super) fn channels_of_a_task(width: usize, most: usize) -> usize {
+    (1..=most.min(width)).rev().find(|channels| width.is_multiple_of(*channels)).unwrap_or(1)
+}
+
 /// Refuses a model whose layers all have states, which are kept in pages of the size of keys and values.
 pub(super) fn check_attention(fields: &Fields<'_>, key: &str, has_attention: bool) -> Result<(), LoadError> {
     match has_attention {

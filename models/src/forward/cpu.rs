@@ -38,7 +38,7 @@ const GATHER_COST: usize = 32;
 
 impl Norm {
     /// The norm of a row on a CPU.
-    fn row(&self) -> Result<NormRow<'_>, KernelError> {
+    pub(super) fn row(&self) -> Result<NormRow<'_>, KernelError> {
         let bias = self.bias.as_ref().map_or(Ok(&[][..]), |bias| bias.host::<f32>())?;
         Ok(NormRow { weight: self.weight.host()?, bias, width: self.width, eps: self.eps, centre: self.centre })
     }

@@ -84,11 +84,11 @@ pub(super) struct RecurrentLayer {
     pub conv: Buffer,
     /// `[conv_width]`.
     pub conv_bias: Option<Buffer>,
-    /// `[value_heads]`: `-e^A_log`.
+    /// `[value_heads]`, or `[key_dim, value_width]`: `-e^A_log`.
     pub decay: Option<Buffer>,
     /// `[value_heads]`.
     pub dt_bias: Option<Buffer>,
-    /// `[value_heads]`: factors of v in the output.
+    /// `[value_heads]`, or `[value_width]`: factors of v in the output.
     pub skip: Option<Buffer>,
     /// Index of its view.
     pub group: usize,
@@ -119,9 +119,19 @@ impl Loader<'_> {
             Rule::GatedDelta { a_log, dt_bias } => (Some(a_log), Some(dt_bias), None),
             Rule::ShortConvolution => (None, None, None),
             Rule::StateSpace { a_log, dt_bias, skip, .. } => (Some(a_log), Some(dt_bias), Some(skip)),
+            Rule::Selective(rule) => (Some(&rule.a_log), None, Some(&rule.skip)),
         };
-        let of_heads = |name: Option<&String>| Ok::<_, LoadError>(read(name)?.map(|all| all[layer.heads()].to_vec()));
-        let decay = of_heads(a_log)?.map(|logs| logs.iter().map(|a| -a.exp()).collect::<Vec<f32>>());
+        // Ranks have all channels of a selective state space.
+        let is_whole = matches!(layer.rule, Rule::Selective(_));
+        let of_heads = |name: Option<&String>| {
+            Ok::<_, LoadError>(read(name)?.map(|all| if is_whole { all } else { all[layer.heads()].to_vec() }))
+        };
+        let decay = of_heads(a_log)?.map(|logs| {
+            // By rows of the matrix.
+            let rows = if is_whole { layer.key_dim } else { 1 };
+            let by_rows = (0..rows).flat_map(|row| logs.iter().skip(row).step_by(rows));
+            by_rows.map(|a| -a.exp()).collect::<Vec<f32>>()
+        });
         let (dt_bias, skip) = (of_heads(dt_bias)?, of_heads(skip)?);
         let mut upload = |values: Option<Vec<f32>>| values.map(|values| self.numbers(&values)).transpose();
         Ok(RecurrentLayer {

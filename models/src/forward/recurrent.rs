@@ -13,7 +13,7 @@ use device::Buffer;
 use simd::{Isa, Pool};
 
 use super::loaded::RecurrentLayer;
-use super::ops::RecurrentRows;
+use super::ops::{RecurrentPart, RecurrentRows};
 use crate::decoder::{Recurrent, Rule};
 
 /// Term added to the sum of the squares of q and of k.
@@ -77,8 +77,20 @@ struct Shared<'a> {
     dt_bias: &'a [f32],
     skip: &'a [f32],
     norm: Option<NormRow<'a>>,
+    scan: Option<Scan<'a>>,
+    /// Numbers of the state of a head that this part has, and how many of these are inputs of the convolution.
+    state: (usize, usize),
     projected: &'a [f32],
     block_size: usize,
+}
+
+/// What the matrices of a selective state space read: values and steps, k and q, of all rows, and the norms of k and of q.
+#[derive(Clone, Copy)]
+struct Scan<'a> {
+    values: &'a [f32],
+    steps: &'a [f32],
+    keys: &'a [f32],
+    norms: [NormRow<'a>; 2],
 }
 
 /// Numbers that some rules do not have.
@@ -93,11 +105,21 @@ pub(super) fn run(
     norm: Option<NormRow<'_>>,
     args: RecurrentRows<'_>,
 ) -> Result<(), KernelError> {
-    let RecurrentRows { batch, layer, projected, output, rows, cache, .. } = args;
+    let RecurrentRows { batch, layer, part, projected, output, rows, cache, .. } = args;
     let RecurrentLayer { declared, conv, conv_bias, decay, dt_bias, skip, group, .. } = layer;
     let block_size = cache.shape.block_size;
+    let (own, tail) = (part.state(declared), declared.head_tail());
+    let scan = match part {
+        RecurrentPart::Matrix { values, steps, keys, norms: [of_k, of_q] } => {
+            let norms = [of_k.row()?, of_q.row()?];
+            Some(Scan { values: values.host()?, steps: steps.host()?, keys: keys.host()?, norms })
+        }
+        RecurrentPart::Whole | RecurrentPart::Convolution => None,
+    };
     let shared = Shared {
         declared,
+        scan,
+        state: (own.len(), tail.saturating_sub(own.start)),
         conv: Convolution { weights: conv.host()?, bias: numbers(conv_bias)?, width: declared.conv_width() },
         decay: numbers(decay)?,
         dt_bias: numbers(dt_bias)?,
@@ -151,10 +173,13 @@ pub(super) fn run(
         let pages = pages.host_mut::<f32>()?;
         let page_len = pages.len() / num_blocks;
         for &(to, from) in &*begun {
-            let to = to * page_len;
-            match from {
-                Some(from) => pages.copy_within(from * page_len..from * page_len + count * size, to),
-                None => pages[to..to + count * size].fill(0.0),
+            // The state of each head is one piece, of which another part of the layer may have the rest.
+            for at in (0..count).map(|head| head * size + own.start) {
+                let to = to * page_len + at;
+                match from.map(|from| from * page_len + at) {
+                    Some(from) => pages.copy_within(from..from + own.len(), to),
+                    None => pages[to..to + own.len()].fill(0.0),
+                }
             }
         }
         let (mut rest, mut passed) = (pages, 0);
@@ -168,7 +193,7 @@ pub(super) fn run(
             let (found, after) = rest.split_at_mut((skipped + 1) * page_len);
             let Span { pages, before, .. } = spans[span];
             for (head, state) in (first..).zip(found[skipped * page_len..].chunks_exact_mut(size).take(count)) {
-                states[before.1 * heads + head * pages + i] = state;
+                states[before.1 * heads + head * pages + i] = &mut state[own.clone()];
             }
             (rest, passed) = (after, page + 1);
         }
@@ -208,9 +233,8 @@ pub(super) fn run(
 
 /// Computes all rows of one value head of a sequence.
 fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scratch: &mut Vec<f32>) {
-    let Shared { declared, block_size, .. } = shared;
-    let stride = declared.projections.rows();
-    let copied = if span.certain < span.rows { declared.head_state() } else { 0 };
+    let Shared { declared, block_size, state: (size, _), .. } = shared;
+    let copied = if span.certain < span.rows { size } else { 0 };
     let own = 2 * declared.key_dim + 3 * declared.head_channels() + 3 * declared.value_dim;
     scratch.resize(own + copied, 0.0);
     let (own, copy) = scratch.split_at_mut(own);
@@ -229,7 +253,7 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
             copy.copy_from_slice(page);
         }
         let state = if i < span.certain { &mut **page } else { &mut *copy };
-        head.token(state, &shared.projected[(span.first_row + i) * stride..][..stride], output);
+        head.token(state, span.first_row + i, output);
     }
 }
 
@@ -254,13 +278,14 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     fn new(isa: Isa, shared: Shared<'a>, head: usize, scratch: &'a mut [f32]) -> Head<'a> {
         let declared = shared.declared;
-        let (key_dim, value_dim, channels) = (declared.key_dim, declared.value_dim, declared.head_channels());
-        let key_head = head / (declared.value_heads / declared.key_heads);
+        let (key_dim, value_dim, channels) = (declared.conv_key_dim(), declared.value_dim, declared.head_channels());
+        let (key_head, keys) = (head / (declared.value_heads / declared.key_heads), declared.key_heads * key_dim);
         let pieces = [
             (key_head * key_dim, 0, key_dim),
-            (declared.key_width() + key_head * key_dim, key_dim, key_dim),
-            (2 * declared.key_width() + head * value_dim, 2 * key_dim, value_dim),
+            (keys + key_head * key_dim, key_dim, key_dim),
+            (2 * keys + head * value_dim, 2 * key_dim, value_dim),
         ];
+        let key_dim = declared.key_dim;
         let (units, rest) = scratch.split_at_mut(2 * key_dim);
         let (newest, rest) = rest.split_at_mut(channels);
         let (sums, rest) = rest.split_at_mut(channels);
@@ -273,9 +298,11 @@ impl<'a> Head<'a> {
     }
 
     /// Computes a token: its state from the one before, its output from its row of projections.
-    fn token(&mut self, state: &mut [f32], row: &[f32], output: &mut [f32]) {
-        let declared = self.shared.declared;
-        let (tail, matrix) = state.split_at_mut((declared.kernel - 1) * declared.head_channels());
+    fn token(&mut self, state: &mut [f32], number: usize, output: &mut [f32]) {
+        let Shared { declared, projected, state: (_, tail), .. } = self.shared;
+        let stride = declared.projections.rows();
+        let row = &projected[number * stride..][..stride];
+        let (tail, matrix) = state.split_at_mut(tail);
         for (from, to, len) in self.pieces {
             self.newest[to..to + len].copy_from_slice(&row[from..from + len]);
         }
@@ -297,6 +324,13 @@ impl<'a> Head<'a> {
                 self.convolve(tail);
                 self.state_space(matrix, z, rest[self.head], steps, output);
             }
+            Rule::Selective(_) => match self.shared.scan {
+                Some(scan) => self.scan(scan, matrix, z, number, output),
+                None => {
+                    self.convolve(tail);
+                    layer::activate(self.isa, SILU, self.sums, output);
+                }
+            },
         }
     }
 
@@ -328,6 +362,25 @@ impl<'a> Head<'a> {
             None => normed.copy_from_slice(self.attended),
         }
         layer::activate(isa, GATED_SILU, self.gated, output);
+    }
+
+    fn scan(&mut self, scan: Scan<'_>, matrix: &mut [f32], z: &[f32], row: usize, output: &mut [f32]) {
+        let &mut Head { isa, shared, .. } = self;
+        let (key_dim, width) = (shared.declared.key_dim, shared.declared.value_width());
+        let own = self.head * z.len()..(self.head + 1) * z.len();
+        let (k, q) = self.units.split_at_mut(key_dim);
+        let keys = scan.keys[row * 2 * key_dim..][..2 * key_dim].chunks_exact(key_dim);
+        for ((out, keys), norm) in [&mut *k, &mut *q].into_iter().zip(keys).zip(scan.norms) {
+            layer::norm(isa, keys, norm, out);
+        }
+        let values = &scan.values[row * width..][own.clone()];
+        let steps = &scan.steps[row * width..][own.clone()];
+        self.sums.iter_mut().zip(steps).for_each(|(step, x)| *step = softplus(*x));
+        let decays = (&shared.decay[own.start..], width);
+        layer::scan(isa, matrix, decays, [k, q], self.sums, values, self.attended);
+        let skips = values.iter().zip(&shared.skip[own]);
+        self.attended.iter_mut().zip(skips).for_each(|(out, (v, skip))| *out += v * skip);
+        layer::activate_by(isa, GATED_SILU, z, self.attended, output);
     }
 
     fn state_space(&mut self, matrix: &mut [f32], z: &[f32], dt: f32, steps: (f32, f32), output: &mut [f32]) {

@@ -2,7 +2,7 @@
 
 use super::op::{Factor, HeadRows, Op, Register};
 use crate::decoder::{
-    Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope,
+    Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
 };
 
 /// The operations of all layers, without those that drop rows.
@@ -263,6 +263,9 @@ impl Writer<'_> {
 
     fn recurrent(&mut self, layer: &Recurrent, input: Register, to: Register) {
         self.linear(input, Register::Qkv);
+        if let Rule::Selective(_) = layer.rule {
+            return self.selective(to);
+        }
         let before = layer.norm.as_ref().filter(|_| layer.norms_before_gate()).map(|_| self.norms);
         self.ops.push(Op::Recurrent { recurrent: self.recurrent, norm: before });
         self.recurrent += 1;
@@ -275,6 +278,20 @@ impl Writer<'_> {
         let (norm, groups) = after;
         self.ops.push(Op::Norm { norm, groups, from: Register::Attended, to: Register::Activated });
         self.linear(Register::Activated, to);
+    }
+
+    /// A selective state space whose projections are in `Qkv`.
+    fn selective(&mut self, to: Register) {
+        use Register::{Activated, Attended, GateUp, Mixed};
+        self.ops.push(Op::Convolve { recurrent: self.recurrent });
+        self.linear(Activated, GateUp);
+        self.norm(GateUp, Attended);
+        self.linear(Attended, GateUp);
+        self.linear(Activated, Mixed);
+        self.ops.push(Op::Scan { recurrent: self.recurrent, norms: [self.norms, self.norms + 1] });
+        self.recurrent += 1;
+        self.norms += 2;
+        self.linear(Attended, to);
     }
 
     /// Latent attention; the values of the heads are in `GateUp`.

@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 66] = [
+    const SIZES: [&str; 68] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -105,6 +105,8 @@ fn senseless_sizes_of_every_family_are_refused() {
         "mamba_d_head",
         "mamba_d_state",
         "mamba_d_conv",
+        "attn_layer_period",
+        "mamba_dt_rank",
         "mamba_n_groups",
         "mamba_num_heads",
         "mamba_head_dim",

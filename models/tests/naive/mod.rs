@@ -103,6 +103,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "HunYuanDenseV1ForCausalLM" => variants::hunyuan,
         "GraniteMoeHybridForCausalLM" => experts::granite_moe,
         "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM" => states::lfm2,
+        "JambaForCausalLM" => states::jamba,
         "NemotronHForCausalLM" => states::nemotron_h,
         "MiniMaxM2ForCausalLM" => recent::minimax_m2,
         "Glm4MoeLiteForCausalLM" => latent::deepseek_v3,

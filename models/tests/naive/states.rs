@@ -1,10 +1,10 @@
-//! Families with short convolutions and Mamba-2: LFM2, Granite 4 and Nemotron-H.
+//! Families with short convolutions, Mamba-1 and Mamba-2: LFM2, Granite 4, Nemotron-H and Jamba.
 
 use serde_json::{Value, json};
 
 use super::Pass;
 use super::case::{Case, skeleton, with};
-use super::experts::{Choice, mix};
+use super::experts::{Choice, mix, softmax_then_top};
 use super::latent::v3_router;
 use super::math::{Heads, Rows, add, attend, map, relu, rms, sigmoid, silu, split, top_k, within, zip};
 
@@ -157,6 +157,66 @@ pub fn nemotron_h(p: Pass) -> Vec<f64> {
     p.head(&w.rms(&x, "backbone.norm_f", eps), false)
 }
 
+/// Mamba-1 between attention without positions; experts in some layers.
+pub fn jamba(p: Pass) -> Vec<f64> {
+    let (c, w, eps, heads, hidden) = (p.config, p.w, p.eps(1e-6), p.config.heads(), p.config.n("hidden_size"));
+    let size = |key: &str, default: usize| c.n_if(key).unwrap_or(default);
+    let (inner, state) = (size("mamba_expand", 2) * hidden, size("mamba_d_state", 16));
+    let rank = c.get("mamba_dt_rank").and_then(Value::as_u64).map_or(hidden.div_ceil(16), |rank| rank as usize);
+    let mamba = |n: &Rows, at: &str| {
+        let (at, bias) = (format!("{at}mamba"), c.on("mamba_proj_bias", false));
+        let [x, z] = split(&w.linear(n, &format!("{at}.in_proj"), 2 * inner, bias), [inner; 2]);
+        let kernel = size("mamba_d_conv", 4);
+        let x = map(&convolved(&p, &x, &format!("{at}.conv1d"), kernel, c.on("mamba_conv_bias", true)), silu);
+        let low = w.linear(&x, &format!("{at}.x_proj"), rank + 2 * state, false);
+        let [dt, b, c] = split(&low, [rank, state, state]);
+        let [dt, b, c] =
+            [(dt, "dt"), (b, "b"), (c, "c")].map(|(x, name)| w.rms(&x, &format!("{at}.{name}_layernorm"), eps));
+        let dt = map(&w.linear(&dt, &format!("{at}.dt_proj"), inner, true), softplus);
+        let a_log = w.get(&format!("{at}.A_log"), &[inner, state], 0.0, 0.4);
+        let skip = w.vector(&format!("{at}.D"), inner);
+        let mut y = vec![vec![0.0; inner]; n.len()];
+        for d in 0..inner {
+            let mut s = vec![0.0; state];
+            for (t, y) in y.iter_mut().enumerate() {
+                for (i, s) in s.iter_mut().enumerate() {
+                    let decay = (-a_log[d * state + i].exp() * dt[t][d]).exp();
+                    *s = decay * *s + dt[t][d] * b[t][i] * x[t][d];
+                }
+                y[d] = s.iter().zip(&c[t]).map(|(s, c)| s * c).sum::<f64>() + skip[d] * x[t][d];
+            }
+        }
+        w.linear(&zip(&y, &map(&z, silu), |y, z| y * z), &format!("{at}.out_proj"), hidden, bias)
+    };
+    let is = |i: usize, key: &str, [period, offset]: [usize; 2]| {
+        i % size(&format!("{key}_layer_period"), period) == size(&format!("{key}_layer_offset"), offset)
+    };
+    let width = c.n("intermediate_size");
+    let mut x = p.embed();
+    for (i, at) in p.layers() {
+        let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
+        let mixed = if is(i, "attn", [8, 4]) {
+            let [q, k, v] = p.project(&n, &at, heads, false);
+            let a = attend([&q, &k, &v], heads, (heads.dim as f64).powf(-0.5), &within(None), None);
+            p.output(&a, &at, false)
+        } else {
+            mamba(&n, &at)
+        };
+        x = add(&x, &mixed);
+        let n = w.rms(&x, &format!("{at}pre_ff_layernorm"), eps);
+        let (at, count) = (format!("{at}feed_forward"), c.n("num_experts"));
+        let y = if count > 1 && is(i, "expert", [2, 1]) {
+            let z = w.linear(&n, &format!("{at}.router"), count, false);
+            let choices: Vec<_> = z.iter().map(|z| softmax_then_top(z, c.n("num_experts_per_tok"), false)).collect();
+            mix(&n, &choices, count, |e| p.gated(&n, &format!("{at}.experts.{e}"), width, silu, false))
+        } else {
+            p.gated(&n, &at, width, silu, false)
+        };
+        x = add(&x, &y);
+    }
+    p.head(&w.rms(&x, "model.final_layernorm", eps), false)
+}
+
 /// Short convolutions between attention with norms of heads.
 pub fn lfm2(p: Pass) -> Vec<f64> {
     let (c, w, eps, heads, hidden) =
@@ -265,7 +325,27 @@ pub fn cases() -> Vec<Case> {
             "hybrid_override_pattern": "M-*M", "layer_norm_epsilon": 1e-5, "time_step_limit": [0.0, {"__float__": "Infinity"}]}),
         &["hidden_act", "rms_norm_eps", "rope_theta", "num_hidden_layers"],
     );
+    let jamba = of(
+        "JambaForCausalLM",
+        "jamba",
+        json!({"num_experts": 5, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 1,
+            "num_hidden_layers": 4, "mamba_d_state": 10, "mamba_dt_rank": "auto"}),
+        &["head_dim", "attention_bias", "rope_theta"],
+    );
     vec![
+        with(
+            &jamba,
+            "jamba, tied",
+            json!({"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": true}),
+        ),
+        with(
+            &jamba,
+            "jamba, biased projections, no bias of the convolution, one expert, odd width",
+            json!({"mamba_proj_bias": true, "mamba_conv_bias": false, "num_experts": 1, "num_experts_per_tok": 1,
+                "mamba_expand": 1, "mamba_d_conv": 2, "hidden_size": 42,
+                "num_attention_heads": 3, "num_key_value_heads": 1, "mamba_dt_rank": 7, "expert_layer_period": 1,
+                "expert_layer_offset": 0}),
+        ),
         with(
             &lfm2,
             "lfm2, adjusted width, tied",
