@@ -43,7 +43,9 @@ pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Experts, Groups, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
-pub use recurrent::Recurrent;
+#[cfg(test)]
+pub(crate) use recurrent::Piece;
+pub use recurrent::{Recurrent, Rule, Selective};
 pub use rope::{Rope, RopeScaling};
 pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};
@@ -201,7 +203,7 @@ impl Mixer {
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
             Mixer::Attention(attention) => attention.linears(),
-            Mixer::Recurrent(layer) => vec![&layer.projections, &layer.output],
+            Mixer::Recurrent(layer) => layer.linears(),
             Mixer::Mlp(mlp) => vec![&mlp.gate_up, &mlp.down],
             Mixer::Experts(experts) => {
                 let shared = experts.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
@@ -216,7 +218,7 @@ impl Mixer {
     fn linears_mut(&mut self) -> Vec<&mut Linear> {
         match self {
             Mixer::Attention(attention) => attention.linears_mut(),
-            Mixer::Recurrent(layer) => vec![&mut layer.projections, &mut layer.output],
+            Mixer::Recurrent(layer) => layer.linears_mut(),
             Mixer::Mlp(mlp) => vec![&mut mlp.gate_up, &mut mlp.down],
             Mixer::Experts(Experts { router, experts, shared, .. }) => {
                 let networks = experts.iter_mut().chain(shared).flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
@@ -231,7 +233,7 @@ impl Mixer {
     fn norms(&self) -> Vec<&Norm> {
         match self {
             Mixer::Attention(attention) => attention.norms(),
-            Mixer::Recurrent(layer) => vec![&layer.norm],
+            Mixer::Recurrent(layer) => layer.norms(),
             Mixer::Experts(experts) => experts.router_norm.iter().collect(),
             Mixer::Sum(branches) => branches.iter().flat_map(Branch::norms).collect(),
             Mixer::Mlp(_) | Mixer::PerLayer(_) => Vec::new(),
@@ -245,7 +247,7 @@ impl Mixer {
                 let heads = shard.map_or(heads.num_heads, |shard| shard.num_heads);
                 sinks.iter().map(|name| (name, vec![heads])).collect()
             }
-            Mixer::Recurrent(layer) => layer.vectors().into(),
+            Mixer::Recurrent(layer) => layer.vectors(),
             Mixer::Experts(Experts { routing, experts, .. }) => {
                 let bias = routing.choice_bias.iter().map(|(name, shape)| (name, shape.clone()));
                 bias.chain(routing.expert_scale.iter().map(|name| (name, vec![experts.len()]))).collect()

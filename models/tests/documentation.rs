@@ -2,7 +2,7 @@
 //! table.
 
 use attention_kernels::BlockSparse;
-use models::decoder::{Decoder, Mixer};
+use models::decoder::{Decoder, Mixer, Rule};
 use models::{ModelConfig, Supported, supported};
 use serde_json::{Value, json};
 
@@ -54,6 +54,11 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(branches().any(|branch| branch.norm_after.is_some()), "norms after branches");
     add(decoder.layers.iter().any(|layer| layer.parallel), "parallel branches");
     add(branches().any(|branch| matches!(&branch.mixer, Mixer::Mlp(mlp) if !mlp.gated)), "no gate");
+    let has_rule = |is: fn(&Rule) -> bool| decoder.recurrent().any(|layer| is(&layer.rule));
+    add(has_rule(|rule| matches!(rule, Rule::GatedDelta { .. })), "gated delta nets");
+    add(has_rule(|rule| matches!(rule, Rule::ShortConvolution)), "short convolutions");
+    add(has_rule(|rule| matches!(rule, Rule::StateSpace { .. })), "Mamba-2");
+    add(has_rule(|rule| matches!(rule, Rule::Selective(_))), "Mamba-1");
     add(decoder.experts().next().is_some(), "experts");
     add(decoder.experts().any(|experts| experts.shared.is_some()), "shared expert");
     features

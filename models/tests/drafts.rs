@@ -9,7 +9,8 @@ use models::{ForwardBatch, Model, ModelConfig, PageLayout, StepLimits, Weights};
 use crate::common::{files, needs};
 use crate::support::opened;
 
-const CASE: &str = "qwen3-next";
+/// A gated delta net, short convolutions, Mamba-2 with a norm of all heads and of groups, and Mamba-1.
+const CASES: [&str; 5] = ["qwen3-next", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 3, max_model_len: 384, block_size: 0, num_blocks: 64 };
 
 struct Loaded {
@@ -18,13 +19,13 @@ struct Loaded {
     block_size: usize,
 }
 
-fn load(device: Arc<dyn Device>, dtype: Dtype) -> Loaded {
-    let config = ModelConfig::load(&files(CASE)).unwrap();
+fn load(case: &str, device: Arc<dyn Device>, dtype: Dtype) -> Loaded {
+    let config = ModelConfig::load(&files(case)).unwrap();
     let needs = Needs { dtype, row_invariant: true, ..needs(&*device, &config.decoder) };
-    let (kernels, weights) = (select(&KernelChoice::default(), &needs).unwrap(), Weights::open(&files(CASE)).unwrap());
+    let (kernels, weights) = (select(&KernelChoice::default(), &needs).unwrap(), Weights::open(&files(case)).unwrap());
     let mut model =
         Model::load(&config.decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
-    let block_size = PageLayout::least_block_size(&config.decoder, &kernels.format);
+    let block_size = PageLayout::least_block_size(&config.decoder, &kernels.format).max(16);
     model.reserve(&StepLimits { block_size, ..LIMITS }).unwrap();
     Loaded { device, model, block_size }
 }
@@ -113,7 +114,9 @@ fn check(mut loaded: Loaded) {
 
 #[test]
 fn rows_of_drafts_have_the_bits_of_other_rows_and_change_no_state() {
-    check(load(device::open("cpu", Some(2)).unwrap(), Dtype::F32));
+    for case in CASES {
+        check(load(case, device::open("cpu", Some(2)).unwrap(), Dtype::F32));
+    }
 }
 
 #[test]
@@ -122,15 +125,15 @@ fn rows_of_drafts_in_a_kernel_have_the_bits_of_other_rows_and_change_no_state() 
         return;
     }
     let types = if testkit::everything() { &[Dtype::F32, Dtype::Bf16][..] } else { &[Dtype::F32] };
-    for dtype in types {
+    for (case, dtype) in CASES.into_iter().flat_map(|case| types.iter().map(move |dtype| (case, dtype))) {
         let options = Options { seed: 7, deterministic: true, ..Options::default() };
-        check(load(opened::open(options).unwrap(), *dtype));
+        check(load(case, opened::open(options).unwrap(), *dtype));
     }
 }
 
 #[test]
 fn a_sequence_of_drafts_only_is_an_error_value() {
-    let mut loaded = load(device::open("cpu", Some(1)).unwrap(), Dtype::F32);
+    let mut loaded = load(CASES[0], device::open("cpu", Some(1)).unwrap(), Dtype::F32);
     let mut caches = loaded.model.new_cache(LIMITS.num_blocks, loaded.block_size).unwrap();
     let mut batch = ForwardBatch::default();
     let groups = loaded.model.layout().groups.len();

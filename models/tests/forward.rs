@@ -163,7 +163,7 @@ fn dropping_unneeded_rows_changes_no_other_row() {
 
 #[test]
 fn recurrences_and_experts_of_a_decode_step_allocate_nothing() {
-    for name in ["llama", "qwen3-next"] {
+    for name in ["llama", "qwen3-next", "lfm2-moe", "nemotron-h", "jamba"] {
         let config = ModelConfig::load(&files(name)).unwrap();
         let device = device::open("cpu", Some(1)).unwrap();
         let kernels = select(&KernelChoice::default(), &needs(&*device, &config.decoder)).unwrap();

@@ -160,8 +160,8 @@ fn two_ranks_on_cuda_sim_have_the_bits_of_one() {
         return;
     }
     let open = || opened::open(Options { deterministic: true, ..Options::default() }).unwrap();
-    // Dense, a mixture with shared experts and latent attention, sinks and biases of experts, recurrent layers.
-    for name in ["llama", "deepseek-v2-lite", "gpt-oss", "qwen3-next"] {
+    // Dense, a mixture with shared experts and latent attention, sinks and biases of experts, recurrent layers of each kind.
+    for name in ["llama", "deepseek-v2-lite", "gpt-oss", "qwen3-next", "lfm2-moe", "granite4-hybrid", "jamba"] {
         let files = files(name);
         let (decoder, weights, prompt) = declared(&files, name, Form::Dense);
         let dtype = if name == "llama" { Dtype::Bf16 } else { Dtype::F32 };

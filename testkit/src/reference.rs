@@ -29,7 +29,8 @@ pub const CASES: [&str; 22] = [
 ];
 
 /// Names of the cases in `models/tests/recent`, on which only the tests of the forward pass run.
-pub const RECENT: [&str; 3] = ["glm4-moe-lite", "minimax-m2", "llama4"];
+pub const RECENT: [&str; 7] =
+    ["glm4-moe-lite", "minimax-m2", "llama4", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
 
 /// Names of all cases.
 pub const ALL: [&str; CASES.len() + RECENT.len()] = {

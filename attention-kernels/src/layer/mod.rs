@@ -1,12 +1,12 @@
-//! The other operations of a layer on a CPU, row by row: norms, rotation, activations, and the recurrence of gated delta nets. They are
+//! The other operations of a layer on a CPU, row by row: norms, rotation, activations, and the recurrences. They are
 //! here so that all loops over numbers are compiled with full optimisation; what calls them need not be.
 
-mod delta_rule;
+mod recurrence;
 mod rows;
 
 pub use linear::Activation;
 
-pub use delta_rule::{convolve, delta_rule};
+pub use recurrence::{Convolution, Update, convolve, scan, update};
 pub use rows::{
     Activate, NormRow, activate, activate_by, activate_q8, add, gate, norm, norm_heads, norm_q8, rotate_heads, scale,
 };

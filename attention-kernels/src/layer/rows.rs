@@ -20,6 +20,14 @@ pub struct NormRow<'a> {
     pub centre: bool,
 }
 
+impl<'a> NormRow<'a> {
+    /// The norm of a group, if groups have weights of their own.
+    pub fn of_group(self, group: usize) -> NormRow<'a> {
+        let of = |all: &'a [f32]| all.get(group * self.width..).unwrap_or_default();
+        NormRow { weight: of(self.weight), bias: of(self.bias), ..self }
+    }
+}
+
 /// What [`activate`] computes.
 #[derive(Clone, Copy)]
 pub struct Activate {

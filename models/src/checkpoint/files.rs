@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::gguf::{GgufModel, VOCABULARY_FILE};
+use crate::checkpoint::python;
 
 /// Greatest size of a file that is not weights, several times that of the largest published `tokenizer.json`.
 const MAX_SETTINGS: usize = 256 << 20;
@@ -107,6 +108,7 @@ impl ModelFiles {
     pub(crate) fn settings(&self, file: &str) -> Result<FileBytes, LoadError> {
         let bytes = self.bytes(file)?;
         match bytes.len() > MAX_SETTINGS {
+            false if file == "config.json" => Ok(python::standard_json(bytes)),
             false => Ok(bytes),
             true => Err(LoadError::Setting {
                 file: self.locate(file),

@@ -9,6 +9,7 @@ mod generation;
 pub mod gguf;
 pub(crate) mod pattern;
 mod pooling;
+mod python;
 pub(crate) mod quantized;
 pub(crate) mod weights;
 

@@ -455,14 +455,17 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
 /// (two generations of names).
 pub(crate) fn spellings(name: &str) -> Vec<String> {
-    let root = ["model", "transformer", "gpt_neox"]
+    let root = ["model", "transformer", "gpt_neox", "backbone"]
         .into_iter()
         .find(|root| name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.')));
     match root {
         Some(root) => {
             let rest = &name[root.len() + 1..];
-            let others = ["", "model.language_model.", "language_model.model.", "language_model."];
-            std::iter::once(name.to_string()).chain(others.map(|prefix| format!("{prefix}{rest}"))).collect()
+            let others: &[&str] = match root {
+                "backbone" => &["", "model.", "language_model.backbone."],
+                _ => &["", "model.language_model.", "language_model.model.", "language_model."],
+            };
+            std::iter::once(name.to_string()).chain(others.iter().map(|prefix| format!("{prefix}{rest}"))).collect()
         }
         None => {
             let head = name.replace("embed_out", "lm_head");

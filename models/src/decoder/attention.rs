@@ -3,6 +3,7 @@
 use attention_kernels::BlockSparse;
 use serde::Serialize;
 
+use super::Mixer;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::rope::Rope;
@@ -99,6 +100,12 @@ pub struct Latent {
     pub absorb: Vec<Linear>,
     /// V of each head, `[value_dim, rank]`.
     pub expand: Vec<Linear>,
+}
+
+impl From<Attention> for Mixer {
+    fn from(attention: Attention) -> Mixer {
+        Mixer::Attention(attention)
+    }
 }
 
 impl Attention {

@@ -8,18 +8,14 @@ use super::attention::HeadShard;
 use super::linear::Linear;
 use super::norm::Norm;
 
-/// A gated delta net (Yang et al., "Gated Delta Networks", 2024). Every value head has a matrix S of `key_dim` by `value_dim`.
-/// For each token, with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`):
-///
-/// ```text
-/// [q | k | v] = silu(causal convolution of [q | k | v] over the last `kernel` tokens)
-/// S ← e^(-e^A_log · softplus(a + dt_bias)) · S;   S ← S + k ⊗ σ(b) · (v − Sᵀk);   o = Sᵀq
-/// output(norm(o) · silu(z))
-/// ```
+/// A recurrent layer. Every value head has a matrix S of `key_dim` by `value_dim`, or no matrix, and the last inputs of a causal
+/// convolution. `conv` is that convolution over the last `kernel` tokens, with a bias if there is one, and [`Rule`] what follows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recurrent {
-    /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), b and a (`value_heads`
-    /// rows each), in this order.
+    /// What the layer computes.
+    pub rule: Rule,
+    /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), and behind them what the rule
+    /// reads besides ([`Recurrent::pieces`]), in this order.
     pub projections: Linear,
     /// Number of heads of q and k; value head h uses head `h / (value_heads / key_heads)`.
     pub key_heads: usize,
@@ -28,7 +24,7 @@ pub struct Recurrent {
     /// Which heads these are, if other ranks have more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<HeadShard>,
-    /// Elements per head of q and k.
+    /// Elements per head of q and k; 0 if there is no matrix.
     pub key_dim: usize,
     /// Elements per head of v.
     pub value_dim: usize,
@@ -36,14 +32,94 @@ pub struct Recurrent {
     pub kernel: usize,
     /// Name of the weights of the convolution, `[conv_width, 1, kernel]`.
     pub conv: String,
-    /// Name of the logarithms of the decay, `[value_heads]`.
-    pub a_log: String,
-    /// Name of what is added to a, `[value_heads]`.
-    pub dt_bias: String,
-    /// Norm of the output of each value head.
-    pub norm: Norm,
+    /// Name of the biases of the convolution, `[conv_width]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conv_bias: Option<String>,
+    /// Norm of the output: of each value head, before the gate, in a gated delta net; of groups of heads, behind it, elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub norm: Option<Norm>,
     /// Output projection, `[hidden_size, value_heads * value_dim]`.
     pub output: Linear,
+}
+
+/// What a recurrent layer computes for a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// A gated delta net (Yang et al., "Gated Delta Networks", 2024), with q and k scaled to length 1 (q also by `1 / sqrt(key_dim)`),
+    /// and a and b of each value head:
+    ///
+    /// ```text
+    /// [q | k | v] = silu(conv [q | k | v])
+    /// S ← e^(-e^A_log · softplus(a + dt_bias)) · S;   S ← S + k ⊗ σ(b) · (v − Sᵀk);   o = Sᵀq
+    /// output(norm(o) · silu(z))
+    /// ```
+    GatedDelta {
+        /// Name of the logarithms of the decay, `[value_heads]`.
+        a_log: String,
+        /// Name of what is added to a, `[value_heads]`.
+        dt_bias: String,
+    },
+    /// A short convolution without a matrix (Liquid AI, "LFM2", 2025), with a factor b of each channel: `output(z · conv(b · v))`.
+    ShortConvolution,
+    /// A selective state space (Dao & Gu, "Transformers are SSMs", 2024: Mamba-2), with one step dt of each value head:
+    ///
+    /// ```text
+    /// [q | k | v] = silu(conv [q | k | v])
+    /// step = clamp(softplus(dt + dt_bias));   S ← e^(-e^A_log · step) · S + k ⊗ step · v;   o = Sᵀq + skip · v
+    /// output(norm(o · silu(z)))
+    /// ```
+    ///
+    /// Its papers call q, k and v C, B and x. Checkpoints have the channels of the convolution in the order v, k, q.
+    StateSpace {
+        /// Name of the logarithms of the decay, `[value_heads]`.
+        a_log: String,
+        /// Name of what is added to dt, `[value_heads]`.
+        dt_bias: String,
+        /// Name of the factors of v in the output, `[value_heads]`.
+        skip: String,
+        /// Least and greatest step.
+        steps: (f32, f32),
+    },
+    /// A selective state space with a step of each channel (Gu & Dao, "Mamba", 2023: Mamba-1). q, k and the steps are projections of
+    /// the convolved v, and there is one head of q and k.
+    ///
+    /// ```text
+    /// v = silu(conv v);   step = softplus(step(norm(low(v))));   [k | q] = norms(keys(v))
+    /// S ← e^(-e^A_log · step) · S + k ⊗ step · v;   o = Sᵀq + skip · v
+    /// output(o · silu(z))
+    /// ```
+    ///
+    /// Its paper calls q, k and v C, B and x.
+    Selective(Box<Selective>),
+}
+
+/// What a [selective state space](Rule::Selective) computes from its convolved values.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Selective {
+    /// From v to a few numbers, from which the steps are computed.
+    pub low: Linear,
+    /// Norm of these numbers.
+    pub low_norm: Norm,
+    /// From these numbers to the steps, `[value_width, rank]`.
+    pub step: Linear,
+    /// From v to k and q, `[2 * key_dim, value_width]`.
+    pub keys: Linear,
+    /// Norms of k and of q.
+    pub key_norms: [Norm; 2],
+    /// Name of the logarithms of the decay, `[value_width, key_dim]`.
+    pub a_log: String,
+    /// Name of the factors of v in the output, `[value_width]`.
+    pub skip: String,
+}
+
+/// Rows of the projections that belong to heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Whether the heads are those of q and k.
+    pub of_keys: bool,
+    /// Rows of a head.
+    pub dim: usize,
 }
 
 impl Recurrent {
@@ -57,20 +133,56 @@ impl Recurrent {
         self.value_heads * self.value_dim
     }
 
+    /// Elements of a head of q and of k that come from the convolution: all, or none.
+    pub(crate) fn conv_key_dim(&self) -> usize {
+        if matches!(self.rule, Rule::Selective(_)) { 0 } else { self.key_dim }
+    }
+
     /// Elements per row of q, k and v together: the channels of the convolution.
     pub fn conv_width(&self) -> usize {
-        2 * self.key_width() + self.value_width()
+        2 * self.key_heads * self.conv_key_dim() + self.value_width()
     }
 
     /// Channels of the convolution that one value head reads: those of its q, k and v.
     pub fn head_channels(&self) -> usize {
-        2 * self.key_dim + self.value_dim
+        2 * self.conv_key_dim() + self.value_dim
+    }
+
+    /// Numbers of the state of a value head that are inputs of the convolution.
+    pub(crate) fn head_tail(&self) -> usize {
+        (self.kernel - 1) * self.head_channels()
+    }
+
+    /// Linear layers in order of use.
+    pub(super) fn linears(&self) -> Vec<&Linear> {
+        let inner = match &self.rule {
+            Rule::Selective(rule) => vec![&rule.low, &rule.step, &rule.keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        std::iter::once(&self.projections).chain(inner).chain([&self.output]).collect()
+    }
+
+    pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        let inner = match &mut self.rule {
+            Rule::Selective(rule) => vec![&mut rule.low, &mut rule.step, &mut rule.keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        std::iter::once(&mut self.projections).chain(inner).chain([&mut self.output]).collect()
+    }
+
+    /// Norms in order of use.
+    pub(super) fn norms(&self) -> Vec<&Norm> {
+        let inner = match &self.rule {
+            Rule::Selective(rule) => std::iter::once(&rule.low_norm).chain(&rule.key_norms).collect(),
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+        };
+        inner.into_iter().chain(&self.norm).collect()
     }
 
     /// Float32 numbers of the state of one value head: the last `kernel - 1` inputs of its convolution, then S by rows. Heads
-    /// that share q and k keep their own copies of these inputs, so that no head reads what another one writes.
+    /// that share q and k keep their own copies of these inputs, so that no head reads what another one writes. At least 1.
     pub fn head_state(&self) -> usize {
-        (self.kernel - 1) * self.head_channels() + self.key_dim * self.value_dim
+        (self.head_tail() + self.key_dim * self.value_dim).max(1)
     }
 
     /// Bytes of the state of a sequence.
@@ -83,21 +195,68 @@ impl Recurrent {
         self.value_heads.div_ceil(2)
     }
 
-    /// The channels of the convolution, the parts of q, k and v, among those of all ranks.
+    /// The rows of the projections in order: q, k, v, z, and what the rule reads besides.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        let keys = Piece { of_keys: true, dim: self.conv_key_dim() };
+        let values = |dim: usize| Piece { of_keys: false, dim };
+        let first = [keys, keys, values(self.value_dim), values(self.value_dim)];
+        let rest = match self.rule {
+            // b, a.
+            Rule::GatedDelta { .. } => vec![values(1), values(1)],
+            // b.
+            Rule::ShortConvolution => vec![values(self.value_dim)],
+            // dt.
+            Rule::StateSpace { .. } => vec![values(1)],
+            Rule::Selective(_) => Vec::new(),
+        };
+        first.into_iter().chain(rest).collect()
+    }
+
+    /// Whether the norm of the output is that of each value head, before the gate.
+    pub(crate) fn norms_before_gate(&self) -> bool {
+        matches!(self.rule, Rule::GatedDelta { .. })
+    }
+
+    /// The heads of all ranks, and which of them these are.
+    fn whole(&self) -> HeadShard {
+        let own = HeadShard { first: 0, first_kv: 0, num_heads: self.value_heads, num_kv_heads: self.key_heads };
+        self.shard.unwrap_or(own)
+    }
+
+    /// The channels of the convolution, the parts of q, k and v, among those of its tensor.
     pub fn channels(&self) -> [Range<usize>; 3] {
-        let whole = HeadShard { first: 0, first_kv: 0, num_heads: self.value_heads, num_kv_heads: self.key_heads };
-        let shard = self.shard.unwrap_or(whole);
-        let (keys, width) = (shard.num_kv_heads * self.key_dim, self.key_width());
-        let key = shard.first_kv * self.key_dim;
-        let value = 2 * keys + shard.first * self.value_dim;
-        [key..key + width, keys + key..keys + key + width, value..value + self.value_width()]
+        let HeadShard { first, first_kv, num_heads, num_kv_heads } = self.whole();
+        let key_dim = self.conv_key_dim();
+        let (keys, values) = (num_kv_heads * key_dim, num_heads * self.value_dim);
+        let [q, k, v] = match self.rule {
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => [0, keys, 2 * keys],
+            Rule::StateSpace { .. } => [values + keys, values, 0],
+        };
+        let (own, key, value) = (self.key_heads * key_dim, first_kv * key_dim, first * self.value_dim);
+        [q + key..q + key + own, k + key..k + key + own, v + value..v + value + self.value_width()]
+    }
+
+    /// The value heads, among those of all ranks.
+    pub fn heads(&self) -> Range<usize> {
+        let first = self.whole().first;
+        first..first + self.value_heads
     }
 
     /// Names and shapes of its tensors that are weights neither of a linear layer nor of the norm.
-    pub(crate) fn vectors(&self) -> [(&String, Vec<usize>); 3] {
-        let (keys, values) =
-            self.shard.map_or((self.key_heads, self.value_heads), |it| (it.num_kv_heads, it.num_heads));
-        let (channels, heads) = (2 * keys * self.key_dim + values * self.value_dim, vec![values]);
-        [(&self.conv, vec![channels, 1, self.kernel]), (&self.a_log, heads.clone()), (&self.dt_bias, heads)]
+    pub(crate) fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
+        let HeadShard { num_heads, num_kv_heads, .. } = self.whole();
+        let channels = 2 * num_kv_heads * self.conv_key_dim() + num_heads * self.value_dim;
+        let conv = std::iter::once((&self.conv, vec![channels, 1, self.kernel]));
+        let biases = self.conv_bias.iter().map(|name| (name, vec![channels]));
+        let (heads, width) = (vec![num_heads], num_heads * self.value_dim);
+        let rest = match &self.rule {
+            Rule::GatedDelta { a_log, dt_bias } => vec![(a_log, heads.clone()), (dt_bias, heads)],
+            Rule::ShortConvolution => Vec::new(),
+            Rule::StateSpace { a_log, dt_bias, skip, .. } => {
+                [a_log, dt_bias, skip].map(|name| (name, heads.clone())).to_vec()
+            }
+            Rule::Selective(rule) => vec![(&rule.a_log, vec![width, self.key_dim]), (&rule.skip, vec![width])],
+        };
+        conv.chain(biases).chain(rest).collect()
     }
 }

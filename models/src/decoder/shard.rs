@@ -23,14 +23,15 @@
 //! Attention and recurrent layers are cut by groups of heads that share keys and values. If there are fewer groups than ranks, several
 //! ranks hold the keys and values of one, each with some of its query heads. Parts need not be equal: 9 heads of 3 groups are cut over
 //! 2 ranks as 6 and 3. Each rank has the whole of: embeddings, norms, routers, projections to latents, inputs of layers, and attention
-//! whose norm of queries or keys spans all heads.
+//! and recurrent layers with a norm that spans heads of several ranks.
 
 use std::ops::Range;
 use std::str::FromStr;
 
 use super::attention::HeadShard;
 use super::linear::{Linear, Part, Pick};
-use super::{Attention, Branch, Decoder, Experts, Head, Heads, Latent, Mixer, Mlp, Norm, Recurrent};
+use super::recurrent::Piece;
+use super::{Attention, Branch, Decoder, Experts, Head, Heads, Latent, Mixer, Mlp, Norm, Recurrent, Rule};
 
 /// Rows of a part are a multiple of this number where there are enough: kernels work on as many at a time.
 const GRAIN: usize = 32;
@@ -288,23 +289,24 @@ impl Latent {
 
 impl Recurrent {
     fn shard(&self, rank: Rank) -> Result<Recurrent, ShardError> {
-        let Recurrent { key_heads, value_heads, key_dim, value_dim, .. } = *self;
+        const OUTPUT: &str = "rows of the output of a recurrent layer";
+        let Recurrent { key_heads, value_heads, value_dim, .. } = *self;
+        // A norm of heads that several ranks would have, or products of the values of all heads.
+        let is_whole = matches!(self.rule, Rule::Selective(_));
+        let normed = self.norm.as_ref().map_or(1, |norm| norm.width / value_dim.max(1));
+        if is_whole || normed > value_heads / key_heads || normed > 1 && rank.ranks > key_heads {
+            return Ok(Recurrent { output: self.output.gathered(rank, OUTPUT)?, ..self.clone() });
+        }
         let ranges = cut_heads(value_heads, key_heads, rank.ranks)?;
         let (values, keys) = ranges[rank.rank].clone();
         let mut first = 0;
-        let mut part = |heads: &Range<usize>, count: usize, dim: usize| {
-            let range = first + heads.start * dim..first + heads.end * dim;
+        let part = |Piece { of_keys, dim }: Piece| {
+            let (own, count) = if of_keys { (&keys, key_heads) } else { (&values, value_heads) };
+            let range = first + own.start * dim..first + own.end * dim;
             first += count * dim;
             range
         };
-        let parts = [
-            part(&keys, key_heads, key_dim),
-            part(&keys, key_heads, key_dim),
-            part(&values, value_heads, value_dim),
-            part(&values, value_heads, value_dim),
-            part(&values, value_heads, 1),
-            part(&values, value_heads, 1),
-        ];
+        let parts: Vec<_> = self.pieces().into_iter().map(part).collect();
         let inputs = ranges.iter().map(|(values, _)| values.len() * value_dim).collect();
         Ok(Recurrent {
             projections: self.projections.outputs(parts),
@@ -316,7 +318,8 @@ impl Recurrent {
                 num_heads: value_heads,
                 num_kv_heads: key_heads,
             }),
-            output: self.output.joined(rank, inputs, "rows of the output of a recurrent layer")?,
+            norm: self.norm.as_ref().map(|norm| norm.of_heads(&values, value_dim)),
+            output: self.output.joined(rank, inputs, OUTPUT)?,
             ..self.clone()
         })
     }

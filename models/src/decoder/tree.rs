@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::{
     Attention, Branch, Decoder, Experts, Layer, Linear, Mixer, Mlp, Norm, NormKind, Recurrent, Role, Rope, RopeScaling,
+    Rule,
 };
 
 /// Width of the names; a longer one is followed by a space, too.
@@ -184,13 +185,26 @@ fn attention(layer: &Attention) -> Node {
 
 fn recurrent(layer: &Recurrent) -> Node {
     let Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = layer;
-    let text = format!(
-        "gated delta net, {key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}, convolution over \
-         {kernel} tokens, state of {} bytes",
-        layer.state_bytes()
-    );
-    let children =
-        vec![linear("projections", &layer.projections), norm("norm", &layer.norm), linear("output", &layer.output)];
+    let name = match layer.rule {
+        Rule::GatedDelta { .. } => "gated delta net",
+        Rule::ShortConvolution => "short convolution",
+        Rule::StateSpace { .. } => "state space",
+        Rule::Selective(_) => "selective state space",
+    };
+    let heads = match key_dim {
+        0 => format!("{} channels", layer.value_width()),
+        _ => format!("{key_heads} key heads of {key_dim} and {value_heads} value heads of {value_dim}"),
+    };
+    let bytes = layer.state_bytes();
+    let text = format!("{name}, {heads}, convolution over {kernel} tokens, state of {bytes} bytes");
+    let mut children = vec![linear("projections", &layer.projections)];
+    if let Rule::Selective(rule) = &layer.rule {
+        let [of_k, of_q] = &rule.key_norms;
+        children.extend([linear("low", &rule.low), norm("norm", &rule.low_norm), linear("step", &rule.step)]);
+        children.extend([linear("keys", &rule.keys), norm("key norm", of_k), norm("query norm", of_q)]);
+    }
+    children.extend(layer.norm.iter().map(|it| norm("norm", it)));
+    children.push(linear("output", &layer.output));
     Node::new("recurrent", text, children)
 }
 

@@ -289,15 +289,21 @@ impl Common {
         format!("{}.{}.{layer}{dot}{name}", self.spec.root, self.spec.layers)
     }
 
-    /// A layer of attention and a feed-forward network, each with a norm of its input.
-    pub fn layer(&self, layer: usize, attention: Attention, mlp: impl Into<Mixer>) -> Layer {
+    /// A layer of attention, or a mixer in its place, and a feed-forward network, each with a norm of its input.
+    pub fn layer(&self, layer: usize, attention: impl Into<Mixer>, mlp: impl Into<Mixer>) -> Layer {
         self.layer_with(layer, ["input_layernorm", "post_attention_layernorm"], attention, mlp)
     }
 
     /// A layer of attention and a feed-forward network, with these norms of their inputs.
-    pub fn layer_with(&self, layer: usize, norms: [&str; 2], attention: Attention, mlp: impl Into<Mixer>) -> Layer {
+    pub fn layer_with(
+        &self,
+        layer: usize,
+        norms: [&str; 2],
+        attention: impl Into<Mixer>,
+        mlp: impl Into<Mixer>,
+    ) -> Layer {
         let [first, second] = norms.map(|name| self.norm(self.at(layer, name)));
-        let branches = vec![Branch::new(first, Mixer::Attention(attention)), Branch::new(second, mlp.into())];
+        let branches = vec![Branch::new(first, attention.into()), Branch::new(second, mlp.into())];
         Layer { branches, parallel: false, scalar: None }
     }
 
@@ -364,7 +370,11 @@ impl Common {
 
     /// Builds an ungated feed-forward network from the tensors `up` and `down` of `module`.
     pub fn plain(&self, module: String, [up, down]: [&str; 2]) -> Mlp {
-        let width = self.intermediate_size;
+        self.plain_of(module, [up, down], self.intermediate_size)
+    }
+
+    /// [`Common::plain`] of another width.
+    pub fn plain_of(&self, module: String, [up, down]: [&str; 2], width: usize) -> Mlp {
         let part = Part::new(format!("{module}.{up}"), width);
         let down = Part::new(format!("{module}.{down}"), self.hidden_size);
         Mlp { gated: false, ..self.mlp_of([part], down, width) }

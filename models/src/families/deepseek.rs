@@ -280,8 +280,6 @@ pub(super) fn mixture(
     let module = common.at(layer, "mlp");
     let shared =
         (shared > 0).then(|| Shared { module: format!("{module}.shared_experts"), width: shared, gate: false });
-    let choice_bias = routing.choice_bias.as_ref().map(|(name, shape)| (format!("{module}.{name}"), shape.clone()));
     let networks = experts::separate(common, &module, count, ["gate_proj", "up_proj", "down_proj"], width);
-    let routing = Routing { choice_bias, ..routing.clone() };
-    experts::mixture(common, format!("{module}.gate"), routing, networks, shared)
+    experts::mixture(common, format!("{module}.gate"), routing.of_module(&module), networks, shared)
 }

@@ -34,6 +34,14 @@ pub(super) fn check_modules(fields: &Fields<'_>, key: &str, experts: usize) -> R
     }
 }
 
+impl Routing {
+    /// The same with the name of the choice bias completed with a module.
+    pub(super) fn of_module(&self, module: &str) -> Routing {
+        let choice_bias = self.choice_bias.as_ref().map(|(name, shape)| (format!("{module}.{name}"), shape.clone()));
+        Routing { choice_bias, ..self.clone() }
+    }
+}
+
 /// A router that chooses the best experts and uses their scores as weights.
 pub(super) fn routing(scores: Scores, top_k: usize) -> Routing {
     Routing {

@@ -1,8 +1,10 @@
 //! Granite 3 and 4 and their mixtures of experts: the layers of Llama with factors of the embedding, the scores, the branches and
-//! the logits. A network that is shared by all rows is the only one of Granite 4 without experts.
+//! the logits. Layers of Granite 4 may be Mamba-2 instead of attention, and a network that is shared by all rows is the only one of
+//! those without experts.
 
 use super::experts;
-use super::sizes::{self, MAX_EXPERTS, MAX_WIDTH, positive};
+use super::sizes::{self, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, positive};
+use super::state_space::{Keys, StateSpace};
 use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Scores, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -25,7 +27,8 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["GraniteMoeHybridForCausalLM"],
         model_types: &["granitemoehybrid"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Four),
-        largest: "ibm-granite/granite-4.0-micro",
+        reference: &["granite4-hybrid"],
+        largest: "ibm-granite/granite-4.0-h-small (32B)",
         ..Family::BASE
     },
 ];
@@ -57,8 +60,9 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
         true => Some(experts::counts(fields, ["num_local_experts", "num_experts_per_tok"])?),
         false => None,
     };
+    let mut state_spaces = vec![None; common.num_layers];
     if generation == Generation::Four {
-        hybrid(fields, &mut common)?;
+        state_spaces = hybrid(fields, &mut common)?;
         if counts.is_none() && shared_width == 0 {
             return Err(fields.wrong("shared_intermediate_size", format!("an integer, 1 to {MAX_WIDTH}")));
         }
@@ -84,7 +88,11 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
                 Mixer::Experts(mixture)
             }
         };
-        let mut declared = common.layer(layer, attention, mlp);
+        let mixer = match &state_spaces[layer] {
+            Some(sizes) => Mixer::Recurrent(sizes.layer(&common, &common.at(layer, "mamba"))),
+            None => Mixer::Attention(attention),
+        };
+        let mut declared = common.layer(layer, mixer, mlp);
         declared.branches.iter_mut().for_each(|branch| branch.scale = branch_scale);
         declared
     });
@@ -93,24 +101,47 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     Ok(decoder)
 }
 
-/// Reads what Granite 4 has beside the keys of Granite 3.
-fn hybrid(fields: &Fields<'_>, common: &mut Common) -> Result<(), LoadError> {
-    let types = [("attention", ()), ("full_attention", ())];
+const KEYS: Keys = Keys {
+    heads: "mamba_n_heads",
+    state: "mamba_d_state",
+    groups: "mamba_n_groups",
+    kernel: "mamba_d_conv",
+    conv_bias: "mamba_conv_bias",
+    proj_bias: "mamba_proj_bias",
+};
+
+/// Reads what Granite 4 has beside the keys of Granite 3. Returns the sizes of the layers that are Mamba-2.
+fn hybrid(fields: &Fields<'_>, common: &mut Common) -> Result<Vec<Option<StateSpace>>, LoadError> {
+    let types = [("attention", false), ("mamba", true), ("full_attention", false), ("linear_attention", true)];
     let key = if fields.get("layer_types").is_some() { "layer_types" } else { "layers_block_type" };
-    if sizes::kinds(fields, key, common.num_layers, &types)?.is_none() {
-        return Err(fields.wrong("layer_types", "a list of \"attention\": recurrent layers are not supported"));
-    }
+    let kinds = sizes::kinds(fields, key, common.num_layers, &types)?.unwrap_or(vec![true; common.num_layers]);
+    sizes::check_attention(fields, "layer_types", kinds.contains(&false))?;
     match fields.string("position_embedding_type")? {
         Some("rope") => {}
         None | Some("nope") => common.rope = None,
         Some(_) => return Err(fields.wrong("position_embedding_type", "\"rope\" or \"nope\"")),
     }
-    // What recurrent layers would need.
-    for key in fields.keys().filter(|key| key.starts_with("mamba_")) {
-        fields.get(key);
-    }
     if fields.string("normalization_function")?.is_some_and(|name| name != "rmsnorm") {
         return Err(fields.wrong("normalization_function", "\"rmsnorm\""));
     }
-    Ok(())
+    let sizes = if kinds.contains(&true) { Some(state_space(fields, common)?) } else { None };
+    // What no layer needs: sizes of layers that do not exist, and how states are trained.
+    for key in fields.keys().filter(|key| key.starts_with("mamba_")) {
+        fields.get(key);
+    }
+    Ok(kinds.into_iter().map(|is_recurrent| sizes.filter(|_| is_recurrent)).collect())
+}
+
+fn state_space(fields: &Fields<'_>, common: &Common) -> Result<StateSpace, LoadError> {
+    let heads = sizes::required(fields, KEYS.heads, MAX_HEADS)?;
+    let inner = sizes::optional(fields, "mamba_expand", MAX_WIDTH)?.unwrap_or(2) * common.hidden_size;
+    let head_dim = match fields.get("mamba_d_head") {
+        Some(value) if value == "auto" => inner / heads,
+        _ => sizes::optional(fields, "mamba_d_head", MAX_HEAD_DIM)?.unwrap_or(inner / heads),
+    };
+    if heads * head_dim != inner || !(1..=MAX_HEAD_DIM as usize).contains(&head_dim) {
+        let expected = format!("heads of `mamba_d_head`, at most {MAX_HEAD_DIM}, that are the inner width, {inner}");
+        return Err(fields.wrong(KEYS.heads, expected));
+    }
+    StateSpace::read(fields, &KEYS, 1, head_dim)
 }

@@ -31,6 +31,8 @@ mod gptj;
 mod granite;
 mod hunyuan;
 mod internlm2;
+mod jamba;
+mod lfm2;
 mod llama;
 mod llama4;
 mod minicpm;
@@ -39,6 +41,7 @@ mod mistral;
 mod mixtral;
 mod mpt;
 mod nemotron;
+mod nemotron_h;
 mod neox;
 mod olmo;
 mod opt;
@@ -56,6 +59,7 @@ mod sizes;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod state_space;
 mod unknown;
 mod unread;
 
@@ -156,6 +160,9 @@ const FAMILIES: &[&[Family]] = &[
     afmoe::FAMILIES,
     phimoe::FAMILIES,
     apertus::FAMILIES,
+    lfm2::FAMILIES,
+    nemotron_h::FAMILIES,
+    jamba::FAMILIES,
 ];
 
 /// All supported families, in the order of the documentation.

@@ -6,12 +6,12 @@
 
 use super::experts;
 use super::qwen;
-use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
+use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_KERNEL, MAX_LAYERS};
 use super::{
     Activation, Attention, Common, Decoder, Family, Fields, LoadError, Mixer, Packing, Part, Pick, Role, RopeDefaults,
     Spec,
 };
-use crate::decoder::{Branch, Layer, Linear, Norm, Recurrent};
+use crate::decoder::{Branch, Layer, Linear, Norm, Recurrent, Rule};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -212,6 +212,7 @@ impl Sizes {
         };
         let output = Part::new(at("out_proj"), common.hidden_size);
         Recurrent {
+            rule: Rule::GatedDelta { a_log: at("A_log"), dt_bias: at("dt_bias") },
             shard: None,
             projections: Linear::new(common.hidden_size, Role::Column, parts),
             key_heads,
@@ -220,13 +221,9 @@ impl Sizes {
             value_dim,
             kernel,
             conv: at("conv1d.weight"),
-            a_log: at("A_log"),
-            dt_bias: at("dt_bias"),
-            norm: Norm { plus_one: false, ..common.norm_of(at("norm"), value_dim) },
+            conv_bias: None,
+            norm: Some(Norm { plus_one: false, ..common.norm_of(at("norm"), value_dim) }),
             output: Linear::new(values, Role::Row, [output]),
         }
     }
 }
-
-/// Greatest accepted number of tokens that the convolution reads.
-const MAX_KERNEL: u64 = 16;

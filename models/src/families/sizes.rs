@@ -15,6 +15,8 @@ pub(super) const MAX_HEAD_DIM: u64 = decoder::MAX_HEAD_DIM;
 pub(super) const MAX_POSITIONS: u64 = 1 << 31;
 pub(super) const MAX_EXPERTS: u64 = decoder::MAX_EXPERTS as u64;
 pub(super) const MAX_GROUPS: u64 = decoder::MAX_EXPERT_GROUPS as u64;
+/// Greatest number of tokens that the convolution of a recurrent layer reads.
+pub(super) const MAX_KERNEL: u64 = 16;
 /// Greatest number of modules of a kind (experts, heads) in all layers: each has an entry in the declaration.
 pub(super) const MAX_MODULES: usize = 1 << 18;
 
@@ -41,6 +43,19 @@ pub(super) fn kinds<T: Copy>(
         let kinds = value.as_array()?.iter().map(kind).collect::<Option<Vec<T>>>();
         kinds.filter(|kinds| kinds.len() == num_layers)
     })
+}
+
+/// The greatest divisor of `width` up to `most`: how many channels of a recurrence share a task or a thread block.
+pub(super) fn channels_of_a_task(width: usize, most: usize) -> usize {
+    (1..=most.min(width)).rev().find(|channels| width.is_multiple_of(*channels)).unwrap_or(1)
+}
+
+/// Refuses a model whose layers all have states, which are kept in pages of the size of keys and values.
+pub(super) fn check_attention(fields: &Fields<'_>, key: &str, has_attention: bool) -> Result<(), LoadError> {
+    match has_attention {
+        true => Ok(()),
+        false => Err(fields.wrong(key, "a layer of attention: models without one are not supported")),
+    }
 }
 
 /// A number above 0 that a float32 can hold; `None` if the key is absent or `null`.

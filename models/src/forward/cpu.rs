@@ -38,7 +38,7 @@ const GATHER_COST: usize = 32;
 
 impl Norm {
     /// The norm of a row on a CPU.
-    fn row(&self) -> Result<NormRow<'_>, KernelError> {
+    pub(super) fn row(&self) -> Result<NormRow<'_>, KernelError> {
         let bias = self.bias.as_ref().map_or(Ok(&[][..]), |bias| bias.host::<f32>())?;
         Ok(NormRow { weight: self.weight.host()?, bias, width: self.width, eps: self.eps, centre: self.centre })
     }
@@ -100,8 +100,10 @@ impl LayerOps for Cpu {
             }
             Out::Numbers(out) => {
                 let out = &mut out.host_mut::<f32>()?[..rows * width];
+                // Groups of a row may have weights of their own.
+                let groups = (norm.weight.len() / width.max(1)).max(1);
                 self.threads.chunks_mut(out, width, width * PASS_COST, |t, out| {
-                    layer::norm(isa, &x[t * width..][..width], norm, out);
+                    layer::norm(isa, &x[t * width..][..width], norm.of_group(t % groups), out);
                 });
             }
         }
@@ -231,7 +233,8 @@ impl LayerOps for Cpu {
     }
 
     fn recurrent(&mut self, args: RecurrentRows<'_>) -> Result<(), KernelError> {
-        recurrent::run(&mut self.recurrent, self.isa, &self.threads, args.norm.row()?, args)
+        let norm = args.norm.map(Norm::row).transpose()?;
+        recurrent::run(&mut self.recurrent, self.isa, &self.threads, norm, args)
     }
 
     fn gate(

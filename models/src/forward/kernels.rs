@@ -112,8 +112,7 @@ pub struct NormArgs<'a> {
     pub bias: Option<&'a Buffer>,
     /// Term added to the mean of the squares.
     pub eps: f32,
-    /// Whether the mean is subtracted first: a layer norm (Ba et al., 2016). Otherwise it is an RMS norm (Zhang & Sennrich, "Root
-    /// Mean Square Layer Normalization", 2019).
+    /// Whether the mean is subtracted first: a layer norm. Otherwise it is an RMS norm.
     pub centre: bool,
     /// Number of rows.
     pub rows: usize,
@@ -121,16 +120,17 @@ pub struct NormArgs<'a> {
     pub width: usize,
 }
 
-/// Norm of whole rows: each row of `target` becomes the norm of that row of `x`.
+/// Norm of rows of `groups` groups: each row of `target` becomes the norm of that row of `x`.
 pub fn norm(
     device: &dyn Device,
     dtype: Dtype,
     x: &Buffer,
     target: &mut Buffer,
+    groups: usize,
     args: NormArgs<'_>,
 ) -> Result<(), KernelError> {
     let kernel = if args.centre { instance!("layer_norm", dtype) } else { instance!("rms_norm", dtype) };
-    launch_norm(device, kernel, dtype, [(x, 0), (target, 0)], (1, args.width), 1.0, args)
+    launch_norm(device, kernel, dtype, [(x, 0), (target, 0)], (groups, groups * args.width), 1.0, args)
 }
 
 /// Adds `scale * target` to `x`, rounded to the type after each operation, then makes `target` the [`norm`] of the sum.

@@ -190,7 +190,9 @@ impl LayerOps for Launched {
     }
 
     fn norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
-        launch::norm(&*self.device, self.dtype, x, numbers(out)?, norm.args(rows))
+        // Groups of a row may have weights of their own.
+        let groups = (norm.weight.len_bytes() / size_of::<f32>() / norm.width.max(1)).max(1);
+        launch::norm(&*self.device, self.dtype, x, numbers(out)?, groups, norm.args(rows / groups))
     }
 
     fn add(&self, x: &mut Buffer, y: &Buffer, scale: f32, rows: usize, width: usize) -> Result<(), KernelError> {

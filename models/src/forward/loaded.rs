@@ -6,7 +6,7 @@ use attention_kernels::{Dtype, KernelError, KernelSet, KvScales, KvShape, Linear
 use device::{Buffer, Device};
 
 use super::linear::{Linear, LoadedExperts, Loader, Norm};
-use crate::decoder::{self, Activation, Attention, Decoder, Experts, Heads, Mixer, Mlp};
+use crate::decoder::{self, Activation, Attention, Decoder, Experts, Heads, Mixer, Mlp, Rule};
 use crate::{LoadError, Weights};
 
 /// Weights of a decoder on a device, in the order of the decoder's iterators.
@@ -82,10 +82,14 @@ pub(super) struct RecurrentLayer {
     pub declared: decoder::Recurrent,
     /// `[kernel, conv_width]`: weights of the convolution, that of the newest input last.
     pub conv: Buffer,
-    /// `[value_heads]`: `-e^A_log`.
-    pub decay: Buffer,
+    /// `[conv_width]`.
+    pub conv_bias: Option<Buffer>,
+    /// `[value_heads]`, or `[key_dim, value_width]`: `-e^A_log`.
+    pub decay: Option<Buffer>,
     /// `[value_heads]`.
-    pub dt_bias: Buffer,
+    pub dt_bias: Option<Buffer>,
+    /// `[value_heads]`, or `[value_width]`: factors of v in the output.
+    pub skip: Option<Buffer>,
     /// Index of its view.
     pub group: usize,
     /// Its place in a page.
@@ -99,21 +103,44 @@ impl Loader<'_> {
         layer: &decoder::Recurrent,
         (group, place): (usize, usize),
     ) -> Result<RecurrentLayer, LoadError> {
-        let [conv, a_log, dt_bias] = layer.vectors();
-        let read =
-            |(name, shape): (&String, Vec<usize>)| Ok::<_, LoadError>(self.weights.expect(name, &shape)?.to_f32());
-        let (conv, a_log, dt_bias) = (read(conv)?, read(a_log)?, read(dt_bias)?);
+        let vectors = layer.vectors();
+        let read = |wanted: Option<&String>| {
+            let found = vectors.iter().find(|(name, _)| Some(*name) == wanted);
+            let values = found.map(|(name, shape)| self.weights.expect(name, shape));
+            Ok::<_, LoadError>(values.transpose()?.map(|view| view.to_f32()))
+        };
         let channels: Vec<usize> = layer.channels().into_iter().flatten().collect();
+        let conv = read(Some(&layer.conv))?.unwrap_or_default();
         let of_input = |input: usize| channels.iter().map(move |channel| channel * layer.kernel + input);
         let transposed: Vec<f32> = (0..layer.kernel).flat_map(of_input).map(|at| conv[at]).collect();
-        let first = layer.shard.map_or(0, |shard| shard.first);
-        let heads = first..first + layer.value_heads;
-        let decay: Vec<f32> = a_log[heads.clone()].iter().map(|a| -a.exp()).collect();
+        let bias = read(layer.conv_bias.as_ref())?;
+        let bias = bias.map(|bias| channels.iter().map(|at| bias[*at]).collect::<Vec<f32>>());
+        let (a_log, dt_bias, skip) = match &layer.rule {
+            Rule::GatedDelta { a_log, dt_bias } => (Some(a_log), Some(dt_bias), None),
+            Rule::ShortConvolution => (None, None, None),
+            Rule::StateSpace { a_log, dt_bias, skip, .. } => (Some(a_log), Some(dt_bias), Some(skip)),
+            Rule::Selective(rule) => (Some(&rule.a_log), None, Some(&rule.skip)),
+        };
+        // Ranks have all channels of a selective state space.
+        let is_whole = matches!(layer.rule, Rule::Selective(_));
+        let of_heads = |name: Option<&String>| {
+            Ok::<_, LoadError>(read(name)?.map(|all| if is_whole { all } else { all[layer.heads()].to_vec() }))
+        };
+        let decay = of_heads(a_log)?.map(|logs| {
+            // By rows of the matrix.
+            let rows = if is_whole { layer.key_dim } else { 1 };
+            let by_rows = (0..rows).flat_map(|row| logs.iter().skip(row).step_by(rows));
+            by_rows.map(|a| -a.exp()).collect::<Vec<f32>>()
+        });
+        let (dt_bias, skip) = (of_heads(dt_bias)?, of_heads(skip)?);
+        let mut upload = |values: Option<Vec<f32>>| values.map(|values| self.numbers(&values)).transpose();
         Ok(RecurrentLayer {
             declared: layer.clone(),
+            conv_bias: upload(bias)?,
+            decay: upload(decay)?,
+            dt_bias: upload(dt_bias)?,
+            skip: upload(skip)?,
             conv: self.numbers(&transposed)?,
-            decay: self.numbers(&decay)?,
-            dt_bias: self.numbers(&dt_bias[heads])?,
             group,
             place,
         })

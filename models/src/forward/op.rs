@@ -95,8 +95,13 @@ pub(super) enum Op {
     WriteCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
-    /// `Attended` = the gated and normed output of a recurrent layer whose projections are in `Qkv`.
-    Recurrent { recurrent: usize, norm: usize },
+    /// `Attended` = the gated output of a recurrent layer whose projections are in `Qkv`, after the norm of each head if there is one.
+    Recurrent { recurrent: usize, norm: Option<usize> },
+    /// `Activated` = the convolved values of a selective state space whose projections are in `Qkv`.
+    Convolve { recurrent: usize },
+    /// `Attended` = the gated output of a selective state space: its values are in `Activated`, steps in `GateUp`, k and q in `Mixed`, and
+    /// the gate in `Qkv`. `norms` are those of k and of q.
+    Scan { recurrent: usize, norms: [usize; 2] },
     /// `Attended *= sigmoid(gate)`, the gate in `Qkv`.
     GateAttended { attention: usize },
     /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
@@ -137,8 +142,13 @@ impl Op {
             | Op::Linear { from, .. }
             | Op::LinearActivate { from, .. }
             | Op::Gather { from, .. } => register == from,
-            Op::QkNormRopeCache { .. } | Op::Attend { .. } | Op::WriteCache { .. } | Op::Recurrent { .. } => {
-                register == Register::Qkv
+            Op::QkNormRopeCache { .. }
+            | Op::Attend { .. }
+            | Op::WriteCache { .. }
+            | Op::Recurrent { .. }
+            | Op::Convolve { .. } => register == Register::Qkv,
+            Op::Scan { .. } => {
+                matches!(register, Register::Qkv | Register::Activated | Register::GateUp | Register::Mixed)
             }
             Op::LatentRows { .. } => matches!(register, Register::Attended | Register::GateUp),
             Op::HeadLinear { from, .. } => register == from.register,
@@ -160,9 +170,9 @@ impl Op {
             Op::LinearActivate { to, .. } | Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => {
                 vec![to]
             }
-            Op::ActivatePerLayer { .. } => vec![Register::Activated],
+            Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
-            Op::Attend { .. } | Op::Recurrent { .. } => vec![Register::Attended],
+            Op::Attend { .. } | Op::Recurrent { .. } | Op::Scan { .. } => vec![Register::Attended],
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { ref moves } => moves.iter().map(|(_, to, _)| *to).collect(),
             _ => Vec::new(),

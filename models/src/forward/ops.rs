@@ -4,6 +4,8 @@
 //! kernels ([`super::launched`]). One operation is what a GPU does in one kernel, so that one interpreter serves both. Each
 //! output row depends on its own input row alone.
 
+use std::ops::Range;
+
 use attention_kernels::{Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::{Buffer, Device};
 use linear::Matrix;
@@ -14,7 +16,7 @@ use super::loaded::RecurrentLayer;
 use super::op::HeadRows;
 use super::ranks::Ranks;
 use super::{ForwardBatch, StepLimits};
-use crate::decoder::{Activation, Attention, Experts, Latent};
+use crate::decoder::{Activation, Attention, Experts, Latent, Recurrent};
 
 /// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
@@ -70,15 +72,48 @@ pub(super) struct HeadProduct<'a> {
 pub(super) struct RecurrentRows<'a> {
     pub batch: &'a ForwardBatch,
     pub layer: &'a RecurrentLayer,
-    /// Norm of the output of each value head.
-    pub norm: &'a Norm,
-    /// `[rows, projections]`: q, k, v, z, b, a.
+    /// Norm of the output of each value head, before the gate.
+    pub norm: Option<&'a Norm>,
+    /// Which part of the layer is computed.
+    pub part: RecurrentPart<'a>,
+    /// `[rows, projections]`: q, k, v, z, and what the rule reads besides.
     pub projected: &'a Buffer,
     /// `[rows, value_heads * value_dim]`.
     pub output: &'a mut Buffer,
     pub rows: usize,
     /// States of value heads, in the keys and in the values of a page ([`Recurrent::heads_in_keys`]).
     pub cache: &'a mut KvCache,
+}
+
+/// Part of a recurrent layer between linear layers. Each part has the state that it reads and writes for itself.
+#[derive(Clone, Copy)]
+pub(super) enum RecurrentPart<'a> {
+    /// Convolution and matrix.
+    Whole,
+    /// The convolution of a selective state space.
+    Convolution,
+    /// The matrix of a selective state space.
+    Matrix {
+        /// `[rows, value_width]`.
+        values: &'a Buffer,
+        /// `[rows, value_width]`, before the softplus.
+        steps: &'a Buffer,
+        /// `[rows, 2 * key_dim]`: k and q.
+        keys: &'a Buffer,
+        /// Norms of k and of q.
+        norms: [&'a Norm; 2],
+    },
+}
+
+impl RecurrentPart<'_> {
+    /// Where the state of the part lies in that of a head.
+    pub fn state(&self, layer: &Recurrent) -> Range<usize> {
+        match self {
+            RecurrentPart::Whole => 0..layer.head_state(),
+            RecurrentPart::Convolution => 0..layer.head_tail(),
+            RecurrentPart::Matrix { .. } => layer.head_tail()..layer.head_state(),
+        }
+    }
 }
 
 /// Arguments of [`LayerOps::experts`].

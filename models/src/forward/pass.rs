@@ -9,7 +9,7 @@ use device::{Buffer, Device};
 use super::clock::clock;
 use super::loaded::AttentionLayer;
 use super::op::{Op, Register};
-use super::ops::{ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentRows};
+use super::ops::{ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows};
 
 use super::predictor::{self, NO_STATES};
 use super::row_ops::RowOps;
@@ -274,9 +274,28 @@ impl Model {
                 Op::Recurrent { recurrent, norm } => {
                     let layer = &loaded.recurrent[recurrent];
                     let [projected, output] = step.registers.several([Register::Qkv, Register::Attended])?;
-                    let (cache, norm) = (&mut caches[layer.place], &loaded.norms[norm]);
+                    let (cache, norm) = (&mut caches[layer.place], norm.map(|norm| &loaded.norms[norm]));
                     let _time = time("recurrent", rows * layer.declared.projections.rows());
-                    ops.recurrent(RecurrentRows { batch, layer, norm, projected, output, rows, cache })?;
+                    let part = RecurrentPart::Whole;
+                    ops.recurrent(RecurrentRows { batch, layer, norm, part, projected, output, rows, cache })?;
+                }
+                Op::Convolve { recurrent } => {
+                    let layer = &loaded.recurrent[recurrent];
+                    let [projected, output] = step.registers.several([Register::Qkv, Register::Activated])?;
+                    let (cache, part) = (&mut caches[layer.place], RecurrentPart::Convolution);
+                    let _time = time("convolve", 2 * rows * layer.declared.value_width());
+                    ops.recurrent(RecurrentRows { batch, layer, norm: None, part, projected, output, rows, cache })?;
+                }
+                Op::Scan { recurrent, norms } => {
+                    use Register::{Activated, Attended, GateUp, Mixed, Qkv};
+                    let layer = &loaded.recurrent[recurrent];
+                    let [projected, values, steps, keys, output] =
+                        step.registers.several([Qkv, Activated, GateUp, Mixed, Attended])?;
+                    let norms = norms.map(|norm| &loaded.norms[norm]);
+                    let part = RecurrentPart::Matrix { values, steps, keys, norms };
+                    let cache = &mut caches[layer.place];
+                    let _time = time("scan", 4 * rows * layer.declared.value_width());
+                    ops.recurrent(RecurrentRows { batch, layer, norm: None, part, projected, output, rows, cache })?;
                 }
                 Op::KeepNeeded { ref moves } => {
                     let Some(needed) = batch.needed.as_ref().filter(|needed| needed.len() < rows) else { continue };

@@ -45,7 +45,9 @@ impl Program {
     pub fn plain(decoder: &Decoder) -> Program {
         let Written { mut ops, ropes, attention } = Written::of(decoder);
         // After the last mixer that reads other rows, a row affects no result but its own.
-        let reads_attended = |op: &Op| matches!(op, Op::Attend { .. } | Op::GateAttended { .. } | Op::Recurrent { .. });
+        let reads_attended = |op: &Op| {
+            matches!(op, Op::Attend { .. } | Op::GateAttended { .. } | Op::Recurrent { .. } | Op::Scan { .. })
+        };
         // A stage sends all rows: the layers behind it write keys and values of each.
         if let Some(last) = ops.iter().rposition(reads_attended).filter(|_| !decoder.sends()) {
             let attended = decoder.paged().last().map_or(0, |mixer| match mixer {
@@ -103,7 +105,8 @@ impl Program {
         for at in 1..self.ops.len() {
             let &Op::Linear { linear, from, to: result } = &self.ops[at] else { continue };
             let read_again = result != from && Program::is_read(&self.ops[at + 1..], from);
-            if let Op::Norm { to, .. } | Op::AddNorm { to, .. } | Op::Activate { to, .. } = &mut self.ops[at - 1]
+            if let Op::Norm { to, groups: 1, .. } | Op::AddNorm { to, .. } | Op::Activate { to, .. } =
+                &mut self.ops[at - 1]
                 && *to == from
                 && quantised[linear]
                 && !read_again
@@ -149,7 +152,10 @@ impl Program {
                 }
                 Op::Receive { to } => holds(to, hidden),
                 Op::Gather { to, ref widths, .. } => holds(to, widths.iter().sum()),
-                Op::Recurrent { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
+                Op::Recurrent { recurrent: number, .. } | Op::Scan { recurrent: number, .. } => {
+                    holds(Register::Attended, recurrent[number])
+                }
+                Op::Convolve { recurrent: number } => holds(Register::Activated, recurrent[number]),
                 Op::States { .. } => {
                     [Register::Stream, Register::Branch, Register::Mixed].map(|it| holds(it, hidden))[0]
                 }

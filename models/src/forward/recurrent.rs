@@ -1,4 +1,4 @@
-//! The recurrence of gated delta nets on a CPU: in parallel over sequences and value heads, token by token within each, so that
+//! The recurrences on a CPU: in parallel over sequences and value heads, token by token within each, so that
 //! a row's bits do not depend on the batch or on the chunk.
 //!
 //! The loops over numbers are in [`attention_kernels::layer`].
@@ -8,12 +8,13 @@
 use std::cell::Cell;
 
 use attention_kernels::KernelError;
-use attention_kernels::layer::{self, Activate, Activation, NormRow};
+use attention_kernels::layer::{self, Activate, Activation, Convolution, NormRow, Update};
+use device::Buffer;
 use simd::{Isa, Pool};
 
 use super::loaded::RecurrentLayer;
-use super::ops::RecurrentRows;
-use crate::decoder::Recurrent;
+use super::ops::{RecurrentPart, RecurrentRows};
+use crate::decoder::{Recurrent, Rule};
 
 /// Term added to the sum of the squares of q and of k.
 const L2_EPS: f32 = 1e-6;
@@ -71,29 +72,58 @@ fn recycled<T, U>(mut list: Vec<T>) -> Vec<U> {
 #[derive(Clone, Copy)]
 struct Shared<'a> {
     declared: &'a Recurrent,
-    conv: &'a [f32],
+    conv: Convolution<'a>,
     decay: &'a [f32],
     dt_bias: &'a [f32],
-    norm: NormRow<'a>,
+    skip: &'a [f32],
+    norm: Option<NormRow<'a>>,
+    scan: Option<Scan<'a>>,
+    /// Numbers of the state of a head that this part has, and how many of these are inputs of the convolution.
+    state: (usize, usize),
     projected: &'a [f32],
     block_size: usize,
+}
+
+/// What the matrices of a selective state space read: values and steps, k and q, of all rows, and the norms of k and of q.
+#[derive(Clone, Copy)]
+struct Scan<'a> {
+    values: &'a [f32],
+    steps: &'a [f32],
+    keys: &'a [f32],
+    norms: [NormRow<'a>; 2],
+}
+
+/// Numbers that some rules do not have.
+fn numbers(buffer: &Option<Buffer>) -> Result<&[f32], KernelError> {
+    Ok(buffer.as_ref().map(|buffer| buffer.host()).transpose()?.unwrap_or_default())
 }
 
 pub(super) fn run(
     lists: &mut Lists,
     isa: Isa,
     threads: &Pool,
-    norm: NormRow<'_>,
+    norm: Option<NormRow<'_>>,
     args: RecurrentRows<'_>,
 ) -> Result<(), KernelError> {
-    let RecurrentRows { batch, layer, projected, output, rows, cache, .. } = args;
-    let RecurrentLayer { declared, conv, decay, dt_bias, group, .. } = layer;
+    let RecurrentRows { batch, layer, part, projected, output, rows, cache, .. } = args;
+    let RecurrentLayer { declared, conv, conv_bias, decay, dt_bias, skip, group, .. } = layer;
     let block_size = cache.shape.block_size;
+    let (own, tail) = (part.state(declared), declared.head_tail());
+    let scan = match part {
+        RecurrentPart::Matrix { values, steps, keys, norms: [of_k, of_q] } => {
+            let norms = [of_k.row()?, of_q.row()?];
+            Some(Scan { values: values.host()?, steps: steps.host()?, keys: keys.host()?, norms })
+        }
+        RecurrentPart::Whole | RecurrentPart::Convolution => None,
+    };
     let shared = Shared {
         declared,
-        conv: conv.host()?,
-        decay: decay.host()?,
-        dt_bias: dt_bias.host()?,
+        scan,
+        state: (own.len(), tail.saturating_sub(own.start)),
+        conv: Convolution { weights: conv.host()?, bias: numbers(conv_bias)?, width: declared.conv_width() },
+        decay: numbers(decay)?,
+        dt_bias: numbers(dt_bias)?,
+        skip: numbers(skip)?,
         norm,
         projected: projected.host()?,
         block_size,
@@ -143,10 +173,13 @@ pub(super) fn run(
         let pages = pages.host_mut::<f32>()?;
         let page_len = pages.len() / num_blocks;
         for &(to, from) in &*begun {
-            let to = to * page_len;
-            match from {
-                Some(from) => pages.copy_within(from * page_len..from * page_len + count * size, to),
-                None => pages[to..to + count * size].fill(0.0),
+            // The state of each head is one piece, of which another part of the layer may have the rest.
+            for at in (0..count).map(|head| head * size + own.start) {
+                let to = to * page_len + at;
+                match from.map(|from| from * page_len + at) {
+                    Some(from) => pages.copy_within(from..from + own.len(), to),
+                    None => pages[to..to + own.len()].fill(0.0),
+                }
             }
         }
         let (mut rest, mut passed) = (pages, 0);
@@ -160,7 +193,7 @@ pub(super) fn run(
             let (found, after) = rest.split_at_mut((skipped + 1) * page_len);
             let Span { pages, before, .. } = spans[span];
             for (head, state) in (first..).zip(found[skipped * page_len..].chunks_exact_mut(size).take(count)) {
-                states[before.1 * heads + head * pages + i] = state;
+                states[before.1 * heads + head * pages + i] = &mut state[own.clone()];
             }
             (rest, passed) = (after, page + 1);
         }
@@ -200,28 +233,12 @@ pub(super) fn run(
 
 /// Computes all rows of one value head of a sequence.
 fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scratch: &mut Vec<f32>) {
-    let Shared { declared, conv, block_size, .. } = shared;
-    let (key_dim, value_dim, kernel) = (declared.key_dim, declared.value_dim, declared.kernel);
-    let (channels, width, stride) = (declared.head_channels(), declared.conv_width(), declared.projections.rows());
-    let key_head = task.head / (declared.value_heads / declared.key_heads);
-    // Where q, k and v lie in a row of projections and in the head's channels.
-    let pieces = [
-        (key_head * key_dim, 0, key_dim),
-        (declared.key_width() + key_head * key_dim, key_dim, key_dim),
-        (2 * declared.key_width() + task.head * value_dim, 2 * key_dim, value_dim),
-    ];
-    let copied = if span.certain < span.rows { declared.head_state() } else { 0 };
-    scratch.resize(2 * key_dim + 2 * channels + 3 * value_dim + copied, 0.0);
-    let (weights, rest) = scratch.split_at_mut(2 * key_dim);
-    let (sums, rest) = rest.split_at_mut(channels);
-    let (qkv, rest) = rest.split_at_mut(channels);
-    let (attended, rest) = rest.split_at_mut(value_dim);
-    let (gated, copy) = rest.split_at_mut(2 * value_dim);
-    // An RMS norm with these weights scales a row to length 1, q also by 1 / sqrt(key_dim).
-    let unit = (key_dim as f32).sqrt().recip();
-    weights[..key_dim].fill(unit * unit);
-    weights[key_dim..].fill(unit);
-    let silu = |gated: bool| Activate { activation: Activation::Silu, gated };
+    let Shared { declared, block_size, state: (size, _), .. } = shared;
+    let copied = if span.certain < span.rows { size } else { 0 };
+    let own = 2 * declared.key_dim + 3 * declared.head_channels() + 3 * declared.value_dim;
+    scratch.resize(own + copied, 0.0);
+    let (own, copy) = scratch.split_at_mut(own);
+    let mut head = Head::new(isa, shared, task.head, own);
     let mut at = 0;
     for (i, output) in task.outputs.iter_mut().enumerate() {
         let position = span.start + i;
@@ -236,32 +253,150 @@ fn head(isa: Isa, shared: Shared<'_>, span: &Span, task: &mut Task<'_, '_>, scra
             copy.copy_from_slice(page);
         }
         let state = if i < span.certain { &mut **page } else { &mut *copy };
-        let (tail, matrix) = state.split_at_mut((kernel - 1) * channels);
-        let row = &shared.projected[(span.first_row + i) * stride..][..stride];
-        layer::convolve(isa, conv, tail, row, pieces, sums);
-        if kernel > 1 {
-            tail.copy_within(channels.., 0);
-            let last = tail.len() - channels;
-            for (from, to, len) in pieces {
-                tail[last + to..][..len].copy_from_slice(&row[from..from + len]);
-            }
+        head.token(state, span.first_row + i, output);
+    }
+}
+
+/// One value head, with memory for a token.
+struct Head<'a> {
+    isa: Isa,
+    shared: Shared<'a>,
+    head: usize,
+    /// Where q, k and v lie in a row of projections and in the head's channels.
+    pieces: [(usize, usize, usize); 3],
+    /// Weights of an RMS norm that scales q and k to length 1, q also by `1 / sqrt(key_dim)`.
+    units: &'a mut [f32],
+    /// Inputs of the convolution, its sums, and these after the activation.
+    newest: &'a mut [f32],
+    sums: &'a mut [f32],
+    qkv: &'a mut [f32],
+    attended: &'a mut [f32],
+    /// A gate and what it multiplies.
+    gated: &'a mut [f32],
+}
+
+impl<'a> Head<'a> {
+    fn new(isa: Isa, shared: Shared<'a>, head: usize, scratch: &'a mut [f32]) -> Head<'a> {
+        let declared = shared.declared;
+        let (key_dim, value_dim, channels) = (declared.conv_key_dim(), declared.value_dim, declared.head_channels());
+        let (key_head, keys) = (head / (declared.value_heads / declared.key_heads), declared.key_heads * key_dim);
+        let pieces = [
+            (key_head * key_dim, 0, key_dim),
+            (keys + key_head * key_dim, key_dim, key_dim),
+            (2 * keys + head * value_dim, 2 * key_dim, value_dim),
+        ];
+        let key_dim = declared.key_dim;
+        let (units, rest) = scratch.split_at_mut(2 * key_dim);
+        let (newest, rest) = rest.split_at_mut(channels);
+        let (sums, rest) = rest.split_at_mut(channels);
+        let (qkv, rest) = rest.split_at_mut(channels);
+        let (attended, gated) = rest.split_at_mut(value_dim);
+        let unit = (key_dim as f32).sqrt().recip();
+        units[..key_dim].fill(unit * unit);
+        units[key_dim..].fill(unit);
+        Head { isa, shared, head, pieces, units, newest, sums, qkv, attended, gated }
+    }
+
+    /// Computes a token: its state from the one before, its output from its row of projections.
+    fn token(&mut self, state: &mut [f32], number: usize, output: &mut [f32]) {
+        let Shared { declared, projected, state: (_, tail), .. } = self.shared;
+        let stride = declared.projections.rows();
+        let row = &projected[number * stride..][..stride];
+        let (tail, matrix) = state.split_at_mut(tail);
+        for (from, to, len) in self.pieces {
+            self.newest[to..to + len].copy_from_slice(&row[from..from + len]);
         }
-        layer::activate(isa, silu(false), sums, qkv);
-        for (x, weight) in qkv.chunks_exact_mut(key_dim).zip(weights.chunks_exact(key_dim)) {
+        // What follows q, k, v and z.
+        let (z, rest) = row[declared.conv_width()..].split_at(declared.value_width());
+        let own = self.head * declared.value_dim..(self.head + 1) * declared.value_dim;
+        let z = &z[own.clone()];
+        match declared.rule {
+            Rule::GatedDelta { .. } => {
+                self.convolve(tail);
+                self.gated_delta(matrix, z, rest, output);
+            }
+            Rule::ShortConvolution => {
+                self.newest.iter_mut().zip(&rest[own]).for_each(|(x, b)| *x *= b);
+                self.convolve(tail);
+                output.iter_mut().zip(&*self.sums).zip(z).for_each(|((out, sum), z)| *out = sum * z);
+            }
+            Rule::StateSpace { steps, .. } => {
+                self.convolve(tail);
+                self.state_space(matrix, z, rest[self.head], steps, output);
+            }
+            Rule::Selective(_) => match self.shared.scan {
+                Some(scan) => self.scan(scan, matrix, z, number, output),
+                None => {
+                    self.convolve(tail);
+                    layer::activate(self.isa, SILU, self.sums, output);
+                }
+            },
+        }
+    }
+
+    /// The convolution of the newest inputs, which become the last ones of the tail.
+    fn convolve(&mut self, tail: &mut [f32]) {
+        layer::convolve(self.isa, self.shared.conv, tail, self.newest, self.pieces, self.sums);
+        if let Some(last) = tail.len().checked_sub(self.newest.len()) {
+            tail.copy_within(self.newest.len().., 0);
+            tail[last..].copy_from_slice(self.newest);
+        }
+    }
+
+    fn gated_delta(&mut self, matrix: &mut [f32], z: &[f32], rest: &[f32], output: &mut [f32]) {
+        let &mut Head { isa, shared, head, .. } = self;
+        let key_dim = shared.declared.key_dim;
+        layer::activate(isa, SILU, self.sums, self.qkv);
+        for (x, weight) in self.qkv.chunks_exact_mut(key_dim).zip(self.units.chunks_exact(key_dim)) {
             let eps = L2_EPS / key_dim as f32;
             layer::norm_heads(isa, x, NormRow { weight, bias: &[], width: key_dim, eps, centre: false });
         }
-        let after = width + declared.value_width();
-        let (b, a) = (row[after + task.head], row[after + declared.value_heads + task.head]);
-        let decay = (shared.decay[task.head] * softplus(a + shared.dt_bias[task.head])).exp();
-        let scales = (decay, 1.0 / (1.0 + (-b).exp()));
-        layer::delta_rule(isa, matrix, (qkv, key_dim), scales, attended);
-        let (gate, normed) = gated.split_at_mut(value_dim);
-        gate.copy_from_slice(&row[width + task.head * value_dim..][..value_dim]);
-        layer::norm(isa, attended, shared.norm, normed);
-        layer::activate(isa, silu(true), gated, output);
+        let (b, a) = (rest[head], rest[shared.declared.value_heads + head]);
+        let decay = (shared.decay[head] * softplus(a + shared.dt_bias[head])).exp();
+        let update = Update { decay, beta: 1.0 / (1.0 + (-b).exp()), corrects: true };
+        layer::update(isa, matrix, (self.qkv, key_dim), update, self.attended);
+        let (gate, normed) = self.gated.split_at_mut(z.len());
+        gate.copy_from_slice(z);
+        match shared.norm {
+            Some(norm) => layer::norm(isa, self.attended, norm, normed),
+            None => normed.copy_from_slice(self.attended),
+        }
+        layer::activate(isa, GATED_SILU, self.gated, output);
+    }
+
+    fn scan(&mut self, scan: Scan<'_>, matrix: &mut [f32], z: &[f32], row: usize, output: &mut [f32]) {
+        let &mut Head { isa, shared, .. } = self;
+        let (key_dim, width) = (shared.declared.key_dim, shared.declared.value_width());
+        let own = self.head * z.len()..(self.head + 1) * z.len();
+        let (k, q) = self.units.split_at_mut(key_dim);
+        let keys = scan.keys[row * 2 * key_dim..][..2 * key_dim].chunks_exact(key_dim);
+        for ((out, keys), norm) in [&mut *k, &mut *q].into_iter().zip(keys).zip(scan.norms) {
+            layer::norm(isa, keys, norm, out);
+        }
+        let values = &scan.values[row * width..][own.clone()];
+        let steps = &scan.steps[row * width..][own.clone()];
+        self.sums.iter_mut().zip(steps).for_each(|(step, x)| *step = softplus(*x));
+        let decays = (&shared.decay[own.start..], width);
+        layer::scan(isa, matrix, decays, [k, q], self.sums, values, self.attended);
+        let skips = values.iter().zip(&shared.skip[own]);
+        self.attended.iter_mut().zip(skips).for_each(|(out, (v, skip))| *out += v * skip);
+        layer::activate_by(isa, GATED_SILU, z, self.attended, output);
+    }
+
+    fn state_space(&mut self, matrix: &mut [f32], z: &[f32], dt: f32, steps: (f32, f32), output: &mut [f32]) {
+        let &mut Head { isa, shared, head, .. } = self;
+        let key_dim = shared.declared.key_dim;
+        layer::activate(isa, SILU, self.sums, self.qkv);
+        let step = softplus(dt + shared.dt_bias[head]).max(steps.0).min(steps.1);
+        let update = Update { decay: (shared.decay[head] * step).exp(), beta: step, corrects: false };
+        layer::update(isa, matrix, (self.qkv, key_dim), update, self.attended);
+        layer::add(isa, self.attended, &self.qkv[2 * key_dim..], shared.skip[head]);
+        layer::activate_by(isa, GATED_SILU, z, self.attended, output);
     }
 }
+
+const SILU: Activate = Activate { activation: Activation::Silu, gated: false };
+const GATED_SILU: Activate = Activate { gated: true, ..SILU };
 
 fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }

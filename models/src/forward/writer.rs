@@ -1,7 +1,9 @@
 //! A decoder written out as a sequence of operations, nothing merged.
 
 use super::op::{Factor, HeadRows, Op, Register};
-use crate::decoder::{Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Rope};
+use crate::decoder::{
+    Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
+};
 
 /// The operations of all layers, without those that drop rows.
 pub(super) struct Written {
@@ -223,13 +225,7 @@ impl Writer<'_> {
     fn mixer(&mut self, mixer: &Mixer, input: Register, to: Register) {
         match mixer {
             Mixer::Attention(layer) => self.attention(layer, input, to),
-            Mixer::Recurrent(_) => {
-                self.linear(input, Register::Qkv);
-                self.ops.push(Op::Recurrent { recurrent: self.recurrent, norm: self.norms });
-                self.recurrent += 1;
-                self.norms += 1;
-                self.linear(Register::Attended, to);
-            }
+            Mixer::Recurrent(layer) => self.recurrent(layer, input, to),
             Mixer::Mlp(mlp) => self.mlp(mlp, input, to),
             Mixer::Experts(experts) => self.mixture(experts, input, to),
             Mixer::PerLayer(layer) => self.per_layer(layer, input, to),
@@ -263,6 +259,39 @@ impl Writer<'_> {
             self.ops.push(Op::GateAttended { attention });
         }
         self.linear(Register::Attended, to);
+    }
+
+    fn recurrent(&mut self, layer: &Recurrent, input: Register, to: Register) {
+        self.linear(input, Register::Qkv);
+        if let Rule::Selective(_) = layer.rule {
+            return self.selective(to);
+        }
+        let before = layer.norm.as_ref().filter(|_| layer.norms_before_gate()).map(|_| self.norms);
+        self.ops.push(Op::Recurrent { recurrent: self.recurrent, norm: before });
+        self.recurrent += 1;
+        let Some(norm) = &layer.norm else { return self.linear(Register::Attended, to) };
+        let after = (self.norms, layer.value_width() / norm.width.max(1));
+        self.norms += 1;
+        if before.is_some() {
+            return self.linear(Register::Attended, to);
+        }
+        let (norm, groups) = after;
+        self.ops.push(Op::Norm { norm, groups, from: Register::Attended, to: Register::Activated });
+        self.linear(Register::Activated, to);
+    }
+
+    /// A selective state space whose projections are in `Qkv`.
+    fn selective(&mut self, to: Register) {
+        use Register::{Activated, Attended, GateUp, Mixed};
+        self.ops.push(Op::Convolve { recurrent: self.recurrent });
+        self.linear(Activated, GateUp);
+        self.norm(GateUp, Attended);
+        self.linear(Attended, GateUp);
+        self.linear(Activated, Mixed);
+        self.ops.push(Op::Scan { recurrent: self.recurrent, norms: [self.norms, self.norms + 1] });
+        self.recurrent += 1;
+        self.norms += 2;
+        self.linear(Attended, to);
     }
 
     /// Latent attention; the values of the heads are in `GateUp`.

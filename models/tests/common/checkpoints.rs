@@ -61,7 +61,10 @@ impl Copy {
     }
 
     pub fn edit(self, file: &str, edit: impl FnOnce(&mut Value)) -> Copy {
-        let mut json = serde_json::from_slice(&fs::read(self.path(file)).unwrap()).unwrap();
+        let text = fs::read_to_string(self.path(file)).unwrap();
+        // Python writes a bare word.
+        let standard = || text.replace("Infinity", r#"{"__float__": "Infinity"}"#);
+        let mut json = serde_json::from_str(&text).or_else(|_| serde_json::from_str(&standard())).unwrap();
         edit(&mut json);
         let text = serde_json::to_string_pretty(&json).unwrap();
         self.write(file, text)

@@ -112,14 +112,39 @@ fn cases() -> Vec<Case> {
         Case("llama", "seed_oss", json!({"architectures": ["SeedOssForCausalLM"], "attention_bias": true}), vec![]),
         Case("llama", "arcee", json!({"architectures": ["ArceeForCausalLM"], "hidden_act": "relu2"}), vec![]),
         Case("llama", "ernie4_5", json!({"architectures": ["Ernie4_5ForCausalLM"]}), vec![]),
+        Case(
+            "lfm2-moe",
+            "lfm2",
+            json!({"architectures": ["Lfm2ForCausalLM"], "num_experts": null, "block_auto_adjust_ff_dim": false}),
+            vec![("attention.head_count_kv", kv_heads()), ("shortconv.l_cache", u(3))],
+        ),
+        Case(
+            "lfm2-moe",
+            "lfm2moe",
+            json!({"routed_scaling_factor": null}),
+            vec![
+                ("attention.head_count_kv", kv_heads()),
+                ("shortconv.l_cache", u(3)),
+                ("expert_count", u(6)),
+                ("expert_used_count", u(2)),
+                ("expert_feed_forward_length", u(24)),
+                ("leading_dense_block_count", u(1)),
+            ],
+        ),
         Case("llama", "hunyuan-dense", json!({"architectures": ["HunYuanDenseV1ForCausalLM"]}), vec![]),
     ]
+}
+
+/// Key/value heads of four layers: none, one, none, one.
+fn kv_heads() -> Vec<u8> {
+    super::made::array_value(4, 4, &[0_u32, 1, 0, 1].map(u32::to_le_bytes).concat())
 }
 
 /// The name of a tensor in the file, and of which expert it is.
 fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
     let Some(rest) = name.strip_prefix("model.layers.") else {
         let plain = name.replace("model.embed_tokens", "token_embd").replace("model.norm", "output_norm");
+        let plain = plain.replace("model.embedding_norm", "token_embd_norm");
         return (plain.replace("lm_head", "output"), None);
     };
     let (layer, rest) = rest.split_once('.').unwrap();
@@ -141,18 +166,28 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
     let (module, suffix) = rest.rsplit_once('.').unwrap();
     let module = match rest {
         "self_attn.sinks" => return (format!("blk.{layer}.attn_sinks.weight"), None),
+        "feed_forward.expert_bias" => return (format!("blk.{layer}.exp_probs_b.bias"), None),
         _ => match module {
-            "input_layernorm" => "attn_norm",
+            "input_layernorm" | "operator_norm" => "attn_norm",
             "post_attention_layernorm" if norms_after => "post_attention_norm",
-            "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+            "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
+            "conv.conv" => "shortconv.conv",
+            "conv.in_proj" => "shortconv.in_proj",
+            "conv.out_proj" => "shortconv.out_proj",
             "post_feedforward_layernorm" => "post_ffw_norm",
             "self_attn.q_proj" => "attn_q",
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
             "self_attn.qkv_proj" => "attn_qkv",
-            "self_attn.o_proj" => "attn_output",
+            "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
+            "self_attn.q_layernorm" => "attn_q_norm",
+            "self_attn.k_layernorm" => "attn_k_norm",
             "self_attn.q_norm" | "self_attn.query_layernorm" => "attn_q_norm",
             "self_attn.k_norm" | "self_attn.key_layernorm" => "attn_k_norm",
+            "feed_forward.gate" => "ffn_gate_inp",
+            "feed_forward.w1" => "ffn_gate",
+            "feed_forward.w3" => "ffn_up",
+            "feed_forward.w2" => "ffn_down",
             "mlp.gate" | "mlp.router" | "block_sparse_moe.gate" => "ffn_gate_inp",
             "mlp.gate_proj" => "ffn_gate",
             "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
@@ -202,10 +237,14 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
         ("attention.head_count_kv", number("num_key_value_heads")),
         ("attention.key_length", number("head_dim")),
         ("attention.value_length", number("head_dim")),
-        ("attention.layer_norm_rms_epsilon", Some(real("rms_norm_eps"))),
+        (
+            "attention.layer_norm_rms_epsilon",
+            Some(real(if json["norm_eps"].is_f64() { "norm_eps" } else { "rms_norm_eps" })),
+        ),
         ("rope.freq_base", Some(real("rope_theta"))),
     ];
     let shared = shared.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    let shared = shared.filter(|(key, _)| keys.iter().all(|(own, _)| own != key));
     for (key, value) in shared.chain(keys.iter().cloned()) {
         made = made.key(&format!("{architecture}.{key}"), value);
     }
@@ -243,6 +282,9 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
         entry.0 = shape.iter().rev().map(|dim| *dim as u64).collect();
         if name.contains("shared_expert_gate") {
             entry.0.truncate(1);
+        }
+        if name.contains("conv.conv.") {
+            entry.0.remove(1);
         }
         entry.1.insert(expert.unwrap_or(usize::MAX), data);
     }

@@ -77,7 +77,7 @@ fn norms_match_float64_alone_and_after_a_sum_and_in_groups() {
             let what = format!("{dtype}, width {width}, centre {centre}, bias {biased}");
             let plain = |x: &[u8], rows: usize| {
                 let mut target = buffer(device, &vec![0x55; rows * width * dtype.bytes()]);
-                kernels::norm(device, dtype, &buffer(device, x), &mut target, args(rows)).unwrap();
+                kernels::norm(device, dtype, &buffer(device, x), &mut target, 1, args(rows)).unwrap();
                 bytes(device, &target)
             };
             let whole = plain(&x, rows);
@@ -240,6 +240,6 @@ fn a_buffer_that_is_too_small_is_refused_before_anything_runs() {
     let mut target = device.alloc(4 * 8).unwrap();
     let weight = floats(&*device, &[1.0; 8]);
     let args = NormArgs { weight: &weight, bias: None, eps: EPS, centre: false, rows: 1, width: 8 };
-    let error = kernels::norm(&*device, Dtype::F32, &small, &mut target, args).unwrap_err();
+    let error = kernels::norm(&*device, Dtype::F32, &small, &mut target, 1, args).unwrap_err();
     assert_eq!(error.to_string(), "elements in the rows of a norm: found 7, expected 8");
 }

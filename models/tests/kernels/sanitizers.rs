@@ -20,7 +20,7 @@ fn record(device: &dyn Device, step: usize) {
             kernels::gather_rows(device, dtype, &wide, &indices, 1.0, &mut a, (2, width)).unwrap();
             for centre in [false, true] {
                 let args = NormArgs { weight: &weight, bias: Some(&weight), eps: 1e-5, centre, rows: 2, width };
-                kernels::norm(device, dtype, &wide, &mut b, args).unwrap();
+                kernels::norm(device, dtype, &wide, &mut b, 1, args).unwrap();
                 kernels::fused_add_norm(device, dtype, &mut a, &mut b, 0.5, args).unwrap();
             }
             let up = Some((&wide, 2 * width, width));

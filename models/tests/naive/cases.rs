@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{minicpm, phi3_small, recent_cases, recurrent, variants};
+use super::{minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -21,6 +21,7 @@ pub fn all() -> Vec<Case> {
         minicpm::cases(),
         phi3_small::cases(),
         recurrent::cases(),
+        states::cases(),
         recent_cases::cases(),
     ];
     families.into_iter().flatten().collect()

@@ -2,6 +2,7 @@
 
 use super::Pass;
 use super::math::{Rows, add, attend, clamp, map, sigmoid, silu, softmax, split, times, top_k, within, zip};
+use super::states;
 use super::tensors::product;
 
 /// What a router chose for a row: experts and their weights.
@@ -160,14 +161,22 @@ pub fn granite_moe(p: Pass) -> Vec<f64> {
     let is_shared = is_four || c.text("model_type") == Some("granitemoeshared");
     let rotates = !is_four || c.text("position_embedding_type") == Some("rope");
     let mut x = times(&p.embed(), c.f("embedding_multiplier", 1.0));
-    for (_, at) in p.layers() {
+    let kinds = c.get("layer_types").or(c.get("layers_block_type"));
+    let is_mamba =
+        |i: usize| is_four && kinds.is_some_and(|kinds| ["mamba", "linear_attention"].iter().any(|it| kinds[i] == *it));
+    for (i, at) in p.layers() {
         let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
-        let [mut q, mut k, v] = p.project(&n, &at, heads, bias);
-        if rotates {
-            (q, k) = (rope.rotate(&q, heads.dim), rope.rotate(&k, heads.dim));
-        }
-        let a = attend([&q, &k, &v], heads, c.f("attention_multiplier", 1.0), &within(None), None);
-        x = add(&x, &times(&p.output(&a, &at, bias), branch));
+        let mixed = if is_mamba(i) {
+            states::mamba2(&p, &n, &format!("{at}mamba"), &states::of_granite(&p, eps))
+        } else {
+            let [mut q, mut k, v] = p.project(&n, &at, heads, bias);
+            if rotates {
+                (q, k) = (rope.rotate(&q, heads.dim), rope.rotate(&k, heads.dim));
+            }
+            let a = attend([&q, &k, &v], heads, c.f("attention_multiplier", 1.0), &within(None), None);
+            p.output(&a, &at, bias)
+        };
+        x = add(&x, &times(&mixed, branch));
         let n = w.rms(&x, &format!("{at}post_attention_layernorm"), eps);
         let (moe, inner) = (format!("{at}block_sparse_moe"), c.n("intermediate_size"));
         let mut m = times(&n, 0.0);

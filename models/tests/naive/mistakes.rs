@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 51] = [
+    const SIZES: [&str; 68] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -97,6 +97,23 @@ fn senseless_sizes_of_every_family_are_refused() {
         "no_rope_layer_interval",
         "interleave_moe_layer_step",
         "global_attn_every_n_layers",
+        "block_ff_dim",
+        "block_multiple_of",
+        "conv_dim",
+        "conv_L_cache",
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_d_state",
+        "mamba_d_conv",
+        "attn_layer_period",
+        "mamba_dt_rank",
+        "mamba_n_groups",
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "ssm_state_size",
+        "n_groups",
+        "conv_kernel",
+        "attention_head_dim",
     ];
     for Case { name, config } in all() {
         for key in SIZES.into_iter().filter(|key| config[*key].is_u64()) {

@@ -22,6 +22,7 @@ mod post_norm;
 mod recent;
 mod recent_cases;
 mod recurrent;
+mod states;
 mod tensors;
 mod tests;
 mod variants;
@@ -101,6 +102,9 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "Ernie4_5ForCausalLM" => variants::ernie,
         "HunYuanDenseV1ForCausalLM" => variants::hunyuan,
         "GraniteMoeHybridForCausalLM" => experts::granite_moe,
+        "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM" => states::lfm2,
+        "JambaForCausalLM" => states::jamba,
+        "NemotronHForCausalLM" => states::nemotron_h,
         "MiniMaxM2ForCausalLM" => recent::minimax_m2,
         "Glm4MoeLiteForCausalLM" => latent::deepseek_v3,
         "Ernie4_5_MoeForCausalLM" => recent::ernie_moe,

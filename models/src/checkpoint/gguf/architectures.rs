@@ -24,6 +24,8 @@ pub(super) struct Architecture {
     pub yarn: &'static [(&'static str, &'static str)],
     /// Keys that another model with this name has, and what is expected instead.
     pub refused: &'static [(&'static str, &'static str)],
+    /// Key of the types of layers, and the types of those without and with key/value heads.
+    pub layer_types: Option<(&'static str, [&'static str; 2])>,
     /// Layers of the variant whose scores are scaled by its width per head instead of the size of a head; 0 for none.
     pub scaled_by_width: u64,
 }
@@ -62,6 +64,12 @@ pub(super) const MODULES: &[(&str, &str)] = &[
 /// A vector in the file, a matrix of one row in Hugging Face layout.
 pub(super) const ONE_ROW: &str = "ffn_gate_inp_shexp";
 
+/// A bias of the choice of experts, which is a tensor and no module in Hugging Face layout.
+pub(super) const CHOICE_BIAS: &str = "exp_probs_b";
+
+/// A matrix in the file, the weights of a convolution of channels in Hugging Face layout.
+pub(super) const CONVOLUTION: &str = "shortconv.conv";
+
 /// Tensors with the weights of all experts of a layer: gate, up, down.
 pub(super) const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
@@ -81,6 +89,7 @@ const BASE: Architecture = Architecture {
     pairs: false,
     yarn: &[],
     refused: &[],
+    layer_types: None,
     scaled_by_width: 0,
 };
 
@@ -89,6 +98,37 @@ const GEMMA_MODULES: &[(&str, &str)] = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+
+const LFM2: Architecture = Architecture {
+    keys: &[
+        ("norm_eps", "attention.layer_norm_rms_epsilon"),
+        ("conv_L_cache", "shortconv.l_cache"),
+        ("num_experts", "expert_count"),
+        ("num_experts_per_tok", "expert_used_count"),
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+        ("num_dense_layers", "leading_dense_block_count"),
+    ],
+    // The file has the width that is computed.
+    constants: &[("block_auto_adjust_ff_dim", "false")],
+    modules: &[
+        ("attn_norm", "operator_norm"),
+        ("attn_output", "self_attn.out_proj"),
+        ("attn_q_norm", "self_attn.q_layernorm"),
+        ("attn_k_norm", "self_attn.k_layernorm"),
+        (CONVOLUTION, "conv.conv"),
+        ("shortconv.in_proj", "conv.in_proj"),
+        ("shortconv.out_proj", "conv.out_proj"),
+        ("ffn_norm", "ffn_norm"),
+        ("ffn_gate", "feed_forward.w1"),
+        ("ffn_up", "feed_forward.w3"),
+        ("ffn_down", "feed_forward.w2"),
+        ("ffn_gate_inp", "feed_forward.gate"),
+        (CHOICE_BIAS, "feed_forward.expert_bias"),
+    ],
+    experts: ("feed_forward.experts", ["w1", "w3", "w2"]),
+    layer_types: Some(("layer_types", ["conv", "full_attention"])),
+    ..BASE
+};
 
 /// All supported architectures.
 pub(super) const ARCHITECTURES: &[Architecture] = &[
@@ -215,6 +255,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         modules: &[("post_attention_norm", "post_attention_layernorm")],
         ..BASE
     },
+    Architecture { name: "lfm2", class: "Lfm2ForCausalLM", ..LFM2 },
+    Architecture { name: "lfm2moe", class_of_experts: "Lfm2MoeForCausalLM", ..LFM2 },
     Architecture { name: "arcee", class: "ArceeForCausalLM", pairs: true, ..BASE },
     // Its RoPE is interleaved in Hugging Face layout too.
     Architecture { name: "ernie4_5", class: "Ernie4_5ForCausalLM", ..BASE },

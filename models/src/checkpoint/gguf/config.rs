@@ -9,6 +9,8 @@ use crate::checkpoint::error::{LoadError, one_line};
 use crate::decoder::MAX_HEAD_DIM;
 
 const ARCHITECTURE: &str = "general.architecture";
+/// Number of key/value heads, of all layers or of each.
+const KEY_HEADS: &str = "attention.head_count_kv";
 
 /// The metadata with the prefix of an architecture.
 struct Metadata<'a> {
@@ -56,7 +58,11 @@ pub(super) fn config(
     for (name, text) in architecture.constants {
         map.insert((*name).into(), constant(text));
     }
+    let has_types = layer_types(&metadata, &mut map)?;
     for (name, key) in KEYS.iter().chain(architecture.keys) {
+        if has_types && *key == KEY_HEADS {
+            continue;
+        }
         if let Some(number) = metadata.number(key)? {
             // Converters write 0 for no window, which a folder has as `null`.
             let is_off = *name == "sliding_window" && number.as_u64() == Some(0);
@@ -79,6 +85,23 @@ pub(super) fn config(
     }
     map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
+}
+
+/// The number of key/value heads and the types of layers, of which those without such heads have states. Returns whether the file has
+/// these numbers for each layer.
+fn layer_types(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<bool, LoadError> {
+    let Some((key, [without, with])) = metadata.architecture.layer_types else { return Ok(false) };
+    let Some(list) = metadata.value(KEY_HEADS).and_then(|value| value.array()) else { return Ok(false) };
+    let wrong = || metadata.wrong(KEY_HEADS, "0 for layers with states and the same number for all others");
+    let counts: Vec<u64> = list.iter().map(|count| count.unsigned()).collect::<Option<_>>().ok_or_else(wrong)?;
+    let heads = counts.iter().copied().max().unwrap_or(0);
+    if counts.iter().any(|count| ![0, heads].contains(count)) {
+        return Err(wrong());
+    }
+    let types: Vec<&str> = counts.iter().map(|count| if *count == 0 { without } else { with }).collect();
+    map.insert("num_key_value_heads".into(), json!(heads));
+    map.insert(key.into(), json!(types));
+    Ok(true)
 }
 
 /// The size of a head, the share of it that is rotated, and the scale of the scores. Returns the number of pairs that are rotated.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use device::Dtype;
 use linear::{StoredFormat, StoredRow, StoredRows};
 
-use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS};
+use super::architectures::{Architecture, CHOICE_BIAS, CONVOLUTION, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS};
 use super::file::Gguf;
 use super::part::Tensor;
 use super::types::{ElementType, Storage};
@@ -146,6 +146,8 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, counts: Co
     match module {
         "token_embd" => return vec![with(format!("model.embed_tokens.{suffix}"), Change::None)],
         "output_norm" => return vec![with(format!("model.norm.{suffix}"), norm)],
+        // That of the output, under another name.
+        "token_embd_norm" => return vec![with(format!("model.embedding_norm.{suffix}"), norm)],
         "output" => return vec![with(format!("lm_head.{suffix}"), Change::None)],
         _ => {}
     }
@@ -185,8 +187,11 @@ fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, counts: Co
         _ => Change::None,
     };
     let mut named = with(format!("{layer}.{known}.{suffix}"), change);
-    if *stored == ONE_ROW && named.shape.len() == 1 {
-        named.shape.insert(0, 1);
+    match *stored {
+        ONE_ROW if named.shape.len() == 1 => named.shape.insert(0, 1),
+        CONVOLUTION if named.shape.len() == 2 => named.shape.insert(1, 1),
+        CHOICE_BIAS => named.name = format!("{layer}.{known}"),
+        _ => {}
     }
     vec![named]
 }
