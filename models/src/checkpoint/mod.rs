@@ -8,7 +8,6 @@ pub(crate) mod files;
 mod generation;
 pub mod gguf;
 pub(crate) mod pattern;
-mod pooling;
 pub(crate) mod quantized;
 pub(crate) mod weights;
 
@@ -17,5 +16,4 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::ModelFiles;
 pub use generation::GenerationDefaults;
-pub use pooling::Pooling;
 pub use weights::{RoundActivations, WeightView, Weights};
