@@ -9,8 +9,8 @@ use std::sync::Arc;
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    Backend, EngineConfig, ItlTarget, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource,
-    ParallelConfig, Policy, PreemptionMode, Quantization, Reduce, RoundActivations, SpeculativeConfig,
+    Backend, EngineConfig, HfOverrides, ItlTarget, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig,
+    ModelSource, ParallelConfig, Policy, PreemptionMode, Quantization, Reduce, RoundActivations, SpeculativeConfig,
 };
 
 use super::error::CliError;
@@ -247,6 +247,13 @@ pub struct EngineArgs {
     /// --kv-offloading-size. In a settings file also a table `[kv_transfer_config]`.
     #[arg(long, value_name = "JSON", env = "QUIRE_KV_TRANSFER_CONFIG")]
     pub kv_transfer_config: Option<KvTransferConfig>,
+    /// Keys in place of those of config.json, as a JSON object, such as {"classifier_from_token": ["no", "yes"],
+    /// "is_original_qwen3_reranker": true} [default: none]
+    ///
+    /// vLLM takes any key, Quire those of rerankers and embeddings: `classifier_from_token`, `is_original_qwen3_reranker`,
+    /// `is_matryoshka`, `matryoshka_dimensions` ([encoders and rerankers](models.md#encoders-embeddings-and-rerankers)).
+    #[arg(long, value_name = "JSON", env = "QUIRE_HF_OVERRIDES")]
+    pub hf_overrides: Option<HfOverrides>,
     /// Seed from which seeds of requests without one are derived [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -382,6 +389,7 @@ impl EngineArgs {
             kv_events: self.kv_events_config.clone(),
             parallel: self.ranks.to_config(),
             kv_transfer: self.kv_transfer_config.clone(),
+            hf_overrides: self.hf_overrides.clone().unwrap_or_default(),
             ..default
         }
     }

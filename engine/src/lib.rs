@@ -51,7 +51,7 @@ pub use linear::Quantization;
 pub use memory::Plan;
 pub use models::RoundActivations;
 pub use models::decoder::Reduce;
-pub use models::{GenerationDefaults, ModelConfig, Pooling};
+pub use models::{GenerationDefaults, ModelConfig, Pooler, Pooling, ScoreFunction, Task};
 pub use parallel::Group;
 pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,

@@ -33,7 +33,7 @@ fn cases(model: &str) -> Vec<Case> {
 }
 
 fn request(case: &Case) -> GenerationRequest {
-    let params = GenerationParams::embedding(case.pooling);
+    let params = GenerationParams::pooled(case.pooling);
     GenerationRequest { prompt: case.prompt.clone(), params, ..Default::default() }
 }
 
@@ -101,7 +101,7 @@ fn only_the_last_token_is_computed_if_the_rest_is_cached() {
     for (pooling, expected) in [(Pooling::Last, Some(88)), (Pooling::Mean, Some(0))] {
         let request = GenerationRequest {
             prompt: crate::common::prompt(7, 90),
-            params: GenerationParams::embedding(pooling),
+            params: GenerationParams::pooled(pooling),
             ..Default::default()
         };
         let first = run(&mut llm, vec![request.clone()]);
@@ -114,7 +114,7 @@ fn only_the_last_token_is_computed_if_the_rest_is_cached() {
 #[test]
 fn an_embedding_with_an_output_is_refused() {
     let mut engine = Engine::load(&crate::common::config(16), &|_, _| {}).unwrap();
-    let embedding = GenerationParams::embedding(Pooling::Last);
+    let embedding = GenerationParams::pooled(Pooling::Last);
     for params in [
         GenerationParams { n: 2, ..embedding.clone() },
         GenerationParams { max_tokens: Some(1), ..embedding.clone() },
@@ -136,7 +136,7 @@ fn a_prompt_that_is_preempted_halfway_is_pooled_once() {
         ..config(7)
     };
     let embedded = |engine: &mut Engine| {
-        let params = GenerationParams::embedding(Pooling::Mean);
+        let params = GenerationParams::pooled(Pooling::Mean);
         let request = GenerationRequest { prompt: prompt(1, 40), params, priority: 1, ..Default::default() };
         let id = engine.submit(request).unwrap();
         let mut embedding = None;

@@ -101,7 +101,7 @@ pub fn option_requests() -> Vec<Load> {
     let mut scored = request(8, 15, 5, 1, penalties);
     scored.params.prompt_logprobs = Some(2);
     let mut embedding = request(9, 14, 0, 1, plain());
-    embedding.params = GenerationParams::embedding(Pooling::Mean);
+    embedding.params = GenerationParams::pooled(Pooling::Mean);
     option_requests.extend([beams, scored, embedding].map(|request| (request, None)));
     option_requests
 }

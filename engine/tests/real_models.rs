@@ -251,3 +251,43 @@ fn the_page_of_real_models_states_the_perplexity_of_every_setting() {
         }
     }
 }
+
+/// Greatest difference of an element of an embedding, of 7 digits.
+const EMBEDDING_TOLERANCE: f64 = 2e-4;
+
+#[test]
+fn the_embeddings_of_a_trained_encoder_are_those_of_transformers() {
+    let Some(file) = file_for_tests("minilm") else { return };
+    let expected = expected("minilm");
+    let mut llm = Llm::new(EngineConfig { max_model_len: None, ..config(file.parent().unwrap()) }).unwrap();
+    let embed = |llm: &mut Llm, texts: Vec<Vec<u32>>| -> Vec<Vec<f32>> {
+        let request = |prompt| {
+            let params = GenerationParams::pooled(Pooling::Mean);
+            GenerationRequest { prompt, params, ..Default::default() }
+        };
+        let done = llm.run_with_events(texts.into_iter().map(request).collect()).unwrap();
+        let embedding = |events: Vec<Event>| {
+            events.into_iter().find_map(|event| if let Event::Embedding(vector) = event { Some(vector) } else { None })
+        };
+        done.into_iter().map(|(_, events)| embedding(events).unwrap()).collect()
+    };
+    let long = &expected["too_long"];
+    let mut rows: Vec<(&str, Vec<u32>, Vec<f64>)> = Vec::new();
+    for row in some(&expected["rows"], 1) {
+        let (text, ids) = (row["text"].as_str().unwrap(), read(&row["ids"]));
+        assert_eq!(llm.tokenizer().encode(text, true).unwrap(), ids, "{text}");
+        rows.push((text, ids, read(&row["embedding"])));
+    }
+    rows.push((long["text"].as_str().unwrap(), read(&long["ids_truncated"]), read(&long["embedding_truncated"])));
+    let together = embed(&mut llm, rows.iter().map(|(_, ids, _)| ids.clone()).collect());
+    for ((text, ids, want), found) in rows.iter().zip(&together) {
+        let worst = found.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs()).max_by(f64::total_cmp).unwrap();
+        assert!(found.len() == want.len() && worst < EMBEDDING_TOLERANCE, "{text}: off by {worst}");
+        assert_eq!(embed(&mut llm, vec![ids.clone()]).remove(0), *found, "{text}: alone and in a batch");
+    }
+    // The longest text keeps its end.
+    let (ids, frame) = (&rows[rows.len() - 1].1, llm.tokenizer().frame().unwrap());
+    let whole = llm.tokenizer().encode(rows[rows.len() - 1].0, false).unwrap();
+    assert_eq!((ids.len(), whole.len() + frame.len()), (256, 602));
+    assert_eq!(frame.single(&whole[..256 - frame.len()]), *ids);
+}

@@ -49,7 +49,7 @@ fn run(config: &EngineConfig) -> u64 {
     engine.submit(with(2, &|params| params.beam = Some(BeamSearch::new(3)))).unwrap();
     engine.submit(with(3, &|params| params.prompt_logprobs = Some(2))).unwrap();
     engine.submit(with(4, &|params| params.sampling.logprobs = Some(30))).unwrap();
-    let embedding = GenerationParams::embedding(Pooling::Mean);
+    let embedding = GenerationParams::pooled(Pooling::Mean);
     engine.submit(GenerationRequest { prompt: prompt(5, 20), params: embedding, ..Default::default() }).unwrap();
     engine.submit_constrained(with(6, &|_| {}), Box::new(Even)).unwrap();
     let cancelled = engine.submit(with(7, &|_| {})).unwrap();

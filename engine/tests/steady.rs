@@ -49,8 +49,8 @@ fn an_embedding_and_a_request_for_no_token_compute_no_row_of_the_vocabulary() {
         device.vocabulary_rows.load(Relaxed) - before
     };
     let no_token = GenerationParams { max_tokens: Some(0), ..Default::default() };
-    assert_eq!(rows(GenerationParams::embedding(Pooling::Last)), 0);
-    assert_eq!(rows(GenerationParams::embedding(Pooling::Mean)), 0);
+    assert_eq!(rows(GenerationParams::pooled(Pooling::Last)), 0);
+    assert_eq!(rows(GenerationParams::pooled(Pooling::Mean)), 0);
     assert_eq!(rows(no_token.clone()), 0);
     assert_eq!(rows(GenerationParams { n: 3, ..no_token.clone() }), 0);
     assert_eq!(rows(GenerationParams { prompt_logprobs: Some(1), ..no_token.clone() }), 19, "each token but the first");

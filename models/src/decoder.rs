@@ -1,4 +1,4 @@
-//! A decoder as data: what each layer of a checkpoint computes, and the names of the tensors that hold its weights.
+//! A decoder, or an encoder, as data: what each layer of a checkpoint computes, and the names of the tensors that hold its weights.
 //!
 //! A family declares a [`Decoder`] from `config.json` (`families/`). It is plain data: no weights, no buffers, no device.
 //! Everything else is derived by iterating over it: loading ([`Decoder::linears`], [`Decoder::norms`]), byte counts, cache
@@ -21,6 +21,7 @@
 
 mod attention;
 mod beside;
+mod classifier;
 mod linear;
 mod mlp;
 mod norm;
@@ -37,8 +38,9 @@ use serde::Serialize;
 use crate::lora::AdapterLimits;
 
 pub(crate) use attention::MAX_HEAD_DIM;
-pub use attention::{Attention, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
+pub use attention::{Attention, Distances, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
+pub use classifier::{Classifier, Dense, DenseActivation};
 pub use linear::{Form, Linear, Part, Pick, Role};
 pub use mlp::{Experts, Groups, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
@@ -50,7 +52,7 @@ pub use rope::{Rope, RopeScaling};
 pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};
 
-/// A decoder-only transformer.
+/// A transformer of one stack of layers: a decoder, or an [encoder](Decoder::is_encoder).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decoder {
     /// From tokens to the first rows of the residual stream.
@@ -72,7 +74,7 @@ pub struct Decoder {
     pub stage: Option<Stage>,
 }
 
-/// `norm(projection(scale * tokens[token] + positions[position]))`.
+/// `norm(projection(scale * tokens[token] + positions[position] + types[type]))`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Embedding {
     /// Table of the tokens, `[vocab_size, width]`.
@@ -81,6 +83,9 @@ pub struct Embedding {
     pub scale: f32,
     /// Learned position embeddings.
     pub positions: Option<Positions>,
+    /// Table of token types, `[types, width]`: type 0, and type 1 from the second text of a pair on, if there are as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub types: Option<Linear>,
     /// Projection to the width of the residual stream.
     pub projection: Option<Linear>,
     /// Norm of the result.
@@ -136,6 +141,9 @@ pub struct Head {
     /// Rows that are no token: their logits are −∞. Only a head without a bias and a soft cap has them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked: Vec<u32>,
+    /// What computes labels of texts, in place of logits of tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classifier: Option<Classifier>,
 }
 
 /// One layer.
@@ -170,7 +178,7 @@ pub struct Branch {
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // there is one per branch
 pub enum Mixer {
-    /// Self-attention over the paged cache.
+    /// Self-attention, over the paged cache or over the rows of a sequence.
     Attention(Attention),
     /// A recurrent layer, whose state is kept in pages of the cache.
     Recurrent(Recurrent),
@@ -243,9 +251,10 @@ impl Mixer {
     /// Tensors of the mixer, with their shapes, that are neither weights of a linear layer nor of a norm.
     fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
         match self {
-            Mixer::Attention(Attention { sinks, heads, shard, .. }) => {
+            Mixer::Attention(Attention { sinks, heads, shard, distances, .. }) => {
                 let heads = shard.map_or(heads.num_heads, |shard| shard.num_heads);
-                sinks.iter().map(|name| (name, vec![heads])).collect()
+                let distances = distances.iter().map(|it| (&it.table, vec![it.buckets, heads]));
+                sinks.iter().map(|name| (name, vec![heads])).chain(distances).collect()
             }
             Mixer::Recurrent(layer) => layer.vectors(),
             Mixer::Experts(Experts { routing, experts, .. }) => {
@@ -324,10 +333,16 @@ impl Decoder {
         })
     }
 
-    /// Mixers that read pages of the cache, in order: attention and recurrent layers. Only they read other rows than their own.
+    /// Mixers that read other rows than their own, in order: attention and recurrent layers. All but those that see [both
+    /// sides](Attention::both_sides) do so in pages of the cache.
     pub fn paged(&self) -> impl Iterator<Item = &Mixer> {
         let mixers = self.branches().map(|branch| &branch.mixer);
         mixers.filter(|mixer| matches!(mixer, Mixer::Attention(_) | Mixer::Recurrent(_)))
+    }
+
+    /// Whether the layers have no cache, so that all tokens of a sequence are computed in one step. All layers are alike in this.
+    pub fn is_encoder(&self) -> bool {
+        self.attention().any(|attention| attention.both_sides)
     }
 
     /// Mixtures of experts, in order.
@@ -361,11 +376,12 @@ impl Decoder {
         })
     }
 
-    /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, projection, inputs of layers),
+    /// Linear layers without those of experts, in order: those of the embedding (tokens, positions, types, projection, inputs of layers),
     /// hidden states of another decoder), of the layers, of the head (projection, logits).
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let Embedding { tokens, positions, projection, per_layer, beside, .. } = &self.embedding;
-        let of_embedding = std::iter::once(tokens).chain(positions.iter().map(|it| &it.table)).chain(projection);
+        let Embedding { tokens, positions, types, projection, per_layer, beside, .. } = &self.embedding;
+        let tables = std::iter::once(tokens).chain(positions.iter().map(|it| &it.table)).chain(types);
+        let of_embedding = tables.chain(projection);
         let of_embedding = of_embedding.chain(per_layer.iter().flat_map(|it| [&it.projection, &it.tokens]));
         let of_embedding = of_embedding.chain(beside.iter().flat_map(Beside::linears)).filter(|_| !self.receives());
         let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
@@ -387,8 +403,9 @@ impl Decoder {
 
     /// What the matrix of a layer of [`Decoder::linears`] is for: single rows of tables of tokens and positions are read.
     pub(crate) fn purpose(&self, linear: &Linear) -> Purpose {
-        let Embedding { tokens, positions, per_layer, .. } = &self.embedding;
-        let tables = [Some(tokens), positions.as_ref().map(|it| &it.table), per_layer.as_ref().map(|it| &it.tokens)];
+        let Embedding { tokens, positions, types, per_layer, .. } = &self.embedding;
+        let (positions, of_layers) = (positions.as_ref().map(|it| &it.table), per_layer.as_ref().map(|it| &it.tokens));
+        let tables = [Some(tokens), positions, types.as_ref(), of_layers];
         match tables.into_iter().flatten().any(|table| std::ptr::eq(table, linear)) {
             true => Purpose::Numbers,
             false => Purpose::Product,
@@ -418,7 +435,8 @@ impl Decoder {
     /// The tensors that are not those of linear layers.
     pub(crate) fn other_tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let vectors = self.vectors().map(|(name, shape)| (name.clone(), shape));
-        self.norms().flat_map(Norm::tensors).chain(vectors)
+        let classifier = self.head.classifier.iter().flat_map(|it| it.layers.iter().flat_map(Dense::tensors));
+        self.norms().flat_map(Norm::tensors).chain(vectors).chain(classifier)
     }
 
     /// Number of weights; tied ones count once.
@@ -429,7 +447,7 @@ impl Decoder {
         self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 
-    /// All linear layers but tables of positions, in no particular order.
+    /// All linear layers but tables of positions and types, in no particular order.
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let Decoder { embedding, layers, head, .. } = self;
         let mixers = layers.iter_mut().flat_map(|layer| &mut layer.branches);

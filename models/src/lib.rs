@@ -7,7 +7,7 @@
 //! config.json                    ModelConfig         the decoder, declared by its family
 //! *.safetensors (+ index.json)   Weights             memory-mapped tensors, f32, f16 or bf16
 //! generation_config.json         GenerationDefaults  end tokens and sampling defaults
-//! 1_Pooling/config.json          Pooling             how hidden states become an embedding
+//! modules.json, 1_Pooling, …      Pooler              how hidden states become an embedding or scores of labels
 //! ```
 //!
 //! A GGUF file (also a split one) states the same configuration and holds the same weights; [`gguf`] reads it. It is a whole
@@ -54,9 +54,10 @@ pub mod decoder;
 mod families;
 mod forward;
 pub mod lora;
+mod pooling;
 
 pub use checkpoint::{
-    FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, RoundActivations, WeightView, Weights, demo, gguf,
+    FileBytes, GenerationDefaults, LoadError, ModelFiles, RoundActivations, WeightView, Weights, demo, gguf,
 };
 pub use decoder::Decoder;
 pub use families::{Eagle3, ModelConfig, Supported, supported};
@@ -66,3 +67,4 @@ pub use forward::{
     in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows, partition,
     weight_bytes, weight_bytes_beside,
 };
+pub use pooling::{Dimensions, Pooler, Pooling, ScoreFunction, Task};

@@ -11,6 +11,7 @@ mod covering;
 mod documentation;
 mod draft_graphs_sim;
 mod drafts;
+mod encoders;
 mod formats;
 mod forward;
 mod forward_codes;

@@ -59,7 +59,7 @@ fn an_unsupported_architecture_is_an_error_that_lists_the_supported_ones() {
     for (name, nearest) in [
         ("Gemma5ForCausalLM", "Gemma"),
         ("GPT2HeadModel", "GPT2LMHeadModel"),
-        ("MixtralForSequenceClassification", "MixtralForCausalLM"),
+        ("MixtralForTokenClassification", "MixtralForCausalLM"),
         ("LlamaModels", "LlamaForCausalLM"),
         ("two\nlines", "nearest name"),
     ] {
@@ -184,9 +184,11 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
 #[test]
 fn settings_that_change_the_results_are_refused_and_others_are_named() {
     for (case, key, value) in [
-        ("qwen2", "is_causal", json!(false)),
-        ("llama", "is_causal", json!(false)),
-        ("gemma3-text", "use_bidirectional_attention", json!(true)),
+        ("mistral-sliding", "is_causal", json!(false)),
+        ("gpt-oss", "is_causal", json!(false)),
+        ("deepseek-v2-lite", "is_causal", json!(false)),
+        ("qwen3-next", "is_causal", json!(false)),
+        ("bloom", "use_bidirectional_attention", json!(true)),
         ("gemma3-text", "use_bidirectional_attention", json!("all")),
     ] {
         message(config_with(case, json!({ key: value })), &[CONFIG, &format!("`{key}` is {value}"), "expected"]);
@@ -299,10 +301,25 @@ fn a_bare_decoder_is_the_family_without_an_output_layer() {
         assert_eq!((bare.architecture, bare.is_headless, whole.is_headless), (whole.architecture, true, false));
         assert!(bare.decoder.is_tied() && bare.decoder.layers == whole.decoder.layers, "{class}");
     }
-    message(
-        config_with("gemma3-text", json!({"architectures": ["Gemma3TextModel"]})),
-        &["Gemma3TextModel", "not supported"],
-    );
+    let gemma = config_with("gemma3-text", json!({"architectures": ["Gemma3TextModel"]})).unwrap();
+    assert_eq!((gemma.architecture, gemma.is_headless), ("Gemma3ForCausalLM", true));
+    message(config_with("llama", json!({"architectures": ["LlammaModel"]})), &["LlammaModel", "not supported"]);
+}
+
+#[test]
+fn a_decoder_whose_layers_see_both_sides_is_an_encoder() {
+    for (case, keys, windows) in [
+        ("qwen2", json!({"is_causal": false}), [None, None]),
+        ("llama", json!({"use_bidirectional_attention": true}), [None, None]),
+        ("gemma3-text", json!({"use_bidirectional_attention": true, "sliding_window": 17}), [Some(9), None]),
+    ] {
+        let config = config_with(case, keys).unwrap();
+        assert!(
+            config.is_headless && config.decoder.is_encoder() && config.decoder.attention().all(|it| it.both_sides)
+        );
+        let found: Vec<_> = config.decoder.attention().map(|attention| attention.window).collect();
+        assert!(windows.iter().all(|window| found.contains(window)), "{case}: {found:?}");
+    }
 }
 
 #[test]

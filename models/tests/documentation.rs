@@ -7,7 +7,7 @@ use models::{ModelConfig, Supported, supported};
 use serde_json::{Value, json};
 
 use crate::common::{Copy, Opened, files};
-use crate::naive::cases;
+use crate::naive::{cases, encoders};
 
 const PAGE: &str = "docs/models.md";
 const HEAD: &str = "| architectures | `model_type` | what it has | reference case | largest known checkpoint |\n|---|---|---|---|---|\n";
@@ -30,6 +30,9 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     let mut add = |has: bool, name: &'static str| features.push((has, name));
     let windows = layers().filter(|layer| layer.window.is_some()).count();
     let ropes = layers().filter(|layer| layer.rope.is_some()).count();
+    add(decoder.is_encoder(), "an encoder");
+    add(decoder.embedding.types.is_some(), "token types");
+    add(layers().any(|layer| layer.distances.is_some()), "biases by distance");
     add(windows == layers().count(), "window");
     let is_window = windows > 0 && windows < layers().count() && layers().all(|layer| layer.sparse.is_none());
     add(is_window, "window in some layers");
@@ -70,7 +73,7 @@ fn row(family: &Supported) -> String {
         ModelConfig::load(&copy.files()).unwrap_or_else(|error| panic!("{family:?}: {error}"))
     };
     let of_family = |config: &Value| family.architectures.iter().any(|name| config["architectures"][0] == *name);
-    let cases = cases::all().into_iter().map(|case| case.config).filter(of_family);
+    let cases = cases::all().into_iter().chain(encoders::cases()).map(|case| case.config).filter(of_family);
     let mut configs: Vec<ModelConfig> = match family.reference.first() {
         Some(case) => vec![ModelConfig::load(&files(case)).unwrap()],
         None => cases.map(load).collect(),

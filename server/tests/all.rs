@@ -8,6 +8,7 @@ mod conformance;
 #[path = "../../device/tests/support/allocations.rs"]
 mod counter;
 mod embeddings;
+mod encoders;
 mod errors;
 mod folders;
 mod fuzzed;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 /// Known fields, and an unknown one.
-const FIELDS: [&str; 62] = [
+const FIELDS: [&str; 70] = [
     "model",
     "prompt",
     "messages",
@@ -69,6 +69,14 @@ const FIELDS: [&str; 62] = [
     "service_tier",
     "encoding_format",
     "dimensions",
+    "query",
+    "documents",
+    "text_1",
+    "text_2",
+    "top_n",
+    "truncation_side",
+    "use_activation",
+    "max_tokens_per_doc",
     "user",
     "unknown",
 ];

@@ -101,7 +101,7 @@ fn a_checkpoint_with_an_unsupported_pooling_is_a_clear_error() {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
-    std::fs::write(folder.path().join("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).unwrap();
+    std::fs::write(folder.path().join("1_Pooling/config.json"), r#"{"pooling_mode": "attention"}"#).unwrap();
     let config = EngineConfig { model: ModelSource::Folder(folder.path().into()), ..config() };
     let server = Server::with(config, ServerOptions::default(), Duration::ZERO);
     let reply = server.post(EMBEDDINGS, &json!({"input": "a"}));

@@ -93,7 +93,11 @@ fn unsupported_fields_are_refused_by_name_and_never_ignored() {
     }
     for (path, body) in [
         ("/v1/embeddings", json!({"input": "a", "normalize": false})),
-        ("/v1/embeddings", json!({"input": "a", "truncation_side": "right"})),
+        ("/v1/embeddings", json!({"input": "a", "truncation_side": "middle"})),
+        ("/v1/embeddings", json!({"input": "a", "use_activation": false})),
+        ("/pooling", json!({"input": "a", "dimensions": 3})),
+        ("/score", json!({"text_1": "a", "text_2": "b", "instruction": "judge"})),
+        ("/rerank", json!({"query": "a", "documents": ["b"], "raw_scores": true})),
         ("/v1/responses", json!({"input": "a", "logprobs": true})),
         ("/v1/responses", json!({"input": "a", "reasoning_effort": "low"})),
     ] {

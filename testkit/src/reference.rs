@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Names of the cases: one folder each.
-pub const CASES: [&str; 22] = [
+pub const CASES: [&str; 20] = [
     "llama",
     "llama31-rope",
     "mistral-sliding",
@@ -13,11 +13,9 @@ pub const CASES: [&str; 22] = [
     "deepseek-v2-lite",
     "gemma2",
     "gemma3-text",
-    "glm4",
     "gpt-neox",
     "gpt-oss",
     "gpt2",
-    "granite",
     "mixtral",
     "olmo2",
     "phi3-longrope",
@@ -48,8 +46,28 @@ pub const FIRST: &[&str] = CASES.split_at(5).0;
 
 /// Returns the folder of a case.
 pub fn folder(case: &str) -> PathBuf {
-    let set = if RECENT.contains(&case) { "recent" } else { "reference" };
+    let set = match case {
+        _ if RECENT.contains(&case) => "recent",
+        _ if ENCODERS.contains(&case) => "encoders",
+        _ => "reference",
+    };
     crate::workspace::root().join("models/tests").join(set).join(case)
+}
+
+/// Names of the cases in `models/tests/encoders`: encoders and classifiers.
+pub const ENCODERS: [&str; 3] = ["bert-embed", "qwen3-seqcls", "xlm-roberta-rerank"];
+
+/// Returns the folders of the cases of encoders and classifiers: those in the tree, and those in the folder `QUIRE_REFERENCE_ENCODERS`.
+pub fn encoders() -> Vec<PathBuf> {
+    let tree = crate::workspace::root().join("models/tests/encoders");
+    let mut folders: Vec<PathBuf> = ENCODERS.iter().map(|case| tree.join(case)).collect();
+    let more = std::env::var_os("QUIRE_REFERENCE_ENCODERS").and_then(|folder| std::fs::read_dir(folder).ok());
+    let states_task = |folder: &PathBuf| {
+        let text = std::fs::read_to_string(folder.join("expected.json")).unwrap_or_default();
+        text.contains("\"task\"")
+    };
+    folders.extend(more.into_iter().flatten().flatten().map(|entry| entry.path()).filter(states_task));
+    folders
 }
 
 /// Returns the folder of the reference checkpoints in other formats, which are not in the tree: `QUIRE_REFERENCE_FORMATS`.

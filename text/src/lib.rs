@@ -72,5 +72,5 @@ pub use stop::{Scanned, StopScanner};
 pub use stream::{StreamOptions, TextDelta, TextStream};
 pub use structural_tag::structural_tag;
 pub use thought::Thought;
-pub use tokenizer::{TokenizeError, Tokenizer};
+pub use tokenizer::{Frame, TokenizeError, Tokenizer};
 pub use tools::{Calls, Tool, ToolEvent, ToolFormat, ToolParser};

@@ -257,3 +257,32 @@ fn the_tokenizer_fits_its_model_and_knows_its_special_tokens() {
     assert!(!tokenizer.is_special(think));
     assert_eq!(tokenizer.decode(&[think], true).unwrap(), "<think>");
 }
+
+#[test]
+fn special_tokens_are_put_around_texts_and_pairs_as_the_tokenizer_does() {
+    let (mut singles, mut pairs) = (0, 0);
+    for folder in cases().iter().map(|case| folder(case)).chain(testkit::reference::encoders()) {
+        let tokenizer = Tokenizer::load(&*folder).unwrap();
+        let expected = read(&folder, "expected.json");
+        let (frame, pair) = (tokenizer.frame().unwrap(), tokenizer.pair_frame().unwrap());
+        for entry in list(&expected["encode"]) {
+            let text = text(&entry["text"]);
+            let bare = tokenizer.encode(text, false).unwrap();
+            assert_eq!(frame.single(&bare), tokenizer.encode(text, true).unwrap(), "{}: {text:?}", folder.display());
+            singles += 1;
+        }
+        let inputs = expected["inputs"].as_array().into_iter().flatten();
+        for input in inputs.filter(|input| input["text_pair"].is_string() && input["formatted"].is_null()) {
+            let [first, second] = ["text", "text_pair"].map(|key| tokenizer.encode(text(&input[key]), false).unwrap());
+            let (found, kind) = pair.pair(&first, &second);
+            assert_eq!((found, kind), (ids(&input["ids"]), None), "{}", input["name"]);
+            pairs += 1;
+        }
+    }
+    assert!(singles > 100 && pairs >= 12, "{singles} texts, {pairs} pairs");
+    // BERT tells the second text from the first.
+    let tokenizer = Tokenizer::load(&*testkit::reference::folder("bert-embed")).unwrap();
+    let [cls, sep] = ["[CLS]", "[SEP]"].map(|token| tokenizer.token_to_id(token).unwrap());
+    let pair = tokenizer.pair_frame().unwrap();
+    assert_eq!(pair.pair(&[7, 8], &[9]), (vec![cls, 7, 8, sep, 9, sep], Some(4)));
+}

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use attention_kernels::Dtype;
 use kvevents::KvEventsConfig;
 use linear::Quantization;
-use models::{Pooling, RoundActivations};
+use models::{Pooler, RoundActivations};
 use serde::{Deserialize, Serialize};
 
-use super::{ItlTarget, KvCacheDtype, ParallelConfig};
+use super::{HfOverrides, ItlTarget, KvCacheDtype, ParallelConfig};
 use crate::connector::KvTransferConfig;
 use crate::speculate::SpeculativeConfig;
 
@@ -122,6 +122,9 @@ pub struct EngineConfig {
     /// Exchanges cached blocks with other replicas; `None`: with none. A recording does not contain it.
     #[serde(skip)]
     pub kv_transfer: Option<KvTransferConfig>,
+    /// Keys in place of those of `config.json`.
+    #[serde(default)]
+    pub hf_overrides: HfOverrides,
     /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
     /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
@@ -192,10 +195,14 @@ pub struct ModelInfo {
     pub max_model_len: usize,
     /// Size of the vocabulary: token ids are below it.
     pub vocab_size: usize,
-    /// Length of an embedding.
-    pub hidden_size: usize,
-    /// How the checkpoint pools embeddings; `None` if that is not supported.
-    pub pooling: Option<Pooling>,
+    /// Greatest number of tokens of a prompt: less by one than `max_model_len` if the model generates.
+    pub longest_prompt: usize,
+    /// Whether the model has an output layer for tokens. Others serve embeddings or labels of texts.
+    pub generates: bool,
+    /// Whether pairs of texts are written in the prompt of Qwen3-Reranker.
+    pub reranker_prompt: bool,
+    /// From hidden states to embeddings or to labels.
+    pub pooler: Arc<Pooler>,
     /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// Number of blocks in the pool.
@@ -249,6 +256,7 @@ impl Default for EngineConfig {
             parallel: ParallelConfig::default(),
             kv_events: None,
             kv_transfer: None,
+            hf_overrides: HfOverrides::default(),
             deterministic: false,
         }
     }

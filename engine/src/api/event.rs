@@ -83,7 +83,7 @@ impl Delta {
 pub enum Event {
     /// Log-probabilities of the prompt tokens (`None` for the first). The first event, if they were requested.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// The embedding of the prompt, `[hidden_size]`, normalised to length 1, if it was requested.
+    /// The embedding of the prompt, or the logits of its labels, if they were requested.
     Embedding(Vec<f32>),
     /// The prompt has been computed.
     Started {
@@ -99,7 +99,7 @@ pub enum Event {
 pub enum TokenEvent {
     /// Log-probabilities of the prompt, once, before any token, if they were requested.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// The embedding of the prompt, once, if it was requested.
+    /// The embedding of the prompt, or the logits of its labels, once, if they were requested.
     Embedding(Vec<f32>),
     /// The prompt has been computed.
     Started {

@@ -2,6 +2,7 @@
 
 mod config;
 mod event;
+mod hf_overrides;
 mod itl_target;
 mod kv_cache;
 mod parallel;
@@ -10,6 +11,7 @@ mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
 pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
+pub use hf_overrides::HfOverrides;
 pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;
 pub use parallel::{Backend, ParallelConfig};

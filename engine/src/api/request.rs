@@ -37,7 +37,7 @@ pub struct GenerationParams {
     pub skip_special_tokens: bool,
     /// Returns log-probabilities of the prompt tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
-    /// Returns an embedding of the prompt instead of a continuation; see [`GenerationParams::embedding`].
+    /// Returns an embedding of the prompt, or the logits of its labels, instead of a continuation; see [`GenerationParams::pooled`].
     pub pooling: Option<Pooling>,
     /// Grammar that each whole text must match. A text may end only where it matches, and ends where nothing can follow, even
     /// before `min_tokens`. Cannot be combined with a beam search.
@@ -80,9 +80,10 @@ impl GenerationParams {
         }
     }
 
-    /// Parameters for an embedding of the prompt and no token: the hidden states after the final norm, pooled and normalised to
-    /// length 1. A mean needs the states of all tokens, so it also computes those whose keys and values are in the prefix cache.
-    pub fn embedding(pooling: Pooling) -> GenerationParams {
+    /// Parameters for an embedding of the prompt, or for the logits of its labels, and no token: the hidden states after the final
+    /// norm, pooled, and what the model's [`Pooler`](crate::Pooler) makes of them. Poolings other than that of the last token need the
+    /// states of others too, so they also compute tokens whose keys and values are in the prefix cache.
+    pub fn pooled(pooling: Pooling) -> GenerationParams {
         GenerationParams { pooling: Some(pooling), max_tokens: Some(0), ..GenerationParams::default() }
     }
 }
@@ -130,6 +131,8 @@ pub struct GenerationRequest {
     pub priority: i32,
     /// Requests share cached prompt blocks only with requests of the same salt.
     pub cache_salt: Option<String>,
+    /// Position of the first token of the second text, if the prompt is a pair of texts: models with token types tell them apart.
+    pub second: Option<usize>,
     /// Name of the LoRA adapter that computes the request; `None`: the model as it is.
     pub adapter: Option<String>,
     /// What to exchange with other replicas, if the engine has a [connector](crate::EngineConfig::kv_transfer).

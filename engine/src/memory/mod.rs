@@ -2,6 +2,7 @@
 
 mod budget;
 mod bytes;
+mod encoder;
 mod plan;
 
 pub(crate) use bytes::Bytes;

@@ -12,6 +12,7 @@ use sched::{CacheGroup, SchedConfig};
 
 use super::budget::Budget;
 use super::bytes::Bytes;
+use super::encoder;
 use crate::api::{EngineConfig, KvCacheDtype, LoraConfig, ModelSource};
 use crate::error::{EngineError, bad};
 use crate::start::draft::OpenedDraft;
@@ -94,6 +95,7 @@ impl Plan {
     /// Computes the plan. `graphs` is [`Plan::graph_bytes`].
     pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
         let Opened { config, device, dtype, kernels, .. } = opened;
+        let engine = &*encoder::adapted(engine, config)?;
         let block_size = opened.block_size;
         let decoder = &config.decoder;
         for (flag, value) in
@@ -204,6 +206,7 @@ impl Plan {
             min_cache: block_bytes * groups as u64,
         };
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
+            Some(_) if decoder.is_encoder() => (0, encoder::REASON.to_string()),
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
             None => {
                 let (bytes, reason) = budget.cache()?;
@@ -218,7 +221,7 @@ impl Plan {
                 }
             }
         };
-        let num_blocks = bytes / block_bytes;
+        let num_blocks = bytes.checked_div(block_bytes).unwrap_or_else(|| encoder::blocks(engine, block_size));
         if num_blocks < groups as u64 {
             let least = block_bytes * groups as u64;
             let expected = format!("at least {least} bytes, one block of {block_size} tokens");
@@ -262,10 +265,12 @@ impl Plan {
             let expected = format!("0, or at least {block_bytes} bytes, one block of {block_size} tokens");
             return Err(bad("--kv-offloading-size", found, expected));
         }
-        let host_blocks = usize::try_from((host_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
+        let host_blocks =
+            usize::try_from(host_bytes.checked_div(block_bytes).unwrap_or(0).min(u64::from(u32::MAX / 2)));
         sched.host_caching = engine.kv_offloading_bytes > 0;
         let max_model_len = wanted_len.min(longest);
-        sched.max_model_len = max_model_len;
+        // Every request takes a step of its prompt, as if it drew a token; without an output layer a prompt may be that long.
+        sched.max_model_len = max_model_len + usize::from(config.is_headless);
         sched.host_blocks = host_blocks.unwrap_or(usize::MAX);
         Ok(Plan {
             model: match engine.parallel.ranks() {

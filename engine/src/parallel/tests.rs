@@ -101,6 +101,7 @@ fn new_request() -> NewRequest {
         on_host: false,
         prompt_logprobs: None,
         pooling: None,
+        second: None,
         adapter: None,
         speculative: false,
     }

@@ -9,7 +9,7 @@ use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use collective::Collective;
 use device::Device;
 use models::lora::AdapterStore;
-use models::{Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooling, Weights};
+use models::{Decoder, GenerationDefaults, LoadError, Model, ModelConfig, Pooler, Task, Weights};
 use sha2::{Digest, Sha256};
 use text::{ChatTemplate, Tokenizer};
 
@@ -156,11 +156,16 @@ fn load_rank(engine: &EngineConfig, rank: &Rank) -> Result<Started, EngineError>
 }
 
 /// What of a checkpoint is not used.
-fn unused_lines(config: &ModelConfig, template: Option<&ChatTemplate>) -> Vec<String> {
+fn unused_lines(config: &ModelConfig, template: Option<&ChatTemplate>, task: &Task) -> Vec<String> {
     let chat = template.and_then(ChatTemplate::problem).map(|problem| format!("no chat: {problem}"));
     let unread = (!config.unread.is_empty())
         .then(|| format!("config.json: not read, but perhaps of effect: {}", config.unread.join(", ")));
-    let head = config.is_headless.then(|| "no output layer in the checkpoint: embeddings alone are served".to_string());
+    let served = match task {
+        Task::Embed { .. } => "embeddings".to_string(),
+        Task::Classify { labels, .. } => format!("scores of {} labels", labels.len()),
+    };
+    let head =
+        config.is_headless.then(|| format!("no output layer for tokens in the checkpoint: {served} alone are served"));
     chat.into_iter().chain(unread).chain(head).collect()
 }
 
@@ -196,9 +201,9 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         })
     });
     let (tokenizer, started) = together(&*rank.world, started)?;
-    let Started { worker, info: worker_info, plan, adapters, mut notes } = started;
+    let Started { worker, info: worker_info, plan, adapters, pooler, mut notes } = started;
     notes.extend((!rank.is_alone()).then(|| rank.line()));
-    notes.extend(unused_lines(&opened.config, chat_template.as_ref()));
+    notes.extend(unused_lines(&opened.config, chat_template.as_ref(), &pooler.task));
     notes.extend(engine.parallel.splits_sums().then(|| sums_line(&opened.config.decoder)));
     notes.extend(kv_events.as_ref().map(kvevents::Sockets::line));
     notes.extend(engine.itl_target.map(|target| format!("target between tokens: {target}")));
@@ -210,8 +215,10 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         num_parameters: whole.num_parameters(),
         max_model_len: plan.max_model_len,
         vocab_size: config.decoder.vocab_size(),
-        hidden_size: config.decoder.hidden_size(),
-        pooling: Pooling::load(files)?,
+        longest_prompt: plan.max_model_len - usize::from(!config.is_headless),
+        generates: !config.is_headless,
+        reranker_prompt: engine.hf_overrides.is_original_qwen3_reranker,
+        pooler,
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
@@ -273,6 +280,8 @@ pub(crate) struct Started {
     pub plan: Plan,
     /// Where the worker finds adapters.
     pub adapters: Option<Arc<AdapterStore>>,
+    /// From hidden states to embeddings or to labels.
+    pub pooler: Arc<Pooler>,
     /// The choices, one line each, for the log.
     pub notes: Vec<String>,
 }
@@ -289,7 +298,11 @@ pub(crate) fn start(
     let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
     let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
     let available = device.memory().available;
-    let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
+    let (decoder, max_rows) = (&config.decoder, plan.step_limits.max_rows);
+    let odds = engine.hf_overrides.odds(|| opened.tokenizer())?;
+    let mut pooler = Pooler::load(&opened.files, config, weights, odds)?;
+    pooler.set_dimensions(engine.hf_overrides.is_matryoshka, engine.hf_overrides.matryoshka_dimensions.clone());
+    let pooler = Arc::new(pooler);
     let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, progress)?;
     model.join(rank.tensor.clone());
     model.connect(rank.pipeline.clone());
@@ -332,12 +345,18 @@ pub(crate) fn start(
     let adapters = decoder.adapters.zip(engine.lora);
     let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));
     let adapters = adapters.map(Arc::new);
-    let (worker, mut info) =
-        LocalWorker::new(device.clone(), model, caches, swap_space, limits, (adapters.clone(), drafter))?;
+    let (worker, mut info) = LocalWorker::new(
+        device.clone(),
+        model,
+        caches,
+        swap_space,
+        limits,
+        (adapters.clone(), drafter, pooler.clone()),
+    )?;
     if !rank.is_alone() {
         info.max_in_flight = rank.stages();
     }
-    Ok(Started { worker, info, plan, adapters, notes })
+    Ok(Started { worker, info, plan, adapters, pooler, notes })
 }
 
 /// Lists the choices made for the user, one line each.

@@ -86,7 +86,9 @@ pub(crate) fn open_on(
         });
     }
     let (files, mut config) = declared(engine)?;
+    check_encoder(engine, &config)?;
     let mut weights = Weights::open(&files)?;
+    config.drop_missing_head(&files, &weights);
     weights.round_activations(engine.activations);
     config.decoder = models::in_stored_forms(config.decoder, &weights)?;
     let dtype = dtype(engine, &*device, &config, &weights)?;
@@ -120,6 +122,31 @@ pub(crate) fn open_on(
         memory.available /= rank.local_ranks as u64;
     }
     Ok(Opened { files, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
+}
+
+/// Refuses what an encoder does not take.
+fn check_encoder(engine: &EngineConfig, config: &ModelConfig) -> Result<(), EngineError> {
+    if !config.decoder.is_encoder() {
+        return Ok(());
+    }
+    let (ranks, class) = (engine.parallel.ranks(), config.architecture);
+    if ranks > 1 {
+        let flag = if engine.parallel.pipeline_parallel_size > 1 {
+            "--pipeline-parallel-size"
+        } else {
+            "--tensor-parallel-size"
+        };
+        return Err(bad(flag, format!("{ranks} ranks"), format!("one rank for an encoder ({class})")));
+    }
+    if engine.speculative.is_some() {
+        let expected = format!("no drafts for an encoder ({class}), which generates no tokens");
+        return Err(bad("--speculative-config", "a configuration", expected));
+    }
+    if engine.kv_transfer.is_some() {
+        let expected = format!("nothing for an encoder ({class}), which keeps no keys and values");
+        return Err(bad("--kv-transfer-config", "a configuration", expected));
+    }
+    Ok(())
 }
 
 /// The part of a decoder that a rank computes.
@@ -192,6 +219,9 @@ const PROVEN: (u32, u32) = (9, 0);
 /// Returns what of this start no GPU has passed the tests with.
 fn unproven(engine: &EngineConfig, gpu: &dyn Device) -> Option<String> {
     let found = gpu.compute_capability().filter(|found| *found != PROVEN);
+    if declare(engine).is_ok_and(|config| config.decoder.is_encoder()) {
+        return Some("encoders have no kernels for GPUs".to_string());
+    }
     if let Some((major, minor)) = found {
         return Some(format!("no GPU of compute capability {major}.{minor} has passed the tests"));
     }

@@ -22,7 +22,7 @@ fn most_bytes(request: &GenerationRequest) -> usize {
 pub(crate) fn check(
     request: &GenerationRequest,
     vocab_size: usize,
-    max_model_len: usize,
+    (max_model_len, generates): (usize, bool),
     eos_token_ids: &[u32],
 ) -> Result<(), SubmitError> {
     let params = &request.params;
@@ -52,6 +52,12 @@ pub(crate) fn check(
     }
     check_lists(params, vocab_size, eos_token_ids)?;
     let (prompt, context) = (request.prompt.len(), max_model_len);
+    if prompt >= context && !generates {
+        return Err(SubmitError::NeverFits(format!(
+            "the prompt has {prompt} tokens, the model takes at most {} (--max-model-len): shorten the prompt",
+            context - 1
+        )));
+    }
     if prompt >= context {
         return Err(SubmitError::NeverFits(format!(
             "the prompt has {prompt} tokens, the context holds {context} (--max-model-len) and needs room for one more: shorten the prompt"

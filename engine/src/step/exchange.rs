@@ -233,7 +233,7 @@ impl Engine {
         if !config.role.loads() || !(waits || config.always) {
             return None;
         }
-        check(request, self.info.vocab_size, self.max_model_len, &self.eos_token_ids).ok()?;
+        check(request, self.info.vocab_size, (self.max_model_len, !self.is_headless), &self.eos_token_ids).ok()?;
         let adapter = request.adapter.as_deref().map(|name| self.adapters.find(name)).transpose().ok()?;
         let digest = adapter.as_ref().map(|adapter| &adapter.digest);
         let prompt = ExchangedPrompt::new(&request.prompt, request.cache_salt.as_ref(), digest);

@@ -109,7 +109,7 @@ pub struct EngineParts {
     pub sched: SchedConfig,
     /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// The model has no output layer, so that it only gives embeddings.
+    /// The model has no output layer for tokens, so that it only gives embeddings or labels.
     pub is_headless: bool,
     /// Base from which the seeds of requests without a seed are derived.
     pub seed: u64,
@@ -225,13 +225,13 @@ impl Engine {
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
-        check(&request, self.info.vocab_size, self.max_model_len, &self.eos_token_ids)?;
+        check(&request, self.info.vocab_size, (self.max_model_len, !self.is_headless), &self.eos_token_ids)?;
         if self.is_headless && request.params.pooling.is_none() {
             let problem =
-                "the checkpoint is a decoder without an output layer, which cannot generate: request embeddings";
+                "the model has no output layer for tokens, so it cannot generate: request embeddings or labels";
             return Err(SubmitError::invalid("model", problem));
         }
-        let GenerationRequest { prompt, params, priority, cache_salt, adapter, kv_transfer } = request;
+        let GenerationRequest { prompt, params, priority, cache_salt, second, adapter, kv_transfer } = request;
         let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
         if constraint.is_some() && params.beam.is_some() {
             return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
@@ -249,7 +249,7 @@ impl Engine {
                 cache_salt: cache_salt.clone(),
                 // Its contents, so that cached prefixes are shared under every name that they have.
                 adapter: adapter.as_ref().map(|adapter| adapter.digest.clone()),
-                read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
+                read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling.is_none_or(Pooling::is_of_last),
                 beam_search: beam.is_some(),
                 // A request for no token still takes one step, which computes its prompt.
                 ..Request::new(id, prompt.clone(), params.max_tokens.unwrap_or(left).max(1))
@@ -299,6 +299,7 @@ impl Engine {
                 on_host,
                 prompt_logprobs: params.prompt_logprobs,
                 pooling: params.pooling,
+                second: second.and_then(|at| u32::try_from(at).ok()),
                 adapter,
                 speculative: speculates,
             })),

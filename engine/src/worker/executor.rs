@@ -22,6 +22,16 @@ pub(crate) enum Needed {
     All,
 }
 
+/// What a step has to know of a span beside its plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfSpan {
+    pub needed: Needed,
+    /// Slot of its adapter.
+    pub adapter: Option<u32>,
+    /// Position from which on its tokens are those of the second text of a pair.
+    pub second: Option<u32>,
+}
+
 /// Block tables of all sequences, one for each group of layers; −1 for blocks before a window.
 pub(crate) type Tables = HashMap<SeqId, Vec<Vec<i32>>>;
 
@@ -116,12 +126,12 @@ impl Executor {
         !self.model.decoder().sends()
     }
 
-    /// Prepares the batch of a step that has begun. `needed` returns which hidden states of a span [`Executor::logits`] and
-    /// [`Executor::hidden`] will read, and the slot of its adapter.
+    /// Prepares the batch of a step that has begun. `of_span` also returns which hidden states of a span [`Executor::logits`] and
+    /// [`Executor::hidden`] will read.
     pub fn prepare(
         &mut self,
         plan: &StepPlan,
-        mut needed: impl FnMut(usize, &Span) -> (Needed, Option<u32>),
+        mut of_span: impl FnMut(usize, &Span) -> OfSpan,
     ) -> Result<(), KernelError> {
         let _phase = phase(&*self.device, "inputs");
         self.batch.clear(self.model.layout().groups.len());
@@ -138,8 +148,9 @@ impl Executor {
             let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
             let last = self.batch.push(span.start, &span.tokens, groups);
             self.last_rows[i] = last;
-            let (needed, slot) = needed(i, span);
-            slot.into_iter().for_each(|slot| self.batch.set_adapter(slot));
+            let OfSpan { needed, adapter, second } = of_span(i, span);
+            adapter.into_iter().for_each(|slot| self.batch.set_adapter(slot));
+            second.into_iter().for_each(|position| self.batch.set_second(position));
             self.batch.set_drafts(span.drafts);
             let first = match needed {
                 Needed::All => last + 1 - span.tokens.len() as u32,

@@ -7,6 +7,7 @@
 //!
 //! The device draws the rows of a span with drafts too, unless a grammar restricts them or the step has more rows than its sampler.
 
+mod failure;
 mod prompt;
 
 use std::collections::{HashMap, VecDeque};
@@ -14,41 +15,21 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::profile::Step;
-use device::{Device, DeviceError, Event, Profile, Queue};
+use device::{Device, Event, Profile, Queue};
 use models::lora::{AdapterRef, AdapterStore};
-use models::{LOGIT_ROWS, Model};
+use models::{LOGIT_ROWS, Model, Pooler};
 use sampling::device::{Limits, MAX_DRAFTS, Pending, SampleError};
 use sched::{HostBlockId, RequestId, SeqId, Span, StepPlan};
 
-use super::adapters::{AdapterSlots, SlotError};
+use super::adapters::AdapterSlots;
 use super::drafter::Drafter;
-use super::executor::{Executor, Needed};
+use super::executor::{Executor, Needed, OfSpan};
 use super::request::RequestState;
 use super::rows::{Drawn, HostRow, LogitsRow, draw_rows};
 use super::slots::{DeviceRow, Slots, num_single_draws};
 use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 use crate::speculate::ProposeError;
-
-/// Why a step could not be computed.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    #[error(transparent)]
-    Adapter(#[from] SlotError),
-    #[error("{0}: the request names an adapter, but the engine takes none (--enable-lora)")]
-    NoAdapters(RequestId),
-    #[error(transparent)]
-    Sample(#[from] SampleError),
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    #[error("{0}: the step awaits its last token, but the device does not draw for it")]
-    NotOnDevice(SeqId),
-    #[error("the step was submitted behind one that failed")]
-    AfterFailed,
-    #[error("no step is in flight")]
-    NoStep,
-}
+use failure::Failure;
 
 /// A step that was submitted and not collected.
 struct SubmittedStep {
@@ -88,6 +69,8 @@ pub(crate) struct LocalWorker {
     slots: Option<Slots>,
     /// `None` if the model takes no adapters.
     adapters: Option<AdapterSlots>,
+    /// What becomes of pooled hidden states.
+    pooler: Arc<Pooler>,
     /// `None` if the worker computes no drafts.
     drafter: Option<Drafter>,
     /// What became of the beginning of the next step, if its drafts have been computed.
@@ -185,7 +168,7 @@ impl LocalWorker {
         caches: Vec<KvCache>,
         swap_space: SwapSpace,
         limits: Option<Limits>,
-        (adapters, drafter): (Option<Arc<AdapterStore>>, Option<Drafter>),
+        (adapters, drafter, pooler): (Option<Arc<AdapterStore>>, Option<Drafter>, Arc<Pooler>),
     ) -> Result<(LocalWorker, WorkerInfo), SampleError> {
         let slots = limits.map(|limits| Slots::new(device.clone(), limits)).transpose()?;
         let num_slots = model.decoder().adapters.map_or(0, |limits| limits.slots);
@@ -207,6 +190,7 @@ impl LocalWorker {
             device,
             slots,
             adapters: adapters.map(|store| AdapterSlots::new(store, num_slots)),
+            pooler,
             drafter,
             begun: None,
             requests: HashMap::new(),
@@ -286,13 +270,14 @@ impl LocalWorker {
         let mut reads_prompt = false;
         executor.prepare(&input.plan, |index, span| {
             let state = requests.get(&span.seq.request);
-            let slot = of_span(span).and_then(slot_of);
+            let second = state.and_then(|state| state.request.second);
+            let of_span = OfSpan { needed: Needed::All, adapter: of_span(span).and_then(slot_of), second };
             if !draws {
-                return (Needed::All, slot);
+                return of_span;
             }
             if state.is_some_and(|state| !state.to_score(span).is_empty() || !state.to_pool(span).is_empty()) {
                 reads_prompt = true;
-                return (Needed::All, slot);
+                return of_span;
             }
             let needed = match input.draws.get(index) {
                 _ if keeps_all => Needed::All,
@@ -300,7 +285,7 @@ impl LocalWorker {
                 Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last(1),
                 Some(Draw::Drafts { .. }) => Needed::Last(1 + span.drafts),
             };
-            (needed, slot)
+            OfSpan { needed, ..of_span }
         })?;
         step.reads_prompt = reads_prompt;
         if input.plan.spans.is_empty() {

@@ -159,8 +159,10 @@ pub struct NewRequest {
     pub on_host: bool,
     /// Number of alternatives per prompt token, if log-probabilities of the prompt were asked for.
     pub prompt_logprobs: Option<usize>,
-    /// How to pool the hidden states of the prompt, if an embedding was asked for.
+    /// How to pool the hidden states of the prompt, if an embedding or labels were asked for.
     pub pooling: Option<Pooling>,
+    /// Position of the first token of the second text of a pair, for models with token types.
+    pub second: Option<u32>,
     /// The adapter that computes it.
     pub adapter: Option<Arc<AdapterRef>>,
     /// Its sequences may get drafts that the worker computes.
@@ -202,7 +204,7 @@ pub struct StepOutput {
     pub likeliest: Vec<(SeqId, Vec<Likely>)>,
     /// Log-probabilities of prompt tokens, continuing those of earlier steps. The first token of a prompt has none.
     pub prompt_logprobs: Vec<(RequestId, Vec<TokenLogprobs>)>,
-    /// Embeddings of prompts that this step completed.
+    /// Embeddings, or logits of labels, of prompts that this step completed.
     pub embeddings: Vec<(RequestId, Vec<f32>)>,
 }
 

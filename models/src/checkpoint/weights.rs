@@ -455,10 +455,10 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
 /// (two generations of names).
 pub(crate) fn spellings(name: &str) -> Vec<String> {
-    let root = ["model", "transformer", "gpt_neox", "backbone"]
+    let root = ["model", "transformer", "gpt_neox", "backbone", "bert", "roberta", "distilbert", "mpnet"]
         .into_iter()
         .find(|root| name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.')));
-    match root {
+    let mut spellings = match root {
         Some(root) => {
             let rest = &name[root.len() + 1..];
             let others: &[&str] = match root {
@@ -471,7 +471,14 @@ pub(crate) fn spellings(name: &str) -> Vec<String> {
             let head = name.replace("embed_out", "lm_head");
             vec![name.to_string(), format!("model.{name}"), format!("language_model.{head}"), head]
         }
+    };
+    // Norms of early checkpoints of BERT.
+    let early =
+        |name: &String| name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+    if name.contains("LayerNorm.") {
+        spellings.extend(spellings.iter().map(early).collect::<Vec<_>>());
     }
+    spellings
 }
 
 /// A tensor's name for a message: quoted, with special characters escaped.

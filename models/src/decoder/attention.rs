@@ -1,4 +1,4 @@
-//! Self-attention over the paged cache.
+//! Self-attention: over the paged cache, or to both sides over the rows of a sequence.
 
 use attention_kernels::BlockSparse;
 use serde::Serialize;
@@ -43,6 +43,13 @@ pub struct Attention {
     pub query_growth: Option<QueryGrowth>,
     /// Sliding window. `Some(w)`: position i attends only to positions i-w+1..=i. `None`: to the whole context.
     pub window: Option<usize>,
+    /// Whether a position also attends to those behind it, with a window to positions less than w away. Such a layer has no cache:
+    /// all rows of a sequence are in one step. Sinks, ALiBi and blocks of the context are for the other layers.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub both_sides: bool,
+    /// What is added to the scores of a layer that sees both sides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distances: Option<Distances>,
     /// Blocks of the context that each head sees; `None`: all. Keys and values of all blocks are kept: other heads, and later
     /// queries, see those that one skips.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,6 +189,34 @@ impl Heads {
     /// Elements per row of keys, and of values.
     pub fn key_width(self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+}
+
+/// A learned bias for each head and bucket of distances from query to key (Raffel et al., "T5", 2020): half of the buckets are for keys
+/// behind the query. Of a half, the first half are distances of their own, the others grow by a constant factor up to `reach`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Distances {
+    /// Name of the tensor `[buckets, num_heads]`.
+    pub table: String,
+    /// Number of buckets, a multiple of 4.
+    pub buckets: usize,
+    /// Distance from which all others share the last bucket.
+    pub reach: usize,
+}
+
+impl Distances {
+    /// The bucket of a key this far behind the query; negative before it.
+    pub fn bucket(&self, distance: isize) -> usize {
+        let half = self.buckets / 2;
+        let (first, away) = (if distance > 0 { half } else { 0 }, distance.unsigned_abs());
+        let exact = half / 2;
+        if away < exact {
+            return first + away;
+        }
+        // In float32, as the library that trains these models has it.
+        let (away, exact_f, reach) = (away as f32, exact as f32, self.reach as f32);
+        let grown = ((away / exact_f).ln() / (reach / exact_f).ln() * (half - exact) as f32) as usize;
+        first + (exact + grown).min(half - 1)
     }
 }
 

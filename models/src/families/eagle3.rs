@@ -161,11 +161,12 @@ fn head(fields: &Fields<'_>, weights: &Weights, common: &Common, target: &Decode
     let own = weights.raw("lm_head.weight").is_some();
     if !own && rows == common.vocab_size && common.hidden_size == target.hidden_size() {
         let linear = target.head.linear.clone().or(Some(target.embedding.tokens.clone()));
-        return Ok(Head { projection: None, linear, scale: 1.0, soft_cap: None, tokens: None, masked: Vec::new() });
+        let (tokens, masked, classifier) = (None, Vec::new(), None);
+        return Ok(Head { projection: None, linear, scale: 1.0, soft_cap: None, tokens, masked, classifier });
     }
     let linear = Linear::new(common.hidden_size, Role::Column, [Part::new("lm_head", rows)]);
     let linear = Some(Linear { adapters: false, ..linear });
     let scale = fields.float("logit_scale", "a number above 0", |scale| scale > 0.0)?.unwrap_or(1.0) as f32;
     let tokens = (rows < common.vocab_size).then(|| "d2t".to_string());
-    Ok(Head { projection: None, linear, scale, soft_cap: None, tokens, masked: Vec::new() })
+    Ok(Head { projection: None, linear, scale, soft_cap: None, tokens, masked: Vec::new(), classifier: None })
 }

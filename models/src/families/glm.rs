@@ -20,7 +20,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Glm4ForCausalLM"],
         model_types: &["glm4"],
         declare: |fields, max_positions| declare(fields, max_positions, true),
-        reference: &["glm4"],
         largest: "zai-org/GLM-4-32B-0414",
         ..Family::BASE
     },

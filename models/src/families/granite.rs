@@ -12,7 +12,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["GraniteForCausalLM"],
         model_types: &["granite"],
         declare: |fields, max_positions| declare(fields, max_positions, Generation::Dense),
-        reference: &["granite"],
         largest: "ibm-granite/granite-3.3-8b-instruct",
         ..Family::BASE
     },

@@ -1,4 +1,4 @@
-//! Families of decoders: each declares a [`Decoder`] from the keys of `config.json`.
+//! Families of decoders and encoders: each declares a [`Decoder`] from the keys of `config.json`.
 //!
 //! A family is one file that reads like its model card: the keys that it reads, with the defaults of transformers, and its
 //! layers. To add one, write a file here and add it to [`FAMILIES`]; docs/adding-a-model.md shows the steps. A value that would
@@ -10,6 +10,7 @@ mod afmoe;
 mod apertus;
 mod arcee;
 mod bailing;
+mod bert;
 mod bloom;
 mod cohere;
 mod common;
@@ -32,6 +33,7 @@ mod granite;
 mod hunyuan;
 mod internlm2;
 mod jamba;
+mod labels;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -39,10 +41,12 @@ mod minicpm;
 mod minimax;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod mpt;
 mod nemotron;
 mod nemotron_h;
 mod neox;
+mod nomic_bert;
 mod olmo;
 mod opt;
 mod packing;
@@ -72,9 +76,10 @@ pub use eagle3::Eagle3;
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{
-    Activation, Attention, Branch, Decoder, Heads, Layer, Linear, Mixer, Mlp, Norm, NormKind, Part, PerLayer,
-    PerLayerInputs, Pick, QueryGrowth, Role, Rope, RopeScaling, Routing, Scores, alibi_slopes,
+    Activation, Attention, Branch, Decoder, Dense, DenseActivation, Heads, Layer, Linear, Mixer, Mlp, Norm, NormKind,
+    Part, PerLayer, PerLayerInputs, Pick, QueryGrowth, Role, Rope, RopeScaling, Routing, Scores, alibi_slopes,
 };
+use crate::pooling::Pooling;
 use common::{Common, Spec, Windows};
 use packing::Packing;
 use rope::RopeDefaults;
@@ -93,6 +98,12 @@ pub(crate) struct Family {
     pub declare: fn(&Fields<'_>, usize) -> Result<Decoder, LoadError>,
     /// Declares the predictor that the checkpoint carries, given the same; `None` if it carries none.
     pub predict: fn(&Fields<'_>, usize) -> Result<Option<Decoder>, LoadError>,
+    /// Declares the layers of a classifier, given the keys, the width of hidden states and the number of labels.
+    pub classify: fn(&Fields<'_>, usize, usize) -> Result<Vec<Dense>, LoadError>,
+    /// How a classifier pools hidden states.
+    pub pool_classes: fn(&Fields<'_>) -> Result<Pooling, LoadError>,
+    /// Whether it is a family of encoders, which have no output layer for tokens.
+    pub encoder: bool,
     /// Reference cases whose results the tests compare.
     pub reference: &'static [&'static str],
     /// Largest checkpoint that is known to the authors.
@@ -109,6 +120,9 @@ impl Family {
         positions: (&["max_position_embeddings"], None),
         declare: |fields, _| Err(fields.wrong("model_type", "the name of a family")),
         predict: |_, _| Ok(None),
+        classify: |_, hidden, labels| Ok(vec![Dense::new("score", labels, hidden)]),
+        pool_classes: |_| Ok(Pooling::Last),
+        encoder: false,
         reference: &[],
         largest: "",
         pickled: false,
@@ -163,6 +177,9 @@ const FAMILIES: &[&[Family]] = &[
     lfm2::FAMILIES,
     nemotron_h::FAMILIES,
     jamba::FAMILIES,
+    bert::FAMILIES,
+    modernbert::FAMILIES,
+    nomic_bert::FAMILIES,
 ];
 
 /// All supported families, in the order of the documentation.
@@ -183,6 +200,8 @@ pub struct Supported {
     pub largest: &'static str,
     /// Whether the published checkpoints are pickles, which are not read.
     pub pickled: bool,
+    /// Whether it is a family of encoders.
+    pub encoder: bool,
 }
 
 /// Returns the supported families.
@@ -193,13 +212,26 @@ pub fn supported() -> impl Iterator<Item = Supported> {
         reference: family.reference,
         largest: family.largest,
         pickled: family.pickled,
+        encoder: family.encoder,
     })
 }
 
+/// What of a family's model a checkpoint has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    /// All of it.
+    Whole,
+    /// No output layer (`MistralModel`, `BertForMaskedLM`).
+    Headless,
+    /// A classifier of texts in place of the output layer.
+    Classifier,
+}
+
+const CLASSIFIER: &str = "ForSequenceClassification";
+
 /// Finds the family named by `architectures`, or by `model_type` if that key is absent. For the text part of a multimodal
-/// checkpoint, `model_type` counts first, because one wrapper serves several families. Returns also whether the name is that of the bare
-/// decoder (`MistralModel`), which has no output layer.
-fn find(fields: &Fields<'_>, is_part: bool) -> Result<(&'static Family, bool), LoadError> {
+/// checkpoint, `model_type` counts first, because one wrapper serves several families.
+fn find(fields: &Fields<'_>, is_part: bool) -> Result<(&'static Family, Extent), LoadError> {
     let class = fields.read("architectures", "a list with the name of one architecture", |value| {
         match value.as_array()?.as_slice() {
             [Value::String(name)] => Some(name.as_str()),
@@ -215,11 +247,22 @@ fn find(fields: &Fields<'_>, is_part: bool) -> Result<(&'static Family, bool), L
         (false, None) => by_type(),
     };
     let name = if is_part { model_type.or(class) } else { class.or(model_type) };
-    let bare = || {
-        let stem = class.filter(|_| !is_part)?.strip_suffix("Model")?;
+    let ends_with = |end: &str| class.filter(|_| !is_part)?.strip_suffix(end);
+    // The names of a decoder without its output layer, and with another one.
+    let of_decoder = |end: &str, extent: Extent| {
+        let stem = ends_with(end)?;
+        let stem = stem.strip_suffix("Text").unwrap_or(stem);
         let whole = ["ForCausalLM", "LMHeadModel"].map(|end| format!("{stem}{end}"));
-        all().find(|family| family.architectures.iter().any(|name| whole.iter().any(|whole| whole == name)))
+        let known = |family: &&Family| family.architectures.iter().any(|name| whole.iter().any(|whole| whole == name));
+        Some((all().find(known)?, extent))
     };
-    let found = found.map(|family| (family, false)).or_else(|| Some((bare()?, true)));
+    let of_encoder = |family: &Family| match ends_with(CLASSIFIER) {
+        _ if !family.encoder => Extent::Whole,
+        Some(_) => Extent::Classifier,
+        None => Extent::Headless,
+    };
+    let found = found.map(|family| (family, of_encoder(family)));
+    let found = found.or_else(|| of_decoder("Model", Extent::Headless));
+    let found = found.or_else(|| of_decoder(CLASSIFIER, Extent::Classifier));
     found.ok_or_else(|| unknown::error(fields, name, all()))
 }

@@ -46,7 +46,15 @@ fn unread_by(fields: &Fields<'_>, family: &Family) -> String {
 
 /// A name without what names of many families end with, which would make all of them alike.
 fn stem(name: &str) -> &str {
-    let ends = ["ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "LMHeadModel", "Model"];
+    let ends = [
+        "ForCausalLM",
+        "ForConditionalGeneration",
+        "ForMaskedLM",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "LMHeadModel",
+        "Model",
+    ];
     ends.into_iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name)
 }
 

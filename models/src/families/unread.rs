@@ -1,25 +1,11 @@
-//! Keys of `config.json` that a family does not read: those which change the results are refused, others may change them.
+//! Keys of `config.json` that a family does not read and that may change the results.
 
 use serde_json::Value;
 
 use super::common::activation_of;
-use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::error::one_line;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Activation, Decoder, Mixer};
-
-/// A key, whether a value is as if the key were absent, and what is expected.
-type Change = (&'static str, fn(&Value) -> bool, &'static str);
-
-/// Keys that change the results of every family that does not read them.
-const CHANGES: &[Change] = &[
-    ("is_causal", |value| *value == true, "true: attention to later tokens is not supported"),
-    // "vision" is for the tokens of images.
-    (
-        "use_bidirectional_attention",
-        |value| *value == false || *value == "vision",
-        "false: attention to later tokens is not supported",
-    ),
-];
 
 /// Keys that do not change the results of a forward pass: of files and formats, training, generation, tasks and other modalities.
 const HARMLESS: &[&str] = &[
@@ -30,6 +16,7 @@ const HARMLESS: &[&str] = &[
     "bad_words_ids",
     "bias_dropout_fusion",
     "chunk_size_feed_forward",
+    "decoder_bias",
     "do_sample",
     "dtype",
     "early_stopping",
@@ -62,6 +49,7 @@ const HARMLESS: &[&str] = &[
     "seq_aux",
     "shared_moe_mode",
     "skip_bias_add",
+    "sparse_pred_ignore_index",
     "task_specific_params",
     "temperature",
     "tokenizer_class",
@@ -80,6 +68,7 @@ const HARMLESS: &[&str] = &[
 const HARMLESS_PARTS: &[&str] = &[
     "_coef",
     "_fusion",
+    "classifier_",
     "_in_fp32",
     "attn_implementation",
     "aux_loss",
@@ -99,22 +88,10 @@ const HARMLESS_PARTS: &[&str] = &[
 /// Greatest number of keys that a message names.
 const MAX_KEYS: usize = 8;
 
-/// Refuses values that change the results. Returns the other keys that nobody has asked for and that may change those of the
-/// decoder.
-pub(super) fn check(fields: &Fields<'_>, decoder: &Decoder) -> Result<Vec<String>, LoadError> {
-    let keys: Vec<&str> = fields.unread().collect();
-    let refused = CHANGES
-        .iter()
-        .find(|(key, is_neutral, _)| keys.contains(key) && fields.get(key).is_some_and(|value| !is_neutral(value)));
-    match refused {
-        Some((key, _, expected)) => Err(fields.wrong(key, *expected)),
-        None => Ok(of_effect(fields, decoder, keys)),
-    }
-}
-
-/// The keys that may have an effect: known to be of none are the harmless ones, values that switch nothing on, and values that say
-/// what the decoder computes.
-fn of_effect(fields: &Fields<'_>, decoder: &Decoder, mut keys: Vec<&str>) -> Vec<String> {
+/// The keys that may have an effect on the decoder, of those that nobody has asked for: known to be of none are the harmless ones, values
+/// that switch nothing on, and values that say what the decoder computes.
+pub(super) fn named(fields: &Fields<'_>, decoder: &Decoder) -> Vec<String> {
+    let mut keys: Vec<&str> = fields.unread().collect();
     let is_off = |value: &Value| match value {
         Value::Null => true,
         Value::Bool(flag) => !flag,
@@ -130,7 +107,6 @@ fn of_effect(fields: &Fields<'_>, decoder: &Decoder, mut keys: Vec<&str>) -> Vec
         let value = fields.get(key).filter(|value| !is_off(value));
         !is_harmless(key) && value.is_some_and(|value| !agrees(key, value, decoder, &is_stated))
     });
-    keys.retain(|key| CHANGES.iter().all(|(known, ..)| known != key));
     keys.into_iter().take(MAX_KEYS).map(one_line).collect()
 }
 
@@ -169,9 +145,4 @@ fn activations(decoder: &Decoder) -> Vec<Activation> {
         _ => Vec::new(),
     });
     networks.collect()
-}
-
-/// The keys that may have an effect on the decoder, of those that nobody has asked for.
-pub(super) fn named(fields: &Fields<'_>, decoder: &Decoder) -> Vec<String> {
-    of_effect(fields, decoder, fields.unread().collect())
 }

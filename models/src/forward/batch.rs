@@ -1,5 +1,7 @@
 //! The tokens of one step.
 
+use std::ops::Range;
+
 use attention_kernels::{AttentionBatch, KernelError};
 
 /// The tokens of all sequences of a step, concatenated. Sequences with up to [`Model::decode_rows`](crate::Model::decode_rows)
@@ -17,6 +19,8 @@ pub struct ForwardBatch {
     /// Number of last rows of each sequence that are drafts, fewer than it has rows; a missing number is 0. The rows of drafts do
     /// not change the states of recurrent layers; they write keys and values as others do.
     pub drafts: Vec<u32>,
+    /// Position of each sequence from which on its tokens are of type 1, the second text of a pair; a missing number is none.
+    pub seconds: Vec<u32>,
     /// Rows whose logits may be requested, ascending; `None`: any row.
     pub needed: Option<Vec<u32>>,
 }
@@ -54,6 +58,7 @@ impl ForwardBatch {
         }
         self.adapters.clear();
         self.drafts.clear();
+        self.seconds.clear();
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
@@ -67,6 +72,7 @@ impl ForwardBatch {
     ) -> u32 {
         self.adapters.push(ForwardBatch::NO_ADAPTER);
         self.drafts.push(0);
+        self.seconds.push(u32::MAX);
         self.tokens.extend_from_slice(tokens);
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         let rows = self.tokens.len() as u32;
@@ -84,6 +90,13 @@ impl ForwardBatch {
     pub fn set_adapter(&mut self, slot: u32) {
         if let Some(last) = self.adapters.last_mut() {
             *last = slot;
+        }
+    }
+
+    /// Sets the position from which on the tokens of the sequence that was appended last are of type 1.
+    pub fn set_second(&mut self, position: u32) {
+        if let Some(last) = self.seconds.last_mut() {
+            *last = position;
         }
     }
 
@@ -119,7 +132,34 @@ impl ForwardBatch {
         self.adapters.resize(rows, ForwardBatch::NO_ADAPTER);
         // Only models without recurrent layers run drafts as a graph.
         self.drafts.clear();
+        self.seconds.clear();
         self.needed = None;
+    }
+
+    /// The rows of each sequence.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let starts = self.groups.first().map_or(&[][..], |group| &group.attention.query_starts);
+        starts.windows(2).map(|row| row[0] as usize..row[1] as usize)
+    }
+
+    /// The type of each row's token.
+    pub(super) fn types(&self) -> impl Iterator<Item = usize> + '_ {
+        let seconds = self.seconds.iter().copied().chain(std::iter::repeat(u32::MAX));
+        let rows = self.sequences().zip(seconds).flat_map(|(rows, second)| rows.map(move |row| (row, second)));
+        rows.map(|(row, second)| usize::from(self.positions[row] >= second))
+    }
+
+    /// Checks that the rows of each sequence are all of its tokens, which layers without a cache need.
+    pub(super) fn check_whole(&self) -> Result<(), KernelError> {
+        for rows in self.sequences() {
+            let first = self.positions.get(rows.start).copied().unwrap_or(0) as usize;
+            let starts_late = !rows.is_empty() && first > 0;
+            if starts_late {
+                let what = "first position of a sequence of an encoder, which computes whole prompts";
+                return Err(KernelError::Shape { what, found: first, expected: 0 });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that each sequence has a row before its drafts.

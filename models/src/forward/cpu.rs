@@ -1,6 +1,6 @@
 //! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`attention_kernels::layer`].
 
-use attention_kernels::layer::{self, Activate, Activation, NormRow};
+use attention_kernels::layer::{self, Activate, Activation, BothSides, NormRow};
 use attention_kernels::{Dtype, KernelError};
 use device::{Buffer, Device};
 use linear::{Matrix, RowBlock};
@@ -8,11 +8,11 @@ use simd::{Isa, Pool};
 
 use super::ForwardBatch;
 use super::linear::Norm;
-use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
 use super::ranks;
 use super::recurrent;
 use super::routing::Choices;
-use crate::decoder::{Latent, Rope};
+use crate::decoder::{Heads, Latent, Rope};
 
 pub(super) struct Cpu {
     isa: Isa,
@@ -69,6 +69,18 @@ impl LayerOps for Cpu {
         let mut row = vec![0.0; width];
         for (x, position) in x.chunks_mut(width).zip(positions) {
             table.copy_row(*position as usize + offset, &mut row);
+            layer::add(self.isa, x, &row, 1.0);
+        }
+        Ok(())
+    }
+
+    fn add_types(&self, batch: &ForwardBatch, table: &Matrix, x: &mut Buffer) -> Result<(), KernelError> {
+        let table = table.host()?;
+        let width = table.k();
+        let x = &mut x.host_mut::<f32>()?[..batch.tokens.len() * width];
+        let mut row = vec![0.0; width];
+        for (x, kind) in x.chunks_mut(width).zip(batch.types()) {
+            table.copy_row(kind.min(table.n() - 1), &mut row);
             layer::add(self.isa, x, &row, 1.0);
         }
         Ok(())
@@ -185,6 +197,36 @@ impl LayerOps for Cpu {
                 let factor = growth.at(positions[t]);
                 layer::scale(isa, &mut row[..queries], factor);
             }
+        });
+        Ok(())
+    }
+
+    fn attend_both(
+        &self,
+        batch: &ForwardBatch,
+        BothRows { layer, qkv, output }: BothRows<'_>,
+    ) -> Result<(), KernelError> {
+        let (declared, stride, rows) = (&layer.declared, layer.declared.row_width(), batch.tokens.len());
+        let Heads { num_heads, num_kv_heads, head_dim } = declared.heads;
+        let shape = BothSides {
+            heads: (num_heads, num_kv_heads),
+            head_dim,
+            stride,
+            scale: declared.scale,
+            soft_cap: declared.soft_cap,
+            window: declared.window,
+            by_distance: layer.by_distance.as_ref().map_or(Ok(&[][..]), |table| table.host::<f32>())?,
+        };
+        let (isa, width) = (self.isa, declared.attended_width());
+        let qkv = &qkv.host::<f32>()?[..rows * stride];
+        let sequences: Vec<_> = batch.sequences().filter(|rows| !rows.is_empty()).collect();
+        let longest = sequences.iter().map(std::ops::Range::len).max().unwrap_or(0);
+        let seen = declared.window.map_or(longest, |window| longest.min(2 * window));
+        self.threads.chunks_mut(&mut output.host_mut::<f32>()?[..rows * width], width, 2 * seen * width, |t, out| {
+            let of = sequences.partition_point(|rows| rows.end <= t);
+            let Some(sequence) = sequences.get(of) else { return };
+            let keys = &qkv[sequence.start * stride..sequence.end * stride];
+            layer::both_sides(isa, shape, keys, t - sequence.start, out);
         });
         Ok(())
     }

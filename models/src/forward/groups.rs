@@ -18,6 +18,8 @@
 //!                                                      group 1   w0w1 w2    two parts
 //! ```
 //!
+//! **No pages.** Layers that see both sides have no cache: a step computes all tokens of their sequences.
+//!
 //! **State groups.** A page of a group of recurrent layers holds states: the page of block b that after the last computed token
 //! of block b. Tokens of block b update it in place; the first token of block b + 1 starts from it and writes page b + 1; the
 //! first token of a sequence starts from zero. So a full block's page is a checkpoint at the block's end, and a query at
@@ -85,6 +87,9 @@ impl PageLayout {
             return PageLayout::of(stage.groups.clone(), places.unwrap_or(0).max(1), stage.place_heads);
         }
         let keys = |heads: Heads| (heads.num_kv_heads, heads.head_dim);
+        if decoder.is_encoder() {
+            return PageLayout::without_pages();
+        }
         // Layers that read those of another have no pages.
         let own = |(_, mixer): &(usize, &Mixer)| !matches!(mixer, Mixer::Attention(layer) if layer.shares.is_some());
         let mut kinds: Vec<(LayerGroup, (usize, usize))> = Vec::new();
@@ -116,6 +121,12 @@ impl PageLayout {
             chunks.map(|layers| LayerGroup { layers: layers.to_vec(), ..kind.clone() }).collect::<Vec<_>>()
         };
         PageLayout::of(kinds.iter().flat_map(cut).collect(), places, place_heads)
+    }
+
+    /// The layout of an encoder: no layer has a place. A step still lists its sequences in a group, whose blocks have no bytes.
+    fn without_pages() -> PageLayout {
+        let group = LayerGroup { window: None, state: false, parts: 1, layers: Vec::new() };
+        PageLayout::of(vec![group], 0, (0, 0))
     }
 
     fn of(groups: Vec<LayerGroup>, places: usize, place_heads: (usize, usize)) -> PageLayout {

@@ -14,8 +14,8 @@ use super::adapters::Adapters;
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
-use super::ops::{ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
-use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_latent, launched_recurrent};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_latent, launched_recurrent};
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
 pub(super) struct Launched {
@@ -183,6 +183,14 @@ impl LayerOps for Launched {
         launch::add_gathered_rows(&*self.device, self.dtype, numbers, indices, x, size)
     }
 
+    fn add_types(&self, _: &ForwardBatch, _: &Matrix, _: &mut Buffer) -> Result<(), KernelError> {
+        Err(launched_both::unsupported(&*self.device))
+    }
+
+    fn attend_both(&self, _: &ForwardBatch, _: BothRows<'_>) -> Result<(), KernelError> {
+        Err(launched_both::unsupported(&*self.device))
+    }
+
     fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
         let (frequencies, factor) = &self.ropes[table];
         let size = (batch.positions.len(), frequencies.len_bytes() / size_of::<f32>());
@@ -228,7 +236,7 @@ impl LayerOps for Launched {
         let whole = |rope: &Rope| rope.dims == heads.head_dim && !rope.interleaved;
         let is_usual = norms.all(per_head) && !layer.norm_after_rope && layer.rope.as_ref().is_none_or(whole);
         let has_keys = layer.shares.is_none() && value_norm.is_none();
-        let fast = is_usual && has_keys && layer.clip.is_none() && layer.query_growth.is_none();
+        let fast = cache.is_some() && is_usual && has_keys && layer.clip.is_none() && layer.query_growth.is_none();
         if !fast {
             self.qk_by_parts(QkvRows { qkv: &mut *qkv, ..args })?;
         }
@@ -237,9 +245,7 @@ impl LayerOps for Launched {
         let query_weight = query_norm.filter(|_| fast).map(|norm| &norm.weight);
         let key_weight = key_norm.filter(|_| fast).map(|norm| &norm.weight);
         let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
-        if !fast && slots.is_none() {
-            return Ok(());
-        }
+        let Some(cache) = cache.filter(|_| fast || slots.is_some()) else { return Ok(()) };
         let args = QkNormRopeCacheArgs {
             qkv,
             rows,

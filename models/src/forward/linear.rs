@@ -452,6 +452,17 @@ fn is_harmless(name: &str, decoder: &Decoder) -> bool {
         "embed_audio",
         "image_newline",
     ];
+    // Of encoders: buffers, and heads for tokens.
+    const OF_ENCODERS: [&str; 8] = [
+        "position_ids",
+        "pooler",
+        "cls",
+        "lm_head",
+        "vocab_transform",
+        "vocab_layer_norm",
+        "vocab_projector",
+        "decoder",
+    ];
     // Modules that a layer does not use if it reads the keys and values of another layer.
     const UNSHARED: [&str; 4] = ["k_proj", "v_proj", "k_norm", "v_norm"];
     let shares_and_ignores = |layer: &decoder::Layer| {
@@ -459,11 +470,13 @@ fn is_harmless(name: &str, decoder: &Decoder) -> bool {
         let shares = mixers.any(|mixer| matches!(mixer, Mixer::Attention(attention) if attention.shares.is_some()));
         shares && name.split('.').any(|word| UNSHARED.contains(&word))
     };
-    let mut words = name.split('.');
+    let words = name.split('.');
     let layer = name.split('.').find_map(|word| word.parse::<usize>().ok());
     let is_head = matches!(name.rsplit('.').nth(1), Some("lm_head" | "embed_out"));
     ENDS.iter().any(|end| name.ends_with(end))
-        || words.any(|word| PARTS.contains(&word))
+        || words.clone().any(|word| PARTS.contains(&word))
+        || decoder.is_encoder() && words.clone().any(|word| OF_ENCODERS.contains(&word))
+        || decoder.is_encoder() && decoder.head.classifier.is_none() && name.starts_with("head.")
         || layer.is_some_and(|layer| decoder.layers.get(layer).is_none_or(shares_and_ignores))
         || is_head && decoder.is_tied()
 }

@@ -55,6 +55,8 @@ pub(super) struct AttentionLayer {
     pub alibi_slopes: Option<Buffer>,
     /// Float32 `[num_heads]`.
     pub sinks: Option<Buffer>,
+    /// Float32 `[num_heads, 2 * reach + 1]`: what the distance of two rows adds to their score, for a layer that sees both sides.
+    pub by_distance: Option<Buffer>,
     /// Index of its [`View`](super::groups::View).
     pub view: usize,
     /// Its place in a page.
@@ -152,6 +154,20 @@ impl Loader<'_> {
         let (first, all) = layer.shard.map_or((0, heads), |shard| (shard.first, shard.num_heads));
         let sinks = self.weights.expect(name, &[all])?.to_f32();
         self.numbers(&sinks[first..first + heads])
+    }
+
+    /// The bias of each distance, for a layer that sees both sides.
+    pub fn by_distance(
+        &mut self,
+        distances: &decoder::Distances,
+        layer: &decoder::Attention,
+    ) -> Result<Buffer, LoadError> {
+        let heads = layer.heads.num_heads;
+        let table = self.weights.expect(&distances.table, &[distances.buckets, heads])?.to_f32();
+        let reach = distances.reach as isize;
+        let of_head = |head: usize| (-reach..=reach).map(move |distance| (distance, head));
+        let all = (0..heads).flat_map(of_head).map(|(distance, head)| table[distances.bucket(distance) * heads + head]);
+        self.numbers(&all.collect::<Vec<f32>>())
     }
 
     /// The bias of a head that sets the logits of rows without a token to −∞; `None` if all rows are tokens.

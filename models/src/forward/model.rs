@@ -12,6 +12,7 @@ use super::blocks::Blocks;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
+use super::launched_both;
 use super::launched_recurrent;
 use super::linear::{Loader, Progress, Types};
 use super::loaded::{AttentionLayer, Loaded, with_learned};
@@ -137,6 +138,7 @@ impl Model {
         (progress, target): (Progress<'_>, Option<&Model>),
     ) -> Result<Model, LoadError> {
         if device.features().launches {
+            launched_both::check(decoder, &*device)?;
             launched::open(&*device)?;
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
         }
@@ -176,10 +178,12 @@ impl Model {
                 false => None,
             };
             let sinks = declared.sinks.as_ref().map(|name| loader.sinks(name, declared));
+            let by_distance = declared.distances.as_ref().map(|it| loader.by_distance(it, declared));
             attention.push(AttentionLayer {
                 declared: declared.clone(),
                 alibi_slopes: declared.alibi_slopes.as_ref().map(|slopes| loader.numbers(slopes)).transpose()?,
                 sinks: sinks.transpose()?,
+                by_distance: by_distance.transpose()?,
                 view,
                 donor: index_of(donor),
                 place,
@@ -388,6 +392,9 @@ impl Model {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
         batch.check_drafts()?;
+        if self.decoder.is_encoder() {
+            batch.check_whole()?;
+        }
         match &mut self.adapters {
             Some(adapters) => adapters.load(batch)?,
             None => {
@@ -429,12 +436,13 @@ impl Model {
 
     /// Fills `to` with a batch that has the group of each view instead of those of `batch`.
     fn view(&self, batch: &ForwardBatch, caches: &[KvCache], to: &mut ForwardBatch) {
-        let ForwardBatch { tokens, positions, groups, adapters, drafts, needed } = to;
+        let ForwardBatch { tokens, positions, groups, adapters, drafts, seconds, needed } = to;
         tokens.clone_from(&batch.tokens);
         positions.clone_from(&batch.positions);
         needed.clone_from(&batch.needed);
         adapters.clone_from(&batch.adapters);
         drafts.clone_from(&batch.drafts);
+        seconds.clone_from(&batch.seconds);
         groups.resize_with(self.layout.views.len(), GroupBatch::default);
         let block_size = caches.first().map_or(1, |cache| cache.shape.block_size);
         for (view, to) in self.layout.views.iter().zip(groups) {

@@ -68,6 +68,8 @@ pub(super) enum Op {
     Send,
     /// `Stream` += learned embeddings of the positions; `table` is a linear layer.
     AddPositions { table: usize, offset: usize },
+    /// `Stream` += the embeddings of the tokens' types; `table` is a linear layer.
+    AddTypes { table: usize },
     /// Sets the rows of `Stream` at position 0 to zero.
     ZeroFirst,
     /// `Stream` = the sum of the products of the states that the batch of a predictor comes with, after a norm if there is one; or the
@@ -85,6 +87,8 @@ pub(super) enum Op {
     LinearActivate { linear: usize, from: Register, activation: Activation, width: usize, to: Register },
     /// Head norms and rotation of `Qkv` in place, and the cache write.
     QkNormRopeCache { attention: usize },
+    /// Head norms and rotation of `Qkv` in place, for a layer without a cache.
+    QkNormRope { attention: usize },
     /// From the queries in `Attended` and the latent row in `GateUp`, which it norms and rotates: the rotated parts of `Qkv`, the
     /// rows of latent attention.
     LatentRows { attention: usize },
@@ -95,6 +99,8 @@ pub(super) enum Op {
     WriteCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
+    /// `Attended` = attention of the queries in `Qkv` to its keys and values, of the rows of a sequence to both sides.
+    AttendBoth { attention: usize },
     /// `Attended` = the gated output of a recurrent layer whose projections are in `Qkv`, after the norm of each head if there is one.
     Recurrent { recurrent: usize, norm: Option<usize> },
     /// `Activated` = the convolved values of a selective state space whose projections are in `Qkv`.
@@ -135,7 +141,9 @@ impl Op {
     pub fn reads(&self, register: Register) -> bool {
         match *self {
             Op::Embed { .. } | Op::Receive { .. } | Op::RopeTable { .. } | Op::States { .. } => false,
-            Op::AddPositions { .. } | Op::Send | Op::ZeroFirst | Op::Tap { .. } => register == Register::Stream,
+            Op::AddPositions { .. } | Op::AddTypes { .. } | Op::Send | Op::ZeroFirst | Op::Tap { .. } => {
+                register == Register::Stream
+            }
             Op::Scale { register: own, .. } | Op::Sum { register: own, .. } => register == own,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
             Op::Norm { from, .. }
@@ -144,6 +152,8 @@ impl Op {
             | Op::Gather { from, .. } => register == from,
             Op::QkNormRopeCache { .. }
             | Op::Attend { .. }
+            | Op::AttendBoth { .. }
+            | Op::QkNormRope { .. }
             | Op::WriteCache { .. }
             | Op::Recurrent { .. }
             | Op::Convolve { .. } => register == Register::Qkv,
@@ -172,7 +182,7 @@ impl Op {
             }
             Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
-            Op::Attend { .. } | Op::Recurrent { .. } | Op::Scan { .. } => vec![Register::Attended],
+            Op::Attend { .. } | Op::AttendBoth { .. } | Op::Recurrent { .. } | Op::Scan { .. } => vec![Register::Attended],
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { ref moves } => moves.iter().map(|(_, to, _)| *to).collect(),
             _ => Vec::new(),

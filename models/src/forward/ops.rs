@@ -12,9 +12,10 @@ use linear::Matrix;
 
 use super::adapters::Adapters;
 use super::linear::{Linear, LoadedExperts, Norm};
-use super::loaded::RecurrentLayer;
+use super::loaded::{AttentionLayer, RecurrentLayer};
 use super::op::HeadRows;
 use super::ranks::Ranks;
+use super::writer::AttentionPlan;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::{Activation, Attention, Experts, Latent, Recurrent};
 
@@ -31,9 +32,42 @@ pub(super) struct QkvRows<'a> {
     pub rope: Option<&'a Buffer>,
     /// The layer's group in the batch, which has one for each view.
     pub group: usize,
-    pub cache: &'a KvCache,
+    /// `None` for a layer without a cache.
+    pub cache: Option<&'a KvCache>,
     /// Write keys and values to the cache too. Only for devices with such a kernel.
     pub fused: bool,
+}
+
+impl<'a> QkvRows<'a> {
+    /// The rows of a layer, without a cache. `norms` are those of the model, `ropes` its rotary tables.
+    pub fn of(
+        layer: &'a AttentionLayer,
+        plan: AttentionPlan,
+        (norms, ropes): (&'a [Norm], &'a [Buffer]),
+        qkv: &'a mut Buffer,
+        rows: usize,
+    ) -> QkvRows<'a> {
+        let norm = |index: Option<usize>| index.map(|index| &norms[index]);
+        QkvRows {
+            qkv,
+            rows,
+            layer: &layer.declared,
+            query_norm: norm(plan.query_norm),
+            key_norm: norm(plan.key_norm),
+            value_norm: norm(plan.value_norm),
+            rope: plan.table.map(|table| &ropes[table]),
+            group: layer.view,
+            cache: None,
+            fused: false,
+        }
+    }
+}
+
+/// Arguments of [`LayerOps::attend_both`].
+pub(super) struct BothRows<'a> {
+    pub layer: &'a AttentionLayer,
+    pub qkv: &'a Buffer,
+    pub output: &'a mut Buffer,
 }
 
 /// Arguments of [`LayerOps::latent_rows`].
@@ -179,6 +213,8 @@ pub(super) trait LayerOps: Send + Sync {
         offset: usize,
         x: &mut Buffer,
     ) -> Result<(), KernelError>;
+    /// Row t of `x` += the row of the table for the type of token t of the loaded batch.
+    fn add_types(&self, batch: &ForwardBatch, table: &Matrix, x: &mut Buffer) -> Result<(), KernelError>;
     /// Row t of `out` = c·cos(p·f) for all frequencies f of a rotary embedding, then c·sin(p·f); p is the position of token t and
     /// c the embedding's attention factor.
     fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
@@ -198,6 +234,8 @@ pub(super) trait LayerOps: Send + Sync {
     ) -> Result<(), KernelError>;
     /// Clamping, norm and rotation (where the layer has them) of query and key heads in place, and the cache write if `fused`.
     fn qk_norm_rope_cache(&self, batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError>;
+    /// Attention of each row to the rows of its sequence, before and behind it.
+    fn attend_both(&self, batch: &ForwardBatch, args: BothRows<'_>) -> Result<(), KernelError>;
     /// Norms the latents, rotates their keys and the queries, and writes both where latent attention reads them.
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError>;
     /// `y = x·Wᵀ` for each head with its own matrix.

@@ -9,7 +9,7 @@ use device::{Buffer, Device};
 use super::clock::clock;
 use super::loaded::AttentionLayer;
 use super::op::{Op, Register};
-use super::ops::{ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows};
 
 use super::predictor::{self, NO_STATES};
 use super::row_ops::RowOps;
@@ -60,10 +60,10 @@ impl Model {
         caches: &mut [KvCache],
         states: Option<States<'_>>,
     ) -> Result<(), KernelError> {
-        let Some(shape) = caches.first().map(|cache| cache.shape) else { return Ok(()) };
+        let shape = caches.first().map(|cache| cache.shape);
         let outcome = self.run(batch, caches, states);
         // Layers may see pages in other shapes than those who copy and swap them.
-        caches.iter_mut().for_each(|cache| cache.shape = shape);
+        caches.iter_mut().zip(shape.iter().cycle()).for_each(|(cache, shape)| cache.shape = *shape);
         outcome
     }
 
@@ -135,6 +135,11 @@ impl Model {
                         step.registers.get_mut(Register::Stream),
                     )?;
                 }
+                Op::AddTypes { table } => {
+                    let _time = time("add_types", 3 * rows * hidden);
+                    let stream = step.registers.get_mut(Register::Stream);
+                    ops.add_types(batch, &loaded.linears[table].weights, stream)?;
+                }
                 Op::ZeroFirst => {
                     let row = hidden * dtype.bytes();
                     let stream = step.registers.get_mut(Register::Stream);
@@ -190,19 +195,8 @@ impl Model {
                     let variant = fused.then_some(kernels.cache_write.name);
                     let _time = clock(device, "qk_rope", variant, 2 * rows * rotated, dtype);
                     let qkv = step.registers.get_mut(Register::Qkv);
-                    let args = QkvRows {
-                        qkv,
-                        rows,
-                        layer: &layer.declared,
-                        query_norm: plan.query_norm.map(|norm| &loaded.norms[norm]),
-                        key_norm: plan.key_norm.map(|norm| &loaded.norms[norm]),
-                        value_norm: plan.value_norm.map(|norm| &loaded.norms[norm]),
-                        rope: plan.table.map(|table| &step.ropes[table]),
-                        group: layer.view,
-                        cache,
-                        fused,
-                    };
-                    ops.qk_norm_rope_cache(batch, args)?;
+                    let args = QkvRows::of(layer, plan, (&loaded.norms, &step.ropes), &mut *qkv, rows);
+                    ops.qk_norm_rope_cache(batch, QkvRows { cache: Some(cache), fused, ..args })?;
                     let stride = layer.declared.row_width();
                     if calibrates && let Some(scales) = &mut layer.kv_scales {
                         // The scales are written in place: captured graphs know their address.
@@ -216,6 +210,19 @@ impl Model {
                     }
                     let layer = &mut loaded.attention[attention];
                     layer.uncalibrated &= !calibrates;
+                }
+                Op::QkNormRope { attention } => {
+                    let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);
+                    let _time = time("qk_rope", 2 * rows * layer.declared.row_width());
+                    let qkv = step.registers.get_mut(Register::Qkv);
+                    let args = QkvRows::of(layer, plan, (&loaded.norms, &step.ropes), qkv, rows);
+                    ops.qk_norm_rope_cache(batch, args)?;
+                }
+                Op::AttendBoth { attention } => {
+                    let [qkv, output] = step.registers.several([Register::Qkv, Register::Attended])?;
+                    let layer = &loaded.attention[attention];
+                    let _time = time("attention", rows * layer.declared.row_width());
+                    ops.attend_both(batch, BothRows { layer, qkv, output })?;
                 }
                 Op::LatentRows { attention } => {
                     let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);

@@ -46,7 +46,10 @@ impl Program {
         let Written { mut ops, ropes, attention } = Written::of(decoder);
         // After the last mixer that reads other rows, a row affects no result but its own.
         let reads_attended = |op: &Op| {
-            matches!(op, Op::Attend { .. } | Op::GateAttended { .. } | Op::Recurrent { .. } | Op::Scan { .. })
+            matches!(
+                op,
+                Op::Attend { .. } | Op::AttendBoth { .. } | Op::GateAttended { .. } | Op::Recurrent { .. } | Op::Scan { .. }
+            )
         };
         // A stage sends all rows: the layers behind it write keys and values of each.
         if let Some(last) = ops.iter().rposition(reads_attended).filter(|_| !decoder.sends()) {
@@ -142,7 +145,9 @@ impl Program {
                 Op::Norm { norm, groups, to, .. } => holds(to, groups * norms[norm]),
                 Op::AddNorm { norm, to, .. } => holds(to, norms[norm]),
                 Op::Linear { linear, to, .. } => holds(to, rows[linear]),
-                Op::Attend { attention: layer } => holds(Register::Attended, attention[layer].attended_width()),
+                Op::Attend { attention: layer } | Op::AttendBoth { attention: layer } => {
+                    holds(Register::Attended, attention[layer].attended_width())
+                }
                 Op::LatentRows { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
                 Op::HeadLinear { product, to, .. } => {
                     holds(to.register, to.stride);
@@ -175,11 +180,13 @@ impl Program {
                 }
                 Op::RopeTable { .. }
                 | Op::AddPositions { .. }
+                | Op::AddTypes { .. }
                 | Op::ZeroFirst
                 | Op::Send
                 | Op::Tap { .. }
                 | Op::AddRows { .. }
                 | Op::QkNormRopeCache { .. }
+                | Op::QkNormRope { .. }
                 | Op::WriteCache { .. }
                 | Op::GateAttended { .. }
                 | Op::KeepNeeded { .. }

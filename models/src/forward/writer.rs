@@ -95,10 +95,14 @@ impl Writer<'_> {
             self.linears += 1;
             Op::AddPositions { table: self.linears - 1, offset: positions.offset }
         });
+        let types = embedding.types.as_ref().map(|_| {
+            self.linears += 1;
+            Op::AddTypes { table: self.linears - 1 }
+        });
         if embedding.projection.is_some() {
             self.linear(Register::Branch, Register::Stream);
         }
-        self.ops.extend(positions);
+        self.ops.extend(positions.into_iter().chain(types));
         self.after_embedding();
     }
 
@@ -254,7 +258,10 @@ impl Writer<'_> {
             self.linear(Register::Held, Register::GateUp);
             self.ops.push(Op::AddRows { to: Register::Qkv, from: Register::GateUp, width: beside.rows() });
         }
-        self.ops.extend([Op::QkNormRopeCache { attention }, Op::Attend { attention }]);
+        self.ops.extend(match layer.both_sides {
+            false => [Op::QkNormRopeCache { attention }, Op::Attend { attention }],
+            true => [Op::QkNormRope { attention }, Op::AttendBoth { attention }],
+        });
         if layer.gate {
             self.ops.push(Op::GateAttended { attention });
         }

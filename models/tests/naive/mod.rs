@@ -7,6 +7,7 @@ mod case;
 pub mod cases;
 mod classic;
 mod config;
+pub mod encoders;
 mod experts;
 mod first_difference;
 mod gemma;

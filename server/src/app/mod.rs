@@ -5,7 +5,7 @@ mod logprob_sizes;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::{AdapterInfo, AsyncEngine, Pooling};
+use engine::{AdapterInfo, AsyncEngine, Pooler, Pooling};
 use serde_json::Value;
 use text::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use tokio::sync::Semaphore;
@@ -68,7 +68,7 @@ impl App {
             streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
             tool_format: chosen(options.tool_call_parser, template.and_then(ToolFormat::of), ToolFormat::Hermes).0,
             reasoning: chosen(options.reasoning_parser, template.and_then(ReasoningFormat::of), ReasoningFormat::Off).0,
-            pooling: options.pooling_type.or(info.pooling),
+            pooling: options.pooling_type.or(info.pooler.pooling),
             created: unix_seconds(),
             activity: Arc::default(),
             parse_pool: ParsePool::default(),
@@ -114,6 +114,16 @@ impl App {
     /// Maximum context length, prompt plus output, in tokens.
     pub(crate) fn context(&self) -> usize {
         self.engine.info().max_model_len
+    }
+
+    /// Maximum number of tokens of a prompt.
+    pub(crate) fn longest_prompt(&self) -> usize {
+        self.engine.info().longest_prompt
+    }
+
+    /// From hidden states to embeddings or to labels.
+    pub(crate) fn pooler(&self) -> &Pooler {
+        &self.engine.info().pooler
     }
 
     /// Vocabulary size: token ids are below it.

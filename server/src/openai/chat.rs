@@ -139,6 +139,7 @@ impl Choices for Chat {
     const NAMES: [&'static str; 3] = ["chatcmpl", "chat.completion", "chat.completion.chunk"];
 
     fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Chat, Vec<GenerationRequest>), Cost), ApiError> {
+        work.must_generate()?;
         let (prepared, cost) = Prepared::new(work, ChatRequest::read(work, fields)?)?;
         cost.check(&work.options.limits)?;
         let request = prepared.request(work)?;

@@ -164,6 +164,11 @@ impl Envelope {
         Envelope { id: response_id(prefix), object, created: unix_seconds(), model }
     }
 
+    /// Its id.
+    pub fn into_id(self) -> String {
+        self.id
+    }
+
     /// Appends the JSON of an object: the fields of the envelope, a list of this name, further fields, and `usage` unless it is `None`.
     pub fn write<I: IntoIterator<Item: Serialize>>(
         &self,

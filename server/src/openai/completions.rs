@@ -85,6 +85,7 @@ impl Choices for Completion {
     const NAMES: [&'static str; 3] = ["cmpl", "text_completion", "text_completion"];
 
     fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Completion, Vec<GenerationRequest>), Cost), ApiError> {
+        work.must_generate()?;
         let mut request = CompletionRequest::read(work, fields)?;
         let least = request.prompts.iter().map(|input| input.least_tokens(work)).sum();
         let count = request.prompts.len();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine};
-use engine::{GenerationParams, GenerationRequest};
+use engine::GenerationRequest;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -16,26 +16,20 @@ use super::choices::Envelope;
 use crate::app::App;
 use crate::http::{ApiError, json};
 use crate::reply::Run;
-use crate::request::{
-    Cost, Fields, Input, Work, add_special_tokens, body, cache_salt, priority, prompts, truncation, unsupported, user,
-};
+use crate::request::pooled::{Pooled, check_activation, finish};
+use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
 
 /// `POST /v1/embeddings`.
 pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((requests, is_base64), _) = body.read(&app, prepare).await?;
+    let ((requests, form), _) = body.read(&app, prepare).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
-    let adapter = requests.first().and_then(|request| request.adapter.as_deref());
-    let envelope = Envelope::new(&app, adapter, "embd", "list");
-    let answers = Run::submit(&app, requests).await?.collect(false).await?;
-    let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
-    let vectors = vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))?;
+    let envelope = Envelope::new(&app, form.adapter.as_deref(), "embd", "list");
+    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let one = |(index, vector): (usize, Vec<f32>)| {
-            let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-            let embedding =
-                if is_base64 { Vector::Base64(BASE64_STANDARD.encode(bytes())) } else { Vector::Numbers(vector) };
-            Embedding { object: "embedding", index, embedding }
+            let vector = finish(app.pooler(), vector, form.dimensions, form.use_activation);
+            Embedding { object: "embedding", index, embedding: Vector::new(vector, form.is_base64) }
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
         let mut text = Vec::new();
@@ -52,83 +46,77 @@ struct Embedding {
     embedding: Vector,
 }
 
+/// A vector in a response.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Vector {
+pub enum Vector {
     /// Written as the shortest decimals of float32: 0.1 and not 0.10000000149011612.
     Numbers(Vec<f32>),
+    /// Its little-endian bytes.
     Base64(String),
+}
+
+impl Vector {
+    /// A vector in one of the two forms.
+    pub fn new(vector: Vec<f32>, is_base64: bool) -> Vector {
+        let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        if is_base64 { Vector::Base64(BASE64_STANDARD.encode(bytes())) } else { Vector::Numbers(vector) }
+    }
+}
+
+/// What the response depends on.
+pub struct Form {
+    is_base64: bool,
+    dimensions: Option<usize>,
+    use_activation: Option<bool>,
+    adapter: Option<String>,
 }
 
 /// The fields of an embeddings request.
 pub struct EmbeddingsRequest {
     is_base64: bool,
-    keep: Option<usize>,
-    add_special: bool,
-    priority: i32,
-    cache_salt: Option<String>,
-    adapter: Option<String>,
+    dimensions: Option<usize>,
+    pooled: Pooled,
     prompts: Vec<Input>,
 }
 
 impl EmbeddingsRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<EmbeddingsRequest, ApiError> {
-        let adapter = work.choose_model(fields)?;
+        let mut pooled = Pooled::read(work, fields)?;
         unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
-        user(fields)?;
-        let description = "LogprobFormat of the embeddings: float (default) or base64 of little-endian float32.";
-        let is_base64 = fields.word("encoding_format", &["float", "base64"], description)? == Some("base64");
-        let width = work.engine.info().hidden_size;
-        if let Some(asked) =
-            fields.count("dimensions", (1, usize::MAX), "Number of dimensions; only the model's own.")?
-            && asked != width
-        {
-            let expected = format!("{width}: this model does not support other dimensions; remove it");
-            return Err(ApiError::wrong("dimensions", &Value::from(asked), expected));
-        }
-        let keep = match truncation(fields)? {
-            Some(-1) => Some(work.context().saturating_sub(1)),
-            other => other.and_then(|n| usize::try_from(n).ok()),
-        };
-        Ok(EmbeddingsRequest {
-            is_base64,
-            keep,
-            add_special: add_special_tokens(fields)?,
-            priority: priority(fields)?,
-            cache_salt: cache_salt(fields)?,
-            adapter,
-            prompts: prompts::read(work, fields, "input", "Texts to embed.")?,
-        })
+        pooled.read_prompt_name(work, fields)?;
+        let dimensions = dimensions(work, fields)?;
+        let prompts = prompts::read(work, fields, "input", "Texts to embed.")?;
+        Ok(EmbeddingsRequest { is_base64: is_base64(fields)?, dimensions, pooled, prompts })
     }
 }
 
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, bool), Cost), ApiError> {
-    let pooling = work.pooling.ok_or_else(|| {
-        let advice = "its 1_Pooling/config.json has neither last-token nor mean pooling; set --pooling-type";
-        ApiError::unsupported("model", advice)
-    })?;
-    let EmbeddingsRequest { is_base64, keep, add_special, priority, cache_salt, adapter, prompts } =
-        EmbeddingsRequest::read(work, fields)?;
-    let width = work.engine.info().hidden_size;
+/// Reads `encoding_format`.
+pub fn is_base64(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
+    Ok(fields.word("encoding_format", &["float", "base64"], description)? == Some("base64"))
+}
+
+fn dimensions(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let (pooler, range) = (work.pooler(), (1, usize::MAX));
+    let description = "Number of dimensions: the model's own, or fewer if its config.json has matryoshka_dimensions or is_matryoshka.";
+    let asked = fields.count("dimensions", range, description)?;
+    let refused = |asked: usize| {
+        let expected = format!("{}, or a length that the model's config.json allows; remove it", pooler.width);
+        ApiError::wrong("dimensions", &Value::from(asked), expected)
+    };
+    asked.map_or(Ok(None), |asked| if pooler.takes(asked) { Ok(Some(asked)) } else { Err(refused(asked)) })
+}
+
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
+    work.must_embed()?;
+    let EmbeddingsRequest { is_base64, dimensions, pooled, prompts } = EmbeddingsRequest::read(work, fields)?;
+    check_activation(work, pooled.use_activation)?;
     let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
-    let count = prompts.len();
-    let cost = |tokens| Cost {
-        prompts: count,
-        sequences: 1,
-        n: 1,
-        prompt_tokens: tokens,
-        // The vector and its text.
-        list_bytes: width * 20,
-        ..Cost::default()
-    };
-    cost(least).check(&work.options.limits)?;
-    let prompts = prompts::tokenize(work, prompts, "input", add_special, keep)?;
-    let tokens = prompts.iter().map(|(ids, _)| ids.len()).sum();
-    let request = |(prompt, _)| {
-        let (params, cache_salt, adapter) = (GenerationParams::embedding(pooling), cache_salt.clone(), adapter.clone());
-        GenerationRequest { prompt, params, priority, cache_salt, adapter, ..Default::default() }
-    };
-    let requests = prompts.into_iter().map(request).collect();
-    Ok(((requests, is_base64), cost(tokens)))
+    pooled.cost(work, prompts.len(), least).check(&work.options.limits)?;
+    let prompts = pooled.prompts(work, prompts, "input")?;
+    let (requests, cost) = pooled.requests(work, prompts)?;
+    let Pooled { adapter, use_activation, .. } = pooled;
+    Ok(((requests, Form { is_base64, dimensions, use_activation, adapter }), cost))
 }

@@ -71,7 +71,7 @@ pub const SCHEMAS: &[Schema] = &[
     ("Embedding", "object", "An embedding vector."),
     ("Embedding.object", "string", "Always \"embedding\"."),
     ("Embedding.index", "integer", "Index of the input."),
-    ("Embedding.embedding", "any", "The vector, of length 1: numbers, or the base64 of little-endian float32."),
+    ("Embedding.embedding", "any", "The vector: numbers, or the base64 of little-endian float32."),
     ("Models", "object", "The served models."),
     ("Models.object", "string", "Always \"list\"."),
     ("Models.data", "[Model]", "The served model under each of its names, and its LoRA adapters."),

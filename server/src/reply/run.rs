@@ -107,6 +107,13 @@ impl Run {
         })
     }
 
+    /// Waits for the end and returns the vector of each prompt: an embedding, or the logits of labels.
+    pub async fn collect_vectors(self) -> Result<Vec<Vec<f32>>, ApiError> {
+        let answers = self.collect(false).await?;
+        let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
+        vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))
+    }
+
     /// Waits for the end and returns one [`PromptOutput`] per prompt. Its tokens are dropped unless `keep_tokens`.
     pub async fn collect(mut self, keep_tokens: bool) -> Result<Vec<PromptOutput>, ApiError> {
         let mut answers: Vec<PromptOutput> = self.sequences.iter().map(|&n| PromptOutput::empty(n)).collect();

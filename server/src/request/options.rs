@@ -232,6 +232,7 @@ impl Options {
         }
         Ok(GenerationRequest {
             prompt,
+            second: None,
             params: GenerationParams { max_tokens: Some(max_tokens), ..self.params.clone() },
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
@@ -241,12 +242,12 @@ impl Options {
     }
 }
 
-/// Checks that a prompt of `length` tokens leaves space in the context for one more. `param` is its field.
+/// Checks that a prompt of `length` tokens fits the context, with one more token if the model generates. `param` is its field.
 pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiError> {
     if length == 0 {
         return Err(ApiError::found(param, "a prompt without tokens", "at least one token"));
     }
-    if length >= app.context() { Err(too_long(app, &length.to_string(), param)) } else { Ok(()) }
+    if length > app.longest_prompt() { Err(too_long(app, &length.to_string(), param)) } else { Ok(()) }
 }
 
 /// Maximum prompt length besides an output of `asked` tokens, at least one token; `name` is the field of the token

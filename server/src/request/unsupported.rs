@@ -82,14 +82,29 @@ pub const RESPONSES: [Field; 6] = [
     (&["continue_final_message"], EMPTY, "use /v1/chat/completions"),
 ];
 
+/// Fields that no request for a vector has.
+pub const POOLED: [Field; 3] = [
+    (&["normalize"], "[true]", "use use_activation"),
+    (&["padding"], EMPTY, "remove it: prompts are computed without padding"),
+    (&["mm_processor_kwargs"], EMPTY, "remove it: this model accepts only text"),
+];
+
 /// Fields of other servers' embeddings.
-pub const EMBEDDINGS: [Field; 6] = [
-    TRUNCATION,
-    (&["normalize", "use_activation"], "[true]", "remove it: embeddings have length 1"),
-    (&["embed_dtype"], r#"["float32"]"#, "remove it: embeddings are float32"),
-    (&["endianness"], r#"["native", "little"]"#, "remove it: embeddings are little-endian"),
-    (&["input_type", "prompt_name", "instruction"], EMPTY, "put the instruction into input"),
+pub const EMBEDDINGS: [Field; 4] = [
+    (&["embed_dtype"], r#"["float32"]"#, "remove it: vectors are float32"),
+    (&["endianness"], r#"["native", "little"]"#, "remove it: vectors are little-endian"),
+    (&["input_type", "instruction"], EMPTY, "put the instruction into input, or use prompt_name"),
     (&["messages"], EMPTY, "use input"),
+];
+
+/// Fields of embeddings that pooling does not have.
+pub const POOLING: [Field; 1] = [(&["dimensions"], "[]", "use /v1/embeddings")];
+
+/// Fields of other servers' scores.
+pub const SCORES: [Field; 3] = [
+    (&["chat_template", "chat_template_kwargs"], EMPTY, "remove it: pairs are written as the model expects them"),
+    (&["raw_scores"], "[false]", "use use_activation: false"),
+    (&["texts"], EMPTY, "use documents"),
 ];
 
 /// Fails if one of the fields is present with a value that asks for something.

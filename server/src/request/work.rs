@@ -5,6 +5,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use engine::Task;
 use text::TokenizeError;
 
 use super::fields::Fields;
@@ -50,6 +51,33 @@ impl Work {
         }
     }
 
+    /// Refuses a request for text if the model generates none.
+    pub fn must_generate(&self) -> Result<(), ApiError> {
+        match self.engine.info().generates {
+            true => Ok(()),
+            false => Err(ApiError::unsupported("model", format!("it generates no text; it serves {}", self.serves()))),
+        }
+    }
+
+    /// Refuses a request for an embedding if the model gives labels.
+    pub fn must_embed(&self) -> Result<(), ApiError> {
+        match self.pooler().task {
+            Task::Embed { .. } => Ok(()),
+            Task::Classify { .. } => {
+                Err(ApiError::unsupported("model", format!("it has no embeddings; it serves {}", self.serves())))
+            }
+        }
+    }
+
+    /// The routes of a model that pools.
+    pub fn serves(&self) -> &'static str {
+        match &self.pooler().task {
+            Task::Embed { .. } => "/v1/embeddings, /pooling, /score and /rerank",
+            Task::Classify { labels, .. } if labels.len() == 1 => "/classify, /pooling, /score and /rerank",
+            Task::Classify { .. } => "/classify and /pooling",
+        }
+    }
+
     /// Token ids of a text. `param` is its field, for errors. With `must_fit`, a text longer than the context is
     /// rejected early, as far as its bytes tell; the caller would reject it anyway.
     pub fn encode(&self, text: &str, add_special: bool, param: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
@@ -60,7 +88,7 @@ impl Work {
             return Err(ApiError::over(param, found, most, "bytes of text", advice));
         }
         let least = self.tokenizer().least_tokens(found);
-        if must_fit && least >= self.context() {
+        if must_fit && least > self.longest_prompt() {
             return Err(too_long(self, &format!("at least {least}"), param));
         }
         let most_tokens = if must_fit { self.context() } else { self.options.limits.max_request_tokens };
@@ -86,7 +114,7 @@ impl Work {
 
 /// Error for a prompt of `length` tokens that does not fit the context.
 pub fn too_long(app: &App, length: &str, param: &str) -> ApiError {
-    let (context, most) = (app.context(), app.context().saturating_sub(1));
+    let (context, most) = (app.context(), app.longest_prompt());
     let problem = format!("found a prompt of {length} tokens, expected at most {most}; shorten the prompt");
     ApiError::context_length(param, context, problem)
 }

@@ -76,9 +76,9 @@ pub struct ServerOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
     pub server_dev_mode: Option<bool>,
-    /// Pooling of hidden states for /v1/embeddings: last or mean [default: that of the checkpoint, otherwise last]
+    /// Pooling of hidden states for embeddings: last, mean or cls [default: that of the checkpoint, otherwise last, of an encoder cls]
     ///
-    /// `last` takes the state of the last token after the final norm, `mean` the mean of all; vectors are normalised to length 1. A
+    /// `last` takes the state of the last token after the final norm, `cls` that of the first, `mean` the mean of all. A
     /// checkpoint states its type in `1_Pooling/config.json`.
     #[arg(long, value_name = "TYPE")]
     pub pooling_type: Option<Pooling>,

@@ -1,6 +1,7 @@
-//! Routes that vLLM adds to OpenAI's API: tokenizer, LoRA adapters, prefix cache, sleep.
+//! Routes that vLLM adds to OpenAI's API: tokenizer, embeddings and scores of texts, LoRA adapters, prefix cache, sleep.
 
 mod adapters;
+mod pooling;
 mod prefix_cache;
 mod sleep;
 mod tokenize;
@@ -29,6 +30,7 @@ const SCHEMAS: &[Schema] = &[
 /// Adds the routes; `may_change_adapters` and `may_reset` say what clients may do.
 pub fn add(routes: &mut Routes, may_change_adapters: bool, may_reset: bool) {
     routes.schemas(SCHEMAS);
+    pooling::add(routes);
     let request = routes.request("TokenizeRequest", "A text or a conversation.", tokenize::TokenizeRequest::read);
     let operation = Operation::post("Tokenize a text or a conversation").reads(&request).returns("Tokenize");
     routes.add(&["/tokenize"], post(tokenize::tokenize), operation);

@@ -16,12 +16,16 @@ use text::{Grammar, Grammars, StreamOptions, TextStream, Tokenizer};
 use tokio::runtime::{Builder, Runtime};
 
 /// All routes with a body, and one without.
-pub const PATHS: [&str; 8] = [
+pub const PATHS: [&str; 12] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
     "/tokenize",
     "/detokenize",
     "/quire/state",

@@ -11,6 +11,7 @@
 //! | `stated`, `steps`, `splits` | what the readers share: added tokens, the steps around a model, how texts are split |
 //! | `model`, `scored`, `bpe`, `unigram`, `rules` | the model: one of the library, or a vocabulary with scores |
 //! | `pieces`, `spaces` | long texts in pieces |
+//! | `frame` | special tokens around one text and around two |
 //! | `bytes` | the bytes that a token represents |
 
 use std::collections::HashSet;
@@ -25,6 +26,7 @@ use crate::files::{Files, read};
 mod bpe;
 mod bytes;
 mod error;
+mod frame;
 mod gguf;
 mod model;
 mod pieces;
@@ -41,6 +43,7 @@ mod wordpiece;
 
 use bytes::TokenSpelling;
 pub use error::TokenizeError;
+pub use frame::Frame;
 use gguf::Vocabulary;
 use model::Pipeline;
 use pieces::{Pieces, Rest};
@@ -172,11 +175,7 @@ impl Tokenizer {
             _ => return self.encode_whole(text, add_special),
         }
         if add_special {
-            // The special tokens around a text do not depend on it.
-            let (bare, whole) = (self.encode_whole("a", false)?, self.encode_whole("a", true)?);
-            let before = (0..=whole.len()).find(|&at| whole[at..].starts_with(&bare)).unwrap_or(0);
-            ids.splice(..0, whole[..before].iter().copied());
-            ids.extend(whole.iter().skip(before + bare.len()));
+            ids = self.frame()?.single(&ids);
         }
         Ok(ids)
     }

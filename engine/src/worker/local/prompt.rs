@@ -36,10 +36,9 @@ impl LocalWorker {
 
     /// Adds the hidden states of the span to the embedding, if one was asked for, and completes it with the last.
     pub(super) fn pool_prompt(&mut self, span: &Span, last: u32, output: &mut StepOutput) -> Result<(), Failure> {
-        let LocalWorker { executor, requests, rows, .. } = self;
+        let LocalWorker { device, executor, requests, rows, pooler, .. } = self;
         let Some(state) = requests.get_mut(&span.seq.request) else { return Ok(()) };
-        let positions = state.to_pool(span);
-        let is_last = positions.end == state.request.prompt.len();
+        let (positions, len) = (state.to_pool(span), state.request.prompt.len());
         let Some(pooled) = state.pooled.as_mut().filter(|_| !positions.is_empty()) else { return Ok(()) };
         rows.clear();
         rows.extend(rows_of(span, last, positions));
@@ -47,8 +46,8 @@ impl LocalWorker {
             let (hidden, width) = executor.hidden(rows)?;
             pooled.add_rows(hidden, width);
         }
-        if is_last {
-            output.embeddings.push((span.seq.request, pooled.finish()));
+        if pooled.is_complete(len) {
+            output.embeddings.push((span.seq.request, pooler.apply(pooled.finish(), device.pool())));
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ type Repeated = Vec<(String, Json)>;
 
 /// Prepares the chat of a request.
 pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated), Cost), ApiError> {
+    work.must_generate()?;
     let (request, echoed) = read(work, fields)?;
     let repeated: usize =
         echoed.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();

@@ -1,0 +1,140 @@
+//! `POST /pooling` and `POST /classify`: one vector for each input.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use engine::{GenerationRequest, Task};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::app::App;
+use crate::http::{ApiError, json};
+use crate::openai::{Envelope, Vector, is_base64};
+use crate::reply::Run;
+use crate::request::pooled::{Pooled, check_activation, finish};
+use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
+
+/// `POST /pooling`: an embedding, or the scores of labels, whichever the model gives.
+pub async fn pooling(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let ((requests, pooled, is_base64), _) = body.read(&app, prepare_pooling).await?;
+    let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
+    let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "pool", "list");
+    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    json::off_reactor(true, move || {
+        let one = |(index, vector)| {
+            let vector = finish(app.pooler(), vector, None, pooled.use_activation);
+            PooledData { index, object: "pooling", data: Vector::new(vector, is_base64) }
+        };
+        let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
+        let mut text = Vec::new();
+        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        json::respond(text)
+    })
+    .await
+}
+
+#[derive(Serialize)]
+struct PooledData {
+    index: usize,
+    object: &'static str,
+    data: Vector,
+}
+
+/// The fields of a request for pooling.
+pub struct PoolingRequest {
+    pooled: Pooled,
+    is_base64: bool,
+    prompts: Vec<Input>,
+}
+
+impl PoolingRequest {
+    /// Reads the fields.
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<PoolingRequest, ApiError> {
+        let mut pooled = Pooled::read(work, fields)?;
+        unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
+        unsupported::refuse(fields, &unsupported::POOLING)?;
+        pooled.read_prompt_name(work, fields)?;
+        let is_embedding = matches!(work.pooler().task, Task::Embed { .. });
+        let task = if is_embedding { "embed" } else { "classify" };
+        fields.word("task", &[task], "What to return: what the model gives.")?;
+        let is_base64 = is_base64(fields)?;
+        Ok(PoolingRequest { pooled, is_base64, prompts: prompts::read(work, fields, "input", "Texts to pool.")? })
+    }
+}
+
+fn prepare_pooling(
+    work: &Work,
+    fields: &Fields<'_>,
+) -> Result<((Vec<GenerationRequest>, Pooled, bool), Cost), ApiError> {
+    let PoolingRequest { pooled, is_base64, prompts } = PoolingRequest::read(work, fields)?;
+    check_activation(work, pooled.use_activation)?;
+    let (requests, cost) = requests(work, &pooled, prompts)?;
+    Ok(((requests, pooled, is_base64), cost))
+}
+
+fn requests(work: &Work, pooled: &Pooled, prompts: Vec<Input>) -> Result<(Vec<GenerationRequest>, Cost), ApiError> {
+    let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
+    pooled.cost(work, prompts.len(), least).check(&work.options.limits)?;
+    let prompts = pooled.prompts(work, prompts, "input")?;
+    pooled.requests(work, prompts)
+}
+
+/// `POST /classify`.
+pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let ((requests, pooled), _) = body.read(&app, prepare_classes).await?;
+    let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
+    let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "classify", "list");
+    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    json::off_reactor(true, move || {
+        let labels = match &app.pooler().task {
+            Task::Classify { labels, .. } => &labels[..],
+            Task::Embed { .. } => &[],
+        };
+        let one = |(index, vector): (usize, Vec<f32>)| {
+            let probs = finish(app.pooler(), vector, None, pooled.use_activation);
+            let best = probs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+            let label = best.and_then(|(label, _)| labels.get(label));
+            Classes { index, label: label.map(String::as_str), num_classes: probs.len(), probs }
+        };
+        let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
+        let mut text = Vec::new();
+        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        json::respond(text)
+    })
+    .await
+}
+
+#[derive(Serialize)]
+struct Classes<'a> {
+    index: usize,
+    label: Option<&'a str>,
+    probs: Vec<f32>,
+    num_classes: usize,
+}
+
+/// The fields of a request for labels.
+pub struct ClassifyRequest {
+    pooled: Pooled,
+    prompts: Vec<Input>,
+}
+
+impl ClassifyRequest {
+    /// Reads the fields.
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ClassifyRequest, ApiError> {
+        let pooled = Pooled::read(work, fields)?;
+        unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
+        Ok(ClassifyRequest { pooled, prompts: prompts::read(work, fields, "input", "Texts to classify.")? })
+    }
+}
+
+fn prepare_classes(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Pooled), Cost), ApiError> {
+    let ClassifyRequest { pooled, prompts } = ClassifyRequest::read(work, fields)?;
+    if matches!(work.pooler().task, Task::Embed { .. }) {
+        return Err(ApiError::unsupported("model", format!("it has no labels; it serves {}", work.serves())));
+    }
+    let (requests, cost) = requests(work, &pooled, prompts)?;
+    Ok(((requests, pooled), cost))
+}
