@@ -103,7 +103,8 @@ impl EmbeddingsRequest {
     }
 }
 
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, bool), Cost), ApiError> {
+/// Reads the fields and tokenizes the prompts. Also returns whether the embeddings are to be sent as base64.
+pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, bool), Cost), ApiError> {
     let pooling = work.pooling.ok_or_else(|| {
         let advice = "its 1_Pooling/config.json has neither last-token nor mean pooling; set --pooling-type";
         ApiError::unsupported("model", advice)

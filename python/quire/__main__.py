@@ -1,0 +1,19 @@
+"""`python -m quire`: the program `quire`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from quire import _quire
+
+
+def main() -> int:
+    """Runs the program with the arguments of this process."""
+    # Python's handler would only note Ctrl-C, and run once the program has ended.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _quire.main(["quire", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
