@@ -13,6 +13,7 @@ The classes have the names, defaults and results of vLLM; the page "Coming from 
 from quire._quire import EngineDeadError, QueueOverflowError, __version__
 from quire.async_llm import AsyncLLM
 from quire.llm import LLM
+from quire.llm_engine import LLMEngine
 from quire.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -45,6 +46,7 @@ from quire.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
+    "LLMEngine",
     "AsyncEngineArgs",
     "AsyncLLM",
     "BeamSearchOutput",

@@ -14,7 +14,7 @@ from typing import Any
 from quire import _quire, requests
 from quire._quire import EngineDeadError
 from quire.llm import EngineHandle
-from quire.outputs import Collector, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, view
+from quire.outputs import Collector, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, integers
 from quire.params import LoRARequest, PoolingParams, SamplingParams, wrong_type
 from quire.settings import EngineArgs, Settings
 from quire.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def _run_all(functions: list[Callable[[], None]]) -> None:
 
 
 def _dispatch(ready: _quire.Ready, owner: weakref.ref[_Dispatcher]) -> None:
-    while (keys := ready.wait()) is not None and (dispatcher := owner()) is not None:
+    while (keys := ready.wait(False)) is not None and (dispatcher := owner()) is not None:
         dispatcher.tell(keys)
         del dispatcher
 
@@ -82,10 +82,15 @@ def _dispatch(ready: _quire.Ready, owner: weakref.ref[_Dispatcher]) -> None:
 class _Running:
     """A request that has not ended."""
 
-    def __init__(self, stream: _quire.Stream, wake: Callable[[], None]) -> None:
-        self.stream = stream
-        self.wake = wake
+    def __init__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        self._loop = loop
+        self._event = event
         self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._event.set)
 
 
 class AsyncLLM:
@@ -152,7 +157,7 @@ class AsyncLLM:
             collector = None
             async for stream, answer in answers:
                 if collector is None:
-                    ids = view(stream.prompt_token_ids(0), "I").tolist()
+                    ids = integers(stream.prompt_token_ids(0)).tolist()
                     text, kind = given.text or prompt_text, params.output_kind
                     collector = Collector(request_id, text, ids, self._handle.texts, kind, params.detokenize, lora_request)
                 yield collector.add(answer) if answer is not None else _aborted(collector, params.n)
@@ -177,7 +182,7 @@ class AsyncLLM:
         async with contextlib.aclosing(self._answers(request_id, "embeddings", body, True, lora_request)) as answers:
             async for stream, answer in answers:
                 if answer is not None:
-                    ids = view(stream.prompt_token_ids(0), "I").tolist()
+                    ids = integers(stream.prompt_token_ids(0)).tolist()
                     vector = PoolingOutput(answer.embedding or b"")
                     yield PoolingRequestOutput(request_id, vector, ids, answer.cached_tokens or 0, answer.finished)
 
@@ -194,7 +199,7 @@ class AsyncLLM:
         try:
             # Tokenizing and compiling grammars take a while.
             stream = await loop.run_in_executor(None, self._submit, route, body, whole, adapter)
-            running = _Running(stream, lambda: loop.call_soon_threadsafe(event.set))
+            running = _Running(loop, event)
             self._running[request_id] = running
             while True:
                 event.clear()
@@ -222,8 +227,7 @@ class AsyncLLM:
         """Ends requests: their iterations end with an output whose unfinished sequences have the finish reason "abort"."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
             if running := self._running.get(one):
-                running.is_aborted = True
-                running.wake()
+                running.abort()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -326,7 +330,7 @@ def _aborted(collector: Collector, n: int) -> RequestOutput:
     outputs = []
     for index in range(n):
         so_far = collector.sequences.get(index)
-        text, ids = (so_far.text, view(so_far.token_ids, "I").tolist()) if so_far else ("", [])
+        text, ids = (so_far.text, integers(so_far.token_ids).tolist()) if so_far else ("", [])
         outputs.append(CompletionOutput(index, text, ids, finish_reason="abort", lora_request=collector.lora_request))
     return RequestOutput(
         collector.request_id,

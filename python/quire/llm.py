@@ -23,7 +23,7 @@ from quire.outputs import (
     RequestOutput,
     ScoringRequestOutput,
     TokenTexts,
-    view,
+    integers,
 )
 from quire.params import BeamSearchParams, LoRARequest, PoolingParams, RequestOutputKind, SamplingParams, wrong_type
 from quire.settings import EngineArgs, Settings
@@ -100,6 +100,35 @@ def _close(engine: _quire.Engine) -> None:
         pass
 
 
+class ModelFacts:
+    """`llm.llm_engine.model_config`."""
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        self.model: str = info["name"]
+        """Name of the model."""
+        self.max_model_len: int = info["max_model_len"]
+        """Greatest number of tokens of prompt and output."""
+        self._vocab_size: int = info["vocab_size"]
+
+    def get_vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._vocab_size
+
+
+class EngineFacts:
+    """`llm.llm_engine`."""
+
+    def __init__(self, model_config: ModelFacts, tokenizer: Tokenizer) -> None:
+        self.model_config = model_config
+        """Facts about the model."""
+        self.tokenizer = tokenizer
+        """The model's tokenizer."""
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+
 class LLM:
     """A model and the engine that computes it.
 
@@ -149,6 +178,11 @@ class LLM:
         """Greatest number of tokens of prompt and output."""
         found: int = self._handle.info["max_model_len"]
         return found
+
+    @property
+    def llm_engine(self) -> EngineFacts:
+        """Facts about the engine under the names by which scripts ask vLLM for them."""
+        return EngineFacts(ModelFacts(self._handle.info), self._handle.tokenizer())
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -246,7 +280,7 @@ class LLM:
         extras = self._extras(lora_request, priority, requests.tokenization(tokenization_kwargs), len(given))
         template = chat_template or self._handle.settings.chat_template
         fields = requests.ChatFields(template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        bodies = [requests.chat(one, fields, *more) for one, *more in zip(given, params, extras, strict=True)]
+        bodies = [requests.chat(talk, fields, one, extra) for talk, one, extra in zip(given, params, extras, strict=True)]
         texts = [self._handle.engine.render(requests.rendering(one, fields)) for one in given]
         return self._run("chat", bodies, texts, params, extras, use_tqdm)
 
@@ -315,7 +349,7 @@ class LLM:
         ids = [next(self._handle.ids) for _ in bodies]
         for answer in _answers(stream, len(bodies), use_tqdm):
             at = answer.request
-            prompt = view(stream.prompt_token_ids(at), "I").tolist()
+            prompt = integers(stream.prompt_token_ids(at)).tolist()
             vector = PoolingOutput(answer.embedding or b"")
             results[at] = PoolingRequestOutput(ids[at], vector, prompt, answer.cached_tokens or 0, answer.finished)
         return [result for result in results if result is not None]
@@ -363,7 +397,7 @@ class LLM:
         fields: Mapping[str, Any],
         count: int,
     ) -> list[requests.Extra]:
-        adapters = requests.each("lora_request", lora_request, count, LoRARequest)  # type: ignore[arg-type]
+        adapters = requests.each("lora_request", lora_request, count, LoRARequest)
         self._handle.load(adapters)
         ranks = requests.priorities(priority, count)
         return [requests.Extra(adapter, rank, fields) for adapter, rank in zip(adapters, ranks, strict=True)]
@@ -383,7 +417,7 @@ class LLM:
         outputs: list[RequestOutput | None] = list(results)
         for answer in _answers(stream, len(bodies), use_tqdm):
             at = answer.request
-            prompt = view(stream.prompt_token_ids(at), "I").tolist()
+            prompt = integers(stream.prompt_token_ids(at)).tolist()
             kind = RequestOutputKind.FINAL_ONLY
             collector = Collector(ids[at], texts[at], prompt, handle.texts, kind, params[at].detokenize, extras[at].lora)
             outputs[at] = collector.add(answer)
@@ -410,7 +444,7 @@ def _bar(count: int, use_tqdm: bool | Callable[..., Any]) -> Any:
     if not use_tqdm:
         return None
     try:
-        from tqdm.auto import tqdm
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         return _Bar(count) if sys.stderr.isatty() else None
     return tqdm(total=count, desc="Processed prompts", dynamic_ncols=True)

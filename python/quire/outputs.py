@@ -35,9 +35,14 @@ __all__ = [
 ]
 
 
-def view(data: bytes, kind: str) -> memoryview[Any]:
-    """A view of numbers: `kind` is "I" for uint32 or "f" for float32."""
-    return memoryview(data).cast(kind)  # type: ignore[call-overload, no-any-return]
+def integers(data: bytes) -> memoryview[int]:
+    """A view of uint32."""
+    return memoryview(data).cast("I")
+
+
+def floats(data: bytes) -> memoryview[float]:
+    """A view of float32."""
+    return memoryview(data).cast("f")
 
 
 @dataclass
@@ -80,29 +85,29 @@ class LogprobArrays:
         return LogprobArrays((found.logprobs, found.ranks, found.counts, found.top_token_ids, found.top_logprobs))
 
     @property
-    def logprobs(self) -> memoryview[Any]:
+    def logprobs(self) -> memoryview[float]:
         """Of each token, float32."""
-        return view(self._parts[0], "f")
+        return floats(self._parts[0])
 
     @property
-    def ranks(self) -> memoryview[Any]:
+    def ranks(self) -> memoryview[int]:
         """Of each token, uint32; 1 is the likeliest."""
-        return view(self._parts[1], "I")
+        return integers(self._parts[1])
 
     @property
-    def counts(self) -> memoryview[Any]:
+    def counts(self) -> memoryview[int]:
         """Number of alternatives of each token, uint32."""
-        return view(self._parts[2], "I")
+        return integers(self._parts[2])
 
     @property
-    def top_token_ids(self) -> memoryview[Any]:
+    def top_token_ids(self) -> memoryview[int]:
         """Alternatives, likeliest first, uint32."""
-        return view(self._parts[3], "I")
+        return integers(self._parts[3])
 
     @property
-    def top_logprobs(self) -> memoryview[Any]:
+    def top_logprobs(self) -> memoryview[float]:
         """Log-probabilities of the alternatives, float32."""
-        return view(self._parts[4], "f")
+        return floats(self._parts[4])
 
     def __len__(self) -> int:
         return len(self._parts[0]) // 4
@@ -113,7 +118,7 @@ class LogprobArrays:
 
     def to_dicts(self, ids: Sequence[int], texts: dict[int, str] | None) -> list[dict[int, Logprob]]:
         """vLLM's form: for each of the tokens `ids` a dict with itself first."""
-        text = (lambda _: None) if texts is None else texts.get
+        text = ({} if texts is None else texts).get
         at, all_positions = 0, []
         tops, top_logprobs = self.top_token_ids.tolist(), self.top_logprobs.tolist()
         for token, logprob, rank, count in zip(ids, self.logprobs, self.ranks, self.counts, strict=True):
@@ -130,7 +135,7 @@ class LogprobArrays:
 class TokenArrays:
     """Numbers of an output as arrays without copies."""
 
-    token_ids: memoryview[Any]
+    token_ids: memoryview[int]
     """Generated tokens, uint32."""
     logprobs: LogprobArrays | None
     """Their log-probabilities, if they were requested."""
@@ -173,7 +178,7 @@ class CompletionOutput:
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
         self.lora_request = lora_request
-        self.arrays = arrays or TokenArrays(memoryview(array("I", token_ids)), None)
+        self.arrays = arrays or TokenArrays(integers(array("I", token_ids).tobytes()), None)
         self._token_ids: Sequence[int] | None = None if arrays else token_ids
         self._logprobs = logprobs
         self._texts = texts
@@ -267,9 +272,9 @@ class _Vector:
         self._data = data if isinstance(data, bytes) else array("f", data).tobytes()
 
     @property
-    def array(self) -> memoryview[Any]:
+    def array(self) -> memoryview[float]:
         """The numbers as float32, without a copy."""
-        return view(self._data, "f")
+        return floats(self._data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         import numpy
@@ -277,7 +282,7 @@ class _Vector:
         return numpy.array(self.array, dtype=dtype, copy=copy)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._data == other._data  # type: ignore[attr-defined, no-any-return]
+        return isinstance(other, _Vector) and type(other) is type(self) and self._data == other._data
 
     def __hash__(self) -> int:
         return hash(self._data)
@@ -287,7 +292,7 @@ class PoolingOutput(_Vector):
     """Numbers of a prompt."""
 
     @property
-    def data(self) -> memoryview[Any]:
+    def data(self) -> memoryview[float]:
         """The numbers as float32; vLLM has a tensor here."""
         return self.array
 
@@ -301,7 +306,7 @@ class EmbeddingOutput(_Vector):
     @property
     def embedding(self) -> list[float]:
         """The vector, of length 1."""
-        return self.array.tolist()
+        return list(self.array)
 
     @property
     def hidden_size(self) -> int:
@@ -318,7 +323,7 @@ class ClassificationOutput(_Vector):
     @property
     def probs(self) -> list[float]:
         """A probability for each class."""
-        return self.array.tolist()
+        return list(self.array)
 
     @property
     def num_classes(self) -> int:
@@ -445,7 +450,7 @@ class Collector:
         if arrays is not None:
             so_far.cumulative = (so_far.cumulative or 0.0) + sum(arrays.logprobs)
             if self.detokenize:
-                texts = self.texts.learn([*view(ids, "I"), *arrays.top_token_ids])
+                texts = self.texts.learn([*integers(ids), *arrays.top_token_ids])
         if not is_delta:
             so_far.text, so_far.token_ids = so_far.text + text, so_far.token_ids + ids
             if arrays is not None:
@@ -460,6 +465,6 @@ class Collector:
             finish_reason=found.finish_reason,
             stop_reason=found.stop_token if found.stop_text is None else found.stop_text,
             lora_request=self.lora_request,
-            arrays=TokenArrays(view(ids, "I"), arrays),
+            arrays=TokenArrays(integers(ids), arrays),
             texts=texts,
         )

@@ -10,7 +10,7 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -85,9 +85,10 @@ def strings(name: str, value: object) -> list[str]:
 
 def token_ids(name: str, value: object) -> list[int]:
     """A list, tuple or one-dimensional array of token ids."""
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(type(value), "__iter__"):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise wrong_type(name, value, "a list of token ids")
-    return [integer(f"{name}[{at}]", item, 0, 2**32 - 1) for at, item in enumerate(value)]  # type: ignore[arg-type]
+    items: Iterable[object] = value
+    return [integer(f"{name}[{at}]", item, 0, 2**32 - 1) for at, item in enumerate(items)]
 
 
 class RequestOutputKind(Enum):
@@ -200,7 +201,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "logprob_token_ids": ((None,), "use logprobs, or allowed_token_ids with logprobs"),
     "flat_logprobs": ((False,), "use arrays of the output, which are flat"),
     "stream_interval": ((None, 1), "remove it: outputs come as fast as they are read"),
-    "spaces_between_special_tokens": ((True,), "remove it"),
     "extra_args": ((None, {}), "remove it: there are no custom samplers"),
     "skip_reading_prefix_cache": ((None, False), "use enable_prefix_caching=False, or a cache_salt of the prompt"),
     "thinking_token_budget": ((None, -1), "use max_tokens"),
@@ -268,7 +268,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Remove special tokens from the text."""
     spaces_between_special_tokens: bool = True
-    """Must be True."""
+    """No effect: no spaces are added to the texts of tokens."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -280,7 +280,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     """Constraint on the whole output."""
     logit_bias: dict[int, float] | None = None
-    """Numbers added to logits by token id, cut to -100 to 100."""
+    """Numbers added to logits by token id, cut to -100 to 100. Keys may be strings, as in JSON."""
     allowed_token_ids: list[int] | None = None
     """Generate only these tokens."""
     extra_args: dict[str, Any] | None = None
@@ -372,7 +372,8 @@ class SamplingParams:
     def from_optional(cls, **given: Any) -> SamplingParams:
         """Like the constructor, with the default for each number that is None."""
         numbers = ("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p")
-        return cls(**{name: value for name, value in given.items() if value is not None or name not in numbers})
+        kept: dict[str, Any] = {name: value for name, value in given.items() if value is not None or name not in numbers}
+        return cls(**kept)
 
     def clone(self) -> SamplingParams:
         """A deep copy."""

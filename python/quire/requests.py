@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
@@ -54,10 +54,10 @@ class Prompt:
 
 def _is_ids(value: object) -> bool:
     """Whether a value is one prompt of token ids, and not a list of prompts."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence) and not hasattr(value, "__array__"):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable) or isinstance(value, Iterator):
         return False
-    items = iter(value)  # type: ignore[call-overload]
-    first = next(items, None)
+    items: Iterable[object] = value
+    first = next(iter(items), None)
     return first is not None and hasattr(type(first), "__index__")
 
 
@@ -96,18 +96,19 @@ def prompts(value: object) -> list[Prompt]:
     """One prompt or a list of them."""
     if isinstance(value, (str, Mapping)) or _is_ids(value):
         return [_prompt("prompts", value)]
-    if isinstance(value, (bytes, int)) or not hasattr(type(value), "__iter__"):
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
         return [_prompt("prompts", value)]
-    return [_prompt(f"prompts[{at}]", item) for at, item in enumerate(value)]  # type: ignore[arg-type]
+    items: Iterable[object] = value
+    return [_prompt(f"prompts[{at}]", item) for at, item in enumerate(items)]
 
 
 Item = TypeVar("Item")
 
 
-def each(name: str, value: Item | Sequence[Item] | None, count: int, kind: type[Item]) -> list[Item | None]:
-    """One value for all prompts, or one for each."""
+def each(name: str, value: object, count: int, kind: type[Item]) -> list[Item | None]:
+    """One value for all prompts, or one for each, some of which may be None."""
     if value is None or isinstance(value, kind):
-        return [value] * count  # type: ignore[list-item]
+        return [value] * count
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise wrong_type(name, value, f"a {kind.__name__} or a list of them")
     for at, item in enumerate(value):

@@ -155,7 +155,7 @@ def _plain(name: str, value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain("", item) for item in value]
     if hasattr(type(value), "__index__"):
-        return int(value)  # type: ignore[call-overload, no-any-return]
+        return int(value)  # type: ignore[call-overload]
     if hasattr(type(value), "__float__"):
         return float(value)  # type: ignore[arg-type]
     raise TypeError(f"{name}: found a value of type {type(value).__name__}, expected a plain value")

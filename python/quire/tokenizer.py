@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire import _quire, requests
-from quire.outputs import view
+from quire import _quire, params, requests
+from quire.outputs import integers
 
 __all__ = ["Tokenizer"]
 
@@ -49,7 +49,7 @@ class Tokenizer:
         self, text: str, add_special_tokens: bool = True, truncation: bool = False, max_length: int | None = None
     ) -> list[int]:
         """Token ids of a text."""
-        ids: list[int] = view(self._engine.encode(text, add_special_tokens), "I").tolist()
+        ids: list[int] = integers(self._engine.encode(text, add_special_tokens)).tolist()
         return ids[:max_length] if truncation else ids
 
     def __call__(
@@ -68,7 +68,7 @@ class Tokenizer:
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         """Text of token ids."""
-        ids = requests.token_ids("token_ids", [token_ids] if isinstance(token_ids, int) else token_ids)
+        ids = params.token_ids("token_ids", [token_ids] if isinstance(token_ids, int) else token_ids)
         return self._engine.decode(ids, skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **_: Any) -> list[str]:

@@ -157,16 +157,25 @@ impl Ready {
         Ready { queue: Owned::new(Arc::default()) }
     }
 
-    /// Waits for keys; `None` after `close()`.
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+    /// Waits for keys; `None` after `close()`. With `signals`, as for the main thread, it looks for signals while it waits.
+    fn wait(&self, py: Python<'_>, signals: bool) -> PyResult<Option<Vec<u64>>> {
         let queue = self.queue.get()?;
-        Ok(py.detach(|| {
-            let guard = lock(&queue.state);
-            let idle = |(keys, is_closed): &mut (Vec<u64>, bool)| keys.is_empty() && !*is_closed;
-            let mut guard = queue.changed.wait_while(guard, idle).unwrap_or_else(PoisonError::into_inner);
-            let keys = std::mem::take(&mut guard.0);
-            (!guard.1).then_some(keys)
-        }))
+        loop {
+            let (keys, is_closed) = py.detach(|| {
+                let idle = |(keys, is_closed): &mut (Vec<u64>, bool)| keys.is_empty() && !*is_closed;
+                let guard = lock(&queue.state);
+                let mut guard = if signals {
+                    queue.changed.wait_timeout_while(guard, LOOK, idle).unwrap_or_else(PoisonError::into_inner).0
+                } else {
+                    queue.changed.wait_while(guard, idle).unwrap_or_else(PoisonError::into_inner)
+                };
+                (std::mem::take(&mut guard.0), guard.1)
+            });
+            if is_closed || !keys.is_empty() {
+                return Ok((!is_closed).then_some(keys));
+            }
+            py.check_signals()?;
+        }
     }
 
     /// Ends the waiting.

@@ -97,7 +97,7 @@ def test_conversations_one_or_many_with_templates_and_tools(llm: LLM) -> None:
     with pytest.raises(ValueError, match="continue_final_message"):
         llm.chat(begun, GREEDY, continue_final_message=True)
     with pytest.raises(TypeError, match="messages"):
-        llm.chat("Hi")  # type: ignore[arg-type]
+        llm.chat("Hi")
     with pytest.raises(ValueError, match=r"messages\[0\].role"):
         llm.chat([{"content": "Hi"}], GREEDY)
 
@@ -128,7 +128,8 @@ def test_a_beam_search_returns_its_width_best_first(llm: LLM) -> None:
 
 
 def test_embeddings_are_vectors_of_length_one(llm: LLM) -> None:
-    first, second = llm.embed(["a b c", {"prompt_token_ids": [1, 2, 3]}], use_tqdm=False)
+    prompts: list[quire.PromptType] = ["a b c", {"prompt_token_ids": [1, 2, 3]}]
+    first, second = llm.embed(prompts, use_tqdm=False)
     assert first.outputs.hidden_size == len(first.outputs.embedding) == 192 and second.prompt_token_ids == [1, 2, 3]
     assert math.sqrt(sum(x * x for x in first.outputs.embedding)) == pytest.approx(1.0, abs=1e-6)
     assert llm.encode("a b c", pooling_task="embed", use_tqdm=False)[0].outputs.data == first.outputs.array
@@ -266,7 +267,7 @@ def test_a_model_that_cannot_load_raises_its_line(tmp_path: Path) -> None:
 
 
 def test_neutral_settings_of_vllm_pass() -> None:
-    given = {"runner": "auto", "cpu_offload_gb": 0, "hf_overrides": None, "trust_remote_code": True, "compilation_config": 3}
+    given: dict[str, Any] = {"runner": "auto", "cpu_offload_gb": 0, "hf_overrides": None, "trust_remote_code": True, "compilation_config": 3}
     with LLM(tensor_parallel_size=1, kv_cache_memory_bytes="8M", max_model_len=-1, dtype="auto", **given) as llm:
         assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
     with LLM.from_engine_args(quire.EngineArgs(max_model_len=128, kv_cache_memory_bytes="8M")) as llm:

@@ -10,7 +10,7 @@ import pytest
 from quire import BeamSearchParams, LoRARequest, PoolingParams, SamplingParams, StructuredOutputsParams
 
 #: Names and defaults of vLLM 0.32 (`vllm/sampling_params.py`), in the order of the constructor.
-DEFAULTS = {
+DEFAULTS: dict[str, object] = {
     "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0,
     "watermarking": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "stop": [], "stop_token_ids": [],
     "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None, "prompt_logprobs": None,
@@ -67,7 +67,8 @@ def test_a_wrong_type_and_an_unknown_field_are_type_errors(given: dict[str, obje
 
 def test_values_are_normalised_as_in_vllm() -> None:
     numpy = pytest.importorskip("numpy")
-    params = SamplingParams(stop="a", seed=-1, logprobs=True, logit_bias={"5": 300}, n=numpy.int64(2), top_p=numpy.float32(0.5))
+    params = SamplingParams(stop="a", seed=-1, logprobs=True, logit_bias={"5": 300},  # type: ignore[dict-item]
+                            n=numpy.int64(2), top_p=numpy.float32(0.5))
     assert (params.stop, params.seed, params.logprobs, params.logit_bias) == (["a"], None, 1, {5: 100.0})
     assert (params.n, params.top_p) == (2, 0.5)
     greedy = SamplingParams(temperature=0, top_p=0.5, top_k=5, min_p=0.1)

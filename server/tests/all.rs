@@ -15,6 +15,7 @@ mod harsh_http;
 mod kv_transfer;
 mod lifecycle;
 mod limits;
+mod local;
 mod lora;
 mod messages;
 mod metrics;
