@@ -10,8 +10,9 @@ from quire import _quire
 
 def main() -> int:
     """Runs the program with the arguments of this process."""
-    # Python's handler would only note Ctrl-C, and run once the program has ended.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Python's handler would only note Ctrl-C, and run once the program has ended. Where a shell ignores it, it stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _quire.main(["quire", *sys.argv[1:]])
 
 

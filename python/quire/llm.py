@@ -60,10 +60,10 @@ class EngineHandle:
         if os.path.isdir(folder):
             # What a wheel for GPUs carries; the program looks beside its own file.
             os.environ.setdefault("QUIRE_KERNELS_DIR", folder)
-        self.engine = _quire.Engine(settings.to_json())
+        self.engine: _quire.Engine = _quire.Engine(settings.to_json())
         self.info: dict[str, Any] = self.engine.info()
-        self.texts = TokenTexts(self.engine)
-        self.ids = requests.counted()
+        self.texts: TokenTexts = TokenTexts(self.engine)
+        self.ids: Iterator[str] = requests.counted()
         self._adapters = threading.Lock()
         # At the end of the interpreter, before its threads are gone.
         self._finalizer = weakref.finalize(self, _close, self.engine)

@@ -178,7 +178,7 @@ class CompletionOutput:
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
         self.lora_request = lora_request
-        self.arrays = arrays or TokenArrays(integers(array("I", token_ids).tobytes()), None)
+        self.arrays: TokenArrays = arrays or TokenArrays(integers(array("I", token_ids).tobytes()), None)
         self._token_ids: Sequence[int] | None = None if arrays else token_ids
         self._logprobs = logprobs
         self._texts = texts
@@ -251,10 +251,10 @@ class RequestOutput:
         self.finished = finished
         self.metrics = metrics
         self.lora_request = lora_request
-        self.encoder_prompt = None
-        self.encoder_prompt_token_ids = None
+        self.encoder_prompt: None = None
+        self.encoder_prompt_token_ids: None = None
         self.num_cached_tokens = num_cached_tokens
-        self.kv_transfer_params = None
+        self.kv_transfer_params: None = None
 
     def __repr__(self) -> str:
         return (

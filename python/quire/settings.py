@@ -94,7 +94,7 @@ class Settings:
         #: Chat template as text, for each conversation.
         self.chat_template: str | None = None
         #: Whether `generation_config.json` has no effect on default sampling parameters.
-        self.ignores_generation_config = False
+        self.ignores_generation_config: bool = False
         #: Sampling defaults beside those of `generation_config.json`.
         self.sampling_defaults: dict[str, Any] = {}
         values: dict[str, Any] = {}

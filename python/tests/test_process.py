@@ -66,6 +66,8 @@ def test_control_c_ends_a_generation_soon_and_the_engine_stays_usable(llm: LLM) 
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
+    # A process that a shell has started in the background ignores the signal otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Enough work for many times the wait.
     prompts = ["a", "b", "c", "d"] * 64
     thread = threading.Thread(target=interrupt)
@@ -175,7 +177,8 @@ def test_the_program_is_part_of_the_package() -> None:
 
 
 def test_control_c_stops_the_program() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "quire", "serve", "--port", "0"], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if "listening" in line:

@@ -50,15 +50,10 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     step("stubs", in_folder(&folder, "stubtest", &folder).arg("quire._quire"))?;
     match pip::install(&options.python, &folder, PYRIGHT, &[]) {
         Ok(()) => {
-            let python = folder.join("bin/python");
-            let pyright = || {
-                let mut command = in_folder(&folder, "pyright", &folder);
-                command.arg("--pythonpath").arg(&python);
-                command
-            };
-            step("types by pyright", pyright().arg("--project").arg(&settings))?;
+            step("types by pyright", in_folder(&folder, "pyright", &folder).arg("--project").arg(&settings))?;
             // What users import is completely typed.
-            step("types that users see", pyright().args(["--ignoreexternal", "--verifytypes", "quire"]))?;
+            let names = ["--ignoreexternal", "--verifytypes", "quire"];
+            step("types that users see", in_folder(&folder, "pyright", &folder).args(names))?;
         }
         Err(reason) => not_run::check(Capability::PythonPackage, &format!("the check by pyright needs it: {reason}"))?,
     }
@@ -88,7 +83,14 @@ fn build(root: &Path, folder: &Path, options: &Options) -> Result<PathBuf, Strin
 
 /// A program of the environment in a working folder from which Python cannot import the sources.
 fn in_folder(environment: &Path, program: &str, working: &Path) -> Command {
-    let mut command = Command::new(environment.join("bin").join(program));
+    let programs = environment.join("bin");
+    let mut command = Command::new(programs.join(program));
+    // pyright asks the interpreter on the path where packages are.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(programs).chain(std::env::split_paths(&path));
+    if let Ok(path) = std::env::join_paths(paths) {
+        command.env("PATH", path);
+    }
     command.current_dir(working);
     command
 }
