@@ -103,6 +103,10 @@ class LLMEngine:
                 stream.cancel()
                 del self._running[key]
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """As in `LLM`."""
+        return self._handle.engine.reset_prefix_cache(reset_running_requests)
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._handle.tokenizer()

@@ -80,6 +80,15 @@ for _name in """
     """.split():
     _NEUTRAL[_name] = ()
 
+#: Names of vLLM for parts of `speculative_config`.
+_SPECULATIVE = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+
+#: All names of vLLM that are no flags.
+OF_VLLM = frozenset(
+    {*WITHOUT_EFFECT, *_NEUTRAL, *_SPECULATIVE, "tokenizer", "tokenizer_revision", "generation_config"}
+    | {"override_generation_config"}
+)
+
 
 def _is_neutral(value: object) -> bool:
     return value is None or value is False or value in ("", "auto") or value == 0 or value in ([], {}, ())
@@ -90,7 +99,6 @@ class Settings:
 
     def __init__(self, owner: str, given: Mapping[str, Any], *, server: bool = False) -> None:
         given = {name: value for name, value in given.items() if not name.startswith("_")}
-        model = given.get("model")
         #: Chat template as text, for each conversation.
         self.chat_template: str | None = None
         #: Whether `generation_config.json` has no effect on default sampling parameters.
@@ -101,36 +109,31 @@ class Settings:
         known = set(_quire.settings(server))
         speculative: dict[str, Any] = {}
         for name, value in given.items():
+            if name not in known and name not in OF_VLLM:
+                near = difflib.get_close_matches(name, [*known, *OF_VLLM], 1)
+                guess = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{owner} got an unexpected keyword argument {name!r}{guess}")
+            if value is None or name in WITHOUT_EFFECT:
+                continue
             if name in ("tokenizer", "tokenizer_revision"):
-                if value is not None and value != given.get({"tokenizer": "model"}.get(name, "revision")):
+                if value != given.get({"tokenizer": "model"}.get(name, "revision")):
                     raise ValueError(f"{name}: found {value!r}, expected that of the model; put its files beside the weights")
             elif name == "generation_config":
                 if value not in ("auto", "vllm"):
                     raise ValueError(f"generation_config: found {value!r}, expected auto or vllm")
                 self.ignores_generation_config = value == "vllm"
             elif name == "override_generation_config":
-                self.sampling_defaults = dict(value or {})
-            elif name in ("spec_method", "spec_model", "spec_tokens"):
-                if value is not None:
-                    key = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}[name]
-                    speculative[key] = value
+                self.sampling_defaults = dict(value)
+            elif name in _SPECULATIVE:
+                speculative[_SPECULATIVE[name]] = value
             elif name == "chat_template" and isinstance(value, str) and ("{" in value or "\n" in value):
                 self.chat_template = value
             elif name in known:
                 values[name] = value
-            elif name in WITHOUT_EFFECT:
-                pass
-            elif name in _NEUTRAL:
-                if not _is_neutral(value) and value not in _NEUTRAL[name]:
-                    raise ValueError(f"{name}: found {value!r}, which this engine does not have; remove it")
-            else:
-                near = difflib.get_close_matches(name, [*known, *_NEUTRAL, *WITHOUT_EFFECT], 1)
-                guess = f"; did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"{owner} got an unexpected keyword argument {name!r}{guess}")
+            elif not _is_neutral(value) and value not in _NEUTRAL[name]:
+                raise ValueError(f"{name}: found {value!r}, which this engine does not have; remove it")
         if speculative:
             values["speculative_config"] = speculative
-        if model is None:
-            values.pop("model", None)
         self._values = {name: found for name, value in values.items() if (found := _plain(name, value)) is not None}
 
     def to_json(self) -> str:
@@ -161,6 +164,14 @@ def _plain(name: str, value: object) -> object:
     raise TypeError(f"{name}: found a value of type {type(value).__name__}, expected a plain value")
 
 
+def _parsed(text: str) -> Any:
+    """A value of a command line: JSON, or text."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False", "None") else text)
+    except ValueError:
+        return text
+
+
 class EngineArgs:
     """Settings of an engine, as attributes. The names are those of `LLM`."""
 
@@ -172,17 +183,16 @@ class EngineArgs:
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Adds a flag for each setting. Values are checked when an engine starts."""
-        for name in _quire.settings(False):
-            if name.startswith("no_"):
-                continue
+        for name in (*_quire.settings(False), *sorted(OF_VLLM)):
             longs = ["--" + name.replace("_", "-")] + (["--" + name] if "_" in name else [])
-            parser.add_argument(*longs, dest=name, nargs="?", const=True, default=None)
+            read = _parsed if name in OF_VLLM else str
+            parser.add_argument(*longs, dest=name, nargs="?", const=True, default=None, type=read)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
         """Takes the settings from the result of a parser."""
-        names = set(_quire.settings(False))
+        names = {*_quire.settings(False), *OF_VLLM}
         given = {name: value for name, value in vars(args).items() if name in names and value is not None}
         return cls(**given)
 

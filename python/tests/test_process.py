@@ -60,16 +60,18 @@ def test_threads_may_call_at_once(llm: LLM) -> None:
 
 def test_control_c_ends_a_generation_soon_and_the_engine_stays_usable(llm: LLM) -> None:
     sent: list[float] = []
+    # Enough work for many times the wait.
+    prompts = ["a", "b", "c", "d"] * 64
 
     def interrupt() -> None:
-        time.sleep(0.3)
+        while llm._handle.engine.num_unfinished() < len(prompts):
+            time.sleep(0.01)
+        time.sleep(0.2)
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
     # A process that a shell has started in the background ignores the signal otherwise.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Enough work for many times the wait.
-    prompts = ["a", "b", "c", "d"] * 64
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
@@ -218,6 +220,10 @@ def test_a_request_of_an_engine_that_ends_raises() -> None:
 
     thread = threading.Thread(target=generate)
     thread.start()
+    deadline = time.monotonic() + 30
+    while llm._handle.engine.num_unfinished() < 64 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # The call has its stream after all are submitted.
     time.sleep(0.2)
     llm.close()
     thread.join(30)

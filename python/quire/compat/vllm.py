@@ -34,6 +34,13 @@ def get_tokenizer(tokenizer_name: str, *_: Any, trust_remote_code: bool = False,
     return AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code, revision=revision)
 
 
+def print_embeddings(embeds: list[float], verbose: bool = True) -> None:
+    """Prints the first numbers of an embedding."""
+    shown = ", ".join(map(str, embeds[:4]))
+    more = ", ..." if len(embeds) > 4 else ""
+    print(f"Embeddings: [{shown}{more}] (size={len(embeds)})")
+
+
 def resolve_chat_template(tokenizer: Any, chat_template: str | None = None, tools: Any = None, **_: Any) -> str | None:
     """The chat template that a tokenizer of transformers uses."""
     found: str | None = chat_template or getattr(tokenizer, "chat_template", None)
@@ -65,6 +72,8 @@ def _modules() -> dict[str, dict[str, Any]]:
         "vllm.sampling_params": _public(params),
         "vllm.tokenizers": {"get_tokenizer": get_tokenizer},
         "vllm.transformers_utils.tokenizer": {"get_tokenizer": get_tokenizer},
+        "vllm.utils": {"FlexibleArgumentParser": FlexibleArgumentParser},
+        "vllm.utils.print_utils": {"print_embeddings": print_embeddings},
         "vllm.utils.argparse_utils": {"FlexibleArgumentParser": FlexibleArgumentParser},
         "vllm.v1.engine.async_llm": async_llm,
         "vllm.v1.engine.exceptions": {"EngineDeadError": quire.EngineDeadError},
