@@ -104,7 +104,7 @@ class AsyncLLM:
         self._handle = EngineHandle(Settings("AsyncLLM()", given))
         self._dispatcher = _Dispatcher()
         weakref.finalize(self, self._dispatcher.ready.close)
-        self._running: dict[str, _Running | None] = {}
+        self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
 
     @classmethod
@@ -193,20 +193,19 @@ class AsyncLLM:
         if request_id in self._running:
             raise ValueError(f"request_id: found {request_id!r}, which is running, expected another")
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        self._running[request_id] = None
+        self._running[request_id] = running = _Running(loop, event)
         key = self._dispatcher.add(loop, event.set)
         stream = None
         try:
             # Tokenizing and compiling grammars take a while.
             stream = await loop.run_in_executor(None, self._submit, route, body, whole, adapter)
-            running = _Running(loop, event)
-            self._running[request_id] = running
             while True:
                 event.clear()
                 answers, ended = stream.poll(self._dispatcher.ready, key)
                 for answer in answers:
                     yield stream, answer
                 if running.is_aborted and not ended:
+                    stream.cancel()
                     yield stream, None
                     return
                 if ended:

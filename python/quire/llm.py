@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from quire import _quire, requests
+from quire import _quire, metrics, requests
+from quire.metrics import Metric
 from quire.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -44,7 +46,6 @@ _INTERNALS = {
     "wake_up": "close the engine and start another",
     "release_kv_cache_memory": "close the engine and start another",
     "reward": "reward models are not supported",
-    "get_metrics": "use quire.serve(), which has /metrics",
     "reset_mm_cache": "models here read text only",
     "init_weight_transfer_engine": "weights do not change while an engine runs",
     "update_weights": "weights do not change while an engine runs",
@@ -56,14 +57,10 @@ class EngineHandle:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels")
-        if os.path.isdir(folder):
-            # What a wheel for GPUs carries; the program looks beside its own file.
-            os.environ.setdefault("QUIRE_KERNELS_DIR", folder)
         self.engine: _quire.Engine = _quire.Engine(settings.to_json())
         self.info: dict[str, Any] = self.engine.info()
         self.texts: TokenTexts = TokenTexts(self.engine)
-        self.ids: Iterator[str] = requests.counted()
+        self.ids: Iterator[str] = map(str, itertools.count())
         self._adapters = threading.Lock()
         # At the end of the interpreter, before its threads are gone.
         self._finalizer = weakref.finalize(self, _close, self.engine)
@@ -191,6 +188,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that hold without others: those of `generation_config.json`, else those of `SamplingParams()`."""
         return self._handle.default_sampling_params()
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine has counted since its start: the metrics of the server's `/metrics` with vLLM's names."""
+        return metrics.parse(self._handle.engine.metrics())
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """1: ranks are threads of this process."""

@@ -242,10 +242,3 @@ def chat(messages: Sequence[Mapping[str, Any]], fields: ChatFields, params: Samp
 def rendering(messages: Sequence[Mapping[str, Any]], fields: ChatFields) -> bytes:
     """The body of a conversation that is only rendered."""
     return _encoded(fields.to_json(messages))
-
-
-def counted(start: int = 0) -> Iterator[str]:
-    """Ids of requests."""
-    while True:
-        yield str(start)
-        start += 1

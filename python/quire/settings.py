@@ -18,6 +18,9 @@ from quire import _quire
 
 __all__ = ["AsyncEngineArgs", "EngineArgs"]
 
+#: Compiled kernels of a package for GPUs; the program looks for them beside its own file.
+KERNELS = Path(__file__).parent / "kernels"
+
 #: Names of vLLM that change how fast something is, or what is measured, and no output. They have no effect.
 WITHOUT_EFFECT = frozenset(
     """
@@ -132,6 +135,8 @@ class Settings:
                 values[name] = value
             elif not _is_neutral(value) and value not in _NEUTRAL[name]:
                 raise ValueError(f"{name}: found {value!r}, which this engine does not have; remove it")
+        if "kernels_dir" not in values and KERNELS.is_dir() and "QUIRE_KERNELS_DIR" not in os.environ:
+            values["kernels_dir"] = KERNELS
         if speculative:
             values["speculative_config"] = speculative
         self._values = {name: found for name, value in values.items() if (found := _plain(name, value)) is not None}

@@ -188,6 +188,12 @@ impl Engine {
         done.ok_or_else(|| EngineDeadError::new_err("the engine has ended; start another"))
     }
 
+    /// Metrics in Prometheus' text format.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let held = self.held()?;
+        Ok(py.detach(|| local::metrics(&held.app)))
+    }
+
     /// Number of requests that have not ended.
     fn num_unfinished(&self) -> PyResult<usize> {
         Ok(self.held()?.engine.num_unfinished())

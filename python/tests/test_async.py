@@ -13,8 +13,8 @@ import quire
 from quire import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 
 TEXT = "The capital of France is"
-#: Runs until it is cancelled, as far as a test is concerned.
-LONG = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)
+#: Runs until it is cancelled, as far as a test is concerned: many times as long as `drained` waits.
+LONG = SamplingParams(n=32, max_tokens=None, ignore_eos=True, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 async def drained(engine: AsyncLLM) -> int:
     """Number of the engine's requests once cancelled ones are gone."""
-    for _ in range(200):
+    for _ in range(30):
         if engine._handle.engine.num_unfinished() == 0:
             return 0
         await asyncio.sleep(0.01)
@@ -96,8 +96,10 @@ def test_abort_ends_an_iteration_with_what_there_is(engine: AsyncLLM) -> None:
             if len(outputs) == 3:
                 await engine.abort("mine")
         last = outputs[-1]
-        assert last.finished and last.outputs[0].finish_reason == "abort" and last.request_id == "mine"
-        assert len(last.outputs[0].token_ids) >= len(outputs[-2].outputs[0].token_ids) > 0
+        assert last.finished and len(last.outputs) == 32 and last.request_id == "mine"
+        assert all(one.finish_reason == "abort" for one in last.outputs)
+        before = outputs[-2].outputs[0]
+        assert len(last.outputs[before.index].token_ids) >= len(before.token_ids) > 0
         await engine.abort(["mine", "another"])
         assert await drained(engine) == 0
 
@@ -180,7 +182,9 @@ def test_after_shutdown_requests_raise_and_running_ones_end() -> None:
     engine = AsyncLLM.from_engine_args(quire.AsyncEngineArgs(kv_cache_memory_bytes="8M"))
 
     async def main() -> None:
-        stream = engine.generate(TEXT, LONG)
+        params = LONG.clone()
+        params.n = 1
+        stream = engine.generate(TEXT, params)
         await anext(stream)
         engine.shutdown()
         with pytest.raises(quire.EngineDeadError):
@@ -191,5 +195,21 @@ def test_after_shutdown_requests_raise_and_running_ones_end() -> None:
         with pytest.raises(quire.EngineDeadError):
             await engine.check_health()
         engine.shutdown()
+
+    asyncio.run(main())
+
+
+def test_an_abort_while_a_request_is_submitted_ends_it(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = engine.generate("a " * 500, LONG, "early")
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await engine.abort("early")
+        output = await first
+        while not output.finished:
+            output = await anext(stream)
+        assert output.outputs[0].finish_reason == "abort"
+        assert await drained(engine) == 0
 
     asyncio.run(main())

@@ -18,9 +18,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.7, "seed": 1},
     {"temperature": 1.3, "seed": -5, "top_p": 0.9},
     {"seed": 2**62, "top_k": 5},
-    {"seed": 3, "min_p": 0.1, "max_tokens": 30},
-    {"seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5},
-    {"seed": 5, "repetition_penalty": 1.3},
+    {"seed": 3, "min_p": 0.5, "max_tokens": 40},
+    {"seed": 4, "presence_penalty": 2.0, "max_tokens": 60},
+    {"seed": 4, "frequency_penalty": 2.0, "max_tokens": 60},
+    {"seed": 5, "repetition_penalty": 1.5},
     {"seed": 6, "n": 3},
     {"seed": 7, "stop": ["e", "is"]},
     {"seed": 8, "stop": ["e"], "include_stop_str_in_output": True},
@@ -29,7 +30,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"seed": 11, "logit_bias": {17: -100.0, 400: 5.0}},
     {"seed": 12, "allowed_token_ids": list(range(300, 400))},
     {"seed": 13, "bad_words": ["the", "Paris"]},
-    {"seed": 14, "skip_special_tokens": False, "max_tokens": 40},
+    {"seed": 14, "skip_special_tokens": False, "ignore_eos": True, "logit_bias": {2: 8.0}},
     {"seed": 15, "prompt_logprobs": 2},
     {"seed": 16, "structured_outputs": {"regex": "[a-z]{5,9}"}},
 ]
@@ -65,6 +66,24 @@ def test_completions_equal_those_of_the_server_bit_by_bit(llm: LLM, post: Callab
                 assert {str(token): found.logprob for token, found in (ours or {}).items()} == {
                     token: found["logprob"] for token, found in theirs.items()
                 }
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
+def test_every_option_changes_an_output(llm: LLM, options: dict[str, Any]) -> None:
+    given = {**options}
+    if "structured_outputs" in given:
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+    kept: dict[str, Any] = {name: given[name] for name in ("seed", "max_tokens", "n") if name in given}
+    if "skip_special_tokens" in given:
+        kept = {name: value for name, value in given.items() if name != "skip_special_tokens"}
+
+    def outputs(params: SamplingParams) -> list[Any]:
+        found = llm.generate(PROMPTS, params, use_tqdm=False)
+        return [(one.text, one.finish_reason, output.prompt_logprobs is None) for output in found for one in output.outputs]
+
+    changed = outputs(SamplingParams(**given))
+    others = [SamplingParams(**kept)] if set(given) - set(kept) else [SamplingParams(), SamplingParams(seed=99)]
+    assert all(changed != outputs(other) for other in others)
 
 
 def test_chats_equal_those_of_the_server(llm: LLM, post: Callable[..., Any]) -> None:

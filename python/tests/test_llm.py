@@ -279,3 +279,23 @@ def test_adapters_need_their_setting_and_a_folder(llm: LLM) -> None:
         llm.generate("a", GREEDY, lora_request=LoRARequest("x", 1, "nowhere"))
     with LLM(enable_lora=True, kv_cache_memory_bytes="8M") as other, pytest.raises(ValueError, match="nowhere"):
         other.generate("a", GREEDY, lora_request=LoRARequest("x", 1, "nowhere"))
+
+
+def test_metrics_count_what_the_engine_has_done() -> None:
+    from quire.metrics import Counter, Gauge, Histogram, Vector
+
+    draft = {"method": "ngram", "num_speculative_tokens": 3}
+    with LLM(kv_cache_memory_bytes="8M", speculative_config=draft) as llm:
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        llm.generate(["The capital of France is"] * 2, params, use_tqdm=False)
+        found = {metric.name: metric for metric in llm.get_metrics()}
+    assert all(metric.labels["model_name"] == "quire-demo" for metric in found.values() if "model_name" in metric.labels)
+    tokens, running, success = (found[f"vllm:{name}"] for name in ("generation_tokens", "num_requests_running", "request_success"))
+    assert isinstance(tokens, Counter) and tokens.value == 400
+    assert isinstance(running, Gauge) and running.value == 0 and isinstance(success, Counter)
+    prompts = found["vllm:request_prompt_tokens"]
+    assert isinstance(prompts, Histogram) and prompts.count == 2 and prompts.buckets["+Inf"] == 2 and prompts.sum > 2
+    by_position = found["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(by_position, Vector) and 1 <= len(by_position.values) <= 3
+    accepted = found["vllm:spec_decode_num_accepted_tokens"]
+    assert isinstance(accepted, Counter) and sum(by_position.values) == accepted.value > 0

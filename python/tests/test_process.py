@@ -138,12 +138,12 @@ def _resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_closing_returns_the_memory() -> None:
-    size, params = 64 << 20, SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
+    size, params = 48 << 20, SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
 
     def use(turn: int) -> tuple[int, int]:
         with LLM(kv_cache_memory_bytes=size) as llm:
             # Different prompts, which fill most of the cache.
-            llm.generate([f"{turn} {at} a " * 150 for at in range(66)], params, use_tqdm=False)
+            llm.generate([f"{turn} {at} a " * 150 for at in range(50)], params, use_tqdm=False)
             full = _resident()
         gc.collect()
         return full, _resident()

@@ -96,6 +96,11 @@ pub fn prepare(app: &Arc<App>, route: Route, body: &[u8]) -> Result<GenerationRe
     }
 }
 
+/// The metrics of `/metrics`, which count requests of the program too, in Prometheus' text format.
+pub fn metrics(app: &App) -> String {
+    app.metrics_page()
+}
+
 /// Renders the prompt of a body of [`Route::Chat`].
 ///
 /// # Errors

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 import quire
-from quire import llm, outputs, params, requests, settings
+from quire import llm, metrics, outputs, params, requests, settings
 
 #: The version of vLLM whose names these are.
 VERSION = "0.32.0"
@@ -75,6 +75,7 @@ def _modules() -> dict[str, dict[str, Any]]:
         "vllm.utils": {"FlexibleArgumentParser": FlexibleArgumentParser},
         "vllm.utils.print_utils": {"print_embeddings": print_embeddings},
         "vllm.utils.argparse_utils": {"FlexibleArgumentParser": FlexibleArgumentParser},
+        "vllm.v1.metrics.reader": _public(metrics),
         "vllm.v1.engine.async_llm": async_llm,
         "vllm.v1.engine.exceptions": {"EngineDeadError": quire.EngineDeadError},
     }
