@@ -14,7 +14,7 @@ use server::local::{self, Route, Run};
 
 use crate::answer::bytes;
 use crate::stream::Stream;
-use crate::wait::{Owned, block_on, lock, on_thread};
+use crate::wait::{Owned, block_on, lock, on_thread, return_memory};
 use crate::{EngineDeadError, exception};
 
 /// Time that the end of an engine may take.
@@ -49,6 +49,7 @@ impl Engine {
     #[new]
     fn new(py: Python<'_>, settings: &str) -> PyResult<Engine> {
         let setup = Setup::read(parsed(settings)?, Purpose::Engine).map_err(setup_exception)?;
+        return_memory();
         let held = on_thread(py, "quire-load", move || {
             let (engine, options) = setup.start()?;
             let app = Arc::new(App::new(engine.clone(), local::options(options)));

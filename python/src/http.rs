@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use tokio::sync::oneshot;
 
 use crate::engine::{parsed, setup_exception};
-use crate::wait::{LOOK, Owned, lock, receive};
+use crate::wait::{LOOK, Owned, lock, receive, return_memory};
 
 /// A server of this process, as `quire serve` starts it.
 #[pyclass(frozen, module = "quire._quire")]
@@ -39,6 +39,7 @@ impl Server {
     #[new]
     fn new(py: Python<'_>, settings: &str) -> PyResult<Server> {
         let setup = Setup::read(parsed(settings)?, Purpose::Server).map_err(setup_exception)?;
+        return_memory();
         let (stop, stopped) = oneshot::channel::<()>();
         let ((ready, events), (end, ended)) = (channel(), channel());
         let run = move || {

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -97,6 +97,13 @@ pub fn on_thread<T: Send + 'static>(
             }
         }
     }
+}
+
+/// Configures the allocator of the process before its first engine, so that what an engine frees at its end returns to the system. glibc
+/// raises the size from which allocations have a mapping of their own with the first one that is freed, and keeps the rest.
+pub fn return_memory() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(engine::allocator::limit_retention);
 }
 
 /// A value with threads, which exist only in the process that made it. In the child of a fork its locks may be held forever, so it is
