@@ -2,7 +2,7 @@
 //! returns numbers as bytes. Names, defaults and results for people are in the Python files of `quire/`.
 //!
 //! No step runs under the GIL: the engine has a thread of its own, and calls that wait release it and look for signals every
-//! [`wait::LOOK`]. An object that was made before a fork is refused after it, and left alone when it is dropped.
+//! 20 ms. An object that was made before a fork is refused after it, and left alone when it is dropped.
 //!
 //! ```
 //! // The settings that `LLM(...)` takes are the flags of the program:

