@@ -23,7 +23,8 @@ const JSON_FLAGS: [&str; 3] = ["speculative-config", "kv-events-config", "kv-tra
 
 #[derive(Debug)]
 pub struct ConfigFile {
-    path: PathBuf,
+    /// `None`: the keys are those of a program that embeds this one.
+    path: Option<PathBuf>,
     values: Table,
     kernels: Option<Table>,
 }
@@ -31,25 +32,55 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Reads and parses the file. Keys are checked by [`ConfigFile::arguments`].
     pub fn read(path: &Path) -> Result<ConfigFile, CliError> {
-        let mut file = ConfigFile { path: path.to_owned(), values: Table::new(), kernels: None };
+        let mut file = ConfigFile { path: Some(path.to_owned()), values: Table::new(), kernels: None };
         let text = std::fs::read_to_string(path).map_err(|error| file.problem(error.to_string()))?;
         file.values = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             file.problem(format!("line {line}: {}", error.message().replace('\n', "; ")))
         })?;
-        match file.values.remove("kernels") {
+        file.take_kernels()
+    }
+
+    /// Takes the keys of a program that embeds this one.
+    pub fn of(values: Table) -> Result<ConfigFile, CliError> {
+        ConfigFile { path: None, values, kernels: None }.take_kernels()
+    }
+
+    fn take_kernels(mut self) -> Result<ConfigFile, CliError> {
+        match self.values.remove("kernels") {
             None => {}
-            Some(Value::Table(table)) => file.kernels = Some(table),
+            Some(Value::Table(table)) => self.kernels = Some(table),
             Some(other) => {
                 let message = format!("kernels: found {}, expected a table [kernels]", other.type_str());
-                return Err(file.problem(message));
+                return Err(self.problem(message));
             }
         }
-        Ok(file)
+        Ok(self)
     }
 
     pub fn problem(&self, message: String) -> CliError {
-        CliError::File { flag: "--config", path: self.path.clone(), message }
+        match &self.path {
+            Some(path) => CliError::File { flag: "--config", path: path.clone(), message },
+            None => CliError::Usage(message),
+        }
+    }
+
+    /// Arguments for all keys, each of which must be a flag of this command that `allows` allows.
+    pub fn all_arguments(
+        &self,
+        root: &clap::Command,
+        command: &clap::Command,
+        allows: impl Fn(&Arg) -> bool,
+    ) -> Result<Vec<OsString>, CliError> {
+        let mut arguments = Vec::new();
+        for (key, value) in &self.values {
+            let long = key.replace('_', "-");
+            match flag(command, &long).filter(|flag| allows(flag)) {
+                Some(flag) => self.push(&mut arguments, flag, key, value)?,
+                None => return Err(self.unknown(root, key, &long)),
+            }
+        }
+        Ok(arguments)
     }
 
     /// Arguments for the keys that neither the command line nor the environment sets.
@@ -81,7 +112,7 @@ impl ConfigFile {
                 self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
             })?;
             // Paths in the file are relative to its folder.
-            let folder = self.path.parent().unwrap_or(Path::new(""));
+            let folder = self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
             config.kernels.plugin.iter_mut().for_each(|plugin| plugin.path = folder.join(&plugin.path));
         }
         Ok(())

@@ -15,6 +15,7 @@ mod chat;
 mod command;
 mod config;
 mod convert;
+pub mod embed;
 mod error;
 mod generate;
 mod log;

@@ -1,6 +1,6 @@
 //! `quire serve`.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,29 @@ use super::error::CliError;
 use super::{lora, note, session};
 use server::{App, ServerOptions};
 
-pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::limit_retention();
+    let grace = args.shutdown_timeout;
+    let stop = || {
+        let mut signals = Signals::new()?;
+        Ok(async move {
+            signals.next().await;
+            note(
+                format_args!("stopping: running requests may finish within {grace} s; a second signal stops at once",),
+            );
+            tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
+        })
+    };
+    run_until(args, config, stop, |_| {})
+}
+
+/// Serves until the future that `stop` makes in the runtime is ready. `ready` gets the address once clients are served.
+pub fn run_until<S: Future<Output = ()> + Send + 'static>(
+    args: ServeArgs,
+    mut config: EngineConfig,
+    stop: impl FnOnce() -> std::io::Result<S>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), CliError> {
     config.max_queued_requests = args.max_queued_requests;
     config.max_unread_events = args.max_unread_events;
     config.max_schema_bytes = args.options.limits.max_schema_bytes;
@@ -55,15 +76,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     note(format_args!("  {}", app.formats()));
     let grace = Duration::from_secs(args.shutdown_timeout);
     let cancelled = runtime.block_on(async {
-        let mut signals = Signals::new()?;
-        let stop = async move {
-            signals.next().await;
-            note(format_args!(
-                "stopping: running requests may finish within {} s; a second signal stops at once",
-                grace.as_secs()
-            ));
-            tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
-        };
+        let stop = stop()?;
         loading.abort();
         // Connections are refused until the task has ended.
         let _ = loading.await;
@@ -74,6 +87,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
             note("no API key is set: everyone who can reach this address may use the server (--api-key, --api-key-file);");
             note("requests that name it by a host name with a dot are refused (--allowed-hosts)\n");
         }
+        ready(address);
         server::serve(listener, app, stop, grace).await
     });
     let cancelled = cancelled.map_err(CliError::Serve)?;

@@ -53,17 +53,22 @@ pub fn follow(config: &EngineConfig, group: Group, fetched: Result<(), CliError>
     std::process::exit(i32::from(followed.is_err()))
 }
 
-/// Loads the model with a progress bar, as rank 0 of a group.
+/// Loads the model with a progress bar, as rank 0 of a group, for an engine that ends with the process.
 pub fn start_in(config: EngineConfig, group: Group) -> Result<Running, CliError> {
+    Ok(Running(load_in(&config, group)?))
+}
+
+/// Loads the model with a progress bar, as rank 0 of a group.
+pub fn load_in(config: &EngineConfig, group: Group) -> Result<AsyncEngine, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
-    let loaded = engine::load(&config, LoadOn::Group(group), &|done, total| {
+    let loaded = engine::load(config, LoadOn::Group(group), &|done, total| {
         if bar.length() != Some(total) {
             bar.set_length(total);
         }
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(Running(AsyncEngine::run(&config, loaded?)?))
+    Ok(AsyncEngine::run(config, loaded?)?)
 }
 
 /// Time that the end of the engine may take: longer than ranks take to leave their group.

@@ -34,6 +34,7 @@
 //! |---|---|
 //! | `serve` | accepting connections and shutting down |
 //! | `router` | the routes of all folders, and who may use them |
+//! | `local` | requests of a program that embeds the server, in the JSON of the routes and without HTTP |
 //! | `openai`, `vllm` | routes of an API: each reads its bodies into the typed request and writes the events of the engine |
 //! | `monitor` | health, metrics, the state of the engine, the web page |
 //! | `openapi` | routes and their description |
@@ -48,6 +49,7 @@
 
 mod app;
 mod http;
+pub mod local;
 mod metrics;
 mod monitor;
 mod openai;
@@ -60,6 +62,7 @@ mod settings;
 mod vllm;
 
 pub use app::App;
+pub use http::ApiError;
 pub use router::router;
 pub use serve::{refuse_while_loading, serve};
 pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, values};

@@ -16,6 +16,7 @@ mod harsh_http;
 mod kv_transfer;
 mod lifecycle;
 mod limits;
+mod local;
 mod lora;
 mod messages;
 mod metrics;

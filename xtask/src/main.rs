@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
 use xtask::{
-    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, real_models, routers, test_mpi,
+    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, python, real_models, routers, test_mpi,
     test_names, tidy,
 };
 
@@ -82,6 +82,16 @@ enum Task {
         /// With all but the first library, run the suite on two ranks alone
         #[arg(long)]
         quick: bool,
+    },
+    /// Build the wheel of the Python package, test it in an environment in target/python/, and check its types; reports NOT RUN without the
+    /// tools
+    Python {
+        /// Python interpreter that makes the environment, 3.10 or newer
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
+        /// Build the wheel as for users, which takes long
+        #[arg(long)]
+        dist: bool,
     },
     /// Put two servers behind routers from PyPI, measure affinity and failover, and compare an indexer of KV events
     Routers {
@@ -207,6 +217,7 @@ fn run(task: Task) -> Result<(), String> {
         }
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::TestMpi { quick } => test_mpi::run(&root, quick),
+        Task::Python { python, dist } => python::run(&root, &python::Options { python, dist }),
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, rehearse, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);

@@ -182,7 +182,9 @@ impl Op {
             }
             Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
-            Op::Attend { .. } | Op::AttendBoth { .. } | Op::Recurrent { .. } | Op::Scan { .. } => vec![Register::Attended],
+            Op::Attend { .. } | Op::AttendBoth { .. } | Op::Recurrent { .. } | Op::Scan { .. } => {
+                vec![Register::Attended]
+            }
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],
             Op::KeepNeeded { ref moves } => moves.iter().map(|(_, to, _)| *to).collect(),
             _ => Vec::new(),

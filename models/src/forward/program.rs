@@ -48,7 +48,11 @@ impl Program {
         let reads_attended = |op: &Op| {
             matches!(
                 op,
-                Op::Attend { .. } | Op::AttendBoth { .. } | Op::GateAttended { .. } | Op::Recurrent { .. } | Op::Scan { .. }
+                Op::Attend { .. }
+                    | Op::AttendBoth { .. }
+                    | Op::GateAttended { .. }
+                    | Op::Recurrent { .. }
+                    | Op::Scan { .. }
             )
         };
         // A stage sends all rows: the layers behind it write keys and values of each.

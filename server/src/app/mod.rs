@@ -94,6 +94,11 @@ impl App {
         format!("chat template: {origin}; tool calls: {tools} ({why_tools}); reasoning: {reasoning} ({why_reasoning})")
     }
 
+    /// All metrics, in Prometheus' text format.
+    pub(crate) fn metrics_page(&self) -> String {
+        self.metrics.render(&self.engine.stats(), self.engine.info(), self.engine.step_age())
+    }
+
     /// Tokenizer of the model.
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         self.engine.tokenizer()

@@ -139,6 +139,11 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
+    /// The message: one line.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Status of the response.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -40,6 +40,5 @@ pub async fn version() -> Json<Value> {
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let page = app.metrics.render(&app.engine.stats(), app.engine.info(), app.engine.step_age());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics_page()).into_response()
 }

@@ -31,7 +31,7 @@ pub struct Prepared {
     /// Token ids of the prompt.
     pub ids: Vec<u32>,
     /// Field of the prompt, for errors.
-    param: &'static str,
+    pub param: &'static str,
     tools: Tools,
     /// Parser of the reasoning at the beginning of an answer; `None` if reasoning is not parsed.
     reasoning: Option<ReasoningParser>,

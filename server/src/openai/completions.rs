@@ -27,12 +27,13 @@ pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Res
 
 /// The fields of a completion request.
 pub struct CompletionRequest {
-    options: Options,
+    pub options: Options,
     echo: bool,
-    add_special: bool,
+    /// Add special tokens to prompts that are texts.
+    pub add_special: bool,
     /// `prompt_logprobs` of the request. `echo` with `logprobs` sets them in `options` too.
     prompt_logprobs: Option<usize>,
-    prompts: Vec<Input>,
+    pub prompts: Vec<Input>,
 }
 
 impl CompletionRequest {

@@ -109,7 +109,8 @@ fn dimensions(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiErro
     asked.map_or(Ok(None), |asked| if pooler.takes(asked) { Ok(Some(asked)) } else { Err(refused(asked)) })
 }
 
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
+/// Reads the fields and tokenizes the prompts. Also returns the form of the answer.
+pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
     work.must_embed()?;
     let EmbeddingsRequest { is_base64, dimensions, pooled, prompts } = EmbeddingsRequest::read(work, fields)?;
     check_activation(work, pooled.use_activation)?;

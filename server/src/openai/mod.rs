@@ -1,9 +1,9 @@
 //! OpenAI's API, with vLLM's routes that render its requests.
 
-mod chat;
+pub mod chat;
 mod choices;
-mod completions;
-mod embeddings;
+pub mod completions;
+pub mod embeddings;
 mod logprobs;
 mod models;
 mod responses;

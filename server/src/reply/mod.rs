@@ -11,5 +11,5 @@ mod run;
 pub mod stream;
 
 pub use assistant::{Assistant, CallPiece, Piece};
-pub use run::{Run, Usage};
+pub use run::{Run, Usage, failed};
 pub use stream::Translator;

@@ -115,7 +115,7 @@ impl Run {
     }
 
     /// Waits for the end and returns one [`PromptOutput`] per prompt. Its tokens are dropped unless `keep_tokens`.
-    pub async fn collect(mut self, keep_tokens: bool) -> Result<Vec<PromptOutput>, ApiError> {
+    pub(crate) async fn collect(mut self, keep_tokens: bool) -> Result<Vec<PromptOutput>, ApiError> {
         let mut answers: Vec<PromptOutput> = self.sequences.iter().map(|&n| PromptOutput::empty(n)).collect();
         while let Some((prompt, event)) = self.next().await {
             match event {

@@ -1,0 +1,83 @@
+"""Quire: an LLM inference engine.
+
+>>> from quire import LLM, SamplingParams
+>>> llm = LLM()
+>>> outputs = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+>>> outputs[0].outputs[0].text
+' Paris. The c'
+>>> llm.close()
+
+The classes have the names, defaults and results of vLLM; the page "Coming from vLLM" says what differs.
+"""
+
+from quire._quire import EngineDeadError, QueueOverflowError, __version__
+from quire.async_llm import AsyncLLM
+from quire.llm import LLM
+from quire.llm_engine import LLMEngine
+from quire.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    LogprobArrays,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    TokenArrays,
+)
+from quire.params import (
+    BeamSearchParams,
+    LoRARequest,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from quire.requests import PromptType, TextPrompt, TokensPrompt
+from quire.server import Server, serve
+from quire.settings import AsyncEngineArgs, EngineArgs
+from quire.tokenizer import Tokenizer
+
+__all__ = [
+    "LLM",
+    "LLMEngine",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "LoRARequest",
+    "Logprob",
+    "LogprobArrays",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "QueueOverflowError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "Server",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokenArrays",
+    "Tokenizer",
+    "TokensPrompt",
+    "__version__",
+    "serve",
+]

@@ -1,0 +1,134 @@
+//! Requests of a program that embeds the server: the bodies of the routes, as the same JSON, without HTTP.
+//!
+//! The readers are those of the routes, so a field has one name, one default and one check. What differs is the length: a limit of
+//! tokens that exceeds the rest of the context is cut to it, and not refused, as in vLLM's Python classes.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use engine::{AsyncEngine, EngineConfig};
+//! use server::{App, ServerOptions, local};
+//!
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! let engine = AsyncEngine::start(EngineConfig::default(), &|_, _| {})?;
+//! let app = Arc::new(App::new(engine, local::options(ServerOptions::default())));
+//! let body = br#"{"prompt": "The capital of France is", "max_tokens": 5, "temperature": 0}"#;
+//! let request = local::prepare(&app, local::Route::Completions, body)?;
+//! let mut run = local::Run::submit(&app, vec![request]).await?;
+//! while let Some((prompt, event)) = run.next().await {
+//!     println!("{prompt}: {event:?}");
+//! }
+//! assert!(run.failure().is_none());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::sync::Arc;
+
+use engine::GenerationRequest;
+use text::ReasoningFormat;
+
+use crate::app::App;
+use crate::http::ApiError;
+use crate::openai::chat::{ChatRequest, Prepared};
+use crate::openai::completions::CompletionRequest;
+use crate::openai::embeddings;
+pub use crate::reply::{Run, failed};
+use crate::request::{Fields, Work, prompts};
+use crate::settings::{Limits, ServerOptions};
+
+/// Greatest number of sequences per prompt, that of vLLM.
+const MAX_N: usize = 16384;
+
+/// The route whose body a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/embeddings`.
+    Embeddings,
+}
+
+/// Settings for the requests of the program itself: no limits of what strangers may ask for, templates in requests are rendered,
+/// and reasoning stays in the text unless a parser is set.
+pub fn options(settings: ServerOptions) -> ServerOptions {
+    // Sums of sizes must not overflow.
+    let most = usize::MAX >> 8;
+    ServerOptions {
+        trust_request_chat_template: true,
+        reasoning_parser: settings.reasoning_parser.or(Some(ReasoningFormat::Off)),
+        limits: Limits {
+            max_inflight_bytes: most,
+            max_json_values: most,
+            max_request_tokens: most,
+            max_n: MAX_N,
+            max_sequences: most,
+            max_logprob_entries: most,
+            max_stop: most,
+            max_stop_token_ids: most,
+            max_allowed_token_ids: most,
+            max_bad_words: most,
+            max_logit_bias: most,
+            max_messages: most,
+            max_tools: most,
+            ..settings.limits
+        },
+        ..settings
+    }
+}
+
+/// Reads and tokenizes a body with one prompt.
+///
+/// # Errors
+/// A field is wrong, or the prompt does not fit the context.
+pub fn prepare(app: &Arc<App>, route: Route, body: &[u8]) -> Result<GenerationRequest, ApiError> {
+    let (work, _waiting) = Work::new(app.clone());
+    let fields = Fields::parse(body, &work.options.limits)?;
+    match route {
+        Route::Completions => completion(&work, &fields),
+        Route::Chat => chat(&work, &fields),
+        Route::Embeddings => {
+            let ((requests, _), _) = embeddings::prepare(&work, &fields)?;
+            only("input", requests)
+        }
+    }
+}
+
+/// The metrics of `/metrics`, which count requests of the program too, in Prometheus' text format.
+pub fn metrics(app: &App) -> String {
+    app.metrics_page()
+}
+
+/// Renders the prompt of a body of [`Route::Chat`].
+///
+/// # Errors
+/// A field is wrong, or the template refuses the messages.
+pub fn render(app: &Arc<App>, body: &[u8]) -> Result<String, ApiError> {
+    let (work, _waiting) = Work::new(app.clone());
+    let fields = Fields::parse(body, &work.options.limits)?;
+    ChatRequest::read(&work, &fields)?.conversation.render(app)
+}
+
+fn completion(work: &Work, fields: &Fields<'_>) -> Result<GenerationRequest, ApiError> {
+    let CompletionRequest { mut options, add_special, prompts, .. } = CompletionRequest::read(work, fields)?;
+    let limit = options.max_tokens.take().map(|(_, asked)| asked);
+    let tokenized = prompts::tokenize(work, prompts, "prompt", add_special, options.truncate_prompt_tokens)?;
+    let (ids, _) = only("prompt", tokenized)?;
+    options.request(work, ids, limit, "prompt")
+}
+
+fn chat(work: &Work, fields: &Fields<'_>) -> Result<GenerationRequest, ApiError> {
+    let (Prepared { mut options, ids, param, .. }, _) = Prepared::new(work, ChatRequest::read(work, fields)?)?;
+    let limit = options.max_tokens.take().map(|(_, asked)| asked);
+    options.request(work, ids, limit, param)
+}
+
+/// The only item of a list.
+fn only<T>(param: &str, mut items: Vec<T>) -> Result<T, ApiError> {
+    match (items.pop(), items.len()) {
+        (Some(item), 0) => Ok(item),
+        (_, others) => Err(ApiError::found(param, &format!("{} prompts", others + 1), "one prompt in each request")),
+    }
+}
