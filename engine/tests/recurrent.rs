@@ -7,15 +7,45 @@ use engine::{
 use crate::common::cases::folder;
 use crate::common::{alone_on, on_sim, shared, tokens};
 
-/// Least number of tokens per block that holds a state of the model, which `auto` chooses.
-const BLOCK_SIZE: usize = 64;
-/// Keys and values of one head of 64, float32; a page has a place for one layer.
-pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64 * 2 * 64 * 4;
+/// A reference model with states.
+#[derive(Clone, Copy, Debug)]
+struct Model {
+    case: &'static str,
+    /// The block size that `auto` chooses: the least one that holds a state, or the usual one.
+    block_size: usize,
+    /// Elements of the keys of a token in a page.
+    width: usize,
+    /// Blocks of a pool in which not all requests of these tests run at once.
+    few: u64,
+}
+
+/// A gated delta net. A page has a place for one layer.
+const DELTA: Model = Model { case: "qwen3-next", block_size: 64, width: 64, few: 40 };
+/// Short convolutions, of which two layers share a page, and Mamba-2.
+const OTHERS: [Model; 2] = [
+    Model { case: "lfm2-moe", block_size: 16, width: 2 * 32, few: 50 },
+    Model { case: "granite4-hybrid", block_size: 64, width: 32, few: 40 },
+];
+
+impl Model {
+    fn block_bytes(self) -> u64 {
+        (self.block_size * 2 * self.width * 4) as u64
+    }
+
+    fn config(self, blocks: u64) -> EngineConfig {
+        let (model, memory) = (ModelSource::Folder(folder(self.case)), blocks * self.block_bytes());
+        EngineConfig { model, kv_cache_memory_bytes: Some(memory), ..config(1) }
+    }
+}
+
+const BLOCK_SIZE: usize = DELTA.block_size;
+/// Keys and values of one head of 64, float32.
+pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64 * 2 * DELTA.width as u64 * 4;
 
 pub fn config(blocks: u64) -> EngineConfig {
     EngineConfig {
         dtype: Some(engine::Dtype::F32),
-        model: ModelSource::Folder(folder("qwen3-next")),
+        model: ModelSource::Folder(folder(DELTA.case)),
         kv_cache_memory_bytes: Some(blocks * BLOCK_BYTES),
         max_num_seqs: 16,
         max_num_batched_tokens: 48,
@@ -67,17 +97,22 @@ fn the_block_size_is_the_least_that_holds_a_state_and_a_smaller_one_is_refused()
 
 #[test]
 fn a_prefix_hit_at_a_border_continues_from_its_state() {
-    // The last token of a prompt is always computed, so a prompt of two whole blocks reads one.
-    let lens = [(129, 128), (128, 64), (127, 64), (65, 64), (64, 0), (150, 128)];
-    let uncached = EngineConfig { enable_prefix_caching: false, ..config(64) };
-    let requests: Vec<_> = lens.iter().map(|(len, _)| request(7, *len, 70, 1)).collect();
-    let want = alone_on(uncached, &requests);
-    let mut llm = Llm::new(config(64)).unwrap();
-    tokens(&mut llm, vec![request(7, 140, 1, 1)]);
-    for ((request, want), (len, hit)) in requests.into_iter().zip(want).zip(lens) {
-        let before = llm.stats().scheduler.prefix_hits;
-        assert_eq!(tokens(&mut llm, vec![request]), [want], "a prompt of {len} tokens");
-        assert_eq!(llm.stats().scheduler.prefix_hits - before, hit, "a prompt of {len} tokens");
+    for model in [DELTA].into_iter().chain(OTHERS) {
+        let (size, case) = (model.block_size, model.case);
+        // The last token of a prompt is always computed, so a prompt of two whole blocks reads one.
+        let hit = |len: usize| ((len - 1) / size * size).min(140 / size * size) as u64;
+        let lens = [129, 128, 127, 65, 64, 150];
+        let uncached = EngineConfig { enable_prefix_caching: false, ..model.config(256) };
+        let requests: Vec<_> = lens.iter().map(|len| request(7, *len, 70, 1)).collect();
+        let want = alone_on(uncached, &requests);
+        let mut llm = Llm::new(model.config(256)).unwrap();
+        tokens(&mut llm, vec![request(7, 140, 1, 1)]);
+        for ((request, want), len) in requests.into_iter().zip(want).zip(lens) {
+            let before = llm.stats().scheduler.prefix_hits;
+            assert_eq!(tokens(&mut llm, vec![request]), [want], "{case}: a prompt of {len} tokens");
+            let found = llm.stats().scheduler.prefix_hits - before;
+            assert_eq!(found, hit(len), "{case}: a prompt of {len} tokens");
+        }
     }
 }
 
@@ -92,15 +127,22 @@ fn forks_and_beams_give_the_sequences_that_run_alone() {
 
 #[test]
 fn preemption_by_swap_and_by_recomputation_changes_no_token() {
-    let want = alone_on(config(256), &forks());
-    for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-        for enable_prefix_caching in [true, false] {
-            let swap_space_bytes = if preemption_mode == PreemptionMode::Swap { 128 * BLOCK_BYTES } else { 0 };
-            let sizes = EngineConfig { preemption_mode, swap_space_bytes, enable_prefix_caching, ..config(40) };
+    // The others take turns with the two modes.
+    let turns = [PreemptionMode::Recompute, PreemptionMode::Swap];
+    let others = OTHERS.into_iter().zip(turns.into_iter().rev()).map(|(model, mode)| (model, vec![mode]));
+    for (model, modes) in std::iter::once((DELTA, turns.to_vec())).chain(others) {
+        let want = alone_on(model.config(256 * (64 / model.block_size) as u64), &forks());
+        for (preemption_mode, enable_prefix_caching) in modes.into_iter().flat_map(|mode| [(mode, true), (mode, false)])
+        {
+            let what = format!("{}, {preemption_mode:?}, cache {enable_prefix_caching}", model.case);
+            let swaps = preemption_mode == PreemptionMode::Swap;
+            let swap_space_bytes = if swaps { 4 * model.few * model.block_bytes() } else { 0 };
+            let sizes =
+                EngineConfig { preemption_mode, swap_space_bytes, enable_prefix_caching, ..model.config(model.few) };
             let mut llm = Llm::new(sizes).unwrap();
-            assert_eq!(tokens(&mut llm, forks()), want, "{preemption_mode:?}, cache {enable_prefix_caching}");
-            assert!(llm.stats().scheduler.preemptions > 0, "{preemption_mode:?}");
-            assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0, "blocks are left over");
+            assert_eq!(tokens(&mut llm, forks()), want, "{what}");
+            assert!(llm.stats().scheduler.preemptions > 0, "{what}");
+            assert_eq!(llm.stats().scheduler.kv_cache_usage(), 0.0, "{what}: blocks are left over");
         }
     }
 }
