@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::shared;
 use engine::{
-    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, RoundActivations,
-    SamplingParams, TokenLogprobs,
+    Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Pooling,
+    RoundActivations, SamplingParams, TokenLogprobs,
 };
 use serde_json::Value;
 use testkit::capability::Capability;
