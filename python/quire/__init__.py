@@ -10,8 +10,9 @@
 The classes have the names, defaults and results of vLLM; the page "Coming from vLLM" says what differs.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from quire._quire import EngineDeadError, QueueOverflowError, __version__
-from quire.async_llm import AsyncLLM
 from quire.llm import LLM
 from quire.llm_engine import LLMEngine
 from quire.outputs import (
@@ -43,6 +44,19 @@ from quire.requests import PromptType, TextPrompt, TokensPrompt
 from quire.server import Server, serve
 from quire.settings import AsyncEngineArgs, EngineArgs
 from quire.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM
+else:
+
+    def __getattr__(name: str) -> Any:
+        # asyncio takes most of the time of an import, and few programs need it.
+        if name == "AsyncLLM":
+            from quire.async_llm import AsyncLLM
+
+            return AsyncLLM
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "LLM",

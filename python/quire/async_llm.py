@@ -245,6 +245,21 @@ class AsyncLLM:
         """What the engine can do."""
         return ("generate", "embed")
 
+    async def is_paused(self) -> bool:
+        """False."""
+        return False
+
+    async def is_sleeping(self) -> bool:
+        """False."""
+        return False
+
+    async def is_tracing_enabled(self) -> bool:
+        """False: traces are those of the program."""
+        return False
+
+    async def do_log_stats(self) -> None:
+        """Does nothing: there are no statistics in the log."""
+
     def get_num_unfinished_requests(self) -> int:
         """Number of requests of this object that have not ended."""
         return len(self._running)

@@ -49,6 +49,9 @@ _INTERNALS = {
     "reset_mm_cache": "models here read text only",
     "init_weight_transfer_engine": "weights do not change while an engine runs",
     "update_weights": "weights do not change while an engine runs",
+    "start_weight_update": "weights do not change while an engine runs",
+    "finish_weight_update": "weights do not change while an engine runs",
+    "get_weight_version": "weights do not change while an engine runs",
 }
 
 

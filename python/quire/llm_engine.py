@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quire import _quire, requests
+from quire import _quire, metrics, requests
 from quire.llm import EngineHandle
 from quire.outputs import Collector, RequestOutput, integers
 from quire.params import LoRARequest, SamplingParams, wrong_type
@@ -110,6 +110,15 @@ class LLMEngine:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._handle.tokenizer()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._handle.tokenizer()
+
+    def get_metrics(self) -> list[metrics.Metric]:
+        """As in `LLM`."""
+        return metrics.parse(self._handle.engine.metrics())
 
     def close(self) -> None:
         """As in `LLM`."""

@@ -178,6 +178,9 @@ class CompletionOutput:
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
         self.lora_request = lora_request
+        self.sampling_mask: None = None
+        self.spec_decode_metrics: None = None
+        self.weight_versions: None = None
         self.arrays: TokenArrays = arrays or TokenArrays(integers(array("I", token_ids).tobytes()), None)
         self._token_ids: Sequence[int] | None = None if arrays else token_ids
         self._logprobs = logprobs
@@ -254,7 +257,10 @@ class RequestOutput:
         self.encoder_prompt: None = None
         self.encoder_prompt_token_ids: None = None
         self.num_cached_tokens = num_cached_tokens
+        self.num_cache_creation_tokens: None = None
         self.kv_transfer_params: None = None
+        self.ec_transfer_params: None = None
+        self.prompt_token_id_logprobs: None = None
 
     def __repr__(self) -> str:
         return (

@@ -299,3 +299,17 @@ def test_metrics_count_what_the_engine_has_done() -> None:
     assert isinstance(by_position, Vector) and 1 <= len(by_position.values) <= 3
     accepted = found["vllm:spec_decode_num_accepted_tokens"]
     assert isinstance(accepted, Counter) and sum(by_position.values) == accepted.value > 0
+
+
+def test_every_name_of_vllm_passes_where_it_asks_for_nothing() -> None:
+    from quire.settings import OF_VLLM, Settings
+
+    for name in OF_VLLM:
+        Settings("LLM()", {name: None})
+    # Defaults of vLLM that are neither empty nor "auto".
+    defaults = {"data_parallel_size": 1, "nnodes": 1, "master_addr": "127.0.0.1", "tokenizer_mode": "auto", "model_impl": "auto",
+                "mm_processor_cache_gb": 4, "logprobs_mode": "raw_logprobs", "offload_num_in_group": 1, "max_logprobs": 20}  # fmt: skip
+    Settings("LLM()", defaults)
+    for wrong in ({"data_parallel_size": 2}, {"logits_processors": ["x"]}, {"runner": "draft"}, {"enable_expert_parallel": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: found .* which this engine does not have"):
+            Settings("LLM()", wrong)

@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 /// Maximum number of characters of a path, a header or a model name that a message repeats.
 const MAX_NAME: usize = 200;
 
-/// An error response.
-#[derive(Clone, Debug, PartialEq)]
+/// An error response. Displays as its message.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{message}")]
 pub struct ApiError {
     status: StatusCode,
     /// vLLM's type of the error, instead of OpenAI's.
