@@ -173,18 +173,20 @@ class AsyncLLM:
         priority: int = 0,
         **_: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Yields the embedding of a prompt, once."""
+        """Yields the embedding of a prompt, once; with the task "classify", the probabilities of its labels."""
         given, params = requests.one_prompt(prompt), pooling_params or PoolingParams()
         fields = requests.tokenization(tokenization_kwargs)
         extra = requests.Extra(_adapter(lora_request), requests.priorities(priority, 1)[0], fields)
-        body = requests.embedding(given, params, extra)
+        body, route = requests.embedding(given, params, extra), requests.pooling_task(params.task or "embed", [params])
         request_id = request_id or next(self._handle.ids)
-        async with contextlib.aclosing(self._answers(request_id, "embeddings", body, True, lora_request)) as answers:
+        async with contextlib.aclosing(self._answers(request_id, route, body, True, lora_request)) as answers:
             async for stream, answer in answers:
                 if answer is not None:
                     ids = integers(stream.prompt_token_ids(0)).tolist()
-                    vector = PoolingOutput(answer.embedding or b"")
-                    yield PoolingRequestOutput(request_id, vector, ids, answer.cached_tokens or 0, answer.finished)
+                    vector = self._handle.engine.finish(
+                        answer.embedding or b"", params.dimensions, params.use_activation
+                    )
+                    yield PoolingRequestOutput(request_id, PoolingOutput(vector), ids, answer.cached_tokens or 0, answer.finished)
 
     async def _answers(
         self, request_id: str, route: str, body: bytes, whole: bool, adapter: LoRARequest | None

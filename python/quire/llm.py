@@ -16,13 +16,15 @@ from quire.metrics import Metric
 from quire.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
-    Collector,
+    ClassificationOutput,
     ClassificationRequestOutput,
+    Collector,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringOutput,
     ScoringRequestOutput,
     TokenTexts,
     integers,
@@ -333,29 +335,27 @@ class LLM:
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Applies a pooling task to prompts. The task of this engine is "embed".
+        """Applies a pooling task to prompts: "embed", or "classify" for a model with labels.
 
         Returns:
             For each prompt the numbers as a `memoryview` of float32, `outputs.data`.
         """
-        if pooling_task != "embed":
-            found = "no pooling_task" if pooling_task is None else f"the task {pooling_task!r}"
-            raise ValueError(f"pooling_task: found {found}, expected 'embed', the task of this model")
         given = requests.prompts(prompts)
         chosen = [one or PoolingParams() for one in requests.each("pooling_params", pooling_params, len(given), PoolingParams)]
-        for one in chosen:
-            if one.task not in (None, pooling_task):
-                raise ValueError(f"pooling_params.task: found {one.task!r}, expected {pooling_task!r}")
+        route = requests.pooling_task(pooling_task, chosen)
         extras = self._extras(lora_request, None, requests.tokenization(tokenization_kwargs), len(given))
         bodies = [requests.embedding(*one) for one in zip(given, chosen, extras, strict=True)]
-        stream = self._handle.engine.submit("embeddings", bodies, True)
+        engine = self._handle.engine
+        stream = engine.submit(route, bodies, True)
         results: list[PoolingRequestOutput[PoolingOutput] | None] = [None] * len(bodies)
         ids = [next(self._handle.ids) for _ in bodies]
         for answer in _answers(stream, len(bodies), use_tqdm):
             at = answer.request
             prompt = integers(stream.prompt_token_ids(at)).tolist()
-            vector = PoolingOutput(answer.embedding or b"")
-            results[at] = PoolingRequestOutput(ids[at], vector, prompt, answer.cached_tokens or 0, answer.finished)
+            vector = engine.finish(answer.embedding or b"", chosen[at].dimensions, chosen[at].use_activation)
+            results[at] = PoolingRequestOutput(
+                ids[at], PoolingOutput(vector), prompt, answer.cached_tokens or 0, answer.finished
+            )
         return [result for result in results if result is not None]
 
     def embed(
@@ -381,13 +381,70 @@ class LLM:
             for one in found
         ]
 
-    def classify(self, prompts: Any, **_: Any) -> list[ClassificationRequestOutput]:
-        """Raises: this engine has no classification models."""
-        raise ValueError("classify: found a model without classes, expected a classification model")
+    def classify(
+        self,
+        prompts: requests.PromptType | Sequence[requests.PromptType],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the labels of prompts: `outputs.probs` as a list, `outputs.array` without a copy.
 
-    def score(self, data_1: Any, data_2: Any, /, **_: Any) -> list[ScoringRequestOutput]:
-        """Raises: this engine has no scoring models."""
-        raise ValueError("score: found a model that does not score pairs, expected a cross-encoder")
+        Raises:
+            ValueError: The model has no labels.
+        """
+        found = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return [
+            ClassificationRequestOutput(
+                one.request_id, ClassificationOutput(one.outputs._data), one.prompt_token_ids, one.num_cached_tokens
+            )
+            for one in found
+        ]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Similarity of pairs of texts: the score of a cross-encoder, or the cosine of two embeddings.
+
+        Args:
+            data_1: One text for all pairs, or one for each.
+            data_2: The other texts.
+            use_tqdm: No effect: all pairs are one request.
+            pooling_params: `use_activation=False` gives the logits of a cross-encoder.
+            tokenization_kwargs: As in `generate`.
+            chat_template: Must be None.
+
+        Raises:
+            ValueError: The model has several labels.
+        """
+        if chat_template is not None:
+            raise ValueError("chat_template: found a template, expected None: a pair has the form of its model")
+        params = requests.each("pooling_params", pooling_params, 1, PoolingParams)[0] or PoolingParams()
+        [extra] = self._extras(lora_request, None, requests.tokenization(tokenization_kwargs), 1)
+        pairs = [requests.pair_texts(name, value) for name, value in (("data_1", data_1), ("data_2", data_2))]
+        found = self._handle.engine.score(requests.score(pairs[0], pairs[1], params, extra))
+        return [
+            ScoringRequestOutput(next(self._handle.ids), ScoringOutput(score), integers(prompt).tolist())
+            for prompt, score in found
+        ]
 
     def _sampling(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         found = requests.each("sampling_params", given, count, SamplingParams)

@@ -185,11 +185,44 @@ def completion(prompt: Prompt, params: SamplingParams | BeamSearchParams, extra:
 
 
 def embedding(prompt: Prompt, params: PoolingParams, extra: Extra) -> bytes:
-    """The body of `/v1/embeddings`."""
+    """The body of `/v1/embeddings` or of `/classify`."""
     body = {"input": prompt.value(), **params.to_json(), **extra.to_json()}
     if prompt.cache_salt is not None:
         body["cache_salt"] = prompt.cache_salt
     return _encoded(body)
+
+
+#: Tasks of pooling models, and the route of each.
+POOLING_ROUTES = {"embed": "embeddings", "classify": "classify"}
+
+
+def pooling_task(task: str | None, params: Sequence[PoolingParams]) -> str:
+    """The route of a pooling task."""
+    if task not in POOLING_ROUTES:
+        found = "no pooling_task" if task is None else f"the task {task!r}"
+        raise ValueError(f"pooling_task: found {found}, expected one of {', '.join(POOLING_ROUTES)}")
+    for one in params:
+        if one.task not in (None, task):
+            raise ValueError(f"pooling_params.task: found {one.task!r}, expected {task!r}")
+    return POOLING_ROUTES[task]
+
+
+def pair_texts(name: str, value: object) -> list[str]:
+    """A text or a list of texts."""
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, (bytes, Mapping)) or not isinstance(items, Sequence):
+        raise wrong_type(name, value, "a string or a list of strings")
+    for at, item in enumerate(items):
+        if not isinstance(item, str):
+            raise wrong_type(f"{name}[{at}]", item, "a string")
+    return list(items)
+
+
+def score(first: list[str], second: list[str], params: PoolingParams, extra: Extra) -> bytes:
+    """The body of `/score`."""
+    if len(first) not in (1, len(second)) or not second:
+        raise ValueError(f"data_1: found {len(first)} texts for the {len(second)} of data_2, expected one or as many")
+    return _encoded({"text_1": first, "text_2": second, **params.to_json(), **extra.to_json()})
 
 
 def conversations(messages: object) -> list[list[dict[str, Any]]]:

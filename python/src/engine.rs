@@ -101,7 +101,7 @@ impl Engine {
         Ok(all)
     }
 
-    /// Submits requests together: one body in JSON for each, of the route "completions", "chat" or "embeddings". With `whole`, the
+    /// Submits requests together: one body in JSON for each, of the route "completions", "chat", "embeddings" or "classify". With `whole`, the
     /// stream returns each when it has ended. If one is refused, none runs.
     fn submit(&self, py: Python<'_>, route: &str, bodies: Vec<PyBackedBytes>, whole: bool) -> PyResult<Stream> {
         let held = self.held()?;
@@ -109,7 +109,8 @@ impl Engine {
             "completions" => Route::Completions,
             "chat" => Route::Chat,
             "embeddings" => Route::Embeddings,
-            _ => return Err(PyValueError::new_err("route: expected completions, chat or embeddings")),
+            "classify" => Route::Classify,
+            _ => return Err(PyValueError::new_err("route: expected completions, chat, embeddings or classify")),
         };
         let mut requests = Vec::with_capacity(bodies.len());
         for some in bodies.chunks(BODIES) {
@@ -121,6 +122,27 @@ impl Engine {
         let sequences: Vec<usize> = requests.iter().map(|request| request.params.n).collect();
         let run = block_on(py, Run::submit(&held.app, requests))?.map_err(|error| exception(&error))?;
         Ok(Stream::new(run, prompts, &sequences, whole))
+    }
+
+    /// What a route returns of a vector of an answer, both as float32: its first elements, the scores of logits.
+    fn finish(
+        &self,
+        py: Python<'_>,
+        vector: PyBackedBytes,
+        dimensions: Option<usize>,
+        use_activation: Option<bool>,
+    ) -> PyResult<Py<PyBytes>> {
+        let held = self.held()?;
+        let vector = vector.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+        let finished = local::finish(&held.app, vector, dimensions, use_activation);
+        Ok(bytes(py, finished.into_iter().map(f32::to_ne_bytes)))
+    }
+
+    /// Runs a body of `/score` to its end. Returns the token ids of each pair, as uint32, and its score.
+    fn score(&self, py: Python<'_>, body: PyBackedBytes) -> PyResult<Vec<(Py<PyBytes>, f32)>> {
+        let held = self.held()?;
+        let found = block_on(py, local::score(&held.app, &body))?.map_err(|error| exception(&error))?;
+        Ok(found.into_iter().map(|(ids, score)| (bytes(py, ids.into_iter().map(u32::to_ne_bytes)), score)).collect())
     }
 
     /// Token ids of a text, as uint32.

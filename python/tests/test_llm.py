@@ -137,9 +137,42 @@ def test_embeddings_are_vectors_of_length_one(llm: LLM) -> None:
         llm.embed("a", pooling_params=PoolingParams(dimensions=5))
     with pytest.raises(ValueError, match="pooling_task"):
         llm.encode("a")
-    for refused in (lambda: llm.classify("a"), lambda: llm.score("a", "b")):
-        with pytest.raises(ValueError, match="expected a"):
-            refused()
+    with pytest.raises(ValueError, match="no labels"):
+        llm.classify("a")
+    # A model of embeddings scores their cosine.
+    texts = ["a b c", "c b a"]
+    a, b = (one.outputs.embedding for one in llm.embed(texts, use_tqdm=False))
+    [found] = llm.score(*texts)
+    assert found.outputs.score == pytest.approx(sum(x * y for x, y in zip(a, b, strict=True)), abs=1e-6)
+
+
+ENCODERS = Path(__file__).parents[2] / "models" / "tests" / "encoders"
+
+
+def test_classes_and_scores_are_those_of_transformers() -> None:
+    inputs = json.loads((ENCODERS / "qwen3-seqcls" / "expected.json").read_text())["inputs"]
+    with quire.LLM(ENCODERS / "qwen3-seqcls", dtype="float32") as llm:
+        found = llm.classify([one["text"] for one in inputs], use_tqdm=False)
+        [logits] = llm.encode(
+            inputs[0]["text"], PoolingParams(use_activation=False), pooling_task="classify", use_tqdm=False
+        )
+        for one, want in zip(found, inputs, strict=True):
+            assert one.outputs.probs == pytest.approx(want["probs"], abs=1e-5)
+            assert one.prompt_token_ids == want["ids"] and one.outputs.num_classes == len(want["probs"])
+        assert list(logits.outputs.data) == pytest.approx(inputs[0]["logits"], abs=1e-4)
+        with pytest.raises(ValueError, match="labels"):
+            llm.score("a", "b")
+    pairs = json.loads((ENCODERS / "xlm-roberta-rerank" / "expected.json").read_text())["inputs"]
+    with quire.LLM(ENCODERS / "xlm-roberta-rerank", dtype="float32") as llm:
+        scored = llm.score([one["text"] for one in pairs], [one["text_pair"] for one in pairs])
+        for pair, want in zip(scored, pairs, strict=True):
+            assert pair.outputs.score == pytest.approx(want["score"], abs=1e-5)
+            assert pair.prompt_token_ids == want["ids"]
+        assert [one.outputs for one in llm.score(pairs[0]["text"], [one["text_pair"] for one in pairs[:2]])][0] == scored[0].outputs
+        with pytest.raises(ValueError, match="data_1: found 2 texts for the 3 of data_2"):
+            llm.score(["a", "b"], ["a", "b", "c"])
+        with pytest.raises(ValueError, match="serves"):
+            llm.generate("a", use_tqdm=False)
 
 
 def test_arrays_are_views_of_what_the_engine_returned(llm: LLM) -> None:

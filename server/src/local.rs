@@ -34,8 +34,9 @@ use crate::openai::chat::{ChatRequest, Prepared};
 use crate::openai::completions::CompletionRequest;
 use crate::openai::embeddings;
 pub use crate::reply::{Run, failed};
-use crate::request::{Fields, Work, prompts};
+use crate::request::{Fields, Work, pooled, prompts};
 use crate::settings::{Limits, ServerOptions};
+use crate::vllm::pooling::{score::prepare_score, vectors};
 
 /// Greatest number of sequences per prompt, that of vLLM.
 const MAX_N: usize = 16384;
@@ -49,6 +50,8 @@ pub enum Route {
     Chat,
     /// `/v1/embeddings`.
     Embeddings,
+    /// `/classify`.
+    Classify,
 }
 
 /// Settings for the requests of the program itself: no limits of what strangers may ask for, templates in requests are rendered,
@@ -63,6 +66,7 @@ pub fn options(settings: ServerOptions) -> ServerOptions {
             max_inflight_bytes: most,
             max_json_values: most,
             max_request_tokens: most,
+            max_prompts: most,
             max_n: MAX_N,
             max_sequences: most,
             max_logprob_entries: most,
@@ -93,7 +97,31 @@ pub fn prepare(app: &Arc<App>, route: Route, body: &[u8]) -> Result<GenerationRe
             let ((requests, _), _) = embeddings::prepare(&work, &fields)?;
             only("input", requests)
         }
+        Route::Classify => {
+            let ((requests, _), _) = vectors::prepare_classes(&work, &fields)?;
+            only("input", requests)
+        }
     }
+}
+
+/// What a route returns of a vector that the engine gave: its first elements, the scores of logits.
+pub fn finish(app: &App, vector: Vec<f32>, dimensions: Option<usize>, use_activation: Option<bool>) -> Vec<f32> {
+    pooled::finish(app.pooler(), vector, dimensions, use_activation)
+}
+
+/// Runs a body of `/score` to its end. Returns the token ids and the score of each pair.
+///
+/// # Errors
+/// A field is wrong, a prompt does not fit the context, or the engine has failed.
+pub async fn score(app: &Arc<App>, body: &[u8]) -> Result<Vec<(Vec<u32>, f32)>, ApiError> {
+    let (plan, pooled) = {
+        let (work, _waiting) = Work::new(app.clone());
+        let fields = Fields::parse(body, &work.options.limits)?;
+        prepare_score(&work, &fields)?.0
+    };
+    let ids = plan.token_ids();
+    let (scores, _) = plan.scores(app, pooled.use_activation).await?;
+    Ok(ids.into_iter().zip(scores).collect())
 }
 
 /// The metrics of `/metrics`, which count requests of the program too, in Prometheus' text format.

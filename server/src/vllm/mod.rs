@@ -1,7 +1,7 @@
 //! Routes that vLLM adds to OpenAI's API: tokenizer, embeddings and scores of texts, LoRA adapters, prefix cache, sleep.
 
 mod adapters;
-mod pooling;
+pub mod pooling;
 mod prefix_cache;
 mod sleep;
 mod tokenize;

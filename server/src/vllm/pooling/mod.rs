@@ -1,7 +1,7 @@
 //! vLLM's routes of models that pool: `/pooling`, `/classify`, `/score`, `/rerank`.
 
-mod score;
-mod vectors;
+pub mod score;
+pub mod vectors;
 
 use axum::routing::post;
 

@@ -86,15 +86,24 @@ impl Common {
 }
 
 /// Requests whose results give scores.
-struct Plan {
+pub struct Plan {
     requests: Vec<GenerationRequest>,
     /// The two requests of each score that is a cosine; `None`: each request has a score.
     cosines: Option<Vec<(usize, usize)>>,
 }
 
 impl Plan {
+    /// The token ids of each pair: of its prompt, or of its two prompts.
+    pub fn token_ids(&self) -> Vec<Vec<u32>> {
+        let of = |request: usize| &self.requests[request].prompt[..];
+        match &self.cosines {
+            Some(places) => places.iter().map(|(a, b)| [of(*a), of(*b)].concat()).collect(),
+            None => (0..self.requests.len()).map(|request| of(request).to_vec()).collect(),
+        }
+    }
+
     /// Runs the requests and returns the scores and the number of prompt tokens.
-    async fn scores(self, app: &Arc<App>, use_activation: Option<bool>) -> Result<(Vec<f32>, usize), ApiError> {
+    pub async fn scores(self, app: &Arc<App>, use_activation: Option<bool>) -> Result<(Vec<f32>, usize), ApiError> {
         let Plan { requests, cosines } = self;
         let tokens = requests.iter().map(|request| request.prompt.len()).sum();
         let vectors = Run::submit(app, requests).await?.collect_vectors().await?;
@@ -156,7 +165,8 @@ impl ScoreRequest {
     }
 }
 
-fn prepare_score(work: &Work, fields: &Fields<'_>) -> Result<((Plan, Pooled), Cost), ApiError> {
+/// Reads the fields and tokenizes the texts.
+pub fn prepare_score(work: &Work, fields: &Fields<'_>) -> Result<((Plan, Pooled), Cost), ApiError> {
     let ScoreRequest { common, first, second } = ScoreRequest::read(work, fields)?;
     let given = |names: &[&'static str]| names.iter().copied().find(|name| fields.raw(name).is_some());
     let names = [given(&FIRST).unwrap_or(FIRST[0]), given(&SECOND).unwrap_or(SECOND[0])];

@@ -130,7 +130,8 @@ impl ClassifyRequest {
     }
 }
 
-fn prepare_classes(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Pooled), Cost), ApiError> {
+/// Reads the fields and tokenizes the prompts.
+pub fn prepare_classes(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Pooled), Cost), ApiError> {
     let ClassifyRequest { pooled, prompts } = ClassifyRequest::read(work, fields)?;
     if matches!(work.pooler().task, Task::Embed { .. }) {
         return Err(ApiError::unsupported("model", format!("it has no labels; it serves {}", work.serves())));
