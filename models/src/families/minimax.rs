@@ -7,7 +7,6 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["MiniMaxM2ForCausalLM"],
     model_types: &["minimax_m2"],
     declare,
-    reference: &["minimax-m2"],
     largest: "MiniMaxAI/MiniMax-M2 (230B)",
     ..Family::BASE
 }];

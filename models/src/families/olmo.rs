@@ -24,7 +24,6 @@ pub(super) const FAMILIES: &[Family] = &[
         architectures: &["Olmo2ForCausalLM"],
         model_types: &["olmo2"],
         declare: declare_2,
-        reference: &["olmo2"],
         largest: "allenai/OLMo-2-0325-32B",
         ..Family::BASE
     },

@@ -6,7 +6,6 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["Starcoder2ForCausalLM"],
     model_types: &["starcoder2"],
     declare,
-    reference: &["starcoder2"],
     largest: "bigcode/starcoder2-15b",
     ..Family::BASE
 }];
