@@ -64,10 +64,10 @@ impl PoolingRequest {
     }
 }
 
-fn prepare_pooling(
-    work: &Work,
-    fields: &Fields<'_>,
-) -> Result<((Vec<GenerationRequest>, Pooled, bool), Cost), ApiError> {
+/// Requests, their fields, and whether vectors are base64.
+type Prepared = (Vec<GenerationRequest>, Pooled, bool);
+
+fn prepare_pooling(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
     let PoolingRequest { pooled, is_base64, prompts } = PoolingRequest::read(work, fields)?;
     check_activation(work, pooled.use_activation)?;
     let (requests, cost) = requests(work, &pooled, prompts)?;
