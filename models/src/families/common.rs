@@ -4,6 +4,7 @@
 //! with a function that builds one layer: [`Common::attention`] and [`Common::mlp`] return the parts of Llama, the family changes
 //! the fields that differ, and [`Common::layer`] joins them.
 
+use super::activations::activation;
 use super::packing::Packing;
 use super::rope::{self, RopeDefaults};
 use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
@@ -468,34 +469,4 @@ fn head_dim(fields: &Fields<'_>, spec: &Spec, hidden_size: usize, num_heads: usi
             Err(fields.wrong(spec.hidden_size, expected))
         }
     }
-}
-
-/// The activation under the first of the keys that is present.
-fn activation(
-    fields: &Fields<'_>,
-    (keys, default): (&'static [&'static str], Activation),
-) -> Result<Activation, LoadError> {
-    let Some(key) = keys.iter().find(|key| fields.get(key).is_some()) else { return Ok(default) };
-    fields.string(key)?.and_then(activation_of).ok_or_else(|| {
-        let names: Vec<String> = ACTIVATIONS.iter().map(|(name, _)| format!("\"{name}\"")).collect();
-        fields.wrong(key, format!("one of {}", names.join(", ")))
-    })
-}
-
-/// The names of transformers for activations without parameters.
-const ACTIVATIONS: [(&str, Activation); 9] = [
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
-    ("gelu", Activation::Gelu),
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu_fast", Activation::GeluTanh),
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("relu", Activation::Relu),
-    ("relu2", Activation::Relu2),
-    ("relu_squared", Activation::Relu2),
-];
-
-/// The activation of this name.
-pub(super) fn activation_of(name: &str) -> Option<Activation> {
-    ACTIVATIONS.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
 }

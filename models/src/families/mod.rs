@@ -6,6 +6,7 @@
 //! key. Keys that are known not to affect the results are ignored; [`ModelConfig::unread`] names the others that a family does not
 //! read.
 
+mod activations;
 mod afmoe;
 mod apertus;
 mod arcee;

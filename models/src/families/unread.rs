@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::common::activation_of;
+use super::activations::activation_of;
 use crate::checkpoint::error::one_line;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Activation, Decoder, Mixer};

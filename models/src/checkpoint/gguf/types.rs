@@ -216,7 +216,7 @@ fn tq1_0(b: &[u8], block: Block<'_>) {
     let (mut codes, powers) = (block.codes.iter_mut(), [1_u8, 3, 9, 27, 81]);
     for (bytes, digits) in [(&b[..32], 5), (&b[32..48], 5), (&b[48..52], 4)] {
         let all = powers[..digits].iter().flat_map(|power| bytes.iter().map(|byte| byte.wrapping_mul(*power)));
-        all.zip(&mut codes).for_each(|(rest, code)| *code = (u16::from(rest) * 3 >> 8) as u8);
+        all.zip(&mut codes).for_each(|(rest, code)| *code = ((u16::from(rest) * 3) >> 8) as u8);
     }
 }
 
