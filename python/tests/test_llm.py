@@ -139,6 +139,8 @@ def test_embeddings_are_vectors_of_length_one(llm: LLM) -> None:
         llm.encode("a")
     with pytest.raises(ValueError, match="no labels"):
         llm.classify("a")
+    with pytest.raises(ValueError, match="rope_theta"):
+        quire.LLM(hf_overrides={"rope_theta": 1})
     # A model of embeddings scores their cosine.
     texts = ["a b c", "c b a"]
     a, b = (one.outputs.embedding for one in llm.embed(texts, use_tqdm=False))
