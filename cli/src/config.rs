@@ -19,7 +19,7 @@ use super::error::CliError;
 const NO_KEYS: [&str; 2] = ["config", "help"];
 
 /// Flags whose value is a JSON object, which the file may give as a table.
-const JSON_FLAGS: [&str; 3] = ["speculative-config", "kv-events-config", "kv-transfer-config"];
+const JSON_FLAGS: [&str; 4] = ["speculative-config", "kv-events-config", "kv-transfer-config", "hf-overrides"];
 
 #[derive(Debug)]
 pub struct ConfigFile {

@@ -21,10 +21,11 @@ pub fn formats() -> Vec<StoredFormat> {
         form(integers(3, 4), 16, Scale::SignedByte, Offset::None),
         form(integers(6, 32), 16, Scale::SignedByte, Offset::None),
         form(integers(5, 0), 32, Scale::Byte, Offset::ByteMinimum),
-        form(Codes::Table(&TABLE), 16, Scale::F32, Offset::None),
+        form(Codes::Table(&TABLE), 32, Scale::F16, Offset::None),
         form(Codes::Table(&TABLE), 32, Scale::Exponent, Offset::None),
         form(Codes::Floats(&FLOATS), 64, Scale::F32, Offset::None),
         form(Codes::E4m3, 128, Scale::Bf16, Offset::None),
+        form(Codes::Table(&TABLE), 16, Scale::F32, Offset::None),
     ]
 }
 

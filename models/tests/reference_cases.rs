@@ -141,8 +141,14 @@ fn tensors_of(of: &Summary) -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// Tensors that published files of a family keep in float32: the case, and a part of their names.
-const KEPT_IN_FLOAT32: [(&str, &str); 1] = [("glm4-moe-lite", "e_score_correction_bias")];
+/// Tensors that published files of a family keep in float32: the case, and the ends of their names.
+const KEPT_IN_FLOAT32: [(&str, &[&str]); 5] = [
+    ("glm4-moe-lite", &["e_score_correction_bias"]),
+    ("lfm2-moe", &["expert_bias"]),
+    ("granite4-hybrid", &[".A_log", ".D", ".dt_bias"]),
+    ("nemotron-h", &[".A_log", ".D", ".dt_bias"]),
+    ("jamba", &[".A_log", ".D"]),
+];
 
 #[test]
 fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
@@ -163,7 +169,8 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
         let (mut elements, mut read) = (0, BTreeSet::new());
         for (name, shape) in &declared {
             let view = weights.expect(name, shape).unwrap();
-            let is_kept = KEPT_IN_FLOAT32.iter().any(|(of, part)| *of == case && name.contains(part));
+            let is_kept =
+                KEPT_IN_FLOAT32.iter().any(|(of, ends)| *of == case && ends.iter().any(|end| name.ends_with(end)));
             assert_eq!(view.dtype, if is_kept { Dtype::F32 } else { stored }, "{case} {name}");
             let values = view.to_f32();
             assert_eq!(values.len(), shape.iter().product::<usize>(), "{case} {name}");

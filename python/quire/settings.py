@@ -83,7 +83,7 @@ for _name in """
     disable_sliding_window ec_transfer_config enable_batch_sharded_sampling enable_dbo enable_elastic_ep enable_eplb
     enable_expert_parallel enable_fault_tolerance enable_log_requests enable_mm_embeds enable_prompt_embeds
     enable_return_routed_experts enable_sleep_mode enable_tower_connector_lora enable_trace_replay eplb_config
-    fully_sharded_loras hf_config_path hf_overrides interleave_mm_strings io_processor_plugin kv_cache_dtype_skip_layers
+    fully_sharded_loras hf_config_path interleave_mm_strings io_processor_plugin kv_cache_dtype_skip_layers
     language_model_only limit_mm_per_prompt logits_processors lora_target_modules mamba_block_size mamba_cache_dtype
     mamba_ssm_cache_dtype max_num_queued_reqs max_num_queued_tokens
     max_num_scheduled_tokens media_io_kwargs mm_processor_kwargs model_class_overrides model_weights node_rank

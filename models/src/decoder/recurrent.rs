@@ -15,7 +15,7 @@ pub struct Recurrent {
     /// What the layer computes.
     pub rule: Rule,
     /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), and behind them what the rule
-    /// reads besides ([`Recurrent::pieces`]), in this order.
+    /// reads besides, in this order.
     pub projections: Linear,
     /// Number of heads of q and k; value head h uses head `h / (value_heads / key_heads)`.
     pub key_heads: usize,

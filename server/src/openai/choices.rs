@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use text::Tokenizer;
 
 use super::logprobs::{Logprobs, Prompt, PromptLogprobs};
-use crate::app::{App, unix_seconds};
+use crate::app::App;
 use crate::http::json::{self, Items, put};
 use crate::http::{ApiError, call, sse};
-use crate::reply::{CallPiece, Piece, Run, Translator, Usage, stream};
+use crate::reply::{CallPiece, Envelope, Piece, Run, Translator, Usage, response_id, stream};
 use crate::request::{Cost, Fields, Options, StreamUsage, TOKEN_ID, Work, body};
 
 /// A request for texts.
@@ -105,11 +105,11 @@ pub async fn respond<C: Choices>(app: Arc<App>, request: Request) -> Result<Resp
             sequences.extend(output.sequences.into_iter().map(|sequence| (i, sequence)));
         }
         let mut more = choices.more();
-        let params = choices.generation().options.kv_transfer_params(&app, &envelope.id, prompt_tokens);
+        let params = choices.generation().options.kv_transfer_params(&app, envelope.id(), prompt_tokens);
         more.extend(params.map(|params| ("kv_transfer_params", params.into())));
         let all = sequences.iter().filter_map(|(i, sequence)| choices.choice(*i, sequence, true));
         let mut text = Vec::new();
-        envelope.write(&mut text, ("choices", all), &more, Some(usage_json(&usage)));
+        envelope.write_with(&mut text, ("choices", all), &more, Some(usage_json(&usage)));
         json::respond(text)
     })
     .await
@@ -141,57 +141,6 @@ pub async fn render<C: Choices>(app: Arc<App>, request: Request, is_list: bool) 
         Ok((reply, Cost { repeated_bytes, ..cost }))
     };
     Ok(body.read(&app, read).await?.0)
-}
-
-/// Id of a response that begins with `prefix`: as in vLLM with the client's id of the call, or a unique one.
-fn response_id(prefix: &str) -> String {
-    call::sent_id().map_or_else(|| call::fresh_id(prefix), |id| format!("{prefix}-{id}"))
-}
-
-/// The fields that all chunks of a response share.
-#[derive(Clone, Debug)]
-pub struct Envelope {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-}
-
-impl Envelope {
-    /// Envelope of a new response of the model or of a LoRA adapter.
-    pub fn new(app: &App, adapter: Option<&str>, prefix: &str, object: &'static str) -> Envelope {
-        let model = adapter.unwrap_or(&app.model).to_string();
-        Envelope { id: response_id(prefix), object, created: unix_seconds(), model }
-    }
-
-    /// Its id.
-    pub fn into_id(self) -> String {
-        self.id
-    }
-
-    /// Appends the JSON of an object: the fields of the envelope, a list of this name, further fields, and `usage` unless it is `None`.
-    pub fn write<I: IntoIterator<Item: Serialize>>(
-        &self,
-        text: &mut Vec<u8>,
-        (list, items): (&str, I),
-        more: &[(&str, Field)],
-        usage: Option<Value>,
-    ) {
-        let write = || {
-            let mut serializer = serde_json::Serializer::new(text);
-            let mut map = serializer.serialize_map(None)?;
-            map.serialize_entry("id", &self.id)?;
-            map.serialize_entry("object", self.object)?;
-            map.serialize_entry("created", &self.created)?;
-            map.serialize_entry("model", &self.model)?;
-            map.serialize_entry(list, &Items::new(items))?;
-            more.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
-            usage.iter().try_for_each(|usage| map.serialize_entry("usage", usage))?;
-            map.end()
-        };
-        // Writing to a `Vec` cannot fail.
-        let _: serde_json::Result<()> = write();
-    }
 }
 
 /// The field `usage`.
@@ -227,7 +176,7 @@ impl ChunkWriter {
             StreamUsage { in_all: true, .. } => Some(usage_json(&self.usage)),
             StreamUsage { at_end, .. } => at_end.then_some(Value::Null),
         };
-        sse::event(&mut self.lines, None, |text| self.envelope.write(text, ("choices", choices), more, usage));
+        sse::event(&mut self.lines, None, |text| self.envelope.write_with(text, ("choices", choices), more, usage));
     }
 }
 
@@ -259,7 +208,7 @@ impl<C: Choices> Translator for Chunks<C> {
         }
         if stream_usage.at_end {
             let (none, usage) = (("choices", [(); 0]), Some(usage_json(usage)));
-            sse::event(lines, None, |text| envelope.write(text, none, &[], usage));
+            sse::event(lines, None, |text| envelope.write_with::<()>(text, none, &[], usage));
         }
         sse::event(lines, None, |text| text.extend_from_slice(b"[DONE]"));
     }

@@ -7,16 +7,14 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use base64::prelude::{BASE64_STANDARD, Engine};
 use engine::GenerationRequest;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::choices::Envelope;
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::reply::Run;
-use crate::request::pooled::{Pooled, check_activation, finish};
+use crate::reply::{Envelope, Run, Vector};
+use crate::request::pooled::{Pooled, check_activation, finish, is_base64};
 use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
 
 /// `POST /v1/embeddings`.
@@ -33,7 +31,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
         let mut text = Vec::new();
-        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
         json::respond(text)
     })
     .await
@@ -44,24 +42,6 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
-}
-
-/// A vector in a response.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum Vector {
-    /// Written as the shortest decimals of float32: 0.1 and not 0.10000000149011612.
-    Numbers(Vec<f32>),
-    /// Its little-endian bytes.
-    Base64(String),
-}
-
-impl Vector {
-    /// A vector in one of the two forms.
-    pub fn new(vector: Vec<f32>, is_base64: bool) -> Vector {
-        let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-        if is_base64 { Vector::Base64(BASE64_STANDARD.encode(bytes())) } else { Vector::Numbers(vector) }
-    }
 }
 
 /// What the response depends on.
@@ -90,12 +70,6 @@ impl EmbeddingsRequest {
         let prompts = prompts::read(work, fields, "input", "Texts to embed.")?;
         Ok(EmbeddingsRequest { is_base64: is_base64(fields)?, dimensions, pooled, prompts })
     }
-}
-
-/// Reads `encoding_format`.
-pub fn is_base64(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
-    Ok(fields.word("encoding_format", &["float", "base64"], description)? == Some("base64"))
 }
 
 fn dimensions(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {

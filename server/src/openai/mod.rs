@@ -11,9 +11,6 @@ mod schemas;
 
 use axum::routing::{get, post};
 
-pub use choices::Envelope;
-pub use embeddings::{Vector, is_base64};
-
 use crate::openapi::{Operation, Routes};
 
 /// Adds the routes. As in llama-server, some exist without the version too.

@@ -275,6 +275,12 @@ pub fn finish(pooler: &Pooler, vector: Vec<f32>, dimensions: Option<usize>, use_
     }
 }
 
+/// Reads `encoding_format`.
+pub fn is_base64(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
+    Ok(fields.word("encoding_format", &["float", "base64"], description)? == Some("base64"))
+}
+
 /// Refuses `use_activation: false` for embeddings that have length 1 when they leave the engine.
 pub fn check_activation(work: &Work, asked: Option<bool>) -> Result<(), ApiError> {
     match (&work.pooler().task, asked) {

@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::openai::Envelope;
-use crate::reply::Run;
+use crate::reply::{Envelope, Run, response_id};
 use crate::request::pooled::{Pooled, finish, texts};
 use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
@@ -134,7 +133,7 @@ pub async fn score(State(app): State<Arc<App>>, request: Request) -> Result<Resp
     let one = |(index, score)| Score { index, object: "score", score };
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let mut text = Vec::new();
-    envelope.write(&mut text, ("data", scores.into_iter().enumerate().map(one)), &[], Some(usage));
+    envelope.write(&mut text, scores.into_iter().enumerate().map(one), usage);
     Ok(json::respond(text))
 }
 
@@ -183,7 +182,7 @@ pub fn prepare_score(work: &Work, fields: &Fields<'_>) -> Result<((Plan, Pooled)
 pub async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let ((plan, ranking, pooled), _) = body.read(&app, prepare_rerank).await?;
-    let id = Envelope::new(&app, pooled.adapter.as_deref(), "rerank", "list").into_id();
+    let id = response_id("rerank");
     let model = pooled.adapter.clone().unwrap_or_else(|| app.model.clone());
     let (scores, tokens) = plan.scores(&app, pooled.use_activation).await?;
     json::off_reactor(true, move || {

@@ -10,9 +10,8 @@ use serde_json::json;
 
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::openai::{Envelope, Vector, is_base64};
-use crate::reply::Run;
-use crate::request::pooled::{Pooled, check_activation, finish};
+use crate::reply::{Envelope, Run, Vector};
+use crate::request::pooled::{Pooled, check_activation, finish, is_base64};
 use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
 
 /// `POST /pooling`: an embedding, or the scores of labels, whichever the model gives.
@@ -29,7 +28,7 @@ pub async fn pooling(State(app): State<Arc<App>>, request: Request) -> Result<Re
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
         let mut text = Vec::new();
-        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
         json::respond(text)
     })
     .await
@@ -101,7 +100,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<R
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
         let mut text = Vec::new();
-        envelope.write(&mut text, ("data", vectors.into_iter().enumerate().map(one)), &[], Some(usage));
+        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
         json::respond(text)
     })
     .await
