@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{AsyncEngine, EngineConfig};
+use engine::{AsyncEngine, EngineConfig, Task};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::command::ServeArgs;
@@ -120,14 +120,19 @@ fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
     let host = if ["0.0.0.0", "::"].contains(&args.host.as_str()) { "127.0.0.1" } else { args.host.as_str() };
     let url = if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") };
     let key = if has_keys { " -H 'Authorization: Bearer YOUR_KEY'" } else { "" };
-    let (path, body) = if engine.chat_template().is_some() {
-        ("chat/completions", r#""messages": [{"role": "user", "content": "What is the capital of France?"}]"#)
-    } else {
-        ("completions", r#""prompt": "The capital of France is""#)
+    let info = engine.info();
+    let (path, body) = match &info.pooler.task {
+        Task::Embed { .. } if !info.generates => ("v1/embeddings", r#""input": "The capital of France""#),
+        Task::Classify { .. } if !info.generates => ("classify", r#""input": "The capital of France""#),
+        _ if engine.chat_template().is_some() => (
+            "v1/chat/completions",
+            r#""messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32, "temperature": 0"#,
+        ),
+        _ => ("v1/completions", r#""prompt": "The capital of France is", "max_tokens": 32, "temperature": 0"#),
     };
     note(format_args!("listening on {url}, try:\n"));
-    note(format_args!("  curl {url}/v1/{path}{key} \\\n    -H 'Content-Type: application/json' \\"));
-    note(format_args!("    -d '{{{body}, \"max_tokens\": 32, \"temperature\": 0}}'\n"));
+    note(format_args!("  curl {url}/{path}{key} \\\n    -H 'Content-Type: application/json' \\"));
+    note(format_args!("    -d '{{{body}}}'\n"));
 }
 
 struct Signals {
