@@ -124,7 +124,7 @@ fn see_both_sides(fields: &Fields<'_>, decoder: &mut Decoder) -> Result<(), Load
     let gemma = "use_bidirectional_attention";
     let all = fields.read(gemma, "true, false or \"vision\"", |value| match value {
         Value::Bool(all) => Some(*all),
-        // Of the tokens of images.
+        // Only tokens of images see both sides.
         other => (other == "vision").then_some(false),
     })?;
     let key = match all {

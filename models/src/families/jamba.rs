@@ -29,7 +29,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     if fields.get("sliding_window").is_some() {
         return Err(fields.wrong("sliding_window", "null"));
     }
-    // Of other engines.
+    // Other engines read these.
     for key in ["num_logits_to_keep", "use_mamba_kernels"] {
         fields.get(key);
     }

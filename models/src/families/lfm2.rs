@@ -146,7 +146,7 @@ fn check_copies(fields: &Fields<'_>, common: &Common) -> Result<(), LoadError> {
     if positive(fields, "block_norm_eps")?.is_some_and(|eps| eps as f32 != common.eps) {
         return Err(fields.wrong("block_norm_eps", "the value of `norm_eps`"));
     }
-    // Of the training, and a copy in GGUF files.
+    // Two keys matter for training alone; GGUF files repeat the third.
     for key in ["block_use_xavier_init", "conv_use_xavier_init", "rms_norm_eps"] {
         fields.get(key);
     }

@@ -452,7 +452,7 @@ fn is_harmless(name: &str, decoder: &Decoder) -> bool {
         "embed_audio",
         "image_newline",
     ];
-    // Of encoders: buffers, and heads for tokens.
+    // Encoders have buffers and heads for tokens that are not read.
     const OF_ENCODERS: [&str; 8] = [
         "position_ids",
         "pooler",

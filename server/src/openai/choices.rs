@@ -109,7 +109,7 @@ pub async fn respond<C: Choices>(app: Arc<App>, request: Request) -> Result<Resp
         more.extend(params.map(|params| ("kv_transfer_params", params.into())));
         let all = sequences.iter().filter_map(|(i, sequence)| choices.choice(*i, sequence, true));
         let mut text = Vec::new();
-        envelope.write_with(&mut text, ("choices", all), &more, Some(usage_json(&usage)));
+        envelope.write(&mut text, ("choices", all), &more, Some(usage_json(&usage)));
         json::respond(text)
     })
     .await
@@ -176,7 +176,7 @@ impl ChunkWriter {
             StreamUsage { in_all: true, .. } => Some(usage_json(&self.usage)),
             StreamUsage { at_end, .. } => at_end.then_some(Value::Null),
         };
-        sse::event(&mut self.lines, None, |text| self.envelope.write_with(text, ("choices", choices), more, usage));
+        sse::event(&mut self.lines, None, |text| self.envelope.write(text, ("choices", choices), more, usage));
     }
 }
 
@@ -208,7 +208,7 @@ impl<C: Choices> Translator for Chunks<C> {
         }
         if stream_usage.at_end {
             let (none, usage) = (("choices", [(); 0]), Some(usage_json(usage)));
-            sse::event(lines, None, |text| envelope.write_with::<()>(text, none, &[], usage));
+            sse::event(lines, None, |text| envelope.write::<()>(text, none, &[], usage));
         }
         sse::event(lines, None, |text| text.extend_from_slice(b"[DONE]"));
     }

@@ -9,7 +9,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::GenerationRequest;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::http::{ApiError, json};
@@ -29,10 +29,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
             let vector = finish(app.pooler(), vector, form.dimensions, form.use_activation);
             Embedding { object: "embedding", index, embedding: Vector::new(vector, form.is_base64) }
         };
-        let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-        let mut text = Vec::new();
-        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
-        json::respond(text)
+        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
     })
     .await
 }

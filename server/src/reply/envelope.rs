@@ -1,16 +1,22 @@
 //! The fields that responses of several APIs share.
 
+use axum::response::Response;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::app::{App, unix_seconds};
 use crate::http::call;
-use crate::http::json::Items;
+use crate::http::json::{self, Items};
 
 /// Id of a response that begins with `prefix`: as in vLLM with the client's id of the call, or a unique one.
 pub fn response_id(prefix: &str) -> String {
     call::sent_id().map_or_else(|| call::fresh_id(prefix), |id| format!("{prefix}-{id}"))
+}
+
+/// The field `usage` of a request that generates nothing.
+pub fn prompt_usage(prompt_tokens: usize) -> Value {
+    json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens})
 }
 
 /// The fields that all chunks of a response share.
@@ -34,13 +40,15 @@ impl Envelope {
         &self.id
     }
 
-    /// Appends the JSON of an object: the fields of the envelope, the list `data`, and `usage`.
-    pub fn write(&self, text: &mut Vec<u8>, data: impl IntoIterator<Item: Serialize>, usage: Value) {
-        self.write_with::<()>(text, ("data", data), &[], Some(usage));
+    /// The response of a request that generates nothing: the fields of the envelope, the list `data`, and `usage`.
+    pub fn respond(&self, data: impl IntoIterator<Item: Serialize>, prompt_tokens: usize) -> Response {
+        let mut text = Vec::new();
+        self.write::<()>(&mut text, ("data", data), &[], Some(prompt_usage(prompt_tokens)));
+        json::respond(text)
     }
 
     /// Appends the JSON of an object: the fields of the envelope, a list of this name, further fields, and `usage` unless it is `None`.
-    pub fn write_with<F: Serialize>(
+    pub fn write<F: Serialize>(
         &self,
         text: &mut Vec<u8>,
         (list, items): (&str, impl IntoIterator<Item: Serialize>),

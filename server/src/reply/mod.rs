@@ -14,7 +14,7 @@ pub mod stream;
 mod vector;
 
 pub use assistant::{Assistant, CallPiece, Piece};
-pub use envelope::{Envelope, response_id};
+pub use envelope::{Envelope, prompt_usage, response_id};
 pub use run::{Run, Usage, failed};
 pub use stream::Translator;
 pub use vector::Vector;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::reply::{Envelope, Run, response_id};
+use crate::reply::{Envelope, Run, prompt_usage, response_id};
 use crate::request::pooled::{Pooled, finish, texts};
 use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
@@ -131,10 +131,7 @@ pub async fn score(State(app): State<Arc<App>>, request: Request) -> Result<Resp
     let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "score", "list");
     let (scores, tokens) = plan.scores(&app, pooled.use_activation).await?;
     let one = |(index, score)| Score { index, object: "score", score };
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    let mut text = Vec::new();
-    envelope.write(&mut text, scores.into_iter().enumerate().map(one), usage);
-    Ok(json::respond(text))
+    Ok(envelope.respond(scores.into_iter().enumerate().map(one), tokens))
 }
 
 #[derive(Serialize)]
@@ -195,7 +192,7 @@ pub async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Res
             relevance_score: scores[*index],
         };
         let results: Vec<Ranked> = order.iter().take(top.unwrap_or(usize::MAX)).map(result).collect();
-        let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+        let usage = prompt_usage(tokens);
         json::response(&Reranked { id, model, usage, results })
     })
     .await

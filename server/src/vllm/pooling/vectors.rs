@@ -6,7 +6,6 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::{GenerationRequest, Task};
 use serde::Serialize;
-use serde_json::json;
 
 use crate::app::App;
 use crate::http::{ApiError, json};
@@ -26,10 +25,7 @@ pub async fn pooling(State(app): State<Arc<App>>, request: Request) -> Result<Re
             let vector = finish(app.pooler(), vector, None, pooled.use_activation);
             PooledData { index, object: "pooling", data: Vector::new(vector, is_base64) }
         };
-        let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-        let mut text = Vec::new();
-        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
-        json::respond(text)
+        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
     })
     .await
 }
@@ -98,10 +94,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<R
             let label = best.and_then(|(label, _)| labels.get(label));
             Classes { index, label: label.map(String::as_str), num_classes: probs.len(), probs }
         };
-        let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-        let mut text = Vec::new();
-        envelope.write(&mut text, vectors.into_iter().enumerate().map(one), usage);
-        json::respond(text)
+        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
     })
     .await
 }
