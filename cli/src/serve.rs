@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::command::ServeArgs;
 use super::error::CliError;
 use super::{lora, note, session};
-use server::{App, ServerOptions};
+use server::{App, ServerOptions, Store};
 
 pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::limit_retention();
@@ -53,6 +53,7 @@ pub fn run_until<S: Future<Output = ()> + Send + 'static>(
     }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
     let listener = listen(&args).inspect_err(|error| group.refuse(error))?;
+    let store = open_store(&args).inspect_err(|error| group.refuse(error))?;
     let runtime = session::runtime()?;
     let loading = {
         let _runtime = runtime.enter();
@@ -72,7 +73,11 @@ pub fn run_until<S: Future<Output = ()> + Send + 'static>(
         log_prompts: args.enable_log_requests.then_some(args.max_log_len),
         ..args.options.clone()
     };
-    let app = Arc::new(App::new(engine.clone(), options));
+    let app = App::new(engine.clone(), options);
+    let app = Arc::new(match store {
+        Some(store) => app.with_store(store),
+        None => app,
+    });
     note(format_args!("  {}", app.formats()));
     let grace = Duration::from_secs(args.shutdown_timeout);
     let cancelled = runtime.block_on(async {
@@ -95,6 +100,22 @@ pub fn run_until<S: Future<Output = ()> + Send + 'static>(
         note(format_args!("{cancelled} requests were cancelled"));
     }
     Ok(())
+}
+
+/// Opens the folder of stored answers, if there is one.
+fn open_store(args: &ServeArgs) -> Result<Option<Store>, CliError> {
+    let state = &args.options.state;
+    let Some(folder) = &state.state_dir else { return Ok(None) };
+    let opened = Store::open(folder, state.limits());
+    let store = opened.map_err(|error| CliError::File {
+        flag: "--state-dir",
+        path: folder.clone(),
+        message: error.to_string(),
+    })?;
+    if store.was_repaired() {
+        note(format_args!("--state-dir {}: it was not closed in order, and has been checked", folder.display()));
+    }
+    Ok(Some(store))
 }
 
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {

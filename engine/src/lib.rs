@@ -56,7 +56,7 @@ pub use parallel::Group;
 pub use sampling::{
     Constraint, ConstraintError, MAX_TEMPERATURE, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet,
 };
-pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
+pub use sched::{BACKGROUND, Policy, PreemptionMode, PrefixStats, RequestId, SchedulerStats, SpecStats};
 pub use serve::{
     AsyncEngine, Completion, CompletionOutput, EngineStatus, GrammarConstraint, Llm, OutputStream, Watcher,
 };

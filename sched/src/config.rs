@@ -10,7 +10,7 @@ const MOST_STAGES: usize = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// First come, first served. Ignores the priority of requests.
+    /// First come, first served. Ignores the priority of requests, except for [`BACKGROUND`](crate::BACKGROUND).
     #[default]
     Fcfs,
     /// Lower [`Request::priority`](crate::Request::priority) first, then first come, first served.

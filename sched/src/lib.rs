@@ -180,7 +180,7 @@ pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
 pub use kvblock::{BlockEvent, BlockId, CacheGroup, HostBlockId, Media, MemOp, PrefixStats, Tier};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
-pub use request::{Refusal, Request, RequestId, SeqId};
+pub use request::{BACKGROUND, Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
 pub use stats::{SchedulerStats, SpecStats};
 pub use view::{RequestState, RequestView};

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 
 use crate::live_request::{LiveRequest, QueueKey};
 use crate::step_state::ScheduledSpan;
-use crate::{Policy, RequestId, Scheduler};
+use crate::{BACKGROUND, Policy, RequestId, Scheduler};
 
 /// Number of preemptions after which a request is aged: ranked by its arrival instead of its work. Preempting the least
 /// work is cheaper, but it prefers newcomers with long prompts, and under endless arrivals one request could lose every
@@ -34,7 +34,7 @@ impl LiveRequest {
 
     pub fn priority(&self, policy: Policy) -> i32 {
         match policy {
-            Policy::Fcfs => 0,
+            Policy::Fcfs => i32::from(self.request.priority == BACKGROUND),
             Policy::Priority => self.request.priority,
         }
     }

@@ -18,6 +18,9 @@ impl fmt::Display for RequestId {
     }
 }
 
+/// The priority of work that yields to everything else, under every policy.
+pub const BACKGROUND: i32 = i32::MAX;
+
 /// Id of a sequence of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SeqId {
@@ -52,7 +55,7 @@ pub struct Request {
     pub beam_search: bool,
     /// Greatest number of output tokens per sequence, at least 1. A sequence that reaches it has finished.
     pub max_tokens: usize,
-    /// Priority, lower first. Only used under [`Policy::Priority`](crate::Policy::Priority).
+    /// Priority, lower first. Only used under [`Policy::Priority`](crate::Policy::Priority), except for [`BACKGROUND`].
     pub priority: i32,
     /// Cached prefixes are shared only between requests with the same salt.
     pub cache_salt: Option<String>,

@@ -41,11 +41,13 @@
 //! | `reply` | the engine requests of a call, and what responses have in common |
 //! | `request` | the typed request: fields, limits, cost |
 //! | `app` | state shared by all handlers |
+//! | `stored` | what is kept of responses, files and batches, whose it is, and the work that runs |
 //! | `http` | connections, who may use the server, errors, JSON, server-sent events, memory of requests in flight |
 //! | `metrics`, `settings` | records of requests; settings, which are flags, and parsers of their values |
 //!
-//! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`,
-//! cancels its requests and frees their blocks.
+//! Handlers keep no state between calls, except in `stored`. If a client disconnects, its handler is dropped, which drops the `Run`,
+//! cancels its requests and frees their blocks. Background responses and batches are tasks of their own: they take their requests
+//! from their records, at first as after a restart.
 
 mod app;
 mod http;
@@ -59,10 +61,12 @@ mod request;
 mod router;
 mod serve;
 mod settings;
+mod stored;
 mod vllm;
 
 pub use app::App;
 pub use http::ApiError;
 pub use router::router;
 pub use serve::{refuse_while_loading, serve};
-pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, values};
+pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, StateOptions, values};
+pub use store::{Store, StoreError};

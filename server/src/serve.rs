@@ -19,6 +19,7 @@ use crate::http::{Connection, refusal};
 use crate::monitor::STOPPING;
 use crate::monitor::watchdog;
 use crate::router::routes;
+use crate::{openai, stored};
 
 /// Time for cancelled streams to send an error event.
 const CANCEL_TIME: Duration = Duration::from_secs(1);
@@ -31,6 +32,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Pause after a failed `accept`, for example without free file descriptors: other connections have to end first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time between two searches for what is over its time.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Factor between the limits on request heads and those of hyper: heads in between get an error with their size
 /// (`http::head`).
@@ -88,8 +92,21 @@ pub async fn serve(
     tokio::task::spawn_blocking(move || {
         sized.logprob_sizes();
     });
+    if let Some(stored) = app.stored_so_far() {
+        openai::resume(&app, stored).await.map_err(|error| io::Error::other(error.to_string()))?;
+    }
+    let sweeper = tokio::spawn(sweep(app.clone()));
     let stop = async {
         stop.await;
+        // Stored work is left to the next start instead of being waited for.
+        if let Some(stored) = app.stored_so_far() {
+            let running = stored.running().stop();
+            if running > 0 && !stored.is_durable {
+                tracing::warn!(
+                    "{running} background responses or batches end with the server: --state-dir would keep them"
+                );
+            }
+        }
         engine.drain();
     };
     let died = {
@@ -107,6 +124,7 @@ pub async fn serve(
     };
     watchdog.abort();
     memory.abort();
+    sweeper.abort();
     // Connections close after their current response.
     server.finish.send_replace(true);
     if died {
@@ -125,8 +143,23 @@ pub async fn serve(
             cancelled
         }
     };
+    if let Some(stored) = app.stored_so_far() {
+        let stored = stored.clone();
+        // What has been accepted is on the disk already; this spares the next start a check of the file.
+        let _ = tokio::task::spawn_blocking(move || stored.store().close()).await;
+    }
     engine.shutdown();
     Ok(cancelled)
+}
+
+/// Removes what is stored and over its time, while it is polled.
+async fn sweep(app: Arc<App>) {
+    loop {
+        sleep(SWEEP_INTERVAL).await;
+        if let Some(stored) = app.stored_so_far() {
+            stored::sweep(stored).await;
+        }
+    }
 }
 
 /// Accepts connections and runs each on its own task.

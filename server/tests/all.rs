@@ -30,6 +30,7 @@ mod routers;
 mod scripted;
 mod searches;
 mod speculation;
+mod stored;
 mod structured;
 mod token_cost;
 mod tools;

@@ -109,7 +109,7 @@ fn an_answer_is_that_of_the_chat_and_its_events_come_in_order() {
     let chat = SERVER.ok("/v1/chat/completions", json!({"messages": messages, "temperature": 0, "max_tokens": 32}));
     assert_eq!(answer["output"][0]["content"][0]["text"], chat["choices"][0]["message"]["content"]);
     assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
-    assert_eq!((&answer["metadata"], &answer["store"]), (&json!({"a": "b"}), &json!(false)));
+    assert_eq!((&answer["metadata"], &answer["store"]), (&json!({"a": "b"}), &json!(true)));
     for (here, there) in [("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")] {
         assert_eq!(answer["usage"][here], chat["usage"][there]);
     }
@@ -293,9 +293,10 @@ fn invalid_responses_requests_name_the_field_of_this_api() {
             json!({"tool_choice": {"type": "function", "name": "g"}, "tools": [{"type": "function", "name": "f"}]}),
             "tool_choice",
         ),
-        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!({"conversation": "conv_1"}), "conversation"),
-        (json!({"background": true}), "background"),
+        (json!({"previous_response_id": 5}), "previous_response_id"),
+        (json!({"conversation": 5}), "conversation"),
+        (json!({"previous_response_id": "resp_1", "conversation": "conv_1"}), "previous_response_id"),
+        (json!({"background": true, "store": false}), "background"),
         (json!({"store": "yes"}), "store"),
         (json!({"metadata": {"a": 5}}), "metadata"),
         (json!({"reasoning": {"effort": "extreme"}}), "reasoning.effort"),

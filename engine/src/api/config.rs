@@ -213,6 +213,11 @@ pub struct ModelInfo {
     pub max_loras: Option<usize>,
     /// Name of this replica in `kv_transfer_params`; `None` if it has no connector.
     pub kv_engine_id: Option<String>,
+    /// Hash of the checkpoint.
+    pub fingerprint: u64,
+    /// The family of bits in which the engine computes, in words. Engines with equal checkpoints and equal families give a request with
+    /// a seed the same tokens and log-probabilities, to the bit; on other kinds of CPUs too.
+    pub arithmetic: String,
     /// The choices made at start (device, kernels, memory), one line each, for the log.
     pub notes: Vec<String>,
 }

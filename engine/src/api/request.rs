@@ -127,7 +127,8 @@ pub struct GenerationRequest {
     pub prompt: Vec<u32>,
     /// Parameters.
     pub params: GenerationParams,
-    /// Requests with a lower value run first, under the priority policy.
+    /// Requests with a lower value run first, under the priority policy. [`BACKGROUND`](sched::BACKGROUND) is below all others under
+    /// every policy.
     pub priority: i32,
     /// Requests share cached prompt blocks only with requests of the same salt.
     pub cache_salt: Option<String>,

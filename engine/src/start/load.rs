@@ -224,6 +224,8 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         block_size: plan.block_size,
         max_loras: engine.lora.map(|lora| lora.max_loras),
         kv_engine_id: engine.kv_transfer.as_ref().map(|config| config.engine_id.clone().unwrap_or_else(random_id)),
+        fingerprint: opened.fingerprint(),
+        arithmetic: arithmetic(engine, &opened),
         notes,
     };
     let mut worker: Box<dyn Worker> = Box::new(worker);
@@ -440,6 +442,27 @@ fn connector(engine: &EngineConfig, config: &KvTransferConfig) -> Result<Box<dyn
             Err(bad("--kv-transfer-config", found, "a shared_storage_path that can be created, read and written"))
         }
     }
+}
+
+/// The family of bits in which an engine computes. Every instruction set of a CPU has those of its arithmetic; a GPU has its own, and
+/// without `--deterministic` none that it keeps.
+fn arithmetic(engine: &EngineConfig, opened: &Opened) -> String {
+    let Opened { device, kernels, dtype, .. } = opened;
+    let computes = match device.features().launches {
+        false => {
+            let attention = [kernels.decode, kernels.prefill].map(|variant| variant.capabilities.arithmetic);
+            format!("cpu, products {:?}, attention {attention:?}", kernels.arithmetic)
+        }
+        true => {
+            let variants: Vec<&str> = kernels.all().iter().map(|variant| variant.name).collect();
+            let fixed = if engine.deterministic { "deterministic" } else { "of each batch" };
+            format!("{} {}, {}, {fixed}", device.name(), device.description(), variants.join(" "))
+        }
+    };
+    let EngineConfig { quantization, activations, .. } = engine;
+    let sums = if engine.parallel.splits_sums() { engine.parallel.ranks() } else { 1 };
+    let stored = format!("weights {quantization:?}, activations {activations:?}, cache {:?}", kernels.format.kv_dtype);
+    format!("{computes}, {dtype:?}, {stored}, sums over {sums}")
 }
 
 /// Digest of everything that the bytes of a block depend on, besides its tokens, salt and adapter.

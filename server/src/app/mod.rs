@@ -7,12 +7,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{AdapterInfo, AsyncEngine, Pooler, Pooling};
 use serde_json::Value;
+use store::Store;
 use text::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use tokio::sync::Semaphore;
 
-use crate::http::{Budget, ParsePool};
+use crate::http::{ApiError, Budget, ParsePool};
 use crate::metrics::Metrics;
 use crate::settings::ServerOptions;
+use crate::stored::Stored;
 pub(crate) use logprob_sizes::{Entries, KEPT_TOKEN, LogprobFormat, Sizes};
 
 /// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
@@ -45,6 +47,8 @@ pub struct App {
     pub(crate) openapi: OnceLock<Value>,
     /// Permits for [`MAX_WATCHERS`] clients.
     pub(crate) watchers: Arc<Semaphore>,
+    /// Without a store that was given, made on first use.
+    stored: OnceLock<Arc<Stored>>,
 }
 
 impl App {
@@ -76,9 +80,29 @@ impl App {
             logprob_sizes: OnceLock::new(),
             openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            stored: OnceLock::new(),
             engine,
             options: Arc::new(options),
         }
+    }
+
+    /// Keeps responses, files and batches in this store, over the end of the process.
+    pub fn with_store(self, store: Store) -> App {
+        App { stored: OnceLock::from(Arc::new(Stored::new(store, true))), ..self }
+    }
+
+    /// What the server keeps.
+    pub(crate) fn stored(&self) -> Result<&Arc<Stored>, ApiError> {
+        if let Some(stored) = self.stored.get() {
+            return Ok(stored);
+        }
+        let made = Arc::new(Stored::in_memory(&self.options.state)?);
+        Ok(self.stored.get_or_init(|| made))
+    }
+
+    /// What the server keeps, if anything has been kept.
+    pub(crate) fn stored_so_far(&self) -> Option<&Arc<Stored>> {
+        self.stored.get()
     }
 
     /// How chats are written and read, and why so, in one line.

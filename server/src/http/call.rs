@@ -1,9 +1,11 @@
 //! One HTTP call: its id, which comes from the client or is generated and is sent with the response; and the resources
-//! that it holds until the response has been sent: a stream permit and a part of the memory budget.
+//! that it holds until the response has been sent: a stream permit and a part of the memory budget. Work that outlives its
+//! connection has a call too ([`scope`]).
 //!
 //! The call is a task-local value, so that code on its behalf can name it without passing it through every function.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -14,6 +16,7 @@ use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
+use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::budget::Reserved;
@@ -34,7 +37,18 @@ pub struct Call {
     /// Whether the client chose the id.
     is_sent: bool,
     trace_parent: Option<String>,
+    /// The work is done again after a restart: its ids and draws depend on nothing else.
+    stored: Option<StoredWork>,
     held: Mutex<Held>,
+}
+
+/// What a call takes from a record instead of drawing it.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredWork {
+    /// Seed of what has none.
+    pub seed: u64,
+    /// It runs below everything else.
+    pub yields: bool,
 }
 
 /// Resources released when the body of the response is dropped.
@@ -45,14 +59,26 @@ struct Held {
     /// `request_id` of the body.
     request_id: Option<String>,
     unenforced: String,
+    /// Number of ids that stored work has made.
+    ids: u64,
 }
 
 tokio::task_local! {
     static CALL: Arc<Call>;
 }
 
-/// Returns a unique id. Ids differ between runs of a server: `RandomState` is the standard library's source of entropy.
+/// Returns a unique id. Ids differ between runs of a server: `RandomState` is the standard library's source of entropy. Those of
+/// stored work follow from its id.
 pub fn fresh_id(prefix: &str) -> String {
+    let number = |held: &mut Held| {
+        held.ids += 1;
+        held.ids
+    };
+    if stored_work().is_some()
+        && let Some(number) = update(number)
+    {
+        return format!("{prefix}-{}", derived_id(&id(), number));
+    }
     static BASE: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{prefix}-{:016x}{:08x}", *BASE, NEXT.fetch_add(1, Ordering::Relaxed))
@@ -74,7 +100,7 @@ pub fn sent_id() -> Option<String> {
 
 /// Sets the `request_id` of the body.
 pub fn set_request_id(id: Option<String>) {
-    update(|held| held.request_id = id);
+    let _ = update(|held| held.request_id = id);
 }
 
 /// Whether a client's id may be part of headers and logs.
@@ -99,23 +125,40 @@ fn is_trace_parent(text: &str) -> bool {
 
 /// Holds a permit for a streaming response until the body of the response is dropped.
 pub fn hold_stream(permit: OwnedSemaphorePermit) {
-    update(|held| held.stream = Some(permit));
+    let _ = update(|held| held.stream = Some(permit));
 }
 
 /// Holds a part of the memory budget until the body of the response is dropped.
 pub fn hold_memory(memory: Reserved) {
-    update(|held| held.memory = memory);
+    let _ = update(|held| held.memory = memory);
 }
 
 /// Names in the response the keywords of JSON schemas that are not enforced.
 pub fn name_unenforced(keywords: &BTreeSet<String>) {
     let keywords: Vec<&str> = keywords.iter().map(String::as_str).collect();
-    update(|held| held.unenforced = keywords.join(", "));
+    let _ = update(|held| held.unenforced = keywords.join(", "));
 }
 
-fn update(change: impl FnOnce(&mut Held)) {
+/// The part behind the prefix of an id that follows from another one and a number. Its end is as random as its beginning.
+pub fn derived_id(id: &str, number: u64) -> String {
+    let digest = Sha256::new().chain_update(id).chain_update(number.to_le_bytes()).finalize();
+    digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What the current call takes from a record, if it does.
+pub fn stored_work() -> Option<StoredWork> {
+    CALL.try_with(|call| call.stored).unwrap_or_default()
+}
+
+/// Runs work that has no connection as a call of its own, whose resources are held until it ends.
+pub async fn scope<T>(id: String, stored: StoredWork, work: impl Future<Output = T>) -> T {
+    let call = Call { id, is_sent: true, trace_parent: None, stored: Some(stored), held: Mutex::default() };
+    CALL.scope(Arc::new(call), work).await
+}
+
+fn update<T>(change: impl FnOnce(&mut Held) -> T) -> Option<T> {
     // Outside of a call there is no body to hold anything for.
-    let _ = CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner)));
+    CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner))).ok()
 }
 
 /// Middleware: sets the id of the call, and holds its resources until the body of its response is dropped.
@@ -127,6 +170,7 @@ pub async fn name(request: Request, next: Next) -> Response {
         trace_parent: trace_parent.filter(|text| is_trace_parent(text)).map(str::to_string),
         is_sent: sent.is_some(),
         id: sent.map_or_else(|| fresh_id("req"), str::to_string),
+        stored: None,
         held: Mutex::default(),
     });
     let mut response = CALL.scope(call.clone(), next.run(request)).await;

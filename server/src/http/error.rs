@@ -46,6 +46,11 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
+    /// Sets `param`.
+    pub fn with_param(self, param: &str) -> ApiError {
+        ApiError { param: Some(param.to_string()), ..self }
+    }
+
     /// 400 without a parameter.
     pub fn bad_request(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
@@ -86,11 +91,6 @@ impl ApiError {
     /// 400 for a parameter that has no effect without `other`.
     pub fn requires(param: impl Into<String>, other: &str) -> ApiError {
         ApiError::invalid(param, format_args!("found without {other}, expected both or neither; add or remove one"))
-    }
-
-    /// 400 for a parameter that refers to an earlier response of `/v1/responses`.
-    pub fn not_stored(param: impl Into<String>) -> ApiError {
-        ApiError::unsupported(param, "responses are not stored: send the earlier items in input")
     }
 
     /// 400 for a request that exceeds the context length of `context` tokens.

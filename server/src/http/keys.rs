@@ -14,15 +14,24 @@ use crate::settings::ServerOptions;
 /// Routes of probes and scrapers, which send no key.
 const PUBLIC: [&str; 4] = ["/health", "/ping", "/version", "/metrics"];
 
+/// Who sent a request, as an extension of it.
+#[derive(Clone, Debug)]
+pub enum Client {
+    /// The client with this key, or anyone if the server has no keys.
+    Key(Option<Arc<str>>),
+    /// Whoever owns the stored work that the request is part of.
+    Owner([u8; 32]),
+}
+
 /// Middleware: rejects requests without a valid key with 401.
-pub async fn check(State(options): State<Arc<ServerOptions>>, request: Request, next: Next) -> Response {
+pub async fn check(State(options): State<Arc<ServerOptions>>, mut request: Request, next: Next) -> Response {
     let keys = &options.api_keys;
     // Compares with every key, in time that does not depend on which one matches or on how much of it does.
     let is_key =
         |sent: &str| keys.iter().fold(false, |found, key| found | bool::from(sent.as_bytes().ct_eq(key.as_bytes())));
-    let allowed =
-        keys.is_empty() || PUBLIC.contains(&request.uri().path()) || bearer(request.headers()).is_some_and(is_key);
-    if allowed {
+    let key: Option<Arc<str>> = bearer(request.headers()).filter(|sent| is_key(sent)).map(Arc::from);
+    if keys.is_empty() || PUBLIC.contains(&request.uri().path()) || key.is_some() {
+        request.extensions_mut().insert(Client::Key(key));
         return next.run(request).await;
     }
     let message = "Incorrect or missing API key, expected one of --api-key; send it as `Authorization: Bearer KEY`";

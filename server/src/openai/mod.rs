@@ -3,15 +3,18 @@
 pub mod chat;
 mod choices;
 pub mod completions;
+pub mod conversations;
 pub mod embeddings;
 mod logprobs;
 mod models;
-mod responses;
+pub mod responses;
+mod resume;
 mod schemas;
 
 use axum::routing::{get, post};
 
 use crate::openapi::{Operation, Routes};
+pub use resume::resume;
 
 /// Adds the routes. As in llama-server, some exist without the version too.
 pub fn add(routes: &mut Routes) {
@@ -32,8 +35,38 @@ pub fn add(routes: &mut Routes) {
     let request = routes.request("ResponsesRequest", "A request for a response; n must be 1.", responses::read);
     let operation = Operation::post("Create a response").reads(&request).returns("Response").streams();
     routes.add(&["/v1/responses", "/responses"], post(responses::responses), operation);
+    let kept = |operation: Operation| operation.returns("Response");
+    let operation = kept(Operation::get("A kept response, or its events (stream, starting_after)")).streams();
+    let path = ["/v1/responses/{id}", "/responses/{id}"];
+    routes.add(&path, get(responses::get).delete(responses::delete), operation);
+    routes.also(&path, Operation::delete("Delete a kept response").returns_object());
+    let operation = kept(Operation::post("Cancel a response in the background"));
+    routes.add(&["/v1/responses/{id}/cancel", "/responses/{id}/cancel"], post(responses::cancel), operation);
+    let operation = Operation::get("The items that a kept response was given (after, limit, order)").returns_object();
+    routes.add(
+        &["/v1/responses/{id}/input_items", "/responses/{id}/input_items"],
+        get(responses::input_items),
+        operation,
+    );
     let operation = Operation::post("Count the input tokens of a response").reads(&request).returns("InputTokens");
     routes.add(&["/v1/responses/input_tokens"], post(responses::input_tokens), operation);
+
+    let request = routes.request("ConversationRequest", "A new conversation.", conversations::read);
+    let operation = Operation::post("Create a conversation").reads(&request).returns("Conversation");
+    routes.add(&["/v1/conversations"], post(conversations::create), operation);
+    let operation = Operation::get("A conversation").returns("Conversation");
+    let methods = get(conversations::get).post(conversations::update).delete(conversations::delete);
+    routes.add(&["/v1/conversations/{id}"], methods, operation);
+    routes.also(
+        &["/v1/conversations/{id}"],
+        Operation::post("Replace its metadata").reads(&request).returns("Conversation"),
+    );
+    routes.also(&["/v1/conversations/{id}"], Operation::delete("Delete a conversation").returns_object());
+    let operation = Operation::get("Items of a conversation (after, limit, order)").returns_object();
+    let methods = get(conversations::list_items).post(conversations::add_items);
+    routes.add(&["/v1/conversations/{id}/items"], methods, operation);
+    let operation = Operation::post("Add items to a conversation").reads(&request).returns_object();
+    routes.also(&["/v1/conversations/{id}/items"], operation);
 
     let request = routes.request("EmbeddingsRequest", "A request for embeddings.", embeddings::EmbeddingsRequest::read);
     let operation = Operation::post("Create embeddings").reads(&request).returns("Embeddings");

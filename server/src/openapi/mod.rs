@@ -105,6 +105,21 @@ impl Routes {
         }
     }
 
+    /// Describes another method of paths that were added.
+    pub fn also(&mut self, paths: &[&str], operation: Operation) {
+        let Some(document) = &mut self.document else { return };
+        for path in paths {
+            let path = path.replace("{*", "{");
+            let mut described = operation.to_json(&path);
+            if let Some(id) = described["operationId"].as_str() {
+                described["operationId"] = format!("{}_{id}", operation.method).into();
+            }
+            if let Some(methods) = document.paths.get_mut(&path).and_then(Value::as_object_mut) {
+                methods.insert(operation.method.to_string(), described);
+            }
+        }
+    }
+
     /// The OpenAPI document.
     pub fn document(self) -> Value {
         let (paths, schemas) = self.document.map(|document| (document.paths, document.schemas)).unwrap_or_default();
@@ -166,6 +181,11 @@ impl Operation {
     /// A route for POST. Its response is always an error unless it is described.
     pub fn post(summary: &'static str) -> Operation {
         Operation { method: "post", ..Operation::get(summary) }
+    }
+
+    /// A route for DELETE.
+    pub fn delete(summary: &'static str) -> Operation {
+        Operation { method: "delete", ..Operation::get(summary) }
     }
 
     /// A parameter of the query that is `true` or `false`.

@@ -15,6 +15,6 @@ mod vector;
 
 pub use assistant::{Assistant, CallPiece, Piece};
 pub use envelope::{Envelope, prompt_usage, response_id};
-pub use run::{Run, Usage, failed};
+pub use run::{Run, Usage, failed, fix};
 pub use stream::Translator;
 pub use vector::Vector;

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::http::StatusCode;
-use engine::{Delta, DraftCounts, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs};
+use engine::{
+    BACKGROUND, Delta, DraftCounts, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs,
+};
 use serde_json::{Map, Value};
 use tokio::time::{Sleep, sleep};
 
 use crate::app::App;
-use crate::http::{ApiError, call};
+use crate::http::ApiError;
+use crate::http::call::{self, StoredWork};
 use crate::metrics::{Arrival, Observer};
 
 /// The running requests of a call.
@@ -34,7 +37,10 @@ pub struct Run {
 
 impl Run {
     /// Submits all requests. If one is rejected, those before it are cancelled.
-    pub async fn submit(app: &Arc<App>, requests: Vec<GenerationRequest>) -> Result<Run, ApiError> {
+    pub async fn submit(app: &Arc<App>, mut requests: Vec<GenerationRequest>) -> Result<Run, ApiError> {
+        if let Some(stored) = call::stored_work() {
+            requests.iter_mut().zip(0..).for_each(|(request, index)| fix(request, stored, index));
+        }
         let deadline = app.options.limits.request_timeout.map(|limit| Box::pin(sleep(limit)));
         let arrival = |request: &GenerationRequest| {
             let prompt = app.options.log_prompts.and_then(|limit| {
@@ -129,6 +135,14 @@ impl Run {
             }
         }
         self.failure().map_or(Ok(answers), Err)
+    }
+}
+
+/// Gives a request of stored work what it must not draw again: its seed, if it has none, which differs for each prompt.
+pub fn fix(request: &mut GenerationRequest, stored: StoredWork, index: u64) {
+    request.params.sampling.seed.get_or_insert(stored.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    if stored.yields {
+        request.priority = BACKGROUND;
     }
 }
 

@@ -3,6 +3,8 @@
 //! Invalid requests are rejected with a status before the stream begins. If the engine fails later, the stream ends with an
 //! error. Events are pulled as the client reads.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
@@ -15,6 +17,9 @@ use crate::http::sse::{self, EventSource};
 /// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
 /// connections.
 const LARGE_DELTA: usize = 32;
+
+/// Work that ends a stream.
+pub type Settling = Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send>>;
 
 /// Translates the events of the engine to those of an API.
 pub trait Translator: Send + Unpin + 'static {
@@ -30,11 +35,20 @@ pub trait Translator: Send + Unpin + 'static {
     /// Receives the end: all sequences have ended, or there is a failure.
     fn end(&mut self, failure: Option<ApiError>);
 
+    /// Work between the end and the last events, if there is any.
+    fn settle(&mut self) -> Option<Settling> {
+        None
+    }
+
+    /// Receives the result of that work.
+    fn settled(&mut self, _result: Result<(), ApiError>) {}
+
     /// Appends the next events to be sent; `false` if there are none.
     fn write(&mut self, lines: &mut Vec<u8>) -> bool;
 }
 
-fn translate(translator: &mut impl Translator, prompt: usize, event: Event) -> Result<(), ApiError> {
+/// Hands an event to a translator.
+pub fn translate(translator: &mut impl Translator, prompt: usize, event: Event) -> Result<(), ApiError> {
     match event {
         Event::PromptLogprobs(logprobs) => translator.prompt_logprobs(prompt, logprobs),
         // A request for an embedding has no other events.
@@ -60,23 +74,34 @@ pub async fn finish(mut run: Run, translator: &mut impl Translator) -> Result<()
     while let Some((prompt, event)) = run.next().await {
         translate(translator, prompt, event)?;
     }
-    run.failure().map_or(Ok(()), Err)
+    run.failure().map_or(Ok(()), Err)?;
+    if let Some(settling) = translator.settle() {
+        let result = settling.await;
+        translator.settled(result);
+    }
+    Ok(())
 }
 
 /// The response that streams a run.
 pub fn respond(run: Run, translator: impl Translator) -> Response {
-    sse::respond(TranslatedRun { run: Some(run), translator })
+    sse::respond(TranslatedRun { run: Some(run), settling: None, translator })
 }
 
 struct TranslatedRun<T> {
     /// `None` after its end. Dropping it cancels the rest of it.
     run: Option<Run>,
+    settling: Option<Settling>,
     translator: T,
 }
 
 impl<T: Translator> EventSource for TranslatedRun<T> {
     fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool> {
-        let TranslatedRun { run, translator } = self;
+        let TranslatedRun { run, settling, translator } = self;
+        if let Some(work) = settling {
+            let result = ready!(work.as_mut().poll(cx));
+            translator.settled(result);
+            *settling = None;
+        }
         if translator.write(lines) {
             return Poll::Ready(true);
         }
@@ -88,6 +113,7 @@ impl<T: Translator> EventSource for TranslatedRun<T> {
         if let Some(failure) = failure {
             translator.end(failure);
             *run = None;
+            *settling = translator.settle();
         }
         translator.write(lines);
         Poll::Ready(true)

@@ -49,7 +49,8 @@ const STRING: usize = 64;
 pub struct Received {
     bytes: Vec<u8>,
     reserved: Reserved,
-    _busy: Arc<()>,
+    /// `None` for stored work, which no shutdown waits for and which holds no permit of a stream.
+    busy: Option<Arc<()>>,
 }
 
 /// Receives the body of a request.
@@ -62,10 +63,15 @@ pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> 
             format!("the body is incomplete, expected all of it within {seconds} s (--body-timeout); send it faster");
         ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
     })??;
-    Ok(Received { bytes, reserved, _busy: app.activity.clone() })
+    Ok(Received { bytes, reserved, busy: Some(app.activity.clone()) })
 }
 
 impl Received {
+    /// A body that was received earlier.
+    pub fn stored(bytes: Vec<u8>) -> Received {
+        Received { bytes, reserved: Reserved::default(), busy: None }
+    }
+
     /// Parses the body and converts its fields with `read`, which also returns the request's cost. All expensive work
     /// on a request belongs in `read`.
     pub async fn read<T: Send + 'static>(
@@ -88,7 +94,7 @@ impl Received {
         let (read, cost, streams, mut reserved) = app.parse_pool.run(effort, read).await?;
         app.budget.resize(&mut reserved, cost.bytes(), false).inspect_err(|_| app.metrics.rejected("inflight"))?;
         call::hold_memory(reserved);
-        if let Some(permits) = app.streams.as_ref().filter(|_| streams) {
+        if let Some(permits) = app.streams.as_ref().filter(|_| streams && self.busy.is_some()) {
             let permit = permits.clone().try_acquire_owned().map_err(|_| {
                 app.metrics.rejected("streams");
                 let most = app.options.limits.max_concurrent_streams.unwrap_or(0);

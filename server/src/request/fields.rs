@@ -85,6 +85,13 @@ impl<'a> Fields<'a> {
         self.given(name).map(|given| given.raw)
     }
 
+    /// The whole body, as JSON text.
+    pub fn text(&self) -> String {
+        let fields: Vec<String> =
+            self.given.iter().map(|field| format!("{}:{}", Value::from(&*field.name), field.raw.get())).collect();
+        format!("{{{}}}", fields.join(","))
+    }
+
     /// Value of a field. The caller describes it separately.
     pub fn get(&self, name: &str) -> Result<Option<&Value>, ApiError> {
         let Some(given) = self.given(name) else { return Ok(None) };

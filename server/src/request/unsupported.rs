@@ -73,8 +73,7 @@ pub const CHATS: [Field; 2] = [
 ];
 
 /// Fields that completions and chats have, and responses do not, and those of OpenAI's responses.
-pub const RESPONSES: [Field; 6] = [
-    (&["background"], EMPTY, "remove it: responses are sent on the connection of their request"),
+pub const RESPONSES: [Field; 5] = [
     (&["prompt"], EMPTY, "use instructions and input"),
     (&["prompt_logprobs", "best_of", "echo"], EMPTY, "use /v1/chat/completions"),
     (&["logprobs"], EMPTY, "use top_logprobs"),

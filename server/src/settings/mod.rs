@@ -1,6 +1,7 @@
 //! Settings of a server: its name, who may use it, and the limits of requests. They are declared once: as fields, and as flags of
 //! `quire serve`, whose help and page (`docs/configuration.md`) are the comments of the fields.
 
+mod state;
 pub mod values;
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::{Args, Parser};
 use engine::Pooling;
 use text::{ReasoningFormat, ToolFormat};
 
+pub use state::StateOptions;
 pub(crate) use values::Host;
 
 /// Heading in the help of the flags that say who may use a server, and how much.
@@ -46,6 +48,9 @@ pub struct ServerOptions {
     /// Limits of requests.
     #[command(flatten)]
     pub limits: Limits,
+    /// Where responses, files and batches are kept.
+    #[command(flatten)]
+    pub state: StateOptions,
     /// Number of characters of each prompt to log; `None` logs none.
     #[arg(skip)]
     pub log_prompts: Option<usize>,

@@ -51,6 +51,15 @@ impl Server {
     }
 
     fn listen(address: &str, engine: AsyncEngine, options: ServerOptions, grace: Duration) -> Server {
+        Server::listen_with(address, App::new(engine, options), grace)
+    }
+
+    /// A server of this state.
+    pub fn serving(app: App, grace: Duration) -> Server {
+        Server::listen_with("127.0.0.1:0", app, grace)
+    }
+
+    fn listen_with(address: &str, app: App, grace: Duration) -> Server {
         let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
@@ -60,7 +69,7 @@ impl Server {
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener).unwrap();
                 let stop = async { drop(stopped.await) };
-                serve(listener, Arc::new(App::new(engine, options)), stop, grace).await.unwrap()
+                serve(listener, Arc::new(app), stop, grace).await.unwrap()
             })
         });
         Server { address, stop: Some(stop), thread: Some(thread) }

@@ -10,14 +10,17 @@ use crate::http::ApiError;
 use crate::request::{Fields, check_name, join_parts};
 use crate::settings::Limits;
 
-/// Reads the messages.
-pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiError> {
+/// Reads the messages. `earlier` are items that come after the instructions and before the input.
+pub fn messages(fields: &Fields<'_>, limits: &Limits, earlier: &[Value]) -> Result<Vec<Value>, ApiError> {
     let mut turns = Turns::default();
     // The caller describes the field and checks its length.
     if let Some(Value::String(text)) = fields.get("instructions")?
         && !text.is_empty()
     {
         turns.messages.push(json!({"role": "system", "content": text}));
+    }
+    for (index, value) in earlier.iter().enumerate() {
+        Item { path: format!("earlier[{index}]"), value }.add(&mut turns, earlier)?;
     }
     let before = turns.messages.len();
     let expected = "a string or a list of at least one item";
@@ -37,7 +40,7 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiE
         Value::Array(items) if !items.is_empty() => {
             for (index, value) in items.iter().enumerate() {
                 let item = Item { path: format!("input[{index}]"), value };
-                item.add(&mut turns)?;
+                item.add(&mut turns, earlier)?;
             }
         }
         other => return Err(ApiError::wrong("input", other, expected)),
@@ -45,7 +48,8 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiE
     let mut messages = turns.messages;
     // Reasoning without a message or call after it is dropped.
     messages.retain(|message| message.as_object().is_some_and(|fields| fields.len() > 2 || !is_turn(message)));
-    if messages.len() == before {
+    // Items before them may be merged or dropped.
+    if earlier.is_empty() && messages.len() == before {
         return Err(ApiError::found("input", "no message", "at least one message or function_call_output"));
     }
     Ok(messages)
@@ -83,7 +87,8 @@ impl<'a> Item<'a> {
         self.value[field].as_str().ok_or_else(|| self.wrong(field, "a string"))
     }
 
-    fn add(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
+    /// Adds it to the messages. An item may refer to an earlier one.
+    fn add(&self, turns: &mut Turns<'a>, earlier: &'a [Value]) -> Result<(), ApiError> {
         let messages = &mut turns.messages;
         if !self.value.is_object() {
             return Err(ApiError::wrong(self.path.as_str(), self.value, "an object"));
@@ -95,7 +100,17 @@ impl<'a> Item<'a> {
             Some("function_call") => self.call(turns),
             Some("function_call_output") => self.call_output(turns),
             Some("reasoning") => self.reasoning(messages),
-            Some("item_reference") => Err(ApiError::not_stored(format!("{}.id", self.path))),
+            Some("item_reference") => {
+                let id = self.text("id")?;
+                let found = earlier.iter().find(|item| item["id"] == id && item["type"] != "item_reference");
+                let value = found.ok_or_else(|| {
+                    self.wrong(
+                        "id",
+                        "the id of an item before: set previous_response_id or conversation, or send the item",
+                    )
+                })?;
+                Item { path: self.path.clone(), value }.add(turns, earlier)
+            }
             _ => Err(self.wrong("type", "message, function_call, function_call_output or reasoning")),
         }
     }

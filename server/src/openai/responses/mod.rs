@@ -5,43 +5,73 @@
 //! | `input` | input items, converted to messages |
 //! | `request` | the fields of a request, and those that the response repeats |
 //! | `output`, `json` | output items, and the events of a stream; JSON that they share |
+//! | `kept` | what is kept of a response, and the items that a request continues |
+//! | `background`, `replay` | responses that outlive their connection, and the server |
+//! | `read_back` | kept responses: read, streamed, cancelled, deleted |
 //!
-//! A response is what the last event of its stream would carry: one [`ResponseWriter`] makes both. Responses are not stored:
-//! they have `"store": false`, and references to earlier responses are rejected.
+//! A response is what the last event of its stream would carry: one [`ResponseWriter`] makes both. It is kept before its last event is
+//! sent, unless the request says `store: false`.
 
+mod background;
 mod input;
 mod json;
+mod kept;
 mod output;
+mod read_back;
+mod replay;
 mod request;
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use engine::{Delta, FinishReason};
 use serde_json::json;
+use store::{Change, Kind, NewRecord};
 
+use super::chat::Prepared;
+use super::conversations;
 use super::logprobs;
 use crate::app::App;
 use crate::http::json::{off_reactor, put, response};
-use crate::http::{ApiError, sse};
+use crate::http::{ApiError, Client, sse};
+use crate::reply::stream::Settling;
 use crate::reply::{Assistant, Run, Translator, Usage, stream};
-use crate::request::body;
+use crate::request::{Fields, Work, body};
+use crate::stored::{Owner, Stored};
+pub use background::resume;
 use json::Json;
+pub use kept::{ComputedBy, identified};
+use kept::{Earlier, Keep, Kept};
 use output::{ResponseWriter, Status};
+pub use read_back::{cancel, delete, get, input_items, page};
 use request::prepare;
-pub use request::read;
+pub use request::{metadata, read};
+
+/// List of a response's events among the parts of its record.
+const EVENTS: u8 = 0;
 
 /// `POST /v1/responses`.
-pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let stored = app.stored()?.clone();
+    let owner = stored.owner(&client);
     let mut body = body::receive(&app, request).await?;
-    let ((chat, echoed), cost) = body.read(&app, prepare).await?;
+    let read = move |work: &Work, fields: &Fields<'_>| prepare(work, fields, Earlier::Of(&owner));
+    let ((chat, form), cost) = body.read(&app, read).await?;
+    if form.keep.background {
+        return background::accept(&app, owner, chat, form).await;
+    }
     let run = Run::submit(&app, vec![chat.request(&app)?]).await?;
-    let writer = ResponseWriter::new(&app, &chat.options, echoed, chat.ids.len());
-    let (logprobs, assistant) = (chat.options.params.sampling.logprobs, chat.assistant(&app));
-    let mut translated = Translated { app, assistant, logprobs, writer };
+    let id = (stored.fresh_id("resp")?, stored.store().now());
+    let keeping = Keeping::of(&app, stored, owner, &id.0, form.keep);
+    let writer = ResponseWriter::new(&app, id, &chat.options, form.echoed, chat.ids.len());
+    let mut translated = Translated { keeping, ..Translated::new(&app, &chat, writer) };
     if chat.options.stream {
-        translated.writer.open();
+        translated.writer.open(false);
         return Ok(stream::respond(run, translated));
     }
     stream::finish(run, &mut translated).await?;
@@ -49,10 +79,60 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
 }
 
 /// `POST /v1/responses/input_tokens`: number of prompt tokens of a request.
-pub async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub async fn input_tokens(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let owner = app.stored()?.owner(&client);
     let mut body = body::receive(&app, request).await?;
-    let ((chat, _), _) = body.read(&app, prepare).await?;
+    let read = move |work: &Work, fields: &Fields<'_>| prepare(work, fields, Earlier::Of(&owner));
+    let ((chat, _), _) = body.read(&app, read).await?;
     Ok(response(&json!({"object": "response.input_tokens", "input_tokens": chat.ids.len()})))
+}
+
+/// A response that is to be kept.
+struct Keeping {
+    stored: Arc<Stored>,
+    owner: Owner,
+    id: String,
+    store: bool,
+    kept: Kept,
+}
+
+impl Keeping {
+    /// What a request asks to keep, if anything.
+    fn of(app: &App, stored: Arc<Stored>, owner: Owner, id: &str, keep: Keep) -> Option<Keeping> {
+        if !keep.store && keep.conversation.is_none() {
+            return None;
+        }
+        let kept = Kept {
+            input: serde_json::Value::from(identified(keep.input, id)).to_string(),
+            previous: keep.previous,
+            conversation: keep.conversation.map(|id| (id, 0)),
+            computed_by: ComputedBy::of(app),
+            ..Kept::default()
+        };
+        Some(Keeping { stored, owner, id: id.to_string(), store: keep.store, kept })
+    }
+
+    /// Keeps a response that has ended.
+    async fn keep(self, response: String) -> Result<(), ApiError> {
+        let Keeping { stored, owner, id, store, mut kept } = self;
+        kept.response = response;
+        let mut changes = Vec::new();
+        if let Some((conversation, at)) = &mut kept.conversation {
+            let (more, last) = conversations::append(conversation, conversations::turn(&kept.input, &kept.response));
+            *at = last;
+            changes.extend(more);
+        }
+        if store {
+            let (kind, body) = (Kind::Response, kept.encode());
+            let record = NewRecord { kind, owner, is_open: false, reserved: 0, ttl: None, body };
+            changes.push(Change::Insert { id, record });
+        }
+        stored.apply(changes).await
+    }
 }
 
 /// State of a running request.
@@ -62,6 +142,15 @@ struct Translated {
     /// Number of alternatives per token; `None` without log probabilities.
     logprobs: Option<usize>,
     writer: ResponseWriter,
+    /// The last event waits until this is done.
+    keeping: Option<Keeping>,
+}
+
+impl Translated {
+    fn new(app: &Arc<App>, chat: &Prepared, writer: ResponseWriter) -> Translated {
+        let logprobs = chat.options.params.sampling.logprobs;
+        Translated { app: app.clone(), assistant: chat.assistant(app), logprobs, writer, keeping: None }
+    }
 }
 
 impl Translator for Translated {
@@ -84,8 +173,26 @@ impl Translator for Translated {
         failure.iter().for_each(|error| self.writer.fail(error));
     }
 
-    /// One event at a time: each of the last ones repeats the whole output.
+    fn settle(&mut self) -> Option<Settling> {
+        let keeping = self.keeping.take().filter(|_| self.writer.has_ended())?;
+        let text = serde_json::to_string(&self.writer.response()).unwrap_or_default();
+        Some(Box::pin(keeping.keep(text)))
+    }
+
+    /// A response that could not be kept says so.
+    fn settled(&mut self, result: Result<(), ApiError>) {
+        if let Err(error) = result {
+            tracing::warn!("a response is not kept: {error}");
+            self.writer.set("store", false.into());
+            self.writer.repeat_last();
+        }
+    }
+
+    /// One event at a time: each of the last ones repeats the whole output. The last one waits until the response is kept.
     fn write(&mut self, lines: &mut Vec<u8>) -> bool {
+        if self.keeping.is_some() && self.writer.has_ended() && self.writer.events.len() < 2 {
+            return false;
+        }
         let next = self.writer.events.pop_front();
         next.iter().for_each(|(name, event)| sse::event(lines, Some(name), |text| put(text, event)));
         next.is_some()

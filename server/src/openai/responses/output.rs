@@ -19,13 +19,20 @@ pub enum Status {
     Completed,
     /// At the token limit.
     Incomplete,
+    /// By its owner.
+    Cancelled,
+    /// With an error.
+    Failed,
 }
 
 impl Status {
-    fn name(self) -> &'static str {
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
         match self {
             Status::Completed => "completed",
             Status::Incomplete => "incomplete",
+            Status::Cancelled => "cancelled",
+            Status::Failed => "failed",
         }
     }
 }
@@ -58,12 +65,15 @@ pub struct ResponseWriter {
     echoed: Vec<(String, Json)>,
     id: String,
     created: u64,
+    /// It waits for its run.
+    queued: bool,
+    error: Option<Value>,
     /// Finished items.
     output: Vec<Json>,
     open: Option<Open>,
     /// Log probabilities of tokens whose text is incomplete.
     scores: Vec<Json>,
-    ended: Option<Status>,
+    ended: Option<(Status, u64)>,
     next_number: u64,
     /// Whether events are sent.
     streams: bool,
@@ -72,16 +82,24 @@ pub struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// Writer of the response to a prompt of this many tokens.
-    pub fn new(app: &App, options: &Options, echoed: Vec<(String, Json)>, prompt_tokens: usize) -> ResponseWriter {
+    /// Writer of the response with this id and time to a prompt of this many tokens.
+    pub fn new(
+        app: &App,
+        (id, created): (String, u64),
+        options: &Options,
+        echoed: Vec<(String, Json)>,
+        prompt_tokens: usize,
+    ) -> ResponseWriter {
         ResponseWriter {
             model: options.adapter.as_ref().unwrap_or(&app.model).clone(),
             streams: options.stream,
             usage: Usage { prompt_tokens, ..Usage::default() },
             reasoning_tokens: 0,
             echoed,
-            id: fresh_id("resp"),
-            created: unix_seconds(),
+            id,
+            created,
+            queued: false,
+            error: None,
             output: Vec::new(),
             open: None,
             scores: Vec::new(),
@@ -93,9 +111,12 @@ impl ResponseWriter {
 
     /// The response in its current state.
     pub fn response(&self) -> Json {
-        let status = self.ended.map_or("in_progress", Status::name);
-        let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
-        let usage = self.ended.map(|_| {
+        let running = if self.queued { "queued" } else { "in_progress" };
+        let ended = self.ended.map(|(status, _)| status);
+        let status = ended.map_or(running, Status::name);
+        let incomplete = (ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
+        let has_usage = ended.is_some_and(|status| status != Status::Failed);
+        let usage = has_usage.then(|| {
             let mut details = self.usage.draft_details();
             details.insert("reasoning_tokens".into(), self.reasoning_tokens.into());
             json!({
@@ -111,8 +132,8 @@ impl ResponseWriter {
             "object": "response",
             "created_at": self.created,
             "status": status,
-            "completed_at": (self.ended == Some(Status::Completed)).then(unix_seconds),
-            "error": null,
+            "completed_at": self.ended.filter(|(status, _)| *status == Status::Completed).map(|(_, at)| at),
+            "error": self.error,
             "incomplete_details": incomplete,
             "model": self.model,
             "usage": usage,
@@ -122,9 +143,32 @@ impl ResponseWriter {
         response
     }
 
-    /// Writes the events before any output.
-    pub fn open(&mut self) {
-        ["response.created", "response.in_progress"].into_iter().for_each(|name| self.emit_response(name));
+    /// Writes the events before any output. A response in the background waits first.
+    pub fn open(&mut self, in_background: bool) {
+        self.queued = in_background;
+        self.emit_response("response.created");
+        if in_background {
+            self.emit_response("response.queued");
+        }
+        self.queued = false;
+        self.emit_response("response.in_progress");
+    }
+
+    /// Sets a field that the response repeats.
+    pub fn set(&mut self, name: &str, value: Value) {
+        let mut echoed = Json::Object(std::mem::take(&mut self.echoed));
+        echoed.set(name, value);
+        if let Json::Object(fields) = echoed {
+            self.echoed = fields;
+        }
+    }
+
+    /// The response while it waits for its run.
+    pub fn queued(&mut self) -> Json {
+        self.queued = true;
+        let response = self.response();
+        self.queued = false;
+        response
     }
 
     /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
@@ -154,22 +198,36 @@ impl ResponseWriter {
 
     /// Ends the response.
     pub fn close(&mut self, status: Status) {
-        if self.open.is_none() && self.output.is_empty() {
+        if self.open.is_none() && self.output.is_empty() && status != Status::Cancelled {
             self.begin(Kind::Message);
         }
         self.end_item(status);
-        self.ended = Some(status);
-        self.emit_response(&format!("response.{}", status.name()));
+        self.ended = Some((status, unix_seconds()));
+        if status != Status::Cancelled {
+            self.emit_response(&format!("response.{}", status.name()));
+        }
     }
 
-    /// Ends a failed stream.
+    /// Ends a failed response.
     pub fn fail(&mut self, error: &ApiError) {
         let error = &error.to_json()["error"];
         let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
-        let mut response = self.response();
-        response.set("status", Value::from("failed"));
-        response.set("error", json!({"code": code, "message": error["message"]}));
-        self.emit("response.failed", vec![("response", response)]);
+        self.error = Some(json!({"code": code, "message": error["message"]}));
+        self.ended = Some((Status::Failed, unix_seconds()));
+        self.emit_response("response.failed");
+    }
+
+    /// Writes the last event again, with the response as it is now.
+    pub fn repeat_last(&mut self) {
+        let response = self.response();
+        if let Some((_, event)) = self.events.back_mut() {
+            event.set("response", response);
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
     }
 
     /// Appends text to the open item, which is a new one unless it is of this kind.

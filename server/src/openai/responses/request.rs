@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::chat::{ChatRequest, Prepared, read_reasoning};
 use super::input;
 use super::json::Json;
+use super::kept::{self, Earlier, Keep};
 use crate::app::LogprobFormat;
 use crate::http::ApiError;
 use crate::request::{
@@ -18,10 +19,19 @@ const LIMIT: &str = "max_output_tokens";
 /// Fields of a request that its response repeats.
 type Repeated = Vec<(String, Json)>;
 
+/// What a response needs besides the chat.
+pub struct Form {
+    /// Fields that it repeats.
+    pub echoed: Repeated,
+    /// What is kept of it.
+    pub keep: Keep,
+}
+
 /// Prepares the chat of a request.
-pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated), Cost), ApiError> {
+pub fn prepare(work: &Work, fields: &Fields<'_>, earlier: Earlier<'_>) -> Result<((Prepared, Form), Cost), ApiError> {
     work.must_generate()?;
-    let (request, echoed) = read(work, fields)?;
+    let (request, form) = read_after(work, fields, earlier)?;
+    let echoed = &form.echoed;
     let repeated: usize =
         echoed.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
     let (prepared, cost) = Prepared::new(work, request)?;
@@ -29,20 +39,20 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
     let asked = prepared.options.params.sampling.logprobs;
     let mut per_output_token = work.logprob_entries(asked, LogprobFormat::Chat);
     per_output_token.bytes *= 2;
-    Ok(((prepared, echoed), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
+    Ok(((prepared, form), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
+}
+
+/// Reads the fields of a request that continues nothing.
+pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Form), ApiError> {
+    read_after(work, fields, Earlier::Found(Vec::new()))
 }
 
 /// Reads the fields of a request.
-pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
+fn read_after(work: &Work, fields: &Fields<'_>, earlier: Earlier<'_>) -> Result<(ChatRequest, Form), ApiError> {
     let limits = &work.options.limits;
     let adapter = work.choose_model(fields)?;
     unsupported::refuse(fields, &unsupported::RESPONSES)?;
-    for name in ["previous_response_id", "conversation"] {
-        if fields.any(name, &json!({}), "Not supported: responses are not stored.")?.is_some() {
-            return Err(ApiError::not_stored(name));
-        }
-    }
-    fields.bool("store", "Accepted, but responses are not stored.")?;
+    let mut keep = Keep::read(work, fields, earlier)?;
     let description = "Maximum number of tokens to generate; default: the rest of the context.";
     let mut options = Options::read(work, fields, (LIMIT, description), 1)?;
     if options.params.n != 1 {
@@ -71,11 +81,14 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
         })?),
     };
     let kwargs = template_kwargs(fields, effort)?;
-    let echoed = echoed(work, fields, &options, &tools, format)?;
-    let messages = input::messages(fields, limits)?;
+    let echoed = echoed(work, fields, &options, &tools, (format, &keep))?;
+    let messages = input::messages(fields, limits, &keep.earlier)?;
+    if keep.store || keep.conversation.is_some() {
+        keep.input = kept::own_items(fields.get("input")?);
+    }
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
     let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
-    Ok((ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning }, echoed))
+    Ok((ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning }, Form { echoed, keep }))
 }
 
 /// Number of alternatives per token; `None` without log probabilities.
@@ -94,7 +107,7 @@ fn echoed(
     fields: &Fields<'_>,
     options: &Options,
     tools: &Tools,
-    format: Map<String, Value>,
+    (format, keep): (Map<String, Value>, &Keep),
 ) -> Result<Vec<(String, Json)>, ApiError> {
     let description = "System message, inserted before the input.";
     fields.str("instructions", work.options.limits.max_text_bytes, description)?;
@@ -108,17 +121,18 @@ fn echoed(
     let description = "Accepted, but it applies only to built-in tools.";
     let max_tool_calls = fields.count("max_tool_calls", (1, usize::MAX), description)?;
     let echoed = json!({
-        "background": false,
+        "background": keep.background,
+        "conversation": keep.conversation.as_ref().map(|id| json!({"id": id})),
         "max_output_tokens": options.max_tokens.map(|(_, limit)| limit),
         "max_tool_calls": max_tool_calls,
         "metadata": metadata(fields)?,
         "parallel_tool_calls": tools.parallel,
-        "previous_response_id": null,
+        "previous_response_id": keep.previous,
         "prompt_cache_key": short("prompt_cache_key", "Returned in the response; not used.")?,
         "reasoning": {"effort": reasoning("effort"), "summary": reasoning("summary")},
         "safety_identifier": short("safety_identifier", "Returned in the response; not used.")?,
         "service_tier": "default",
-        "store": false,
+        "store": keep.store,
         "temperature": shortest(sampling.temperature),
         "text": {"format": format},
         "top_logprobs": sampling.logprobs.unwrap_or(0),
@@ -146,7 +160,7 @@ fn shortest(x: f32) -> Option<f64> {
 }
 
 /// Reads `metadata`, with the limits of OpenAI's API.
-fn metadata(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+pub fn metadata(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let Some(pairs) = fields.object("metadata", "Up to 16 short strings by name, returned in the response.")? else {
         return Ok(Map::new());
     };

@@ -1,0 +1,186 @@
+//! `/v1/conversations`: lists of items that responses continue and extend.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::Uri;
+use axum::response::Response;
+use serde_json::{Value, json};
+use store::{Change, Kind, NewRecord, Record};
+
+use super::responses::{identified, metadata, page};
+use crate::app::App;
+use crate::http::json::response;
+use crate::http::{ApiError, Client};
+use crate::request::{Cost, Fields, Work, body};
+use crate::stored::{Owner, Query, Stored, refused};
+
+/// What the ids of this route name.
+const WHAT: &str = "conversation";
+
+/// List of the items.
+const ITEMS: u8 = 0;
+
+/// Items of one request.
+const MAX_ITEMS: usize = 20;
+
+/// The fields of a new conversation.
+pub fn read(_: &Work, fields: &Fields<'_>) -> Result<(Vec<Value>, Value), ApiError> {
+    Ok((items_of(fields)?, metadata(fields)?.into()))
+}
+
+fn items_of(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let item = json!({"type": "object"});
+    let items = fields.list("items", MAX_ITEMS, "the number of requests", &item, "Items of the conversation.")?;
+    let items = items.cloned().unwrap_or_default();
+    match items.iter().find(|item| !item.is_object()) {
+        Some(other) => Err(ApiError::wrong("items", other, "a list of objects")),
+        None => Ok(items),
+    }
+}
+
+fn describe(id: &str, record: &Record) -> Value {
+    let metadata: Value = serde_json::from_slice(&record.body).unwrap_or_default();
+    json!({"id": id, "object": "conversation", "created_at": record.created, "metadata": metadata})
+}
+
+/// `POST /v1/conversations`.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let ((items, metadata), _) = body.read(&app, |work, fields| Ok((read(work, fields)?, Cost::default()))).await?;
+    let stored = app.stored()?;
+    let (owner, id) = (stored.owner(&client), stored.fresh_id("conv")?);
+    let record = NewRecord {
+        kind: Kind::Conversation,
+        owner,
+        is_open: false,
+        reserved: 0,
+        ttl: None,
+        body: metadata.to_string().into_bytes(),
+    };
+    let mut changes = vec![Change::Insert { id: id.clone(), record }];
+    changes.extend(append(&id, items).0);
+    stored.apply(changes).await?;
+    let record = stored.find(Kind::Conversation, &id, &owner, WHAT).await?;
+    Ok(response(&describe(&id, &record)))
+}
+
+/// `GET /v1/conversations/{id}`.
+pub async fn get(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let stored = app.stored()?;
+    let record = stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
+    Ok(response(&describe(&id, &record)))
+}
+
+/// `POST /v1/conversations/{id}`: replaces the metadata.
+pub async fn update(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let stored = app.stored()?;
+    let record = stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
+    let mut body = body::receive(&app, request).await?;
+    let (metadata, _) = body.read(&app, |_, fields| Ok((Value::from(metadata(fields)?), Cost::default()))).await?;
+    let body = metadata.to_string().into_bytes();
+    change(stored, &id, vec![Change::Replace { id: id.clone(), body: body.clone() }]).await?;
+    Ok(response(&describe(&id, &Record { body, ..record })))
+}
+
+/// `DELETE /v1/conversations/{id}`.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let stored = app.stored()?;
+    stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
+    change(stored, &id, vec![Change::Delete { id: id.clone() }]).await?;
+    Ok(response(&json!({"id": id, "object": "conversation.deleted", "deleted": true})))
+}
+
+/// Makes changes of a conversation, which another request may have deleted.
+async fn change(stored: &Stored, id: &str, changes: Vec<Change>) -> Result<(), ApiError> {
+    let done = stored.apply(changes).await;
+    done.map_err(|error| if error.status() == 409 { stored.missing(id, WHAT) } else { error })
+}
+
+/// `GET /v1/conversations/{id}/items`.
+pub async fn list_items(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let owner = app.stored()?.owner(&client);
+    let reader = app.clone();
+    let items = tokio::task::spawn_blocking(move || items(&reader, &id, &owner, u64::MAX)).await;
+    let items = items.map_err(|error| ApiError::internal(format!("reading the items failed: {error}")))??;
+    Ok(response(&page(items, &Query::of(&uri))?))
+}
+
+/// `POST /v1/conversations/{id}/items`.
+pub async fn add_items(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let stored = app.stored()?;
+    stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
+    let mut body = body::receive(&app, request).await?;
+    let (items, _) = body.read(&app, |_, fields| Ok((items_of(fields)?, Cost::default()))).await?;
+    let (changes, _) = append(&id, items);
+    let added = changes.iter().filter_map(|change| match change {
+        Change::Part { bytes, .. } => serde_json::from_slice(bytes).ok(),
+        _ => None,
+    });
+    let added: Vec<Value> = added.collect();
+    change(stored, &id, changes).await?;
+    Ok(response(&crate::stored::page_json(added, false)))
+}
+
+/// The items of a conversation up to this number.
+pub fn items(app: &App, id: &str, owner: &Owner, last: u64) -> Result<Vec<Value>, ApiError> {
+    let stored = app.stored()?;
+    stored.find_blocking(Kind::Conversation, id, owner, WHAT)?;
+    let parts = stored.store().parts(id, ITEMS, 0, usize::MAX).map_err(refused)?;
+    let parts = parts.into_iter().take_while(|(number, _)| *number <= last);
+    Ok(parts.filter_map(|(_, bytes)| serde_json::from_slice(&bytes).ok()).collect())
+}
+
+/// The items that a response adds: those of its request and its output.
+pub fn turn(input: &str, response: &str) -> Vec<Value> {
+    let mut items: Vec<Value> = serde_json::from_str(input).unwrap_or_default();
+    let response: Value = serde_json::from_str(response).unwrap_or_default();
+    items.extend(response["output"].as_array().into_iter().flatten().cloned());
+    items
+}
+
+/// The changes that append items to a conversation, and the number of the last one. Numbers are microseconds, so that requests that
+/// run at once each append theirs.
+pub fn append(id: &str, items: Vec<Value>) -> (Vec<Change>, u64) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_micros() as u64);
+    let count = items.len() as u64;
+    let after = LAST.fetch_max(now, Ordering::Relaxed).max(now);
+    let first = after + 1;
+    LAST.fetch_max(after + count, Ordering::Relaxed);
+    let items = identified(items, &format!("{id} {first}"));
+    let part = |(item, number): (Value, u64)| {
+        let bytes = item.to_string().into_bytes();
+        Change::Part { id: id.to_string(), list: ITEMS, number, bytes }
+    };
+    (items.into_iter().zip(first..).map(part).collect(), after + count)
+}

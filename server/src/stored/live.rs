@@ -1,0 +1,137 @@
+//! Work that runs: who waits for its news, and how it is told to end.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+/// Why work ends before it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its owner cancelled it.
+    Cancelled,
+    /// The server stops and leaves it to its next start.
+    Stopped,
+}
+
+/// Running work.
+pub struct Live {
+    end: watch::Sender<Option<Ended>>,
+    /// Counts what readers may look for in the store.
+    news: watch::Sender<u64>,
+}
+
+impl Live {
+    /// Tells readers that the store has more.
+    pub fn tell(&self) {
+        self.news.send_modify(|count| *count += 1);
+    }
+
+    /// Receives the news.
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// Asks the work to end.
+    pub fn cancel(&self) {
+        self.end.send_if_modified(|end| {
+            end.is_none() && {
+                *end = Some(Ended::Cancelled);
+                true
+            }
+        });
+    }
+
+    /// Why it was asked to end, if it was.
+    pub fn ended(&self) -> Option<Ended> {
+        *self.end.borrow()
+    }
+
+    /// Waits until it is asked to end.
+    pub async fn end(&self) -> Ended {
+        let mut end = self.end.subscribe();
+        loop {
+            if let Some(ended) = *end.borrow_and_update() {
+                return ended;
+            }
+            // This value owns the sender, so the channel stays open.
+            let _ = end.changed().await;
+        }
+    }
+}
+
+/// All work that runs, by the id of its record.
+#[derive(Default)]
+pub struct Running {
+    live: Mutex<(HashMap<String, Arc<Live>>, bool)>,
+    /// Work that was taken up after a start.
+    pub resumed: AtomicU64,
+    /// Work that was left to another start, because it needs another model.
+    pub left: AtomicU64,
+}
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, (HashMap<String, Arc<Live>>, bool)> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that work begins; `None` if the server stops, or if it runs already.
+    pub fn begin(&self, id: &str) -> Option<Arc<Live>> {
+        let mut live = self.lock();
+        if live.1 || live.0.contains_key(id) {
+            return None;
+        }
+        let begun = Arc::new(Live { end: watch::Sender::new(None), news: watch::Sender::new(0) });
+        live.0.insert(id.to_string(), begun.clone());
+        Some(begun)
+    }
+
+    /// Notes that work has ended.
+    pub fn remove(&self, id: &str) {
+        if let Some(live) = self.lock().0.remove(id) {
+            live.tell();
+        }
+    }
+
+    /// The running work of this id.
+    pub fn get(&self, id: &str) -> Option<Arc<Live>> {
+        self.lock().0.get(id).cloned()
+    }
+
+    /// Number of running work.
+    pub fn len(&self) -> usize {
+        self.lock().0.len()
+    }
+
+    /// Whether the server stops.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().1
+    }
+
+    /// Asks all work to end for a later start, and lets none begin. Returns how many there were.
+    pub fn stop(&self) -> usize {
+        let mut live = self.lock();
+        live.1 = true;
+        for live in live.0.values() {
+            live.end.send_if_modified(|end| {
+                end.is_none() && {
+                    *end = Some(Ended::Stopped);
+                    true
+                }
+            });
+            live.tell();
+        }
+        live.0.len()
+    }
+
+    /// Counts work that was taken up.
+    pub fn note_resumed(&self) {
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts work that was left.
+    pub fn note_left(&self) {
+        self.left.fetch_add(1, Ordering::Relaxed);
+    }
+}
