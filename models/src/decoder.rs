@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! Decoder   embedding, layers, final norm, head
-//! Layer     branches, one after the other: stream += mixer(norm(stream)); or parallel: stream += their sum
+//! Layer     branches, one after the other: stream += mixer(norm(stream)); the first ones may be parallel: stream += their sum
 //! Mixer     Attention   qkv ─▶ qk norm, rope, cache write ─▶ attention ─▶ output
 //!           Recurrent   projections ─▶ convolution, update of the state in its page ─▶ norm, gate ─▶ output
 //!           Mlp         gate_up ─▶ activation(gate) * up ─▶ down
@@ -151,9 +151,9 @@ pub struct Head {
 pub struct Layer {
     /// Residual branches, in order.
     pub branches: Vec<Branch>,
-    /// Whether all branches read the same stream and their outputs are added to it together. Otherwise each branch is applied
+    /// Number of first branches that read the same stream and whose outputs are added to it together. Each further branch is applied
     /// to the result of the one before.
-    pub parallel: bool,
+    pub parallel: usize,
     /// Name of a tensor `[1]`: a factor of the stream after all branches.
     pub scalar: Option<String>,
 }

@@ -55,7 +55,7 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(layers().any(|layer| layer.gate), "output gate");
     add(layers().any(|layer| layer.latent.is_some()), "latent attention");
     add(branches().any(|branch| branch.norm_after.is_some()), "norms after branches");
-    add(decoder.layers.iter().any(|layer| layer.parallel), "parallel branches");
+    add(decoder.layers.iter().any(|layer| layer.parallel > 0), "parallel branches");
     add(branches().any(|branch| matches!(&branch.mixer, Mixer::Mlp(mlp) if !mlp.gated)), "no gate");
     let has_rule = |is: fn(&Rule) -> bool| decoder.recurrent().any(|layer| is(&layer.rule));
     add(has_rule(|rule| matches!(rule, Rule::GatedDelta { .. })), "gated delta nets");

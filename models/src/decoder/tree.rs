@@ -98,8 +98,9 @@ impl Decoder {
 
 /// The branches of a layer, with names cut after the layer's number.
 fn branches(layer: &Layer, number: usize) -> Vec<Node> {
-    let parallel = if layer.parallel { ", parallel" } else { "" };
-    let mut nodes: Vec<Node> = layer.branches.iter().flat_map(|branch| nodes_of(branch, parallel)).collect();
+    let parallel = |number: usize| if number < layer.parallel { ", parallel" } else { "" };
+    let of_branches = layer.branches.iter().enumerate().flat_map(|(number, branch)| nodes_of(branch, parallel(number)));
+    let mut nodes: Vec<Node> = of_branches.collect();
     nodes.extend(layer.scalar.iter().map(|name| Node::new("factor", name, Vec::new())));
     nodes.iter_mut().for_each(|node| cut_layer_number(node, number));
     nodes

@@ -307,7 +307,7 @@ impl Common {
     ) -> Layer {
         let [first, second] = norms.map(|name| self.norm(self.at(layer, name)));
         let branches = vec![Branch::new(first, attention.into()), Branch::new(second, mlp.into())];
-        Layer { branches, parallel: false, scalar: None }
+        Layer { branches, parallel: 0, scalar: None }
     }
 
     /// A layer with norms of the outputs of its branches alone.
@@ -432,7 +432,7 @@ impl Layer {
     /// The same with branches that read the same stream. Each must have a norm of its input and none after it. Equal norms of
     /// consecutive branches are computed once.
     pub(super) fn in_parallel(self) -> Layer {
-        Layer { parallel: true, ..self }
+        Layer { parallel: self.branches.len(), ..self }
     }
 }
 

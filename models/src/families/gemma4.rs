@@ -153,7 +153,7 @@ fn declared(common: &Common, options: &Options, layer: usize, window: Option<usi
         });
         branches.push(Branch { norm: None, ..branch("input_layernorm", mixer, "post_per_layer_input_norm") });
     }
-    Layer { branches, parallel: false, scalar: Some(common.at(layer, "layer_scalar")) }
+    Layer { branches, parallel: 0, scalar: Some(common.at(layer, "layer_scalar")) }
 }
 
 fn attention(

@@ -23,6 +23,7 @@ mod ernie;
 mod exaone4;
 mod experts;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm;
@@ -178,6 +179,7 @@ const FAMILIES: &[&[Family]] = &[
     lfm2::FAMILIES,
     nemotron_h::FAMILIES,
     jamba::FAMILIES,
+    falcon_h1::FAMILIES,
     bert::FAMILIES,
     modernbert::FAMILIES,
     nomic_bert::FAMILIES,

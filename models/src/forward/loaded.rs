@@ -111,10 +111,13 @@ impl Loader<'_> {
             let values = found.map(|(name, shape)| self.weights.expect(name, shape));
             Ok::<_, LoadError>(values.transpose()?.map(|view| view.to_f32()))
         };
-        let channels: Vec<usize> = layer.channels().into_iter().flatten().collect();
+        let parts = layer.channels().into_iter().zip(layer.conv_factors());
+        let factors = parts.flat_map(|(channels, factor)| channels.map(move |channel| (channel, factor)));
+        let (channels, factors): (Vec<usize>, Vec<f32>) = factors.unzip();
         let conv = read(Some(&layer.conv))?.unwrap_or_default();
         let of_input = |input: usize| channels.iter().map(move |channel| channel * layer.kernel + input);
-        let transposed: Vec<f32> = (0..layer.kernel).flat_map(of_input).map(|at| conv[at]).collect();
+        let weights = (0..layer.kernel).flat_map(of_input).zip(factors.iter().cycle());
+        let transposed: Vec<f32> = weights.map(|(at, factor)| conv[at] * factor).collect();
         let bias = read(layer.conv_bias.as_ref())?;
         let bias = bias.map(|bias| channels.iter().map(|at| bias[*at]).collect::<Vec<f32>>());
         let (a_log, dt_bias, skip) = match &layer.rule {

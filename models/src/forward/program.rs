@@ -66,6 +66,9 @@ impl Program {
                 (Register::Attended, Register::Qkv, attended),
                 (Register::Stream, Register::Branch, decoder.hidden_size()),
             ];
+            // The output of a branch that is parallel to the last mixer.
+            let held = Program::is_read(&ops[last + 1..], Register::Held);
+            moves.extend(held.then_some((Register::Held, Register::Branch, decoder.hidden_size())));
             let per_layer = decoder.embedding.per_layer.as_ref();
             moves.extend(per_layer.map(|it| (Register::PerLayer, Register::GateUp, it.projection.rows())));
             ops.insert(last + 1, Op::KeepNeeded { moves });

@@ -150,11 +150,9 @@ impl Writer<'_> {
     }
 
     fn layer(&mut self, layer: &Layer) {
-        if layer.parallel {
-            self.parallel(&layer.branches);
-        } else {
-            layer.branches.iter().for_each(|branch| self.branch(branch));
-        }
+        let (together, others) = layer.branches.split_at(layer.parallel);
+        self.parallel(together);
+        others.iter().for_each(|branch| self.branch(branch));
         if layer.scalar.is_some() {
             self.ops.push(Op::Scale { register: Register::Stream, factor: Factor::Scalar(self.scalars) });
             self.scalars += 1;
@@ -185,7 +183,7 @@ impl Writer<'_> {
         self.ops.push(Op::Add { to: Register::Stream, from, scale });
     }
 
-    /// Branches that read the same stream: all but the last leave their outputs in `Held`, to which the next ones are added.
+    /// Two branches that read the same stream: the first leaves its output in `Held`.
     fn parallel(&mut self, branches: &[Branch]) {
         let Some((last, first)) = branches.split_last() else { return };
         for branch in first {

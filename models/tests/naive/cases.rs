@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{minicpm, phi3_small, recent_cases, recurrent, states, variants};
+use super::{falcon_h1, minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -22,6 +22,7 @@ pub fn all() -> Vec<Case> {
         phi3_small::cases(),
         recurrent::cases(),
         states::cases(),
+        falcon_h1::cases(),
         recent_cases::cases(),
     ];
     families.into_iter().flatten().collect()

@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 68] = [
+    const SIZES: [&str; 69] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -103,6 +103,7 @@ fn senseless_sizes_of_every_family_are_refused() {
         "conv_L_cache",
         "mamba_n_heads",
         "mamba_d_head",
+        "mamba_d_ssm",
         "mamba_d_state",
         "mamba_d_conv",
         "attn_layer_period",

@@ -9,6 +9,7 @@ mod classic;
 mod config;
 pub mod encoders;
 mod experts;
+mod falcon_h1;
 mod first_difference;
 mod gemma;
 mod gemma4;
@@ -104,6 +105,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "HunYuanDenseV1ForCausalLM" => variants::hunyuan,
         "GraniteMoeHybridForCausalLM" => experts::granite_moe,
         "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM" => states::lfm2,
+        "FalconH1ForCausalLM" => falcon_h1::falcon_h1,
         "JambaForCausalLM" => states::jamba,
         "NemotronHForCausalLM" => states::nemotron_h,
         "MiniMaxM2ForCausalLM" => recent::minimax_m2,
