@@ -62,6 +62,7 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(has_rule(|rule| matches!(rule, Rule::ShortConvolution)), "short convolutions");
     add(has_rule(|rule| matches!(rule, Rule::StateSpace { .. })), "Mamba-2");
     add(has_rule(|rule| matches!(rule, Rule::Selective(_))), "Mamba-1");
+    add(decoder.streams.is_some(), "several streams");
     add(decoder.experts().next().is_some(), "experts");
     add(decoder.experts().any(|experts| experts.shared.is_some()), "shared expert");
     features

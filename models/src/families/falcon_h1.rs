@@ -63,7 +63,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
             branch("input_layernorm", of_attention, attention.into()),
             branch("pre_ff_layernorm", [of_gate, of_down / of_gate], mlp.into()),
         ];
-        Layer { branches, parallel: 2, scalar: None }
+        Layer { parallel: 2, ..Layer::new(branches) }
     });
     decoder.embedding.scale = factor("embedding_multiplier")?;
     decoder.head.scale = factor("lm_head_multiplier")?;

@@ -25,6 +25,7 @@ mod experts;
 mod falcon;
 mod falcon_h1;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod gpt2;
@@ -139,6 +140,7 @@ const FAMILIES: &[&[Family]] = &[
     qwen::FAMILIES,
     qwen3_next::FAMILIES,
     gemma::FAMILIES,
+    gemma3n::FAMILIES,
     gemma4::FAMILIES,
     phi3::FAMILIES,
     phi3_small::FAMILIES,

@@ -16,6 +16,8 @@ pub(super) struct Loaded {
     pub attention: Vec<AttentionLayer>,
     pub recurrent: Vec<RecurrentLayer>,
     pub experts: Vec<(Experts, LoadedExperts)>,
+    /// Of layers that mix streams.
+    pub mixings: Vec<MixingLayer>,
     /// Factors of the stream.
     pub scalars: Vec<f32>,
     /// Products of heads, with heads, outputs and inputs.
@@ -98,7 +100,28 @@ pub(super) struct RecurrentLayer {
     pub place: usize,
 }
 
+/// Weights of a layer that mixes streams, float32.
+pub(super) struct MixingLayer {
+    /// `[streams * streams, streams]`.
+    pub predictions: Buffer,
+    /// `[streams, streams]`.
+    pub corrections: Buffer,
+    /// `[hidden_size]`.
+    pub output_scale: Buffer,
+}
+
 impl Loader<'_> {
+    /// The weights of a layer that mixes streams.
+    pub fn mixing(&mut self, mixing: &decoder::Mixing) -> Result<MixingLayer, LoadError> {
+        let mut load = |(name, shape): (&String, Vec<usize>)| self.vector(name, &shape);
+        let [predictions, corrections, output_scale] = mixing.vectors();
+        Ok(MixingLayer {
+            predictions: load(predictions)?,
+            corrections: load(corrections)?,
+            output_scale: load(output_scale)?,
+        })
+    }
+
     /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
     pub fn recurrent(
         &mut self,

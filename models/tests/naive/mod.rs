@@ -12,6 +12,7 @@ mod experts;
 mod falcon_h1;
 mod first_difference;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod gemma4_cases;
 mod latent;
@@ -75,6 +76,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "GemmaForCausalLM" => gemma::gemma,
         "Gemma2ForCausalLM" => gemma::gemma2,
         "Gemma3ForCausalLM" => gemma::gemma3,
+        "Gemma3nForCausalLM" | "Gemma3nForConditionalGeneration" => gemma3n::gemma3n,
         "Gemma4ForCausalLM" => gemma4::gemma4,
         "MixtralForCausalLM" => experts::mixtral,
         "Qwen2MoeForCausalLM" => experts::qwen2_moe,
