@@ -14,18 +14,6 @@ namespace quire {
 constexpr uint32_t NORM_THREADS = 256;
 constexpr uint32_t NORM_WARPS = NORM_THREADS / 32;
 
-// Returns the sum of the values of all threads to every thread.
-__device__ __forceinline__ float sum_of_block(float value) {
-    __shared__ float sums[NORM_WARPS];
-    value = sum_over(value, 32);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-    __syncthreads();
-    float total = 0.0f;
-#pragma unroll
-    for (uint32_t warp = 0; warp < NORM_WARPS; warp++) total += sums[warp];
-    return total;
-}
-
 struct NormShape {
     uint32_t width;    // elements of a group
     uint32_t stride;   // elements between rows
@@ -63,7 +51,7 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
     float mean = 0.0f;
     // Each thread reads only elements that it wrote itself, so no barrier is needed for them.
     if constexpr (LAYER) {
-        mean = sum_of_block(sum) / static_cast<float>(width);
+        mean = sum_of_block<NORM_WARPS>(sum) / static_cast<float>(width);
         for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
             load_piece(x, at, width, whole, piece);
 #pragma unroll
@@ -75,7 +63,7 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
         // The sums of the mean have been read before they are overwritten.
         __syncthreads();
     }
-    const float factor = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(width) + shape.eps);
+    const float factor = 1.0f / sqrtf(sum_of_block<NORM_WARPS>(squares) / static_cast<float>(width) + shape.eps);
     for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
         float weights[8];
         load_piece(x, at, width, whole, piece);

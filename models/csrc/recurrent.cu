@@ -42,6 +42,8 @@ struct RecurrentShape {
     float eps;               // of the norm
     float least_step;
     float greatest_step;
+    float z_factor;          // of Mamba-2, as the next
+    float step_factor;
 };
 
 // Weights of a layer, some of which a rule does not have: conv [kernel, channels]; conv_bias [channels]; decays, dt_bias, skip
@@ -192,7 +194,8 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
             for (uint32_t p = 0; p < parts; p++) known += sums[p * value_dim + column];
             delta = beta * (v[column] - decay * known * k_scale) * k_scale;
         } else {
-            const float step = fminf(fmaxf(softplus(after + weights.dt_bias[head]), shape.least_step), shape.greatest_step);
+            const float dt = after * shape.step_factor + weights.dt_bias[head];
+            const float step = fminf(fmaxf(softplus(dt), shape.least_step), shape.greatest_step);
             decay = expf(weights.decays[head] * step);
             delta = step * v[column];
             skipped = weights.skip[head] * v[column];
@@ -221,7 +224,7 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
             own += skipped;
         }
         if (part == 0) {
-            const float z = to_float(x[width + head * value_dim + column]);
+            const float z = to_float(x[width + head * value_dim + column]) * shape.z_factor;
             output[row * all_values + head * value_dim + column] = from_float<T>(own * z / (1.0f + expf(-z)));
         }
         if (span.ends(position, shape)) {

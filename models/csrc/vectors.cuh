@@ -48,4 +48,17 @@ __device__ __forceinline__ float sum_over(float value, uint32_t lanes) {
     return value;
 }
 
+// Returns the sum of the values of all threads of a block of `WARPS` warps to every thread. Between two calls the block must wait.
+template <uint32_t WARPS>
+__device__ __forceinline__ float sum_of_block(float value) {
+    __shared__ float sums[WARPS];
+    value = sum_over(value, 32);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll
+    for (uint32_t warp = 0; warp < WARPS; warp++) total += sums[warp];
+    return total;
+}
+
 }  // namespace quire

@@ -6,12 +6,13 @@
 //!
 //! ```text
 //! Decoder   embedding, layers, final norm, head
-//! Layer     branches, one after the other: stream += mixer(norm(stream)); or parallel: stream += their sum
+//! Layer     branches, one after the other: stream += mixer(norm(stream)); the first ones may be parallel: stream += their sum
 //! Mixer     Attention   qkv ─▶ qk norm, rope, cache write ─▶ attention ─▶ output
 //!           Recurrent   projections ─▶ convolution, update of the state in its page ─▶ norm, gate ─▶ output
 //!           Mlp         gate_up ─▶ activation(gate) * up ─▶ down
 //!           Experts     router ─▶ for each chosen expert: gate_up ─▶ activation ─▶ down ─▶ weighted sum
 //!           PerLayer    gate ─▶ activation(gate) * the layer's inputs of the token ─▶ projection
+//!           Laurel      left ─▶ right ─▶ norm ─▶ plus the input
 //!           Sum         branches of the same stream, added
 //! Linear    one or several tensors of the checkpoint, or rows of them, stacked
 //! ```
@@ -22,6 +23,7 @@
 mod attention;
 mod beside;
 mod classifier;
+mod layer;
 mod linear;
 mod mlp;
 mod norm;
@@ -29,7 +31,10 @@ mod recurrent;
 mod rope;
 mod shard;
 mod stage;
+mod streams;
 mod tree;
+
+use std::collections::BTreeSet;
 
 use ::linear::Purpose;
 pub use attention_kernels::layer::Activation;
@@ -41,8 +46,9 @@ pub(crate) use attention::MAX_HEAD_DIM;
 pub use attention::{Attention, Distances, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
 pub use classifier::{Classifier, Dense, DenseActivation};
+pub use layer::{Branch, Layer};
 pub use linear::{Form, Linear, Part, Pick, Role};
-pub use mlp::{Experts, Groups, Mlp, PerLayer, Routing, Scores};
+pub use mlp::{Experts, Groups, Laurel, Mlp, PerLayer, Routing, Scores};
 pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 #[cfg(test)]
@@ -51,6 +57,8 @@ pub use recurrent::{Recurrent, Rule, Selective};
 pub use rope::{Rope, RopeScaling};
 pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};
+pub(crate) use streams::MAX_STREAMS;
+pub use streams::{Mixing, Streams};
 
 /// A transformer of one stack of layers: a decoder, or an [encoder](Decoder::is_encoder).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -63,6 +71,9 @@ pub struct Decoder {
     pub final_norm: Option<Norm>,
     /// From hidden states to logits.
     pub head: Head,
+    /// Further residual streams.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<Streams>,
     /// Layers in front of which the stream is kept for a [predictor](Beside).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taps: Vec<usize>,
@@ -146,33 +157,6 @@ pub struct Head {
     pub classifier: Option<Classifier>,
 }
 
-/// One layer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Layer {
-    /// Residual branches, in order.
-    pub branches: Vec<Branch>,
-    /// Whether all branches read the same stream and their outputs are added to it together. Otherwise each branch is applied
-    /// to the result of the one before.
-    pub parallel: bool,
-    /// Name of a tensor `[1]`: a factor of the stream after all branches.
-    pub scalar: Option<String>,
-}
-
-/// A residual branch: `stream += scale * norm_after(mixer(norm(stream)))`, then `stream = stream_norm(stream)`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Branch {
-    /// Norm of the mixer's input.
-    pub norm: Option<Norm>,
-    /// What the branch computes.
-    pub mixer: Mixer,
-    /// Norm of the mixer's output.
-    pub norm_after: Option<Norm>,
-    /// Factor of what is added to the stream.
-    pub scale: f32,
-    /// Norm of the stream after the addition; the stream becomes its result.
-    pub stream_norm: Option<Norm>,
-}
-
 /// The function that a branch applies to its rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -188,22 +172,11 @@ pub enum Mixer {
     Experts(Experts),
     /// A network with inputs of the layer's own.
     PerLayer(PerLayer),
+    /// A narrow network, added to its input.
+    Laurel(Laurel),
     /// The sum of feed-forward branches that read the same stream. The branch that holds it has no norm of its input, and of the
     /// branches within only norms are used.
     Sum(Vec<Branch>),
-}
-
-impl Branch {
-    /// A branch with a norm of its input alone.
-    pub fn new(norm: Norm, mixer: Mixer) -> Branch {
-        Branch { norm: Some(norm), mixer, norm_after: None, scale: 1.0, stream_norm: None }
-    }
-
-    /// Norms in order of use.
-    fn norms(&self) -> Vec<&Norm> {
-        let Branch { norm, mixer, norm_after, stream_norm, .. } = self;
-        norm.iter().chain(mixer.norms()).chain(norm_after).chain(stream_norm).collect()
-    }
 }
 
 impl Mixer {
@@ -218,6 +191,7 @@ impl Mixer {
                 std::iter::once(&experts.router).chain(shared).collect()
             }
             Mixer::PerLayer(layer) => vec![&layer.gate, &layer.projection],
+            Mixer::Laurel(layer) => vec![&layer.left, &layer.right],
             Mixer::Sum(branches) => branches.iter().flat_map(|branch| branch.mixer.linears()).collect(),
         }
     }
@@ -233,6 +207,7 @@ impl Mixer {
                 std::iter::once(router).chain(networks).collect()
             }
             Mixer::PerLayer(layer) => vec![&mut layer.gate, &mut layer.projection],
+            Mixer::Laurel(layer) => vec![&mut layer.left, &mut layer.right],
             Mixer::Sum(branches) => branches.iter_mut().flat_map(|branch| branch.mixer.linears_mut()).collect(),
         }
     }
@@ -243,6 +218,7 @@ impl Mixer {
             Mixer::Attention(attention) => attention.norms(),
             Mixer::Recurrent(layer) => layer.norms(),
             Mixer::Experts(experts) => experts.router_norm.iter().collect(),
+            Mixer::Laurel(layer) => vec![&layer.norm],
             Mixer::Sum(branches) => branches.iter().flat_map(Branch::norms).collect(),
             Mixer::Mlp(_) | Mixer::PerLayer(_) => Vec::new(),
         }
@@ -263,7 +239,7 @@ impl Mixer {
             }
             Mixer::Sum(branches) => branches.iter().flat_map(|branch| branch.mixer.vectors()).collect(),
             Mixer::Mlp(mlp) => mlp.learned.iter().map(|name| (name, vec![1])).collect(),
-            Mixer::PerLayer(_) => Vec::new(),
+            Mixer::PerLayer(_) | Mixer::Laurel(_) => Vec::new(),
         }
     }
 
@@ -384,14 +360,16 @@ impl Decoder {
         let of_embedding = tables.chain(projection);
         let of_embedding = of_embedding.chain(per_layer.iter().flat_map(|it| [&it.projection, &it.tokens]));
         let of_embedding = of_embedding.chain(beside.iter().flat_map(Beside::linears)).filter(|_| !self.receives());
-        let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
+        let of_embedding = of_embedding.chain(self.streams.iter().map(|streams| &streams.project));
+        let of_layers = self.layers.iter().flat_map(Layer::linears);
         of_embedding.chain(of_layers).chain(&self.head.projection).chain(&self.head.linear)
     }
 
-    /// Linear layers of single heads of latent attention: for each layer those before attention and those after it.
+    /// Linear layers of parts of a row: for each layer of latent attention those of heads before and after it, then those of streams.
     pub fn head_linears(&self) -> impl Iterator<Item = &Vec<Linear>> {
         let latent = self.attention().filter_map(|attention| attention.latent.as_ref());
-        latent.flat_map(|latent| [&latent.absorb, &latent.expand])
+        let of_heads = latent.flat_map(|latent| [&latent.absorb, &latent.expand]);
+        of_heads.chain(self.streams.iter().map(|streams| &streams.merge))
     }
 
     /// All linear layers, those of heads and experts last.
@@ -417,14 +395,13 @@ impl Decoder {
         let beside = self.embedding.beside.iter().flat_map(Beside::norms);
         let of_embedding = beside.chain(&self.embedding.norm).chain(self.embedding.per_layer.iter().map(|it| &it.norm));
         let of_embedding = of_embedding.filter(|_| !self.receives());
-        of_embedding.chain(self.branches().flat_map(Branch::norms)).chain(&self.final_norm)
+        of_embedding.chain(self.layers.iter().flat_map(Layer::norms)).chain(&self.final_norm)
     }
 
     /// Names and shapes of tensors that are neither weights of a linear layer nor of a norm: attention sinks, biases of routers,
     /// convolutions and decays, factors of experts and layers.
     pub fn vectors(&self) -> impl Iterator<Item = (&String, Vec<usize>)> {
-        let scalars = self.layers.iter().flat_map(|layer| &layer.scalar).map(|name| (name, vec![1]));
-        self.branches().flat_map(|branch| branch.mixer.vectors()).chain(scalars)
+        self.layers.iter().flat_map(Layer::vectors)
     }
 
     /// Names and shapes of the tensors that the model reads from the checkpoint. A tensor with several parts occurs several times.
@@ -442,21 +419,23 @@ impl Decoder {
     /// Number of weights; tied ones count once.
     pub fn num_parameters(&self) -> u64 {
         let product = |(_, shape): (String, Vec<usize>)| shape.into_iter().map(|n| n as u64).product::<u64>();
-        let norms: u64 = self.norms().flat_map(Norm::tensors).map(product).sum();
+        // Parallel branches may share one.
+        let norms: BTreeSet<_> = self.norms().flat_map(Norm::tensors).collect();
+        let norms: u64 = norms.into_iter().map(product).sum();
         let vectors: usize = self.vectors().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 
     /// All linear layers but tables of positions and types, in no particular order.
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let Decoder { embedding, layers, head, .. } = self;
-        let mixers = layers.iter_mut().flat_map(|layer| &mut layer.branches);
-        let of_layers = mixers.flat_map(|branch| branch.mixer.linears_mut());
+        let Decoder { embedding, layers, head, streams, .. } = self;
+        let of_layers = layers.iter_mut().flat_map(Layer::linears_mut);
+        let of_streams = streams.iter_mut().flat_map(|it| std::iter::once(&mut it.project).chain(&mut it.merge));
         let Embedding { tokens, projection, per_layer, beside, .. } = embedding;
         let per_layer = per_layer.iter_mut().flat_map(|it| [&mut it.projection, &mut it.tokens]);
         let beside = beside.iter_mut().flat_map(Beside::linears_mut);
         let others = std::iter::once(tokens).chain(projection).chain(per_layer).chain(beside);
-        others.chain(of_layers).chain(&mut head.projection).chain(&mut head.linear)
+        others.chain(of_layers).chain(of_streams).chain(&mut head.projection).chain(&mut head.linear)
     }
 
     /// The same decoder with every linear layer in this form, except replicated ones ([`Role::Replicated`]).

@@ -55,13 +55,14 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(layers().any(|layer| layer.gate), "output gate");
     add(layers().any(|layer| layer.latent.is_some()), "latent attention");
     add(branches().any(|branch| branch.norm_after.is_some()), "norms after branches");
-    add(decoder.layers.iter().any(|layer| layer.parallel), "parallel branches");
+    add(decoder.layers.iter().any(|layer| layer.parallel > 0), "parallel branches");
     add(branches().any(|branch| matches!(&branch.mixer, Mixer::Mlp(mlp) if !mlp.gated)), "no gate");
     let has_rule = |is: fn(&Rule) -> bool| decoder.recurrent().any(|layer| is(&layer.rule));
     add(has_rule(|rule| matches!(rule, Rule::GatedDelta { .. })), "gated delta nets");
     add(has_rule(|rule| matches!(rule, Rule::ShortConvolution)), "short convolutions");
     add(has_rule(|rule| matches!(rule, Rule::StateSpace { .. })), "Mamba-2");
     add(has_rule(|rule| matches!(rule, Rule::Selective(_))), "Mamba-1");
+    add(decoder.streams.is_some(), "several streams");
     add(decoder.experts().next().is_some(), "experts");
     add(decoder.experts().any(|experts| experts.shared.is_some()), "shared expert");
     features

@@ -129,15 +129,22 @@ fn a_step_that_is_too_large_is_an_error_value() {
 
 #[test]
 fn dropping_unneeded_rows_changes_no_other_row() {
-    let mut case = case("qwen2", "auto");
+    ["qwen2", "gemma3n"].into_iter().for_each(drops_unneeded_rows);
+}
+
+fn drops_unneeded_rows(name: &str) {
+    let mut case = case(name, "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
     let prompt = case.prompts[1].0.clone();
-    let table: Vec<i32> = (0..prompt.len().div_ceil(BLOCK_SIZE) as i32).collect();
-    let slots: Vec<i64> = (0..prompt.len() as i64).collect();
+    let (blocks, groups) = (prompt.len().div_ceil(BLOCK_SIZE), case.model.layout().groups.len());
+    let tables: Vec<Vec<i32>> =
+        (0..groups).map(|group| (0..blocks).map(|b| (group * blocks + b) as i32).collect()).collect();
+    let first = |group: usize| (group * blocks * BLOCK_SIZE) as i64;
+    let slots: Vec<Vec<i64>> = (0..groups).map(|group| (first(group)..).take(prompt.len()).collect()).collect();
     let last = prompt.len() as u32 - 1;
     let mut batch = ForwardBatch::default();
-    batch.clear(1);
-    batch.push(0, &prompt, [(&slots[..], &table[..])]);
+    batch.clear(groups);
+    batch.push(0, &prompt, slots.iter().zip(&tables).map(|(slots, table)| (&slots[..], &table[..])));
     case.model.forward(&batch, &mut caches).unwrap();
     let want = case.model.logits(&[last, 1]).unwrap().to_vec();
     for needed in [vec![1, last], vec![0, 1, 2, last - 1, last], (0..=last).collect()] {

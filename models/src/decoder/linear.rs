@@ -234,7 +234,9 @@ impl Linear {
 
     /// Number of its weights and biases.
     pub(super) fn num_parameters(&self) -> u64 {
-        (self.rows() * (self.inputs + usize::from(self.bias))) as u64
+        // A part may repeat a row.
+        let own = self.parts.iter().filter(|part| part.pick.stride > 0).map(|part| part.rows);
+        (own.sum::<usize>() * (self.inputs + usize::from(self.bias))) as u64
     }
 
     /// Names and shapes of its tensors in the checkpoint, weights and biases.

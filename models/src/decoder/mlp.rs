@@ -20,6 +20,10 @@ pub struct Mlp {
     /// `negative` less `beta`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub learned: Vec<String>,
+    /// `Some(d)`: a gate g becomes `max(g - (mean + d * deviation), 0)` before the activation, with the mean and the standard deviation of
+    /// the gates of its row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparsity: Option<f32>,
     /// Down projection, `[hidden_size, intermediate_size]`.
     pub down: Linear,
 }
@@ -125,6 +129,18 @@ pub struct PerLayer {
     pub projection: Linear,
     /// Which of the inputs it uses.
     pub layer: usize,
+}
+
+/// A narrow network without an activation whose normed output is added to its input: `x + norm(right(left(x)))` (Menghani et al.,
+/// "LAuReL: Learned Augmented Residual Layer", 2024).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Laurel {
+    /// `[rank, hidden_size]`.
+    pub left: Linear,
+    /// `[hidden_size, rank]`.
+    pub right: Linear,
+    /// Norm of the output.
+    pub norm: Norm,
 }
 
 impl Mlp {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use super::Mixer;
 use super::attention::HeadShard;
 use super::linear::Linear;
 use super::norm::Norm;
@@ -70,7 +71,8 @@ pub enum Rule {
     /// output(norm(o · silu(z)))
     /// ```
     ///
-    /// Its papers call q, k and v C, B and x. Checkpoints have the channels of the convolution in the order v, k, q.
+    /// Its papers call q, k and v C, B and x. Checkpoints have the channels of the convolution in the order v, k, q. The results of the
+    /// projections are multiplied by `factors` before.
     StateSpace {
         /// Name of the logarithms of the decay, `[value_heads]`.
         a_log: String,
@@ -80,6 +82,8 @@ pub enum Rule {
         skip: String,
         /// Least and greatest step.
         steps: (f32, f32),
+        /// Factors of q, k, v, z and dt.
+        factors: [f32; 5],
     },
     /// A selective state space with a step of each channel (Gu & Dao, "Mamba", 2023: Mamba-1). q, k and the steps are projections of
     /// the convolved v, and there is one head of q and k.
@@ -120,6 +124,12 @@ pub(crate) struct Piece {
     pub of_keys: bool,
     /// Rows of a head.
     pub dim: usize,
+}
+
+impl From<Recurrent> for Mixer {
+    fn from(layer: Recurrent) -> Mixer {
+        Mixer::Recurrent(layer)
+    }
 }
 
 impl Recurrent {
@@ -210,6 +220,14 @@ impl Recurrent {
             Rule::Selective(_) => Vec::new(),
         };
         first.into_iter().chain(rest).collect()
+    }
+
+    /// Factors of the convolution's weights for q, k and v.
+    pub(crate) fn conv_factors(&self) -> [f32; 3] {
+        match self.rule {
+            Rule::StateSpace { factors: [q, k, v, ..], .. } => [q, k, v],
+            _ => [1.0; 3],
+        }
     }
 
     /// Whether the norm of the output is that of each value head, before the gate.

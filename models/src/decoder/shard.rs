@@ -22,8 +22,8 @@
 //!
 //! Attention and recurrent layers are cut by groups of heads that share keys and values. If there are fewer groups than ranks, several
 //! ranks hold the keys and values of one, each with some of its query heads. Parts need not be equal: 9 heads of 3 groups are cut over
-//! 2 ranks as 6 and 3. Each rank has the whole of: embeddings, norms, routers, projections to latents, inputs of layers, and attention
-//! and recurrent layers with a norm that spans heads of several ranks.
+//! 2 ranks as 6 and 3. Each rank has the whole of: embeddings, norms, routers, projections to latents, inputs of layers, mixing of streams,
+//! sparse networks, and attention and recurrent layers with a norm that spans heads of several ranks.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -371,9 +371,12 @@ impl Mixer {
         Ok(match self {
             Mixer::Attention(layer) => Mixer::Attention(layer.shard(rank)?),
             Mixer::Recurrent(layer) => Mixer::Recurrent(layer.shard(rank)?),
+            // The gates of all ranks have one mean.
+            Mixer::Mlp(mlp) if mlp.sparsity.is_some() => Mixer::Mlp(mlp.clone()),
             Mixer::Mlp(mlp) => Mixer::Mlp(mlp.shard(rank)?),
             Mixer::Experts(experts) => Mixer::Experts(experts.shard(rank)?),
             Mixer::PerLayer(layer) => Mixer::PerLayer(layer.clone()),
+            Mixer::Laurel(layer) => Mixer::Laurel(layer.clone()),
             Mixer::Sum(branches) => Mixer::Sum(of_branches(branches, rank)?),
         })
     }

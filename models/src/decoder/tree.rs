@@ -87,6 +87,11 @@ impl Decoder {
         }
         nodes.extend(embedding.projection.iter().map(|it| linear("projection", it)));
         nodes.extend(embedding.norm.iter().map(|it| norm("norm", it)));
+        nodes.extend(self.streams.iter().map(|it| {
+            let parts = [linear("project", &it.project)].into_iter();
+            let parts = parts.chain(it.merge.first().map(|it| linear("merge", it))).collect();
+            Node::new("streams", format!("{} beside the first", it.merge.len()), parts)
+        }));
         nodes.extend(embedding.per_layer.iter().map(|it| {
             let children =
                 vec![linear("tokens", &it.tokens), linear("projection", &it.projection), norm("norm", &it.norm)];
@@ -98,8 +103,13 @@ impl Decoder {
 
 /// The branches of a layer, with names cut after the layer's number.
 fn branches(layer: &Layer, number: usize) -> Vec<Node> {
-    let parallel = if layer.parallel { ", parallel" } else { "" };
-    let mut nodes: Vec<Node> = layer.branches.iter().flat_map(|branch| nodes_of(branch, parallel)).collect();
+    let parallel = |number: usize| if number < layer.parallel { ", parallel" } else { "" };
+    let of_branches = layer.branches.iter().enumerate().flat_map(|(number, branch)| nodes_of(branch, parallel(number)));
+    let mixing = layer.mixing.iter().map(|it| {
+        let parts = vec![norm("norm", &it.norm), linear("router", &it.router)];
+        Node::new("mixing", format!("of {} streams", it.router.rows()), parts)
+    });
+    let mut nodes: Vec<Node> = mixing.chain(of_branches).collect();
     nodes.extend(layer.scalar.iter().map(|name| Node::new("factor", name, Vec::new())));
     nodes.iter_mut().for_each(|node| cut_layer_number(node, number));
     nodes
@@ -113,6 +123,10 @@ fn nodes_of(branch: &Branch, parallel: &str) -> Vec<Node> {
         Mixer::Mlp(layer) => mlp(layer),
         Mixer::Experts(layer) => experts(layer),
         Mixer::Sum(branches) => Node::new("sum", "", branches.iter().flat_map(|branch| nodes_of(branch, "")).collect()),
+        Mixer::Laurel(layer) => {
+            let parts = vec![linear("left", &layer.left), linear("right", &layer.right), norm("norm", &layer.norm)];
+            Node::new("laurel", format!("{} wide, plus the input", layer.left.rows()), parts)
+        }
         Mixer::PerLayer(layer) => {
             let text = format!("{:?} of gate, times inputs of the layer", layer.activation).to_lowercase();
             Node::new("per layer", text, vec![linear("gate", &layer.gate), linear("projection", &layer.projection)])
@@ -120,6 +134,9 @@ fn nodes_of(branch: &Branch, parallel: &str) -> Vec<Node> {
     };
     node.text += &factor(branch.scale);
     node.text += parallel;
+    if branch.stream_scale != 1.0 {
+        node.text += &format!(", then the stream times {}", branch.stream_scale);
+    }
     nodes.push(node);
     nodes.extend(branch.norm_after.iter().map(|it| norm("norm after", it)));
     nodes.extend(branch.stream_norm.iter().map(|it| norm("sum norm", it)));
@@ -225,7 +242,8 @@ fn rope(rope: &Rope, head_dim: usize) -> String {
 
 fn mlp(layer: &Mlp) -> Node {
     let gate = if layer.gated { "" } else { ", no gate" };
-    let text = format!("{:?}, {} wide{gate}", layer.activation, layer.width()).to_lowercase();
+    let mut text = format!("{:?}, {} wide{gate}", layer.activation, layer.width()).to_lowercase();
+    text += &layer.sparsity.map_or(String::new(), |it| format!(", gates from {it} deviations above the mean"));
     Node::new("mlp", text, vec![linear("gate_up", &layer.gate_up), linear("down", &layer.down)])
 }
 

@@ -243,6 +243,7 @@ impl Common {
                 masked: Vec::new(),
                 classifier: None,
             },
+            streams: None,
             taps: Vec::new(),
             adapters: None,
             stage: None,
@@ -307,7 +308,7 @@ impl Common {
     ) -> Layer {
         let [first, second] = norms.map(|name| self.norm(self.at(layer, name)));
         let branches = vec![Branch::new(first, attention.into()), Branch::new(second, mlp.into())];
-        Layer { branches, parallel: false, scalar: None }
+        Layer::new(branches)
     }
 
     /// A layer with norms of the outputs of its branches alone.
@@ -392,6 +393,7 @@ impl Common {
             gated: true,
             activation: self.activation,
             learned: Vec::new(),
+            sparsity: None,
             down: Linear::new(width, Role::Row, [down]),
         }
     }
@@ -432,7 +434,7 @@ impl Layer {
     /// The same with branches that read the same stream. Each must have a norm of its input and none after it. Equal norms of
     /// consecutive branches are computed once.
     pub(super) fn in_parallel(self) -> Layer {
-        Layer { parallel: true, ..self }
+        Layer { parallel: self.branches.len(), ..self }
     }
 }
 

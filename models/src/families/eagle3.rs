@@ -100,7 +100,7 @@ impl Eagle3 {
 }
 
 fn empty() -> Layer {
-    Layer { branches: Vec::new(), parallel: false, scalar: None }
+    Layer::new(Vec::new())
 }
 
 /// The layers in front of which the streams are read: three that the configuration lists, or an early, a middle and a late one.

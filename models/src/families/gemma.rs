@@ -6,7 +6,7 @@
 
 use super::sizes::{self, positive};
 use super::{
-    Activation, Common, Decoder, Family, Fields, LoadError, Mixer, RopeDefaults, RopeScaling, Spec, Windows, rope,
+    Activation, Common, Decoder, Family, Fields, LoadError, Mixer, Rope, RopeDefaults, RopeScaling, Spec, Windows, rope,
 };
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -92,23 +92,10 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     let soft_cap = soft_cap(fields, "attn_logit_softcapping", score_cap)?;
     let pattern = sizes::optional(fields, "sliding_window_pattern", sizes::MAX_LAYERS)?;
     let windows = common.windows(fields, Windows::AllButEach(pattern.unwrap_or(generation.pattern)))?;
-    let head_dim = common.heads.head_dim;
-    let of_type =
-        |kind: &str, theta: f64| rope::read_type(fields, kind, max_positions, head_dim, RopeDefaults::theta(theta));
-    let mut global = common.rope.clone();
-    let mut local = global.clone();
-    if generation.head_norms {
-        if let Some(rope) = of_type("full_attention", 1_000_000.0)? {
-            global = Some(rope);
-        }
-        local = match of_type("sliding_attention", 10_000.0)? {
-            Some(rope) => Some(rope),
-            None => {
-                let theta = positive(fields, "rope_local_base_freq")?.unwrap_or(10_000.0);
-                local.map(|rope| crate::decoder::Rope { theta, scaling: RopeScaling::None, ..rope })
-            }
-        };
-    }
+    let [global, local] = match generation.head_norms {
+        true => ropes(fields, max_positions, &common)?,
+        false => [common.rope.clone(), common.rope.clone()],
+    };
     let mut decoder = common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(bias, bias);
         attention.scale = (scalar as f32).powf(-0.5);
@@ -131,8 +118,28 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     Ok(decoder)
 }
 
+/// Rotary embeddings of layers without a window and with one.
+pub(super) fn ropes(
+    fields: &Fields<'_>,
+    max_positions: usize,
+    common: &Common,
+) -> Result<[Option<Rope>; 2], LoadError> {
+    let head_dim = common.heads.head_dim;
+    let of_type =
+        |kind: &str, theta: f64| rope::read_type(fields, kind, max_positions, head_dim, RopeDefaults::theta(theta));
+    let global = of_type("full_attention", 1_000_000.0)?.or_else(|| common.rope.clone());
+    let local = match of_type("sliding_attention", 10_000.0)? {
+        Some(rope) => Some(rope),
+        None => {
+            let theta = positive(fields, "rope_local_base_freq")?.unwrap_or(10_000.0);
+            common.rope.clone().map(|rope| Rope { theta, scaling: RopeScaling::None, ..rope })
+        }
+    };
+    Ok([global, local])
+}
+
 /// A cap: the stated one, none if it is `null`, or the default.
-fn soft_cap(fields: &Fields<'_>, key: &str, default: Option<f64>) -> Result<Option<f32>, LoadError> {
+pub(super) fn soft_cap(fields: &Fields<'_>, key: &str, default: Option<f64>) -> Result<Option<f32>, LoadError> {
     let cap = if fields.is_absent(key) { default } else { positive(fields, key)? };
     Ok(cap.map(|cap| cap as f32))
 }

@@ -8,7 +8,7 @@
 use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_VOCAB, MAX_WIDTH};
 use super::{
     Activation, Attention, Branch, Common, Decoder, Family, Fields, Heads, Layer, Linear, LoadError, Mixer, Norm,
-    Packing, Part, PerLayer, PerLayerInputs, Role, RopeDefaults, Routing, Scores, Spec, Windows, experts, rope,
+    Packing, Part, PerLayer, PerLayerInputs, Pick, Role, RopeDefaults, Routing, Scores, Spec, Windows, experts, rope,
 };
 
 pub(super) const FAMILIES: &[Family] = &[Family {
@@ -86,23 +86,41 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
 
     let mut windows = sliding.windows(fields, Windows::AllButEach(6))?;
     windows[sliding.num_layers - 1] = None;
-    let last_of_type = |layer: usize| (0..options.first_shared).rev().find(|other| windows[*other] == windows[layer]);
-    let mut decoder = sliding.try_decoder(|layer| {
+    let donors = donors(fields, &windows, options.first_shared)?;
+    let mut decoder = sliding.decoder(|layer| {
         let common = if windows[layer].is_some() { &sliding } else { &full };
-        let shares = (layer >= options.first_shared).then(|| last_of_type(layer));
-        if shares == Some(None) {
-            let expected = format!("few enough that a layer of the type of layer {layer} has its own keys and values");
-            return Err(fields.wrong("num_kv_shared_layers", expected));
-        }
-        Ok(declared(common, &options, layer, windows[layer], shares.flatten()))
-    })?;
+        declared(common, &options, layer, windows[layer], donors[layer])
+    });
     let root = (sliding.hidden_size as f32).sqrt();
     decoder.embedding.scale = root;
     decoder.head.soft_cap = sizes::positive(fields, "final_logit_softcapping")?.map(|cap| cap as f32);
     if options.per_layer > 0 {
-        decoder.embedding.per_layer = Some(per_layer_inputs(fields, &sliding, options.per_layer)?);
+        let (key, vocab) = per_layer_vocab(fields)?;
+        if vocab < sliding.vocab_size {
+            return Err(fields.wrong(key, format!("at least `vocab_size`, {}", sliding.vocab_size)));
+        }
+        decoder.embedding.per_layer = Some(per_layer_inputs(&sliding, options.per_layer, vocab));
     }
     Ok(decoder)
+}
+
+/// The layer whose keys and values each layer reads, from the first that has none of its own: the last of its type before that.
+pub(super) fn donors(
+    fields: &Fields<'_>,
+    windows: &[Option<usize>],
+    first_shared: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
+    let of = |layer: usize| {
+        let donor = (0..first_shared).rev().find(|other| windows[*other] == windows[layer]);
+        match donor.filter(|_| layer >= first_shared) {
+            None if layer >= first_shared => {
+                let what = format!("few enough that a layer of the type of layer {layer} has its own keys and values");
+                Err(fields.wrong("num_kv_shared_layers", what))
+            }
+            donor => Ok(donor),
+        }
+    };
+    (0..windows.len()).map(of).collect()
 }
 
 /// Heads of the layers without a window.
@@ -126,7 +144,8 @@ fn declared(common: &Common, options: &Options, layer: usize, window: Option<usi
         norm_after: Some(norm(after)),
         ..Branch::new(norm(before), mixer)
     };
-    let attention = Mixer::Attention(attention(common, options, layer, window, shares));
+    let values = if options.keys_are_values && window.is_none() { "k_proj" } else { "v_proj" };
+    let attention = Mixer::Attention(attention(common, layer, (values, options.bias), window, shares));
     let width = common.intermediate_size * if options.double_wide && shares.is_some() { 2 } else { 1 };
     let mlp = common.gated(common.at(layer, "mlp"), ["gate_proj", "up_proj", "down_proj"], width);
     let network = match options.experts {
@@ -143,27 +162,20 @@ fn declared(common: &Common, options: &Options, layer: usize, window: Option<usi
     };
     let mut branches = vec![branch("input_layernorm", attention, "post_attention_layernorm"), network];
     if options.per_layer > 0 {
-        let part = |name: &str, rows: usize| [Part::new(common.at(layer, name), rows)];
-        let (hidden, width) = (common.hidden_size, options.per_layer);
-        let mixer = Mixer::PerLayer(PerLayer {
-            gate: Linear::new(hidden, Role::Column, part("per_layer_input_gate", width)),
-            activation: common.activation,
-            projection: Linear::new(width, Role::Row, part("per_layer_projection", hidden)),
-            layer,
-        });
+        let mixer = Mixer::PerLayer(per_layer(common, layer, options.per_layer));
         branches.push(Branch { norm: None, ..branch("input_layernorm", mixer, "post_per_layer_input_norm") });
     }
-    Layer { branches, parallel: false, scalar: Some(common.at(layer, "layer_scalar")) }
+    Layer { scalar: Some(common.at(layer, "layer_scalar")), ..Layer::new(branches) }
 }
 
-fn attention(
+/// Attention of a layer with norms of queries, keys and values, a scale of 1, and this name of the projection to values.
+pub(super) fn attention(
     common: &Common,
-    options: &Options,
     layer: usize,
+    (values, bias): (&'static str, bool),
     window: Option<usize>,
     shares: Option<usize>,
 ) -> Attention {
-    let values = if options.keys_are_values && window.is_none() { "k_proj" } else { "v_proj" };
     let name = common.at(layer, "self_attn");
     let mut attention = common.attention_of(name.clone(), Packing::Separate(["q_proj", "k_proj", values]), "o_proj");
     attention.scale = 1.0;
@@ -177,7 +189,7 @@ fn attention(
         attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
         attention.value_norm = Some(Norm { weight: Vec::new(), ..common.head_norm(layer, "self_attn.v_norm") });
     }
-    attention.biased(options.bias, options.bias)
+    attention.biased(bias, bias)
 }
 
 fn mixture(common: &Common, layer: usize, (count, top_k, width): (usize, usize, usize)) -> Mixer {
@@ -196,21 +208,39 @@ fn mixture(common: &Common, layer: usize, (count, top_k, width): (usize, usize, 
     Mixer::Experts(mixture)
 }
 
-fn per_layer_inputs(fields: &Fields<'_>, common: &Common, width: usize) -> Result<PerLayerInputs, LoadError> {
-    const VOCAB: &str = "vocab_size_per_layer_input";
-    let vocab = sizes::optional(fields, VOCAB, MAX_VOCAB)?.unwrap_or(262_144);
-    if vocab < common.vocab_size {
-        return Err(fields.wrong(VOCAB, format!("at least `vocab_size`, {}", common.vocab_size)));
+/// The network of a layer with inputs of its own.
+pub(super) fn per_layer(common: &Common, layer: usize, width: usize) -> PerLayer {
+    let part = |name: &str, rows: usize| [Part::new(common.at(layer, name), rows)];
+    let hidden = common.hidden_size;
+    PerLayer {
+        gate: Linear::new(hidden, Role::Column, part("per_layer_input_gate", width)),
+        activation: common.activation,
+        projection: Linear::new(width, Role::Row, part("per_layer_projection", hidden)),
+        layer,
     }
+}
+
+/// The key of the number of tokens that have inputs of layers, and that number.
+pub(super) fn per_layer_vocab(fields: &Fields<'_>) -> Result<(&'static str, usize), LoadError> {
+    const VOCAB: &str = "vocab_size_per_layer_input";
+    Ok((VOCAB, sizes::optional(fields, VOCAB, MAX_VOCAB)?.unwrap_or(262_144)))
+}
+
+/// Inputs of all layers. The first `vocab` tokens have a row in the table; the others have that of token 0.
+pub(super) fn per_layer_inputs(common: &Common, width: usize, vocab: usize) -> PerLayerInputs {
     let all = common.num_layers * width;
     let root = &common.spec.root;
     let part = |name: &str, rows: usize| [Part::new(format!("{root}.{name}"), rows)];
-    Ok(PerLayerInputs {
-        tokens: Linear { adapters: false, ..Linear::new(all, Role::Column, part("embed_tokens_per_layer", vocab)) },
+    let [table] = part("embed_tokens_per_layer", vocab);
+    let missing = common.vocab_size.saturating_sub(vocab);
+    let others = Part::picked(table.name.clone(), missing, Pick::runs(vocab, 0, 1, 0));
+    let tokens = std::iter::once(table).chain((missing > 0).then_some(others));
+    PerLayerInputs {
+        tokens: Linear { adapters: false, ..Linear::new(all, Role::Column, tokens) },
         token_scale: (width as f32).sqrt(),
         projection: Linear::new(common.hidden_size, Role::Column, part("per_layer_model_projection", all)),
         x_scale: 1.0 / (common.hidden_size as f32).sqrt(),
         norm: common.norm_of(format!("{root}.per_layer_projection_norm"), width),
         width,
-    })
+    }
 }

@@ -48,7 +48,6 @@ pub(super) const FAMILIES: &[Family] = &[
             let (common, layer) = deepseek::layers(fields, max_positions, LITE)?;
             deepseek::predictor(fields, &common, layer)
         },
-        reference: &["glm4-moe-lite"],
         largest: "zai-org/GLM-4.7-Flash (31B)",
         ..Family::BASE
     },

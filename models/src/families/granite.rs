@@ -3,8 +3,8 @@
 //! those without experts.
 
 use super::experts;
-use super::sizes::{self, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, positive};
-use super::state_space::{Keys, StateSpace};
+use super::sizes::{self, MAX_EXPERTS, MAX_WIDTH, positive};
+use super::state_space::StateSpace;
 use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Scores, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -100,15 +100,6 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     Ok(decoder)
 }
 
-const KEYS: Keys = Keys {
-    heads: "mamba_n_heads",
-    state: "mamba_d_state",
-    groups: "mamba_n_groups",
-    kernel: "mamba_d_conv",
-    conv_bias: "mamba_conv_bias",
-    proj_bias: "mamba_proj_bias",
-};
-
 /// Reads what Granite 4 has beside the keys of Granite 3. Returns the sizes of the layers that are Mamba-2.
 fn hybrid(fields: &Fields<'_>, common: &mut Common) -> Result<Vec<Option<StateSpace>>, LoadError> {
     let types = [("attention", false), ("mamba", true), ("full_attention", false), ("linear_attention", true)];
@@ -123,24 +114,12 @@ fn hybrid(fields: &Fields<'_>, common: &mut Common) -> Result<Vec<Option<StateSp
     if fields.string("normalization_function")?.is_some_and(|name| name != "rmsnorm") {
         return Err(fields.wrong("normalization_function", "\"rmsnorm\""));
     }
-    let sizes = if kinds.contains(&true) { Some(state_space(fields, common)?) } else { None };
+    let inner =
+        || Ok::<_, LoadError>(sizes::optional(fields, "mamba_expand", MAX_WIDTH)?.unwrap_or(2) * common.hidden_size);
+    let sizes = if kinds.contains(&true) { Some(StateSpace::read_mamba(fields, inner()?)?) } else { None };
     // What no layer needs: sizes of layers that do not exist, and how states are trained.
     for key in fields.keys().filter(|key| key.starts_with("mamba_")) {
         fields.get(key);
     }
     Ok(kinds.into_iter().map(|is_recurrent| sizes.filter(|_| is_recurrent)).collect())
-}
-
-fn state_space(fields: &Fields<'_>, common: &Common) -> Result<StateSpace, LoadError> {
-    let heads = sizes::required(fields, KEYS.heads, MAX_HEADS)?;
-    let inner = sizes::optional(fields, "mamba_expand", MAX_WIDTH)?.unwrap_or(2) * common.hidden_size;
-    let head_dim = match fields.get("mamba_d_head") {
-        Some(value) if value == "auto" => inner / heads,
-        _ => sizes::optional(fields, "mamba_d_head", MAX_HEAD_DIM)?.unwrap_or(inner / heads),
-    };
-    if heads * head_dim != inner || !(1..=MAX_HEAD_DIM as usize).contains(&head_dim) {
-        let expected = format!("heads of `mamba_d_head`, at most {MAX_HEAD_DIM}, that are the inner width, {inner}");
-        return Err(fields.wrong(KEYS.heads, expected));
-    }
-    StateSpace::read(fields, &KEYS, 1, head_dim)
 }

@@ -23,7 +23,9 @@ mod ernie;
 mod exaone4;
 mod experts;
 mod falcon;
+mod falcon_h1;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod gpt2;
@@ -138,6 +140,7 @@ const FAMILIES: &[&[Family]] = &[
     qwen::FAMILIES,
     qwen3_next::FAMILIES,
     gemma::FAMILIES,
+    gemma3n::FAMILIES,
     gemma4::FAMILIES,
     phi3::FAMILIES,
     phi3_small::FAMILIES,
@@ -178,6 +181,7 @@ const FAMILIES: &[&[Family]] = &[
     lfm2::FAMILIES,
     nemotron_h::FAMILIES,
     jamba::FAMILIES,
+    falcon_h1::FAMILIES,
     bert::FAMILIES,
     modernbert::FAMILIES,
     nomic_bert::FAMILIES,

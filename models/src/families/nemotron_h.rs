@@ -97,7 +97,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
             _ => Mixer::Mlp(common.plain(module, NETWORK).biased(mlp_bias)),
         };
         let branches = vec![Branch::new(common.norm(common.at(layer, "norm")), mixer)];
-        Layer { branches, parallel: false, scalar: None }
+        Layer::new(branches)
     }))
 }
 

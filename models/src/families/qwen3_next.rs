@@ -138,7 +138,7 @@ impl Build<'_> {
         };
         let branch = |name: &str, mixer: Mixer| Branch::new(common.norm(common.at(layer, name)), mixer);
         let branches = vec![branch("input_layernorm", mixer), branch("post_attention_layernorm", mlp)];
-        Ok(Layer { branches, parallel: false, scalar: None })
+        Ok(Layer::new(branches))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Mamba-2 layers: what families share of their sizes and tensor names.
 
 use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_KERNEL};
-use super::{Common, Linear, Part, Pick, Role};
+use super::{Common, Linear, Norm, Part, Pick, Role};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Recurrent, Rule};
@@ -17,6 +17,16 @@ pub(super) struct Keys {
     pub proj_bias: &'static str,
 }
 
+/// The keys of Granite 4 and Falcon-H1.
+const MAMBA: Keys = Keys {
+    heads: "mamba_n_heads",
+    state: "mamba_d_state",
+    groups: "mamba_n_groups",
+    kernel: "mamba_d_conv",
+    conv_bias: "mamba_conv_bias",
+    proj_bias: "mamba_proj_bias",
+};
+
 /// Sizes of Mamba-2 layers.
 #[derive(Clone, Copy)]
 pub(super) struct StateSpace {
@@ -28,11 +38,14 @@ pub(super) struct StateSpace {
     pub groups: usize,
     pub kernel: usize,
     pub conv_bias: bool,
-    /// Bias of the projections.
+    /// Biases of the first projection and of the last one.
     pub proj_bias: bool,
+    pub output_bias: bool,
     /// Least and greatest step.
     pub steps: (f32, f32),
-    /// Number of parts of the output that are normed for themselves.
+    /// Factors of q, k, v, z and dt.
+    pub factors: [f32; 5],
+    /// Number of parts of the output that are normed for themselves; 0: it has no norm.
     pub norm_groups: usize,
 }
 
@@ -44,6 +57,7 @@ impl StateSpace {
         if !heads.is_multiple_of(groups) {
             return Err(fields.wrong(keys.groups, format!("a divisor of `{}`, {heads}", keys.heads)));
         }
+        let proj_bias = fields.boolean(keys.proj_bias)?.unwrap_or(false);
         Ok(StateSpace {
             heads,
             head_dim,
@@ -51,15 +65,32 @@ impl StateSpace {
             groups,
             kernel: sizes::optional(fields, keys.kernel, MAX_KERNEL)?.unwrap_or(4),
             conv_bias: fields.boolean(keys.conv_bias)?.unwrap_or(true),
-            proj_bias: fields.boolean(keys.proj_bias)?.unwrap_or(false),
+            proj_bias,
+            output_bias: proj_bias,
             steps: steps(fields)?,
+            factors: [1.0; 5],
             norm_groups: 1,
         })
     }
 
+    /// Reads the sizes under the keys `mamba_…`, of heads that are `inner` wide together.
+    pub fn read_mamba(fields: &Fields<'_>, inner: usize) -> Result<StateSpace, LoadError> {
+        let heads = sizes::required(fields, MAMBA.heads, MAX_HEADS)?;
+        let head_dim = match fields.get("mamba_d_head") {
+            Some(value) if value == "auto" => inner / heads,
+            _ => sizes::optional(fields, "mamba_d_head", MAX_HEAD_DIM)?.unwrap_or(inner / heads),
+        };
+        if heads * head_dim != inner || !(1..=MAX_HEAD_DIM as usize).contains(&head_dim) {
+            let expected =
+                format!("heads of `mamba_d_head`, at most {MAX_HEAD_DIM}, that are the inner width, {inner}");
+            return Err(fields.wrong(MAMBA.heads, expected));
+        }
+        StateSpace::read(fields, &MAMBA, 1, head_dim)
+    }
+
     /// The layer of a module with the usual names. The rows of `in_proj` are z, x, B, C and dt.
     pub fn layer(&self, common: &Common, module: &str) -> Recurrent {
-        let StateSpace { heads, head_dim, state, groups, kernel, conv_bias, proj_bias, steps, norm_groups } = *self;
+        let StateSpace { heads, head_dim, state, groups, kernel, steps, factors, .. } = *self;
         let at = |name: &str| format!("{module}.{name}");
         let (values, keys, hidden) = (heads * head_dim, groups * state, common.hidden_size);
         let total = 2 * values + 2 * keys + heads;
@@ -72,11 +103,10 @@ impl StateSpace {
             rows(2 * values + 2 * keys, heads),
         ];
         let output = Part::new(at("out_proj"), hidden);
-        let mut norm = common.norm_of(at("norm"), values);
-        norm.width = values / norm_groups;
+        let norm = || Norm { width: values / self.norm_groups, ..common.norm_of(at("norm"), values) };
         Recurrent {
-            rule: Rule::StateSpace { a_log: at("A_log"), dt_bias: at("dt_bias"), skip: at("D"), steps },
-            projections: Linear { bias: proj_bias, ..Linear::new(hidden, Role::Column, parts) },
+            rule: Rule::StateSpace { a_log: at("A_log"), dt_bias: at("dt_bias"), skip: at("D"), steps, factors },
+            projections: Linear { bias: self.proj_bias, ..Linear::new(hidden, Role::Column, parts) },
             key_heads: groups,
             value_heads: heads,
             shard: None,
@@ -84,9 +114,9 @@ impl StateSpace {
             value_dim: head_dim,
             kernel,
             conv: at("conv1d.weight"),
-            conv_bias: conv_bias.then(|| at("conv1d.bias")),
-            norm: Some(norm),
-            output: Linear { bias: proj_bias, ..Linear::new(values, Role::Row, [output]) },
+            conv_bias: self.conv_bias.then(|| at("conv1d.bias")),
+            norm: (self.norm_groups > 0).then(norm),
+            output: Linear { bias: self.output_bias, ..Linear::new(values, Role::Row, [output]) },
         }
     }
 }

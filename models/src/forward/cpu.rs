@@ -8,10 +8,10 @@ use simd::{Isa, Pool};
 
 use super::ForwardBatch;
 use super::linear::Norm;
-use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
 use super::ranks;
-use super::recurrent;
 use super::routing::Choices;
+use super::{recurrent, streams};
 use crate::decoder::{Heads, Latent, Rope};
 
 pub(super) struct Cpu {
@@ -32,7 +32,7 @@ struct Rotation {
 
 /// Rough costs per element in multiply-adds, from which the pool decides how many threads to use: of a pass over it, of its
 /// exponential, and of reading it from a packed matrix.
-const PASS_COST: usize = 8;
+pub(super) const PASS_COST: usize = 8;
 const EXP_COST: usize = 16;
 const GATHER_COST: usize = 32;
 
@@ -340,6 +340,14 @@ impl LayerOps for Cpu {
             layer::activate_by(isa, activate, &gate[t * width..][..width], inputs, out);
         });
         Ok(())
+    }
+
+    fn streams(&self, args: StreamRows<'_>) -> Result<(), KernelError> {
+        streams::run(self.isa, &self.threads, args)
+    }
+
+    fn sparsify(&self, x: &mut Buffer, width: usize, deviations: f32, rows: usize) -> Result<(), KernelError> {
+        streams::sparsify(&self.threads, x, width, deviations, rows)
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, rows: usize, width: usize) -> Result<(), KernelError> {

@@ -14,8 +14,11 @@ use super::adapters::Adapters;
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
-use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows};
-use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_latent, launched_recurrent};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
+use super::{
+    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_latent, launched_recurrent,
+    launched_streams,
+};
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
 pub(super) struct Launched {
@@ -310,6 +313,14 @@ impl LayerOps for Launched {
     ) -> Result<(), KernelError> {
         let gate = (gate, width);
         launch::activate(&*self.device, self.dtype, activation, gate, Some(inputs), out, (rows, width))
+    }
+
+    fn streams(&self, args: StreamRows<'_>) -> Result<(), KernelError> {
+        launched_streams::run(&*self.device, self.dtype, args)
+    }
+
+    fn sparsify(&self, x: &mut Buffer, width: usize, deviations: f32, rows: usize) -> Result<(), KernelError> {
+        launched_streams::sparsify(&*self.device, self.dtype, x, (rows, width), deviations)
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, rows: usize, width: usize) -> Result<(), KernelError> {

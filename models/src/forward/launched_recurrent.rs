@@ -11,7 +11,7 @@ use crate::decoder::{Recurrent, Rule};
 
 device::kernel_structs! {
     /// The struct of the same name in `recurrent.cu`.
-    struct RecurrentShape: 56 bytes {
+    struct RecurrentShape: 64 bytes {
         key_heads: u32,
         value_heads: u32,
         key_dim: u32,
@@ -26,6 +26,8 @@ device::kernel_structs! {
         eps: f32,
         least_step: f32,
         greatest_step: f32,
+        z_factor: f32,
+        step_factor: f32,
     }
 }
 
@@ -78,9 +80,9 @@ pub(super) fn run(
     let RecurrentRows { batch, layer, norm, part, projected, output, rows, cache } = args;
     let RecurrentLayer { declared, conv, conv_bias, decay, dt_bias, skip, group, .. } = layer;
     let &Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = declared;
-    let (least_step, greatest_step) = match declared.rule {
-        Rule::StateSpace { steps, .. } => steps,
-        Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => (0.0, f32::INFINITY),
+    let ((least_step, greatest_step), [z_factor, step_factor]) = match declared.rule {
+        Rule::StateSpace { steps, factors: [.., z, dt], .. } => (steps, [z, dt]),
+        Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => ((0.0, f32::INFINITY), [1.0; 2]),
     };
     let stride = declared.projections.rows();
     holds("elements in the projections", projected, rows * stride, dtype.bytes())?;
@@ -114,6 +116,8 @@ pub(super) fn run(
         eps: norm.or(norms.map(|[of_k, _]| of_k)).map_or(0.0, |norm| norm.eps),
         least_step,
         greatest_step,
+        z_factor,
+        step_factor,
     };
     let seqs = batch.groups[*group].attention.num_seqs();
     let [tables, lens, starts] = workspace.sequences();

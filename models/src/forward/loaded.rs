@@ -16,6 +16,8 @@ pub(super) struct Loaded {
     pub attention: Vec<AttentionLayer>,
     pub recurrent: Vec<RecurrentLayer>,
     pub experts: Vec<(Experts, LoadedExperts)>,
+    /// Of layers that mix streams.
+    pub mixings: Vec<MixingLayer>,
     /// Factors of the stream.
     pub scalars: Vec<f32>,
     /// Products of heads, with heads, outputs and inputs.
@@ -98,7 +100,28 @@ pub(super) struct RecurrentLayer {
     pub place: usize,
 }
 
+/// Weights of a layer that mixes streams, float32.
+pub(super) struct MixingLayer {
+    /// `[streams * streams, streams]`.
+    pub predictions: Buffer,
+    /// `[streams, streams]`.
+    pub corrections: Buffer,
+    /// `[hidden_size]`.
+    pub output_scale: Buffer,
+}
+
 impl Loader<'_> {
+    /// The weights of a layer that mixes streams.
+    pub fn mixing(&mut self, mixing: &decoder::Mixing) -> Result<MixingLayer, LoadError> {
+        let mut load = |(name, shape): (&String, Vec<usize>)| self.vector(name, &shape);
+        let [predictions, corrections, output_scale] = mixing.vectors();
+        Ok(MixingLayer {
+            predictions: load(predictions)?,
+            corrections: load(corrections)?,
+            output_scale: load(output_scale)?,
+        })
+    }
+
     /// What a recurrent layer has beside its linear layers and norm, for this group and place in a page.
     pub fn recurrent(
         &mut self,
@@ -111,10 +134,13 @@ impl Loader<'_> {
             let values = found.map(|(name, shape)| self.weights.expect(name, shape));
             Ok::<_, LoadError>(values.transpose()?.map(|view| view.to_f32()))
         };
-        let channels: Vec<usize> = layer.channels().into_iter().flatten().collect();
+        let parts = layer.channels().into_iter().zip(layer.conv_factors());
+        let factors = parts.flat_map(|(channels, factor)| channels.map(move |channel| (channel, factor)));
+        let (channels, factors): (Vec<usize>, Vec<f32>) = factors.unzip();
         let conv = read(Some(&layer.conv))?.unwrap_or_default();
         let of_input = |input: usize| channels.iter().map(move |channel| channel * layer.kernel + input);
-        let transposed: Vec<f32> = (0..layer.kernel).flat_map(of_input).map(|at| conv[at]).collect();
+        let weights = (0..layer.kernel).flat_map(of_input).zip(factors.iter().cycle());
+        let transposed: Vec<f32> = weights.map(|(at, factor)| conv[at] * factor).collect();
         let bias = read(layer.conv_bias.as_ref())?;
         let bias = bias.map(|bias| channels.iter().map(|at| bias[*at]).collect::<Vec<f32>>());
         let (a_log, dt_bias, skip) = match &layer.rule {

@@ -157,6 +157,8 @@ impl Model {
         let experts = experts.collect::<Result<_, LoadError>>()?;
         let scalars = decoder.layers.iter().flat_map(|layer| &layer.scalar).map(|name| loader.scalar(name));
         let scalars = scalars.collect::<Result<_, _>>()?;
+        let mixings = decoder.layers.iter().flat_map(|layer| &layer.mixing).map(|mixing| loader.mixing(mixing));
+        let mixings = mixings.collect::<Result<_, _>>()?;
         let mask = loader.mask(&decoder.head, decoder.vocab_size())?;
         let (mut attention, mut recurrent) = (Vec::<AttentionLayer>::new(), Vec::new());
         let index_of =
@@ -203,7 +205,7 @@ impl Model {
         if decoder.adapters.is_none() {
             program.activate_in_products(|linear| linears[linear].takes_activation(&kernels));
         }
-        let loaded = Loaded { linears, norms, attention, recurrent, experts, scalars, heads, mask };
+        let loaded = Loaded { linears, norms, attention, recurrent, experts, mixings, scalars, heads, mask };
         let blocks = (!device.features().launches)
             .then(|| Blocks::new(&program, &RowOps::new(decoder, &loaded, (&kernels, &*device), &*ops)));
         Ok(Model {

@@ -33,10 +33,30 @@ pub(super) enum Register {
     Shard,
     /// The inputs of a linear layer that all ranks have computed.
     Gathered,
+    /// All residual streams but the first, side by side.
+    Others,
+    /// The first stream as a layer has mixed it, before its branches.
+    Mixture,
+}
+
+/// An operation on several streams ([`Streams`](crate::decoder::Streams), [`Mixing`](crate::decoder::Mixing)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamStep {
+    /// Scales the others to the root mean square of `Stream`.
+    Rescale,
+    /// Mixes all streams by the logits in `Scores`, and keeps the new `Stream` in `Mixture`. The number is that of the layer's mixing.
+    Mix(usize),
+    /// Corrects all streams by what `Stream` differs from `Mixture`, by the logits in `Scores`. `Branch` = the corrected `Stream` times the
+    /// output scale.
+    Correct(usize),
+    /// Adds `Branch` to the others.
+    Add,
+    /// `Stream` = the mean of it and the others.
+    Mean,
 }
 
 impl Register {
-    pub const COUNT: usize = 13;
+    pub const COUNT: usize = 15;
 }
 
 /// The heads of a register's rows.
@@ -115,6 +135,11 @@ pub(super) enum Op {
     KeepNeeded { moves: Vec<(Register, Register, usize)> },
     /// `to = activation(gate) * up` of the rows of `GateUp`, or `activation(up)`; `width` is that of the result.
     Activate { activation: Activation, gated: bool, width: usize, to: Register },
+    /// Sets the gates of the rows of `GateUp`, of `width` elements before as many others, to 0 up to `deviations` standard deviations above
+    /// their mean, and lessens the others by that.
+    Sparsify { width: usize, deviations: f32 },
+    /// An operation on `Stream` and the other streams, which are in `others`.
+    Streams { step: StreamStep, others: Register },
     /// `Activated` = activation of the gate in `GateUp` times the inputs of this layer in `PerLayer`.
     ActivatePerLayer { activation: Activation, width: usize, layer: usize },
     /// `Mixed` = the weighted outputs of the experts that the rows of `Scores` choose, and, if there is a shared network, what
@@ -146,6 +171,16 @@ impl Op {
             }
             Op::Scale { register: own, .. } | Op::Sum { register: own, .. } => register == own,
             Op::ActivatePerLayer { .. } => matches!(register, Register::GateUp | Register::PerLayer),
+            Op::Sparsify { .. } => register == Register::GateUp,
+            Op::Streams { step, others } => {
+                let more: &[Register] = match step {
+                    StreamStep::Rescale | StreamStep::Mean => &[],
+                    StreamStep::Mix(_) => &[Register::Scores],
+                    StreamStep::Correct(_) => &[Register::Scores, Register::Mixture],
+                    StreamStep::Add => &[Register::Branch],
+                };
+                [Register::Stream, others].contains(&register) || more.contains(&register)
+            }
             Op::Norm { from, .. }
             | Op::Linear { from, .. }
             | Op::LinearActivate { from, .. }
@@ -182,6 +217,8 @@ impl Op {
             }
             Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
+            Op::Streams { step: StreamStep::Mix(_), .. } => vec![Register::Mixture],
+            Op::Streams { step: StreamStep::Correct(_), .. } => vec![Register::Branch],
             Op::Attend { .. } | Op::AttendBoth { .. } | Op::Recurrent { .. } | Op::Scan { .. } => {
                 vec![Register::Attended]
             }

@@ -12,8 +12,8 @@ use linear::Matrix;
 
 use super::adapters::Adapters;
 use super::linear::{Linear, LoadedExperts, Norm};
-use super::loaded::{AttentionLayer, RecurrentLayer};
-use super::op::HeadRows;
+use super::loaded::{AttentionLayer, MixingLayer, RecurrentLayer};
+use super::op::{HeadRows, StreamStep};
 use super::ranks::Ranks;
 use super::writer::AttentionPlan;
 use super::{ForwardBatch, StepLimits};
@@ -150,6 +150,28 @@ impl RecurrentPart<'_> {
     }
 }
 
+/// Arguments of [`LayerOps::streams`].
+pub(super) struct StreamRows<'a> {
+    pub step: StreamStep,
+    /// Weights of the layer that mixes or corrects.
+    pub layer: Option<&'a MixingLayer>,
+    pub rows: usize,
+    /// Elements of a row of a stream.
+    pub width: usize,
+    /// Number of streams but the first.
+    pub count: usize,
+    /// `[rows, width]`.
+    pub stream: &'a mut Buffer,
+    /// `[rows, count, width]`.
+    pub others: &'a mut Buffer,
+    /// `[rows, width]`.
+    pub mixture: &'a mut Buffer,
+    /// `[rows, width]`.
+    pub branch: &'a mut Buffer,
+    /// `[rows, count + 1]`.
+    pub scores: &'a Buffer,
+}
+
 /// Arguments of [`LayerOps::experts`].
 pub(super) struct ExpertRows<'a> {
     pub declared: &'a Experts,
@@ -271,6 +293,11 @@ pub(super) trait LayerOps: Send + Sync {
         size: (usize, usize),
         out: &mut Buffer,
     ) -> Result<(), KernelError>;
+    /// An operation on several residual streams.
+    fn streams(&self, args: StreamRows<'_>) -> Result<(), KernelError>;
+    /// Lessens the first `width` elements of each row, of twice as many, by their mean and `deviations` standard deviations, and sets
+    /// those that are then negative to 0.
+    fn sparsify(&self, x: &mut Buffer, width: usize, deviations: f32, rows: usize) -> Result<(), KernelError>;
     /// `x *= factor` for rows of `width` elements.
     fn scale(&self, x: &mut Buffer, factor: f32, rows: usize, width: usize) -> Result<(), KernelError>;
     /// The weighted sum of the outputs of the experts that the router chooses for each row.

@@ -8,9 +8,8 @@ use device::{Buffer, Device};
 
 use super::clock::clock;
 use super::loaded::AttentionLayer;
-use super::op::{Op, Register};
-use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows};
-
+use super::op::{Op, Register, StreamStep};
+use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows, StreamRows};
 use super::predictor::{self, NO_STATES};
 use super::row_ops::RowOps;
 use super::step::States;
@@ -316,6 +315,34 @@ impl Model {
                     if rows == 0 {
                         return Ok(());
                     }
+                }
+                Op::Sparsify { width, deviations } => {
+                    let _time = time("sparsify", 3 * rows * width);
+                    ops.sparsify(step.registers.get_mut(Register::GateUp), width, deviations, rows)?;
+                }
+                Op::Streams { step: kind, others } => {
+                    use Register::{Branch, Mixture, Scores, Stream};
+                    let count = decoder.streams.as_ref().map_or(0, |streams| streams.merge.len());
+                    let layer = match kind {
+                        StreamStep::Mix(layer) | StreamStep::Correct(layer) => loaded.mixings.get(layer),
+                        StreamStep::Rescale | StreamStep::Add | StreamStep::Mean => None,
+                    };
+                    let [stream, others, mixture, branch, scores] =
+                        step.registers.several([Stream, others, Mixture, Branch, Scores])?;
+                    let _time = time("streams", 2 * rows * (count + 1) * hidden);
+                    let size = StreamRows {
+                        step: kind,
+                        layer,
+                        rows,
+                        width: hidden,
+                        count,
+                        stream,
+                        others,
+                        mixture,
+                        branch,
+                        scores,
+                    };
+                    ops.streams(size)?;
                 }
                 Op::ActivatePerLayer { activation, width, layer } => {
                     let [gate, inputs, out] =

@@ -66,6 +66,14 @@ impl Program {
                 (Register::Attended, Register::Qkv, attended),
                 (Register::Stream, Register::Branch, decoder.hidden_size()),
             ];
+            // The output of a branch that is parallel to the last mixer.
+            let held = Program::is_read(&ops[last + 1..], Register::Held);
+            moves.extend(held.then_some((Register::Held, Register::Branch, decoder.hidden_size())));
+            if let Some(streams) = &decoder.streams {
+                let others = streams.merge.len() * decoder.hidden_size();
+                moves.push((Register::Others, Register::Qkv, others));
+                moves.push((Register::Mixture, Register::Branch, decoder.hidden_size()));
+            }
             let per_layer = decoder.embedding.per_layer.as_ref();
             moves.extend(per_layer.map(|it| (Register::PerLayer, Register::GateUp, it.projection.rows())));
             ops.insert(last + 1, Op::KeepNeeded { moves });
@@ -182,7 +190,15 @@ impl Program {
                     let gathered = |mlp: &Mlp| mlp.down.gathered_inputs.iter().sum();
                     holds(Register::Gathered, widest(gathered));
                 }
+                Op::Streams { .. } => holds(Register::Mixture, hidden),
+                // The rows of several registers pass through the buffers of `Qkv` and `Attended`.
+                Op::KeepNeeded { ref moves } => {
+                    let passes =
+                        |(from, _, width): &(Register, _, usize)| (*from == Register::Others).then_some(*width);
+                    moves.iter().filter_map(passes).for_each(|width| holds(Register::Attended, width));
+                }
                 Op::RopeTable { .. }
+                | Op::Sparsify { .. }
                 | Op::AddPositions { .. }
                 | Op::AddTypes { .. }
                 | Op::ZeroFirst
@@ -193,7 +209,6 @@ impl Program {
                 | Op::QkNormRope { .. }
                 | Op::WriteCache { .. }
                 | Op::GateAttended { .. }
-                | Op::KeepNeeded { .. }
                 | Op::Swap { .. }
                 | Op::Scale { .. }
                 | Op::Sum { .. }
@@ -201,7 +216,7 @@ impl Program {
             }
         }
         // These swap their buffers.
-        let streams = [Register::Stream, Register::Branch, Register::Held, Register::Mixed];
+        let streams = [Register::Stream, Register::Branch, Register::Held, Register::Mixed, Register::Mixture];
         let gathered = [Register::PerLayer, Register::GateUp];
         for swapped in [&streams[..], if widths[Register::PerLayer as usize] > 0 { &gathered } else { &[] }] {
             let widest = swapped.iter().map(|register| widths[*register as usize]).max().unwrap_or(0);

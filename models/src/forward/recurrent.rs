@@ -320,9 +320,9 @@ impl<'a> Head<'a> {
                 self.convolve(tail);
                 output.iter_mut().zip(&*self.sums).zip(z).for_each(|((out, sum), z)| *out = sum * z);
             }
-            Rule::StateSpace { steps, .. } => {
+            Rule::StateSpace { steps, factors: [.., of_z, of_dt], .. } => {
                 self.convolve(tail);
-                self.state_space(matrix, z, rest[self.head], steps, output);
+                self.state_space(matrix, (z, of_z), rest[self.head] * of_dt, steps, output);
             }
             Rule::Selective(_) => match self.shared.scan {
                 Some(scan) => self.scan(scan, matrix, z, number, output),
@@ -383,7 +383,14 @@ impl<'a> Head<'a> {
         layer::activate_by(isa, GATED_SILU, z, self.attended, output);
     }
 
-    fn state_space(&mut self, matrix: &mut [f32], z: &[f32], dt: f32, steps: (f32, f32), output: &mut [f32]) {
+    fn state_space(
+        &mut self,
+        matrix: &mut [f32],
+        (z, of_z): (&[f32], f32),
+        dt: f32,
+        steps: (f32, f32),
+        output: &mut [f32],
+    ) {
         let &mut Head { isa, shared, head, .. } = self;
         let key_dim = shared.declared.key_dim;
         layer::activate(isa, SILU, self.sums, self.qkv);
@@ -391,7 +398,10 @@ impl<'a> Head<'a> {
         let update = Update { decay: (shared.decay[head] * step).exp(), beta: step, corrects: false };
         layer::update(isa, matrix, (self.qkv, key_dim), update, self.attended);
         layer::add(isa, self.attended, &self.qkv[2 * key_dim..], shared.skip[head]);
-        layer::activate_by(isa, GATED_SILU, z, self.attended, output);
+        let gate = &mut self.gated[..z.len()];
+        gate.copy_from_slice(z);
+        layer::scale(isa, gate, of_z);
+        layer::activate_by(isa, GATED_SILU, gate, self.attended, output);
     }
 }
 

@@ -94,6 +94,9 @@ impl Decoder {
         if self.embedding.per_layer.is_some() || self.embedding.beside.is_some() || !self.taps.is_empty() {
             return Err(refused("inputs of every layer"));
         }
+        if self.streams.is_some() {
+            return Err(refused("several residual streams"));
+        }
         let is_paged = |mixer: &&Mixer| matches!(mixer, Mixer::Attention(_) | Mixer::Recurrent(_));
         let paged_in = |layers: &[Layer]| {
             let mixers = layers.iter().flat_map(|layer| &layer.branches).map(|branch| &branch.mixer);

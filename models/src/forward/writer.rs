@@ -1,8 +1,9 @@
 //! A decoder written out as a sequence of operations, nothing merged.
 
-use super::op::{Factor, HeadRows, Op, Register};
+use super::op::{Factor, HeadRows, Op, Register, StreamStep};
 use crate::decoder::{
     Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
+    Streams,
 };
 
 /// The operations of all layers, without those that drop rows.
@@ -36,6 +37,8 @@ struct Writer<'a> {
     norms: usize,
     experts: usize,
     scalars: usize,
+    /// Number of layers that mix streams.
+    mixings: usize,
     /// Number of products of heads so far.
     heads: usize,
     decoder: &'a Decoder,
@@ -142,7 +145,27 @@ impl Writer<'_> {
             self.linears += 1;
             self.norms += 1;
         }
+        if self.decoder.streams.is_some() {
+            self.linear(Register::Stream, Register::Others);
+            self.streams(StreamStep::Rescale);
+        }
         self.rope_tables();
+    }
+
+    fn streams(&mut self, step: StreamStep) {
+        self.ops.push(Op::Streams { step, others: Register::Others });
+    }
+
+    /// The mean of all streams.
+    fn merge(&mut self, streams: &Streams) {
+        let (width, others) = (self.decoder.hidden_size(), Register::GateUp);
+        let rows = |register: Register| HeadRows { register, stride: streams.merge.len() * width, head_stride: width };
+        self.ops.extend([
+            Op::HeadLinear { product: self.heads, from: rows(Register::Others), to: rows(others) },
+            Op::Streams { step: StreamStep::Rescale, others },
+            Op::Streams { step: StreamStep::Mean, others },
+        ]);
+        self.heads += 1;
     }
 
     fn rope_tables(&mut self) {
@@ -150,15 +173,43 @@ impl Writer<'_> {
     }
 
     fn layer(&mut self, layer: &Layer) {
-        if layer.parallel {
-            self.parallel(&layer.branches);
-        } else {
-            layer.branches.iter().for_each(|branch| self.branch(branch));
+        let (last, branches) = match (&layer.mixing, layer.branches.split_last()) {
+            (Some(_), Some((last, first))) => (Some(last), first),
+            _ => (None, &layer.branches[..]),
+        };
+        let router = (self.norms, self.linears);
+        if layer.mixing.is_some() {
+            self.norm(Register::Stream, Register::Branch);
+            self.linear(Register::Branch, Register::Scores);
+            self.streams(StreamStep::Mix(self.mixings));
+        }
+        let (together, others) = branches.split_at(layer.parallel);
+        self.parallel(together);
+        others.iter().for_each(|branch| self.branch(branch));
+        if let Some(last) = last {
+            self.correct(router, last);
         }
         if layer.scalar.is_some() {
             self.ops.push(Op::Scale { register: Register::Stream, factor: Factor::Scalar(self.scalars) });
             self.scalars += 1;
         }
+    }
+
+    /// What follows the branches of a layer that mixes streams, with the same norm and router as before them.
+    fn correct(&mut self, (norm, linear): (usize, usize), last: &Branch) {
+        use Register::{Branch, Held, Scores, Stream};
+        self.ops.extend([
+            Op::Norm { norm, groups: 1, from: Stream, to: Branch },
+            Op::Linear { linear, from: Branch, to: Scores },
+        ]);
+        self.streams(StreamStep::Correct(self.mixings));
+        self.mixings += 1;
+        self.mixer(&last.mixer, Branch, Held);
+        match last.norm_after {
+            Some(_) => self.norm(Held, Branch),
+            None => self.ops.push(Op::Swap { a: Held, b: Branch }),
+        }
+        self.streams(StreamStep::Add);
     }
 
     fn branch(&mut self, branch: &Branch) {
@@ -175,6 +226,15 @@ impl Writer<'_> {
             self.mixer(&branch.mixer, input, Register::Branch);
         }
         self.add(Register::Branch, branch.scale);
+        self.after_sum(branch);
+    }
+
+    /// What a branch does with the stream behind the addition.
+    fn after_sum(&mut self, branch: &Branch) {
+        if branch.stream_scale != 1.0 {
+            let factor = Factor::Number(branch.stream_scale);
+            self.ops.push(Op::Scale { register: Register::Stream, factor });
+        }
         if branch.stream_norm.is_some() {
             self.stream_norm();
         }
@@ -185,7 +245,7 @@ impl Writer<'_> {
         self.ops.push(Op::Add { to: Register::Stream, from, scale });
     }
 
-    /// Branches that read the same stream: all but the last leave their outputs in `Held`, to which the next ones are added.
+    /// Two branches that read the same stream: the first leaves its output in `Held`. The last may have a norm of its output.
     fn parallel(&mut self, branches: &[Branch]) {
         let Some((last, first)) = branches.split_last() else { return };
         for branch in first {
@@ -199,9 +259,16 @@ impl Writer<'_> {
         } else {
             self.norm(Register::Stream, Register::Branch);
         }
-        self.mixer(&last.mixer, Register::Branch, Register::Branch);
+        match last.norm_after {
+            Some(_) => {
+                self.mixer(&last.mixer, Register::Branch, Register::Mixed);
+                self.norm(Register::Mixed, Register::Branch);
+            }
+            None => self.mixer(&last.mixer, Register::Branch, Register::Branch),
+        }
         first.iter().for_each(|branch| self.add(Register::Held, branch.scale));
         self.add(Register::Branch, last.scale);
+        self.after_sum(last);
     }
 
     /// The sum of branches that read the same stream, each with its norms; it grows in `Held`.
@@ -233,6 +300,7 @@ impl Writer<'_> {
             Mixer::Mlp(mlp) => self.mlp(mlp, input, to),
             Mixer::Experts(experts) => self.mixture(experts, input, to),
             Mixer::PerLayer(layer) => self.per_layer(layer, input, to),
+            Mixer::Laurel(_) => self.laurel(input, to),
             Mixer::Sum(branches) => self.sum(branches, to),
         }
     }
@@ -331,8 +399,9 @@ impl Writer<'_> {
     }
 
     fn mlp(&mut self, mlp: &Mlp, input: Register, to: Register) {
-        let Mlp { activation, gated, .. } = *mlp;
+        let Mlp { activation, gated, sparsity, .. } = *mlp;
         self.linear(input, Register::GateUp);
+        self.ops.extend(sparsity.map(|deviations| Op::Sparsify { width: mlp.width(), deviations }));
         self.ops.push(Op::Activate { activation, gated, width: mlp.width(), to: Register::Activated });
         self.linear(Register::Activated, to);
     }
@@ -342,6 +411,14 @@ impl Writer<'_> {
         self.linear(input, Register::GateUp);
         self.ops.push(Op::ActivatePerLayer { activation, width: layer.gate.rows(), layer: number });
         self.linear(Register::Activated, to);
+    }
+
+    /// A narrow network, added to its input.
+    fn laurel(&mut self, input: Register, to: Register) {
+        self.linear(input, Register::GateUp);
+        self.linear(Register::GateUp, Register::Activated);
+        self.norm(Register::Activated, to);
+        self.ops.push(Op::Add { to, from: input, scale: 1.0 });
     }
 
     fn mixture(&mut self, experts: &Experts, input: Register, to: Register) {
@@ -385,6 +462,7 @@ impl Written {
             norms: 0,
             experts: 0,
             scalars: 0,
+            mixings: 0,
             heads: 0,
             decoder,
             declared: decoder.linears().collect(),
@@ -394,6 +472,9 @@ impl Written {
             let states = decoder.taps.iter().enumerate().filter(|(_, tap)| **tap == number);
             writer.ops.extend(states.map(|(state, _)| Op::Tap { state }));
             writer.layer(layer);
+        }
+        if let Some(streams) = &decoder.streams {
+            writer.merge(streams);
         }
         match &decoder.final_norm {
             _ if decoder.sends() => writer.ops.push(Op::Send),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{minicpm, phi3_small, recent_cases, recurrent, states, variants};
+use super::{falcon_h1, gemma3n, minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -16,12 +16,14 @@ pub fn all() -> Vec<Case> {
         experts(),
         layer_norm(),
         falcon_and_mpt(),
+        gemma3n::cases(),
         gemma4(),
         variants::cases(),
         minicpm::cases(),
         phi3_small::cases(),
         recurrent::cases(),
         states::cases(),
+        falcon_h1::cases(),
         recent_cases::cases(),
     ];
     families.into_iter().flatten().collect()

@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 68] = [
+    const SIZES: [&str; 71] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -103,6 +103,9 @@ fn senseless_sizes_of_every_family_are_refused() {
         "conv_L_cache",
         "mamba_n_heads",
         "mamba_d_head",
+        "mamba_d_ssm",
+        "laurel_rank",
+        "altup_num_inputs",
         "mamba_d_state",
         "mamba_d_conv",
         "attn_layer_period",
@@ -229,6 +232,7 @@ fn nonsense_under_any_key_is_refused_by_name_or_has_no_effect() {
                     // The last layer is a place like any other, and all layers may be dense.
                     Ok(_) if place == "/moe_layer_end_index" && value == -1 => {}
                     Ok(_) if place == "/moe_layers" && value.is_array() => {}
+                    Ok(_) if place == "/full_attn_idxs" && value.is_array() => {}
                     // Fewer rows without a token make sense too.
                     Ok(_) if place == "/dummy_token_indices" && value.is_array() => {}
                     Ok(found) if found.decoder != plain => accepted.push(format!("{name}: {place} = {value}")),

@@ -9,8 +9,10 @@ mod classic;
 mod config;
 pub mod encoders;
 mod experts;
+mod falcon_h1;
 mod first_difference;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod gemma4_cases;
 mod latent;
@@ -74,6 +76,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "GemmaForCausalLM" => gemma::gemma,
         "Gemma2ForCausalLM" => gemma::gemma2,
         "Gemma3ForCausalLM" => gemma::gemma3,
+        "Gemma3nForCausalLM" | "Gemma3nForConditionalGeneration" => gemma3n::gemma3n,
         "Gemma4ForCausalLM" => gemma4::gemma4,
         "MixtralForCausalLM" => experts::mixtral,
         "Qwen2MoeForCausalLM" => experts::qwen2_moe,
@@ -104,6 +107,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "HunYuanDenseV1ForCausalLM" => variants::hunyuan,
         "GraniteMoeHybridForCausalLM" => experts::granite_moe,
         "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM" => states::lfm2,
+        "FalconH1ForCausalLM" => falcon_h1::falcon_h1,
         "JambaForCausalLM" => states::jamba,
         "NemotronHForCausalLM" => states::nemotron_h,
         "MiniMaxM2ForCausalLM" => recent::minimax_m2,

@@ -6,7 +6,7 @@ use super::Pass;
 use super::case::{Case, skeleton, with};
 use super::experts::{Choice, mix, softmax_then_top};
 use super::latent::v3_router;
-use super::math::{Heads, Rows, add, attend, map, relu, rms, sigmoid, silu, split, top_k, within, zip};
+use super::math::{Heads, Rows, add, attend, map, relu, rms, sigmoid, silu, split, times, top_k, within, zip};
 
 /// A causal convolution of each channel with a weight `[channels, 1, kernel]`.
 fn convolved(p: &Pass, x: &Rows, name: &str, kernel: usize, bias: bool) -> Rows {
@@ -34,17 +34,25 @@ pub struct Mamba2 {
     pub kernel: usize,
     pub conv_bias: bool,
     pub proj_bias: bool,
-    /// Parts of the output that are normed for themselves.
+    pub output_bias: bool,
+    /// Factors of z, x, B, C and dt.
+    pub factors: [f64; 5],
+    /// Parts of the output that are normed for themselves; 0: no norm.
     pub norm_groups: usize,
     pub eps: f64,
 }
 
 /// The layer token by token, as the paper states it.
 pub fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
-    let &Mamba2 { heads, dim, groups, state, kernel, conv_bias, proj_bias, norm_groups, eps } = sizes;
+    let &Mamba2 { heads, dim, groups, state, kernel, conv_bias, proj_bias, output_bias, factors, norm_groups, eps } =
+        sizes;
     let (w, inner, keys) = (p.w, heads * dim, groups * state);
     let projected = w.linear(n, &format!("{at}.in_proj"), 2 * inner + 2 * keys + heads, proj_bias);
-    let [z, xbc, dt] = split(&projected, [inner, inner + 2 * keys, heads]);
+    let parts = split(&projected, [inner, inner, keys, keys, heads]);
+    let mut factors = factors.into_iter();
+    let [z, x, b, c, dt] = parts.map(|part| times(&part, factors.next().unwrap()));
+    let joined = |t: usize| [&x[t][..], &b[t], &c[t]].concat();
+    let xbc: Rows = (0..n.len()).map(joined).collect();
     let xbc = map(&convolved(p, &xbc, &format!("{at}.conv1d"), kernel, conv_bias), silu);
     let [x, b, c] = split(&xbc, [inner, keys, keys]);
     let [a_log, dt_bias, skip] = ["A_log", "dt_bias", "D"].map(|name| w.vector(&format!("{at}.{name}"), heads));
@@ -68,6 +76,9 @@ pub fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
         }
     }
     let gated = zip(&y, &map(&z, silu), |y, z| y * z);
+    if norm_groups == 0 {
+        return w.linear(&gated, &format!("{at}.out_proj"), n[0].len(), output_bias);
+    }
     let weight = w.scale(&format!("{at}.norm.weight"), inner);
     let width = inner / norm_groups;
     let normed: Rows = gated
@@ -77,7 +88,7 @@ pub fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
             parts.flat_map(|(row, weight)| rms(&vec![row.to_vec()], weight, eps).remove(0)).collect()
         })
         .collect();
-    w.linear(&normed, &format!("{at}.out_proj"), n[0].len(), proj_bias)
+    w.linear(&normed, &format!("{at}.out_proj"), n[0].len(), output_bias)
 }
 
 /// Granite 4's sizes of a Mamba-2 layer.
@@ -93,6 +104,8 @@ pub fn of_granite(p: &Pass, eps: f64) -> Mamba2 {
         kernel: c.n_if("mamba_d_conv").unwrap_or(4),
         conv_bias: c.on("mamba_conv_bias", true),
         proj_bias: c.on("mamba_proj_bias", false),
+        output_bias: c.on("mamba_proj_bias", false),
+        factors: [1.0; 5],
         norm_groups: 1,
         eps,
     }
@@ -112,6 +125,8 @@ pub fn nemotron_h(p: Pass) -> Vec<f64> {
         kernel: c.n_if("conv_kernel").unwrap_or(4),
         conv_bias: c.on("use_conv_bias", true),
         proj_bias: c.on("use_bias", false),
+        output_bias: c.on("use_bias", false),
+        factors: [1.0; 5],
         norm_groups: groups,
         eps,
     };

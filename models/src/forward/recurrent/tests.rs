@@ -28,6 +28,8 @@ const KINDS: &[Kind] = &[Kind::Delta, Kind::Convolution, Kind::StateSpace, Kind:
 
 /// Steps are clamped to these.
 const STEPS: (f32, f32) = (0.3, 1.2);
+/// Factors of a state space: of q, k and v, which are in the weights of the convolution, of z and dt.
+const FACTORS: [f32; 5] = [1.0, 1.0, 1.0, 0.7, 1.3];
 
 /// A norm of rows of `width` elements.
 fn norm_of(width: usize) -> Norm {
@@ -54,7 +56,9 @@ fn layer(kind: Kind, key_heads: usize, ratio: usize, dims: (usize, usize), kerne
         Kind::Delta => Rule::GatedDelta { a_log: name(), dt_bias: name() },
         Kind::Convolution => Rule::ShortConvolution,
         Kind::Values | Kind::Matrix => Rule::Selective(Box::new(selective(key_dim))),
-        Kind::StateSpace => Rule::StateSpace { a_log: name(), dt_bias: name(), skip: name(), steps: STEPS },
+        Kind::StateSpace => {
+            Rule::StateSpace { a_log: name(), dt_bias: name(), skip: name(), steps: STEPS, factors: FACTORS }
+        }
     };
     let (linear, norm) = (linear_of, norm_of(value_dim));
     let mut layer = Recurrent {
@@ -178,7 +182,8 @@ fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
             };
             let (q, k) = (of_keys(0), of_keys(keys));
             let v = &convolved[2 * keys + h * of.value_dim..][..of.value_dim];
-            let dt = if is_delta { number(after + of.value_heads + h) } else { number(after + h) };
+            let [.., of_z, of_dt] = if is_delta { [1.0; 5] } else { FACTORS.map(f64::from) };
+            let dt = if is_delta { number(after + of.value_heads + h) } else { number(after + h) * of_dt };
             let mut step = (dt + f64::from(weights.dt_bias[h])).exp().ln_1p();
             if !is_delta {
                 step = step.clamp(f64::from(STEPS.0), f64::from(STEPS.1));
@@ -207,7 +212,7 @@ fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
             } else {
                 o.iter_mut().zip(v).for_each(|(o, v)| *o += f64::from(weights.skip[h]) * v);
             }
-            result.extend(o.iter().enumerate().map(|(j, o)| o * silu(number(width + h * of.value_dim + j))));
+            result.extend(o.iter().enumerate().map(|(j, o)| o * silu(of_z * number(width + h * of.value_dim + j))));
         }
     }
     result
