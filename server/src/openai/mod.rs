@@ -4,7 +4,7 @@ pub mod chat;
 mod choices;
 pub mod completions;
 pub mod embeddings;
-mod logprobs;
+pub mod logprobs;
 mod models;
 mod responses;
 mod schemas;
