@@ -1,4 +1,4 @@
-//! OpenAI's API over HTTP with vLLM's extensions, and a web page that shows the engine.
+//! OpenAI's API over HTTP with vLLM's extensions, the APIs of other servers, and a web page that shows the engine.
 //!
 //! The crate reads requests, submits them to an [`engine::AsyncEngine`] and writes responses. It decides nothing about
 //! tokens: scheduling, sampling, detokenization and stop strings belong to the engine, so that a program without HTTP
@@ -35,6 +35,7 @@
 //! | `serve` | accepting connections and shutting down |
 //! | `router` | the routes of all folders, and who may use them |
 //! | `local` | requests of a program that embeds the server, in the JSON of the routes and without HTTP |
+//! | `anthropic`, `llama_server`, `ollama` | APIs of other servers: each makes its bodies those of `openai`, and writes the events of the engine |
 //! | `openai`, `vllm` | routes of an API: each reads its bodies into the typed request and writes the events of the engine |
 //! | `monitor` | health, metrics, the state of the engine, the web page |
 //! | `openapi` | routes and their description |
@@ -49,11 +50,14 @@
 //! cancels its requests and frees their blocks. Background responses and batches are tasks of their own: they take their requests
 //! from their records, at first as after a restart.
 
+mod anthropic;
 mod app;
 mod http;
+mod llama_server;
 pub mod local;
 mod metrics;
 mod monitor;
+mod ollama;
 mod openai;
 mod openapi;
 mod reply;

@@ -9,10 +9,13 @@ use axum::routing::get;
 use axum::{Json, Router};
 
 use crate::app::App;
-use crate::http::{call, cors, head, keys, method_not_allowed, not_found, origin};
+use crate::http::{ErrorForm, call, cors, head, keys, method_not_allowed, not_found, origin, reshape};
 use crate::openapi::{Operation, Routes};
 use crate::request::Work;
-use crate::{monitor, openai, vllm};
+use crate::{anthropic, llama_server, monitor, ollama, openai, vllm};
+
+/// The forms of errors of other APIs than OpenAI's.
+const ERRORS: &[ErrorForm] = &[anthropic::ERRORS, llama_server::ERRORS, ollama::ERRORS];
 
 /// All routes, for a server that other machines can reach.
 pub fn router(app: Arc<App>) -> Router {
@@ -35,6 +38,7 @@ pub fn routes(app: Arc<App>, loopback: bool) -> Router {
         .layer(from_fn_with_state((options.clone(), app.metrics.clone(), loopback), origin::check))
         .layer(from_fn_with_state(options.clone(), head::check))
         .layer(from_fn_with_state(options.clone(), cors::apply))
+        .layer(from_fn_with_state(ERRORS, reshape))
         // The outermost layer: every response has the id of its call.
         .layer(from_fn(call::name))
         .with_state(app)
@@ -44,6 +48,9 @@ pub fn routes(app: Arc<App>, loopback: bool) -> Router {
 fn add_apis(routes: &mut Routes, app: &App, loopback: bool) {
     let may_change_adapters = app.options.allow_runtime_lora_updating.unwrap_or(loopback);
     openai::add(routes);
+    anthropic::add(routes);
+    ollama::add(routes);
+    llama_server::add(routes);
     vllm::add(routes, may_change_adapters, app.options.server_dev_mode.unwrap_or(loopback));
     monitor::add(routes);
     routes.add(&["/openapi.json"], get(describe), Operation::get("This document").returns_object());

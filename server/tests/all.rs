@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod answers;
+mod anthropic;
 mod boundary;
 mod common;
 mod conformance;
@@ -16,10 +17,12 @@ mod harsh_http;
 mod kv_transfer;
 mod lifecycle;
 mod limits;
+mod llama_server;
 mod local;
 mod lora;
 mod messages;
 mod metrics;
+mod ollama;
 mod openapi;
 mod origin;
 mod page;

@@ -8,7 +8,32 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 /// Known fields, and an unknown one.
-const FIELDS: [&str; 70] = [
+const FIELDS: [&str; 95] = [
+    "n_predict",
+    "n_probs",
+    "repeat_penalty",
+    "repeat_last_n",
+    "samplers",
+    "response_fields",
+    "json_schema",
+    "grammar",
+    "input_prefix",
+    "input_suffix",
+    "input_extra",
+    "content",
+    "options",
+    "format",
+    "think",
+    "raw",
+    "keep_alive",
+    "template",
+    "images",
+    "name",
+    "system",
+    "max_tokens",
+    "stop_sequences",
+    "thinking",
+    "output_config",
     "model",
     "prompt",
     "messages",
@@ -98,6 +123,17 @@ fn plausible() -> impl Strategy<Value = Value> {
         json!([{"type": "function", "name": "f", "parameters": {"type": "object"}}]),
         json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, {"type": "function_call_output", "call_id": "1", "output": "x"}]),
         json!({"effort": "low"}),
+        json!({"type": "enabled", "budget_tokens": 1024}),
+        json!([{"name": "f", "input_schema": {"properties": {}}}]),
+        json!({"type": "any"}),
+        json!({"temperature": 0.5, "num_predict": 2, "stop": ["x"], "repeat_penalty": 1}),
+        json!([{"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "y"}, {"type": "tool_use", "id": "a",
+            "name": "f", "input": {}}]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type":
+            "text", "text": "x"}]}, {"type": "document", "source": {"type": "text", "data": "x"}}]}]),
+        json!([["a", -1], [5, false]]),
+        json!([{"filename": "a", "text": "b"}]),
+        json!(["a", 5]),
+        json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"role": "tool", "content": "x"}]),
         json!("base64"),
         json!({"regex": "[a-z]+"}),
         json!({"5": 1, "99999": -100}),
@@ -166,17 +202,36 @@ proptest! {
     #[test]
     fn p22_no_request_brings_a_5xx_or_an_answer_without_the_error_object(
         path in prop::sample::select(&PATHS[..]),
-        body in request(),
+        mut body in request(),
     ) {
+        if path.starts_with("/api/") && body["options"].is_null() {
+            body["options"] = json!({"num_predict": 2});
+        }
         let reply = server().post(path, &body);
         if reply.status == 200 {
-            prop_assert!(!reply.body.contains("\"server_error\""), "{path} {body}: {}", reply.body);
+            let failed = ["\"server_error\"", "\"api_error\""].iter().any(|kind| reply.body.contains(kind));
+            prop_assert!(!failed, "{path} {body}: {}", reply.body);
         } else {
             prop_assert!((400..500).contains(&reply.status), "{path} {body}: {} {}", reply.status, reply.body);
-            let error = &reply.json()["error"];
-            let fields: Vec<&str> = error.as_object().unwrap().keys().map(String::as_str).collect();
-            prop_assert_eq!(fields, ["message", "type", "param", "code"]);
-            prop_assert!(error["message"].as_str().is_some_and(|message| !message.is_empty() && message.len() < 2000));
+            let keys = |value: &Value| {
+                value.as_object().map(|fields| fields.keys().cloned().collect::<Vec<String>>()).unwrap_or_default()
+            };
+            let whole = reply.json();
+            let expected: (&[&str], &[&str]) = match path {
+                path if path.starts_with("/v1/messages") => (&["type", "error", "request_id"], &["type", "message"]),
+                path if path.starts_with("/api/") => (&["error"], &[]),
+                "/completion" | "/infill" | "/apply-template" | "/embedding" if whole["error"]["n_ctx"].is_null() => {
+                    (&["error"], &["code", "message", "type"])
+                }
+                "/completion" | "/infill" | "/apply-template" | "/embedding" => {
+                    (&["error"], &["code", "message", "type", "n_prompt_tokens", "n_ctx"])
+                }
+                _ => (&["error"], &["message", "type", "param", "code"]),
+            };
+            prop_assert_eq!(keys(&whole), expected.0);
+            prop_assert_eq!(keys(&whole["error"]), expected.1);
+            let message = reply.message();
+            prop_assert!(!message.is_empty() && message.len() < 2000 && !message.contains('\n'), "{}", message);
         }
     }
 }
@@ -237,7 +292,7 @@ proptest! {
         prop_assume!(serde_json::from_slice::<Value>(&bytes).is_err());
         let reply = server().send("POST", path, &[("Content-Type", "application/json")], &bytes);
         prop_assert_eq!(reply.status, if path == "/quire/state" { 405 } else { 400 });
-        reply.error();
+        reply.message();
     }
 
     #[test]

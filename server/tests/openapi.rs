@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::common::{Server, config};
+use crate::common::{Reply, Server, config};
 use serde_json::{Map, Value, json};
 use server::{Limits, ServerOptions};
 
@@ -139,6 +139,23 @@ fn every_field_that_the_code_reads_is_described() {
 }
 
 #[test]
+fn fields_that_are_accepted_without_effect_are_those_of_the_page() {
+    let page = include_str!("../../docs/other-apis.md");
+    let rows = page.lines().filter(|line| line.contains("accepted without effect"));
+    let named: BTreeSet<&str> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    let mut found = 0;
+    for (path, _, operation) in operations() {
+        for (name, schema) in fields(&operation) {
+            if schema["description"].as_str().is_some_and(|text| text.starts_with("Accepted without effect")) {
+                assert!(named.contains(name.as_str()), "{path}: {name} is not on the page");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 10, "{found}");
+}
+
+#[test]
 fn the_limits_and_defaults_are_those_of_this_server() {
     let limits =
         Limits { max_n: 3, max_logprobs: 5, max_messages: 7, max_stop: 2, max_stop_bytes: 9, ..Limits::default() };
@@ -172,6 +189,20 @@ fn valid(path: &str, name: &str) -> Value {
         "/rerank" | "/v1/rerank" | "/v2/rerank" => json!({"query": "hi", "documents": ["you"]}),
         "/tokenize" => json!({"prompt": "hi"}),
         "/detokenize" => json!({"tokens": [40]}),
+        "/completion" | "/completions" => json!({"prompt": "hi", "n_predict": 2}),
+        "/infill" => json!({"input_prefix": "a", "n_predict": 2}),
+        "/apply-template" => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "/embedding" => json!({"input": "hi"}),
+        "/api/chat" => {
+            json!({"messages": [{"role": "user", "content": "hi"}], "options": {"num_predict": 2}, "stream": false})
+        }
+        "/api/generate" => json!({"prompt": "hi", "options": {"num_predict": 2}, "stream": false}),
+        "/api/embed" => json!({"input": "hi"}),
+        "/api/embeddings" => json!({"prompt": "hi"}),
+        "/api/show" | "/api/pull" => json!({}),
+        "/v1/messages" | "/v1/messages/count_tokens" => {
+            json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+        }
         "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => json!({"lora_name": "a", "lora_path": "b"}),
         other => panic!("a new path: {other}"),
     }
@@ -218,6 +249,14 @@ fn forbidden(schema: &Value) -> Vec<Value> {
     values
 }
 
+/// The field that an error names. Errors of other APIs name it in their message alone.
+fn param(reply: &Reply) -> String {
+    let body = reply.json();
+    let error = &body["error"];
+    let named = error["param"].as_str().or(error["message"].as_str()).or(error.as_str());
+    named.unwrap_or_default().split(':').next().unwrap_or_default().to_string()
+}
+
 #[test]
 fn what_a_description_forbids_is_refused_by_name_and_null_is_nothing() {
     let mut tried = 0;
@@ -235,13 +274,12 @@ fn what_a_description_forbids_is_refused_by_name_and_null_is_nothing() {
                 request[&name] = value.clone();
                 let reply = SERVER.post(&path, &request);
                 assert_eq!(reply.status, 400, "{path} {name}: {value}: {}", reply.body);
-                let param = reply.error()["param"].as_str().unwrap_or_default().to_string();
-                assert!(param.starts_with(&name), "{path} {name}: {value}: {}", reply.body);
+                assert!(param(&reply).starts_with(&name), "{path} {name}: {value}: {}", reply.body);
                 tried += 1;
             }
             let mut request = valid(&path, &name);
-            // This server takes no adapters, and its model has no labels.
-            if path.ends_with("lora_adapter") || path == "/classify" {
+            // This server takes no adapters, and its model has no labels and no marks to fill in.
+            if path.ends_with("lora_adapter") || ["/classify", "/infill"].contains(&path.as_str()) {
                 continue;
             }
             if !is_required && request.get(&name).is_none() {
@@ -281,8 +319,8 @@ fn fits(schema: &Value, value: &Value) -> bool {
 fn responses_have_the_fields_and_types_that_the_document_describes() {
     for (path, method, operation) in operations() {
         let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
-        // The model of this server has no labels.
-        if schema.is_null() || path == "/classify" {
+        // The model of this server has no labels and no marks to fill in.
+        if schema.is_null() || ["/classify", "/infill"].contains(&path.as_str()) {
             continue;
         }
         let reply = match method.as_str() {

@@ -11,7 +11,8 @@ use server::ServerOptions;
 fn the_page_needs_no_key_and_allows_nothing_from_elsewhere() {
     let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
-    let page = server.get("/");
+    let html = [("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let page = server.send("GET", "/", &html, b"");
     assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
     let policy = page.header("content-security-policy");
     assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
@@ -19,6 +20,10 @@ fn the_page_needs_no_key_and_allows_nothing_from_elsewhere() {
     assert!(named.len() >= 4, "{named:?}");
     for path in named {
         assert_eq!(server.get(&format!("/{path}")).status, 200, "{path}");
+    }
+    for headers in [&[][..], &[("Accept", "*/*")]] {
+        let program = server.send("GET", "/", headers, b"");
+        assert_eq!((program.status, program.body.as_str()), (200, "Ollama is running"));
     }
     assert_eq!(server.send("POST", "/", &[], b"").status, 405);
     for path in ["/quire/state", "/quire/events"] {
@@ -35,7 +40,7 @@ fn the_page_names_its_own_files_and_nothing_from_elsewhere() {
     let paths = document["paths"].as_object().unwrap().keys();
     let files: Vec<(&str, String)> = paths
         .filter(|path| *path == "/" || path.starts_with("/page/"))
-        .map(|path| (path.as_str(), server.get(path).body))
+        .map(|path| (path.as_str(), server.send("GET", path, &[("Accept", "text/html")], b"").body))
         .collect();
     assert!(files.len() > 8, "{files:?}");
     for (path, text) in &files {

@@ -66,6 +66,34 @@ fn thoughts_become_reasoning_content_whole_and_streamed() {
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
 }
 
+#[test]
+fn reasoning_tokens_are_those_that_begin_before_the_answer_does_whole_and_streamed() {
+    let server = server(Some(ReasoningFormat::Qwen3));
+    for text in ["<think>\n2 + 2\n= 4 </think>\n\nFour: 世.", "<think>é</think>Four", "Four", "<think>endless"] {
+        let mut body = saying(text);
+        (body["n"], body["return_token_ids"]) = (json!(1), json!(true));
+        let answer = server.ok(CHAT, body.clone());
+        let ids = answer["choices"][0]["token_ids"].as_array().unwrap();
+        let before = |count: usize| {
+            let prefix = server.ok("/detokenize", json!({"tokens": ids[..count]}));
+            // An incomplete character is no text yet.
+            prefix["prompt"].as_str().unwrap().trim_end_matches('\u{fffd}').chars().count()
+        };
+        let end = match text.find("</think>") {
+            Some(at) => text[..at + "</think>".len()].chars().count(),
+            None if text.starts_with("<think>") => text.chars().count(),
+            None => 0,
+        };
+        let expected = (0..ids.len()).filter(|&count| before(count) < end).count();
+        let found = |usage: &Value| usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap() as usize;
+        assert_eq!(found(&answer["usage"]), expected, "{text}");
+        body.as_object_mut().unwrap().remove("return_token_ids");
+        assert_eq!(found(&server.ok(CHAT, body.clone())["usage"]), expected, "{text}");
+        body["stream_options"] = json!({"include_usage": true});
+        assert_eq!(found(&server.stream(CHAT, body).last().unwrap()["usage"]), expected, "{text}");
+    }
+}
+
 /// C41 of public reports.
 #[test]
 fn a_stop_string_counts_in_the_answer_and_only_if_asked_for_in_the_reasoning() {

@@ -93,6 +93,19 @@ impl Channels {
         }
     }
 
+    /// Whether the last character belongs to a message of reasoning.
+    pub fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Body(Kind::Reasoning, _))
+    }
+
+    /// Number of characters of a header, whose message is not known yet.
+    pub fn num_undecided_chars(&self) -> usize {
+        match &self.state {
+            State::Header(held) => held.chars().count(),
+            State::Body(..) => 0,
+        }
+    }
+
     /// Ends the text.
     pub fn finish(&mut self, thought: &mut Thought) {
         match std::mem::replace(&mut self.state, State::Header(String::new())) {

@@ -159,7 +159,8 @@ impl ReasoningFormat {
             },
         };
         let around = self.declaration().around;
-        Some(ReasoningParser { state, markers: self.markers(), around, held: String::new() })
+        let markers = self.markers();
+        Some(ReasoningParser { state, markers, around, held: String::new(), position: 0, end: 0 })
     }
 
     /// The text that opens the reasoning, where it is text: no special token.
@@ -284,6 +285,10 @@ pub struct ReasoningParser {
     around: &'static [&'static str],
     /// Text of the answer that may be one of them.
     held: String,
+    /// Number of characters that have been read.
+    position: usize,
+    /// Number of characters up to the end of the reasoning so far.
+    end: usize,
 }
 
 impl ReasoningParser {
@@ -295,7 +300,25 @@ impl ReasoningParser {
             markers,
             around: &[],
             held: String::new(),
+            position: 0,
+            end: 0,
         }
+    }
+
+    /// Number of characters, of those that have been read, of which it is known whether they are reasoning.
+    pub fn num_decided_chars(&self) -> usize {
+        let undecided = match &self.state {
+            State::Channels(channels) => channels.num_undecided_chars(),
+            State::Start(held) => held.chars().count(),
+            State::Thinking { .. } | State::Between | State::Answer => 0,
+        };
+        self.position.saturating_sub(undecided)
+    }
+
+    /// Number of characters, of those that have been read, up to the end of the reasoning and the marker behind it. Until the reasoning
+    /// has begun, it is 0.
+    pub fn num_reasoning_chars(&self) -> usize {
+        self.end
     }
 
     /// Returns calls of functions as text, in a format whose calls are messages beside the reasoning.
@@ -325,8 +348,24 @@ impl ReasoningParser {
     /// Reads the next piece of text.
     pub fn push(&mut self, text: &str) -> Thought {
         let mut thought = Thought::default();
-        text.chars().for_each(|c| self.read_char(c, &mut thought));
+        for c in text.chars() {
+            let was_within = self.is_within();
+            self.read_char(c, &mut thought);
+            self.position += 1;
+            if was_within || self.is_within() {
+                self.end = self.position;
+            }
+        }
         thought
+    }
+
+    /// Whether the last character belongs to the reasoning.
+    fn is_within(&self) -> bool {
+        match &self.state {
+            State::Channels(channels) => channels.is_reasoning(),
+            State::Thinking { .. } => true,
+            State::Start(_) | State::Between | State::Answer => false,
+        }
     }
 
     /// Ends the text, and returns what was held back.

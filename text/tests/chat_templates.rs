@@ -664,3 +664,23 @@ fn leading_system_messages_become_one_for_a_template_that_takes_only_one() {
     assert_eq!(render(&template(several), messages.clone(), |_| ()).unwrap(), "<a><b><q><c>");
     assert_eq!(render(&template(first), messages, |_| ()).unwrap(), "<a\n\nb><q><c>");
 }
+
+#[test]
+fn a_system_message_between_turns_joins_the_first_for_a_template_that_does_not_show_it() {
+    let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}, {"role": "user", "content": "s"},
+        {"role": "system", "content": "a"}, {"role": "assistant", "content": "t"}, {"role": "developer", "content": "b"}]);
+    let raises = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}\
+                  <{{ m.content }}>{% endfor %}";
+    let drops =
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.content }}>{% endif %}{% endfor %}";
+    for source in [raises, drops] {
+        assert_eq!(render(&template(source), messages.clone(), |_| ()).unwrap(), "<a\n\nb><q><r><s><t>");
+        let first = json!([{"role": "system", "content": "z"}, {"role": "user", "content": "q"}, {"role": "system", "content": "a"}]);
+        assert_eq!(render(&template(source), first, |_| ()).unwrap(), "<z\n\na><q>");
+    }
+    let shows = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    assert_eq!(render(&template(shows), messages.clone(), |_| ()).unwrap(), "<q><r><s><a><t><b>");
+    // A template without system messages refuses them wherever they are.
+    let none = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}{{ m.content }}{% endfor %}";
+    assert!(render(&template(none), messages, |_| ()).is_err());
+}

@@ -17,6 +17,28 @@ fn split_by(mut parser: ReasoningParser, pieces: &[&str]) -> (String, String) {
 }
 
 #[test]
+fn the_reasoning_ends_with_its_marker_whatever_the_pieces() {
+    let ends = |mut parser: ReasoningParser, text: &str| {
+        let mut found = Vec::new();
+        for c in text.chars() {
+            parser.push(c.encode_utf8(&mut [0; 4]));
+            found.push(parser.num_reasoning_chars());
+        }
+        assert_eq!(parser.num_decided_chars(), text.chars().count());
+        assert!(found.is_sorted(), "{text}: {found:?}");
+        found.last().copied().unwrap_or(0)
+    };
+    let end_of = |text: &str, marker: &str| text[..text.find(marker).unwrap() + marker.len()].chars().count();
+    let text = " <think>é世</think>\n\nc <think>d</think>";
+    assert_eq!(ends(ReasoningParser::new(false), text), end_of(text, "</think>"));
+    assert_eq!(ends(ReasoningParser::new(true), "a</think>b"), 9);
+    assert_eq!(ends(ReasoningParser::new(false), "a <think>b</think>"), 0);
+    assert_eq!(ends(ReasoningParser::new(false), "<think>endless"), 14);
+    let harmony = "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>y";
+    assert_eq!(ends(ReasoningFormat::GptOss.parser("").unwrap(), harmony), end_of(harmony, "<|end|>"));
+}
+
+#[test]
 fn reasoning_is_recognised_only_in_front_of_the_answer() {
     for (thinking, text, reasoning, content) in [
         (false, "<think>a b</think>c", "a b", "c"),

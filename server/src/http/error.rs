@@ -1,4 +1,4 @@
-//! Errors as clients see them: a status and OpenAI's error object.
+//! Errors as clients see them: a status and OpenAI's error object, or that of the API of the route ([`ErrorForm`]).
 //!
 //! ```json
 //! {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
@@ -10,7 +10,9 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use axum::Json;
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use engine::SubmitError;
 use serde_json::{Value, json};
@@ -28,12 +30,32 @@ pub struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
+    /// Number of tokens of a prompt that is too long, and the greatest number.
+    excess: Option<(usize, usize)>,
+}
+
+/// The form of the errors of an API: which paths are its own, and the body of an error.
+pub struct ErrorForm {
+    /// Whether this is a path of the API.
+    pub is_path: fn(&str) -> bool,
+    /// The body of an error.
+    pub body: fn(&ApiError) -> Value,
+}
+
+/// Middleware: gives the errors of all layers the form of the API of their route.
+pub async fn reshape(State(forms): State<&'static [ErrorForm]>, request: Request, next: Next) -> Response {
+    let form = forms.iter().find(|form| (form.is_path)(request.uri().path()));
+    let mut response = next.run(request).await;
+    let Some((form, error)) = form.zip(response.extensions_mut().remove::<ApiError>()) else { return response };
+    let (mut parts, _) = response.into_parts();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    (parts, Json((form.body)(&error))).into_response()
 }
 
 impl ApiError {
     /// An error without `param` and `code`.
     pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind: None, code: None, param: None, message: message.into() }
+        ApiError { status, kind: None, code: None, param: None, message: message.into(), excess: None }
     }
 
     /// An error with vLLM's type, whose code is the status.
@@ -49,6 +71,29 @@ impl ApiError {
     /// Sets `param`.
     pub fn with_param(self, param: &str) -> ApiError {
         ApiError { param: Some(param.to_string()), ..self }
+    }
+
+    /// Sets the number of tokens of a prompt that is too long, and the greatest number.
+    pub fn with_excess(self, found: usize, most: usize) -> ApiError {
+        ApiError { excess: Some((found, most)), ..self }
+    }
+
+    /// Number of tokens of a prompt that is too long, and the greatest number.
+    pub fn excess(&self) -> Option<(usize, usize)> {
+        self.excess
+    }
+
+    /// The error with the names that another API has for fields: pairs of our name and the other.
+    pub fn renamed(mut self, names: &[(&str, &str)]) -> ApiError {
+        let Some(param) = self.param.take() else { return self };
+        let rest_of =
+            |name: &str| param.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        let renamed = names.iter().find_map(|(ours, theirs)| Some(format!("{theirs}{}", rest_of(ours)?)));
+        if let (Some(name), Some(problem)) = (&renamed, self.message.strip_prefix(&param)) {
+            self.message = format!("{name}{problem}");
+        }
+        self.param = Some(renamed.unwrap_or(param));
+        self
     }
 
     /// 400 without a parameter.
@@ -193,6 +238,8 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         headers.extend(self.retry_after().map(|seconds| (header::RETRY_AFTER, seconds.into())));
+        // For `reshape`.
+        response.extensions_mut().insert(self);
         response
     }
 }

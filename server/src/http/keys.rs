@@ -1,4 +1,4 @@
-//! `--api-key`: all routes except [`PUBLIC`] require the header `Authorization: Bearer KEY`.
+//! `--api-key`: all routes except [`PUBLIC`] require the header `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`.
 
 use std::sync::Arc;
 
@@ -29,16 +29,21 @@ pub async fn check(State(options): State<Arc<ServerOptions>>, mut request: Reque
     // Compares with every key, in time that does not depend on which one matches or on how much of it does.
     let is_key =
         |sent: &str| keys.iter().fold(false, |found, key| found | bool::from(sent.as_bytes().ct_eq(key.as_bytes())));
-    let key: Option<Arc<str>> = bearer(request.headers()).filter(|sent| is_key(sent)).map(Arc::from);
+    let key: Option<Arc<str>> = sent(request.headers()).find(|sent| is_key(sent)).map(Arc::from);
     if keys.is_empty() || PUBLIC.contains(&request.uri().path()) || key.is_some() {
         request.extensions_mut().insert(Client::Key(key));
         return next.run(request).await;
     }
-    let message = "Incorrect or missing API key, expected one of --api-key; send it as `Authorization: Bearer KEY`";
+    let message = "Incorrect or missing API key, expected one of --api-key; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";
     ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key").into_response()
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+/// The keys that a request has: clients of Anthropic's API send one in either header.
+fn sent(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let bearer = || {
+        let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    };
+    let plain = || Some(headers.get("x-api-key")?.to_str().ok()?.trim());
+    bearer().into_iter().chain(plain())
 }

@@ -24,6 +24,6 @@ pub mod sse;
 
 pub use budget::{Budget, Reserved, largest as largest_part};
 pub use connection::Connection;
-pub use error::{ApiError, excerpt, method_not_allowed, not_found};
+pub use error::{ApiError, ErrorForm, excerpt, method_not_allowed, not_found, reshape};
 pub use keys::Client;
 pub use parse_pool::{INLINE, LANES, ParsePool};

@@ -10,7 +10,7 @@
 //! | `Host` is a loopback name or address, or allowed by `--allowed-hosts`; of a server that does not listen on loopback also any address and a name without a dot | without keys, or with the flag |
 //! | `Origin` is the server's own, a loopback one, or allowed by `--allowed-origins` | without keys |
 //! | without `Origin`, `Sec-Fetch-Site` is not `cross-site`, except for a link to a page | without keys |
-//! | a body's media type is JSON, which a page of another site can send only if the server allows it | always |
+//! | a body's media type is JSON, which a page of another site can send only if the server allows it | always; where clients do not declare it, of browsers |
 //!
 //! A server with keys needs no further protection: a page of another site does not have one.
 
@@ -50,6 +50,12 @@ pub fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     Err(ApiError::header(status, "content-type", found.as_deref(), "application/json"))
+}
+
+/// Rejects a body that is not declared as JSON, unless no page can have sent it: a browser says where a request with a body comes
+/// from.
+pub fn check_undeclared(headers: &HeaderMap) -> Result<(), ApiError> {
+    if is_of_browser(headers) { check_media_type(headers) } else { Ok(()) }
 }
 
 fn check_request(options: &ServerOptions, loopback: bool, request: &Request) -> Result<(), ApiError> {
@@ -116,10 +122,11 @@ fn is_own(origin: &str, host: Option<&str>) -> bool {
 
 /// Whether the request is not from a browser, which sends `Origin` with every POST.
 fn is_not_browser(request: &Request) -> bool {
-    let headers = request.headers();
-    request.method() == Method::POST
-        && !headers.contains_key(header::ORIGIN)
-        && !headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
+    request.method() == Method::POST && !is_of_browser(request.headers())
+}
+
+fn is_of_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
 /// Whether this is a name without a dot, such as those of a hosts file. Public names, which can be rebound, have a dot.

@@ -1,4 +1,4 @@
-//! Server-sent events: a body of `data:` lines, pulled as the client reads.
+//! Streams: a body of server-sent events (`data:` lines), or of JSON lines, pulled as the client reads.
 //!
 //! A slow client delays only itself; a client that disconnects drops the body and with it the source of its events. All
 //! events that are ready become one frame of the body, so that a step of the engine is one write to the connection.
@@ -16,14 +16,33 @@ use futures_util::Stream;
 use hyper::body::Frame;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A comment is sent after this much silence, so that proxies keep the connection open while a request is queued.
+/// Something is sent after this much silence, so that proxies keep the connection open while a request is queued.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Events beyond this many bytes wait for the next frame.
 const FRAME_BYTES: usize = 16 << 10;
 
-/// A source of server-sent events.
+/// How a stream is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Framing {
+    /// Its media type.
+    pub media_type: &'static str,
+    /// What is sent after some silence; empty: nothing.
+    pub keep_alive: &'static str,
+}
+
+impl Framing {
+    /// Server-sent events, with comments in silence.
+    pub const EVENTS: Framing = Framing { media_type: "text/event-stream", keep_alive: ":\n\n" };
+    /// JSON lines, which have no comments.
+    pub const LINES: Framing = Framing { media_type: "application/x-ndjson", keep_alive: "" };
+}
+
+/// A source of events.
 pub trait EventSource: Send + Unpin + 'static {
+    /// How the stream is written.
+    const FRAMING: Framing = Framing::EVENTS;
+
     /// Appends the next events to `lines`, if any; `false` at the end.
     fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool>;
 }
@@ -48,10 +67,10 @@ pub fn event(lines: &mut Vec<u8>, name: Option<&str>, write: impl FnOnce(&mut Ve
 }
 
 /// The HTTP response that streams events.
-pub fn respond(source: impl EventSource) -> Response {
+pub fn respond<S: EventSource>(source: S) -> Response {
     let body = EventBody { source, is_over: false, next_capacity: 0, keep_alive: Box::pin(sleep(KEEP_ALIVE)) };
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(S::FRAMING.media_type)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Otherwise nginx buffers the stream.
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
@@ -85,8 +104,11 @@ impl<S: EventSource> hyper::body::Body for EventBody<S> {
             if *is_over {
                 return Poll::Ready(None);
             }
+            if S::FRAMING.keep_alive.is_empty() {
+                return Poll::Pending;
+            }
             ready!(keep_alive.as_mut().poll(cx));
-            lines.extend_from_slice(b":\n\n");
+            lines.extend_from_slice(S::FRAMING.keep_alive.as_bytes());
         } else {
             *next_capacity = lines.len() + lines.len() / 8;
         }

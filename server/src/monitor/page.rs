@@ -3,10 +3,10 @@
 //! The files of `server/page/` are compiled into the binary: plain HTML, CSS and JavaScript modules without a build
 //! step. The content security policy allows nothing from other servers, and no inline script or style. The page needs
 //! no key, but asks for one if the API requires it. Its URLs are relative, so that it works behind a proxy's path
-//! prefix.
+//! prefix. Programs that ask for the page get the line by which clients of Ollama find a server.
 
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::openapi::{Operation, Routes};
@@ -40,7 +40,22 @@ pub fn add(routes: &mut Routes) {
         let summary =
             if path == "/" { "Web page with a chat and a view of the engine" } else { "File of the web page" };
         let operation = Operation::get(summary).returns_text(kind.split(';').next().unwrap_or(kind));
-        routes.add(&[path], get(async move || file(kind, text)), operation);
+        if path == "/" {
+            let operation =
+                operation.also("text/plain", "For programs: the line by which clients of Ollama find a server.");
+            routes.add(&[path], get(async move |headers: HeaderMap| page(&headers, kind, text)), operation);
+        } else {
+            routes.add(&[path], get(async move || file(kind, text)), operation);
+        }
+    }
+}
+
+/// The page for browsers, which say that they read HTML.
+fn page(headers: &HeaderMap, kind: &'static str, text: &'static str) -> Response {
+    let reads_html = |value: &HeaderValue| value.to_str().is_ok_and(|accepted| accepted.contains("text/html"));
+    match headers.get_all(header::ACCEPT).iter().any(reads_html) {
+        true => file(kind, text).into_response(),
+        false => ([(header::VARY, "accept")], "Ollama is running").into_response(),
     }
 }
 
@@ -50,6 +65,7 @@ fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
+        (header::VARY, "accept"),
         // A new binary has a new page, and the files are small.
         (header::CACHE_CONTROL, "no-cache"),
     ];

@@ -9,11 +9,12 @@ use serde_json::json;
 use text::ReasoningParser;
 
 use super::choices::{self, Choice, Choices, ChunkWriter, Content, Field, Generation};
+use super::completions::CompletionRequest;
 use super::logprobs::{Logprobs, Prompt};
 use crate::app::{App, LogprobFormat};
 use crate::http::ApiError;
 use crate::reply::Assistant;
-use crate::request::{Conversation, Cost, Fields, Options, Tools, Work, truncate, unsupported};
+use crate::request::{Conversation, Cost, Fields, Options, Tools, Work, prompts, truncate, unsupported};
 
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -34,7 +35,7 @@ pub struct Prepared {
     pub param: &'static str,
     tools: Tools,
     /// Parser of the reasoning at the beginning of an answer; `None` if reasoning is not parsed.
-    reasoning: Option<ReasoningParser>,
+    pub reasoning: Option<ReasoningParser>,
     shows_reasoning: bool,
 }
 
@@ -67,6 +68,33 @@ impl Prepared {
         let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
         let cost = cost(&options, ids.len());
         Ok((Prepared { options, ids, param, tools, reasoning, shows_reasoning }, cost))
+    }
+
+    /// Tokenizes a plain prompt, whose answer has neither reasoning nor calls.
+    pub fn plain(work: &Work, mut request: CompletionRequest) -> Result<(Prepared, Cost), ApiError> {
+        const PARAM: &str = "prompt";
+        let prompts = std::mem::take(&mut request.prompts);
+        let count = prompts.len();
+        if count != 1 {
+            return Err(ApiError::found(PARAM, &format!("{count} prompts"), "one"));
+        }
+        let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
+        request.cost(work, (1, least), 0).check(&work.options.limits)?;
+        let keep = request.options.truncate_prompt_tokens;
+        let tokenized = prompts::tokenize(work, prompts, PARAM, request.add_special, keep)?;
+        let ids: Vec<u32> = tokenized.into_iter().flat_map(|(ids, _)| ids).collect();
+        let cost = request.cost(work, (1, ids.len()), 0);
+        let CompletionRequest { options, .. } = request;
+        let prepared =
+            Prepared { options, ids, param: PARAM, tools: Tools::none(), reasoning: None, shows_reasoning: false };
+        Ok((prepared, cost))
+    }
+
+    /// Cuts the token limit to the rest of the context. Returns whether it was longer.
+    pub fn cut_limit(&mut self, app: &App) -> bool {
+        let rest = app.context().saturating_sub(self.ids.len());
+        let limit = self.options.max_tokens.as_mut().filter(|(_, limit)| *limit > rest);
+        limit.map(|(_, limit)| *limit = rest).is_some()
     }
 
     /// Request to the engine.
@@ -131,6 +159,8 @@ fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiEr
 /// State of a running chat request.
 struct Chat {
     generation: Generation,
+    /// Parser of the reasoning.
+    reasoning: Option<ReasoningParser>,
     /// One per sequence.
     assistants: Vec<Assistant>,
 }
@@ -144,9 +174,14 @@ impl Choices for Chat {
         cost.check(&work.options.limits)?;
         let request = prepared.request(work)?;
         let assistants = (0..prepared.options.params.n).map(|_| prepared.assistant(work)).collect();
-        let prompts = vec![Arc::new(Prompt { ids: prepared.ids, logprobs: None })];
-        let generation = Generation { app: work.app.clone(), options: prepared.options, prompts };
-        Ok(((Chat { generation, assistants }, vec![request]), cost))
+        let Prepared { ids, options, reasoning, .. } = prepared;
+        let prompts = vec![Arc::new(Prompt { ids, logprobs: None })];
+        let generation = Generation { app: work.app.clone(), options, prompts };
+        Ok(((Chat { generation, reasoning, assistants }, vec![request]), cost))
+    }
+
+    fn reasoning(&self) -> Option<ReasoningParser> {
+        self.reasoning.clone()
     }
 
     fn generation(&mut self) -> &mut Generation {
@@ -154,7 +189,7 @@ impl Choices for Chat {
     }
 
     fn choice<'a>(&mut self, _: usize, delta: &'a Delta, is_whole: bool) -> Option<Choice<'a>> {
-        let Chat { generation, assistants } = self;
+        let Chat { generation, assistants, .. } = self;
         let (index, finish) = (delta.index as usize, delta.finish.as_ref());
         let assistant = assistants.get_mut(index)?;
         let piece = assistant.push(&delta.text, finish.is_some());

@@ -9,7 +9,7 @@ use engine::{Delta, FinishReason, GenerationRequest, StopCause, TokenLogprobs};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
-use text::Tokenizer;
+use text::{ReasoningParser, Tokenizer};
 
 use super::logprobs::{Logprobs, Prompt, PromptLogprobs};
 use crate::app::App;
@@ -65,6 +65,11 @@ pub trait Choices: Send + Unpin + Sized + 'static {
     /// The request.
     fn generation(&mut self) -> &mut Generation;
 
+    /// Parser of the reasoning of the one prompt, if there may be any.
+    fn reasoning(&self) -> Option<ReasoningParser> {
+        None
+    }
+
     /// Choice of a delta, which is a whole sequence if `is_whole`; `None` if a chunk would be empty.
     fn choice<'a>(&mut self, prompt: usize, delta: &'a Delta, is_whole: bool) -> Option<Choice<'a>>;
 
@@ -90,7 +95,7 @@ pub async fn respond<C: Choices>(app: Arc<App>, request: Request) -> Result<Resp
     let ([prefix, whole, chunk], stream_usage) = (C::NAMES, options.stream_usage);
     let streams = options.stream;
     let envelope = Envelope::new(&app, options.adapter.as_deref(), prefix, if streams { chunk } else { whole });
-    let run = Run::submit(&app, requests).await?;
+    let run = Run::submit(&app, requests).await?.counting(choices.reasoning());
     if streams {
         let mut writer = ChunkWriter { envelope, usage, stream_usage, lines: Vec::new() };
         choices.open(&mut writer);
@@ -145,17 +150,15 @@ pub async fn render<C: Choices>(app: Arc<App>, request: Request, is_list: bool) 
 
 /// The field `usage`.
 fn usage_json(usage: &Usage) -> Value {
-    let mut json = json!({
+    let mut details = usage.draft_details();
+    details.insert("reasoning_tokens".into(), usage.reasoning_tokens.into());
+    json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    });
-    let details = usage.draft_details();
-    if !details.is_empty() {
-        json["completion_tokens_details"] = details.into();
-    }
-    json
+        "completion_tokens_details": details,
+    })
 }
 
 /// Writes chunks.

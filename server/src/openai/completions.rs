@@ -10,7 +10,7 @@ use super::choices::{self, Choice, Choices, Content, Field, Generation};
 use super::logprobs::{self, Logprobs, Prompt};
 use crate::app::{App, LogprobFormat};
 use crate::http::ApiError;
-use crate::request::{Cost, Fields, Input, Options, Work, add_special_tokens, prompts, unsupported};
+use crate::request::{Around, Cost, Fields, Infill, Input, Options, Work, add_special_tokens, prompts, unsupported};
 
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -53,12 +53,22 @@ impl CompletionRequest {
         if echo && logprobs.is_some() {
             options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
         }
+        let description = "Text after the completion, for a model that has learned to fill in; not with echo.";
+        let suffix = fields.str("suffix", work.options.limits.max_text_bytes, description)?;
+        let suffix = suffix.filter(|suffix| !suffix.is_empty());
+        if suffix.is_some() && echo {
+            return Err(ApiError::conflict("suffix", "echo"));
+        }
         let prompts = prompts::read(work, fields, "prompt", "Prompts to complete.")?;
+        let prompts = match suffix {
+            None => prompts,
+            Some(after) => filled_in(work, &prompts, after, add_special)?,
+        };
         Ok(CompletionRequest { options, echo, add_special, prompt_logprobs, prompts })
     }
 
     /// Cost with prompts of this number and of this many tokens and bytes in total.
-    fn cost(&self, app: &App, prompts: (usize, usize), bytes: usize) -> Cost {
+    pub fn cost(&self, app: &App, prompts: (usize, usize), bytes: usize) -> Cost {
         let params = &self.options.params;
         let cost = self.options.cost(app, prompts, Some(DEFAULT_MAX_TOKENS), LogprobFormat::Completion);
         let copies = |asked| app.logprob_entries(asked, LogprobFormat::Completion) * params.n;
@@ -69,6 +79,22 @@ impl CompletionRequest {
             ..cost
         }
     }
+}
+
+/// Prompts of which each shows the text before the completion, and `after` it.
+fn filled_in(work: &Work, prompts: &[Input], after: &str, add_special: bool) -> Result<Vec<Input>, ApiError> {
+    let infill = Infill::required(work, "suffix")?;
+    let mut tokens = 0;
+    let one = |prompt: &Input| {
+        let Input::Text(before) = prompt else {
+            return Err(ApiError::found("prompt", "token ids together with suffix", "text"));
+        };
+        let ids = infill.prompt(work, Around { before, after, ..Around::default() }, add_special, "prompt")?;
+        tokens += ids.len();
+        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
+        Ok(Input::Ids(ids))
+    };
+    prompts.iter().map(one).collect()
 }
 
 /// State of a running completion request.

@@ -26,8 +26,8 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let one = |(index, vector): (usize, Vec<f32>)| {
-            let vector = finish(app.pooler(), vector, form.dimensions, form.use_activation);
-            Embedding { object: "embedding", index, embedding: Vector::new(vector, form.is_base64) }
+            let vector = Vector::new(form.finish(&app, vector), form.is_base64);
+            Embedding { object: "embedding", index, embedding: vector }
         };
         envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
     })
@@ -47,6 +47,13 @@ pub struct Form {
     dimensions: Option<usize>,
     use_activation: Option<bool>,
     adapter: Option<String>,
+}
+
+impl Form {
+    /// What the response has of a vector that the engine gave.
+    pub fn finish(&self, app: &App, vector: Vec<f32>) -> Vec<f32> {
+        finish(app.pooler(), vector, self.dimensions, self.use_activation)
+    }
 }
 
 /// The fields of an embeddings request.
@@ -82,8 +89,16 @@ fn dimensions(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiErro
 
 /// Reads the fields and tokenizes the prompts. Also returns the form of the answer.
 pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
+    prepare_request(work, EmbeddingsRequest::read(work, fields)?)
+}
+
+/// Tokenizes the prompts of a request.
+pub fn prepare_request(
+    work: &Work,
+    request: EmbeddingsRequest,
+) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
     work.must_embed()?;
-    let EmbeddingsRequest { is_base64, dimensions, pooled, prompts } = EmbeddingsRequest::read(work, fields)?;
+    let EmbeddingsRequest { is_base64, dimensions, pooled, prompts } = request;
     check_activation(work, pooled.use_activation)?;
     let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
     pooled.cost(work, prompts.len(), least).check(&work.options.limits)?;

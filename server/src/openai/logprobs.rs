@@ -17,14 +17,14 @@ use crate::http::json::Items;
 const LOWEST: f32 = -9999.0;
 
 /// A number as JSON.
-fn number(logprob: f32) -> f64 {
+pub fn number(logprob: f32) -> f64 {
     // `max` also replaces NaN.
     logprob.max(LOWEST).into()
 }
 
 /// Text of a token. Bytes that are not UTF-8 are written as `bytes:\xf0\x9f`, as OpenAI does, so that different tokens
 /// have different texts.
-fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
+pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8(tokenizer.token_bytes(id)).unwrap_or_else(|error| {
         let escaped = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
         "bytes:".to_string() + &escaped.collect::<String>()

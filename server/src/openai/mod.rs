@@ -5,7 +5,7 @@ mod choices;
 pub mod completions;
 pub mod conversations;
 pub mod embeddings;
-mod logprobs;
+pub mod logprobs;
 mod models;
 pub mod responses;
 mod resume;

@@ -12,7 +12,7 @@ pub const SCHEMAS: &[Schema] = &[
     (
         "Usage.completion_tokens_details",
         "object?",
-        "accepted_prediction_tokens and rejected_prediction_tokens of drafts.",
+        "reasoning_tokens, and accepted_prediction_tokens and rejected_prediction_tokens of drafts.",
     ),
     ("Completion", "object", "Generated completions."),
     ("Completion.id", "string", "Unique id of the completion."),

@@ -231,10 +231,19 @@ impl Operation {
     }
 
     /// The response may also be a stream.
-    pub fn streams(mut self) -> Operation {
-        let description = "Server-sent events, with stream: true.";
+    pub fn streams(self) -> Operation {
+        self.also("text/event-stream", "Server-sent events, with stream: true.")
+    }
+
+    /// The response is a stream of JSON lines unless `stream` is false.
+    pub fn streams_lines(self) -> Operation {
+        self.also("application/x-ndjson", "JSON lines, without stream: false.")
+    }
+
+    /// The response may also be text of this media type.
+    pub fn also(mut self, media_type: &str, description: &str) -> Operation {
         if let Some(success) = &mut self.success {
-            success["content"]["text/event-stream"] = json!({"schema": {"type": "string", "description": description}});
+            success["content"][media_type] = json!({"schema": {"type": "string", "description": description}});
         }
         self
     }

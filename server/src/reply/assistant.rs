@@ -1,5 +1,6 @@
 //! Parses the text of a sequence into an assistant message: reasoning, content and tool calls, whole or in pieces.
 
+use serde_json::{Value, json};
 use text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
 
 use crate::app::App;
@@ -18,6 +19,31 @@ pub struct Assistant {
     earlier_calls: usize,
     /// Number of tool calls to return; further ones are dropped.
     most_calls: usize,
+}
+
+/// A part of a message, in the order of the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Reasoning before the answer.
+    Reasoning(String),
+    /// Text of the answer.
+    Text(String),
+    /// A new tool call.
+    Call {
+        /// Index among the calls of the message.
+        index: usize,
+        /// Its id.
+        id: String,
+        /// Name of the function.
+        name: String,
+    },
+    /// A piece of the JSON text of a call's arguments.
+    Arguments {
+        /// Index of the call.
+        index: usize,
+        /// The piece.
+        text: String,
+    },
 }
 
 /// A parsed piece of text.
@@ -68,14 +94,22 @@ impl Assistant {
 
     /// Parses the next piece of text, which is the last one if `ended`.
     pub fn push(&mut self, text: &str, ended: bool) -> Piece {
-        let Thought { mut reasoning, content } = self.split_reasoning(text, ended);
-        if !self.shows_reasoning {
-            reasoning.clear();
+        let mut piece = Piece::default();
+        self.read(text, ended, |part| piece.add(part));
+        piece
+    }
+
+    /// Like [`Assistant::push`], with the parts in the order of the text.
+    pub fn read(&mut self, text: &str, ended: bool, mut each: impl FnMut(Part)) {
+        let Thought { reasoning, content } = self.split_reasoning(text, ended);
+        if self.shows_reasoning && !reasoning.is_empty() {
+            each(Part::Reasoning(reasoning));
         }
-        let mut piece = Piece { reasoning, ..Piece::default() };
         let Some(parser) = &mut self.tools else {
-            piece.content = content;
-            return piece;
+            if !content.is_empty() {
+                each(Part::Text(content));
+            }
+            return;
         };
         let mut events = Vec::new();
         parser.push(&content, &mut events);
@@ -83,25 +117,20 @@ impl Assistant {
             parser.finish(&mut events);
         }
         for event in events {
-            match event {
-                ToolEvent::Text(text) => piece.content += &text,
+            let part = match event {
+                ToolEvent::Text(text) => Part::Text(text),
                 ToolEvent::Call { name } => {
                     self.calls += 1;
                     let index = self.calls - 1;
-                    let begun = Some((call_id(self.format, &name, self.earlier_calls + index), name));
-                    piece.calls.push(CallPiece { index, begun, arguments: String::new() });
+                    Part::Call { index, id: call_id(self.format, &name, self.earlier_calls + index), name }
                 }
-                ToolEvent::Arguments(more) => match piece.calls.last_mut() {
-                    Some(call) => call.arguments += &more,
-                    None => {
-                        let index = self.calls.saturating_sub(1);
-                        piece.calls.push(CallPiece { index, begun: None, arguments: more });
-                    }
-                },
+                ToolEvent::Arguments(text) => Part::Arguments { index: self.calls.saturating_sub(1), text },
+            };
+            match &part {
+                Part::Call { index, .. } | Part::Arguments { index, .. } if *index >= self.most_calls => {}
+                _ => each(part),
             }
         }
-        piece.calls.retain(|call| call.index < self.most_calls);
-        piece
     }
 
     fn split_reasoning(&mut self, text: &str, ended: bool) -> Thought {
@@ -118,7 +147,29 @@ impl Assistant {
     }
 }
 
+/// The arguments of a call as an object. A model may write anything: other text is its field `INVALID_JSON`, as in the documentation
+/// of Anthropic's API.
+pub fn arguments_object(text: &str) -> Value {
+    let object = serde_json::from_str(text).ok().filter(Value::is_object);
+    object.unwrap_or_else(|| json!({"INVALID_JSON": text}))
+}
+
 impl Piece {
+    fn add(&mut self, part: Part) {
+        match part {
+            Part::Reasoning(text) => self.reasoning += &text,
+            Part::Text(text) if self.content.is_empty() => self.content = text,
+            Part::Text(text) => self.content += &text,
+            Part::Call { index, id, name } => {
+                self.calls.push(CallPiece { index, begun: Some((id, name)), arguments: String::new() });
+            }
+            Part::Arguments { index, text } => match self.calls.last_mut() {
+                Some(call) => call.arguments += &text,
+                None => self.calls.push(CallPiece { index, begun: None, arguments: text }),
+            },
+        }
+    }
+
     /// Whether nothing was parsed.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty()

@@ -13,7 +13,7 @@ mod run;
 pub mod stream;
 mod vector;
 
-pub use assistant::{Assistant, CallPiece, Piece};
+pub use assistant::{Assistant, CallPiece, Part, Piece, arguments_object};
 pub use envelope::{Envelope, prompt_usage, response_id};
 pub use run::{Run, Usage, failed, fix};
 pub use stream::Translator;

@@ -12,7 +12,7 @@ use engine::{Delta, Event, TokenLogprobs};
 
 use super::run::{self, Run, Usage};
 use crate::http::ApiError;
-use crate::http::sse::{self, EventSource};
+use crate::http::sse::{self, EventSource, Framing};
 
 /// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
 /// connections.
@@ -23,8 +23,14 @@ pub type Settling = Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send>>;
 
 /// Translates the events of the engine to those of an API.
 pub trait Translator: Send + Unpin + 'static {
+    /// How the stream is written.
+    const FRAMING: Framing = Framing::EVENTS;
+
     /// The token counts so far, which already include what the other functions receive.
     fn usage(&mut self) -> &mut Usage;
+
+    /// Receives the news that a prompt has been computed.
+    fn started(&mut self) {}
 
     /// Receives the log probabilities of a prompt, before its first delta.
     fn prompt_logprobs(&mut self, _prompt: usize, _logprobs: Vec<Option<TokenLogprobs>>) {}
@@ -48,16 +54,20 @@ pub trait Translator: Send + Unpin + 'static {
 }
 
 /// Hands an event to a translator.
-pub fn translate(translator: &mut impl Translator, prompt: usize, event: Event) -> Result<(), ApiError> {
+pub fn translate(translator: &mut impl Translator, run: &Run, prompt: usize, event: Event) -> Result<(), ApiError> {
     match event {
         Event::PromptLogprobs(logprobs) => translator.prompt_logprobs(prompt, logprobs),
         // A request for an embedding has no other events.
         Event::Embedding(_) => {}
-        Event::Started { cached_tokens } => translator.usage().cached_tokens += cached_tokens,
+        Event::Started { cached_tokens } => {
+            translator.usage().cached_tokens += cached_tokens;
+            translator.started();
+        }
         Event::Delta(delta) => {
             let usage = translator.usage();
             usage.completion_tokens += delta.tokens.len();
             usage.drafts += delta.drafts;
+            usage.reasoning_tokens = run.reasoning_tokens();
             run::failed(&delta)?;
             // Other tasks of this thread continue on another one.
             match delta.tokens.len() > LARGE_DELTA {
@@ -72,7 +82,7 @@ pub fn translate(translator: &mut impl Translator, prompt: usize, event: Event) 
 /// Translates all events of a run, of which nothing is sent.
 pub async fn finish(mut run: Run, translator: &mut impl Translator) -> Result<(), ApiError> {
     while let Some((prompt, event)) = run.next().await {
-        translate(translator, prompt, event)?;
+        translate(translator, &run, prompt, event)?;
     }
     run.failure().map_or(Ok(()), Err)?;
     if let Some(settling) = translator.settle() {
@@ -95,6 +105,8 @@ struct TranslatedRun<T> {
 }
 
 impl<T: Translator> EventSource for TranslatedRun<T> {
+    const FRAMING: Framing = T::FRAMING;
+
     fn poll_events(&mut self, cx: &mut Context<'_>, lines: &mut Vec<u8>) -> Poll<bool> {
         let TranslatedRun { run, settling, translator } = self;
         if let Some(work) = settling {
@@ -107,7 +119,7 @@ impl<T: Translator> EventSource for TranslatedRun<T> {
         }
         let Some(running) = run else { return Poll::Ready(false) };
         let failure = match ready!(running.poll_next(cx)) {
-            Some((prompt, event)) => translate(translator, prompt, event).err().map(Some),
+            Some((prompt, event)) => translate(translator, running, prompt, event).err().map(Some),
             None => Some(running.failure()),
         };
         if let Some(failure) = failure {

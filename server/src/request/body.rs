@@ -18,7 +18,6 @@ use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
-use serde_json::Value;
 use tokio::time::{Instant, interval_at, sleep, timeout};
 
 use super::cost::Cost;
@@ -55,6 +54,17 @@ pub struct Received {
 
 /// Receives the body of a request.
 pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> {
+    origin::check_media_type(request.headers())?;
+    receive_checked(app, request).await
+}
+
+/// Receives the body of a request of an API whose clients do not say that it is JSON.
+pub async fn receive_any_type(app: &App, request: Request) -> Result<Received, ApiError> {
+    origin::check_undeclared(request.headers())?;
+    receive_checked(app, request).await
+}
+
+async fn receive_checked(app: &App, request: Request) -> Result<Received, ApiError> {
     let limits = &app.options.limits;
     let (bytes, reserved) = timeout(limits.body_timeout, checked_bytes(app, request)).await.map_err(|_| {
         app.metrics.rejected("timeout");
@@ -88,13 +98,12 @@ impl Received {
             let fields = Fields::parse(&bytes, &work.options.limits)?;
             let (read, cost) = read(&work, &fields)?;
             cost.check(&work.options.limits)?;
-            let streams = fields.get("stream")? == Some(&Value::Bool(true));
-            Ok((read, cost, streams, reserved))
+            Ok((read, cost, reserved))
         };
-        let (read, cost, streams, mut reserved) = app.parse_pool.run(effort, read).await?;
+        let (read, cost, mut reserved) = app.parse_pool.run(effort, read).await?;
         app.budget.resize(&mut reserved, cost.bytes(), false).inspect_err(|_| app.metrics.rejected("inflight"))?;
         call::hold_memory(reserved);
-        if let Some(permits) = app.streams.as_ref().filter(|_| streams && self.busy.is_some()) {
+        if let Some(permits) = app.streams.as_ref().filter(|_| cost.streams && self.busy.is_some()) {
             let permit = permits.clone().try_acquire_owned().map_err(|_| {
                 app.metrics.rejected("streams");
                 let most = app.options.limits.max_concurrent_streams.unwrap_or(0);
@@ -123,7 +132,6 @@ fn effort(body: &[u8], limits: &Limits) -> usize {
 }
 
 async fn checked_bytes(app: &App, request: Request) -> Result<(Vec<u8>, Reserved), ApiError> {
-    origin::check_media_type(request.headers())?;
     if let Some(found) = request.headers().get(header::CONTENT_ENCODING)
         && !found.as_bytes().eq_ignore_ascii_case(b"identity")
     {

@@ -40,6 +40,8 @@ pub struct Cost {
     pub per_output_token: Entries,
     /// Whether the ids of generated tokens are held to the end.
     pub keeps_ids: bool,
+    /// Whether the response is a stream.
+    pub streams: bool,
     /// Whether generated text is held to the end, because the response is not a stream.
     pub is_kept: bool,
     /// Bytes of lists that each engine request copies: stop ids, biases.

@@ -69,6 +69,23 @@ impl<'a> Fields<'a> {
         Fields { given: Vec::new(), values_left: Cell::new(0), max_values: 0, described }
     }
 
+    /// Whether this is a recorder.
+    pub fn is_describing(&self) -> bool {
+        self.described.is_some()
+    }
+
+    /// JSON schemas of the fields read since [`Fields::describing`], by name.
+    pub fn properties(self) -> Map<String, Value> {
+        self.described.map(RefCell::into_inner).unwrap_or_default().properties
+    }
+
+    /// Records a field that is read as one of another route, with the schema that it has there.
+    pub fn describe_as(&self, name: &str, schema: &Value) {
+        if let Some(described) = &self.described {
+            described.borrow_mut().properties.insert(name.to_string(), schema.clone());
+        }
+    }
+
     /// JSON schema of the fields read since [`Fields::describing`].
     pub fn schema(self, description: &str) -> Value {
         let Description { properties, required } = self.described.map(RefCell::into_inner).unwrap_or_default();

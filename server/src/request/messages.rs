@@ -17,6 +17,8 @@ use crate::settings::Limits;
 pub struct Conversation {
     /// Field of the messages, for errors.
     pub param: &'static str,
+    /// Tokenize all of a prompt that is too long too, so that its length is known.
+    pub counts_all: bool,
     messages: Vec<Value>,
     tools: Option<Value>,
     add_generation_prompt: bool,
@@ -61,6 +63,7 @@ impl Conversation {
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
         Ok(Some(Conversation {
             param: "messages",
+            counts_all: false,
             messages,
             tools,
             add_generation_prompt,
@@ -116,7 +119,7 @@ impl Conversation {
     /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are
     /// added by default.
     pub fn encode(&self, work: &Work, text: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
-        work.encode(text, self.add_special_tokens, self.param, must_fit)
+        work.encode(text, self.add_special_tokens, self.param, must_fit && !self.counts_all)
     }
 }
 

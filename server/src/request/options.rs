@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use engine::{BeamSearch, GenerationParams, GenerationRequest, KvTransfer, MAX_TEMPERATURE, SamplingParams};
+use engine::{GenerationParams, GenerationRequest, KvTransfer, MAX_TEMPERATURE, SamplingParams};
 use serde_json::{Value, json};
 
 use super::cost::{Cost, TOKEN_ID};
 use super::fields::Fields;
+use super::search::search;
 use super::structured;
 use super::unsupported;
 use super::work::{Work, too_long};
@@ -173,6 +174,7 @@ impl Options {
             per_prompt_token: entries(params.prompt_logprobs, LogprobFormat::Completion) * params.n,
             per_output_token: entries(sampling.logprobs, format) * usize::from(is_kept),
             keeps_ids: is_kept && self.return_token_ids,
+            streams: self.stream,
             is_kept,
             list_bytes: 8 * (params.stop_token_ids.len() + sampling.logit_bias.len()),
             shared_bytes: grammar
@@ -212,10 +214,28 @@ impl Options {
         default: Option<usize>,
         param: &str,
     ) -> Result<GenerationRequest, ApiError> {
+        self.limited(app, prompt, self.max_tokens, default, param)
+    }
+
+    /// Like [`Options::request`], with a token limit that is cut to the rest of the context.
+    pub fn request_up_to_rest(&self, app: &App, prompt: Vec<u32>, param: &str) -> Result<GenerationRequest, ApiError> {
+        let rest = app.context().saturating_sub(prompt.len());
+        let limit = self.max_tokens.map(|(name, asked)| (name, asked.min(rest)));
+        self.limited(app, prompt, limit, None, param)
+    }
+
+    fn limited(
+        &self,
+        app: &App,
+        prompt: Vec<u32>,
+        limit: Option<(&'static str, usize)>,
+        default: Option<usize>,
+        param: &str,
+    ) -> Result<GenerationRequest, ApiError> {
         let (context, length) = (app.context(), prompt.len());
         check_length(app, length, param)?;
         let rest = context - length;
-        let max_tokens = match self.max_tokens {
+        let max_tokens = match limit {
             Some((_, NO_LIMIT)) => rest,
             Some((name, asked)) if asked > rest => {
                 let found = format!("found {asked} and a prompt of {length} tokens");
@@ -247,7 +267,7 @@ pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiErro
     if length == 0 {
         return Err(ApiError::found(param, "a prompt without tokens", "at least one token"));
     }
-    if length > app.longest_prompt() { Err(too_long(app, &length.to_string(), param)) } else { Ok(()) }
+    if length > app.longest_prompt() { Err(too_long(app, length, "", param)) } else { Ok(()) }
 }
 
 /// Maximum prompt length besides an output of `asked` tokens, at least one token; `name` is the field of the token
@@ -441,54 +461,4 @@ fn stream_options(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiE
         Some(other) => Err(ApiError::wrong(format!("stream_options.{name}"), other, "true or false")),
     };
     Ok(StreamUsage { at_end: flag("include_usage")?, in_all: flag("continuous_usage_stats")? })
-}
-
-/// Reads `best_of` and the fields of a beam search. With `use_beam_search`, `best_of` is the older name of
-/// `beam_width`.
-fn search(
-    fields: &Fields<'_>,
-    n: usize,
-    max_n: usize,
-    stream: bool,
-) -> Result<(Option<usize>, Option<BeamSearch>), ApiError> {
-    let at_least_n = |name, description| match fields.count(name, (1, max_n), description)? {
-        Some(found) if found < n => {
-            Err(ApiError::wrong(name, &Value::from(found), format!("at least n, which is {n}")))
-        }
-        found => Ok(found),
-    };
-    let best_of = at_least_n("best_of", "Number of sequences to generate, of which the n most likely are returned.")?;
-    let width = at_least_n("beam_width", "Number of beams of a beam search; default n.")?;
-    let description = "Exponent of the length in a beam's score: above 0 favors long sequences; default 1.";
-    let length_penalty = fields.number("length_penalty", .., description)?;
-    let description = "End a beam search as soon as beam_width sequences are complete.";
-    let early_stopping = fields.bool("early_stopping", description)?;
-    if fields.flag("use_beam_search", false, "Use beam search instead of sampling.")? {
-        if best_of.is_some() && width.is_some() {
-            return Err(ApiError::conflict("best_of", "beam_width, its newer name in a beam search"));
-        }
-        let plain = BeamSearch::new(width.or(best_of).unwrap_or(n));
-        let beam = BeamSearch {
-            length_penalty: length_penalty.unwrap_or(plain.length_penalty),
-            early_stopping: early_stopping.unwrap_or(plain.early_stopping),
-            ..plain
-        };
-        return Ok((None, Some(beam)));
-    }
-    for (name, is_set) in [
-        ("beam_width", width.is_some()),
-        ("length_penalty", length_penalty.is_some_and(|penalty| penalty != 1.0)),
-        ("early_stopping", early_stopping == Some(true)),
-    ] {
-        if is_set {
-            return Err(ApiError::requires(name, "use_beam_search: true"));
-        }
-    }
-    match best_of.filter(|&candidates| candidates > n) {
-        Some(found) if stream => {
-            let expected = format!("at most n, which is {n}; lower it or remove stream");
-            Err(ApiError::found("best_of", &format!("{found} together with stream: true"), expected))
-        }
-        best_of => Ok((best_of, None)),
-    }
 }

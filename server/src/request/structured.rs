@@ -32,13 +32,15 @@ const FORMAT: &str = "response_format";
 const OUTPUTS: &str = "structured_outputs";
 /// The field of `/v1/responses` that holds the format of the answer.
 const TEXT: &str = "text";
+/// The fields of Anthropic's and of Ollama's API that hold the format of the answer.
+const OTHERS: [&str; 2] = ["output_config", "format"];
 /// The schemas of calls' arguments.
 pub const TOOLS: &str = "tools";
 
 /// All fields that are compiled to constraints.
 pub fn compiled() -> impl Iterator<Item = &'static str> {
     let own = CONSTRAINTS.iter().flat_map(|(_, names, ..)| names.iter().copied());
-    [FORMAT, OUTPUTS, TEXT, TOOLS].into_iter().chain(own)
+    [FORMAT, OUTPUTS, TEXT, TOOLS].into_iter().chain(OTHERS).chain(own)
 }
 
 /// The constraints of `structured_outputs`, in words.

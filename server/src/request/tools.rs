@@ -86,6 +86,18 @@ impl Tools {
         })
     }
 
+    /// No functions.
+    pub fn none() -> Tools {
+        Tools {
+            definitions: None,
+            parallel: true,
+            earlier_calls: 0,
+            functions: Vec::new().into(),
+            strict: Vec::new(),
+            choice: ToolChoice::None,
+        }
+    }
+
     /// Whether calls in the text are parsed.
     pub fn are_parsed(&self) -> bool {
         self.choice != ToolChoice::None

@@ -3,11 +3,13 @@
 //! They are refused by name, so that no constraint is ignored. All other fields without a reader (`metadata`, `cache_prompt`,
 //! `service_tier`, …) do not change an answer and are ignored, as in vLLM.
 
+use serde_json::json;
+
 use super::fields::Fields;
 use crate::http::ApiError;
 
 /// Values that ask for nothing, if a field has no other.
-const EMPTY: &str = r#"[false, "", [], {}]"#;
+pub const EMPTY: &str = r#"[false, "", [], {}]"#;
 
 /// Names; a JSON list of the values, besides `null`, that change nothing; and what to do instead.
 pub type Field = (&'static [&'static str], &'static str, &'static str);
@@ -60,9 +62,8 @@ const FILTERS: &str = "use temperature, top_k, top_p, min_p, typical_p or the pe
 const TRUNCATION: Field = (&["truncation_side"], r#"["left"]"#, "remove it: the end of a prompt is kept");
 
 /// Fields that chats and responses have, and completions do not.
-pub const COMPLETIONS: [Field; 3] = [
+pub const COMPLETIONS: [Field; 2] = [
     (&["documents", "reasoning_effort"], EMPTY, "use /v1/chat/completions"),
-    (&["suffix"], EMPTY, "remove it: this model does not support fill-in-the-middle"),
     (&["top_logprobs"], "[0]", "use logprobs"),
 ];
 
@@ -112,4 +113,9 @@ pub fn refuse(fields: &Fields<'_>, unsupported: &[Field]) -> Result<(), ApiError
         names.iter().try_for_each(|name| fields.refuse(name, neutral, advice))?;
     }
     Ok(())
+}
+
+/// Describes fields that are accepted without effect, because they would not change an answer: names, and what they ask for.
+pub fn accept(fields: &Fields<'_>, accepted: &[(&str, &str)]) {
+    accepted.iter().for_each(|(name, description)| fields.describe(name, description, || json!({})));
 }

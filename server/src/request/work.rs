@@ -89,16 +89,14 @@ impl Work {
         }
         let least = self.tokenizer().least_tokens(found);
         if must_fit && least > self.longest_prompt() {
-            return Err(too_long(self, &format!("at least {least}"), param));
+            return Err(too_long(self, least, "at least ", param));
         }
         let most_tokens = if must_fit { self.context() } else { self.options.limits.max_request_tokens };
         let go_on = |tokens| tokens < most_tokens && self.check_client().is_ok();
         let result = self.tokenizer().encode_while(text, add_special, most / UNSPLIT_DIVISOR, go_on);
         result.map_err(|error| match (self.check_client(), error) {
             (Err(disconnected), _) => disconnected,
-            (Ok(()), TokenizeError::Stopped(tokens)) if must_fit => {
-                too_long(self, &format!("at least {tokens}"), param)
-            }
+            (Ok(()), TokenizeError::Stopped(tokens)) if must_fit => too_long(self, tokens, "at least ", param),
             (Ok(()), TokenizeError::Stopped(tokens)) => {
                 let advice = "send a shorter text or raise --max-request-tokens";
                 ApiError::over(param, tokens, most_tokens, "tokens or more", advice)
@@ -112,9 +110,9 @@ impl Work {
     }
 }
 
-/// Error for a prompt of `length` tokens that does not fit the context.
-pub fn too_long(app: &App, length: &str, param: &str) -> ApiError {
+/// Error for a prompt of `length` tokens, or of `at_least` so many, that does not fit the context.
+pub fn too_long(app: &App, length: usize, at_least: &str, param: &str) -> ApiError {
     let (context, most) = (app.context(), app.longest_prompt());
-    let problem = format!("found a prompt of {length} tokens, expected at most {most}; shorten the prompt");
-    ApiError::context_length(param, context, problem)
+    let problem = format!("found a prompt of {at_least}{length} tokens, expected at most {most}; shorten the prompt");
+    ApiError::context_length(param, context, problem).with_excess(length, most)
 }

@@ -224,6 +224,12 @@ impl Reply {
         serde_json::from_str(&self.body).unwrap()
     }
 
+    /// The message of an error, in the form of any API.
+    pub fn message(&self) -> String {
+        let error = &self.json()["error"];
+        error["message"].as_str().or(error.as_str()).unwrap_or_else(|| panic!("{}", self.body)).to_string()
+    }
+
     /// Returns the error object after checking its form.
     pub fn error(&self) -> Value {
         assert!(self.header("content-type").starts_with("application/json"), "{}", self.body);

@@ -84,6 +84,11 @@ impl Templates {
         self.by_name.contains_key(name)
     }
 
+    pub fn source(&self, name: &str) -> Option<&str> {
+        self.by_name.get(name).map(|template| template.source)
+    }
+
+    /// The sources of all templates.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.by_name.values().map(|template| template.source)
     }

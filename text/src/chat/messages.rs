@@ -1,7 +1,7 @@
 //! Messages as a template can read them.
 //!
-//! The API allows what many templates do not handle: the role `developer`, several system messages at the beginning, `null` content,
-//! empty lists of calls, arguments of calls as text. A client cannot know the template, so messages are adapted to it. How it
+//! The API allows what many templates do not handle: the role `developer`, several system messages, at the beginning or later, `null`
+//! content, empty lists of calls, arguments of calls as text. A client cannot know the template, so messages are adapted to it. How it
 //! handles them is found out once, by rendering short conversations when it is loaded.
 
 use serde_json::{Map, Value, json};
@@ -16,6 +16,8 @@ pub(super) struct Traits {
     has_developer: bool,
     /// It refuses or drops the second of two system messages at the beginning. They become one.
     has_one_system_message: bool,
+    /// It refuses or drops a system message behind a user's. Such messages join the one at the beginning.
+    has_leading_system_only: bool,
     /// It shows the calls of a message only if its content is `null`. Otherwise absent content is an empty text.
     has_null_content: bool,
     /// It reads the arguments of calls as text. Otherwise they are objects.
@@ -31,6 +33,8 @@ impl Traits {
         let system = |text: &str| json!({"role": "system", "content": text});
         let takes_system = shows(&[system(MARK), user.clone()], None);
         let takes_two = shows(&[system("Hello"), system(MARK), user.clone()], None);
+        let answer = json!({"role": "assistant", "content": "Hello"});
+        let takes_later = shows(&[user.clone(), answer, user.clone(), system(MARK)], None);
         let tools = json!([{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]);
         let shows_call = |content: Value, arguments: Value| {
             let function = json!({"name": "f", "arguments": arguments});
@@ -48,6 +52,7 @@ impl Traits {
         Traits {
             has_developer: mentions("'developer'") || mentions("\"developer\""),
             has_one_system_message: takes_system && !takes_two,
+            has_leading_system_only: takes_system && !takes_later,
             has_null_content,
             has_text_arguments,
         }
@@ -59,7 +64,13 @@ impl Traits {
             self.adapt_message(message);
         }
         let is_system = |message: &Value| message["role"] == "system" && message["content"].is_string();
-        let leading = messages.iter().take_while(|message| is_system(message)).count();
+        let mut leading = messages.iter().take_while(|message| is_system(message)).count();
+        if self.has_leading_system_only && messages[leading..].iter().any(is_system) {
+            let (later, others): (Vec<Value>, Vec<Value>) = messages.drain(leading..).partition(is_system);
+            leading += later.len();
+            messages.extend(later);
+            messages.extend(others);
+        }
         if self.has_one_system_message && leading > 1 {
             let texts: Vec<&str> =
                 messages[..leading].iter().filter_map(|message| message["content"].as_str()).collect();

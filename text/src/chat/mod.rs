@@ -126,6 +126,11 @@ impl ChatTemplate {
         &self.origin
     }
 
+    /// The source of the template, of several the one without tools.
+    pub fn source(&self) -> Option<&str> {
+        self.templates.source(DEFAULT).or(self.templates.sources().next())
+    }
+
     /// Why the template cannot be used.
     pub fn problem(&self) -> Option<&str> {
         self.templates.problem.as_deref()

@@ -264,7 +264,7 @@ impl<'a> Journal<'a> {
                 ended = self.live.end() => break Outcome::Ended(ended),
                 written = wait(&mut self.write) => if !self.written(written) { return Outcome::Gone },
                 next = run.next() => match next {
-                    Some((prompt, event)) => match self.event(translated, prompt, event) {
+                    Some((prompt, event)) => match self.event(translated, run, prompt, event) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => break Outcome::Failed(error),
                         Err(differs) => {
@@ -289,6 +289,7 @@ impl<'a> Journal<'a> {
     fn event(
         &mut self,
         translated: &mut Translated,
+        run: &Run,
         prompt: usize,
         event: Event,
     ) -> Result<Result<(), ApiError>, Differs> {
@@ -296,19 +297,19 @@ impl<'a> Journal<'a> {
             Event::Started { cached_tokens } => {
                 let cached_tokens = self.replay.cached_tokens(cached_tokens);
                 self.cached_tokens = cached_tokens as u64;
-                Ok(stream::translate(translated, prompt, Event::Started { cached_tokens }))
+                Ok(stream::translate(translated, run, prompt, Event::Started { cached_tokens }))
             }
             Event::Delta(delta) => {
                 for delta in self.replay.cut(delta)? {
                     let cut = (delta.tokens.len() as u32, delta.text.len() as u32);
-                    if let Err(error) = stream::translate(translated, prompt, Event::Delta(delta)) {
+                    if let Err(error) = stream::translate(translated, run, prompt, Event::Delta(delta)) {
                         return Ok(Err(error));
                     }
                     self.take(translated, cut)?;
                 }
                 Ok(Ok(()))
             }
-            other => Ok(stream::translate(translated, prompt, other)),
+            other => Ok(stream::translate(translated, run, prompt, other)),
         }
     }
 
