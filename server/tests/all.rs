@@ -7,6 +7,7 @@ mod common;
 mod conformance;
 #[path = "../../device/tests/support/allocations.rs"]
 mod counter;
+mod defaults;
 mod embeddings;
 mod encoders;
 mod errors;
@@ -16,6 +17,7 @@ mod harsh_http;
 mod kv_transfer;
 mod lifecycle;
 mod limits;
+mod listener;
 mod local;
 mod lora;
 mod messages;
