@@ -10,12 +10,13 @@ use server::{ACCESS_AND_LIMITS, ServerOptions};
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::bench::BenchArgs;
 use crate::convert::ConvertArgs;
+use crate::listen::ListenArgs;
 use crate::log::LogArgs;
+use crate::plan::speed;
 use crate::profile::ProfileArgs;
 use crate::replay::{RecordArgs, ReplayArgs};
 use crate::shared::Shared;
 use crate::values;
-use crate::vllm::VllmArgs;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
@@ -33,7 +34,7 @@ pub enum Command {
     Chat(ChatArgs),
     /// Complete a prompt, or a file of prompts
     Generate(GenerateArgs),
-    /// Show the memory that a model needs and how much fits, without loading its weights
+    /// Show the memory that a model needs and how much fits, without its weights
     Plan(PlanArgs),
     /// List the kernels, their support on this machine, and the chosen ones
     Kernels(KernelsArgs),
@@ -71,12 +72,8 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port to listen on; 0 selects a free one
-    #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>)]
-    pub port: u16,
+    #[command(flatten)]
+    pub listen: ListenArgs,
     /// LoRA adapters: NAME=FOLDER, or JSON with "name" and "path"; several can follow, or the flag is repeated
     ///
     /// The adapters are loaded at the start. JSON is such as `{"name": "sql", "path": "adapters/sql"}`. Requires
@@ -96,7 +93,7 @@ pub struct ServeArgs {
     pub max_log_len: usize,
     /// API key that clients must send as a bearer token; can be given several times
     ///
-    /// Without a key, every client is served. `/health`, `/ping`, `/version` and `/metrics` never require one.
+    /// Without a key, every client is served; VLLM_API_KEY is one if there is no other. `/health`, `/ping`, `/version` and `/metrics` never require one.
     #[arg(long, value_name = "KEY", value_parser = values::key, hide_env_values = true, help_heading = ACCESS_AND_LIMITS)]
     pub api_key: Vec<String>,
     /// File with one API key per line; empty lines and lines that begin with # are ignored
@@ -118,8 +115,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = EngineConfig::default().max_unread_events,
           value_parser = values::positive, help_heading = ACCESS_AND_LIMITS)]
     pub max_unread_events: usize,
-    #[command(flatten)]
-    pub vllm: VllmArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
@@ -161,6 +156,17 @@ pub struct PlanArgs {
     /// Print the layers of the checkpoint instead, with names, shapes and forms of their weights
     #[arg(long)]
     pub decoder: bool,
+    /// Also print how fast the model can be at most, and flags that help
+    ///
+    /// The bounds follow from the peak rates of this machine, whose measurement takes a second. Of a hub id they are printed
+    /// in any case.
+    #[arg(long)]
+    pub speed: bool,
+    /// Plan for this GPU instead of this machine, such as h100, a100, l40s or rtx4090
+    ///
+    /// Its memory and its rates are those of its data sheet. Activations are counted as on a CPU.
+    #[arg(long, value_name = "NAME", value_parser = speed::parse, conflicts_with = "decoder")]
+    pub card: Option<speed::Card>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,4 +1,4 @@
-//! The settings file `quire.toml`. Precedence: flag, environment variable, file, default.
+//! The settings file `quire.toml`, or one in YAML as vLLM has them. Precedence: flag, environment variable, file, default.
 //!
 //! Keys are converted to arguments and parsed by the parser of the command line, so values have the same checks. Keys of other
 //! subcommands are ignored, so that one file serves all of them. An unknown key is an error that suggests a similar one. The table
@@ -14,12 +14,11 @@ use serde_json::json;
 use toml::{Table, Value};
 
 use super::error::CliError;
+use super::foreign::{self, Dialect};
+use super::yaml;
 
 /// Flags that are not allowed as keys.
 const NO_KEYS: [&str; 2] = ["config", "help"];
-
-/// Flags whose value is a JSON object, which the file may give as a table.
-const JSON_FLAGS: [&str; 4] = ["speculative-config", "kv-events-config", "kv-transfer-config", "hf-overrides"];
 
 #[derive(Debug)]
 pub struct ConfigFile {
@@ -34,6 +33,10 @@ impl ConfigFile {
     pub fn read(path: &Path) -> Result<ConfigFile, CliError> {
         let mut file = ConfigFile { path: Some(path.to_owned()), values: Table::new(), kernels: None };
         let text = std::fs::read_to_string(path).map_err(|error| file.problem(error.to_string()))?;
+        if path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+            file.values = yaml::parse(&text).map_err(|problem| file.problem(problem))?;
+            return file.take_kernels();
+        }
         file.values = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             file.problem(format!("line {line}: {}", error.message().replace('\n', "; ")))
@@ -75,9 +78,10 @@ impl ConfigFile {
         let mut arguments = Vec::new();
         for (key, value) in &self.values {
             let long = key.replace('_', "-");
-            match flag(command, &long).filter(|flag| allows(flag)) {
-                Some(flag) => self.push(&mut arguments, flag, key, value)?,
-                None => return Err(self.unknown(root, key, &long)),
+            match (flag(command, &long).filter(|flag| allows(flag)), Dialect::vllm().key(&long)) {
+                (Some(flag), _) => self.push(&mut arguments, flag, key, value)?,
+                (None, Some(_)) => self.push_foreign(&mut arguments, &long, value),
+                (None, None) => return Err(self.unknown(root, key, &long)),
             }
         }
         Ok(arguments)
@@ -98,6 +102,11 @@ impl ConfigFile {
                     self.push(&mut arguments, flag, key, value)?;
                 }
                 Some(_) => {}
+                None if Dialect::vllm().key(&long).is_some() => {
+                    if foreign::applies(command) {
+                        self.push_foreign(&mut arguments, &long, value);
+                    }
+                }
                 None if leaves(root).any(|command| flag(command, &long).is_some()) => {}
                 None => return Err(self.unknown(root, key, &long)),
             }
@@ -131,12 +140,14 @@ impl ConfigFile {
                     continue;
                 }
                 (Value::Boolean(false), ArgAction::SetTrue) => continue,
+                // A switch that is off by default.
+                (Value::Boolean(false), _) if flag.get_default_values() == ["false"] => continue,
                 (Value::String(text), _) => text.clone(),
                 (Value::Integer(number), _) => number.to_string(),
                 (Value::Float(number), _) => number.to_string(),
                 (Value::Boolean(flag), _) => flag.to_string(),
                 // A table is the JSON object of the flag.
-                (Value::Table(table), _) if JSON_FLAGS.contains(&long) => json!(table).to_string(),
+                (Value::Table(table), _) if foreign::is_json(long) => json!(table).to_string(),
                 _ => {
                     return Err(self.problem(format!("{key}: found {}, expected a plain value", item.type_str())));
                 }
@@ -144,6 +155,20 @@ impl ConfigFile {
             arguments.push(format!("--{long}={text}").into());
         }
         Ok(())
+    }
+
+    /// A flag that only another server has, as its command line has it.
+    fn push_foreign(&self, arguments: &mut Vec<OsString>, long: &str, value: &Value) {
+        match value {
+            Value::Boolean(true) => arguments.push(format!("--{long}").into()),
+            Value::Boolean(false) => arguments.push(format!("--no-{long}").into()),
+            Value::Table(table) => arguments.push(format!("--{long}={}", json!(table)).into()),
+            Value::Array(items) => {
+                let words: Vec<String> = items.iter().map(plain).collect();
+                arguments.push(format!("--{long}={}", words.join(" ")).into());
+            }
+            other => arguments.push(format!("--{long}={}", plain(other)).into()),
+        }
     }
 
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
@@ -156,6 +181,11 @@ impl ConfigFile {
         let guess = near.min().map_or(String::new(), |(_, known)| format!(", the most similar one is {known:?}"));
         self.problem(format!("unknown key {key:?}, expected the name of a flag{guess}"))
     }
+}
+
+/// A value without quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| json!(value).to_string(), str::to_string)
 }
 
 fn leaves(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {

@@ -21,7 +21,7 @@ use crate::args::EngineArgs;
 use crate::command::{Command, ServeArgs};
 use crate::config::ConfigFile;
 use crate::error::CliError;
-use crate::vllm::VllmArgs;
+use crate::foreign::Dialect;
 use crate::{command, parse, serve, session};
 
 /// Flags of the server that matter without HTTP too.
@@ -43,7 +43,6 @@ impl Purpose {
         self == Purpose::Server
             || flag.get_long().is_some_and(|long| WITHOUT_HTTP.contains(&long))
             || has(EngineArgs::augment_args(clap::Command::new("")))
-            || has(VllmArgs::augment_args(clap::Command::new("")))
     }
 
     /// Names of the settings, in order.
@@ -53,6 +52,7 @@ impl Purpose {
         let allowed = flags.filter(|flag| self.allows(flag)).filter_map(Arg::get_long).filter(|long| *long != "help");
         let mut names: Vec<String> = allowed.map(|long| long.replace('-', "_")).collect();
         names.push("kernels".to_string());
+        names.extend(Dialect::vllm().without_equal().map(|name| name.replace('-', "_")));
         names.sort();
         names
     }
@@ -144,6 +144,14 @@ impl Setup {
         ready: impl FnOnce(SocketAddr),
     ) -> Result<(), SetupError> {
         self.args.engine.log.start();
+        if self.args.listen.uds.is_some() {
+            return Err(SetupError::Setting(
+                "uds: expected no such setting in a program; use host and port".to_string(),
+            ));
+        }
+        let ready = |address: Option<SocketAddr>| {
+            address.map(ready);
+        };
         Ok(serve::run_until(*self.args, self.config, stop, ready)?)
     }
 }

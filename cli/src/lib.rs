@@ -17,7 +17,9 @@ mod config;
 mod convert;
 pub mod embed;
 mod error;
+mod foreign;
 mod generate;
+mod listen;
 mod log;
 mod lora;
 mod model;
@@ -30,20 +32,21 @@ mod serve;
 mod session;
 mod shared;
 mod values;
-mod vllm;
+mod yaml;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use engine::EngineConfig;
 
 use args::EngineArgs;
 use command::{Cli, Command};
 use config::ConfigFile;
 use error::CliError;
+use foreign::{Dialect, Translation};
 use log::{LogArgs, note};
 use profile::Profiling;
 
@@ -65,6 +68,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Returns the command line as clap describes it. Help texts are Markdown, with links of `docs/configuration.md`.
 pub fn command() -> clap::Command {
     Cli::command().mut_subcommand("serve", |serve| serve.mut_args(with_variable))
+}
+
+/// Returns a table in Markdown of the flags of `vllm serve` that this program does not have, and of what becomes of each.
+pub fn vllm_flags() -> String {
+    Dialect::vllm().to_markdown()
 }
 
 /// Names the environment variable of a flag that only `quire serve` has.
@@ -103,23 +111,35 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 
 /// The command and the engine's configuration; `None` if help or the version was requested and printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
-    let adapted = |command: clap::Command| command.mut_args(negative_numbers).mut_args(without_links);
-    vllm::expand(&mut arguments);
+    let adapted = |command: clap::Command| {
+        // Of a flag that is given twice the last one counts, as in vLLM.
+        command.mut_args(negative_numbers).mut_args(without_links).mut_args(switch).args_override_self(true)
+    };
     let mut root = command().mut_subcommands(|command| adapted(command).mut_subcommands(adapted));
     root.build();
-    let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
     // A command may have subcommands: the last one has the flags.
-    let (mut command, mut given, mut words) = (&root, &matches, 1);
-    while let Some((name, inner)) = given.subcommand() {
-        let Some(next) = command.find_subcommand(name) else { return Ok(None) };
-        (command, given, words) = (next, inner, words + 1);
+    let (mut command, mut words) = (&root, 1);
+    while let Some(next) = arguments.get(words).and_then(|word| command.find_subcommand(word)) {
+        (command, words) = (next, words + 1);
     }
-    let notes = vllm::notes(command, given);
+    let flags = arguments.split_off(words.min(arguments.len()));
+    let translated = |flags: Vec<OsString>| match foreign::applies(command) {
+        true => foreign::translate(Dialect::vllm(), command, flags),
+        false => Ok(Translation { arguments: flags, notes: Vec::new() }),
+    };
+    let Translation { arguments: own, mut notes } = translated(flags.clone())?;
+    let Some(mut matches) = matches(&root, &[&arguments[..], &own].concat())? else { return Ok(None) };
+    let mut given = &matches;
+    while let Some((_, inner)) = given.subcommand() {
+        given = inner;
+    }
     let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
-        // After the program's name and its commands, before a possible `--`.
-        arguments.splice(words..words, file.arguments(&root, command, given)?);
-        // The command line alone was valid, so an error now is in the file.
+        // The command line alone was valid, so an error now is in the file. Its flags come before a possible `--`.
+        let all = [file.arguments(&root, command, given)?, flags].concat();
+        let all = translated(all).map_err(|error| file.problem(error.to_string()))?;
+        notes = all.notes;
+        arguments.extend(all.arguments);
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
@@ -137,6 +157,21 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
 fn negative_numbers(arg: Arg) -> Arg {
     let takes_one = !arg.is_positional() && arg.get_action().takes_values();
     arg.allow_negative_numbers(takes_one)
+}
+
+/// Lets a flag without a value have one too, as `--no-x` needs it.
+fn switch(arg: Arg) -> Arg {
+    if arg.get_long().is_none() || !matches!(arg.get_action(), ArgAction::SetTrue) {
+        return arg;
+    }
+    let takes = arg.action(ArgAction::Set).value_name("BOOL").num_args(0..=1).require_equals(true);
+    let parser = clap::builder::BoolishValueParser::new();
+    takes
+        .default_missing_value("true")
+        .default_value("false")
+        .hide_default_value(true)
+        .value_parser(parser)
+        .hide_possible_values(true)
 }
 
 /// Shows `text` in the help where the page has `[text](target)`.

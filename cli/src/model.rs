@@ -55,6 +55,64 @@ impl fmt::Debug for HfToken {
 /// Returns `model` if it exists as a path; otherwise takes it as a hub id and returns the path of its files, which are downloaded
 /// unless they are cached.
 pub fn locate(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
+    by_id(model, args, fetch)
+}
+
+/// Like [`locate`], but of the weights that are not cached only the headers are read. The files are in `folders`.
+pub fn outline(model: &Path, args: &HubArgs, folders: &mut Folders) -> Result<PathBuf, CliError> {
+    by_id(model, args, |options, id| {
+        let name = id.repo().rsplit('/').next().unwrap_or_default();
+        let folder = folders.add().map_err(|source| HubError::Io { path: std::env::temp_dir(), source })?.join(name);
+        let needs = |file: &str, bytes: &[u8], size: u64| match models::needed(file, bytes, size) {
+            Ok(models::Needed::More) => Ok(hub::Wanted::More),
+            Ok(models::Needed::Ranges(ranges)) => Ok(hub::Wanted::Ranges(ranges)),
+            Err(error) => Err(format!("{}: {error}", id.repo())),
+        };
+        let path = with_progress(options, id, |report| hub::outline(options, id, &folder, &needs, report))?;
+        if path.starts_with(&folder) {
+            note(format_args!("{id}: read the settings and the headers of the weights; no weights were downloaded"));
+        }
+        Ok(path)
+    })
+}
+
+/// Temporary folders, which are removed at the end.
+#[derive(Default)]
+pub struct Folders(Vec<PathBuf>);
+
+impl Folders {
+    /// Adds a folder that no other program can read.
+    fn add(&mut self) -> std::io::Result<PathBuf> {
+        use std::os::unix::fs::DirBuilderExt;
+        for number in 0.. {
+            let path = std::env::temp_dir().join(format!("quire-plan-{}-{number}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    self.0.push(path.clone());
+                    return Ok(path);
+                }
+            }
+        }
+        Err(std::io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Folders {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// Returns `model` if it exists as a path, otherwise what `fetch` makes of a hub id.
+fn by_id(
+    model: &Path,
+    args: &HubArgs,
+    fetch: impl FnOnce(&Options, &ModelId) -> Result<PathBuf, HubError>,
+) -> Result<PathBuf, CliError> {
     let shown = model.display();
     if model.exists() {
         return match &args.revision {
@@ -91,11 +149,20 @@ pub fn locate(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
 
 /// Fetches a model with a progress bar.
 fn fetch(options: &Options, id: &ModelId) -> Result<PathBuf, HubError> {
+    with_progress(options, id, |report| hub::fetch(options, id, report))
+}
+
+/// Shows the events of `get` in a progress bar and in notes.
+fn with_progress(
+    options: &Options,
+    id: &ModelId,
+    get: impl FnOnce(&(dyn Fn(Event<'_>) + Sync)) -> Result<PathBuf, HubError>,
+) -> Result<PathBuf, HubError> {
     let bar = progress_bar(0, "downloading {bar:32} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}");
     let began: OnceLock<Instant> = OnceLock::new();
     let (last, received) = (Mutex::new(String::new()), AtomicU64::new(0));
     let said = |line: fmt::Arguments<'_>| bar.suspend(|| note(line));
-    let path = hub::fetch(options, id, &|event| match event {
+    let path = get(&|event| match event {
         Event::Bytes { done, total, received: bytes } => {
             began.get_or_init(|| {
                 let cache = options.cache.as_deref().unwrap_or(Path::new(""));

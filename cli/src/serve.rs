@@ -1,6 +1,6 @@
 //! `quire serve`.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,18 +29,23 @@ pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
     run_until(args, config, stop, |_| {})
 }
 
-/// Serves until the future that `stop` makes in the runtime is ready. `ready` gets the address once clients are served.
+/// Serves until the future that `stop` makes in the runtime is ready. `ready` gets the address, which a Unix socket does not have,
+/// once clients are served.
 pub fn run_until<S: Future<Output = ()> + Send + 'static>(
     args: ServeArgs,
     mut config: EngineConfig,
     stop: impl FnOnce() -> std::io::Result<S>,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<(), CliError> {
     config.max_queued_requests = args.max_queued_requests;
     config.max_unread_events = args.max_unread_events;
     config.max_schema_bytes = args.options.limits.max_schema_bytes;
     let keys_of_file = args.api_key_file.as_deref().map_or_else(|| Ok(Vec::new()), read_keys)?;
-    let api_keys = [args.api_key.clone(), keys_of_file].concat();
+    let mut api_keys = [args.api_key.clone(), keys_of_file].concat();
+    if api_keys.is_empty() {
+        // As in vLLM, an empty variable is none.
+        api_keys.extend(std::env::var("VLLM_API_KEY").ok().filter(|key| !key.is_empty()));
+    }
     // The flag takes all words that follow, so the second name may be a misplaced model.
     if let ([_, second, ..], None) = (args.options.served_model_names.as_slice(), args.engine.model()) {
         let advice = "expected a model with several names; put MODEL before the flag";
@@ -52,12 +57,12 @@ pub fn run_until<S: Future<Output = ()> + Send + 'static>(
         match session::follow(&config, group, fetched)? {}
     }
     // Bind first, so that a port in use is reported before minutes of downloading and loading.
-    let listener = listen(&args).inspect_err(|error| group.refuse(error))?;
+    let bound = args.listen.bind().inspect_err(|error| group.refuse(error))?;
     let store = open_store(&args).inspect_err(|error| group.refuse(error))?;
     let runtime = session::runtime()?;
     let loading = {
         let _runtime = runtime.enter();
-        runtime.spawn(server::refuse_while_loading(tokio::net::TcpListener::from_std(listener.try_clone()?)?))
+        runtime.spawn(server::refuse_while_loading(bound.listener()?))
     };
     args.engine.fetch(&mut config).inspect_err(|error| group.refuse(error))?;
     let source = config.model.clone();
@@ -85,10 +90,10 @@ pub fn run_until<S: Future<Output = ()> + Send + 'static>(
         loading.abort();
         // Connections are refused until the task has ended.
         let _ = loading.await;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let address = listener.local_addr()?;
-        greet(&engine, &args, address.port(), !api_keys.is_empty());
-        if api_keys.is_empty() && !address.ip().to_canonical().is_loopback() {
+        let (listener, address) = (bound.listener()?, bound.address()?);
+        let (url, options) = args.listen.url(&bound)?;
+        greet(&engine, &url, &options, !api_keys.is_empty());
+        if api_keys.is_empty() && address.is_some_and(|address| !address.ip().to_canonical().is_loopback()) {
             note("no API key is set: everyone who can reach this address may use the server (--api-key, --api-key-file);");
             note("requests that name it by a host name with a dot are refused (--allowed-hosts)\n");
         }
@@ -127,19 +132,8 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     if keys.is_empty() { Err(problem("found no key, expected one per line".to_string())) } else { Ok(keys) }
 }
 
-fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {
-    let bind = || {
-        let listener = TcpListener::bind((args.host.as_str(), args.port))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    bind().map_err(|source| CliError::Bind { host: args.host.clone(), port: args.port, source })
-}
-
 /// Prints the address and an example command.
-fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
-    let host = if ["0.0.0.0", "::"].contains(&args.host.as_str()) { "127.0.0.1" } else { args.host.as_str() };
-    let url = if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") };
+fn greet(engine: &AsyncEngine, url: &str, options: &str, has_keys: bool) {
     let key = if has_keys { " -H 'Authorization: Bearer YOUR_KEY'" } else { "" };
     let info = engine.info();
     let (path, body) = match &info.pooler.task {
@@ -151,8 +145,11 @@ fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
         ),
         _ => ("v1/completions", r#""prompt": "The capital of France is", "max_tokens": 32, "temperature": 0"#),
     };
-    note(format_args!("listening on {url}, try:\n"));
-    note(format_args!("  curl {url}/{path}{key} \\\n    -H 'Content-Type: application/json' \\"));
+    note(format_args!(
+        "listening on {}, try:\n",
+        if options.is_empty() { url } else { options.trim_start_matches("--unix-socket ").trim() }
+    ));
+    note(format_args!("  curl {options}{url}/{path}{key} \\\n    -H 'Content-Type: application/json' \\"));
     note(format_args!("    -d '{{{body}}}'\n"));
 }
 

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use engine::{Dtype, ItlTarget, Policy, PreemptionMode, Quantization, RoundActivations};
+use engine::{Backend, Dtype, ItlTarget, Policy, PreemptionMode, Quantization, RoundActivations};
 use serde_json::Value;
 
 pub use ::bench::values::{key, whole};
-pub use server::values::{bytes, filled, positive};
+pub use server::values::{bytes, filled, human, positive};
 
 /// An adapter of `--lora-modules`.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,11 +47,16 @@ pub fn file(text: &str) -> Result<PathBuf, String> {
     }
 }
 
+/// A level, or levels by module. The names of Python's levels are those of vLLM and uvicorn.
 pub fn log_filter(text: &str) -> Result<String, String> {
-    let checked = tracing_subscriber::EnvFilter::try_new(text);
-    checked
-        .map(|_| text.to_string())
-        .map_err(|error| format!("expected warn, info, debug, or engine=debug,warn: {error}"))
+    let level = match text.to_lowercase().as_str() {
+        "warning" => "warn".to_string(),
+        "critical" | "fatal" => "error".to_string(),
+        level @ ("error" | "warn" | "info" | "debug" | "trace") => level.to_string(),
+        _ => text.to_string(),
+    };
+    let checked = tracing_subscriber::EnvFilter::try_new(&level);
+    checked.map(|_| level).map_err(|error| format!("expected warn, info, debug, or engine=debug,warn: {error}"))
 }
 
 pub fn policy(text: &str) -> Result<Policy, String> {
@@ -62,8 +67,46 @@ pub fn policy(text: &str) -> Result<Policy, String> {
     }
 }
 
-pub fn quantization(text: &str) -> Result<Quantization, String> {
-    text.parse().map_err(|expected| format!("{expected}; omit the flag to keep the checkpoint's type"))
+/// A value of `--quantization`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// A form into which weights are quantised while they are loaded.
+    Quantised(Quantization),
+    /// The method by which those of the checkpoint are quantised, under one of vLLM's names.
+    Stored(String),
+}
+
+impl Weights {
+    pub fn form(&self) -> Option<Quantization> {
+        match self {
+            Weights::Quantised(form) => Some(*form),
+            Weights::Stored(_) => None,
+        }
+    }
+}
+
+/// Methods of checkpoints that this engine reads, as vLLM calls them.
+const METHODS: [&str; 12] = [
+    "awq",
+    "awq_marlin",
+    "gptq",
+    "gptq_marlin",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "mxfp4",
+    "bitsandbytes",
+    "modelopt",
+    "gguf",
+    "awq_triton",
+];
+
+pub fn quantization(text: &str) -> Result<Weights, String> {
+    match text.parse() {
+        Ok(form) => Ok(Weights::Quantised(form)),
+        Err(_) if METHODS.contains(&text) => Ok(Weights::Stored(text.to_string())),
+        Err(expected) => Err(format!("{expected}; omit the flag to keep the checkpoint's type")),
+    }
 }
 
 pub fn activations(text: &str) -> Result<RoundActivations, String> {
@@ -95,16 +138,28 @@ pub struct Tokens(pub Option<usize>);
 
 /// As in vLLM, `32k` is 32000, `32K` is 32768, and `25.6k` is 25600.
 pub fn tokens_or_auto(text: &str) -> Result<Tokens, String> {
-    let units = [('k', 1e3), ('m', 1e6), ('g', 1e9), ('K', 1024.0), ('M', 1048576.0), ('G', 1073741824.0)];
-    let counted =
-        units.into_iter().find_map(|(letter, unit)| Some(text.strip_suffix(letter)?.parse::<f64>().ok()? * unit));
+    // A double represents whole numbers exactly up to 2^53.
+    let counted = human(text).filter(|tokens| text.ends_with(char::is_alphabetic) && *tokens <= (1u64 << 53) as f64);
     match (text, counted) {
         ("auto", _) => Ok(Tokens(None)),
-        // A double represents whole numbers exactly up to 2^53.
-        (_, Some(tokens)) if (0.0..=(1u64 << 53) as f64).contains(&tokens) => Ok(Tokens(Some(tokens as usize))),
+        (_, Some(tokens)) if tokens >= 0.0 => Ok(Tokens(Some(tokens as usize))),
         _ => whole(text)
             .map(|tokens| Tokens(Some(tokens)))
             .map_err(|expected| format!("{expected}, such as 32k, or auto")),
+    }
+}
+
+/// `--max-model-len`, where -1 is vLLM's name of `auto`.
+pub fn context(text: &str) -> Result<Tokens, String> {
+    if text == "-1" { Ok(Tokens(None)) } else { tokens_or_auto(text) }
+}
+
+/// `--distributed-executor-backend`, with vLLM's names.
+pub fn backend(text: &str) -> Result<Backend, String> {
+    match text {
+        "mp" | "uni" => Ok(Backend::Threads),
+        "external_launcher" => Ok(Backend::Mpi),
+        _ => text.parse().map_err(|expected| format!("{expected}")),
     }
 }
 

@@ -11,7 +11,8 @@ use testkit::markdown;
 const PAGE: &str = "docs/configuration.md";
 
 /// Begins the line before a table: `<!-- flags of serve: Engine -->` is followed by the flags of a command under a heading of its help,
-/// `<!-- flags of chat, generate -->` by those of commands that no table has listed yet.
+/// `<!-- flags of chat, generate -->` by those of commands that no table has listed yet, and `<!-- flags of vllm serve alone -->` by
+/// those that only vLLM has.
 const MARK: &str = "<!-- flags of ";
 const HEAD: &str = "| flag | environment | key | default | unit and meaning |\n|---|---|---|---|---|\n";
 
@@ -79,6 +80,10 @@ fn written(page: &str, root: &Command, engine: &Value) -> (String, Vec<String>) 
         text += &format!("{line}\n");
         let Some(mark) = line.strip_prefix(MARK).and_then(|mark| mark.strip_suffix(" -->")) else { continue };
         while lines.next_if(|line| line.starts_with('|')).is_some() {}
+        if mark == "vllm serve alone" {
+            text += &cli::vllm_flags();
+            continue;
+        }
         let (names, heading) = mark.split_once(": ").map_or((mark, None), |(names, heading)| (names, Some(heading)));
         let names: Vec<&str> = names.split(", ").collect();
         let mut rows: Vec<(Row, Vec<&str>)> = Vec::new();

@@ -79,7 +79,20 @@ fn the_flags_choose_revision_token_and_folder() {
     let folder = hub.home.path().join("models");
     let folder = folder.to_str().unwrap();
     let secret = ("HF_TOKEN", "of-the-environment");
-    let args = ["plan", REPO, "--revision", "other", "--hf-token", "of-the-flag", "--download-dir", folder];
+    let args = [
+        "generate",
+        REPO,
+        "-p",
+        "a",
+        "--max-tokens",
+        "1",
+        "--revision",
+        "other",
+        "--hf-token",
+        "of-the-flag",
+        "--download-dir",
+        folder,
+    ];
     let planned = quire(&hub, &args, &[secret]);
     assert!(planned.status.success(), "{planned:?}");
     assert!(!format!("{planned:?}").contains("of-the-"), "tokens are in no output");
@@ -122,4 +135,85 @@ fn what_is_no_model_is_one_line() {
     let gated = Hub::scripted(&[], |_| Some(Reply::status(403).with("X-Error-Code", "GatedRepo")));
     let line = refusal(&quire(&gated, &["serve", "--port", "0", REPO], &[]));
     assert!(line.contains("org/name is gated: accept its terms at http://") && line.contains("--hf-token"), "{line}");
+}
+
+/// A hub with the files of a folder.
+fn hub_of(folder: &Path) -> Hub {
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    };
+    let is_file = |path: &Path| path.is_file();
+    let entries = std::fs::read_dir(folder).unwrap().filter(|entry| is_file(&entry.as_ref().unwrap().path()));
+    let files: Vec<(String, Vec<u8>)> = entries.map(read).collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    Hub::new(&files)
+}
+
+#[test]
+fn a_model_is_planned_without_its_weights_as_with_them() {
+    let root = testkit::workspace::root().join("models/tests");
+    let models = [
+        "reference/gpt-oss",
+        "reference/phi3-longrope",
+        "reference/qwen3-next",
+        "reference/mixtral",
+        "gguf/reference/gguf-qwen2-iq4_nl",
+    ];
+    for model in models {
+        let (hub, temporary) = (hub_of(&root.join(model)), tempfile::tempdir().unwrap());
+        let flags = ["--json", "--kv-cache-memory-bytes", "8M", "--threads", "1"];
+        let plan = |model: &str, variables: &[(&str, &str)]| {
+            let output = quire(&hub, &[&["plan", model][..], &flags].concat(), variables);
+            assert!(output.status.success(), "{model}: {}", text(&output.stderr));
+            let mut plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let plan = plan.as_object_mut().unwrap();
+            (plan.remove("model"), plan.remove("speed"), plan.clone())
+        };
+        let own = root.join(model);
+        let gguf = std::fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().path());
+        let gguf = gguf.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+        let own = gguf.unwrap_or(own);
+        let (_, none, expected) = plan(own.to_str().unwrap(), &[]);
+        let (_, speed, found) = plan(REPO, &[("TMPDIR", temporary.path().to_str().unwrap())]);
+        assert_eq!(found, expected, "{model}");
+        assert!(none.is_none() && speed.unwrap()["tokens_per_second_at_most"].as_f64() > Some(0.0), "{model}");
+        // What was read for the plan is gone, and no weights were stored.
+        assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+        let cached = hub.cached("snapshots").join(COMMIT);
+        let names = std::fs::read_dir(cached).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        assert!(!names.into_iter().any(|name| name.to_str().unwrap().ends_with(".safetensors")), "{model}");
+    }
+}
+
+#[test]
+fn a_damaged_header_of_a_hub_model_is_one_line_that_names_the_file() {
+    let folder = testkit::workspace::root().join("models/demo");
+    let config = std::fs::read(folder.join("config.json")).unwrap();
+    for (bytes, expected) in [
+        (u64::MAX.to_le_bytes().to_vec(), "found a header of 18446744073709551615 bytes"),
+        (1_000_000u64.to_le_bytes().to_vec(), "expected a header of 1000000 bytes"),
+        (b"abc".to_vec(), "expected a whole header"),
+    ] {
+        let hub = Hub::new(&[("config.json", &config), ("model.safetensors", &bytes)]);
+        let failed = quire(&hub, &["plan", REPO], &[]);
+        let log = text(&failed.stderr);
+        let line = log.lines().last().unwrap();
+        assert!(failed.stdout.is_empty() && line.starts_with("quire: "), "{log}");
+        assert!(line.contains("model.safetensors") && line.contains(expected), "{line}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_here_can_be_planned_for() {
+    let output = |arguments: &[&str]| Command::new(env!("CARGO_BIN_EXE_quire")).args(arguments).output().unwrap();
+    let table = text(&output(&["plan", "--card", "h100"]).stdout);
+    assert!(table.contains("tokens/s of one sequence (the data sheet of h100)"), "{table}");
+    let speed = |card: &str| {
+        let plan: Value = serde_json::from_slice(&output(&["plan", "--json", "--card", card]).stdout).unwrap();
+        plan["speed"]["tokens_per_second_at_most"].as_f64().unwrap()
+    };
+    assert!(speed("h200") > 1.4 * speed("h100"), "bandwidth is what counts");
+    let line = text(&output(&["plan", "--card", "h9"]).stderr);
+    assert!(line.contains("--card") && line.contains("expected one of a10, ") && line.lines().count() == 1, "{line}");
 }

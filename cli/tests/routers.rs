@@ -59,10 +59,14 @@ fn b15_flags_that_would_be_missed_are_refused_in_one_line() {
         let line = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && line.lines().count() == 1 && line.contains(expected), "{line}");
     };
-    for flag in ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"] {
-        refused(&[flag, "cert.pem"], flag);
-        refused(&[flag, "cert.pem"], "let a proxy in front terminate TLS");
+    // A server that was told to use TLS does not start without it.
+    refused(&["--ssl-certfile", "/no/cert.pem"], "--ssl-certfile /no/cert.pem: No such file");
+    for flag in ["--ssl-keyfile", "--ssl-ca-certs"] {
+        refused(&[flag, "cert.pem"], "--ssl-certfile");
     }
+    refused(&["--ssl-cert-reqs", "2"], "expected --ssl-certfile too");
+    refused(&["--uds", "/no/folder/socket"], "--uds /no/folder/socket: ");
+    refused(&["--uds", "/dev/null"], "found a file, expected none");
     refused(&["--tensor-parallel-size", "0"], "--tensor-parallel-size");
     refused(&["--uvicorn-log-level", "loud"], "--uvicorn-log-level");
     // The model was meant, and the demo model would be served.

@@ -4,6 +4,7 @@
 //! the endpoint's origin only. Every wait and every answer kept in memory has a limit.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ enum Ask {
     Metadata,
     /// The contents from this byte.
     Contents { from: u64 },
+    /// The contents of this range.
+    Part { from: u64, to: u64 },
 }
 
 /// Name and size that the hub states for a file.
@@ -179,6 +182,11 @@ impl<'a> Client<'a> {
         self.request(&self.url(commit, file)?, Ask::Contents { from }, Some((file, commit)))
     }
 
+    /// Bytes of a file: an answer with status 206, or 200 from a server without ranges.
+    pub fn range(&self, commit: &Commit, file: &RepoPath, range: &Range<u64>) -> Result<Response<Body>, Failure> {
+        self.request(&self.url(commit, file)?, Ask::Part { from: range.start, to: range.end }, Some((file, commit)))
+    }
+
     fn url(&self, commit: &Commit, file: &RepoPath) -> Result<Url, HubError> {
         let parts = self.model.repo().split('/').chain(["resolve", commit.as_str()]);
         self.options.endpoint.join(parts.chain(file.as_str().split('/')))
@@ -244,14 +252,18 @@ impl<'a> Client<'a> {
             let mut request = match ask {
                 Ask::Metadata => self.agent.head(url.uri()),
                 Ask::Listing => self.agent.get(url.uri()).config().timeout_recv_body(Some(LISTING_TIMEOUT)).build(),
-                Ask::Contents { .. } => self.agent.get(url.uri()),
+                Ask::Contents { .. } | Ask::Part { .. } => self.agent.get(url.uri()),
             };
             let is_home = url.origin() == self.options.endpoint.origin();
             if let Some(token) = self.options.token.as_ref().filter(|_| is_home) {
                 request = request.header(AUTHORIZATION, token.bearer());
             }
-            if let Ask::Contents { from: from @ 1.. } = ask {
-                request = request.header(RANGE, format!("bytes={from}-"));
+            match ask {
+                Ask::Contents { from: from @ 1.. } => request = request.header(RANGE, format!("bytes={from}-")),
+                Ask::Part { from, to } => {
+                    request = request.header(RANGE, format!("bytes={from}-{}", to.saturating_sub(1)));
+                }
+                _ => {}
             }
             let answer = request.call().map_err(|error| Failure::soon(network(&url, &error)))?;
             let is_described = matches!(ask, Ask::Metadata) && header(&answer, X_LINKED_ETAG).is_some();

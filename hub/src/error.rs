@@ -63,6 +63,9 @@ pub enum HubError {
         cache = cache.display()
     )]
     Offline { repo: String, missing: String, cache: PathBuf },
+    /// The header of a file of weights is damaged, or cannot be used.
+    #[error("{0}")]
+    Header(String),
     /// Another process keeps the lock of a file and makes no progress.
     #[error(
         "{file}: found {lock} held by another process, which has not written anything for {seconds} s; end that process, or delete {held} \

@@ -29,6 +29,16 @@ const MAX_SETTINGS_BYTES: u64 = 256 << 20;
 /// The model or revision does not exist, or needs a token; it has no weights in a supported format; the hub cannot be reached; a file
 /// does not have the stated size and hash; the disk is full. Files that have arrived stay in the cache.
 pub fn fetch(options: &Options, model: &ModelId, report: &(dyn Fn(Event<'_>) + Sync)) -> Result<PathBuf, HubError> {
+    with_listing(options, model, report, |fetch, listing| fetch.run(listing))
+}
+
+/// Returns the cached model if it is whole or the hub cannot be reached, otherwise what `work` makes of the listing of its files.
+pub(crate) fn with_listing(
+    options: &Options,
+    model: &ModelId,
+    report: &(dyn Fn(Event<'_>) + Sync),
+    work: impl FnOnce(&Fetch<'_>, &Listing) -> Result<PathBuf, HubError>,
+) -> Result<PathBuf, HubError> {
     let cache = options.cache.as_ref().ok_or_else(|| HubError::Setting {
         name: "HF_HOME",
         problem: "found neither this variable nor HOME, expected a folder for downloads; set it, or --download-dir"
@@ -48,7 +58,9 @@ pub fn fetch(options: &Options, model: &ModelId, report: &(dyn Fn(Event<'_>) + S
     let progress = Progress::new(report);
     let client = Client::new(options, model, &progress)?;
     match (client.listing(cached.is_none()), cached) {
-        (Ok(listing), _) => Fetch { options, model, client: &client, repo: &repo, progress: &progress }.run(&listing),
+        (Ok(listing), _) => {
+            work(&Fetch { options, model, client: &client, repo: &repo, progress: &progress }, &listing)
+        }
         (Err(error), Some(snapshot)) if error.is_outage() => {
             progress.report(Event::Stale { error: &error });
             Ok(snapshot.path)
@@ -67,41 +79,50 @@ fn offline(options: &Options, repo: &Repo, model: &ModelId, cached: Option<Snaps
     Err(HubError::Offline { repo: model.to_string(), missing, cache: repo.root().to_path_buf() })
 }
 
-struct Fetch<'a> {
+pub(crate) struct Fetch<'a> {
     options: &'a Options,
     model: &'a ModelId,
-    client: &'a Client<'a>,
-    repo: &'a Repo,
+    pub client: &'a Client<'a>,
+    pub repo: &'a Repo,
     progress: &'a Progress<'a>,
 }
 
 impl Fetch<'_> {
     fn run(&self, listing: &Listing) -> Result<PathBuf, HubError> {
-        let names: BTreeSet<&str> = listing.files.keys().map(String::as_str).collect();
-        let weights = select::weights(&names, self.model.gguf()).map_err(|reason| self.unusable(reason, listing))?;
-        let (mut settings, absent) = select::settings(&names);
+        let (weights, is_gguf) = self.settings(listing)?;
         let folder = self.repo.snapshot(&listing.commit);
-        if let Weights::Sharded { index } = &weights {
-            settings.push(index.clone());
-        }
-        self.download(listing, settings, MAX_SETTINGS_BYTES)?;
-        let (weights, path) = match weights {
-            Weights::Single(file) => (vec![file], folder),
+        let first = weights.first().filter(|_| is_gguf).map(|first| first.below(&folder));
+        self.download(listing, weights, u64::MAX)?;
+        self.record(&listing.commit, &select::settings(&names(listing)).1)?;
+        Ok(first.unwrap_or(folder))
+    }
+
+    /// Downloads all files but weights. Returns the files of the weights, and whether they are GGUF.
+    pub fn settings(&self, listing: &Listing) -> Result<(Vec<RepoPath>, bool), HubError> {
+        let names = names(listing);
+        let weights = select::weights(&names, self.model.gguf()).map_err(|reason| self.unusable(reason, listing))?;
+        self.download(listing, self.present(listing), MAX_SETTINGS_BYTES)?;
+        match weights {
+            Weights::Single(file) => Ok((vec![file], false)),
             Weights::Sharded { index } => {
-                let shards = snapshot::shards(&index.below(&folder))?;
+                let shards = snapshot::shards(&index.below(&self.repo.snapshot(&listing.commit)))?;
                 if let Some(missing) = shards.iter().find(|shard| !names.contains(shard.as_str())) {
                     return Err(self.no_entry(missing.as_str(), &listing.commit));
                 }
-                (shards, folder)
+                Ok((shards, false))
             }
-            Weights::Gguf(parts) => {
-                let first = parts.first().map_or_else(|| folder.clone(), |first| first.below(&folder));
-                (parts, first)
-            }
-        };
-        self.download(listing, weights, u64::MAX)?;
-        self.record(&listing.commit, &absent)?;
-        Ok(path)
+            Weights::Gguf(parts) => Ok((parts, true)),
+        }
+    }
+
+    /// The files that are not weights, with the index of shards.
+    pub fn present(&self, listing: &Listing) -> Vec<RepoPath> {
+        let names = names(listing);
+        let (mut settings, _) = select::settings(&names);
+        if let Ok(Weights::Sharded { index }) = select::weights(&names, self.model.gguf()) {
+            settings.push(index);
+        }
+        settings
     }
 
     /// Records what the revision is and which files it lacks, unless the cache is only there to be read.
@@ -117,17 +138,17 @@ impl Fetch<'_> {
         }
     }
 
+    /// Whether the snapshot has a file. One of another size than the hub states was damaged after it had got its name.
+    pub fn has(&self, listing: &Listing, file: &RepoPath) -> bool {
+        let stated = listing.files.get(file.as_str()).copied().flatten();
+        let found = std::fs::metadata(file.below(&self.repo.snapshot(&listing.commit)));
+        found.is_ok_and(|found| found.is_file() && stated.is_none_or(|size| found.len() == size))
+    }
+
     /// Brings the files that the snapshot lacks, several at once. The first error stops all of them.
     fn download(&self, listing: &Listing, mut files: Vec<RepoPath>, max_bytes: u64) -> Result<(), HubError> {
         let commit = &listing.commit;
-        let folder = self.repo.snapshot(commit);
-        // A file of another size than the hub states was damaged after it had got its name.
-        let is_whole = |file: &RepoPath| {
-            let stated = listing.files.get(file.as_str()).copied().flatten();
-            std::fs::metadata(file.below(&folder))
-                .is_ok_and(|found| found.is_file() && stated.is_none_or(|size| found.len() == size))
-        };
-        files.retain(|file| !is_whole(file));
+        files.retain(|file| !self.has(listing, file));
         if files.is_empty() {
             return Ok(());
         }
@@ -154,7 +175,7 @@ impl Fetch<'_> {
     }
 
     /// Calls `work` on each item from several threads. The results are in the order of the items.
-    fn each<T: Sync, R: Send>(
+    pub fn each<T: Sync, R: Send>(
         &self,
         items: &[T],
         work: impl Fn(&T) -> Result<R, HubError> + Sync,
@@ -223,6 +244,10 @@ impl Fetch<'_> {
                 .unusable(format!("the file name {:?}", shown(&name)), "a relative path without special characters"),
         }
     }
+}
+
+fn names(listing: &Listing) -> BTreeSet<&str> {
+    listing.files.keys().map(String::as_str).collect()
 }
 
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {

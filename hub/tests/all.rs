@@ -5,6 +5,7 @@ mod common;
 mod downloads;
 mod ids;
 mod offline;
+mod outline;
 mod refusals;
 mod selection;
 mod shared;

@@ -426,6 +426,16 @@ impl Decoder {
         self.all_linears().map(Linear::num_parameters).sum::<u64>() + norms + vectors as u64
     }
 
+    /// Number of weights of experts that a single token does not use.
+    pub fn idle_parameters(&self) -> u64 {
+        let of = |experts: &Experts| {
+            let all = experts.experts.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+            let (all, count) = (all.map(Linear::num_parameters).sum::<u64>(), experts.experts.len() as u64);
+            all / count.max(1) * count.saturating_sub(experts.routing.top_k as u64)
+        };
+        self.experts().map(of).sum()
+    }
+
     /// All linear layers but tables of positions and types, in no particular order.
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let Decoder { embedding, layers, head, streams, .. } = self;

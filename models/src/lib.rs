@@ -57,7 +57,8 @@ pub mod lora;
 mod pooling;
 
 pub use checkpoint::{
-    FileBytes, GenerationDefaults, LoadError, ModelFiles, RoundActivations, WeightView, Weights, demo, gguf,
+    FileBytes, GenerationDefaults, LoadError, ModelFiles, Needed, RoundActivations, WeightView, Weights, demo, gguf,
+    needed,
 };
 pub use decoder::Decoder;
 pub use families::{Eagle3, ModelConfig, Supported, supported};

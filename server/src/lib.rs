@@ -69,7 +69,7 @@ mod stored;
 mod vllm;
 
 pub use app::App;
-pub use http::ApiError;
+pub use http::{ApiError, ClientCertificates, Listener, Tls};
 pub use router::router;
 pub use serve::{refuse_while_loading, serve};
 pub use settings::{ACCESS_AND_LIMITS, Cors, Limits, ServerOptions, StateOptions, values};

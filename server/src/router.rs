@@ -28,7 +28,7 @@ pub fn routes(app: Arc<App>, loopback: bool) -> Router {
     add_apis(&mut routes, &app, loopback);
     monitor::page::add(&mut page);
     let options = &app.options;
-    routes
+    let all = routes
         .router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -41,7 +41,12 @@ pub fn routes(app: Arc<App>, loopback: bool) -> Router {
         .layer(from_fn_with_state(ERRORS, reshape))
         // The outermost layer: every response has the id of its call.
         .layer(from_fn(call::name))
-        .with_state(app)
+        .with_state(app.clone());
+    match options.root_path.as_ref().filter(|prefix| !prefix.is_empty()) {
+        None => all,
+        // A proxy may remove the prefix, or leave it.
+        Some(prefix) => all.clone().nest(prefix, all),
+    }
 }
 
 /// Adds the routes of each API.
@@ -63,7 +68,7 @@ async fn describe(State(app): State<Arc<App>>) -> Response {
         let mut routes = Routes::describing(work);
         add_apis(&mut routes, &app, false);
         monitor::page::add(&mut routes);
-        routes.document()
+        routes.document(app.options.root_path.as_deref())
     });
     Json(document).into_response()
 }

@@ -10,12 +10,11 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::http::{Connection, refusal};
+use crate::http::{Accepted, Connection, Listener, refusal};
 use crate::monitor::STOPPING;
 use crate::monitor::watchdog;
 use crate::router::routes;
@@ -41,22 +40,22 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const HEAD_FACTOR: usize = 4;
 
 /// Answers every connection with 503 while it is polled, for a program that listens before its model is loaded.
-pub async fn refuse_while_loading(listener: TcpListener) {
-    refuse(&listener, "the model is being loaded; try again later").await;
+pub async fn refuse_while_loading(listener: impl Into<Listener>) {
+    refuse(&listener.into(), "the model is being loaded; try again later").await;
 }
 
 /// Answers every connection with 503 and this message while it is polled.
-async fn refuse(listener: &TcpListener, message: &str) {
+async fn refuse(listener: &Listener, message: &str) {
     let rejector = refusal::Rejector::new(message.to_string());
-    accept(listener, |stream| rejector.reject(stream)).await;
+    accept(listener, |client| rejector.reject(client)).await;
 }
 
 /// Accepts connections while it is polled.
-async fn accept(listener: &TcpListener, mut begin: impl FnMut(TcpStream)) {
+async fn accept(listener: &Listener, mut begin: impl FnMut(Accepted)) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => begin(stream),
+            Ok(client) => begin(client),
             // The client is gone.
             Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) => {}
             Err(error) => {
@@ -75,14 +74,14 @@ async fn accept(listener: &TcpListener, mut begin: impl FnMut(TcpStream)) {
 /// # Errors
 /// If the engine thread has died. Running streams have ended with an error.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     app: Arc<App>,
     stop: impl Future<Output = ()> + Send + 'static,
     grace: Duration,
 ) -> io::Result<usize> {
     let engine = app.engine.clone();
-    let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let server = Server::new(app.clone(), loopback);
+    let listener = listener.into();
+    let server = Server::new(app.clone(), listener.is_local());
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
     let memory = tokio::spawn(watchdog::return_memory(app.clone()));
     // Ends with the engine.
@@ -110,7 +109,7 @@ pub async fn serve(
         engine.drain();
     };
     let died = {
-        let mut accept = std::pin::pin!(accept(&listener, |stream| server.begin(stream)));
+        let mut accept = std::pin::pin!(accept(&listener, |client| server.begin(client)));
         let died = tokio::select! {
             () = accept.as_mut() => false,
             () = stop => false,
@@ -195,17 +194,20 @@ impl Server {
         }
     }
 
-    fn begin(&self, stream: TcpStream) {
+    fn begin(&self, client: Accepted) {
         let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             self.app.metrics.rejected("connections");
-            return self.rejector.reject(stream);
+            return self.rejector.reject(client);
         };
         let app = self.app.clone();
-        let stream = Connection::new(stream, Arc::downgrade(&app.activity), app.options.limits.send_timeout);
         let service = TowerToHyperService::new(self.router.clone());
-        let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
+        let builder = self.builder.clone();
         let mut finish = self.finish.subscribe();
         tokio::spawn(async move {
+            let limits = &app.options.limits;
+            let Some(stream) = client.open(limits.header_timeout).await else { return };
+            let stream = Connection::new(stream, Arc::downgrade(&app.activity), limits.send_timeout);
+            let mut connection = builder.serve_connection(TokioIo::new(stream), service);
             let ended = tokio::select! {
                 ended = &mut connection => ended,
                 () = async { drop(finish.wait_for(|finish| *finish).await) } => {

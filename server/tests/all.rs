@@ -8,6 +8,7 @@ mod common;
 mod conformance;
 #[path = "../../device/tests/support/allocations.rs"]
 mod counter;
+mod defaults;
 mod embeddings;
 mod encoders;
 mod errors;
@@ -17,6 +18,7 @@ mod harsh_http;
 mod kv_transfer;
 mod lifecycle;
 mod limits;
+mod listener;
 mod llama_server;
 mod local;
 mod lora;

@@ -9,7 +9,7 @@ use linear::Quantization;
 use models::{Pooler, RoundActivations};
 use serde::{Deserialize, Serialize};
 
-use super::{HfOverrides, ItlTarget, KvCacheDtype, ParallelConfig};
+use super::{GenerationConfig, HfOverrides, ItlTarget, KvCacheDtype, ParallelConfig};
 use crate::connector::KvTransferConfig;
 use crate::speculate::SpeculativeConfig;
 
@@ -28,9 +28,15 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
-    /// Chat template to use instead of the checkpoint's. A recording does not contain it.
+    /// Chat template to use instead of the checkpoint's: a file, a name, or a template, which has a `{`. A recording does not contain it.
     #[serde(skip)]
     pub chat_template: Option<PathBuf>,
+    /// Folder of the tokenizer and its chat template; `None`: the checkpoint has them. A recording does not contain it.
+    #[serde(skip)]
+    pub tokenizer: Option<PathBuf>,
+    /// Where sampling defaults come from. A recording does not contain it.
+    #[serde(skip)]
+    pub generation_config: GenerationConfig,
     /// `"auto"` (a GPU that has passed the tests, else the CPU), `"cpu"`, `"cuda"` or `"cuda-sim"`.
     pub device: String,
     /// Folder of the compiled kernels; `None` looks next to the executable, then in `kernels/` of its cargo target folder.
@@ -227,6 +233,8 @@ impl Default for EngineConfig {
         EngineConfig {
             model: ModelSource::Demo,
             chat_template: None,
+            tokenizer: None,
+            generation_config: GenerationConfig::default(),
             device: "auto".to_string(),
             kernels_dir: None,
             block_size: None,

@@ -2,6 +2,7 @@
 
 mod config;
 mod event;
+mod generation_config;
 mod hf_overrides;
 mod itl_target;
 mod kv_cache;
@@ -11,6 +12,7 @@ mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
 pub use event::{Delta, DraftCounts, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
+pub use generation_config::{GenerationConfig, GenerationOverrides, GenerationSource};
 pub use hf_overrides::HfOverrides;
 pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;

@@ -188,8 +188,8 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         // Before the weights, which take long to load, if a port is in use.
         let kv_events = engine.enabled_kv_events().map(kvevents::Sockets::open).transpose()?;
         let connector = engine.kv_transfer.as_ref().map(|config| connector(engine, config)).transpose()?;
-        let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
-        let chat_template = ChatTemplate::load_for_serving(&TextFiles(&opened.files), engine.chat_template.as_deref())?;
+        let defaults = engine.generation_config.load(&opened.files, &opened.config.eos_token_ids)?;
+        let chat_template = ChatTemplate::load_for_serving(&TextFiles(&opened.texts), engine.chat_template.as_deref())?;
         Ok((opened, kv_events, connector, defaults, chat_template))
     });
     let (opened, kv_events, connector, defaults, chat_template) = together(&*rank.world, opened)?;

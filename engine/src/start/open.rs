@@ -22,6 +22,8 @@ use crate::parallel::Rank;
 pub struct Opened {
     /// Files of the checkpoint.
     pub files: ModelFiles,
+    /// Files of the tokenizer and the chat template, which are mostly those of the checkpoint.
+    pub(crate) texts: ModelFiles,
     /// Declaration of the model, with the part of the decoder that this rank computes.
     pub config: ModelConfig,
     /// The part that all ranks together compute.
@@ -50,7 +52,7 @@ impl Opened {
     /// # Errors
     /// The tokenizer's files are missing or broken, or do not belong to the model.
     pub fn tokenizer(&self) -> Result<Tokenizer, text::LoadError> {
-        let tokenizer = Tokenizer::load(&TextFiles(&self.files))?;
+        let tokenizer = Tokenizer::load(&TextFiles(&self.texts))?;
         tokenizer.check(self.config.decoder.vocab_size())?;
         Ok(tokenizer)
     }
@@ -121,7 +123,8 @@ pub(crate) fn open_on(
     if !memory.is_own {
         memory.available /= rank.local_ranks as u64;
     }
-    Ok(Opened { files, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
+    let texts = engine.tokenizer.clone().map_or_else(|| files.clone(), ModelFiles::Folder);
+    Ok(Opened { files, texts, config, whole, weights, device, dtype, kernels, block_size, draft, memory, no_gpu })
 }
 
 /// Refuses what an encoder does not take.

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use device::Device;
+use attention_kernels::Dtype;
+use device::{Device, MemoryInfo};
 use linear::Arithmetic;
 use simd::roofline as measure;
 use trial::Peaks;
 
-use super::open::open;
+use super::open::{Opened, open};
 use crate::api::EngineConfig;
 use crate::error::EngineError;
 use crate::memory::Plan;
@@ -49,6 +50,8 @@ pub struct Roofline {
     pub layer_operations: u64,
     /// Operations per row of logits.
     pub logit_operations: u64,
+    /// Share of the weights of the layers that a single token uses: less than 1 with experts.
+    pub used_share: f64,
 }
 
 impl Roofline {
@@ -60,9 +63,7 @@ impl Roofline {
     pub fn measure(engine: &EngineConfig) -> Result<(Roofline, Arc<dyn Device>), EngineError> {
         let opened = open(engine)?;
         let plan = Plan::new(engine, &opened, 0)?;
-        let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
-        let embedding = (decoder.vocab_size() * decoder.hidden_size()) as u64;
-        let parameters = decoder.num_parameters();
+        let pool = opened.device.pool();
         let (read, peak) = match opened.device.name() {
             "cpu" => {
                 let peak = match (engine.quantization, opened.kernels.arithmetic) {
@@ -79,19 +80,43 @@ impl Roofline {
                 (peaks.read.unwrap_or(f64::INFINITY), peaks.halves.unwrap_or(f64::INFINITY))
             }
         };
+        Ok((Roofline::of(&opened, &plan, read, peak), Arc::clone(&opened.device)))
+    }
+
+    /// The plan and the lower bounds for a GPU that is not here, with this much memory, bytes read per second, and operations per second
+    /// in half precision. The model is planned as on a CPU in bfloat16, whose matrices have the same size.
+    ///
+    /// # Errors
+    /// The errors of [`plan`](crate::plan).
+    pub fn of_card(engine: &EngineConfig, memory: u64, read: f64, peak: f64) -> Result<(Plan, Roofline), EngineError> {
+        let dtype = Some(engine.dtype.filter(|dtype| *dtype == Dtype::F32).unwrap_or(Dtype::Bf16));
+        let engine = EngineConfig { device: "cpu".to_string(), dtype, ..engine.clone() };
+        let mut opened = open(&engine)?;
+        opened.tokenizer()?;
+        models::check_weights(&opened.whole, &opened.weights)?;
+        opened.memory = MemoryInfo { total: memory, available: memory, is_own: true };
+        let plan = Plan::new(&engine, &opened, 0)?;
+        let roofline = Roofline::of(&opened, &plan, read, peak);
+        Ok((plan, roofline))
+    }
+
+    fn of(opened: &Opened, plan: &Plan, read: f64, peak: f64) -> Roofline {
+        let decoder = &opened.config.decoder;
+        let embedding = (decoder.vocab_size() * decoder.hidden_size()) as u64;
+        let parameters = decoder.num_parameters();
         // A step reads only a few rows of an embedding that is not the output layer.
         let unread = plan.weight_bytes as f64 * embedding as f64 / parameters as f64;
         let unread = if decoder.is_tied() { 0.0 } else { unread };
-        let roofline = Roofline {
-            threads: pool.threads(),
+        Roofline {
+            threads: opened.device.pool().threads(),
             read,
             peak,
             weight_bytes: plan.weight_bytes - unread as u64,
             kv_bytes_per_token: plan.kv_bytes_per_token,
             layer_operations: 2 * (parameters - embedding * if decoder.is_tied() { 1 } else { 2 }),
             logit_operations: 2 * embedding,
-        };
-        Ok((roofline, Arc::clone(&opened.device)))
+            used_share: 1.0 - decoder.idle_parameters() as f64 / parameters.max(1) as f64,
+        }
     }
 
     /// Lower bound of the time for some work, in seconds.
@@ -99,5 +124,17 @@ impl Roofline {
         let bytes = work.steps * self.weight_bytes + work.context * self.kv_bytes_per_token;
         let operations = work.tokens * self.layer_operations + work.logits * self.logit_operations;
         (bytes as f64 / self.read).max(operations as f64 / self.peak)
+    }
+
+    /// Lower bound of the time from one token of a single sequence to the next, in seconds.
+    pub fn token_seconds(&self, context: u64) -> f64 {
+        let weights = self.weight_bytes as f64 * self.used_share;
+        (weights + (context * self.kv_bytes_per_token) as f64) / self.read
+    }
+
+    /// Lower bound of the time for a prompt of this many tokens, in seconds.
+    pub fn prompt_seconds(&self, tokens: u64) -> f64 {
+        let operations = (tokens * self.layer_operations) as f64 * self.used_share + self.logit_operations as f64;
+        (operations / self.peak).max(self.token_seconds(0))
     }
 }

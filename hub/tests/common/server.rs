@@ -19,7 +19,12 @@ impl Request {
 
     /// The first byte of the range that is asked for.
     pub fn from(&self) -> Option<usize> {
-        self.header("Range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+        self.header("Range")?.strip_prefix("bytes=")?.split_once('-')?.0.parse().ok()
+    }
+
+    /// The end of the range that is asked for.
+    fn to(&self) -> Option<usize> {
+        self.header("Range")?.rsplit_once('-')?.1.parse().ok().map(|last: usize| last + 1)
     }
 
     /// Whether this asks for the contents of a large file.
@@ -55,8 +60,9 @@ impl Reply {
         match request.from() {
             None => Reply::ok(bytes.to_vec()),
             Some(from) if from < bytes.len() => {
-                let range = format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len());
-                Reply { status: 206, ..Reply::ok(bytes[from..].to_vec()) }.with("Content-Range", &range)
+                let to = request.to().map_or(bytes.len(), |to| to.min(bytes.len()));
+                let range = format!("bytes {from}-{}/{}", to - 1, bytes.len());
+                Reply { status: 206, ..Reply::ok(bytes[from..to].to_vec()) }.with("Content-Range", &range)
             }
             Some(_) => Reply::status(416),
         }

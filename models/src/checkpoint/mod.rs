@@ -1,5 +1,6 @@
 //! Reading and checking the files of a checkpoint: settings, weights, defaults. Nothing here depends on a family.
 
+mod beginning;
 pub(crate) mod bytes;
 mod demo;
 pub(crate) mod error;
@@ -12,6 +13,7 @@ mod python;
 pub(crate) mod quantized;
 pub(crate) mod weights;
 
+pub use beginning::{Needed, needed};
 pub use bytes::FileBytes;
 pub use demo::demo;
 pub use error::LoadError;

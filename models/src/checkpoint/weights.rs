@@ -18,6 +18,7 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::checkpoint::beginning::{LENGTH_BYTES, header_end};
 use crate::checkpoint::bytes::FileBytes;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::files::ModelFiles;
@@ -27,10 +28,6 @@ use crate::decoder::Part;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Size of the little-endian header length at the start of the file.
-const LENGTH_BYTES: usize = 8;
-/// Greatest size of a header, which is also that of the library's own reader.
-const MAX_HEADER: u64 = 100_000_000;
 
 /// A tensor in its file: row-major, little-endian.
 #[derive(Clone, Debug)]
@@ -399,21 +396,15 @@ impl Weights {
 /// then the tensors without gaps. An error is what was found and what was expected.
 fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
     let found = format!("{} bytes", bytes.len());
-    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+    let Some(data_start) = header_end(bytes, bytes.len() as u64)? else {
         return Err((found, format!("at least {LENGTH_BYTES}, the length of a safetensors header")));
     };
-    let length = u64::from_le_bytes(*length);
-    if length > MAX_HEADER {
-        return Err((format!("a header of {length} bytes"), format!("at most {MAX_HEADER}")));
-    }
-    let Some(header) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
-        return Err((found, format!("a header of {length} bytes and the tensors")));
-    };
+    let data_start = data_start as usize;
+    let header = &bytes[LENGTH_BYTES..data_start];
     let broken = |problem: String| (format!("a header that cannot be read ({problem})"), "a safetensors header".into());
     let HeaderTensors(mut tensors) = serde_json::from_slice(header).map_err(|error| broken(one_line(error)))?;
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     let metadata = Metadata::new(None, tensors).map_err(|error| broken(one_line(error)))?;
-    let data_start = LENGTH_BYTES + header.len();
     let expected = data_start.saturating_add(metadata.data_len());
     if expected != bytes.len() {
         return Err((found, format!("{expected} bytes according to its header")));

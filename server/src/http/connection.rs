@@ -1,4 +1,4 @@
-//! TCP connections that disconnect clients which do not read.
+//! Connections that disconnect clients which do not read.
 //!
 //! - A shutdown waits for slow readers, but not for requests that never arrive in full.
 //! - A client that reads nothing for too long is disconnected.
@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+
+use super::Stream;
 
 /// Header of the call's id, in requests and responses.
 pub const REQUEST_ID: &str = "x-request-id";
@@ -24,7 +25,7 @@ const MAX_SUPPRESSED: usize = 256;
 
 /// Connection of a client.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     /// Upgraded and held by what a shutdown waits for.
     activity: Weak<()>,
     /// Status of a suppressed response of `hyper`.
@@ -42,14 +43,12 @@ struct Blocked {
 
 impl Connection {
     /// Connection whose waiting writes hold `activity`. A write fails after `send_timeout` without progress.
-    pub fn new(stream: TcpStream, activity: Weak<()>, send_timeout: Duration) -> Connection {
-        // Tokens are small writes that must not wait for each other. Without the option they are only late.
-        let _ = stream.set_nodelay(true);
+    pub fn new(stream: Stream, activity: Weak<()>, send_timeout: Duration) -> Connection {
         Connection { stream, activity, suppressed: None, send_timeout, blocked: None }
     }
 
-    /// Returns the TCP stream and the status of a suppressed response.
-    pub fn into_parts(self) -> (TcpStream, Option<StatusCode>) {
+    /// Returns the stream and the status of a suppressed response.
+    pub fn into_parts(self) -> (Stream, Option<StatusCode>) {
         (self.stream, self.suppressed)
     }
 

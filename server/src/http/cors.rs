@@ -22,6 +22,11 @@ pub async fn apply(State(options): State<Arc<ServerOptions>>, request: Request, 
     let mut response = if is_preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     let headers = response.headers_mut();
     let is_any = cors.origins.iter().any(|allowed| allowed == "*");
+    if cors.credentials {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+    }
+    // With credentials a browser takes no `*`.
+    let is_any = is_any && !cors.credentials;
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, if is_any { HeaderValue::from_static("*") } else { origin });
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));

@@ -3,7 +3,8 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `connection`, `refusal` | TCP connections that drop clients which do not read; errors for bytes that are not a request |
+//! | `listener` | ports and sockets, with or without TLS |
+//! | `connection`, `refusal` | connections that drop clients which do not read; errors for bytes that are not a request |
 //! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
 //! | `call` | the id of a call, and the resources that it holds until its response has been sent |
 //! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |
@@ -17,6 +18,7 @@ mod error;
 pub mod head;
 pub mod json;
 pub mod keys;
+mod listener;
 pub mod origin;
 mod parse_pool;
 pub mod refusal;
@@ -26,4 +28,5 @@ pub use budget::{Budget, Reserved, largest as largest_part};
 pub use connection::Connection;
 pub use error::{ApiError, ErrorForm, excerpt, method_not_allowed, not_found, reshape};
 pub use keys::Client;
+pub use listener::{Accepted, ClientCertificates, Listener, Stream, Tls};
 pub use parse_pool::{INLINE, LANES, ParsePool};

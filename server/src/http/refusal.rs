@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::ApiError;
+use super::{Accepted, ApiError, Stream};
 use crate::settings::Limits;
 
 /// Time limit for the client to take the response and to close.
@@ -39,11 +38,13 @@ impl Rejector {
     }
 
     /// Closes the connection, with a response if a permit is free.
-    pub fn reject(&self, stream: TcpStream) {
+    pub fn reject(&self, client: Accepted) {
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return };
         let error = ApiError::unavailable(self.message.clone());
         tokio::spawn(async move {
-            send(stream, &error).await;
+            if let Some(stream) = client.open(CLOSE_TIMEOUT).await {
+                send(stream, &error).await;
+            }
             drop(permit);
         });
     }
@@ -85,7 +86,7 @@ pub fn explain(error: &hyper::Error, suppressed: Option<StatusCode>, rest: &[u8]
 }
 
 /// Sends the error and closes the connection.
-pub async fn send(mut stream: TcpStream, error: &ApiError) {
+pub async fn send(mut stream: Stream, error: &ApiError) {
     let body = error.to_json().to_string();
     let retry = error.retry_after().map_or(String::new(), |seconds| format!("retry-after: {seconds}\r\n"));
     let answer = format!(
@@ -104,7 +105,7 @@ pub async fn send(mut stream: TcpStream, error: &ApiError) {
 /// Closes a connection after its last response: at once for the client, and here once the client has closed it too. If it was
 /// dropped at once, the rest of a body that nobody has read, as after a 401, would reset it, and the client could lose the
 /// response (RFC 9112, section 9.6).
-pub async fn close(mut stream: TcpStream) {
+pub async fn close(mut stream: Stream) {
     let _ = timeout(CLOSE_TIMEOUT, async {
         // Hyper leaves this out for a request with `Upgrade`.
         stream.shutdown().await?;
@@ -114,7 +115,7 @@ pub async fn close(mut stream: TcpStream) {
 }
 
 /// Reads until the client closes the connection.
-async fn drain(stream: &mut TcpStream) -> io::Result<()> {
+async fn drain(stream: &mut Stream) -> io::Result<()> {
     let mut rest = [0; 4096];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())

@@ -130,7 +130,7 @@ impl ChatRequest {
         options.adapter = adapter;
         options.params.sampling.logprobs = num_logprobs(work, fields)?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
-        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions.clone())?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.shown(&work.options))?;
         let conversation = fields.required("messages", conversation, "a list of at least one message")?;
         let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
         Ok(ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning })

@@ -121,7 +121,7 @@ impl Routes {
     }
 
     /// The OpenAPI document.
-    pub fn document(self) -> Value {
+    pub fn document(self, root: Option<&str>) -> Value {
         let (paths, schemas) = self.document.map(|document| (document.paths, document.schemas)).unwrap_or_default();
         let key = "Required if the server has keys (--api-key).";
         let error = json!({"description": "An error.", "content": json_content(reference("Error"))});
@@ -133,7 +133,7 @@ impl Routes {
                 "description": "OpenAI's API with vLLM's extensions. Unknown fields are ignored, except those that would change the answer, which are refused; null means absent. Defaults that depend on the model are not listed.",
                 "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
             },
-            "servers": [{"url": "/"}],
+            "servers": [{"url": root.unwrap_or("/")}],
             "security": [{}, {"key": []}],
             "paths": paths,
             "components": {

@@ -97,12 +97,14 @@ impl Conversation {
             let advice = "start the server with --trust-request-chat-template, or with --chat-template";
             return Err(ApiError::unsupported("chat_template", advice));
         }
+        let mut kwargs = app.options.default_chat_template_kwargs.clone().unwrap_or_default();
+        kwargs.extend(self.kwargs.iter().map(|(name, value)| (name.clone(), value.clone())));
         let input = ChatInput {
             messages: &self.messages,
             tools: self.tools.as_ref(),
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
-            kwargs: &self.kwargs,
+            kwargs: &kwargs,
         };
         let rendered = match (&self.template, own) {
             (Some(source), own) => own.unwrap_or(&ChatTemplate::default()).render_with(source, &input),

@@ -72,7 +72,8 @@ impl Options {
         unsupported::refuse(fields, &unsupported::GENERATION)?;
         user(fields)?;
         let stream = fields.flag("stream", false, "Stream the response as server-sent events.")?;
-        let stream_usage = stream_options(fields, stream)?;
+        let mut stream_usage = stream_options(fields, stream)?;
+        stream_usage.at_end |= stream && work.options.enable_force_include_usage;
         let description =
             "Return the log probabilities of the prompt tokens with this many alternatives each; not with stream.";
         let prompt_logprobs = fields.count("prompt_logprobs", (0, limits.max_logprobs), description)?;

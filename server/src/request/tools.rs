@@ -10,7 +10,7 @@ use super::fields::Fields;
 use super::structured::TOOLS;
 use crate::app::App;
 use crate::http::ApiError;
-use crate::settings::Limits;
+use crate::settings::{Limits, ServerOptions};
 
 /// Maximum number of bytes of a function's name.
 const MAX_NAME: usize = 256;
@@ -96,6 +96,12 @@ impl Tools {
             strict: Vec::new(),
             choice: ToolChoice::None,
         }
+    }
+
+    /// The definitions that the prompt shows.
+    pub fn shown(&self, options: &ServerOptions) -> Option<Value> {
+        let is_hidden = options.exclude_tools_when_tool_choice_none && !self.are_parsed();
+        self.definitions.clone().filter(|_| !is_hidden)
     }
 
     /// Whether calls in the text are parsed.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser};
 use engine::Pooling;
+use serde_json::{Map, Value};
 use text::{ReasoningFormat, ToolFormat};
 
 pub use state::StateOptions;
@@ -30,6 +31,21 @@ pub struct ServerOptions {
     /// [Routers](routers.md) that do so need `vllm`.
     #[arg(long, value_name = "NAME", value_parser = values::filled)]
     pub owned_by: Option<String>,
+    /// Prefix under which a proxy offers the routes, such as /llm; they are served with and without it [default: none]
+    ///
+    /// `/openapi.json` states it as the server's address.
+    #[arg(long, value_name = "PATH", value_parser = values::prefix)]
+    pub root_path: Option<String>,
+    /// Variables of the chat template for requests that do not set them in chat_template_kwargs, as a JSON object such as
+    /// {"enable_thinking": false} [default: none]
+    #[arg(long, value_name = "JSON", value_parser = values::object)]
+    pub default_chat_template_kwargs: Option<Map<String, Value>>,
+    /// Leave the tools of a chat out of its prompt if tool_choice is none
+    #[arg(long)]
+    pub exclude_tools_when_tool_choice_none: bool,
+    /// Send the usage at the end of every stream, whether the request asks for it or not
+    #[arg(long)]
+    pub enable_force_include_usage: bool,
     /// Where the model was loaded from, for `/v1/models`.
     #[arg(skip)]
     pub root: String,
@@ -104,6 +120,11 @@ pub struct Cors {
     /// Header that these pages may send; can be given several times [default: those that a page asks for]
     #[arg(long = "allowed-headers", value_name = "NAME", value_parser = values::header)]
     pub headers: Vec<String>,
+    /// Let these pages send cookies and other credentials of the browser
+    ///
+    /// No route reads them; a proxy in front may.
+    #[arg(long = "allow-credentials")]
+    pub credentials: bool,
 }
 
 impl Cors {
@@ -172,7 +193,7 @@ pub struct Limits {
     /// Maximum number of sequences per request: prompts times sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_sequences: usize,
-    /// Maximum number of alternatives with log-probabilities per token, up to 1000
+    /// Maximum number of alternatives with log-probabilities per token, up to 1000, which -1 means too
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::alternatives)]
     pub max_logprobs: usize,
     /// Maximum number of log-probabilities in an answer: tokens times alternatives, over all sequences

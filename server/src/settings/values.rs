@@ -3,14 +3,16 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use serde_json::{Map, Value};
+
 /// Parses a number from 0.
 pub(crate) fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", usize::MAX))
 }
 
-/// Parses a number of alternatives per token, of which no more than 1000 are allowed.
+/// Parses a number of alternatives per token, of which no more than 1000 are allowed; -1 asks for all.
 pub(crate) fn alternatives(text: &str) -> Result<usize, String> {
-    whole(text).map(|count| count.min(1000))
+    if text == "-1" { Ok(1000) } else { whole(text).map(|count| count.min(1000)) }
 }
 
 /// Parses a number from 1.
@@ -29,27 +31,36 @@ pub fn filled(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("expected at least one character".to_string()) } else { Ok(text.to_string()) }
 }
 
-/// Parses a number of bytes such as `512M`, `2G` or `1.5GiB`; units are powers of 1024.
+/// Parses a number that may end in a letter, as in vLLM: `k m g t` are powers of 1000, `K M G T` of 1024.
+pub fn human(text: &str) -> Option<f64> {
+    let (digits, unit) = match text.char_indices().last()? {
+        (end, letter) if letter.is_ascii_alphabetic() => {
+            let power = |letters: &str| letters.find(letter).map(|index| 1 + index as i32);
+            let decimal = power("kmgt").map(|power| 1000f64.powi(power));
+            (&text[..end], decimal.or_else(|| power("KMGT").map(|power| 1024f64.powi(power)))?)
+        }
+        _ => (text, 1.0),
+    };
+    let number: f64 = digits.trim().parse().ok()?;
+    // `1.001k` is 1000.9999999999999.
+    Some((number * unit).round()).filter(|number| number.is_finite())
+}
+
+/// Parses a number of bytes such as `512M`, `2G` or `1.5GiB`. Letters are those of [`human`]; with `B` or `iB` behind them they are
+/// powers of 1024.
 ///
 /// # Errors
 /// The text is no such number, or it is 0 or above 2^53.
 pub fn bytes<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let problem = || "expected bytes such as 512M or 2G".to_string();
-    let upper = text.trim().to_ascii_uppercase();
-    let digits = upper.trim_end_matches("IB").trim_end_matches('B');
-    let (number, power) = match digits.char_indices().last() {
-        Some((end, letter)) if letter.is_ascii_alphabetic() => {
-            (&digits[..end], 1 + "KMGT".find(letter).ok_or_else(problem)? as i32)
-        }
-        _ => (digits, 0),
-    };
-    let number: f64 = number.trim().parse().map_err(|_| problem())?;
-    let bytes = number * 1024f64.powi(power);
-    if bytes == 0.0 {
+    let text = text.trim();
+    let binary = text.strip_suffix(['B', 'b']).map(|unit| unit.trim_end_matches(['i', 'I']).to_ascii_uppercase());
+    let number = human(binary.as_deref().unwrap_or(text)).ok_or_else(problem)?;
+    if number == 0.0 {
         return Err("expected bytes above 0, such as 512M or 2G".to_string());
     }
     // A double represents whole numbers exactly up to 2^53.
-    let bytes = (1.0..=(1u64 << 53) as f64).contains(&bytes).then_some(bytes as u64);
+    let bytes = (1.0..=(1u64 << 53) as f64).contains(&number).then_some(number as u64);
     bytes.and_then(|bytes| T::try_from(bytes).ok()).ok_or_else(problem)
 }
 
@@ -66,6 +77,24 @@ pub(crate) fn header(text: &str) -> Result<String, String> {
         return Ok(text.to_string());
     }
     Err("expected one origin, method or header name without spaces and commas; repeat the flag for several".to_string())
+}
+
+/// Returns a path under which a proxy offers the routes, without a slash at its end; empty for none.
+pub(crate) fn prefix(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let is_segment = |segment: &str| {
+        !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
+    };
+    if path.is_empty() || path.strip_prefix('/').is_some_and(|rest| rest.split('/').all(is_segment)) {
+        return Ok(path.to_string());
+    }
+    Err("expected a path such as /llm, of letters, digits and -._~".to_string())
+}
+
+/// Parses a JSON object.
+pub(crate) fn object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text)
+        .map_err(|error| format!("expected a JSON object such as {{\"enable_thinking\": false}}: {error}"))
 }
 
 /// Returns a host name, or `*`.

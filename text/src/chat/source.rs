@@ -65,7 +65,13 @@ impl TemplateSource {
     /// `chat_template.json`, and `instead`, a file or a name, over all.
     pub fn find(files: &(impl Files + ?Sized), instead: Option<&Path>) -> Result<Option<Self>, LoadError> {
         let config = object(files, TOKENIZER_CONFIG)?;
+        // A name of a file cannot be a template, which needs a brace to say anything about a conversation.
+        let source = instead.and_then(Path::to_str).filter(|text| text.contains('{') && !Path::new(text).is_file());
+        let instead = instead.filter(|_| source.is_none());
         let found = match instead.filter(|path| path.is_file()) {
+            None if source.is_some() => {
+                source.map(|text| ("--chat-template".to_string(), vec![(DEFAULT.to_string(), text.to_string())]))
+            }
             Some(path) => {
                 let file = path.display().to_string();
                 let problem =

@@ -8,29 +8,42 @@ use std::ops::Range;
 pub(super) struct Fault {
     pub found: String,
     pub expected: String,
+    /// The file may be whole, but not all of its header has been read.
+    pub is_cut: bool,
 }
 
 impl Fault {
     pub fn new(found: impl Into<String>, expected: impl Into<String>) -> Fault {
-        Fault { found: found.into(), expected: expected.into() }
+        Fault { found: found.into(), expected: expected.into(), is_cut: false }
     }
 }
 
 /// A position in a file.
 pub(super) struct Cursor<'a> {
+    /// The file, or its beginning.
     pub bytes: &'a [u8],
     pub at: usize,
+    /// Bytes of the whole file.
+    pub size: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// Number of bytes behind the position.
+    /// The start of a file that is there as a whole.
+    pub fn whole(bytes: &'a [u8]) -> Cursor<'a> {
+        Cursor { bytes, at: 0, size: bytes.len() }
+    }
+
+    /// Number of bytes of the file behind the position.
     pub fn rest(&self) -> usize {
-        self.bytes.len() - self.at
+        self.size - self.at
     }
 
     /// Skips `len` bytes and returns where they are. `what` names them in the error.
     pub fn skip(&mut self, len: u64, what: impl Display) -> Result<Range<usize>, Fault> {
         match usize::try_from(len) {
+            Ok(len) if len <= self.rest() && len > self.bytes.len() - self.at => {
+                Err(Fault { is_cut: true, ..Fault::new("the beginning of a header", "all of it") })
+            }
             Ok(len) if len <= self.rest() => {
                 self.at += len;
                 Ok(self.at - len..self.at)

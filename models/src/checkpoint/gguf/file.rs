@@ -141,7 +141,7 @@ impl Gguf {
 }
 
 fn damaged(file: &str) -> impl Fn(Fault) -> LoadError {
-    |Fault { found, expected }| LoadError::Gguf {
+    |Fault { found, expected, .. }| LoadError::Gguf {
         file: file.to_string(),
         found: one_line(found),
         expected: one_line(expected),

@@ -23,6 +23,8 @@ mod types;
 mod value;
 mod vocabulary;
 
+use std::ops::Range;
+
 pub use file::Gguf;
 pub use model::{GgufModel, VOCABULARY_FILE};
 pub(crate) use names::{Encoding, Named};
@@ -30,3 +32,18 @@ pub use part::Tensor;
 pub(crate) use types::E2M1_DOUBLED;
 pub use types::{ElementType, TYPES};
 pub use value::{Array, Value};
+
+/// What is needed of a file of `size` bytes before any weight is: its header, and tensors that become part of the configuration.
+/// `None`: its beginning does not have the whole header. An error is what was found and what was expected.
+pub(crate) fn needed(beginning: &[u8], size: u64) -> Result<Option<Vec<Range<u64>>>, (String, String)> {
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    match part::Header::read_beginning(beginning, size, 0) {
+        Ok((header, end)) => {
+            let factors = architectures::ROPE_FACTORS.iter().filter_map(|name| header.tensors.get(*name));
+            let factors = factors.map(|tensor| tensor.data.start as u64..tensor.data.end as u64);
+            Ok(Some([0..end as u64].into_iter().chain(factors).collect()))
+        }
+        Err(fault) if fault.is_cut => Ok(None),
+        Err(fault) => Err((fault.found, fault.expected)),
+    }
+}

@@ -48,7 +48,12 @@ pub(super) struct Header {
 impl Header {
     /// Reads and checks the header of file number `part`.
     pub fn read(bytes: &[u8], part: usize) -> Result<Header, Fault> {
-        let mut cursor = Cursor { bytes, at: 0 };
+        Header::read_beginning(bytes, bytes.len(), part).map(|(header, _)| header)
+    }
+
+    /// Reads and checks the header of a file of `size` bytes, of which those at the beginning are here. Returns its length too.
+    pub fn read_beginning(bytes: &[u8], size: usize, part: usize) -> Result<(Header, usize), Fault> {
+        let mut cursor = Cursor { bytes, at: 0, size: size.max(bytes.len()) };
         let magic = cursor.skip(4, "the magic number")?;
         if bytes[magic.clone()] != MAGIC {
             return Err(Fault::new(format!("a file that begins with {:?}", &bytes[magic]), "\"GGUF\""));
@@ -79,7 +84,7 @@ impl Header {
             }
         };
         let tensors = read_tensors(&mut cursor, tensors, alignment, part)?;
-        Ok(Header { keys, tensors })
+        Ok((Header { keys, tensors }, cursor.at))
     }
 }
 
@@ -121,11 +126,11 @@ fn read_tensors(
     let start = cursor.at.next_multiple_of(alignment as usize);
     let mut ranges = Vec::with_capacity(tensors.len());
     for (name, tensor) in &mut tensors {
-        let shift = |at: usize| at.checked_add(start).filter(|at| *at <= cursor.bytes.len());
+        let shift = |at: usize| at.checked_add(start).filter(|at| *at <= cursor.size);
         let (Some(first), Some(end)) = (shift(tensor.data.start), shift(tensor.data.end)) else {
             return Err(Fault::new(
                 format!("tensor {name:?} of {} bytes at byte {} of the data", tensor.data.len(), tensor.data.start),
-                format!("its end within the {} bytes of the data", cursor.bytes.len().saturating_sub(start)),
+                format!("its end within the {} bytes of the data", cursor.size.saturating_sub(start)),
             ));
         };
         tensor.data = first..end;
@@ -182,7 +187,7 @@ fn read_tensor<'a>(
         return Err(Fault::new(format!("{what} at byte {offset} of the data"), expected));
     }
     // Compared before the sum: both are at most the file's size afterwards.
-    let len = cursor.bytes.len() as u64;
+    let len = cursor.size as u64;
     if bytes > len || offset > len {
         let expected = format!("its end within the file of {len} bytes");
         return Err(Fault::new(format!("{what} of {bytes} bytes at byte {offset} of the data"), expected));

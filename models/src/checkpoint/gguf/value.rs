@@ -199,7 +199,7 @@ impl<'a> Array<'a> {
     /// The elements in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let Array { kind, count, bytes } = *self;
-        let mut cursor = Cursor { bytes, at: 0 };
+        let mut cursor = Cursor::whole(bytes);
         (0..count).map_while(move |_| {
             Stored::of_kind(&mut cursor, kind, &"an element", 0).ok().map(|stored| stored.value(bytes))
         })

@@ -1,5 +1,7 @@
 //! `quire plan`: the memory that a model needs and how much fits, or the layers of its checkpoint. `quire kernels`: the table of kernels.
 
+pub mod speed;
+
 use std::io::{self, Write};
 
 use engine::EngineConfig;
@@ -7,9 +9,16 @@ use serde_json::json;
 
 use super::command::{KernelsArgs, PlanArgs};
 use super::error::CliError;
+use super::model::{Folders, outline};
+use speed::Speed;
 
 pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
-    args.engine.fetch(&mut config)?;
+    let (mut folders, mut is_outline) = (Folders::default(), false);
+    args.engine.fetch_by(&mut config, &mut |model, hub| {
+        let path = outline(model, hub, &mut folders)?;
+        is_outline |= path != model;
+        Ok(path)
+    })?;
     let mut out = io::stdout();
     if args.decoder {
         let declared = engine::declare(&config)?;
@@ -24,11 +33,18 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
         }
         return Ok(());
     }
-    let plan = engine::plan(&config)?;
+    let on = args.card.map(|card| Ok::<_, CliError>((card, card.plan(&config)?))).transpose()?;
+    let (plan, on) = match on {
+        Some((card, (plan, roofline))) => (plan, Some((card, roofline))),
+        None => (engine::plan(&config)?, None),
+    };
+    let wanted = args.speed || is_outline || on.is_some();
+    let speed = wanted.then(|| Speed::of(&config, &plan, on.as_ref())).transpose()?;
     if !args.json {
-        return Ok(writeln!(out, "{plan}")?);
+        writeln!(out, "{plan}")?;
+        return Ok(speed.map_or(Ok(()), |speed| write!(out, "{speed}"))?);
     }
-    let plan = json!({
+    let mut plan = json!({
         "model": plan.model,
         "weight_bytes": plan.weight_bytes,
         "draft_weight_bytes": plan.draft.map(|(weights, _)| weights),
@@ -51,6 +67,9 @@ pub fn run(args: &PlanArgs, mut config: EngineConfig) -> Result<(), CliError> {
         "max_num_batched_tokens": plan.step_limits.max_rows,
         "reason": plan.reason,
     });
+    if let Some(speed) = speed {
+        plan["speed"] = speed.to_json();
+    }
     Ok(writeln!(out, "{plan}")?)
 }
 

@@ -3,26 +3,34 @@
 //! Every flag is also a key of `quire.toml`, and those of the engine have an environment variable. A flag that is not given is
 //! `None`, so that defaults are defined only once: in [`EngineConfig::default`].
 
-use std::path::PathBuf;
+mod checkpoint;
+mod ranks;
+mod sampling;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use engine::kernels::{Device, Options, open_with};
 use engine::{
-    Backend, EngineConfig, HfOverrides, ItlTarget, KvCacheDtype, KvEventsConfig, KvTransferConfig, LoraConfig,
-    ModelSource, ParallelConfig, Policy, PreemptionMode, Quantization, Reduce, RoundActivations, SpeculativeConfig,
+    EngineConfig, GenerationConfig, GenerationOverrides, GenerationSource, HfOverrides, ItlTarget, KvCacheDtype,
+    KvEventsConfig, KvTransferConfig, LoraConfig, ModelSource, Policy, PreemptionMode, RoundActivations,
+    SpeculativeConfig,
 };
 
-use super::error::CliError;
-use super::log::LogArgs;
-use super::model::{self, HubArgs};
-use super::values;
+use crate::error::CliError;
+use crate::log::LogArgs;
+use crate::model::{self, HubArgs};
+use crate::values;
+
+pub use ranks::RanksArgs;
+pub use sampling::SamplingArgs;
 
 /// Flags of all commands that compute.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct CommonArgs {
-    /// Settings file; its keys are flags without the leading dashes, and a [kernels] table
+    /// Settings file, in TOML or YAML; its keys are flags without the leading dashes, and a [kernels] table
     #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
     pub config: Option<PathBuf>,
     /// Device to run on: auto, cpu, cuda or cuda-sim [default: auto]
@@ -73,15 +81,17 @@ pub struct EngineArgs {
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Quantise weights while loading: q8 or q4 (8 or 4 bits) [default: as in the checkpoint]
+    /// Quantise weights while loading: q8 or q4 (8 or 4 bits); or the method of the checkpoint, such as awq or gptq
+    /// [default: as in the checkpoint]
     ///
+    /// A method is compared with that of the checkpoint, and has no other effect.
     /// All matrices are quantised, except for those that the checkpoint stores in fewer bits already (8.5 or 4.5 bits per
     /// weight including the scales). Activations are quantised to 8 bits before each product on a CPU, and not on `cuda`
     /// and `cuda-sim`, which need float16 or bfloat16 for it. Results differ slightly from those of the original weights
     /// (see [the figures](benchmarks/cpu-notes.md#accuracy-of-quantised-weights)), and are as independent of batch and
     /// threads as without quantisation.
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
-    pub quantization: Option<Quantization>,
+    pub quantization: Option<values::Weights>,
     /// Activations before products with quantised checkpoints: float; int8, which is faster; or auto, as the checkpoint says
     /// [default: auto]
     ///
@@ -99,15 +109,34 @@ pub struct EngineArgs {
     /// it too, with sums in float32; other CPUs emulate it with the same bits, slowly. A CPU refuses float16.
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
-    /// Chat template instead of that of the checkpoint: a file in Jinja, or a name [default: that of the checkpoint]
+    /// Chat template instead of that of the checkpoint: a file in Jinja, a name, or the template itself
+    /// [default: that of the checkpoint]
     ///
-    /// Names are those of the checkpoint's templates, such as tool_use or rag, and chatml, deepseek_v32 and mistral. A base model has none.
-    #[arg(long, value_name = "FILE|NAME", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
+    /// What has a `{` is a template. Names are those of the checkpoint's templates, such as tool_use or rag, and chatml, deepseek_v32 and mistral. A base model has none.
+    #[arg(long, value_name = "TEMPLATE", value_parser = values::file, env = "QUIRE_CHAT_TEMPLATE")]
     pub chat_template: Option<PathBuf>,
+    /// Folder of another tokenizer and its chat template [default: that of the checkpoint]
+    ///
+    /// The model itself may be named too. A GGUF file has its own.
+    #[arg(long, value_name = "FOLDER", env = "QUIRE_TOKENIZER")]
+    pub tokenizer: Option<PathBuf>,
+    /// Sampling defaults: auto, those of the checkpoint's generation_config.json; vllm, none; or a folder with such a file
+    /// [default: auto]
+    ///
+    /// Tokens that end a sequence are those of the checkpoint with `vllm` too.
+    #[arg(long, value_name = "SOURCE", env = "QUIRE_GENERATION_CONFIG")]
+    pub generation_config: Option<GenerationSource>,
+    /// Sampling defaults in place of those of the checkpoint, as a JSON object such as {"temperature": 0.6, "top_p": 0.95}
+    /// [default: none]
+    ///
+    /// Keys are `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and `max_new_tokens`. A request can override
+    /// each.
+    #[arg(long, value_name = "JSON", env = "QUIRE_OVERRIDE_GENERATION_CONFIG")]
+    pub override_generation_config: Option<GenerationOverrides>,
     /// Maximum length of prompt plus output, or auto [default: that of the model, or of the cache if smaller]
     ///
     /// A number of tokens such as 32768, `32K` (32768) or `32k` (32000).
-    #[arg(long, value_name = "TOKENS", value_parser = values::tokens_or_auto, env = "QUIRE_MAX_MODEL_LEN")]
+    #[arg(long, value_name = "TOKENS", value_parser = values::context, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<values::Tokens>,
     /// Tokens per cache block: 8, 16, 32, 64 or 128; more, up to 4096, where recurrent states need it [default: 16]
     ///
@@ -273,47 +302,6 @@ pub struct EngineArgs {
     pub log: LogArgs,
 }
 
-/// How a replica is spread over ranks.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Ranks")]
-pub struct RanksArgs {
-    /// Number of ranks that each matrix is cut over [default: 1]
-    ///
-    /// At most the number of query heads.
-    #[arg(long, value_name = "N", value_parser = values::positive, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
-    pub tensor_parallel_size: Option<usize>,
-    /// What the ranks that a matrix is cut over exchange: gather, rows, for the bits of one rank; or sum, partial sums, for fast
-    /// links and other last bits [default: gather]
-    ///
-    /// No effect with one rank. See [gather or sum](parallel.md#gather-or-sum).
-    #[arg(long, value_name = "FORM", env = "QUIRE_TP_REDUCE")]
-    pub tp_reduce: Option<Reduce>,
-    /// Number of stages that the layers are cut into [default: 1]
-    #[arg(long, value_name = "N", value_parser = values::positive, env = "QUIRE_PIPELINE_PARALLEL_SIZE")]
-    pub pipeline_parallel_size: Option<usize>,
-    /// Number of layers of each stage, such as 10,12,10 [default: stages of about equal cost]
-    #[arg(long, value_name = "LAYERS", value_delimiter = ',', value_parser = values::whole::<usize>,
-          env = "QUIRE_PIPELINE_PARTITION")]
-    pub pipeline_partition: Option<Vec<usize>>,
-    /// What carries the ranks: threads, of one process; or mpi, if mpiexec or another launcher has started them
-    /// [default: mpi if a launcher has, otherwise threads]
-    #[arg(long, value_name = "CARRIER", env = "QUIRE_DISTRIBUTED_EXECUTOR_BACKEND")]
-    pub distributed_executor_backend: Option<Backend>,
-}
-
-impl RanksArgs {
-    fn to_config(&self) -> ParallelConfig {
-        let default = ParallelConfig::default();
-        ParallelConfig {
-            tensor_parallel_size: self.tensor_parallel_size.unwrap_or(default.tensor_parallel_size),
-            tp_reduce: self.tp_reduce.unwrap_or(default.tp_reduce),
-            pipeline_parallel_size: self.pipeline_parallel_size.unwrap_or(default.pipeline_parallel_size),
-            pipeline_partition: self.pipeline_partition.clone(),
-            backend: self.distributed_executor_backend,
-        }
-    }
-}
-
 impl EngineArgs {
     pub fn model(&self) -> Option<&PathBuf> {
         self.model_path.as_ref().or(self.model.as_ref())
@@ -322,8 +310,17 @@ impl EngineArgs {
     /// Puts the path of the model into the configuration, after a download if it is a hub id. A command calls this when its other
     /// arguments are checked.
     pub fn fetch(&self, config: &mut EngineConfig) -> Result<(), CliError> {
+        self.fetch_by(config, &mut model::locate)
+    }
+
+    /// Like [`fetch`](EngineArgs::fetch), with a function that returns the path of a model.
+    pub fn fetch_by(
+        &self,
+        config: &mut EngineConfig,
+        locate: &mut dyn FnMut(&Path, &HubArgs) -> Result<PathBuf, CliError>,
+    ) -> Result<(), CliError> {
         match (self.model(), &self.hub.revision) {
-            (Some(model), _) => config.model = ModelSource::Folder(model::locate(model, &self.hub)?),
+            (Some(model), _) => config.model = ModelSource::Folder(locate(model, &self.hub)?),
             (None, None) => {}
             (None, Some(revision)) => {
                 return Err(CliError::Usage(format!(
@@ -331,11 +328,12 @@ impl EngineArgs {
                 )));
             }
         }
+        checkpoint::check(self, config)?;
         if let Some(draft) = config.speculative.as_mut().and_then(|speculative| speculative.checkpoint_mut()) {
             let HubArgs { hf_token, download_dir, .. } = &self.hub;
             let revision = draft.revision.take();
             let hub = HubArgs { revision, hf_token: hf_token.clone(), download_dir: download_dir.clone() };
-            draft.model = model::locate(&draft.model, &hub)?;
+            draft.model = locate(&draft.model, &hub)?;
         }
         Ok(())
     }
@@ -380,7 +378,7 @@ impl EngineArgs {
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
             threads: self.common.threads.or(default.threads),
-            quantization: self.quantization.or(default.quantization),
+            quantization: self.quantization.as_ref().and_then(values::Weights::form).or(default.quantization),
             activations: self.activations.unwrap_or(default.activations),
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             deterministic: self.deterministic,
@@ -390,6 +388,10 @@ impl EngineArgs {
             parallel: self.ranks.to_config(),
             kv_transfer: self.kv_transfer_config.clone(),
             hf_overrides: self.hf_overrides.clone().unwrap_or_default(),
+            generation_config: GenerationConfig {
+                source: self.generation_config.clone().unwrap_or_default(),
+                overrides: self.override_generation_config.clone().unwrap_or_default(),
+            },
             ..default
         }
     }
@@ -405,41 +407,6 @@ impl EngineArgs {
             max_cpu_loras: self.max_cpu_loras,
         })
     }
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Maximum number of tokens to generate [default: up to the end of the context]
-    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>)]
-    pub max_tokens: Option<usize>,
-    /// Softmax temperature; 0 always selects the most likely token
-    #[arg(long)]
-    pub temperature: Option<f32>,
-    /// Sample from the most likely tokens whose probabilities sum up to this value
-    ///
-    /// Above 0, at most 1.
-    #[arg(long)]
-    pub top_p: Option<f32>,
-    /// Sample from this many of the most likely tokens; 0: from all
-    #[arg(long, value_parser = values::whole::<u32>)]
-    pub top_k: Option<u32>,
-    /// Drop tokens less likely than this fraction of the most likely token's probability
-    #[arg(long)]
-    pub min_p: Option<f32>,
-    /// Penalty for tokens that have occurred before; 1 disables it
-    ///
-    /// Above 0.
-    #[arg(long)]
-    pub repetition_penalty: Option<f32>,
-    /// Stop before this text; can be given several times
-    ///
-    /// The text itself is not printed.
-    #[arg(long, value_name = "TEXT", value_parser = values::filled)]
-    pub stop: Vec<String>,
-    /// Continue after the end-of-sequence token
-    #[arg(long)]
-    pub ignore_eos: bool,
 }
 
 #[cfg(test)]

@@ -1,0 +1,56 @@
+//! What of a file of weights is needed before any weight is: its header, and the few numbers that belong to the configuration.
+
+use std::ops::Range;
+
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::gguf;
+
+/// Size of the little-endian length of a header at the start of a safetensors file.
+pub(crate) const LENGTH_BYTES: usize = 8;
+/// Greatest size of a header, which is also that of the library's own reader.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// What of a file of weights is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// More of its beginning than is here.
+    More,
+    /// These bytes, from the beginning to the end of the header, and others.
+    Ranges(Vec<Range<u64>>),
+}
+
+/// Says what is needed of a file of `size` bytes whose beginning is here.
+///
+/// # Errors
+/// The header is damaged.
+pub fn needed(file: &str, beginning: &[u8], size: u64) -> Result<Needed, LoadError> {
+    let file = one_line(file);
+    if file.ends_with(".gguf") {
+        let ranges = gguf::needed(beginning, size);
+        return match ranges {
+            Ok(Some(ranges)) => Ok(Needed::Ranges(ranges)),
+            Ok(None) => Ok(Needed::More),
+            Err((found, expected)) => Err(LoadError::Gguf { file, found, expected }),
+        };
+    }
+    match header_end(beginning, size) {
+        Ok(Some(end)) => Ok(Needed::Ranges(vec![0..end])),
+        Ok(None) => Ok(Needed::More),
+        Err((found, expected)) => Err(LoadError::DamagedWeights { file, found, expected }),
+    }
+}
+
+/// The end of the header of a safetensors file of `size` bytes; `None` if there are too few of them here. An error is what was found
+/// and what was expected.
+pub(crate) fn header_end(bytes: &[u8], size: u64) -> Result<Option<u64>, (String, String)> {
+    let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err((format!("a header of {length} bytes"), format!("at most {MAX_HEADER}")));
+    }
+    let end = LENGTH_BYTES as u64 + length;
+    if end > size {
+        return Err((format!("{size} bytes"), format!("a header of {length} bytes and the tensors")));
+    }
+    Ok(Some(end))
+}
