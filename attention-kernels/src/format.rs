@@ -28,6 +28,7 @@ pub enum KvDtype {
     /// Signed 8-bit integers with a float32 scale for each token and head, greatest magnitude / 127. The scale is computed
     /// from that row alone when it is written, and stored in the page. In [`Layout::Hnd`] each block and head has first the
     /// rows, `[block_size, head_dim]`, then the scales, `[block_size]`, little-endian.
+    /// Keys of most models are stored in another basis ([`CacheFormat::mixes_keys`]).
     Int8PerToken,
 }
 
@@ -200,6 +201,14 @@ pub struct CacheFormat {
 }
 
 impl CacheFormat {
+    /// Whether a model multiplies queries and keys of heads of this size by a Hadamard matrix, after all else that it does to them
+    /// ("QuaRot", Ashkboos et al., 2024). Scores do not change, since the matrix is orthogonal, but each element of a key becomes a sum
+    /// of all elements, so that a few large ones no longer set the scale of the whole row. Kernels of attention and of cache writes
+    /// take rows as they are given.
+    pub fn mixes_keys(&self, head_dim: usize) -> bool {
+        self.kv_dtype == KvDtype::Int8PerToken && head_dim.is_power_of_two() && head_dim >= LANES
+    }
+
     /// Returns the bytes of one element of the cache.
     pub fn element_bytes(&self) -> usize {
         match self.kv_dtype {

@@ -1,6 +1,6 @@
 // What a layer does to its fused QKV rows before attention, in one pass: RMS norm of the query and key heads (Qwen3), rotary
-// embedding (Su et al., "RoFormer", 2021; pairs (i, i + head_dim / 2)), then queries in place, keys and values into their cache
-// slots. Entries qk_norm_rope_cache_<type>[_kv8]. Biases are in the rows already: the matrix product adds them.
+// embedding (Su et al., "RoFormer", 2021; pairs (i, i + head_dim / 2)), for an 8-bit cache an offset of the
+// keys, and the product with a Hadamard matrix where the cache stores keys so (KV_INT8_ROWS), then queries in place, keys and values into their cache slots. Entries qk_norm_rope_cache_<type>[_kv8]. Biases are in the rows already: the matrix product adds them.
 //
 // Grid (rows, ceil(heads / (128 / lanes))), 128 threads. `lanes` neighbouring threads, a power of two, share a head. Each has eight
 // elements of the head's first half and the matching eight of its second half, so a head is read once and written once.
@@ -27,14 +27,17 @@ struct QkNormRopeCacheShape {
     uint32_t block_size;
     uint32_t kv_format;     // a KvFormat; an 8-bit one for the _kv8 entries
     uint32_t scale_stride;  // 0: one scale; 1: one per KV head
+    uint32_t mixes;         // whether queries and keys are multiplied by a Hadamard matrix; head_dim is 16 * lanes then
+    uint32_t reserved;
 };
-static_assert(sizeof(QkNormRopeCacheShape) == 64, "no hidden padding");
+static_assert(sizeof(QkNormRopeCacheShape) == 72, "no hidden padding");
 
 struct QkNormRopeCacheArgs : QkNormRopeCacheShape {
     void* qkv;                    // [rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values
     const float* query_norm;      // [head_dim], or null for no norm
     const float* key_norm;        // as query_norm
     const float* rope;            // [rows, head_dim]: cosines, then sines; null for no rotation
+    const float* key_offset;      // [num_kv_heads, head_dim], subtracted from keys of an 8-bit cache; null for nothing
     void* keys;                   // null: keys and values stay in qkv, for another kernel to write
     void* values;
     const int64_t* slot_mapping;  // [rows]; negative: the row is not written. Unused if keys is null
@@ -52,6 +55,36 @@ __device__ __forceinline__ void store_bytes(uint8_t* to, uint32_t at, uint32_t h
         for (uint32_t i = 0; i < 8; i++) {
             if (at + i < half) to[at + i] = to_byte(format, __fdiv_rn(from[i], scale));
         }
+    }
+}
+
+// Multiplies a head, of which each of `lanes` neighbouring threads has elements 8 * lane.. of both halves, by the Hadamard matrix of
+// its size and by a factor: sums and differences of elements 1, 2, 4, ... apart. All 32 threads of a warp must call it.
+__device__ __forceinline__ void mix(float (&low)[8], float (&high)[8], uint32_t lane, uint32_t lanes, float factor) {
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (i & distance) continue;
+            const float a = low[i], b = low[i + distance], c = high[i], d = high[i + distance];
+            low[i] = a + b, low[i + distance] = a - b;
+            high[i] = c + d, high[i + distance] = c - d;
+        }
+    }
+    for (uint32_t step = 1; step < lanes; step *= 2) {
+        const bool second = lane & step;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = __shfl_xor_sync(~0u, low[i], step), b = __shfl_xor_sync(~0u, high[i], step);
+            low[i] = second ? a - low[i] : low[i] + a;
+            high[i] = second ? b - high[i] : high[i] + b;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float a = low[i], b = high[i];
+        low[i] = (a + b) * factor;
+        high[i] = (a - b) * factor;
     }
 }
 
@@ -101,6 +134,29 @@ __device__ __forceinline__ void qk_norm_rope_cache(const QkNormRopeCacheArgs& ar
     }
     uint32_t greatest = 0;
     if constexpr (KV8) {
+        if (active && args.key_offset && head >= args.num_heads && head < first_value) {
+            const float* offset = args.key_offset + static_cast<int64_t>(head - args.num_heads) * args.head_dim;
+            float less[8];
+            load_piece(offset, at, half, whole, less);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) low[i] -= less[i];
+            load_piece(offset + half, at, half, whole, less);
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) high[i] -= less[i];
+        }
+        if (args.mixes) {
+            // Heads of one warp can be queries, keys and values: all take part in the shuffles.
+            const uint32_t halvings = __ffs(args.head_dim) - 1, of_key = halvings / 2;
+            const uint32_t exponent = head < args.num_heads ? halvings - of_key : of_key;
+            float mixed_low[8], mixed_high[8];
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) mixed_low[i] = low[i], mixed_high[i] = high[i];
+            mix(mixed_low, mixed_high, lane, args.lanes, 1.0f / static_cast<float>(1u << exponent));
+            if (head < first_value) {
+#pragma unroll
+                for (uint32_t i = 0; i < 8; i++) low[i] = mixed_low[i], high[i] = mixed_high[i];
+            }
+        }
         if (args.keys && head >= args.num_heads) {
             // Round as if the row had been stored first, so that the bytes equal those of the separate cache write.
 #pragma unroll
@@ -147,12 +203,12 @@ __device__ __forceinline__ void qk_norm_rope_cache(const QkNormRopeCacheArgs& ar
 
 #define QK_NORM_ROPE_CACHE(name, T, KV8)                                                                             \
     extern "C" __global__ void __launch_bounds__(quire::QK_THREADS)                                                  \
-        name(void* qkv, const float* query_norm, const float* key_norm, const float* rope, void* keys, void* values, \
-             const int64_t* slot_mapping, const float* k_scales, const float* v_scales,                              \
+        name(void* qkv, const float* query_norm, const float* key_norm, const float* rope, const float* key_offset, \
+             void* keys, void* values, const int64_t* slot_mapping, const float* k_scales, const float* v_scales,   \
              const quire::QkNormRopeCacheShape shape) {                                                              \
         quire::wait_for_launches();                                                                                  \
         quire::qk_norm_rope_cache<T, KV8>(                                                                           \
-            {shape, qkv, query_norm, key_norm, rope, keys, values, slot_mapping, k_scales, v_scales});               \
+            {shape, qkv, query_norm, key_norm, rope, key_offset, keys, values, slot_mapping, k_scales, v_scales});   \
     }                                                                                                                \
     QUIRE_EXPORT_OVERLAPPED(name, 0);
 

@@ -10,5 +10,6 @@ pub use linear::Activation;
 pub use both_sides::{BothSides, both_sides};
 pub use recurrence::{Convolution, Update, convolve, scan, update};
 pub use rows::{
-    Activate, NormRow, activate, activate_by, activate_q8, add, gate, norm, norm_heads, norm_q8, rotate_heads, scale,
+    Activate, NormRow, activate, activate_by, activate_q8, add, gate, mix_heads, mixing_factors, norm, norm_heads,
+    norm_q8, rotate_heads, scale,
 };

@@ -73,6 +73,18 @@ pub fn rotate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, table: &[f32],
     }
 }
 
+/// Multiplies each head, of 2^n elements and at least 16, by the symmetric Hadamard matrix of its size, whose elements are 1 and −1,
+/// and by a factor.
+pub fn mix_heads(isa: Isa, heads: &mut [f32], head_dim: usize, factor: f32) {
+    dispatch!(isa, mix_groups(heads: &mut [f32], head_dim: usize, factor: f32));
+}
+
+/// Factors of query heads and of key heads for [`mix_heads`]: powers of 2, whose product is 1 / `head_dim`.
+pub fn mixing_factors(head_dim: usize) -> [f32; 2] {
+    let halvings = head_dim.ilog2() as i32;
+    [halvings - halvings / 2, halvings / 2].map(|exponent| 0.5_f32.powi(exponent))
+}
+
 /// `x *= sigmoid(gate)`.
 pub fn gate(isa: Isa, x: &mut [f32], gate: &[f32]) {
     dispatch!(isa, gate_row(x: &mut [f32], gate: &[f32]));
@@ -209,6 +221,40 @@ fn rotate_neighbours<L: Lanes>(heads: &mut [f32], head_dim: usize, table: &[f32]
     for head in heads.chunks_exact_mut(head_dim) {
         for (([a, b], c), s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
             (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+/// Sums and differences of elements 1, 2, 4, … apart, in this order.
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
+#[inline(always)]
+fn mix_groups<L: Lanes>(heads: &mut [f32], head_dim: usize, factor: f32) {
+    for head in heads.chunks_exact_mut(head_dim) {
+        mix_near::<1>(head);
+        mix_near::<2>(head);
+        mix_near::<4>(head);
+        let mut distance = 8;
+        while distance < head_dim {
+            for pair in head.chunks_exact_mut(2 * distance) {
+                let (low, high) = pair.split_at_mut(distance);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            distance *= 2;
+        }
+        head.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+/// The part of [`mix_groups`] for elements less than eight apart.
+#[inline(always)]
+fn mix_near<const DISTANCE: usize>(head: &mut [f32]) {
+    for eight in head.as_chunks_mut::<8>().0 {
+        let old = *eight;
+        for (i, x) in eight.iter_mut().enumerate() {
+            let (own, other) = (old[i], old[i ^ DISTANCE]);
+            *x = if i & DISTANCE == 0 { own + other } else { other - own };
         }
     }
 }

@@ -163,6 +163,8 @@ impl LayerOps for Cpu {
         let QkvRows { qkv, rows, layer, query_norm, key_norm, value_norm, rope, .. } = args;
         let (isa, heads, positions) = (self.isa, layer.heads, &batch.positions);
         let (queries, keys) = (heads.query_width(), layer.own_kv_heads() * heads.head_dim);
+        let mixes = args.cache.is_some_and(|cache| cache.format.mixes_keys(heads.head_dim));
+        let key_offset = args.key_offset.map(|offset| offset.host::<f32>()).transpose()?;
         let stride = layer.row_width();
         let norms = [query_norm, key_norm, value_norm].map(|norm| norm.map(Norm::row).transpose());
         let [query_norm, key_norm, value_norm] = norms;
@@ -196,6 +198,15 @@ impl LayerOps for Cpu {
             if let Some(growth) = layer.query_growth {
                 let factor = growth.at(positions[t]);
                 layer::scale(isa, &mut row[..queries], factor);
+            }
+            if let Some(offset) = key_offset {
+                row[queries..queries + keys].iter_mut().zip(offset).for_each(|(x, offset)| *x -= offset);
+            }
+            if mixes {
+                let [of_queries, of_keys] = layer::mixing_factors(heads.head_dim);
+                let (queries, others) = row.split_at_mut(queries);
+                layer::mix_heads(isa, queries, heads.head_dim, of_queries);
+                layer::mix_heads(isa, &mut others[..keys], heads.head_dim, of_keys);
             }
         });
         Ok(())

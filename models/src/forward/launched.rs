@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, Mirror, Upload, Workspace};
+use attention_kernels::{Dtype, KernelError, KvCache, Mirror, Upload, Workspace};
 use device::{Buffer, Device, DeviceError, Pinned, Queue};
 use linear::{Matrix, Uploader};
 
@@ -248,16 +248,20 @@ impl LayerOps for Launched {
         let query_weight = query_norm.filter(|_| fast).map(|norm| &norm.weight);
         let key_weight = key_norm.filter(|_| fast).map(|norm| &norm.weight);
         let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
-        let Some(cache) = cache.filter(|_| fast || slots.is_some()) else { return Ok(()) };
+        let changes = |cache: &KvCache| args.key_offset.is_some() || cache.format.mixes_keys(heads.head_dim);
+        let runs = |cache: &&KvCache| fast || slots.is_some() || changes(cache);
+        let Some(cache) = cache.filter(runs) else { return Ok(()) };
         let args = QkNormRopeCacheArgs {
             qkv,
             rows,
             num_heads: heads.num_heads,
+            num_kv_heads: layer.own_kv_heads(),
             query_norm: query_weight,
             key_norm: key_weight,
             eps,
             stride,
             rope: rope.filter(|_| fast),
+            key_offset: args.key_offset,
             cache,
             slots,
         };

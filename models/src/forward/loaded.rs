@@ -67,6 +67,8 @@ pub(super) struct AttentionLayer {
     pub donor: usize,
     /// Scales of 8-bit keys and values, if the cache takes scales.
     pub kv_scales: Option<Arc<KvScales>>,
+    /// What the keys of an 8-bit cache have less, float32 `[num_kv_heads, head_dim]`.
+    pub key_offset: Option<Buffer>,
     /// The next step that computes tokens sets these scales.
     pub uncalibrated: bool,
 }

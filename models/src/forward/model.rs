@@ -179,6 +179,10 @@ impl Model {
                 true => scales::load(declared, weights, &*device)?.map(Arc::new),
                 false => None,
             };
+            let key_offset = match kernels.format.kv_dtype.is_byte() {
+                true => loader.key_offset(decoder, declared, &linears, (&*device, dtype))?,
+                false => None,
+            };
             let sinks = declared.sinks.as_ref().map(|name| loader.sinks(name, declared));
             let by_distance = declared.distances.as_ref().map(|it| loader.by_distance(it, declared));
             attention.push(AttentionLayer {
@@ -190,6 +194,7 @@ impl Model {
                 donor: index_of(donor),
                 place,
                 kv_scales,
+                key_offset,
                 uncalibrated: false,
             });
         }

@@ -32,6 +32,8 @@ pub(super) struct QkvRows<'a> {
     pub rope: Option<&'a Buffer>,
     /// The layer's group in the batch, which has one for each view.
     pub group: usize,
+    /// [`AttentionLayer::key_offset`].
+    pub key_offset: Option<&'a Buffer>,
     /// `None` for a layer without a cache.
     pub cache: Option<&'a KvCache>,
     /// Write keys and values to the cache too. Only for devices with such a kernel.
@@ -57,6 +59,7 @@ impl<'a> QkvRows<'a> {
             value_norm: norm(plan.value_norm),
             rope: plan.table.map(|table| &ropes[table]),
             group: layer.view,
+            key_offset: layer.key_offset.as_ref(),
             cache: None,
             fused: false,
         }
@@ -254,7 +257,8 @@ pub(super) trait LayerOps: Send + Sync {
         rows: usize,
         q8: Option<&mut Buffer>,
     ) -> Result<(), KernelError>;
-    /// Clamping, norm and rotation (where the layer has them) of query and key heads in place, and the cache write if `fused`.
+    /// Clamping, norm and rotation (where the layer has them) of query and key heads in place, the changes of keys for an 8-bit
+    /// cache, and the cache write if `fused`.
     fn qk_norm_rope_cache(&self, batch: &ForwardBatch, args: QkvRows<'_>) -> Result<(), KernelError>;
     /// Attention of each row to the rows of its sequence, before and behind it.
     fn attend_both(&self, batch: &ForwardBatch, args: BothRows<'_>) -> Result<(), KernelError>;

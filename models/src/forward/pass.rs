@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use attention_kernels::{AttentionArgs, CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Workspace};
-use device::{Buffer, Device};
+use device::{Buffer, Device, DeviceError};
 
 use super::clock::clock;
 use super::loaded::AttentionLayer;
@@ -16,12 +16,12 @@ use super::step::States;
 use super::{ForwardBatch, Model, ranks, scales};
 
 /// The first numbers of a buffer. A device that launches kernels waits for its earlier work.
-fn numbers_on_host<'a>(
+pub(super) fn numbers_on_host<'a>(
     device: &dyn Device,
     buffer: &'a Buffer,
     dtype: Dtype,
     count: usize,
-) -> Result<Cow<'a, [f32]>, KernelError> {
+) -> Result<Cow<'a, [f32]>, DeviceError> {
     if let Ok(numbers) = buffer.host::<f32>() {
         return Ok(Cow::Borrowed(&numbers[..count]));
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use attention_kernels::layer;
 use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout};
 use device::Device;
 use models::kernels::{self, QkNormRopeCacheArgs};
@@ -84,6 +85,9 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
             Arc::new(KvScales { keys: floats(device, k), values: floats(device, v), per_head: k.len() > 1 })
         }),
     };
+    let offset: Option<Vec<f32>> = (format.kv_dtype.is_byte() && seed % 2 == 0)
+        .then(|| (0..num_kv_heads * dim).map(|_| random.unit() * 2.0).collect());
+    let offset_on = offset.as_ref().map(|offset| floats(device, offset));
     let slot_bytes: Vec<u8> = SLOTS.iter().flat_map(|slot| slot.to_le_bytes()).collect();
     let on_device = [&query_norm, &key_norm].map(|weight| weight.as_ref().map(|weight| floats(device, weight)));
     let (mut fused_rows, table, slots) = (buffer(device, &qkv), floats(device, &rope), buffer(device, &slot_bytes));
@@ -91,11 +95,13 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         qkv: &mut fused_rows,
         rows,
         num_heads,
+        num_kv_heads,
         query_norm: on_device[0].as_ref(),
         key_norm: on_device[1].as_ref(),
         eps: EPS,
         stride: (num_heads + 2 * num_kv_heads) * look.dim,
         rope: Some(&table),
+        key_offset: offset_on.as_ref(),
         cache: &cache,
         slots: fused.then_some(&slots),
     };
@@ -119,7 +125,22 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
             let value = if i < half { low * cos - high * sin } else { high * cos + low * sin };
             (value, low.abs() + high.abs())
         };
-        (0..dim).map(turned).collect()
+        let mut turned: Vec<(f64, f64)> = (0..dim).map(turned).collect();
+        if let Some(key) = head.checked_sub(num_heads)
+            && let Some(offset) = &offset
+        {
+            for (x, less) in turned.iter_mut().zip(&offset[key * dim..]) {
+                *x = (x.0 - f64::from(*less), x.1 + f64::from(less.abs()));
+            }
+        }
+        if !format.mixes_keys(dim) {
+            return turned;
+        }
+        let factor = f64::from(layer::mixing_factors(dim)[usize::from(head >= num_heads)]);
+        let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { factor } else { -factor };
+        let mixed = |i: usize| turned.iter().enumerate().map(|(j, x)| sign(i, j) * x.0).sum();
+        let magnitude: f64 = turned.iter().map(|x| x.1 * factor).sum();
+        (0..dim).map(|i| (mixed(i), magnitude)).collect()
     };
     let (element, got) = (format.dtype.bytes(), bytes(device, &fused_rows));
     for row in 0..rows {
@@ -211,11 +232,13 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
                 qkv: &mut rows_on,
                 rows,
                 num_heads,
+                num_kv_heads,
                 query_norm: Some(&norm),
                 key_norm: Some(&norm),
                 eps: EPS,
                 stride: width,
                 rope: Some(&floats(&**device, rope)),
+                key_offset: None,
                 cache: &cache,
                 slots: None,
             };
