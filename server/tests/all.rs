@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod answers;
+mod batches;
 mod boundary;
 mod common;
 mod conformance;

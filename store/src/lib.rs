@@ -13,7 +13,7 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `record` | records, changes, and their form in the file |
-//! | `tables` | the tables, and what a change does to them |
+//! | `tables`, `changes` | the tables; what a change does to them |
 //! | `writer` | the thread that writes: group commit, removal of what is over its time, repair after a failed write |
 //! | `id` | ids that cannot be guessed and tell when they were made |
 //!
@@ -34,6 +34,7 @@
 //! # Ok::<(), store::StoreError>(())
 //! ```
 
+mod changes;
 mod error;
 mod id;
 mod record;

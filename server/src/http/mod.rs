@@ -7,6 +7,7 @@
 //! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
 //! | `call` | the id of a call, and the resources that it holds until its response has been sent |
 //! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |
+//! | `multipart` | forms with files |
 //! | `error`, `json`, `sse` | responses: errors, JSON, server-sent events |
 
 mod budget;
@@ -17,6 +18,7 @@ mod error;
 pub mod head;
 pub mod json;
 pub mod keys;
+pub mod multipart;
 pub mod origin;
 mod parse_pool;
 pub mod refusal;

@@ -1,3 +1,4 @@
+//! The second run of a background response.
 #![allow(clippy::unwrap_used)]
 
 use engine::{Delta, FinishReason, TokenOutput};

@@ -94,7 +94,7 @@ pub fn spawn(app: &Arc<App>, id: &str) {
     let Some(live) = stored.running().begin(id) else { return };
     let (app, stored, id) = (app.clone(), stored.clone(), id.to_string());
     tokio::spawn(async move {
-        let running = RunningWork { stored: stored.clone(), id: id.clone() };
+        let running = stored.running().guard(&stored, &id);
         call::scope(id.clone(), work_of(&id, false), work(&app, &stored, &id, &live)).await;
         drop(running);
     });
@@ -111,18 +111,6 @@ pub fn resume(app: &Arc<App>, id: &str, record: &Record) -> Option<String> {
             }
             reason
         }
-    }
-}
-
-/// Work that counts as running until this is dropped, also by a panic.
-struct RunningWork {
-    stored: Arc<Stored>,
-    id: String,
-}
-
-impl Drop for RunningWork {
-    fn drop(&mut self) {
-        self.stored.running().remove(&self.id);
     }
 }
 
