@@ -23,4 +23,5 @@ mod process;
 mod ranks;
 mod routers;
 mod seccomp;
+mod state;
 mod terminal;

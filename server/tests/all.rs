@@ -32,6 +32,7 @@ mod scripted;
 mod searches;
 mod speculation;
 mod stored;
+mod stored_faults;
 mod structured;
 mod token_cost;
 mod tools;

@@ -17,7 +17,7 @@ use redb::{
     Builder, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, WriteTransaction,
 };
 
-use crate::changes::Writing;
+use crate::changes::{Applied, Writing};
 use crate::error::StoreError;
 use crate::record::{Change, Kind, OWNER_BYTES, Record, decode_part, part_len};
 use crate::{Limits, Stats};
@@ -245,14 +245,12 @@ impl Tables {
 
     pub fn part_numbers(&self, id: &str, list: u8) -> Result<Vec<(u64, usize)>, StoreError> {
         let parts = self.0.begin_read()?.open_table(PARTS)?;
-        let number = |entry: Result<
-            (redb::AccessGuard<'_, (&str, u8, u64)>, redb::AccessGuard<'_, &[u8]>),
-            redb::StorageError,
-        >| {
+        let mut numbers = Vec::new();
+        for entry in parts.range((id, list, 0)..=(id, list, u64::MAX))? {
             let (key, value) = entry?;
-            Ok((key.value().2, part_len(value.value())))
-        };
-        parts.range((id, list, 0)..=(id, list, u64::MAX))?.map(number).collect()
+            numbers.push((key.value().2, part_len(value.value())));
+        }
+        Ok(numbers)
     }
 
     pub fn list(
@@ -274,10 +272,10 @@ impl Tables {
             if page.newest_first { last = serial } else { first = serial.saturating_add(1) }
         }
         let range = owned.range((code, owner, first, "")..(code, owner, last, ""))?;
-        let mut entries: Box<dyn Iterator<Item = _>> =
+        let entries: Box<dyn Iterator<Item = _>> =
             if page.newest_first { Box::new(range.rev()) } else { Box::new(range) };
         let mut found = Vec::new();
-        while let Some(entry) = entries.next() {
+        for entry in entries {
             let (key, _) = entry?;
             let id = key.value().3;
             let Some(record) = records.get(id)? else { return Err(lost(id)) };
@@ -312,7 +310,7 @@ impl Tables {
         lists: &[Vec<Change>],
         limits: &Limits,
         now: u64,
-    ) -> Result<(Vec<Result<(), StoreError>>, Totals, u64), StoreError> {
+    ) -> Result<(Vec<Applied>, Totals, u64), StoreError> {
         self.within(limits, now, |writing| lists.iter().map(|changes| writing.apply(changes)).collect())
     }
 
