@@ -49,6 +49,9 @@ fn drafts_have_a_line_with_the_share_of_each_position_if_there_were_any() {
     assert_eq!(with(&state), "drafts 30  accepted 40 %  by position 80 40 %");
     state["stats"]["spec_decode"] = json!({"num_drafts": 1, "num_draft_tokens": 2, "accepted_per_pos": []});
     assert_eq!(with(&state), "drafts 2  accepted 0 %  by position %");
+    state["stats"]["spec_decode"] = Value::Null;
+    state["stored"] = json!({"records": 3, "bytes": 5_000_000, "running": 2, "resumed": 1, "left": 0});
+    assert_eq!(with(&state), "stored 3  5 MB  in the background 2  resumed 1  left 0");
 }
 
 #[test]

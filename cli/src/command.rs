@@ -34,6 +34,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Complete a prompt, or a file of prompts
     Generate(GenerateArgs),
+    /// Run a file of requests, as /v1/batches does, without a server
+    RunBatch(Box<RunBatchArgs>),
     /// Show the memory that a model needs and how much fits, without its weights
     Plan(PlanArgs),
     /// List the kernels, their support on this machine, and the chosen ones
@@ -54,6 +56,7 @@ impl Command {
             Command::Serve(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
             Command::Chat(args) => (&args.engine, Some(&args.record), None),
             Command::Generate(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
+            Command::RunBatch(args) => (&args.engine, None, None),
             Command::Plan(args) => (&args.engine, None, None),
             Command::Kernels(args) => (&args.engine, None, None),
             Command::Bench(args) => return args.shared(),
@@ -195,6 +198,27 @@ pub struct GenerateArgs {
     pub profile: ProfileArgs,
     #[command(flatten)]
     pub record: RecordArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Flags of `quire run-batch`.
+#[derive(Debug, Args)]
+pub struct RunBatchArgs {
+    /// File of requests, one per line: {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}; "-" reads
+    /// standard input
+    ///
+    /// The routes are those of [batches](stored-answers.md#batches). A line that is wrong gets an error as its result.
+    #[arg(short, long, value_name = "FILE.jsonl")]
+    pub input_file: PathBuf,
+    /// File of results, one per line, in the order in which they are complete; "-" writes standard output
+    ///
+    /// It is overwritten.
+    #[arg(short, long, value_name = "FILE.jsonl")]
+    pub output_file: PathBuf,
+    /// Name of the model in requests [default: the name of its folder]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Vec<String>,
     #[command(flatten)]
     pub engine: EngineArgs,
 }

@@ -28,6 +28,7 @@ mod plan;
 mod profile;
 mod progress;
 mod replay;
+mod run_batch;
 mod serve;
 mod session;
 mod shared;
@@ -97,6 +98,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
+        Command::RunBatch(args) => run_batch::run(&args, config),
         Command::Plan(args) => plan::run(&args, config),
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => Ok(::bench::top::run(&args)?),

@@ -9,6 +9,7 @@ mod cli;
 #[path = "../../server/tests/common/mod.rs"]
 mod common;
 mod configuration;
+mod crashes;
 mod deploy;
 #[allow(dead_code, reason = "the tests of hub use the rest")]
 #[path = "../../hub/tests/common/mod.rs"]
@@ -22,4 +23,5 @@ mod process;
 mod ranks;
 mod routers;
 mod seccomp;
+mod state;
 mod terminal;

@@ -15,7 +15,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(args: &[&str]) -> Process {
+    pub fn start(args: &[&str]) -> Process {
         Process::start_with(args, |_| ())
     }
 

@@ -106,9 +106,10 @@ export class Engine {
     $('blocks').setAttribute('aria-label', label);
   }
 
-  list({ requests, requests_left_out: left, stats }) {
+  list({ requests, requests_left_out: left, stats, stored }) {
     const counts = [`${stats.running} running`, `${stats.waiting} waiting`];
     if (stats.swapped) counts.push(`${stats.swapped} swapped`);
+    if (stored?.records) counts.push(`${stored.running} in the background`, `${stored.records} stored`);
     const more = requests.length + left - Math.min(requests.length, ROWS);
     put('request-count', counts.join(', ') + (more ? `; ${more} not shown` : ''));
     $('none').hidden = requests.length > 0;

@@ -23,13 +23,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 
 use engine::GenerationRequest;
 use text::ReasoningFormat;
+use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::http::ApiError;
+use crate::openai::batches::LINES_AT_ONCE;
+use crate::openai::batches::line::{Line, unsent};
 use crate::openai::chat::{ChatRequest, Prepared};
 use crate::openai::completions::CompletionRequest;
 use crate::openai::embeddings;
@@ -137,6 +141,63 @@ pub fn render(app: &Arc<App>, body: &[u8]) -> Result<String, ApiError> {
     let (work, _waiting) = Work::new(app.clone());
     let fields = Fields::parse(body, &work.options.limits)?;
     ChatRequest::read(&work, &fields)?.conversation.render(app)
+}
+
+/// Numbers of the lines of a batch: those with an output, and those with an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchCounts {
+    /// Lines that were answered.
+    pub completed: usize,
+    /// Lines that were refused or have failed.
+    pub failed: usize,
+}
+
+/// Runs the lines of a batch, as `/v1/batches` does, and writes each result when it is complete. Blank lines are skipped, and a line
+/// that is wrong has an error as its result.
+///
+/// # Errors
+/// The input cannot be read, the output cannot be written, or the engine has ended.
+pub async fn run_batch(
+    app: &Arc<App>,
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+    mut progress: impl FnMut(BatchCounts),
+) -> io::Result<BatchCounts> {
+    let (mut counts, mut running, mut number) = (BatchCounts::default(), JoinSet::new(), 0_u64);
+    let longest = app.options.limits.max_body_bytes as u64;
+    let mut is_over = false;
+    loop {
+        while !is_over && running.len() < LINES_AT_ONCE {
+            let mut text = Vec::new();
+            is_over = input.take(longest + 1).read_until(b'\n', &mut text)? == 0;
+            if text.len() as u64 > longest {
+                let message = format!("line {}: expected at most {longest} bytes (--max-body-bytes)", number + 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            }
+            let text = String::from_utf8_lossy(&text).trim().to_string();
+            number += u64::from(!is_over);
+            if text.is_empty() {
+                continue;
+            }
+            let (app, id) = (app.clone(), format!("batch_req_{number}"));
+            running.spawn(async move {
+                match Line::parse(&text, None) {
+                    Ok(line) => line.run(&app, [0; 32], &id, || !app.engine.is_alive()).await,
+                    Err((name, error)) => Some(unsent(&id, name.as_deref(), "invalid_request", error.message())),
+                }
+            });
+        }
+        let Some(done) = running.join_next().await else { return Ok(counts) };
+        let done = done.map_err(io::Error::other)?.ok_or_else(|| io::Error::other("the engine has ended"))?;
+        if done.is_error {
+            counts.failed += 1
+        } else {
+            counts.completed += 1
+        }
+        writeln!(output, "{}", done.text)?;
+        output.flush()?;
+        progress(counts);
+    }
 }
 
 fn completion(work: &Work, fields: &Fields<'_>) -> Result<GenerationRequest, ApiError> {

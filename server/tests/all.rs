@@ -3,6 +3,7 @@
 
 mod answers;
 mod anthropic;
+mod batches;
 mod boundary;
 mod common;
 mod conformance;
@@ -36,6 +37,7 @@ mod scripted;
 mod searches;
 mod speculation;
 mod stored;
+mod stored_faults;
 mod structured;
 mod token_cost;
 mod tools;

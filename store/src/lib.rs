@@ -13,7 +13,7 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `record` | records, changes, and their form in the file |
-//! | `tables` | the tables, and what a change does to them |
+//! | `tables`, `changes` | the tables; what a change does to them |
 //! | `writer` | the thread that writes: group commit, removal of what is over its time, repair after a failed write |
 //! | `id` | ids that cannot be guessed and tell when they were made |
 //!
@@ -34,6 +34,7 @@
 //! # Ok::<(), store::StoreError>(())
 //! ```
 
+mod changes;
 mod error;
 mod id;
 mod record;
@@ -131,7 +132,7 @@ impl Store {
                 Err(error) => Err(io::Error::other(error)),
             }
         };
-        Store::with(Box::new(opener), limits, system_clock())
+        Store::with(Box::new(opener), limits, Store::system_clock())
     }
 
     /// A store that ends with the process.
@@ -139,7 +140,7 @@ impl Store {
     /// # Errors
     /// The system has no thread or no random numbers.
     pub fn in_memory(limits: Limits) -> Result<Store, StoreError> {
-        Store::with(Box::new(|| Ok(Box::new(InMemoryBackend::new()))), limits, system_clock())
+        Store::with(Box::new(|| Ok(Box::new(InMemoryBackend::new()))), limits, Store::system_clock())
     }
 
     /// Opens a store over any storage.
@@ -156,6 +157,11 @@ impl Store {
         let thread = thread.map_err(|error| StoreError::Io(error.to_string()))?;
         let thread = Arc::new(Mutex::new(Some(thread)));
         Ok(Store { commands, shared, thread, limits, clock, secret, was_repaired })
+    }
+
+    /// The system's clock.
+    pub fn system_clock() -> Clock {
+        Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs()))
     }
 
     /// Applies changes in order, all or none. Ready when they are on the disk.
@@ -192,12 +198,21 @@ impl Store {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
+    fn read<T>(&self, read: impl FnOnce(&Tables) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let done = self.shared.read(read);
+        if done.is_err() && self.shared.is_lost() {
+            // If the queue is full, what is in it opens the database.
+            let _ = self.commands.try_send(Command::Reopen);
+        }
+        done
+    }
+
     /// A record that is not over its time.
     ///
     /// # Errors
     /// The record is damaged or cannot be read.
     pub fn get(&self, id: &str) -> Result<Option<Record>, StoreError> {
-        let record = self.shared.read(|tables| tables.get(id))?;
+        let record = self.read(|tables| tables.get(id))?;
         Ok(record.filter(|record| record.is_open || record.expires > self.now()))
     }
 
@@ -207,7 +222,7 @@ impl Store {
     /// # Errors
     /// A part is damaged or cannot be read.
     pub fn parts(&self, id: &str, list: u8, from: u64, max_bytes: usize) -> Result<Vec<(u64, Vec<u8>)>, StoreError> {
-        self.shared.read(|tables| tables.parts(id, list, from, max_bytes))
+        self.read(|tables| tables.parts(id, list, from, max_bytes))
     }
 
     /// The number of the last part of a list that is at most this one.
@@ -215,7 +230,7 @@ impl Store {
     /// # Errors
     /// It cannot be read.
     pub fn part_before(&self, id: &str, list: u8, number: u64) -> Result<Option<u64>, StoreError> {
-        self.shared.read(|tables| tables.part_before(id, list, number))
+        self.read(|tables| tables.part_before(id, list, number))
     }
 
     /// The numbers and sizes of all parts of a list.
@@ -223,7 +238,7 @@ impl Store {
     /// # Errors
     /// They cannot be read.
     pub fn part_numbers(&self, id: &str, list: u8) -> Result<Vec<(u64, usize)>, StoreError> {
-        self.shared.read(|tables| tables.part_numbers(id, list))
+        self.read(|tables| tables.part_numbers(id, list))
     }
 
     /// A page of an owner's records of a kind.
@@ -237,7 +252,7 @@ impl Store {
         page: &Page<'_>,
     ) -> Result<(Vec<(String, Record)>, bool), StoreError> {
         let now = self.now();
-        self.shared.read(|tables| tables.list(kind, owner, page, now))
+        self.read(|tables| tables.list(kind, owner, page, now))
     }
 
     /// The records of unfinished work.
@@ -245,7 +260,7 @@ impl Store {
     /// # Errors
     /// A record is damaged or cannot be read.
     pub fn unfinished(&self) -> Result<Vec<(String, Record)>, StoreError> {
-        self.shared.read(Tables::unfinished)
+        self.read(Tables::unfinished)
     }
 
     /// What the store holds and has done.
@@ -288,10 +303,6 @@ impl Store {
             let _ = thread.join();
         }
     }
-}
-
-fn system_clock() -> Clock {
-    Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs()))
 }
 
 /// Makes a folder that only its owner can use.

@@ -138,6 +138,13 @@ pub enum Change {
         /// Its number.
         number: u64,
     },
+    /// Sets how long after its making a record is removed.
+    Expire {
+        /// Its id.
+        id: String,
+        /// The time.
+        after: Duration,
+    },
     /// Removes a record with its parts.
     Delete {
         /// Its id.
@@ -154,6 +161,7 @@ impl Change {
             | Change::Replace { id, .. }
             | Change::Part { id, .. }
             | Change::RemovePart { id, .. }
+            | Change::Expire { id, .. }
             | Change::Delete { id } => id,
         }
     }
@@ -164,7 +172,7 @@ impl Change {
             Change::Insert { record, .. } => record.body.len(),
             Change::Update { body, .. } | Change::Replace { body, .. } => body.len(),
             Change::Part { bytes, .. } => bytes.len(),
-            Change::RemovePart { .. } | Change::Delete { .. } => 0,
+            Change::RemovePart { .. } | Change::Expire { .. } | Change::Delete { .. } => 0,
         }
     }
 }

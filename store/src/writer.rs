@@ -1,7 +1,7 @@
 //! The thread that writes. What waits while it commits is the next commit.
 //!
 //! A failed write leaves the database unusable until it is opened again. The writer does that at once, and otherwise before the next
-//! changes; meanwhile reads fail too.
+//! changes or after the next read; meanwhile reads fail too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Sweep {
         reply: oneshot::Sender<Result<bool, StoreError>>,
     },
+    /// Open the database again if its last write failed: someone wants to read.
+    Reopen,
     /// The store is closed: look at [`Shared`].
     Close,
 }
@@ -62,6 +64,11 @@ impl Shared {
             None if self.is_closed.load(Ordering::Acquire) => Err(StoreError::Closed),
             None => Err(StoreError::Io("its last write failed".to_string())),
         }
+    }
+
+    /// Whether the database must be opened again.
+    pub fn is_lost(&self) -> bool {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     pub fn stats(&self) -> Stats {
@@ -127,6 +134,9 @@ impl Writer {
             }
             if !lists.is_empty() {
                 self.commit(&lists, replies);
+            }
+            if let Some(Command::Reopen) = rest {
+                let _ = self.with(|_, _| Ok(()));
             }
             if let Some(Command::Sweep { reply }) = rest {
                 let now = (self.clock)();

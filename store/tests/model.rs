@@ -43,7 +43,7 @@ impl Model {
             Change::Part { list, number, bytes, .. } => drop(kept.5.insert((*list, *number), bytes.clone())),
             Change::RemovePart { list, number, .. } => drop(kept.5.remove(&(*list, *number))),
             Change::Delete { id } => drop(self.records.remove(id)),
-            Change::Insert { .. } => {}
+            Change::Insert { .. } | Change::Expire { .. } => {}
         }
         Ok(())
     }
@@ -61,6 +61,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (id(), body()).prop_map(|(id, body)| Change::Replace { id, body }),
         4 => (id(), 0..2_u8, 0..4_u64, body()).prop_map(|(id, list, number, bytes)| Change::Part { id, list, number, bytes }),
         1 => (id(), 0..2_u8, 0..4_u64).prop_map(|(id, list, number)| Change::RemovePart { id, list, number }),
+        1 => id().prop_map(|id| Change::Expire { id, after: std::time::Duration::from_secs(9000) }),
         1 => id().prop_map(|id| Change::Delete { id }),
     ]
 }

@@ -82,6 +82,8 @@ fn records_end_with_their_time_unless_their_work_is_unfinished() {
         ])
         .unwrap();
     let sweep = || tokio_less(store.sweep()).unwrap();
+    let other = Change::Expire { id: "short".into(), after: Duration::from_secs(10) };
+    store.apply_blocking(vec![Change::Expire { id: "short".into(), after: Duration::from_secs(5) }, other]).unwrap();
     now.store(1009, Ordering::Relaxed);
     assert!(!sweep() && store.get("short").unwrap().is_some());
     now.store(1010, Ordering::Relaxed);

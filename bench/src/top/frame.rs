@@ -31,7 +31,7 @@ pub fn draw(state: &Value, sort: Sort, (width, height): (usize, usize), colour: 
         cut(&speed(state), width),
         pool(state, width, &|code, text| paint(code, text)),
     ];
-    lines.extend(drafts(state).map(|line| cut(&line, width)));
+    lines.extend(drafts(state).into_iter().chain(stored(state)).map(|line| cut(&line, width)));
     lines.extend([String::new(), paint(SOFT, &cut(HEAD, width))]);
     let requests = sorted(state, sort);
     let rows = height.saturating_sub(lines.len() + 1);
@@ -103,6 +103,21 @@ fn drafts(state: &Value) -> Option<String> {
         let _ = write!(line, " {}", share(accepted.as_u64().unwrap_or(0), verified));
     }
     Some(line + " %")
+}
+
+/// What the server has stored, and the work that goes on without a client; `None` if there is nothing.
+fn stored(state: &Value) -> Option<String> {
+    let stored = &state["stored"];
+    let count = |name: &str| stored[name].as_u64().unwrap_or(0);
+    let (records, bytes) = (count("records"), count("bytes"));
+    if records == 0 {
+        return None;
+    }
+    let (running, resumed, left) = (count("running"), count("resumed"), count("left"));
+    Some(format!(
+        "stored {records}  {} MB  in the background {running}  resumed {resumed}  left {left}",
+        bytes.div_ceil(1 << 20)
+    ))
 }
 
 /// A part in percent, rounded down.

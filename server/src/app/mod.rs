@@ -120,7 +120,8 @@ impl App {
 
     /// All metrics, in Prometheus' text format.
     pub(crate) fn metrics_page(&self) -> String {
-        self.metrics.render(&self.engine.stats(), self.engine.info(), self.engine.step_age())
+        let stored = self.stored_so_far().map(|stored| stored.stats()).unwrap_or_default();
+        self.metrics.render(&self.engine.stats(), self.engine.info(), self.engine.step_age(), &stored)
     }
 
     /// Tokenizer of the model.

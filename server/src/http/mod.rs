@@ -8,6 +8,7 @@
 //! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
 //! | `call` | the id of a call, and the resources that it holds until its response has been sent |
 //! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |
+//! | `multipart` | forms with files |
 //! | `error`, `json`, `sse` | responses: errors, JSON, server-sent events |
 
 mod budget;
@@ -19,6 +20,7 @@ pub mod head;
 pub mod json;
 pub mod keys;
 mod listener;
+pub mod multipart;
 pub mod origin;
 mod parse_pool;
 pub mod refusal;

@@ -8,6 +8,7 @@ mod adapters;
 mod buckets;
 mod engine_page;
 mod observe;
+mod stored;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub use adapters::AdapterRequest;
 use adapters::AdapterRequests;
 use buckets::{FIRST_TOKEN, INTER_TOKEN, REQUEST, one_two_five};
 pub use observe::{Arrival, Observer};
+pub use stored::StoredStats;
 
 /// Reason of sequences whose client disconnected.
 pub const ABORT: &str = "abort";
@@ -148,9 +150,16 @@ impl Metrics {
     }
 
     /// Returns all metrics as text.
-    pub fn render(&self, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) -> String {
+    pub fn render(
+        &self,
+        engine: &EngineStats,
+        info: &ModelInfo,
+        step_age: Option<Duration>,
+        stored: &StoredStats,
+    ) -> String {
         let now = registry(&self.model);
         engine_page::fill(&now, engine, info, step_age);
+        stored::fill(&now, stored);
         if let Some(max_loras) = info.max_loras {
             engine_page::lora(&now, max_loras, self.adapters.names());
         }

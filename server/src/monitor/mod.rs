@@ -20,6 +20,7 @@ const SCHEMAS: &[Schema] = &[
     ("State.model", "string", "Name of the served model."),
     ("State.max_model_len", "integer", "Maximum context length, prompt plus output."),
     ("State.version", "string", "Version of the server."),
+    ("State.stored", "object", "Stored records, and the work whose results will be stored."),
     ("State.uptime", "number", "Seconds since the engine started."),
     ("State.block_size", "integer", "Tokens per block."),
     ("State.blocks", "object", "Number of blocks by state."),

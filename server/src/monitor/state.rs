@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use crate::app::{App, MAX_WATCHERS};
 use crate::http::json::put;
 use crate::http::{ApiError, sse};
+use crate::metrics::StoredStats;
 
 /// After this time without a step a stream requests a snapshot, so that rates fall to zero.
 const IDLE: Duration = Duration::from_secs(1);
@@ -35,13 +36,37 @@ struct Document<'a> {
     model: &'a str,
     max_model_len: usize,
     version: &'static str,
+    stored: Summary,
     #[serde(flatten)]
     snapshot: &'a Snapshot,
 }
 
+/// What is stored, and the work whose results will be.
+#[derive(Serialize)]
+struct Summary {
+    records: u64,
+    bytes: u64,
+    running: u64,
+    resumed: u64,
+    left: u64,
+}
+
 impl<'a> Document<'a> {
     fn new(app: &'a App, snapshot: &'a Snapshot) -> Document<'a> {
-        Document { model: &app.model, max_model_len: app.context(), version: env!("CARGO_PKG_VERSION"), snapshot }
+        let summary = |stats: StoredStats| Summary {
+            records: stats.store.records.iter().sum(),
+            bytes: stats.store.bytes + stats.store.reserved,
+            running: stats.running,
+            resumed: stats.resumed,
+            left: stats.left,
+        };
+        Document {
+            model: &app.model,
+            max_model_len: app.context(),
+            version: env!("CARGO_PKG_VERSION"),
+            stored: summary(app.stored_so_far().map(|stored| stored.stats()).unwrap_or_default()),
+            snapshot,
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! OpenAI's API, with vLLM's routes that render its requests.
 
+pub mod batches;
 pub mod chat;
 mod choices;
 pub mod completions;
 pub mod conversations;
 pub mod embeddings;
+mod files;
 pub mod logprobs;
 mod models;
 pub mod responses;
@@ -67,6 +69,22 @@ pub fn add(routes: &mut Routes) {
     routes.add(&["/v1/conversations/{id}/items"], methods, operation);
     let operation = Operation::post("Add items to a conversation").reads(&request).returns_object();
     routes.also(&["/v1/conversations/{id}/items"], operation);
+
+    let operation = Operation::post("Upload a file (multipart/form-data: file, purpose)").returns("File");
+    routes.add(&["/v1/files"], post(files::upload).get(files::list), operation);
+    routes.also(&["/v1/files"], Operation::get("List files (purpose, after, limit, order)").returns_object());
+    let operation = Operation::get("A file").returns("File");
+    routes.add(&["/v1/files/{id}"], get(files::get).delete(files::delete), operation);
+    routes.also(&["/v1/files/{id}"], Operation::delete("Delete a file").returns_object());
+    let operation = Operation::get("The contents of a file").returns_text("application/octet-stream");
+    routes.add(&["/v1/files/{id}/content"], get(files::content), operation);
+    let request = routes.request("BatchRequest", "A file of requests that run below all others.", batches::read);
+    let operation = Operation::post("Create a batch").reads(&request).returns("Batch");
+    routes.add(&["/v1/batches"], post(batches::create).get(batches::list), operation);
+    routes.also(&["/v1/batches"], Operation::get("List batches (after, limit)").returns_object());
+    routes.add(&["/v1/batches/{id}"], get(batches::get), Operation::get("A batch").returns("Batch"));
+    let operation = Operation::post("Cancel a batch").returns("Batch");
+    routes.add(&["/v1/batches/{id}/cancel"], post(batches::cancel), operation);
 
     let request = routes.request("EmbeddingsRequest", "A request for embeddings.", embeddings::EmbeddingsRequest::read);
     let operation = Operation::post("Create embeddings").reads(&request).returns("Embeddings");

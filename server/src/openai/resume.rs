@@ -1,10 +1,11 @@
 //! Takes up the work that an earlier server left.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use store::{Change, Kind};
 
-use super::responses;
+use super::{batches, responses};
 use crate::app::App;
 use crate::http::ApiError;
 use crate::stored::Stored;
@@ -13,11 +14,15 @@ use crate::stored::Stored;
 pub async fn resume(app: &Arc<App>, stored: &Arc<Stored>) -> Result<(), ApiError> {
     let unfinished = stored.read(store::Store::unfinished).await?;
     let (mut resumed, mut left) = (0, 0);
+    let results: HashSet<String> = unfinished.iter().flat_map(|(id, record)| batches::results(id, record)).collect();
     for (id, record) in unfinished {
         let reason = match record.kind {
             Kind::Response => responses::resume(app, &id, &record),
+            Kind::Batch => batches::resume(app, &id, &record),
+            // Its batch completes it.
+            Kind::File if results.contains(&id) => continue,
             // An upload that was cut off.
-            _ => {
+            Kind::File | Kind::Conversation => {
                 stored.apply(vec![Change::Delete { id }]).await?;
                 continue;
             }

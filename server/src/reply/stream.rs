@@ -127,7 +127,10 @@ impl<T: Translator> EventSource for TranslatedRun<T> {
             *run = None;
             *settling = translator.settle();
         }
-        translator.write(lines);
+        // The last events wait for the work.
+        if settling.is_none() {
+            translator.write(lines);
+        }
         Poll::Ready(true)
     }
 }

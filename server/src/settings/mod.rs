@@ -152,6 +152,11 @@ pub struct Limits {
     /// A prompt of a million tokens has about 4 MB.
     #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = values::bytes::<usize>)]
     pub max_body_bytes: usize,
+    /// Maximum size of an upload to /v1/files
+    ///
+    /// It is stored in pieces and never in memory as a whole. All files together are bounded by --state-max-bytes.
+    #[arg(long, value_name = "BYTES", default_value = "200M", value_parser = values::bytes::<usize>)]
+    pub max_file_bytes: usize,
     /// Maximum total size of all requests in progress: their bodies, then the data kept until they are answered. Further
     /// requests are answered with 429
     ///

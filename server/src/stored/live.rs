@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use super::Stored;
+
 /// Why work ends before it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -20,9 +22,26 @@ pub struct Live {
     end: watch::Sender<Option<Ended>>,
     /// Counts what readers may look for in the store.
     news: watch::Sender<u64>,
+    /// Lines of a batch: all, those with an output, and those with an error.
+    lines: [AtomicU64; 3],
 }
 
 impl Live {
+    /// The lines of a batch: all, those with an output, and those with an error.
+    pub fn counts(&self) -> [u64; 3] {
+        self.lines.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Sets the counts of lines.
+    pub fn count(&self, counts: [u64; 3]) {
+        self.lines.iter().zip(counts).for_each(|(line, count)| line.store(count, Ordering::Relaxed));
+    }
+
+    /// Counts a line that has ended.
+    pub fn count_line(&self, is_error: bool) {
+        self.lines[1 + usize::from(is_error)].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Tells readers that the store has more.
     pub fn tell(&self) {
         self.news.send_modify(|count| *count += 1);
@@ -61,6 +80,18 @@ impl Live {
     }
 }
 
+/// Work that counts as running until this is dropped.
+pub struct Guard {
+    stored: Arc<Stored>,
+    id: String,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.stored.running().remove(&self.id);
+    }
+}
+
 /// All work that runs, by the id of its record.
 #[derive(Default)]
 pub struct Running {
@@ -82,13 +113,19 @@ impl Running {
         if live.1 || live.0.contains_key(id) {
             return None;
         }
-        let begun = Arc::new(Live { end: watch::Sender::new(None), news: watch::Sender::new(0) });
+        let begun =
+            Arc::new(Live { end: watch::Sender::new(None), news: watch::Sender::new(0), lines: Default::default() });
         live.0.insert(id.to_string(), begun.clone());
         Some(begun)
     }
 
+    /// Counts work as running until the result is dropped, also by a panic.
+    pub fn guard(&self, stored: &Arc<Stored>, id: &str) -> Guard {
+        Guard { stored: stored.clone(), id: id.to_string() }
+    }
+
     /// Notes that work has ended.
-    pub fn remove(&self, id: &str) {
+    fn remove(&self, id: &str) {
         if let Some(live) = self.lock().0.remove(id) {
             live.tell();
         }

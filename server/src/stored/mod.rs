@@ -11,12 +11,15 @@
 mod live;
 mod query;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
-use store::{Change, Kind, OWNER_BYTES, Record, Store, StoreError, created_at};
+use store::{Change, Kind, OWNER_BYTES, Page, Record, Store, StoreError, created_at};
 
 use crate::http::call::StoredWork;
 use crate::http::{ApiError, Client, excerpt};
+use crate::metrics::StoredStats;
 use crate::settings::StateOptions;
 pub use live::{Ended, Live, Running};
 pub use query::{Query, page_json};
@@ -46,6 +49,14 @@ impl Stored {
     /// The work that runs.
     pub fn running(&self) -> &Running {
         &self.running
+    }
+
+    /// What is stored and runs, for metrics.
+    pub fn stats(&self) -> StoredStats {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Running { resumed, left, .. } = &self.running;
+        let running = self.running.len() as u64;
+        StoredStats { store: self.store.stats(), running, resumed: count(resumed), left: count(left) }
     }
 
     /// The store.
@@ -98,6 +109,28 @@ impl Stored {
         let found = self.store.get(id).map_err(refused)?;
         let found = found.filter(|record| record.kind == kind && record.owner == *owner);
         found.ok_or_else(|| self.missing(id, what))
+    }
+
+    /// A page of an owner's records that `keep` keeps.
+    pub async fn list(
+        &self,
+        kind: Kind,
+        owner: &Owner,
+        query: &Query<'_>,
+        (most, what): (usize, &str),
+        keep: impl Fn(&Record) -> bool + Send + 'static,
+    ) -> Result<(Vec<(String, Record)>, bool), ApiError> {
+        let (limit, newest_first) = (query.limit(most)?, query.newest_first()?);
+        let (after, owner) = (query.get("after").map(str::to_string), *owner);
+        let behind = after.clone();
+        let listed = self.read(move |store| {
+            let page = Page { after: behind.as_deref(), limit, newest_first, keep: &keep };
+            match store.list(kind, &owner, &page) {
+                Err(StoreError::Missing(_)) => Ok(None),
+                other => other.map(Some),
+            }
+        });
+        listed.await?.ok_or_else(|| self.missing(&after.unwrap_or_default(), what))
     }
 
     /// 404 for an id that this owner has not. What it says follows from the id alone.

@@ -2,7 +2,6 @@
 
 use axum::http::Uri;
 use serde_json::{Value, json};
-use store::{Page, Record};
 
 use crate::http::ApiError;
 
@@ -53,11 +52,6 @@ impl<'a> Query<'a> {
             Some("asc") => Ok(false),
             Some(other) => Err(ApiError::wrong("order", &other.into(), "asc or desc")),
         }
-    }
-
-    /// The page that the parameters ask for.
-    pub fn page(&self, most: usize, keep: &'a dyn Fn(&Record) -> bool) -> Result<Page<'a>, ApiError> {
-        Ok(Page { after: self.get("after"), limit: self.limit(most)?, newest_first: self.newest_first()?, keep })
     }
 }
 

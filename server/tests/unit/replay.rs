@@ -1,3 +1,4 @@
+//! The second run of a background response.
 #![allow(clippy::unwrap_used)]
 
 use engine::{Delta, FinishReason, TokenOutput};
@@ -56,6 +57,8 @@ proptest! {
         for delta in second {
             cut.extend(replay.cut(delta).unwrap());
         }
+        prop_assert!(cut.iter().enumerate().all(|(i, (_, is_kept))| *is_kept == (i < kept)));
+        let cut: Vec<Delta> = cut.into_iter().map(|(delta, _)| delta).collect();
         prop_assert_eq!(&cut[..kept], &first[..kept]);
         let (whole, expected) = (joined(&cut), joined(&first));
         prop_assert_eq!((whole.text, whole.tokens, whole.finish), (expected.text, expected.tokens, Some(FinishReason::Length)));

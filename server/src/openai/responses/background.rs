@@ -55,7 +55,7 @@ pub async fn accept(app: &Arc<App>, owner: Owner, chat: Prepared, form: Form) ->
     let id = stored.fresh_id("resp")?;
     let mut request = chat.request(app)?;
     fix(&mut request, work_of(&id, false), 0);
-    let (created, streams) = (stored.store().now(), chat.options.stream);
+    let (created, streams) = (time_of(&id), chat.options.stream);
     let Form { echoed, keep } = form;
     let mut writer = ResponseWriter::new(app, (id.clone(), created), &chat.options, echoed, chat.ids.len());
     let queued = serde_json::to_value(writer.queued()).unwrap_or_default();
@@ -94,7 +94,7 @@ pub fn spawn(app: &Arc<App>, id: &str) {
     let Some(live) = stored.running().begin(id) else { return };
     let (app, stored, id) = (app.clone(), stored.clone(), id.to_string());
     tokio::spawn(async move {
-        let running = RunningWork { stored: stored.clone(), id: id.clone() };
+        let running = stored.running().guard(&stored, &id);
         call::scope(id.clone(), work_of(&id, false), work(&app, &stored, &id, &live)).await;
         drop(running);
     });
@@ -111,18 +111,6 @@ pub fn resume(app: &Arc<App>, id: &str, record: &Record) -> Option<String> {
             }
             reason
         }
-    }
-}
-
-/// Work that counts as running until this is dropped, also by a panic.
-struct RunningWork {
-    stored: Arc<Stored>,
-    id: String,
-}
-
-impl Drop for RunningWork {
-    fn drop(&mut self) {
-        self.stored.running().remove(&self.id);
     }
 }
 
@@ -184,13 +172,13 @@ async fn attempt(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) ->
         Err(error) if !is_passing(&error) => return ending.without_run(Status::Failed, Some(error)).await,
         other => other?,
     };
-    let writer = ResponseWriter::new(app, (id.to_string(), record.created), &chat.options, form.echoed, chat.ids.len());
+    let writer = ResponseWriter::new(app, (id.to_string(), time_of(id)), &chat.options, form.echoed, chat.ids.len());
     let mut translated = Translated::new(app, &chat, writer);
     let mut journal = Journal::new(stored, id, live, Replay::new(blocks));
     if kept.streams {
         translated.writer.open(true);
     }
-    let outcome = match journal.take(&mut translated, (0, 0)) {
+    let outcome = match journal.take(&mut translated, None) {
         Ok(()) => journal.follow(&mut run, &mut translated).await,
         Err(differs) => differs.into(),
     };
@@ -203,16 +191,23 @@ async fn attempt(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) ->
         Outcome::Failed(error) if !journal.replay.is_over() => {
             return ending.without_run(Status::Failed, Some(error)).await;
         }
+        Outcome::Ended(Ended::Cancelled) if !journal.replay.is_over() => {
+            return ending.without_run(Status::Cancelled, None).await;
+        }
         Outcome::Failed(error) => translated.writer.fail(&error),
         Outcome::Ended(Ended::Cancelled) => translated.writer.close(Status::Cancelled),
         Outcome::Over => {}
     }
-    // Cancelled, it may end before it has repeated everything.
-    journal.replay = Replay::default();
-    let _ = journal.take(&mut translated, (0, 0));
+    // Everything is repeated, so these are new.
+    let _ = journal.take(&mut translated, None);
     drop(run);
     let response = text_of(&translated.writer.response());
     ending.keep(response, std::mem::take(&mut journal.pending), journal.next).await
+}
+
+/// When a response was made. The record is made later, perhaps in another second.
+fn time_of(id: &str) -> u64 {
+    store::created_at(id).unwrap_or(0)
 }
 
 /// Digest of what the engine is asked.
@@ -300,12 +295,12 @@ impl<'a> Journal<'a> {
                 Ok(stream::translate(translated, run, prompt, Event::Started { cached_tokens }))
             }
             Event::Delta(delta) => {
-                for delta in self.replay.cut(delta)? {
+                for (delta, is_kept) in self.replay.cut(delta)? {
                     let cut = (delta.tokens.len() as u32, delta.text.len() as u32);
                     if let Err(error) = stream::translate(translated, run, prompt, Event::Delta(delta)) {
                         return Ok(Err(error));
                     }
-                    self.take(translated, cut)?;
+                    self.take(translated, Some(cut).filter(|_| !is_kept))?;
                 }
                 Ok(Ok(()))
             }
@@ -313,21 +308,15 @@ impl<'a> Journal<'a> {
         }
     }
 
-    /// Takes the events that a delta of this size gave.
-    fn take(&mut self, translated: &mut Translated, cut: (u32, u32)) -> Result<(), Differs> {
-        let was_kept = !self.replay.is_over();
-        let mut is_new = false;
+    /// Takes the events that a delta gave, with its size if that is to be kept.
+    fn take(&mut self, translated: &mut Translated, cut: Option<(u32, u32)>) -> Result<(), Differs> {
+        self.pending.cuts.extend(cut);
         for (name, event) in translated.writer.events.drain(..) {
             let event = text_of(&event);
-            if self.replay.is_new(&name, &event)? {
-                self.pending.events.push((name, event));
-                is_new = true;
-            } else {
-                self.next += 1;
+            match self.replay.is_new(&name, &event)? {
+                true => self.pending.events.push((name, event)),
+                false => self.next += 1,
             }
-        }
-        if (is_new || !was_kept) && cut != (0, 0) {
-            self.pending.cuts.push(cut);
         }
         Ok(())
     }

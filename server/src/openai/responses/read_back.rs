@@ -15,7 +15,7 @@ use super::EVENTS;
 use super::kept::{Kept, items_until, list};
 use super::replay::Block;
 use crate::app::App;
-use crate::http::json::response;
+use crate::http::json::{respond, response};
 use crate::http::{ApiError, Client, sse};
 use crate::stored::{Owner, Query, Stored, page_json};
 
@@ -37,13 +37,17 @@ async fn find(stored: &Stored, id: &str, owner: &Owner) -> Result<(Record, Kept)
     Ok((record, kept))
 }
 
-/// The response as it is now.
-fn now(stored: &Stored, id: &str, record: &Record, kept: &Kept) -> Value {
-    let mut response = kept.response();
-    if record.is_open && stored.running().get(id).is_some() {
-        response["status"] = "in_progress".into();
+/// The response as it is now. One that has ended stays as it was written: numbers that are read and written again may have other
+/// digits.
+fn now(stored: &Stored, id: &str, record: &Record, kept: Kept) -> Response {
+    if !record.is_open {
+        return respond(kept.response.into_bytes());
     }
-    response
+    let mut unfinished = kept.response();
+    if stored.running().get(id).is_some() {
+        unfinished["status"] = "in_progress".into();
+    }
+    response(&unfinished)
 }
 
 /// `GET /v1/responses/{id}`, also as the stream of its events.
@@ -68,7 +72,7 @@ pub async fn get(
     if after.is_some() {
         return Err(ApiError::requires("starting_after", "stream=true"));
     }
-    Ok(response(&now(stored, &id, &record, &kept)))
+    Ok(now(stored, &id, &record, kept))
 }
 
 /// `DELETE /v1/responses/{id}`.
@@ -112,7 +116,7 @@ pub async fn cancel(
         }
     }
     let (record, kept) = find(stored, &id, &owner).await?;
-    Ok(response(&now(stored, &id, &record, &kept)))
+    Ok(now(stored, &id, &record, kept))
 }
 
 /// Asks running work to end and waits until it has. Returns whether any ran.

@@ -71,10 +71,11 @@ impl Replay {
         self.cached_tokens.unwrap_or(found)
     }
 
-    /// Cuts what the second run gives as the first was cut. What is behind its end comes as it is.
-    pub fn cut(&mut self, delta: Delta) -> Result<Vec<Delta>, Differs> {
+    /// Cuts what the second run gives as the first was cut. What is behind its end comes as it is. Also returns for each delta whether it
+    /// is kept.
+    pub fn cut(&mut self, delta: Delta) -> Result<Vec<(Delta, bool)>, Differs> {
         if self.cuts.is_empty() {
-            return Ok(vec![delta]);
+            return Ok(vec![(delta, false)]);
         }
         self.rest.extend(delta);
         let mut cut = Vec::new();
@@ -90,12 +91,12 @@ impl Replay {
             let behind = self.rest.text.split_off(bytes);
             let text = std::mem::replace(&mut self.rest.text, behind);
             let tokens = self.rest.tokens.drain(..tokens).collect();
-            cut.push(Delta { index: self.rest.index, text, tokens, ..Delta::default() });
+            cut.push((Delta { index: self.rest.index, text, tokens, ..Delta::default() }, true));
             self.cuts.pop_front();
         }
         let rest = std::mem::take(&mut self.rest);
         if rest.finish.is_some() || !rest.tokens.is_empty() || !rest.text.is_empty() {
-            cut.push(rest);
+            cut.push((rest, false));
         }
         Ok(cut)
     }

@@ -1,0 +1,114 @@
+//! Stored work on a disk that fails, and on a server that computes other bits.
+
+use std::time::Duration;
+
+use engine::{AsyncEngine, Dtype, EngineConfig};
+use serde_json::{Value, json};
+use server::{App, ServerOptions, Store};
+
+#[allow(dead_code, reason = "the tests of the store use the rest")]
+#[path = "../../store/tests/common/mod.rs"]
+mod disk;
+
+use crate::common::{Server, config, slow};
+use crate::stored::{ended, events};
+use disk::Disk;
+
+const RESPONSES: &str = "/v1/responses";
+
+fn over_disk(disk: &Disk, engine: EngineConfig) -> Server {
+    let store = Store::with(disk.opener(), ServerOptions::default().state.limits(), Store::system_clock()).unwrap();
+    let engine = AsyncEngine::start(engine, &|_, _| {}).unwrap();
+    Server::serving(App::new(engine, ServerOptions::default()).with_store(store), Duration::ZERO)
+}
+
+fn story(stream: bool) -> Value {
+    json!({"input": "A story", "temperature": 1, "seed": 5, "max_output_tokens": 60, "ignore_eos": true, "background": true, "stream": stream})
+}
+
+#[test]
+fn a_disk_that_fails_accepts_nothing_and_what_was_accepted_waits_for_it() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, slow(config()));
+    let whole = {
+        let mut body = story(false);
+        body["background"] = json!(false);
+        server.ok(RESPONSES, body)
+    };
+    let [quiet, loud] = [false, true].map(|stream| {
+        if !stream {
+            return server.ok(RESPONSES, story(false))["id"].clone();
+        }
+        let connection =
+            server.open("POST", RESPONSES, &[("Content-Type", "application/json")], story(true).to_string().as_bytes());
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(connection));
+        let created = lines.find_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_string)).unwrap();
+        serde_json::from_str::<Value>(&created).unwrap()["response"]["id"].clone()
+    });
+    disk.fail_after(Some(0));
+    server.until("the store has failed", |server| server.metric("quire:store_failures_total") > 0.0);
+    let refused = server.post(RESPONSES, &story(false));
+    assert_eq!((refused.status, &refused.error()["type"]), (503, &json!("server_error")));
+    assert!(refused.error()["message"].as_str().unwrap().contains("check the disk's space"), "{}", refused.body);
+    // An answer on its connection needs no disk, and says that it is not kept.
+    let answer = server.ok(RESPONSES, json!({"input": "One", "max_output_tokens": 2}));
+    assert_eq!(answer["store"], false);
+    let stream = server.post(RESPONSES, &json!({"input": "One", "max_output_tokens": 2, "stream": true}));
+    assert!(stream.body.rsplit("data: ").next().unwrap().contains("\"store\":false"));
+    server.until("both have been computed", |server| server.metric("vllm:num_requests_running") == 0.0);
+    disk.fail_after(None);
+    for id in [&quiet, &loud] {
+        let answer = ended(&server, id);
+        assert_eq!(answer["output"][0]["content"], whole["output"][0]["content"]);
+    }
+    let all = events(&server.get(&format!("{RESPONSES}/{}?stream=true", loud.as_str().unwrap())).body);
+    assert!(all.iter().zip(0..).all(|((number, _), expected)| *number == expected));
+    server.wait();
+    // It is on the disk.
+    let server = over_disk(&disk, config());
+    assert_eq!(ended(&server, &loud)["output"][0]["content"], whole["output"][0]["content"]);
+}
+
+#[test]
+fn work_of_another_family_of_bits_is_left_to_a_server_that_computes_in_it() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, slow(config()));
+    let id = server.ok(RESPONSES, story(false))["id"].clone();
+    server.wait();
+    let other = over_disk(&disk, EngineConfig { dtype: Some(Dtype::Bf16), ..config() });
+    assert_eq!((other.metric("quire:stored_work_left"), other.metric("quire:stored_work_resumed_total")), (1.0, 0.0));
+    let path = format!("{RESPONSES}/{}", id.as_str().unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(other.get(&path).json()["status"], "queued");
+    other.wait();
+    let server = over_disk(&disk, config());
+    assert_eq!(server.metric("quire:stored_work_left"), 0.0);
+    assert_eq!(ended(&server, &id)["status"], "incomplete");
+    // What is left can be cancelled by whoever has it.
+    let second = {
+        server.wait();
+        let server = over_disk(&disk, slow(config()));
+        let id = server.ok(RESPONSES, story(false))["id"].clone();
+        server.wait();
+        id
+    };
+    let other = over_disk(&disk, EngineConfig { dtype: Some(Dtype::Bf16), ..config() });
+    let path = format!("{RESPONSES}/{}", second.as_str().unwrap());
+    assert_eq!(other.post(&format!("{path}/cancel"), &json!({})).json()["status"], "cancelled");
+    assert_eq!(other.get(&path).json()["status"], "cancelled");
+}
+
+#[test]
+fn a_server_whose_settings_lead_to_another_prompt_says_so() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, slow(config()));
+    let id = server.ok(RESPONSES, story(false))["id"].clone();
+    server.wait();
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("chat.jinja");
+    std::fs::write(&template, "{% for message in messages %}{{ message.content }}!{% endfor %}").unwrap();
+    let server = over_disk(&disk, EngineConfig { chat_template: Some(template), ..config() });
+    let answer = ended(&server, &id);
+    assert_eq!(answer["status"], "failed");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("settings of the server have changed"), "{answer}");
+}
