@@ -34,6 +34,7 @@ mod gpt_oss;
 mod gptj;
 mod granite;
 mod hunyuan;
+mod indexer;
 mod internlm2;
 mod jamba;
 mod labels;
@@ -149,6 +150,7 @@ const FAMILIES: &[&[Family]] = &[
     smollm3::FAMILIES,
     glm::FAMILIES,
     deepseek::FAMILIES,
+    indexer::FAMILIES,
     gpt_oss::FAMILIES,
     cohere::FAMILIES,
     starcoder2::FAMILIES,

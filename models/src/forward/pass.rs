@@ -9,7 +9,10 @@ use device::{Buffer, Device};
 use super::clock::clock;
 use super::loaded::AttentionLayer;
 use super::op::{Op, Register, StreamStep};
-use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows, StreamRows};
+use super::ops::{
+    BothRows, ChosenRows, ExpertRows, HeadProduct, IndexRows, LatentRows, QkvRows, RecurrentPart, RecurrentRows,
+    StreamRows,
+};
 use super::predictor::{self, NO_STATES};
 use super::row_ops::RowOps;
 use super::step::States;
@@ -235,6 +238,31 @@ impl Model {
                     let _time = time("latent_rows", 2 * rows * declared.row_width());
                     let (norm, rope) = (&loaded.norms[norm], &step.ropes[table]);
                     ops.latent_rows(LatentRows { layer: declared, latent, rows, queries, latents, norm, rope, out })?;
+                }
+                Op::IndexRows { attention, norm } => {
+                    let (layer, plan) = (&loaded.attention[attention].declared, program.attention[attention]);
+                    let [queries, latents] = step.registers.several([Register::Index, Register::GateUp])?;
+                    let indexer = layer.latent.as_ref().and_then(|latent| Some((latent, latent.indexer()?)));
+                    let Some(((latent, indexer), table)) = indexer.zip(plan.table) else { continue };
+                    let _time = time("index_rows", 2 * rows * indexer.query.rows());
+                    let (norm, rope) = (&loaded.norms[norm], &step.ropes[table]);
+                    ops.index_rows(IndexRows { layer, latent, indexer, rows, queries, latents, norm, rope })?;
+                }
+                Op::AttendChosen { attention } => {
+                    let layer = &loaded.attention[attention];
+                    let [query, index, weights, output] = step.registers.several([
+                        Register::Qkv,
+                        Register::Index,
+                        Register::Scores,
+                        Register::Attended,
+                    ])?;
+                    let latent = layer.declared.latent.as_ref();
+                    let Some((latent, choice)) = latent.and_then(|it| Some((it, it.choice.as_ref()?))) else {
+                        continue;
+                    };
+                    let (index, cache) = ([&*index, &*weights], &caches[layer.place]);
+                    let _time = time("attention", rows * layer.declared.row_width());
+                    ops.attend_chosen(ChosenRows { batch, layer, latent, choice, query, index, output, cache })?;
                 }
                 Op::HeadLinear { product, from, to } => {
                     let (linears, shape) = &loaded.heads[product];

@@ -90,6 +90,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "GptOssForCausalLM" => experts::gpt_oss,
         "Glm4MoeForCausalLM" => latent::glm4_moe,
         "DeepseekV2ForCausalLM" => latent::deepseek_v2,
+        "DeepseekV32ForCausalLM" | "GlmMoeDsaForCausalLM" => latent::indexed,
         "DeepseekV3ForCausalLM" => latent::deepseek_v3,
         "GPT2LMHeadModel" => classic::gpt2,
         "GPTBigCodeForCausalLM" => classic::gpt_bigcode,
