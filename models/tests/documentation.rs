@@ -56,6 +56,7 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(layers().any(|layer| layer.latent.is_some()), "latent attention");
     let chooses = |layer: &Attention| layer.latent.as_ref().is_some_and(|latent| latent.choice.is_some());
     add(layers().any(chooses), "an indexer");
+    add(layers().any(|layer| layer.value_dim.is_some()), "narrow values");
     add(branches().any(|branch| branch.norm_after.is_some()), "norms after branches");
     add(decoder.layers.iter().any(|layer| layer.parallel > 0), "parallel branches");
     add(branches().any(|branch| matches!(&branch.mixer, Mixer::Mlp(mlp) if !mlp.gated)), "no gate");

@@ -16,8 +16,8 @@ pub(crate) const MAX_HEAD_DIM: u64 = 1 << 12;
 pub struct Attention {
     /// Name of the module in the checkpoint, under which the scales of an 8-bit cache are looked up.
     pub name: String,
-    /// Projections to queries, keys and values, `[(num_heads + 2 * own_kv_heads) * head_dim, inputs]`, and behind them to the
-    /// output gate, `[num_heads * head_dim, inputs]`, if there is one.
+    /// Projections to queries, keys and values, `[(num_heads + 2 * own_kv_heads) * head_dim, inputs]` (narrower with a
+    /// [`value_dim`](Attention::value_dim)), and behind them to the output gate, `[num_heads * head_dim, inputs]`, if there is one.
     pub qkv: Linear,
     /// A second product for queries, keys and values, of the normed embedding of a [predictor](super::Beside); the two are added.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,6 +66,10 @@ pub struct Attention {
     pub gate: bool,
     /// Keys and values are latent vectors.
     pub latent: Option<Latent>,
+    /// Elements of a head's value, if they are fewer than those of a key, and at least half as many. In the cache a value is followed by
+    /// copies of its first elements, and so is the output of a head, which nothing reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<usize>,
     /// `Some(i)`: the layer has queries alone and reads the keys and values of mixer i of [`Decoder::paged`], an attention layer
     /// before it with the same key/value heads and window.
     ///
@@ -195,9 +199,10 @@ impl Attention {
 
     /// Elements per row of what attention reads: queries, keys, values, gate.
     pub fn row_width(&self) -> usize {
-        match &self.latent {
-            None => self.qkv.rows(),
-            Some(_) => self.heads.query_width() + self.heads.head_dim,
+        match (&self.latent, self.value_dim) {
+            (Some(_), _) => self.heads.query_width() + self.heads.head_dim,
+            (None, Some(_)) => self.heads.qkv_width(),
+            (None, None) => self.qkv.rows(),
         }
     }
 

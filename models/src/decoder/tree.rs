@@ -183,6 +183,7 @@ fn attention(layer: &Attention) -> Node {
         let (local, stride) = (sparse.local_blocks, sparse.vertical_stride);
         format!(", {local} local and every block in {stride} of {} tokens", sparse.block_size)
     });
+    text += &layer.value_dim.map_or(String::new(), |dim| format!(", values of {dim}"));
     text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
     if let Some(latent) = &layer.latent {
         let down = latent.query_down.iter().flat_map(|(down, it)| [linear("query down", down), norm("norm", it)]);

@@ -41,6 +41,7 @@ mod labels;
 mod lfm2;
 mod llama;
 mod llama4;
+mod mimo;
 mod minicpm;
 mod minimax;
 mod mistral;
@@ -151,6 +152,7 @@ const FAMILIES: &[&[Family]] = &[
     glm::FAMILIES,
     deepseek::FAMILIES,
     indexer::FAMILIES,
+    mimo::FAMILIES,
     gpt_oss::FAMILIES,
     cohere::FAMILIES,
     starcoder2::FAMILIES,

@@ -11,7 +11,7 @@ use simd::{Isa, Pool};
 use super::ForwardBatch;
 use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
-use super::ops::{ChosenRows, IndexRows};
+use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::ranks;
 use super::routing::Choices;
 use super::{chosen, recurrent, streams};
@@ -261,6 +261,10 @@ impl LayerOps for Cpu {
             }
         });
         Ok(())
+    }
+
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError> {
+        rows::copy_heads(size, from, to)
     }
 
     fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError> {

@@ -15,7 +15,7 @@ use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
-use super::ops::{ChosenRows, IndexRows};
+use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::{
     ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, chosen, launched_both, launched_latent, launched_recurrent,
     launched_streams,
@@ -267,6 +267,10 @@ impl LayerOps for Launched {
 
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError> {
         launched_latent::rows(&*self.device, self.dtype, self.positions.buffer(), args)
+    }
+
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError> {
+        launched_latent::copy_heads(&*self.device, self.dtype, size, from, to)
     }
 
     fn index_rows(&self, _: IndexRows<'_>) -> Result<(), KernelError> {

@@ -62,6 +62,7 @@ mod scales;
 mod stages;
 mod step;
 mod streams;
+mod values;
 mod warm_up;
 mod weight_bytes;
 mod writer;

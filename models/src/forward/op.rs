@@ -114,6 +114,10 @@ pub(super) enum Op {
     /// From the queries in `Attended` and the latent row in `GateUp`, which it norms and rotates: the rotated parts of `Qkv`, the
     /// rows of latent attention.
     LatentRows { attention: usize },
+    /// `Qkv` = the queries, keys and values in `GateUp`, the values as wide as keys.
+    WidenValues { attention: usize },
+    /// `Activated` = the output of attention in `Attended` without what widened the values.
+    NarrowValues { attention: usize },
     /// Norms and rotates the index keys in the latent rows in `GateUp`, and rotates the index queries in `Index`.
     IndexRows { attention: usize, norm: usize },
     /// `Attended` = attention of the queries in `Qkv` to the tokens that the queries in `Index` choose with the factors in `Scores`, or
@@ -203,6 +207,8 @@ impl Op {
                 matches!(register, Register::Qkv | Register::Activated | Register::GateUp | Register::Mixed)
             }
             Op::LatentRows { .. } => matches!(register, Register::Attended | Register::GateUp),
+            Op::WidenValues { .. } => register == Register::GateUp,
+            Op::NarrowValues { .. } => register == Register::Attended,
             Op::IndexRows { .. } => matches!(register, Register::Index | Register::GateUp),
             Op::AttendChosen { .. } => matches!(register, Register::Qkv | Register::Index | Register::Scores),
             Op::HeadLinear { from, .. } => register == from.register,
@@ -224,7 +230,8 @@ impl Op {
             Op::LinearActivate { to, .. } | Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => {
                 vec![to]
             }
-            Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
+            Op::ActivatePerLayer { .. } | Op::Convolve { .. } | Op::NarrowValues { .. } => vec![Register::Activated],
+            Op::WidenValues { .. } => vec![Register::Qkv],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Streams { step: StreamStep::Mix(_), .. } => vec![Register::Mixture],
             Op::Streams { step: StreamStep::Correct(_), .. } => vec![Register::Branch],

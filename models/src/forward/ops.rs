@@ -85,6 +85,19 @@ pub(super) struct LatentRows<'a> {
     pub out: &'a mut Buffer,
 }
 
+/// What [`LayerOps::copy_heads`] copies from one buffer to another, given the first element in each.
+#[derive(Clone, Copy)]
+pub(super) struct HeadSizes {
+    pub rows: usize,
+    pub heads: usize,
+    /// Elements of a head that are copied.
+    pub width: usize,
+    /// Elements between rows and between heads of the source.
+    pub from: [usize; 2],
+    /// The same of the target.
+    pub to: [usize; 2],
+}
+
 /// Arguments of [`LayerOps::index_rows`].
 pub(super) struct IndexRows<'a> {
     pub layer: &'a Attention,
@@ -287,6 +300,8 @@ pub(super) trait LayerOps: Send + Sync {
     fn attend_both(&self, batch: &ForwardBatch, args: BothRows<'_>) -> Result<(), KernelError>;
     /// Norms the latents, rotates their keys and the queries, and writes both where latent attention reads them.
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError>;
+    /// Copies `width` elements of each of `heads` heads of each row.
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError>;
     /// Norms index keys, and rotates index keys and queries.
     fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError>;
     /// Attention of each row to the tokens that are chosen for it. The choice is kept for layers behind.

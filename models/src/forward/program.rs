@@ -161,6 +161,8 @@ impl Program {
                 Op::Attend { attention: layer }
                 | Op::AttendChosen { attention: layer }
                 | Op::AttendBoth { attention: layer } => holds(Register::Attended, attention[layer].attended_width()),
+                Op::WidenValues { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
+                Op::NarrowValues { attention: layer } => holds(Register::Activated, attention[layer].output.inputs),
                 Op::LatentRows { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
                 Op::HeadLinear { product, to, .. } => {
                     holds(to.register, to.stride);

@@ -5,7 +5,6 @@ mod streams;
 use super::op::{Factor, HeadRows, Op, Register, StreamStep};
 use crate::decoder::{
     Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
-    Streams,
 };
 
 /// The operations of all layers, without those that drop rows.
@@ -290,7 +289,13 @@ impl Writer<'_> {
             self.linear(Register::GateUp, to);
             return;
         }
-        self.linear(input, Register::Qkv);
+        match layer.value_dim {
+            None => self.linear(input, Register::Qkv),
+            Some(_) => {
+                self.linear(input, Register::GateUp);
+                self.ops.push(Op::WidenValues { attention });
+            }
+        }
         if let Some(beside) = &layer.beside {
             self.linear(Register::Held, Register::GateUp);
             self.ops.push(Op::AddRows { to: Register::Qkv, from: Register::GateUp, width: beside.rows() });
@@ -301,6 +306,10 @@ impl Writer<'_> {
         });
         if layer.gate {
             self.ops.push(Op::GateAttended { attention });
+        }
+        if layer.value_dim.is_some() {
+            self.ops.push(Op::NarrowValues { attention });
+            return self.linear(Register::Activated, to);
         }
         self.linear(Register::Attended, to);
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{falcon_h1, gemma3n, minicpm, phi3_small, recent_cases, recurrent, states, variants};
+use super::{falcon_h1, gemma3n, mimo, minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -19,6 +19,7 @@ pub fn all() -> Vec<Case> {
         gemma3n::cases(),
         gemma4(),
         variants::cases(),
+        mimo::cases(),
         minicpm::cases(),
         phi3_small::cases(),
         recurrent::cases(),

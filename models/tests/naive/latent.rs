@@ -44,7 +44,7 @@ fn keep_groups(p: Pass, scores: &mut [f64], rank: impl Fn(&[f64]) -> f64) {
 
 /// A dense network in the first layers, then experts and shared experts.
 fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
-    let (c, w) = (p.config, p.w);
+    let c = p.config;
     let is_dense = match c.get("mlp_layer_types") {
         Some(types) => types[i] == "dense",
         None => i < c.n_if("first_k_dense_replace").unwrap_or(0),
@@ -52,6 +52,12 @@ fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Cho
     if is_dense {
         return p.gated(n, &format!("{at}mlp"), c.n("intermediate_size"), silu, false);
     }
+    routed(p, n, at, router)
+}
+
+/// Experts, and shared ones.
+fn routed(p: Pass, n: &Rows, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
+    let (c, w) = (p.config, p.w);
     let (experts, inner) = (c.n("n_routed_experts"), c.n("moe_intermediate_size"));
     let z = w.linear(n, &format!("{at}mlp.gate"), experts, false);
     let choices: Vec<_> = z.iter().map(|z| router(z)).collect();
@@ -67,6 +73,13 @@ pub fn v3_network(p: Pass, n: &Rows, i: usize, at: &str) -> Rows {
     let name = format!("{at}mlp.gate.e_score_correction_bias");
     let experts = p.config.n("n_routed_experts");
     network(p, n, i, at, &|z| v3_router(p, z, &p.w.vector(&name, experts)))
+}
+
+/// The experts of V3.
+pub fn v3_experts(p: Pass, n: &Rows, at: &str) -> Rows {
+    let name = format!("{at}mlp.gate.e_score_correction_bias");
+    let experts = p.config.n("n_routed_experts");
+    routed(p, n, at, &|z| v3_router(p, z, &p.w.vector(&name, experts)))
 }
 
 pub fn deepseek_v2(p: Pass) -> Vec<f64> {

@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 74] = [
+    const SIZES: [&str; 76] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -105,6 +105,8 @@ fn senseless_sizes_of_every_family_are_refused() {
         "mamba_d_head",
         "mamba_d_ssm",
         "laurel_rank",
+        "swa_num_attention_heads",
+        "swa_v_head_dim",
         "index_topk",
         "index_n_heads",
         "index_head_dim",

@@ -18,6 +18,7 @@ mod gemma4_cases;
 mod latent;
 mod llama;
 mod math;
+mod mimo;
 mod minicpm;
 mod mistakes;
 mod phi3_small;
@@ -121,6 +122,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "AfmoeForCausalLM" => recent::afmoe,
         "ApertusForCausalLM" => recent::apertus,
         "PhimoeForCausalLM" => recent::phimoe,
+        "MiMoV2FlashForCausalLM" => mimo::mimo_v2,
         "MiniCPMForCausalLM" => minicpm::minicpm,
         "MiniCPM3ForCausalLM" => minicpm::minicpm3,
         "GPTJForCausalLM" => variants::gptj,
