@@ -62,6 +62,7 @@ pub use args::{
     AttentionArgs, BlockCopyArgs, CacheWriteArgs, ExpertLinearArgs, KvCache, KvScales, LinearArgs, Rows, Values,
 };
 pub use batch::AttentionBatch;
+pub use cpu::chosen::{ChosenArgs, IndexRows, attend_chosen};
 pub use cuda::{convert_fp8, expert_linear, read_memory};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;

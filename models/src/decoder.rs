@@ -43,7 +43,7 @@ use serde::Serialize;
 use crate::lora::AdapterLimits;
 
 pub(crate) use attention::MAX_HEAD_DIM;
-pub use attention::{Attention, Distances, HeadShard, Heads, Latent, QueryGrowth, alibi_slopes};
+pub use attention::{Attention, Choice, Distances, HeadShard, Heads, Indexer, Latent, QueryGrowth, alibi_slopes};
 pub use beside::Beside;
 pub use classifier::{Classifier, Dense, DenseActivation};
 pub use layer::{Branch, Layer};

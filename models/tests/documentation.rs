@@ -2,7 +2,7 @@
 //! table.
 
 use attention_kernels::BlockSparse;
-use models::decoder::{Decoder, Mixer, Rule};
+use models::decoder::{Attention, Decoder, Mixer, Rule};
 use models::{ModelConfig, Supported, supported};
 use serde_json::{Value, json};
 
@@ -54,6 +54,9 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(layers().any(|layer| layer.soft_cap.is_some()), "soft cap");
     add(layers().any(|layer| layer.gate), "output gate");
     add(layers().any(|layer| layer.latent.is_some()), "latent attention");
+    let chooses = |layer: &Attention| layer.latent.as_ref().is_some_and(|latent| latent.choice.is_some());
+    add(layers().any(chooses), "an indexer");
+    add(layers().any(|layer| layer.value_dim.is_some()), "narrow values");
     add(branches().any(|branch| branch.norm_after.is_some()), "norms after branches");
     add(decoder.layers.iter().any(|layer| layer.parallel > 0), "parallel branches");
     add(branches().any(|branch| matches!(&branch.mixer, Mixer::Mlp(mlp) if !mlp.gated)), "no gate");

@@ -210,7 +210,8 @@ fn stages_have_the_bits_of_one_rank_in_every_architecture() {
         let needs = needs(&*cpu(), &decoder);
         let one = of_one(&decoder, &weights, &prompt, (cpu(), &needs));
         for grid in [(1, 2), (1, 3), (2, 2)] {
-            if let Err(error) = partition(&decoder, grid.1) {
+            let first = partition(&decoder, grid.1).and_then(|layers| decoder.stage(0..layers[0]));
+            if let Err(error) = first {
                 refused.push((name, grid, error.to_string()));
                 continue;
             }
@@ -219,9 +220,11 @@ fn stages_have_the_bits_of_one_rank_in_every_architecture() {
             }
         }
     }
-    assert!(
-        refused.iter().all(|(_, grid, error)| grid.1 == 3 && error == "found 3, expected 1 to 2, the number of layers")
-    );
+    let is_expected = |(name, grid, error): &(&str, (usize, usize), String)| match *name {
+        "gemma3n" => error.contains("the layers of this model read more than the stream"),
+        _ => grid.1 == 3 && error == "found 3, expected 1 to 2, the number of layers",
+    };
+    assert!(refused.iter().all(is_expected), "{refused:?}");
     assert!(refused.len() < CASES.len() / 2);
 }
 

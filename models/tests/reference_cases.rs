@@ -142,7 +142,8 @@ fn tensors_of(of: &Summary) -> Vec<(String, Vec<usize>)> {
 }
 
 /// Tensors that published files of a family keep in float32: the case, and the ends of their names.
-const KEPT_IN_FLOAT32: [(&str, &[&str]); 4] = [
+const KEPT_IN_FLOAT32: [(&str, &[&str]); 5] = [
+    ("deepseek-v32", &["e_score_correction_bias"]),
     ("lfm2-moe", &["expert_bias"]),
     ("granite4-hybrid", &[".A_log", ".D", ".dt_bias"]),
     ("nemotron-h", &[".A_log", ".D", ".dt_bias"]),

@@ -25,7 +25,11 @@ pub const CASES: [&str; 18] = [
 ];
 
 /// Names of the cases in `models/tests/recent`, on which only the tests of the forward pass run.
-pub const RECENT: [&str; 6] = ["gemma3n", "llama4", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
+pub const RECENT: [&str; 7] =
+    ["gemma3n", "deepseek-v32", "llama4", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
+
+/// Names of cases whose models run on a CPU alone.
+pub const ON_CPU: [&str; 1] = ["deepseek-v32"];
 
 /// Names of all cases.
 pub const ALL: [&str; CASES.len() + RECENT.len()] = {

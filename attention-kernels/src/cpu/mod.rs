@@ -1,5 +1,6 @@
 //! The CPU variants: `cpu.reference` in plain loops, and one kernel source compiled for each vector instruction set.
 
+pub(crate) mod chosen;
 mod fast;
 mod kernel;
 mod low_rank;

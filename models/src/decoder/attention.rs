@@ -16,8 +16,8 @@ pub(crate) const MAX_HEAD_DIM: u64 = 1 << 12;
 pub struct Attention {
     /// Name of the module in the checkpoint, under which the scales of an 8-bit cache are looked up.
     pub name: String,
-    /// Projections to queries, keys and values, `[(num_heads + 2 * own_kv_heads) * head_dim, inputs]`, and behind them to the
-    /// output gate, `[num_heads * head_dim, inputs]`, if there is one.
+    /// Projections to queries, keys and values, `[(num_heads + 2 * own_kv_heads) * head_dim, inputs]` (narrower with a
+    /// [`value_dim`](Attention::value_dim)), and behind them to the output gate, `[num_heads * head_dim, inputs]`, if there is one.
     pub qkv: Linear,
     /// A second product for queries, keys and values, of the normed embedding of a [predictor](super::Beside); the two are added.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,6 +66,10 @@ pub struct Attention {
     pub gate: bool,
     /// Keys and values are latent vectors.
     pub latent: Option<Latent>,
+    /// Elements of a head's value, if they are fewer than those of a key, and at least half as many. In the cache a value is followed by
+    /// copies of its first elements, and so is the output of a head, which nothing reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<usize>,
     /// `Some(i)`: the layer has queries alone and reads the keys and values of mixer i of [`Decoder::paged`], an attention layer
     /// before it with the same key/value heads and window.
     ///
@@ -103,10 +107,82 @@ pub struct Latent {
     pub rank: usize,
     /// Elements of a head's value.
     pub value_dim: usize,
+    /// Which tokens a query attends to; `None`: all up to its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
     /// Kᵀ of each head, `[rank, nope_dim]`.
     pub absorb: Vec<Linear>,
     /// V of each head, `[value_dim, rank]`.
     pub expand: Vec<Linear>,
+}
+
+/// The tokens that a query of latent attention attends to ("DeepSeek-V3.2", DeepSeek-AI, 2025). The vector of a token in the cache
+/// ends with an index key, which the queries of attention do not see.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)] // there is one per layer
+pub enum Choice {
+    /// Those that an indexer chooses.
+    Own(Indexer),
+    /// Those that the last indexer before the layer has chosen. The layer's index keys have no meaning.
+    Before {
+        /// Greatest number of tokens.
+        top_k: usize,
+        /// Elements of an index key.
+        dim: usize,
+    },
+}
+
+/// Scores each token t for a query s and chooses the best, of equal ones the earlier:
+///
+/// ```text
+/// score = sum over heads h of weights_h(x_s) / sqrt(heads) · max(query_h(s) · key(t) / sqrt(dim), 0)
+/// ```
+///
+/// Queries are projections of the narrow query of attention. The first `rope_dim` elements of queries and keys are rotated, keys are
+/// normed before.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Indexer {
+    /// `[heads * dim, query rank]`.
+    pub query: Linear,
+    /// `[heads, inputs]`.
+    pub weights: Linear,
+    /// Norm of the keys, whose projection is the last rows of `qkv`.
+    pub norm: Norm,
+    /// Number of heads.
+    pub heads: usize,
+    /// Elements of a query and of a key.
+    pub dim: usize,
+    /// Greatest number of tokens.
+    pub top_k: usize,
+    /// Whether neighbours are rotated instead of halves.
+    pub interleaved: bool,
+}
+
+impl Choice {
+    /// Greatest number of tokens.
+    pub fn top_k(&self) -> usize {
+        match self {
+            Choice::Own(Indexer { top_k, .. }) | Choice::Before { top_k, .. } => *top_k,
+        }
+    }
+
+    /// Elements of an index key.
+    pub fn dim(&self) -> usize {
+        match self {
+            Choice::Own(Indexer { dim, .. }) | Choice::Before { dim, .. } => *dim,
+        }
+    }
+}
+
+impl Latent {
+    /// What chooses the tokens, if the layer has it.
+    pub fn indexer(&self) -> Option<&Indexer> {
+        match &self.choice {
+            Some(Choice::Own(indexer)) => Some(indexer),
+            Some(Choice::Before { .. }) | None => None,
+        }
+    }
 }
 
 impl From<Attention> for Mixer {
@@ -123,9 +199,10 @@ impl Attention {
 
     /// Elements per row of what attention reads: queries, keys, values, gate.
     pub fn row_width(&self) -> usize {
-        match &self.latent {
-            None => self.qkv.rows(),
-            Some(_) => self.heads.query_width() + self.heads.head_dim,
+        match (&self.latent, self.value_dim) {
+            (Some(_), _) => self.heads.query_width() + self.heads.head_dim,
+            (None, Some(_)) => self.heads.qkv_width(),
+            (None, None) => self.qkv.rows(),
         }
     }
 
@@ -140,7 +217,14 @@ impl Attention {
         let latent = self.latent.as_ref();
         let down = latent.and_then(|latent| latent.query_down.as_ref()).map(|(down, _)| down);
         let query = latent.map(|latent| &latent.query);
-        down.into_iter().chain(query).chain([&self.qkv]).chain(&self.beside).chain([&self.output]).collect()
+        let indexer = latent.and_then(Latent::indexer).into_iter().flat_map(|it| [&it.query, &it.weights]);
+        down.into_iter()
+            .chain(query)
+            .chain(indexer)
+            .chain([&self.qkv])
+            .chain(&self.beside)
+            .chain([&self.output])
+            .collect()
     }
 
     /// All linear layers.
@@ -150,6 +234,9 @@ impl Attention {
         if let Some(latent) = &mut self.latent {
             all.extend(latent.query_down.as_mut().map(|(down, _)| down));
             all.push(&mut latent.query);
+            if let Some(Choice::Own(indexer)) = &mut latent.choice {
+                all.extend([&mut indexer.query, &mut indexer.weights]);
+            }
             all.extend(latent.absorb.iter_mut().chain(&mut latent.expand));
         }
         all
@@ -160,7 +247,8 @@ impl Attention {
         let latent = self.latent.as_ref();
         let down = latent.and_then(|latent| latent.query_down.as_ref()).map(|(_, norm)| norm);
         let norms = self.query_norm.iter().chain(&self.key_norm).chain(&self.value_norm);
-        norms.chain(down).chain(latent.map(|latent| &latent.norm)).collect()
+        let indexer = latent.and_then(Latent::indexer).map(|indexer| &indexer.norm);
+        norms.chain(down).chain(indexer).chain(latent.map(|latent| &latent.norm)).collect()
     }
 }
 

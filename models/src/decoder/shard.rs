@@ -238,7 +238,8 @@ impl Attention {
             _ => cut_heads(num_heads, num_kv_heads, rank.ranks)?,
         };
         let (heads, kv) = ranges[rank.rank].clone();
-        let value_dim = self.latent.as_ref().map_or(head_dim, |latent| latent.value_dim);
+        let of_latent = self.latent.as_ref().map(|latent| latent.value_dim);
+        let value_dim = of_latent.or(self.value_dim).unwrap_or(head_dim);
         let inputs = ranges.iter().map(|(heads, _)| heads.len() * value_dim).collect();
         let elements =
             |first: usize, heads: &Range<usize>| first + heads.start * head_dim..first + heads.end * head_dim;
@@ -248,7 +249,9 @@ impl Attention {
             (None, shares) => {
                 let mut parts = vec![elements(0, &heads)];
                 if shares.is_none() {
-                    parts.extend([elements(queries, &kv), elements(queries + keys, &kv)]);
+                    let first = queries + keys;
+                    let values = first + kv.start * value_dim..first + kv.end * value_dim;
+                    parts.extend([elements(queries, &kv), values]);
                 }
                 parts.extend(self.gate.then(|| elements(queries + 2 * keys, &heads)));
                 self.qkv.outputs(parts)

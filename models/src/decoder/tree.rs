@@ -183,6 +183,7 @@ fn attention(layer: &Attention) -> Node {
         let (local, stride) = (sparse.local_blocks, sparse.vertical_stride);
         format!(", {local} local and every block in {stride} of {} tokens", sparse.block_size)
     });
+    text += &layer.value_dim.map_or(String::new(), |dim| format!(", values of {dim}"));
     text += &layer.clip.map_or(String::new(), |clip| format!(", clipped at {clip}"));
     if let Some(latent) = &layer.latent {
         let down = latent.query_down.iter().flat_map(|(down, it)| [linear("query down", down), norm("norm", it)]);
@@ -190,6 +191,15 @@ fn attention(layer: &Attention) -> Node {
         children.splice(0..0, down.chain([linear("query", &latent.query)]));
         children.push(norm("latent norm", &latent.norm));
         children.push(Node::new("latent", format!("{sizes}, values of {}", latent.value_dim), Vec::new()));
+        if let Some(indexer) = latent.indexer() {
+            let parts = [("query", &indexer.query), ("weights", &indexer.weights)].map(|(label, it)| linear(label, it));
+            let parts = parts.into_iter().chain([norm("key norm", &indexer.norm)]).collect();
+            children.push(Node::new("indexer", format!("{} heads of {}", indexer.heads, indexer.dim), parts));
+        }
+        text += &latent.choice.as_ref().map_or(String::new(), |choice| {
+            let before = if latent.indexer().is_none() { ", chosen before" } else { "" };
+            format!(", {} tokens{before}", choice.top_k())
+        });
     }
     let flags = [(layer.alibi_slopes.is_some(), ", ALiBi"), (layer.sinks.is_some(), ", sinks"), (layer.gate, ", gate")];
     flags.iter().filter(|(has, _)| *has).for_each(|(_, name)| text += name);

@@ -351,6 +351,7 @@ impl Common {
             sinks: None,
             gate: false,
             latent: None,
+            value_dim: None,
             shares: None,
             output: Linear::new(heads.query_width(), Role::Row, [output]),
             name,

@@ -134,7 +134,11 @@ fn see_both_sides(fields: &Fields<'_>, decoder: &mut Decoder) -> Result<(), Load
     };
     let is_plain = |layer: &crate::decoder::Attention| {
         let is_usual = layer.alibi_slopes.is_none() && layer.sinks.is_none() && layer.sparse.is_none();
-        is_usual && layer.latent.is_none() && layer.shares.is_none() && (key == gemma || layer.window.is_none())
+        is_usual
+            && layer.latent.is_none()
+            && layer.value_dim.is_none()
+            && layer.shares.is_none()
+            && (key == gemma || layer.window.is_none())
     };
     if !decoder.attention().all(is_plain) || decoder.recurrent().next().is_some() {
         let expected = "a model without windows, sinks, ALiBi, latents and states, if layers see later tokens";

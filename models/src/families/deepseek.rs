@@ -4,6 +4,7 @@
 //! the choice to the best groups of experts. A layer behind the last one predicts a further token.
 
 use super::experts::{self, Shared};
+use super::indexer;
 use super::rope::{self, yarn_mscale};
 use super::sizes::{self, MAX_EXPERTS, MAX_GROUPS, MAX_HEAD_DIM, MAX_LAYERS, MAX_MODULES, MAX_WIDTH, positive};
 use super::{
@@ -38,6 +39,17 @@ pub(super) const FAMILIES: &[Family] = &[
         largest: "moonshotai/Kimi-K2-Instruct (1T, in bfloat16)",
         ..Family::BASE
     },
+    Family {
+        architectures: &["DeepseekV32ForCausalLM"],
+        model_types: &["deepseek_v32"],
+        declare: |fields, max_positions| {
+            let (common, layer) = layers(fields, max_positions, V3)?;
+            indexer::declare(fields, &common, layer, indexer::V32)
+        },
+        reference: &["deepseek-v32"],
+        largest: "deepseek-ai/DeepSeek-V3.2 (685B)",
+        ..Family::BASE
+    },
 ];
 
 /// Defaults of models with these layers, and their router.
@@ -52,7 +64,7 @@ pub(super) struct Generation {
     pub routing: fn(&Fields<'_>) -> Result<(usize, Routing), LoadError>,
 }
 
-const V3: Generation = Generation { eps: 1e-6, first_sparse: 0, shared: 0, routing };
+pub(super) const V3: Generation = Generation { eps: 1e-6, first_sparse: 0, shared: 0, routing };
 
 /// Sizes of latent attention.
 pub(super) struct LatentSizes {
@@ -194,6 +206,7 @@ pub(super) fn latent(common: &Common, layer: usize, sizes: &LatentSizes) -> Atte
         value_dim,
         absorb: (0..heads).map(absorb).collect(),
         expand: (0..heads).map(expand).collect(),
+        choice: None,
     });
     attention
 }

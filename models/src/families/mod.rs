@@ -34,12 +34,14 @@ mod gpt_oss;
 mod gptj;
 mod granite;
 mod hunyuan;
+mod indexer;
 mod internlm2;
 mod jamba;
 mod labels;
 mod lfm2;
 mod llama;
 mod llama4;
+mod mimo;
 mod minicpm;
 mod minimax;
 mod mistral;
@@ -149,6 +151,8 @@ const FAMILIES: &[&[Family]] = &[
     smollm3::FAMILIES,
     glm::FAMILIES,
     deepseek::FAMILIES,
+    indexer::FAMILIES,
+    mimo::FAMILIES,
     gpt_oss::FAMILIES,
     cohere::FAMILIES,
     starcoder2::FAMILIES,

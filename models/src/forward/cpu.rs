@@ -1,5 +1,7 @@
 //! Layer operations on a CPU, over the pool's threads. The loops over a row are in [`attention_kernels::layer`].
 
+mod rows;
+
 use attention_kernels::layer::{self, Activate, Activation, BothSides, NormRow};
 use attention_kernels::{Dtype, KernelError};
 use device::{Buffer, Device};
@@ -9,10 +11,12 @@ use simd::{Isa, Pool};
 use super::ForwardBatch;
 use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
+use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::ranks;
 use super::routing::Choices;
-use super::{recurrent, streams};
+use super::{chosen, recurrent, streams};
 use crate::decoder::{Heads, Latent, Rope};
+use rows::{gather_rows, q8_rows};
 
 pub(super) struct Cpu {
     isa: Isa,
@@ -22,6 +26,8 @@ pub(super) struct Cpu {
     choices: Choices,
     /// Lists of recurrent layers; reused.
     recurrent: recurrent::Lists,
+    /// The tokens that each row of the last layer with an indexer attends to.
+    chosen: Vec<u32>,
 }
 
 /// A rotary embedding: the angular frequency of each pair, and the factor of all cosines and sines.
@@ -259,13 +265,25 @@ impl LayerOps for Cpu {
             key.copy_from_slice(latent);
             let row = &queries[t * heads * query_dim..][..heads * query_dim];
             for (head, query) in queries_out.chunks_exact_mut(dim).zip(row.chunks_exact(query_dim)) {
-                head[rank..].copy_from_slice(&query[nope_dim..]);
+                head[rank..rank + rope_dim].copy_from_slice(&query[nope_dim..]);
             }
             for head in out.chunks_exact_mut(dim) {
-                layer::rotate_heads(isa, &mut head[rank..], rope_dim, table, interleaved);
+                layer::rotate_heads(isa, &mut head[rank..rank + rope_dim], rope_dim, table, interleaved);
             }
         });
         Ok(())
+    }
+
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError> {
+        rows::copy_heads(size, from, to)
+    }
+
+    fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError> {
+        chosen::index_rows(self.isa, &self.threads, args)
+    }
+
+    fn attend_chosen(&mut self, args: ChosenRows<'_>) -> Result<(), KernelError> {
+        chosen::attend(&self.threads, &mut self.chosen, args)
     }
 
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {
@@ -470,25 +488,13 @@ impl Cpu {
         let ropes =
             ropes.iter().map(|rope| Rotation { frequencies: rope.frequencies(), factor: rope.attention_factor() });
         let (isa, threads, ropes) = (Isa::best(), device.pool().clone(), ropes.collect());
-        Cpu { isa, threads, ropes, choices: Choices::default(), recurrent: recurrent::Lists::default() }
+        Cpu {
+            isa,
+            threads,
+            ropes,
+            choices: Choices::default(),
+            recurrent: recurrent::Lists::default(),
+            chosen: Vec::new(),
+        }
     }
-}
-
-fn gather_rows<'a>(
-    x: &Buffer,
-    rows: impl IntoIterator<Item = &'a u32>,
-    width: usize,
-    out: &mut Buffer,
-) -> Result<(), KernelError> {
-    let x = x.host::<f32>()?;
-    for (row, out) in rows.into_iter().zip(out.host_mut::<f32>()?.chunks_mut(width)) {
-        out.copy_from_slice(&x[*row as usize * width..][..width]);
-    }
-    Ok(())
-}
-
-/// The first `rows` rows of `width` numbers in 8 bits, and the number of blocks per row.
-fn q8_rows(blocks: &mut Buffer, rows: usize, width: usize) -> Result<(&mut [RowBlock], usize), KernelError> {
-    let per_row = width.div_ceil(RowBlock::LEN);
-    Ok((&mut blocks.host_mut()?[..rows * per_row], per_row))
 }

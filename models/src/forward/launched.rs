@@ -15,8 +15,9 @@ use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
+use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::{
-    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_latent, launched_recurrent,
+    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, chosen, launched_both, launched_latent, launched_recurrent,
     launched_streams,
 };
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
@@ -270,6 +271,18 @@ impl LayerOps for Launched {
 
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError> {
         launched_latent::rows(&*self.device, self.dtype, self.positions.buffer(), args)
+    }
+
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError> {
+        launched_latent::copy_heads(&*self.device, self.dtype, size, from, to)
+    }
+
+    fn index_rows(&self, _: IndexRows<'_>) -> Result<(), KernelError> {
+        Err(chosen::unsupported(&*self.device))
+    }
+
+    fn attend_chosen(&mut self, _: ChosenRows<'_>) -> Result<(), KernelError> {
+        Err(chosen::unsupported(&*self.device))
     }
 
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {

@@ -5,7 +5,7 @@ use device::{Arg, Buffer, Device, DeviceError};
 
 use super::kernels::{self, RotateArgs, at_least, count, holds, instance, launch};
 use super::op::HeadRows;
-use super::ops::{HeadProduct, LatentRows};
+use super::ops::{HeadProduct, HeadSizes, LatentRows};
 
 device::kernel_structs! {
     /// The struct of the same name in `latent.cu`.
@@ -60,18 +60,19 @@ pub(super) fn rows(
     rotate(queries, latent.nope_dim, heads, query_dim)?;
     rotate(latents, rank, 1, dim)?;
     let row = (heads + 1) * dim;
-    let from = (&*queries, latent.nope_dim, [heads * query_dim, query_dim]);
-    copy(device, dtype, from, (&mut *out, rank, [row, dim]), (rows, heads, rope_dim))?;
-    copy(device, dtype, (&*latents, 0, [dim, 0]), (out, heads * dim, [row, 0]), (rows, 1, dim))
+    let rotated = HeadSizes { rows, heads, width: rope_dim, from: [heads * query_dim, query_dim], to: [row, dim] };
+    copy_heads(device, dtype, rotated, (queries, latent.nope_dim), (&mut *out, rank))?;
+    let key = HeadSizes { rows, heads: 1, width: dim, from: [dim, 0], to: [row, 0] };
+    copy_heads(device, dtype, key, (latents, 0), (out, heads * dim))
 }
 
-/// Copies `width` elements of each head. A side is a buffer, its first element, and the elements between rows and heads.
-fn copy(
+/// [`LayerOps::copy_heads`](super::ops::LayerOps::copy_heads).
+pub(super) fn copy_heads(
     device: &dyn Device,
     dtype: Dtype,
-    (from, from_first, from_strides): (&Buffer, usize, [usize; 2]),
-    (to, to_first, to_strides): (&mut Buffer, usize, [usize; 2]),
-    (rows, heads, width): (usize, usize, usize),
+    HeadSizes { rows, heads, width, from: from_strides, to: to_strides }: HeadSizes,
+    (from, from_first): (&Buffer, usize),
+    (to, to_first): (&mut Buffer, usize),
 ) -> Result<(), KernelError> {
     let end = |first: usize, [row, head]: [usize; 2]| match rows {
         0 => 0,

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`]; [`row_ops`], [`blocks`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`]; operations on single rows, and on blocks of rows by each thread of a CPU |
-//! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`], [`streams`]; [`launched`], [`launched_both`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`launched_streams`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
+//! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`], [`streams`], [`chosen`]; [`launched`], [`launched_both`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`launched_streams`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
@@ -32,6 +32,7 @@
 mod adapters;
 mod batch;
 mod blocks;
+mod chosen;
 mod clock;
 mod cpu;
 mod graph_sizes;
@@ -63,6 +64,7 @@ mod scales;
 mod stages;
 mod step;
 mod streams;
+mod values;
 mod warm_up;
 mod weight_bytes;
 mod writer;

@@ -37,6 +37,8 @@ pub(super) enum Register {
     Others,
     /// The first stream as a layer has mixed it, before its branches.
     Mixture,
+    /// Queries of an indexer.
+    Index,
 }
 
 /// An operation on several streams ([`Streams`](crate::decoder::Streams), [`Mixing`](crate::decoder::Mixing)).
@@ -56,7 +58,7 @@ pub(super) enum StreamStep {
 }
 
 impl Register {
-    pub const COUNT: usize = 15;
+    pub const COUNT: usize = 16;
 }
 
 /// The heads of a register's rows.
@@ -112,6 +114,15 @@ pub(super) enum Op {
     /// From the queries in `Attended` and the latent row in `GateUp`, which it norms and rotates: the rotated parts of `Qkv`, the
     /// rows of latent attention.
     LatentRows { attention: usize },
+    /// `Qkv` = the queries, keys and values in `GateUp`, the values as wide as keys.
+    WidenValues { attention: usize },
+    /// `Activated` = the output of attention in `Attended` without what widened the values.
+    NarrowValues { attention: usize },
+    /// Norms and rotates the index keys in the latent rows in `GateUp`, and rotates the index queries in `Index`.
+    IndexRows { attention: usize, norm: usize },
+    /// `Attended` = attention of the queries in `Qkv` to the tokens that the queries in `Index` choose with the factors in `Scores`, or
+    /// that were chosen before.
+    AttendChosen { attention: usize },
     /// A product of each head's part of the rows of `from`; `product` counts the decoder's
     /// [`head_linears`](crate::Decoder::head_linears). Overwrites `Activated` and `Mixed`.
     HeadLinear { product: usize, from: HeadRows, to: HeadRows },
@@ -196,6 +207,10 @@ impl Op {
                 matches!(register, Register::Qkv | Register::Activated | Register::GateUp | Register::Mixed)
             }
             Op::LatentRows { .. } => matches!(register, Register::Attended | Register::GateUp),
+            Op::WidenValues { .. } => register == Register::GateUp,
+            Op::NarrowValues { .. } => register == Register::Attended,
+            Op::IndexRows { .. } => matches!(register, Register::Index | Register::GateUp),
+            Op::AttendChosen { .. } => matches!(register, Register::Qkv | Register::Index | Register::Scores),
             Op::HeadLinear { from, .. } => register == from.register,
             Op::GateAttended { .. } => matches!(register, Register::Qkv | Register::Attended),
             Op::KeepNeeded { ref moves } => moves.iter().any(|(from, ..)| register == *from),
@@ -215,11 +230,16 @@ impl Op {
             Op::LinearActivate { to, .. } | Op::AddNorm { to, .. } | Op::Gather { to, .. } | Op::Receive { to } => {
                 vec![to]
             }
-            Op::ActivatePerLayer { .. } | Op::Convolve { .. } => vec![Register::Activated],
+            Op::ActivatePerLayer { .. } | Op::Convolve { .. } | Op::NarrowValues { .. } => vec![Register::Activated],
+            Op::WidenValues { .. } => vec![Register::Qkv],
             Op::States { .. } => vec![Register::Stream, Register::Branch, Register::Mixed],
             Op::Streams { step: StreamStep::Mix(_), .. } => vec![Register::Mixture],
             Op::Streams { step: StreamStep::Correct(_), .. } => vec![Register::Branch],
-            Op::Attend { .. } | Op::AttendBoth { .. } | Op::Recurrent { .. } | Op::Scan { .. } => {
+            Op::Attend { .. }
+            | Op::AttendChosen { .. }
+            | Op::AttendBoth { .. }
+            | Op::Recurrent { .. }
+            | Op::Scan { .. } => {
                 vec![Register::Attended]
             }
             Op::Experts { .. } => vec![Register::Qkv, Register::Attended, Register::GateUp, Register::Activated],

@@ -17,7 +17,7 @@ use super::op::{HeadRows, StreamStep};
 use super::ranks::Ranks;
 use super::writer::AttentionPlan;
 use super::{ForwardBatch, StepLimits};
-use crate::decoder::{Activation, Attention, Experts, Latent, Recurrent};
+use crate::decoder::{Activation, Attention, Choice, Experts, Indexer, Latent, Recurrent};
 
 /// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
@@ -86,6 +86,46 @@ pub(super) struct LatentRows<'a> {
     pub rope: &'a Buffer,
     /// `[rows, num_heads + 1, rank + rope_dim]`: queries, of which only the last `rope_dim` elements are written, then the key.
     pub out: &'a mut Buffer,
+}
+
+/// What [`LayerOps::copy_heads`] copies from one buffer to another, given the first element in each.
+#[derive(Clone, Copy)]
+pub(super) struct HeadSizes {
+    pub rows: usize,
+    pub heads: usize,
+    /// Elements of a head that are copied.
+    pub width: usize,
+    /// Elements between rows and between heads of the source.
+    pub from: [usize; 2],
+    /// The same of the target.
+    pub to: [usize; 2],
+}
+
+/// Arguments of [`LayerOps::index_rows`].
+pub(super) struct IndexRows<'a> {
+    pub layer: &'a Attention,
+    pub latent: &'a Latent,
+    pub indexer: &'a Indexer,
+    pub rows: usize,
+    /// `[rows, heads, dim]`.
+    pub queries: &'a mut Buffer,
+    /// `[rows, rank + rope_dim + dim]`, of which the last `dim` elements are changed.
+    pub latents: &'a mut Buffer,
+    pub norm: &'a Norm,
+    pub rope: &'a Buffer,
+}
+
+/// Arguments of [`LayerOps::attend_chosen`].
+pub(super) struct ChosenRows<'a> {
+    pub batch: &'a ForwardBatch,
+    pub layer: &'a AttentionLayer,
+    pub latent: &'a Latent,
+    pub choice: &'a Choice,
+    pub query: &'a Buffer,
+    /// Queries of the indexer, and the factors of its heads.
+    pub index: [&'a Buffer; 2],
+    pub output: &'a mut Buffer,
+    pub cache: &'a KvCache,
 }
 
 /// Arguments of [`LayerOps::head_linear`].
@@ -264,6 +304,12 @@ pub(super) trait LayerOps: Send + Sync {
     fn attend_both(&self, batch: &ForwardBatch, args: BothRows<'_>) -> Result<(), KernelError>;
     /// Norms the latents, rotates their keys and the queries, and writes both where latent attention reads them.
     fn latent_rows(&self, args: LatentRows<'_>) -> Result<(), KernelError>;
+    /// Copies `width` elements of each of `heads` heads of each row.
+    fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError>;
+    /// Norms index keys, and rotates index keys and queries.
+    fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError>;
+    /// Attention of each row to the tokens that are chosen for it. The choice is kept for layers behind.
+    fn attend_chosen(&mut self, args: ChosenRows<'_>) -> Result<(), KernelError>;
     /// `y = x·Wᵀ` for each head with its own matrix.
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError>;
     /// The recurrence of the sequences of a batch ([`Recurrent`]), token by token, with their states in pages

@@ -9,11 +9,14 @@ use device::{Buffer, Device, DeviceError};
 use super::clock::clock;
 use super::loaded::AttentionLayer;
 use super::op::{Op, Register, StreamStep};
-use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, QkvRows, RecurrentPart, RecurrentRows, StreamRows};
+use super::ops::{
+    BothRows, ChosenRows, ExpertRows, HeadProduct, IndexRows, LatentRows, QkvRows, RecurrentPart, RecurrentRows,
+    StreamRows,
+};
 use super::predictor::{self, NO_STATES};
 use super::row_ops::RowOps;
 use super::step::States;
-use super::{ForwardBatch, Model, ranks, scales};
+use super::{ForwardBatch, Model, ranks, scales, values};
 
 /// The first numbers of a buffer. A device that launches kernels waits for its earlier work.
 pub(super) fn numbers_on_host<'a>(
@@ -217,6 +220,18 @@ impl Model {
                     let args = QkvRows::of(layer, plan, (&loaded.norms, &step.ropes), qkv, rows);
                     ops.qk_norm_rope_cache(batch, args)?;
                 }
+                Op::WidenValues { attention } => {
+                    let layer = &loaded.attention[attention].declared;
+                    let [from, to] = step.registers.several([Register::GateUp, Register::Qkv])?;
+                    let _time = time("widen", 2 * rows * layer.row_width());
+                    values::widen(&**ops, layer, rows, from, to)?;
+                }
+                Op::NarrowValues { attention } => {
+                    let layer = &loaded.attention[attention].declared;
+                    let [from, to] = step.registers.several([Register::Attended, Register::Activated])?;
+                    let _time = time("narrow", 2 * rows * layer.output.inputs);
+                    values::narrow(&**ops, layer, rows, from, to)?;
+                }
                 Op::AttendBoth { attention } => {
                     let [qkv, output] = step.registers.several([Register::Qkv, Register::Attended])?;
                     let layer = &loaded.attention[attention];
@@ -235,6 +250,31 @@ impl Model {
                     let _time = time("latent_rows", 2 * rows * declared.row_width());
                     let (norm, rope) = (&loaded.norms[norm], &step.ropes[table]);
                     ops.latent_rows(LatentRows { layer: declared, latent, rows, queries, latents, norm, rope, out })?;
+                }
+                Op::IndexRows { attention, norm } => {
+                    let (layer, plan) = (&loaded.attention[attention].declared, program.attention[attention]);
+                    let [queries, latents] = step.registers.several([Register::Index, Register::GateUp])?;
+                    let indexer = layer.latent.as_ref().and_then(|latent| Some((latent, latent.indexer()?)));
+                    let Some(((latent, indexer), table)) = indexer.zip(plan.table) else { continue };
+                    let _time = time("index_rows", 2 * rows * indexer.query.rows());
+                    let (norm, rope) = (&loaded.norms[norm], &step.ropes[table]);
+                    ops.index_rows(IndexRows { layer, latent, indexer, rows, queries, latents, norm, rope })?;
+                }
+                Op::AttendChosen { attention } => {
+                    let layer = &loaded.attention[attention];
+                    let [query, index, weights, output] = step.registers.several([
+                        Register::Qkv,
+                        Register::Index,
+                        Register::Scores,
+                        Register::Attended,
+                    ])?;
+                    let latent = layer.declared.latent.as_ref();
+                    let Some((latent, choice)) = latent.and_then(|it| Some((it, it.choice.as_ref()?))) else {
+                        continue;
+                    };
+                    let (index, cache) = ([&*index, &*weights], &caches[layer.place]);
+                    let _time = time("attention", rows * layer.declared.row_width());
+                    ops.attend_chosen(ChosenRows { batch, layer, latent, choice, query, index, output, cache })?;
                 }
                 Op::HeadLinear { product, from, to } => {
                     let (linears, shape) = &loaded.heads[product];
@@ -387,83 +427,4 @@ impl Model {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use attention_kernels::{Dtype, KernelChoice, Needs, select};
-    use device::Options;
-    use linear::Quantization;
-
-    use super::*;
-    use crate::decoder::Form;
-    use crate::forward::program::Program;
-    use crate::forward::step::{StepBuffers, StepSizes};
-    use crate::forward::{LOGIT_ROWS, StepLimits};
-    use crate::{ModelConfig, ModelFiles, Weights};
-
-    const LIMITS: StepLimits =
-        StepLimits { max_rows: 32, max_seqs: 2, max_model_len: 64, block_size: 8, num_blocks: 8 };
-
-    /// Bits of the logits of a prompt's last token and of one decoded token.
-    fn logits(
-        (case, kernels): (&str, &KernelChoice),
-        device: &Arc<dyn Device>,
-        dtype: Dtype,
-        form: Form,
-        merged: bool,
-    ) -> Vec<u32> {
-        let folder = format!("{}/tests/reference/{case}", env!("CARGO_MANIFEST_DIR"));
-        let files = ModelFiles::open(folder.as_ref()).unwrap();
-        let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form);
-        let stored = if device.features().launches { dtype } else { Dtype::F32 };
-        let needs = Needs { dtype: stored, arithmetic: dtype, window: true, ..Model::needs(&decoder, &**device) };
-        let kernels = select(kernels, &needs).unwrap();
-        let weights = Weights::open(&files).unwrap();
-        let mut model =
-            Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| Ok(())).unwrap();
-        if !merged {
-            model.program = Program::plain(&decoder);
-            let sizes = StepSizes::new(&decoder, &model.program, stored, LIMITS.max_rows, LOGIT_ROWS);
-            model.step = StepBuffers::new(&**device, sizes, LIMITS.max_rows).unwrap();
-        }
-        let has = |op: fn(&Op) -> bool| model.program.ops.iter().any(op);
-        assert_eq!(has(|op| matches!(op, Op::AddNorm { .. })), merged);
-        assert_eq!(has(|op| matches!(op, Op::Add { .. })), !merged);
-        let activates = merged && model.kernels.linear.capabilities.activates;
-        assert_eq!(has(|op| matches!(op, Op::LinearActivate { .. })), activates);
-        model.reserve(&LIMITS).unwrap();
-        let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
-        let (table, mut found) = ([5, 1, 4], Vec::new());
-        let (mut batch, prompt): (_, Vec<u32>) = (ForwardBatch::default(), (3..20).collect());
-        for (start, tokens) in [(0, &prompt[..]), (prompt.len(), &[7])] {
-            let slots = (start..start + tokens.len()).map(|at| i64::from(table[at / 8]) * 8 + at as i64 % 8);
-            batch.clear(1);
-            let row = batch.push(start, tokens, [(&slots.collect::<Vec<_>>()[..], &table[..])]);
-            batch.needed = Some(vec![row]);
-            model.forward(&batch, &mut caches).unwrap();
-            found.extend(model.logits(&[row]).unwrap().iter().map(|logit| logit.to_bits()));
-        }
-        found
-    }
-
-    #[test]
-    fn merged_operations_have_the_bits_of_separate_ones() {
-        let cpu = device::open("cpu", Some(1)).unwrap();
-        let kernels = testkit::kernels::host::folder_for_tests();
-        let options = Options { threads: Some(1), kernels: kernels.clone(), ..Options::default() };
-        let name = testkit::kernels::host::device_for_tests();
-        let sim = kernels.map(|_| device::open_with(name, &options).unwrap());
-        let on_cpu = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
-        let on_sim = Dtype::ALL.map(|dtype| sim.as_ref().map(|sim| (sim, dtype, Form::Dense)));
-        let all = on_cpu.map(|form| Some((&cpu, Dtype::F32, form))).into_iter().chain(on_sim).flatten();
-        let usual = KernelChoice::default();
-        for (device, dtype, form) in all {
-            let [merged, plain] = [true, false].map(|merged| logits(("qwen3", &usual), device, dtype, form, merged));
-            assert!(merged == plain, "{} in {dtype}, {form}", device.name());
-        }
-        let tiles = KernelChoice { linear: "cpu.portable_tiles".to_string(), ..usual };
-        for case in ["qwen3", "llama"] {
-            let [merged, plain] =
-                [true, false].map(|merged| logits((case, &tiles), &cpu, Dtype::Bf16, Form::Dense, merged));
-            assert!(merged == plain, "{case} on tiles");
-        }
-    }
-}
+mod tests;

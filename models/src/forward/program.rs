@@ -49,6 +49,7 @@ impl Program {
             matches!(
                 op,
                 Op::Attend { .. }
+                    | Op::AttendChosen { .. }
                     | Op::AttendBoth { .. }
                     | Op::GateAttended { .. }
                     | Op::Recurrent { .. }
@@ -157,9 +158,11 @@ impl Program {
                 Op::Norm { norm, groups, to, .. } => holds(to, groups * norms[norm]),
                 Op::AddNorm { norm, to, .. } => holds(to, norms[norm]),
                 Op::Linear { linear, to, .. } => holds(to, rows[linear]),
-                Op::Attend { attention: layer } | Op::AttendBoth { attention: layer } => {
-                    holds(Register::Attended, attention[layer].attended_width())
-                }
+                Op::Attend { attention: layer }
+                | Op::AttendChosen { attention: layer }
+                | Op::AttendBoth { attention: layer } => holds(Register::Attended, attention[layer].attended_width()),
+                Op::WidenValues { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
+                Op::NarrowValues { attention: layer } => holds(Register::Activated, attention[layer].output.inputs),
                 Op::LatentRows { attention: layer } => holds(Register::Qkv, attention[layer].row_width()),
                 Op::HeadLinear { product, to, .. } => {
                     holds(to.register, to.stride);
@@ -199,6 +202,7 @@ impl Program {
                 }
                 Op::RopeTable { .. }
                 | Op::Sparsify { .. }
+                | Op::IndexRows { .. }
                 | Op::AddPositions { .. }
                 | Op::AddTypes { .. }
                 | Op::ZeroFirst

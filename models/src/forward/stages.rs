@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::groups::PageLayout;
-use crate::decoder::{Attention, Decoder, Layer, LayerGroup, Linear, Mixer, Stage};
+use crate::decoder::{Attention, Choice, Decoder, Layer, LayerGroup, Linear, Mixer, Stage};
 
 /// A decoder that cannot be cut into these stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,6 +120,10 @@ impl Decoder {
             }),
             ..self.clone()
         };
+        let latents = stage.attention().find_map(|layer| layer.latent.as_ref());
+        if latents.is_some_and(|latent| matches!(latent.choice, Some(Choice::Before { .. }))) {
+            return Err(refused("tokens that another stage chooses"));
+        }
         for branch in stage.layers.iter_mut().flat_map(|layer| &mut layer.branches) {
             if let Mixer::Attention(Attention { shares: Some(donor), .. }) = &mut branch.mixer {
                 *donor = donor.checked_sub(first).ok_or_else(|| refused("keys and values of another stage"))?;

@@ -1,9 +1,10 @@
 //! A decoder written out as a sequence of operations, nothing merged.
 
+mod streams;
+
 use super::op::{Factor, HeadRows, Op, Register, StreamStep};
 use crate::decoder::{
     Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
-    Streams,
 };
 
 /// The operations of all layers, without those that drop rows.
@@ -152,22 +153,6 @@ impl Writer<'_> {
         self.rope_tables();
     }
 
-    fn streams(&mut self, step: StreamStep) {
-        self.ops.push(Op::Streams { step, others: Register::Others });
-    }
-
-    /// The mean of all streams.
-    fn merge(&mut self, streams: &Streams) {
-        let (width, others) = (self.decoder.hidden_size(), Register::GateUp);
-        let rows = |register: Register| HeadRows { register, stride: streams.merge.len() * width, head_stride: width };
-        self.ops.extend([
-            Op::HeadLinear { product: self.heads, from: rows(Register::Others), to: rows(others) },
-            Op::Streams { step: StreamStep::Rescale, others },
-            Op::Streams { step: StreamStep::Mean, others },
-        ]);
-        self.heads += 1;
-    }
-
     fn rope_tables(&mut self) {
         self.ops.extend((0..self.ropes.len()).map(|table| Op::RopeTable { table }));
     }
@@ -193,23 +178,6 @@ impl Writer<'_> {
             self.ops.push(Op::Scale { register: Register::Stream, factor: Factor::Scalar(self.scalars) });
             self.scalars += 1;
         }
-    }
-
-    /// What follows the branches of a layer that mixes streams, with the same norm and router as before them.
-    fn correct(&mut self, (norm, linear): (usize, usize), last: &Branch) {
-        use Register::{Branch, Held, Scores, Stream};
-        self.ops.extend([
-            Op::Norm { norm, groups: 1, from: Stream, to: Branch },
-            Op::Linear { linear, from: Branch, to: Scores },
-        ]);
-        self.streams(StreamStep::Correct(self.mixings));
-        self.mixings += 1;
-        self.mixer(&last.mixer, Branch, Held);
-        match last.norm_after {
-            Some(_) => self.norm(Held, Branch),
-            None => self.ops.push(Op::Swap { a: Held, b: Branch }),
-        }
-        self.streams(StreamStep::Add);
     }
 
     fn branch(&mut self, branch: &Branch) {
@@ -321,7 +289,13 @@ impl Writer<'_> {
             self.linear(Register::GateUp, to);
             return;
         }
-        self.linear(input, Register::Qkv);
+        match layer.value_dim {
+            None => self.linear(input, Register::Qkv),
+            Some(_) => {
+                self.linear(input, Register::GateUp);
+                self.ops.push(Op::WidenValues { attention });
+            }
+        }
         if let Some(beside) = &layer.beside {
             self.linear(Register::Held, Register::GateUp);
             self.ops.push(Op::AddRows { to: Register::Qkv, from: Register::GateUp, width: beside.rows() });
@@ -332,6 +306,10 @@ impl Writer<'_> {
         });
         if layer.gate {
             self.ops.push(Op::GateAttended { attention });
+        }
+        if layer.value_dim.is_some() {
+            self.ops.push(Op::NarrowValues { attention });
+            return self.linear(Register::Activated, to);
         }
         self.linear(Register::Attended, to);
     }
@@ -378,7 +356,16 @@ impl Writer<'_> {
         } else {
             self.linear(input, Register::Attended);
         }
+        let has_indexer = latent.indexer().is_some();
+        if has_indexer {
+            self.linear(Register::GateUp, Register::Index);
+            self.linear(input, Register::Scores);
+        }
         self.linear(input, Register::GateUp);
+        if has_indexer {
+            self.ops.push(Op::IndexRows { attention, norm: self.norms });
+            self.norms += 1;
+        }
         self.attention[attention].latent_norm = Some(self.norms);
         self.norms += 1;
         let heads = layer.heads.num_heads;
@@ -392,7 +379,10 @@ impl Writer<'_> {
             Op::LatentRows { attention },
             Op::HeadLinear { product: self.heads, from: queries, to: absorbed },
             Op::WriteCache { attention },
-            Op::Attend { attention },
+            match latent.choice {
+                None => Op::Attend { attention },
+                Some(_) => Op::AttendChosen { attention },
+            },
             Op::HeadLinear { product: self.heads + 1, from: attended, to: values },
         ]);
         self.heads += 2;

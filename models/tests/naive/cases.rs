@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{falcon_h1, gemma3n, minicpm, phi3_small, recent_cases, recurrent, states, variants};
+use super::{falcon_h1, gemma3n, mimo, minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -19,6 +19,7 @@ pub fn all() -> Vec<Case> {
         gemma3n::cases(),
         gemma4(),
         variants::cases(),
+        mimo::cases(),
         minicpm::cases(),
         phi3_small::cases(),
         recurrent::cases(),
@@ -267,6 +268,12 @@ fn glm_and_deepseek() -> Vec<Case> {
     let v2 = with(&skeleton("DeepseekV2ForCausalLM", "deepseek_v2"), "", moe.clone()).config;
     let v3 = with(&skeleton("DeepseekV3ForCausalLM", "deepseek_v3"), "", moe).config;
     let (v2, v3) = (with(&v2, "", mla.clone()).config, with(&v3, "", mla).config);
+    let indexed = json!({"index_topk": 7, "index_n_heads": 3, "index_head_dim": 20, "num_hidden_layers": 4});
+    let of_class = |class: &str, kind: &str| {
+        with(&with(&v3, "", indexed.clone()).config, "", json!({"architectures": [class], "model_type": kind})).config
+    };
+    let v32 = of_class("DeepseekV32ForCausalLM", "deepseek_v32");
+    let glm5 = of_class("GlmMoeDsaForCausalLM", "glm_moe_dsa");
     let yarn = json!({"type": "yarn", "factor": 8, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 0.8});
     vec![
@@ -308,6 +315,19 @@ fn glm_and_deepseek() -> Vec<Case> {
             json!({"topk_method": "noaux_tc", "n_group": 4, "topk_group": 2,
             "rope_scaling": yarn, "num_hidden_layers": 3, "num_nextn_predict_layers": 1}),
         ),
+        with(
+            &v32,
+            "deepseek v3.2, yarn",
+            json!({"rope_scaling": yarn.clone(), "layer_types": vec!["indexed_attention"; 4], "num_attention_heads": 3,
+                "num_key_value_heads": 3}),
+        ),
+        with(&glm5, "glm 5, shared choices", json!({"indexer_types": ["full", "shared", "full", "shared"]})),
+        with(
+            &glm5,
+            "glm 5, a pattern, halves",
+            json!({"index_topk_pattern": "FFSS", "indexer_rope_interleave": false}),
+        ),
+        with(&glm5, "glm 5, every second", json!({"index_topk_freq": 2, "index_skip_topk_offset": 1})),
         with(
             &v3,
             "deepseek v3, one group, no renorm",

@@ -155,6 +155,7 @@ fn mscale(s: f64, m: f64) -> f64 {
     if s <= 1.0 { 1.0 } else { 0.1 * m * s.ln() + 1.0 }
 }
 
+#[derive(Clone)]
 pub struct Rope {
     freqs: Vec<f64>,
     factor: f64,

@@ -1,6 +1,7 @@
 //! DeepSeek V2 and V3 with expanded keys and values, and GLM-4.5, which shares V3's router.
 
 use super::Pass;
+use super::config::Rope;
 use super::experts::{Choice, mix};
 use super::math::{Heads, Rows, add, attend, sigmoid, silu, softmax, split, split_groups, top_k, within};
 
@@ -43,7 +44,7 @@ fn keep_groups(p: Pass, scores: &mut [f64], rank: impl Fn(&[f64]) -> f64) {
 
 /// A dense network in the first layers, then experts and shared experts.
 fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
-    let (c, w) = (p.config, p.w);
+    let c = p.config;
     let is_dense = match c.get("mlp_layer_types") {
         Some(types) => types[i] == "dense",
         None => i < c.n_if("first_k_dense_replace").unwrap_or(0),
@@ -51,6 +52,12 @@ fn network(p: Pass, n: &Rows, i: usize, at: &str, router: &dyn Fn(&[f64]) -> Cho
     if is_dense {
         return p.gated(n, &format!("{at}mlp"), c.n("intermediate_size"), silu, false);
     }
+    routed(p, n, at, router)
+}
+
+/// Experts, and shared ones.
+fn routed(p: Pass, n: &Rows, at: &str, router: &dyn Fn(&[f64]) -> Choice) -> Rows {
+    let (c, w) = (p.config, p.w);
     let (experts, inner) = (c.n("n_routed_experts"), c.n("moe_intermediate_size"));
     let z = w.linear(n, &format!("{at}mlp.gate"), experts, false);
     let choices: Vec<_> = z.iter().map(|z| router(z)).collect();
@@ -68,8 +75,57 @@ pub fn v3_network(p: Pass, n: &Rows, i: usize, at: &str) -> Rows {
     network(p, n, i, at, &|z| v3_router(p, z, &p.w.vector(&name, experts)))
 }
 
+/// The experts of V3.
+pub fn v3_experts(p: Pass, n: &Rows, at: &str) -> Rows {
+    let name = format!("{at}mlp.gate.e_score_correction_bias");
+    let experts = p.config.n("n_routed_experts");
+    routed(p, n, at, &|z| v3_router(p, z, &p.w.vector(&name, experts)))
+}
+
 pub fn deepseek_v2(p: Pass) -> Vec<f64> {
     deepseek(p, &|n, i, at| network(p, n, i, at, &|z| v2_router(p, z)))
+}
+
+/// DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that a query sees.
+pub fn indexed(p: Pass) -> Vec<f64> {
+    deepseek(p, &|n, i, at| v3_network(p, n, i, at))
+}
+
+/// Whether a layer has an indexer of its own; the others take the choice of the one before.
+fn has_indexer(p: Pass, i: usize) -> bool {
+    let c = p.config;
+    if let Some(types) = c.get("indexer_types") {
+        return types[i] == "full";
+    }
+    if let Some(pattern) = c.text("index_topk_pattern") {
+        return pattern.as_bytes()[i] == b'F';
+    }
+    let offset = c.n_if("index_skip_topk_offset").unwrap_or(0);
+    (i + 1).saturating_sub(offset).is_multiple_of(c.n_if("index_topk_freq").unwrap_or(1))
+}
+
+/// The positions that each query sees, by the scores of the indexer.
+fn choose(p: Pass, n: &Rows, low: &Rows, at: &str, rope: &Rope) -> Vec<Vec<usize>> {
+    let (c, w) = (p.config, p.w);
+    let is_glm = c.text("model_type") == Some("glm_moe_dsa");
+    let (heads, dim) = (c.n_if("index_n_heads").unwrap_or(if is_glm { 32 } else { 64 }), c.n("index_head_dim"));
+    let mut rope = rope.clone();
+    rope.interleaved = c.on("indexer_rope_interleave", is_glm);
+    let q = rope.rotate(&w.linear(low, &format!("{at}wq_b"), heads * dim, false), dim);
+    let k = w.layer_norm(&w.linear(n, &format!("{at}wk"), dim, false), &format!("{at}k_norm"), 1e-6, true);
+    let k = rope.rotate(&k, dim);
+    let weights = w.linear(n, &format!("{at}weights_proj"), heads, false);
+    let of_row = |t: usize| {
+        let score = |s: usize| -> f64 {
+            let of_head = |h: usize| {
+                let dot: f64 = q[t][h * dim..][..dim].iter().zip(&k[s]).map(|(a, b)| a * b).sum();
+                weights[t][h] / (heads as f64).sqrt() * (dot / (dim as f64).sqrt()).max(0.0)
+            };
+            (0..heads).map(of_head).sum()
+        };
+        top_k(&(0..=t).map(score).collect::<Vec<f64>>(), c.n("index_topk"))
+    };
+    (0..n.len()).map(of_row).collect()
 }
 
 pub fn deepseek_v3(p: Pass) -> Vec<f64> {
@@ -87,12 +143,17 @@ fn deepseek(p: Pass, network: &dyn Fn(&Rows, usize, &str) -> Rows) -> Vec<f64> {
     rope.interleaved = c.on("rope_interleave", true);
     let scale = (heads.dim as f64).powf(-0.5) * c.mscale_of_scores();
     let mut x = p.embed();
+    // The positions that each query sees.
+    let mut chosen: Vec<Vec<usize>> = (0..p.tokens.len()).map(|t| (0..=t).collect()).collect();
     for (i, at) in p.layers() {
         let n = w.rms(&x, &format!("{at}input_layernorm"), eps);
         let part = |name: &str| format!("{at}self_attn.{name}");
         let q = match c.n_if("q_lora_rank") {
             Some(rank) => {
                 let low = w.rms(&w.linear(&n, &part("q_a_proj"), rank, bias), &part("q_a_layernorm"), 1e-6);
+                if c.get("index_topk").is_some() && has_indexer(p, i) {
+                    chosen = choose(p, &n, &low, &part("indexer."), &rope);
+                }
                 w.linear(&low, &part("q_b_proj"), count * heads.dim, false)
             }
             None => w.linear(&n, &part("q_proj"), count * heads.dim, false),
@@ -112,7 +173,8 @@ fn deepseek(p: Pass, network: &dyn Fn(&Rows, usize, &str) -> Rows) -> Vec<f64> {
             a.iter().zip(b).map(heads).collect()
         };
         let (q, k) = (join(&q_nope, &q_rope), join(&k_nope, &k_rope));
-        let a = attend([&q, &k, &v], heads, scale, &within(None), None);
+        let sees = |_: usize, i: usize, j: usize, score: f64| chosen[i].contains(&j).then_some(score);
+        let a = attend([&q, &k, &v], heads, scale, &sees, None);
         x = add(&x, &p.output(&a, &at, bias));
         let n = w.rms(&x, &format!("{at}post_attention_layernorm"), eps);
         x = add(&x, &network(&n, i, &at));

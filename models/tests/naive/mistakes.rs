@@ -45,7 +45,7 @@ fn refused(case: &str, config: &Value, parts: &[&str]) {
 
 #[test]
 fn senseless_sizes_of_every_family_are_refused() {
-    const SIZES: [&str; 71] = [
+    const SIZES: [&str; 76] = [
         "vocab_size",
         "hidden_size",
         "n_embd",
@@ -105,6 +105,11 @@ fn senseless_sizes_of_every_family_are_refused() {
         "mamba_d_head",
         "mamba_d_ssm",
         "laurel_rank",
+        "swa_num_attention_heads",
+        "swa_v_head_dim",
+        "index_topk",
+        "index_n_heads",
+        "index_head_dim",
         "altup_num_inputs",
         "mamba_d_state",
         "mamba_d_conv",

@@ -18,6 +18,7 @@ mod gemma4_cases;
 mod latent;
 mod llama;
 mod math;
+mod mimo;
 mod minicpm;
 mod mistakes;
 mod phi3_small;
@@ -90,6 +91,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "GptOssForCausalLM" => experts::gpt_oss,
         "Glm4MoeForCausalLM" => latent::glm4_moe,
         "DeepseekV2ForCausalLM" => latent::deepseek_v2,
+        "DeepseekV32ForCausalLM" | "GlmMoeDsaForCausalLM" => latent::indexed,
         "DeepseekV3ForCausalLM" => latent::deepseek_v3,
         "GPT2LMHeadModel" => classic::gpt2,
         "GPTBigCodeForCausalLM" => classic::gpt_bigcode,
@@ -120,6 +122,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "AfmoeForCausalLM" => recent::afmoe,
         "ApertusForCausalLM" => recent::apertus,
         "PhimoeForCausalLM" => recent::phimoe,
+        "MiMoV2FlashForCausalLM" => mimo::mimo_v2,
         "MiniCPMForCausalLM" => minicpm::minicpm,
         "MiniCPM3ForCausalLM" => minicpm::minicpm3,
         "GPTJForCausalLM" => variants::gptj,
