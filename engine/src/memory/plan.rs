@@ -396,7 +396,7 @@ impl Plan {
         let form = match self.kv_cache_dtype {
             KvCacheDtype::Auto => String::new(),
             KvCacheDtype::Int8 => " in int8, a scale for each token and head".to_string(),
-            other => format!(" in {other}"),
+            other => format!(" in {other}{}", other.caution()),
         };
         let limit = if self.limited_by_pool { ", cut to what the cache holds" } else { "" };
         [

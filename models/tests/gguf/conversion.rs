@@ -131,8 +131,127 @@ fn cases() -> Vec<Case> {
                 ("leading_dense_block_count", u(1)),
             ],
         ),
+        Case("qwen2", "qwen2vl", json!({}), vec![]),
+        Case("qwen3", "qwen3vl", json!({}), vec![]),
+        Case(
+            "qwen3-moe",
+            "qwen3vlmoe",
+            json!({"mlp_only_layers": []}),
+            vec![("expert_count", u(8)), ("expert_used_count", u(3)), ("expert_feed_forward_length", u(32))],
+        ),
+        Case(
+            "llama",
+            "mistral3",
+            json!({"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {
+                "rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+            }}),
+            vec![
+                ("rope.scaling.type", t("yarn")),
+                ("rope.scaling.factor", f(4.0)),
+                ("rope.scaling.original_context_length", u(128)),
+                ("rope.scaling.yarn_beta_fast", f(32.0)),
+                ("rope.scaling.yarn_beta_slow", f(1.0)),
+                ("rope.scaling.yarn_log_multiplier", f(1.0)),
+                ("attention.temperature_scale", f(0.5)),
+            ],
+        ),
+        Case(
+            "llama",
+            "command-r",
+            json!({"architectures": ["CohereForCausalLM"], "layer_norm_eps": 0.125, "logit_scale": 0.25, "use_qk_norm": true}),
+            vec![
+                ("attention.layer_norm_epsilon", f(0.125)),
+                ("logit_scale", f(0.25)),
+                ("rope.scaling.type", t("none")),
+            ],
+        ),
+        Case(
+            "llama",
+            "cohere2",
+            json!({"architectures": ["Cohere2ForCausalLM"], "layer_norm_eps": 0.125, "logit_scale": 0.25,
+                "sliding_window": 48, "sliding_window_pattern": 4, "num_hidden_layers": 5}),
+            vec![
+                ("attention.layer_norm_epsilon", f(0.125)),
+                ("logit_scale", f(0.25)),
+                ("attention.sliding_window", u(48)),
+                ("rope.dimension_count", u(32)),
+            ],
+        ),
+        Case(
+            "llama",
+            "glm4",
+            json!({"architectures": ["Glm4ForCausalLM"], "attention_bias": true, "partial_rotary_factor": 0.5}),
+            vec![("rope.dimension_count", u(16))],
+        ),
+        Case(
+            "llama",
+            "glm4moe",
+            json!({"architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "use_qk_norm": true,
+                "partial_rotary_factor": 0.5, "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 1,
+                "moe_intermediate_size": 24, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+                "norm_topk_prob": true, "num_hidden_layers": 3}),
+            deepseek_experts(vec![
+                ("block_count", u(4)),
+                ("nextn_predict_layers", u(1)),
+                ("rope.dimension_count", u(16)),
+            ]),
+        ),
+        Case(
+            "llama",
+            "dots1",
+            json!({"architectures": ["Dots1ForCausalLM"], "n_routed_experts": 5, "num_experts_per_tok": 2,
+                "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+                "routed_scaling_factor": 1.5, "norm_topk_prob": true}),
+            deepseek_experts(vec![]),
+        ),
+        Case(
+            "llama",
+            "minimax-m2",
+            json!({"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
+                "intermediate_size": 24, "rotary_dim": 16}),
+            vec![
+                ("feed_forward_length", u(24)),
+                ("expert_count", u(5)),
+                ("expert_used_count", u(2)),
+                ("expert_feed_forward_length", u(24)),
+                ("rope.dimension_count", u(16)),
+            ],
+        ),
+        Case(
+            "llama",
+            "exaone4",
+            json!({"architectures": ["Exaone4ForCausalLM"], "sliding_window": 48,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+            vec![
+                ("attention.sliding_window", u(48)),
+                ("attention.sliding_window_pattern", super::made::array_value(7, 3, &[1, 0, 1])),
+            ],
+        ),
+        Case(
+            "llama",
+            "starcoder2",
+            json!({"architectures": ["Starcoder2ForCausalLM"], "norm_epsilon": 0.125, "use_bias": true, "hidden_act": "gelu_pytorch_tanh"}),
+            vec![("attention.layer_norm_epsilon", f(0.125))],
+        ),
         Case("llama", "hunyuan-dense", json!({"architectures": ["HunYuanDenseV1ForCausalLM"]}), vec![]),
     ]
+}
+
+/// Keys of experts of the kind of DeepSeek V3, and others.
+fn deepseek_experts(mut keys: Vec<(&'static str, Vec<u8>)>) -> Vec<(&'static str, Vec<u8>)> {
+    let (u, truth) = (u32_value, [&7_u32.to_le_bytes()[..], &[1]].concat());
+    keys.extend([
+        ("expert_count", u(5)),
+        ("expert_used_count", u(2)),
+        ("expert_feed_forward_length", u(24)),
+        ("expert_shared_count", u(1)),
+        ("leading_dense_block_count", u(1)),
+        ("expert_weights_scale", f32_value(1.5)),
+        ("expert_weights_norm", truth),
+        ("expert_gating_func", u(2)),
+    ]);
+    keys
 }
 
 /// Key/value heads of four layers: none, one, none, one.
@@ -148,7 +267,7 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
         return (plain.replace("lm_head", "output"), None);
     };
     let (layer, rest) = rest.split_once('.').unwrap();
-    if let Some((_, expert)) = rest.split_once("experts.") {
+    if let Some((_, expert)) = rest.split_once(".experts.") {
         let (expert, rest) = expert.split_once('.').unwrap();
         let (part, suffix) = rest.split_once('.').unwrap();
         let part = match part {
@@ -162,11 +281,14 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
         }
         return (format!("blk.{layer}.{part}.{suffix}"), Some(expert.parse().unwrap()));
     }
-    let norms_after = ["gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss"].contains(&architecture);
+    let norms_after =
+        ["gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", "glm4moe", "exaone4"].contains(&architecture);
     let (module, suffix) = rest.rsplit_once('.').unwrap();
     let module = match rest {
         "self_attn.sinks" => return (format!("blk.{layer}.attn_sinks.weight"), None),
-        "feed_forward.expert_bias" => return (format!("blk.{layer}.exp_probs_b.bias"), None),
+        "feed_forward.expert_bias"
+        | "mlp.gate.e_score_correction_bias"
+        | "block_sparse_moe.e_score_correction_bias" => return (format!("blk.{layer}.exp_probs_b.bias"), None),
         _ => match module {
             "input_layernorm" | "operator_norm" => "attn_norm",
             "post_attention_layernorm" if norms_after => "post_attention_norm",
@@ -174,7 +296,8 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
             "conv.conv" => "shortconv.conv",
             "conv.in_proj" => "shortconv.in_proj",
             "conv.out_proj" => "shortconv.out_proj",
-            "post_feedforward_layernorm" => "post_ffw_norm",
+            "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
+            "post_self_attn_layernorm" => "post_attention_norm",
             "self_attn.q_proj" => "attn_q",
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
@@ -190,12 +313,12 @@ fn stored(architecture: &str, name: &str) -> (String, Option<usize>) {
             "feed_forward.w2" => "ffn_down",
             "mlp.gate" | "mlp.router" | "block_sparse_moe.gate" => "ffn_gate_inp",
             "mlp.gate_proj" => "ffn_gate",
-            "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
-            "mlp.down_proj" => "ffn_down",
+            "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" => "ffn_up",
+            "mlp.down_proj" | "mlp.c_proj" => "ffn_down",
             "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
-            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
-            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
-            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+            "mlp.shared_expert.gate_proj" | "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" | "mlp.shared_experts.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" | "mlp.shared_experts.down_proj" => "ffn_down_shexp",
             other => panic!("{other}"),
         },
     };
@@ -262,7 +385,7 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
     for (name, shape) in tensors {
         let mut data = values(name, shape);
         let (stored, expert) = stored(architecture, name);
-        let pairs = ["llama", "smollm3", "granite", "arcee"].contains(&architecture);
+        let pairs = ["llama", "mistral3", "smollm3", "granite", "arcee"].contains(&architecture);
         if pairs && (stored.contains("attn_q.") || stored.contains("attn_k.")) {
             let width = data.len() / shape[0];
             let rows: Vec<&[f32]> = data.chunks(width).collect();
@@ -300,6 +423,7 @@ fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usiz
 #[test]
 fn every_architecture_reads_as_the_family_that_it_stands_for() {
     for Case(case, architecture, changes, keys) in cases() {
+        println!("{case} as {architecture}");
         let own = testkit::workspace::root().join(format!("models/tests/gguf/{case}.json"));
         let file = if own.exists() { own } else { folder(case).join("config.json") };
         let mut json: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
@@ -349,7 +473,7 @@ fn a_file_that_cannot_be_served_says_why() {
     };
     let base = || Made::new().key("general.architecture", text_value("qwen2"));
     message(open(Made::new()), &["m.gguf", "no general.architecture", "qwen3moe", "gpt-oss"]);
-    message(open(Made::new().key("general.architecture", text_value("rwkv6"))), &["rwkv6", "llama, qwen2"]);
+    message(open(Made::new().key("general.architecture", text_value("rwkv6"))), &["rwkv6", "llama, mistral3"]);
     message(open(base()), &["m.gguf: `qwen2.context_length` is missing", "a number"]);
     let mut sized = base();
     for key in ["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"] {

@@ -10,6 +10,8 @@ pub(super) struct Architecture {
     pub class_of_experts: &'static str,
     /// Further keys: name in `config.json`, name in the file without the architecture.
     pub keys: &'static [(&'static str, &'static str)],
+    /// Keys that say whether the layers have a tensor: name in `config.json`, the tensor of the first layer.
+    pub flags: &'static [(&'static str, &'static str)],
     /// Values that the file does not state, as JSON.
     pub constants: &'static [(&'static str, &'static str)],
     /// Modules of a layer that have other names: name in the file, name in Hugging Face layout. They precede [`MODULES`].
@@ -20,7 +22,9 @@ pub(super) struct Architecture {
     pub norms_plus_one: bool,
     /// Rows of queries and keys are stored for interleaved RoPE.
     pub pairs: bool,
-    /// Values of `rope.scaling` that the file does not state, as JSON.
+    /// Further keys of the scaling of RoPE, if the file has one, as in `keys`.
+    pub scaling: &'static [(&'static str, &'static str)],
+    /// Values of the scaling that the file does not state, as JSON.
     pub yarn: &'static [(&'static str, &'static str)],
     /// Keys that another model with this name has, and what is expected instead.
     pub refused: &'static [(&'static str, &'static str)],
@@ -45,6 +49,15 @@ pub(super) const KEYS: &[(&str, &str)] = &[
 /// Keys without which nothing can be computed.
 pub(super) const REQUIRED: &[&str] =
     &["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"];
+
+/// Number of elements of a head that are rotated.
+pub(super) const ROTATED: &str = "rope.dimension_count";
+
+/// Which layers have a window: an array of truth values.
+pub(super) const WINDOWED: &str = "attention.sliding_window_pattern";
+
+/// Number of layers at the end that predict a second token.
+pub(super) const PREDICTORS: &str = "nextn_predict_layers";
 
 /// Modules of a layer.
 pub(super) const MODULES: &[(&str, &str)] = &[
@@ -82,22 +95,56 @@ const BASE: Architecture = Architecture {
     class: "",
     class_of_experts: "",
     keys: &[],
+    flags: &[],
     constants: &[],
     modules: &[],
     experts: ("mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
     norms_plus_one: false,
     pairs: false,
+    scaling: &[],
     yarn: &[],
     refused: &[],
     layer_types: None,
     scaled_by_width: 0,
 };
 
+/// Biases that checkpoints of Llama's layers may have.
+const BIASES: &[(&str, &str)] = &[("attention_bias", "attn_q.bias"), ("mlp_bias", "ffn_up.bias")];
+
+/// Keys of experts in Qwen's names.
+const QWEN_EXPERTS: &[(&str, &str)] = &[
+    ("num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+];
+
+/// Keys of experts in DeepSeek's names.
+const DEEPSEEK_EXPERTS: &[(&str, &str)] = &[
+    ("n_routed_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("routed_scaling_factor", "expert_weights_scale"),
+    ("norm_topk_prob", "expert_weights_norm"),
+];
+
 const GEMMA_MODULES: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+
+const LLAMA: Architecture = Architecture { class: "LlamaForCausalLM", flags: BIASES, pairs: true, ..BASE };
+
+const QWEN3_MOE: Architecture = Architecture {
+    class_of_experts: "Qwen3MoeForCausalLM",
+    keys: QWEN_EXPERTS,
+    // The file's format knows only this form of the family.
+    constants: &[("norm_topk_prob", "true"), ("decoder_sparse_step", "1")],
+    modules: &[("ffn_gate_inp", "mlp.gate")],
+    ..BASE
+};
 
 const LFM2: Architecture = Architecture {
     keys: &[
@@ -139,24 +186,22 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         keys: &[("num_local_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")],
         modules: &[("ffn_gate_inp", "block_sparse_moe.gate")],
         experts: ("block_sparse_moe.experts", ["w1", "w3", "w2"]),
-        pairs: true,
-        ..BASE
+        ..LLAMA
+    },
+    Architecture {
+        name: "mistral3",
+        class: "Ministral3ForCausalLM",
+        scaling: &[("llama_4_scaling_beta", "attention.temperature_scale")],
+        yarn: &[("mscale", "1.0"), ("mscale_all_dim", "1.0")],
+        ..LLAMA
     },
     Architecture { name: "qwen2", class: "Qwen2ForCausalLM", ..BASE },
     Architecture { name: "qwen3", class: "Qwen3ForCausalLM", ..BASE },
-    Architecture {
-        name: "qwen3moe",
-        class_of_experts: "Qwen3MoeForCausalLM",
-        keys: &[
-            ("num_experts", "expert_count"),
-            ("num_experts_per_tok", "expert_used_count"),
-            ("moe_intermediate_size", "expert_feed_forward_length"),
-        ],
-        // The file's format knows only this form of the family.
-        constants: &[("norm_topk_prob", "true"), ("decoder_sparse_step", "1")],
-        modules: &[("ffn_gate_inp", "mlp.gate")],
-        ..BASE
-    },
+    // Of models of images and text, the file has the decoder. The positions of a text are the same in all of their dimensions.
+    Architecture { name: "qwen2vl", class: "Qwen2ForCausalLM", ..BASE },
+    Architecture { name: "qwen3vl", class: "Qwen3ForCausalLM", ..BASE },
+    Architecture { name: "qwen3moe", ..QWEN3_MOE },
+    Architecture { name: "qwen3vlmoe", ..QWEN3_MOE },
     Architecture {
         name: "gemma2",
         class: "Gemma2ForCausalLM",
@@ -235,10 +280,9 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("residual_multiplier", "residual_scale"),
             ("logits_scaling", "logit_scale"),
         ],
-        pairs: true,
-        ..BASE
+        ..LLAMA
     },
-    Architecture { name: "smollm3", class: "SmolLM3ForCausalLM", pairs: true, ..BASE },
+    Architecture { name: "smollm3", class: "SmolLM3ForCausalLM", ..LLAMA },
     Architecture {
         name: "olmo2",
         class: "Olmo2ForCausalLM",
@@ -257,13 +301,109 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     },
     Architecture { name: "lfm2", class: "Lfm2ForCausalLM", ..LFM2 },
     Architecture { name: "lfm2moe", class_of_experts: "Lfm2MoeForCausalLM", ..LFM2 },
-    Architecture { name: "arcee", class: "ArceeForCausalLM", pairs: true, ..BASE },
+    Architecture { name: "arcee", class: "ArceeForCausalLM", ..LLAMA },
     // Its RoPE is interleaved in Hugging Face layout too.
     Architecture { name: "ernie4_5", class: "Ernie4_5ForCausalLM", ..BASE },
     Architecture {
         name: "hunyuan-dense",
         class: "HunYuanDenseV1ForCausalLM",
         modules: &[("attn_q_norm", "self_attn.query_layernorm"), ("attn_k_norm", "self_attn.key_layernorm")],
+        ..BASE
+    },
+    Architecture {
+        name: "command-r",
+        class: "CohereForCausalLM",
+        keys: &[("layer_norm_eps", "attention.layer_norm_epsilon"), ("logit_scale", "logit_scale")],
+        flags: &[("use_qk_norm", "attn_q_norm.weight")],
+        ..BASE
+    },
+    Architecture {
+        name: "cohere2",
+        class: "Cohere2ForCausalLM",
+        keys: &[
+            ("layer_norm_eps", "attention.layer_norm_epsilon"),
+            ("logit_scale", "logit_scale"),
+            ("sliding_window", "attention.sliding_window"),
+        ],
+        ..BASE
+    },
+    Architecture {
+        name: "glm4",
+        class: "Glm4ForCausalLM",
+        flags: &[("attention_bias", "attn_q.bias")],
+        modules: &[
+            ("post_attention_norm", "post_self_attn_layernorm"),
+            ("post_ffw_norm", "post_mlp_layernorm"),
+            ("ffn_up", "mlp.gate_up_proj"),
+        ],
+        ..BASE
+    },
+    Architecture {
+        name: "glm4moe",
+        class_of_experts: "Glm4MoeForCausalLM",
+        keys: DEEPSEEK_EXPERTS,
+        flags: &[("attention_bias", "attn_q.bias"), ("use_qk_norm", "attn_q_norm.weight")],
+        modules: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_gate_inp", "mlp.gate"),
+            (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
+            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+            ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+            ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+            // The predictor of a second token, behind the layers.
+            ("nextn.eh_proj", "eh_proj"),
+            ("nextn.enorm", "enorm"),
+            ("nextn.hnorm", "hnorm"),
+            ("nextn.embed_tokens", "embed_tokens"),
+            ("nextn.shared_head_norm", "shared_head.norm"),
+            ("nextn.shared_head_head", "shared_head.head"),
+        ],
+        ..BASE
+    },
+    Architecture {
+        name: "dots1",
+        class_of_experts: "Dots1ForCausalLM",
+        keys: DEEPSEEK_EXPERTS,
+        modules: &[
+            ("ffn_gate_inp", "mlp.gate"),
+            (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
+            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+            ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+            ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+        ],
+        ..BASE
+    },
+    Architecture {
+        name: "minimax-m2",
+        class_of_experts: "MiniMaxM2ForCausalLM",
+        keys: &[
+            ("num_local_experts", "expert_count"),
+            ("num_experts_per_tok", "expert_used_count"),
+            ("intermediate_size", "expert_feed_forward_length"),
+            ("rotary_dim", ROTATED),
+        ],
+        modules: &[
+            ("ffn_gate_inp", "block_sparse_moe.gate"),
+            (CHOICE_BIAS, "block_sparse_moe.e_score_correction_bias"),
+        ],
+        experts: ("block_sparse_moe.experts", ["w1", "w3", "w2"]),
+        ..BASE
+    },
+    Architecture {
+        name: "exaone4",
+        class: "Exaone4ForCausalLM",
+        keys: &[("sliding_window", "attention.sliding_window")],
+        modules: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+        ..BASE
+    },
+    Architecture {
+        name: "starcoder2",
+        class: "Starcoder2ForCausalLM",
+        keys: &[("norm_epsilon", "attention.layer_norm_epsilon")],
+        modules: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
         ..BASE
     },
 ];

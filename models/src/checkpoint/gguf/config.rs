@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architectures::{ARCHITECTURES, Architecture, KEYS, REQUIRED, ROPE_FACTORS};
+use super::architectures::{ARCHITECTURES, Architecture, KEYS, PREDICTORS, REQUIRED, ROPE_FACTORS, ROTATED, WINDOWED};
 use super::file::Gguf;
 use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
@@ -75,16 +75,47 @@ pub(super) fn config(
     }
     let has = |name: &str| gguf.tensors().contains_key(name);
     map.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
-    if architecture.pairs {
-        map.insert("attention_bias".into(), json!(has("blk.0.attn_q.bias")));
-        map.insert("mlp_bias".into(), json!(has("blk.0.ffn_up.bias")));
+    for (name, tensor) in architecture.flags {
+        map.insert((*name).into(), json!(has(&format!("blk.0.{tensor}"))));
     }
+    behind_the_layers(&metadata, &mut map)?;
+    windows(&metadata, &mut map)?;
     let pairs = heads(&metadata, &mut map)?;
     if let Some(scaling) = rope_scaling(&metadata, pairs)? {
-        map.insert("rope_scaling".into(), Json::Object(scaling));
+        // The other name of the map, under which its own keys are read.
+        let (name, theta) = match architecture.scaling {
+            [] => ("rope_scaling", None),
+            _ => ("rope_parameters", map.get("rope_theta").cloned().map(|theta| ("rope_theta".to_string(), theta))),
+        };
+        map.insert(name.into(), Json::Object(scaling.into_iter().chain(theta).collect()));
     }
     map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
+}
+
+/// Layers that predict a second token count as layers in the file alone.
+fn behind_the_layers(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    let Some(predictors) = metadata.count(PREDICTORS)? else { return Ok(()) };
+    let layers = metadata.count("block_count")?.unwrap_or(0).checked_sub(predictors).filter(|layers| *layers > 0);
+    let layers = layers.ok_or_else(|| metadata.wrong(PREDICTORS, "fewer than block_count"))?;
+    map.insert("num_hidden_layers".into(), json!(layers));
+    map.insert("num_nextn_predict_layers".into(), json!(predictors));
+    Ok(())
+}
+
+/// The types of layers, if the file says which of them have a window.
+fn windows(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    let Some(list) = metadata.value(WINDOWED).and_then(|value| value.array()) else { return Ok(()) };
+    let kind = |value: Value<'_>| match value {
+        Value::Bool(true) => Some("sliding_attention"),
+        Value::Bool(false) => Some("full_attention"),
+        _ => None,
+    };
+    let types: Option<Vec<&str>> = list.iter().map(kind).collect();
+    let types = types.filter(|types| Some(types.len() as u64) == metadata.count("block_count").ok().flatten());
+    let types = types.ok_or_else(|| metadata.wrong(WINDOWED, "true or false for each layer"))?;
+    map.insert("layer_types".into(), json!(types));
+    Ok(())
 }
 
 /// The number of key/value heads and the types of layers, of which those without such heads have states. Returns whether the file has
@@ -116,12 +147,13 @@ fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<usize, 
         return Err(metadata.wrong("attention.value_length", format!("{head_dim}, the size of a key")));
     }
     map.insert("head_dim".into(), json!(head_dim));
-    let rotated = count("rope.dimension_count")?.unwrap_or(head_dim);
-    if rotated < head_dim {
+    let rotated = count(ROTATED)?.unwrap_or(head_dim);
+    let is_number = metadata.architecture.keys.iter().any(|(_, key)| *key == ROTATED);
+    if rotated < head_dim && !is_number {
         // The family multiplies the share with the size and drops the fraction.
         map.insert("partial_rotary_factor".into(), json!((rotated as f64 / head_dim as f64).next_up()));
     } else if rotated > head_dim {
-        return Err(metadata.wrong("rope.dimension_count", format!("at most {head_dim}, the size of a head")));
+        return Err(metadata.wrong(ROTATED, format!("at most {head_dim}, the size of a head")));
     }
     if metadata.architecture.scaled_by_width > 0 {
         let by_width = count("block_count")? == Some(metadata.architecture.scaled_by_width);
@@ -184,8 +216,10 @@ fn rope_scaling(metadata: &Metadata<'_>, pairs: usize) -> Result<Option<Map<Stri
         ("beta_fast", "yarn_beta_fast"),
         ("beta_slow", "yarn_beta_slow"),
     ];
-    for (name, key) in keys {
-        if let Some(number) = metadata.number(&format!("rope.scaling.{key}"))? {
+    let keys = keys.iter().map(|(name, key)| (*name, format!("rope.scaling.{key}")));
+    let own = architecture.scaling.iter().map(|(name, key)| (*name, key.to_string()));
+    for (name, key) in keys.chain(own) {
+        if let Some(number) = metadata.number(&key)? {
             set(name, number);
         }
     }
@@ -214,7 +248,10 @@ impl<'a> Metadata<'a> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let number = |value: Value<'_>| match value.unsigned() {
             Some(number) => Some(json!(number)),
-            None => value.float().and_then(serde_json::Number::from_f64).map(Json::Number),
+            None => match value {
+                Value::Bool(truth) => Some(json!(truth)),
+                _ => value.float().and_then(serde_json::Number::from_f64).map(Json::Number),
+            },
         };
         let found = match value.array() {
             None => number(value),
