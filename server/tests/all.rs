@@ -36,3 +36,4 @@ mod speculation;
 mod structured;
 mod token_cost;
 mod tools;
+mod vllm;

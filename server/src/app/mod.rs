@@ -1,6 +1,7 @@
 //! State shared by all handlers: the engine, the server's settings and its metrics.
 
 mod logprob_sizes;
+mod running;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,6 +15,7 @@ use crate::http::{Budget, ParsePool};
 use crate::metrics::Metrics;
 use crate::settings::ServerOptions;
 pub(crate) use logprob_sizes::{Entries, KEPT_TOKEN, LogprobFormat, Sizes};
+pub(crate) use running::{Registered, Running};
 
 /// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
 pub const MAX_WATCHERS: usize = 32;
@@ -45,6 +47,8 @@ pub struct App {
     pub(crate) openapi: OnceLock<Value>,
     /// Permits for [`MAX_WATCHERS`] clients.
     pub(crate) watchers: Arc<Semaphore>,
+    /// The calls whose requests run.
+    pub(crate) running: Arc<Running>,
 }
 
 impl App {
@@ -76,6 +80,7 @@ impl App {
             logprob_sizes: OnceLock::new(),
             openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            running: Arc::default(),
             engine,
             options: Arc::new(options),
         }
@@ -96,7 +101,8 @@ impl App {
 
     /// All metrics, in Prometheus' text format.
     pub(crate) fn metrics_page(&self) -> String {
-        self.metrics.render(&self.engine.stats(), self.engine.info(), self.engine.step_age())
+        let progress = (self.engine.step_age(), self.engine.sleeping());
+        self.metrics.render(&self.engine.stats(), self.engine.info(), progress)
     }
 
     /// Tokenizer of the model.

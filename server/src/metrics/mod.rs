@@ -12,7 +12,7 @@ mod observe;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use engine::{EngineStats, ModelInfo};
+use engine::{EngineStats, ModelInfo, SleepLevel};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, TextEncoder};
 
@@ -148,9 +148,14 @@ impl Metrics {
     }
 
     /// Returns all metrics as text.
-    pub fn render(&self, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) -> String {
+    pub fn render(
+        &self,
+        engine: &EngineStats,
+        info: &ModelInfo,
+        progress: (Option<Duration>, Option<SleepLevel>),
+    ) -> String {
         let now = registry(&self.model);
-        engine_page::fill(&now, engine, info, step_age);
+        engine_page::fill(&now, engine, info, progress);
         if let Some(max_loras) = info.max_loras {
             engine_page::lora(&now, max_loras, self.adapters.names());
         }
