@@ -106,6 +106,9 @@ pub enum SubmitError {
         /// Greatest number of requests in the queue.
         limit: usize,
     },
+    /// The engine sleeps. Maps to HTTP 503.
+    #[error("the engine sleeps and takes no requests, expected that it was woken; send POST /wake_up")]
+    Asleep,
     /// The engine is shutting down or has ended. Maps to HTTP 503.
     #[error("the engine is shutting down and accepts no new requests")]
     Closed,

@@ -40,6 +40,7 @@ mod recurrent;
 mod reference;
 mod replay;
 mod row_invariance;
+mod sleep;
 mod speculate;
 mod speculate_recurrent;
 mod speculate_sim;

@@ -36,7 +36,8 @@
 //! | `router` | the routes of all folders, and who may use them |
 //! | `local` | requests of a program that embeds the server, in the JSON of the routes and without HTTP |
 //! | `anthropic`, `llama_server`, `ollama` | APIs of other servers: each makes its bodies those of `openai`, and writes the events of the engine |
-//! | `openai`, `vllm` | routes of an API: each reads its bodies into the typed request and writes the events of the engine |
+//! | `vllm` | vLLM's further routes: tokens, vectors, adapters, sleep, and what the server is |
+//! | `openai` | routes of OpenAI's API: each reads its bodies into the typed request and writes the events of the engine |
 //! | `monitor` | health, metrics, the state of the engine, the web page |
 //! | `openapi` | routes and their description |
 //! | `reply` | the engine requests of a call, and what responses have in common |

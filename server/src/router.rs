@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::header;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::http::{ErrorForm, call, cors, head, keys, method_not_allowed, not_found, origin, reshape};
-use crate::openapi::{Operation, Routes};
+use crate::openapi::{Operation, Routes, page};
 use crate::request::Work;
 use crate::{anthropic, llama_server, monitor, ollama, openai, vllm};
 
@@ -58,17 +60,29 @@ fn add_apis(routes: &mut Routes, app: &App, loopback: bool) {
     llama_server::add(routes);
     vllm::add(routes, may_change_adapters, app.options.server_dev_mode.unwrap_or(loopback));
     monitor::add(routes);
+    let operation = Operation::get("This document as a page").returns_text("text/html");
+    routes.add(&["/docs"], get(show), operation);
     routes.add(&["/openapi.json"], get(describe), Operation::get("This document").returns_object());
 }
 
 /// `GET /openapi.json`.
 async fn describe(State(app): State<Arc<App>>) -> Response {
-    let document = app.openapi.get_or_init(|| {
+    Json(document(&app)).into_response()
+}
+
+/// `GET /docs`: the same, to read.
+async fn show(State(app): State<Arc<App>>) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, page::POLICY)];
+    (headers, page::html(document(&app))).into_response()
+}
+
+/// The OpenAPI document.
+fn document(app: &Arc<App>) -> &Value {
+    app.openapi.get_or_init(|| {
         let (work, _waiting) = Work::new(app.clone());
         let mut routes = Routes::describing(work);
-        add_apis(&mut routes, &app, false);
+        add_apis(&mut routes, app, false);
         monitor::page::add(&mut routes);
         routes.document(app.options.root_path.as_deref())
-    });
-    Json(document).into_response()
+    })
 }

@@ -41,3 +41,4 @@ mod stored_faults;
 mod structured;
 mod token_cost;
 mod tools;
+mod vllm;

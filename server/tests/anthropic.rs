@@ -88,7 +88,8 @@ fn stripped(mut message: Value) -> Value {
     let usage = message["usage"].clone();
     let prompt = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
     let prompt: u64 = prompt.iter().map(|name| usage[*name].as_u64().unwrap()).sum();
-    message["usage"] = json!({"prompt": prompt, "output": usage["output_tokens"]});
+    message["usage"] =
+        json!({"prompt": prompt, "output": usage["output_tokens"], "details": usage["output_tokens_details"]});
     message.as_object_mut().unwrap().remove("id");
     for block in message["content"].as_array_mut().unwrap() {
         for name in ["id", "signature"] {
@@ -131,7 +132,7 @@ fn error(reply: &Reply) -> (u16, String, String) {
     let body = reply.json();
     assert_eq!(body["type"], "error", "{body}");
     let id = body["request_id"].as_str().unwrap();
-    assert_eq!(id, reply.header("x-request-id"));
+    assert_eq!((id, id), (reply.header("x-request-id"), reply.header("request-id")));
     let text = |name: &str| body["error"][name].as_str().unwrap().to_string();
     (reply.status, text("type"), text("message"))
 }
@@ -182,6 +183,8 @@ fn thinking_text_and_calls_are_blocks_in_the_order_of_the_text() {
     assert_eq!(blocks[3]["text"].as_str().unwrap().trim(), "And:");
     assert_eq!(blocks[4]["input"], json!({"city": "Rom"}));
     assert_eq!(message["stop_reason"], "tool_use");
+    let thought = message["usage"]["output_tokens_details"]["thinking_tokens"].as_u64().unwrap();
+    assert!(thought > 5 && thought < message["usage"]["output_tokens"].as_u64().unwrap(), "{}", message["usage"]);
     // Thinking that is not displayed is not returned.
     let mut hidden = body;
     hidden["thinking"] = json!({"type": "enabled", "budget_tokens": 1024, "display": "omitted"});

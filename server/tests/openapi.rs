@@ -210,6 +210,8 @@ fn valid(path: &str, name: &str) -> Value {
         "/rerank" | "/v1/rerank" | "/v2/rerank" => json!({"query": "hi", "documents": ["you"]}),
         "/tokenize" => json!({"prompt": "hi"}),
         "/detokenize" => json!({"tokens": [40]}),
+        "/abort_requests" => json!({"request_ids": []}),
+        "/invocations" => json!({"prompt": "hi", "max_tokens": 2}),
         "/completion" | "/completions" => json!({"prompt": "hi", "n_predict": 2}),
         "/infill" => json!({"input_prefix": "a", "n_predict": 2}),
         "/apply-template" => json!({"messages": [{"role": "user", "content": "hi"}]}),

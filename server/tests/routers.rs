@@ -260,17 +260,57 @@ fn b11_one_token_without_a_stream_leaves_the_prompt_cached_for_whoever_decodes()
 }
 
 #[test]
-fn b14_the_engine_says_that_it_never_sleeps() {
+fn b14_a_server_sleeps_and_wakes_and_says_so() {
     let server = Server::start();
-    assert_eq!(server.get("/is_sleeping").json(), json!({"is_sleeping": false}));
-    assert_eq!(server.send("POST", "/wake_up", &[], b"").status, 200);
-    let reply = server.send("POST", "/sleep?level=1", &[], b"");
-    assert_eq!(reply.status, 501);
-    reply.error();
-    let page = server.get("/metrics").body;
-    let states = page.lines().filter(|line| line.starts_with("vllm:engine_sleep_state{"));
-    let on: Vec<&str> = states.filter(|line| line.ends_with(" 1")).collect();
-    assert!(on.len() == 1 && on[0].contains("sleep_state=\"awake\""), "{on:?}");
+    let body =
+        json!({"prompt": "The capital of France is", "max_tokens": 12, "seed": 4, "temperature": 1, "logprobs": 2});
+    let ask = || {
+        let mut answer = server.ok(COMPLETIONS, body.clone());
+        for name in ["id", "created", "usage"] {
+            answer.as_object_mut().unwrap().remove(name);
+        }
+        answer
+    };
+    let state = || {
+        let page = server.get("/metrics").body;
+        let on =
+            page.lines().find(|line| line.starts_with("vllm:engine_sleep_state{") && line.ends_with(" 1")).unwrap();
+        on.split("sleep_state=\"").nth(1).unwrap().split('"').next().unwrap().to_string()
+    };
+    let send = |path: &str| server.send("POST", path, &[], b"");
+    let before = ask();
+    for (path, name) in [
+        ("/sleep?level=0", "weights_offloaded"),
+        ("/sleep", "weights_offloaded"),
+        ("/sleep?level=1&mode=wait", "weights_offloaded"),
+        ("/sleep?level=2&mode=keep", "discard_all"),
+    ] {
+        assert_eq!((send("/wake_up").status, state().as_str()), (200, "awake"));
+        assert_eq!(server.get("/is_sleeping").json(), json!({"is_sleeping": false}));
+        assert_eq!(send(path).status, 200, "{path}");
+        assert_eq!(server.get("/is_sleeping").json(), json!({"is_sleeping": true}));
+        assert_eq!(state(), name, "{path}");
+        let refused = server.post(COMPLETIONS, &body);
+        assert!(refused.status == 503 && refused.body.contains("/wake_up"), "{}", refused.body);
+        assert_eq!(server.get("/health").status, 200, "it is not stuck");
+        assert_eq!(send("/wake_up").status, 200);
+        assert_eq!(ask(), before, "{path}");
+    }
+    for path in ["/sleep?level=3", "/sleep?mode=now"] {
+        let reply = send(path);
+        assert_eq!((reply.status, reply.error()["param"].is_string()), (400, true));
+    }
+    let options = ServerOptions { server_dev_mode: Some(false), ..ServerOptions::default() };
+    let closed = Server::with(config(), options, Duration::ZERO);
+    for (method, path) in [
+        ("POST", "/sleep"),
+        ("POST", "/wake_up"),
+        ("GET", "/server_info"),
+        ("GET", "/tokenizer_info"),
+        ("POST", "/abort_requests"),
+    ] {
+        assert_eq!(closed.send(method, path, &[], b"").status, 403, "{path}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod itl_target;
 mod kv_cache;
 mod parallel;
 mod request;
+mod sleep;
 mod stats;
 
 pub use config::{AdapterInfo, EngineConfig, LoraConfig, ModelInfo, ModelSource};
@@ -18,4 +19,5 @@ pub use itl_target::ItlTarget;
 pub use kv_cache::KvCacheDtype;
 pub use parallel::{Backend, ParallelConfig};
 pub use request::{BeamSearch, GenerationParams, GenerationRequest, StructuredOutput};
+pub use sleep::{SleepError, SleepLevel};
 pub use stats::{EngineStats, StepTokens};

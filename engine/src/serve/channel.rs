@@ -11,7 +11,7 @@ use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::api::{Event, GenerationRequest};
+use crate::api::{Event, GenerationRequest, SleepError, SleepLevel};
 use crate::error::{AdapterError, SubmitError};
 use crate::serve::outbox::{Batch, BatchSender, Emitted};
 use crate::serve::text_engine::TextEngine;
@@ -46,6 +46,15 @@ pub(super) enum Command {
         reset_running: bool,
         /// Gets whether the cache was emptied.
         reply: oneshot::Sender<bool>,
+    },
+    Sleep {
+        level: SleepLevel,
+        /// End unfinished requests first.
+        abort: bool,
+        reply: oneshot::Sender<Result<(), SleepError>>,
+    },
+    Wake {
+        reply: oneshot::Sender<Result<(), SleepError>>,
     },
     /// A watcher asks for a snapshot now.
     Snapshot,

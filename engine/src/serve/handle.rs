@@ -17,12 +17,13 @@ use sched::RequestId;
 use text::{ChatTemplate, Grammars, Tokenizer};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::api::{AdapterInfo, EngineConfig, GenerationRequest, ModelInfo};
+use crate::api::{AdapterInfo, EngineConfig, GenerationRequest, ModelInfo, SleepError, SleepLevel};
 use crate::error::{AdapterError, EngineError, SubmitError};
 use crate::serve::adapters::AdapterAccess;
 use crate::serve::channel::{Command, OutputStream, Submission, Watcher};
 use crate::serve::constraint::GrammarConstraint;
 use crate::serve::outbox::BatchSender;
+use crate::serve::sleep::Reload;
 use crate::serve::status::EngineStatus;
 use crate::serve::text_engine::TextEngine;
 use crate::serve::thread::EngineThread;
@@ -78,6 +79,7 @@ impl AsyncEngine {
     /// # Errors
     /// The system cannot start a thread.
     pub fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
+        let reload = Reload::new(config, &loaded);
         let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(EngineStatus::new(&engine));
         let adapters = AdapterAccess::new(engine.adapter_store().cloned());
@@ -91,6 +93,7 @@ impl AsyncEngine {
             status.clone(),
             (sink, wakers.clone()),
             (adapters.list.clone(), config.max_queued_requests),
+            reload,
         );
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
             EngineError::Config {
@@ -247,6 +250,27 @@ impl AsyncEngine {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::ResetPrefixCache { reset_running, reply }).ok()?;
         answer.await.ok()
+    }
+
+    /// Gives memory back until [`AsyncEngine::wake`]. New requests are refused meanwhile. Unfinished ones are an error, unless `abort` is
+    /// set, which ends them. Afterwards, equal requests have equal tokens.
+    ///
+    /// # Errors
+    /// Requests are unfinished, or this engine cannot sleep at this level.
+    pub async fn sleep(&self, level: SleepLevel, abort: bool) -> Result<(), SleepError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Sleep { level, abort, reply }).map_err(|_| SleepError::Closed)?;
+        answer.await.map_err(|_| SleepError::Closed)?
+    }
+
+    /// Takes the memory again. Does nothing if the engine is awake.
+    ///
+    /// # Errors
+    /// Memory cannot be allocated, or the weights cannot be read. The engine sleeps on.
+    pub async fn wake(&self) -> Result<(), SleepError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Wake { reply }).map_err(|_| SleepError::Closed)?;
+        answer.await.map_err(|_| SleepError::Closed)?
     }
 
     /// Starts watching the engine: the result yields a [`Snapshot`] now, and more while steps run, until it is dropped.

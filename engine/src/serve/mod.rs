@@ -7,6 +7,7 @@ mod constraint;
 mod handle;
 mod llm;
 mod outbox;
+mod sleep;
 mod status;
 mod text_engine;
 mod thread;

@@ -87,6 +87,11 @@ impl Outbox {
         true
     }
 
+    /// The open requests.
+    pub fn ids(&self) -> Vec<RequestId> {
+        self.recipients.keys().copied().collect()
+    }
+
     /// Records that the first step of a request began.
     pub fn scheduled(&mut self, id: RequestId, began: Instant) {
         if let Some(recipient) = self.recipients.get_mut(&id) {

@@ -12,7 +12,7 @@ use simd::lock;
 use tokio::sync::watch;
 
 use super::text_engine::TextEngine;
-use crate::api::EngineStats;
+use crate::api::{EngineStats, SleepLevel};
 use crate::step::CurrentStep;
 
 /// Greatest number of lines of a plan in a report.
@@ -42,6 +42,7 @@ pub struct EngineStatus {
     probing: AtomicBool,
     thread: watch::Sender<Thread>,
     draining: AtomicBool,
+    sleeping: Mutex<Option<SleepLevel>>,
     current_step: CurrentStep,
 }
 
@@ -56,6 +57,7 @@ impl EngineStatus {
             probing: AtomicBool::new(false),
             thread: watch::Sender::new(Thread::Running),
             draining: AtomicBool::new(false),
+            sleeping: Mutex::new(None),
             current_step: engine.current_step(),
         }
     }
@@ -141,6 +143,16 @@ impl EngineStatus {
         let waiting = waits.then(|| self.progress_age());
         let failing = lock(&self.failing).map(|(first, last)| last - first);
         waiting.max(failing)
+    }
+
+    /// What the engine has given back, if it sleeps.
+    pub fn sleeping(&self) -> Option<SleepLevel> {
+        *lock(&self.sleeping)
+    }
+
+    /// Says whether the engine sleeps.
+    pub(crate) fn set_sleeping(&self, level: Option<SleepLevel>) {
+        *lock(&self.sleeping) = level;
     }
 
     /// Whether new requests are refused because the engine is shutting down.

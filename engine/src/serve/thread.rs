@@ -12,11 +12,12 @@ use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::watch;
 
-use crate::api::{Event, GenerationRequest};
+use crate::api::{Event, GenerationRequest, SleepError, SleepLevel};
 use crate::error::SubmitError;
 use crate::serve::adapters::AdapterList;
 use crate::serve::channel::{Command, SnapshotPublisher, Submission, UnloadReply};
 use crate::serve::outbox::{BatchSender, Outbox};
+use crate::serve::sleep::Reload;
 use crate::serve::status::{Alive, EngineStatus, Panics};
 use crate::serve::text_engine::{NextStep, TextEngine};
 use crate::serve::wakers::Wakers;
@@ -48,6 +49,9 @@ pub(super) struct EngineThread {
     probes: Option<Duration>,
     /// Requests that wait for blocks of other replicas.
     waiting: HashMap<LoadId, Submission>,
+    /// At which level the engine sleeps, if it does.
+    sleeps: Option<SleepLevel>,
+    reload: Reload,
 }
 
 impl EngineThread {
@@ -57,6 +61,7 @@ impl EngineThread {
         status: Arc<EngineStatus>,
         (snapshots, wakers): (watch::Sender<Arc<Snapshot>>, Arc<Wakers>),
         (adapters, max_queued_requests): (AdapterList, usize),
+        reload: Reload,
     ) -> EngineThread {
         EngineThread {
             _panics: Panics(status.clone()),
@@ -71,6 +76,8 @@ impl EngineThread {
             unloads: Vec::new(),
             probes: None,
             waiting: HashMap::new(),
+            sleeps: None,
+            reload,
         }
     }
 
@@ -192,6 +199,8 @@ impl EngineThread {
                 // The caller may have stopped waiting for the reply.
                 let _ = reply.send(self.engine.reset_prefix_cache(reset_running));
             }
+            Command::Sleep { level, abort, reply } => drop(reply.send(self.sleep(level, abort))),
+            Command::Wake { reply } => drop(reply.send(self.wake())),
             Command::Snapshot => self.snapshots.requested = true,
             Command::ProbeRanks(interval) => self.probes = Some(interval),
             Command::Shutdown => return false,
@@ -200,8 +209,43 @@ impl EngineThread {
         true
     }
 
+    /// Gives memory back. `abort` ends unfinished requests first.
+    fn sleep(&mut self, level: SleepLevel, abort: bool) -> Result<(), SleepError> {
+        self.reload.check(level)?;
+        if let Some(before) = self.sleeps {
+            // A deeper level is reached by way of the other.
+            return if before >= level { Ok(()) } else { self.wake().and_then(|()| self.sleep(level, abort)) };
+        }
+        if abort {
+            self.outbox.ids().into_iter().for_each(|id| self.abort(id));
+            for (load, _) in self.waiting.drain() {
+                self.engine.cancel_load(load);
+            }
+        }
+        self.step(NextStep::None);
+        if !self.waiting.is_empty() {
+            return Err(SleepError::Busy(self.waiting.len()));
+        }
+        self.engine.sleep(level)?;
+        self.sleeps = Some(level);
+        self.status.set_sleeping(self.sleeps);
+        Ok(())
+    }
+
+    /// Takes the memory again.
+    fn wake(&mut self) -> Result<(), SleepError> {
+        let Some(level) = self.sleeps else { return Ok(()) };
+        self.engine.wake(level, || self.reload.worker())?;
+        self.sleeps = None;
+        self.status.set_sleeping(None);
+        Ok(())
+    }
+
     /// Submits a request, after blocks of other replicas have been loaded for it if it wants some.
     fn begin(&mut self, request: Submission, commands: commands::Sender<Command>) {
+        if self.sleeps.is_some() {
+            return self.accept(request);
+        }
         let notify = move || {
             // The engine's thread may have ended.
             let _ = commands.send(Command::AdvanceExchange);
@@ -258,6 +302,9 @@ impl EngineThread {
         constraint: Option<Box<dyn Constraint>>,
         events: BatchSender,
     ) -> Result<RequestId, SubmitError> {
+        if self.sleeps.is_some() {
+            return Err(SubmitError::Asleep);
+        }
         let (waiting, limit) = (self.engine.stats().scheduler.num_waiting, self.max_queued_requests);
         if waiting >= limit {
             return Err(SubmitError::QueueFull { waiting, limit });

@@ -14,6 +14,7 @@ mod prompt_budget;
 mod publish;
 mod request;
 mod run;
+mod sleep;
 mod stats;
 mod step_time;
 

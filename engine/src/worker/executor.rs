@@ -4,14 +4,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use attention_kernels::{KernelError, KvCache, SwapSpace};
+use attention_kernels::{KernelError, KvCache, SwapSpace, Values};
 use device::{Buffer, Device, Event, Queue};
 use models::lora::Adapter;
 use models::{Fill, ForwardBatch, Model};
 use sched::{MemOp, SeqId, Span, StepId, StepPlan};
 
-use super::phase;
 use super::transfers::{Direction, TouchedBlocks, Transfer, Transfers};
+use super::{StepError, phase};
 
 /// Which hidden states of a span are kept after the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub(crate) struct Executor {
     last_rows: Vec<u32>,
     /// Source and target blocks of consecutive operations of one kind.
     pairs: Vec<(u32, u32)>,
+    /// Bytes of the keys and of the values of each cache, while their memory is given back.
+    freed: Vec<(usize, usize)>,
 }
 
 impl Executor {
@@ -90,7 +92,51 @@ impl Executor {
             order: Vec::new(),
             last_rows: Vec::new(),
             pairs: Vec::new(),
+            freed: Vec::new(),
         }
+    }
+
+    /// Gives the memory of the caches back. Graphs contain its addresses, so a model with captured ones cannot.
+    pub fn free_cache(&mut self) -> Result<(), StepError> {
+        if self.model.graphs().sizes > 0 && self.device.features().launches {
+            let why =
+                "CUDA graphs contain its addresses; use level 2, which drops them too, or start with --enforce-eager";
+            return Err(StepError(format!("the cache cannot be given back: {why}")));
+        }
+        self.empty_caches().map_err(|error| StepError(error.to_string()))
+    }
+
+    fn empty_caches(&mut self) -> Result<(), KernelError> {
+        self.tables.clear();
+        let empty = |buffer: &mut Buffer| -> Result<usize, KernelError> {
+            let bytes = buffer.len_bytes();
+            // Devices do not allocate nothing.
+            *buffer = self.device.alloc(1)?;
+            Ok(bytes)
+        };
+        self.freed.clear();
+        for KvCache { keys, values, .. } in &mut self.caches {
+            let of_values = if let Values::Separate(values) = values { empty(values)? } else { 0 };
+            self.freed.push((empty(keys)?, of_values));
+        }
+        Ok(())
+    }
+
+    /// Allocates the memory of the caches again.
+    pub fn allocate_cache(&mut self) -> Result<(), KernelError> {
+        for (KvCache { keys, values, .. }, (of_keys, of_values)) in self.caches.iter_mut().zip(&self.freed) {
+            // After a failure, some are allocated already.
+            if keys.len_bytes() < *of_keys {
+                *keys = self.device.alloc(*of_keys)?;
+            }
+            if let Values::Separate(values) = values
+                && values.len_bytes() < *of_values
+            {
+                *values = self.device.alloc(*of_values)?;
+            }
+        }
+        self.freed.clear();
+        Ok(())
     }
 
     /// Puts an adapter into a slot of the model.

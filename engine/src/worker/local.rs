@@ -152,6 +152,14 @@ impl Worker for LocalWorker {
         self.executor.write_host_block(block.0, contents).map_err(|error| StepError(error.to_string()))
     }
 
+    fn free_cache(&mut self) -> Result<(), StepError> {
+        self.executor.free_cache()
+    }
+
+    fn allocate_cache(&mut self) -> Result<(), StepError> {
+        self.executor.allocate_cache().map_err(|error| StepError(error.to_string()))
+    }
+
     fn profile_step(&self) -> Option<Step> {
         Profile::step(&self.device)
     }

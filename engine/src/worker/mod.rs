@@ -94,6 +94,24 @@ pub trait Worker: Send {
     /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
+    /// Gives the memory of the cache back. All blocks lose their contents. Called between steps, when none is submitted.
+    ///
+    /// # Errors
+    /// The worker cannot.
+    fn free_cache(&mut self) -> Result<(), StepError> {
+        Err(StepError(
+            "an engine of several ranks, or with a recording, cannot give its cache back; stop it instead".to_string(),
+        ))
+    }
+
+    /// Allocates the cache again. Its contents are those of a new one.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    fn allocate_cache(&mut self) -> Result<(), StepError> {
+        Ok(())
+    }
+
     /// Waits for a sign of life of all ranks that compute with it, if there are others. Called between steps, when none is submitted.
     fn probe(&mut self) {}
 

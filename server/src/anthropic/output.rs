@@ -79,13 +79,14 @@ impl Writer {
 
     /// Token counts. Those of the prompt add up to its length.
     fn usage_json(&self) -> Value {
-        let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = self.usage;
+        let Usage { prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens, .. } = self.usage;
         json!({
             "input_tokens": prompt_tokens.saturating_sub(cached_tokens),
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached_tokens,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": completion_tokens,
+            "output_tokens_details": {"thinking_tokens": reasoning_tokens},
         })
     }
 

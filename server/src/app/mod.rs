@@ -1,6 +1,7 @@
 //! State shared by all handlers: the engine, the server's settings and its metrics.
 
 mod logprob_sizes;
+mod running;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,6 +17,7 @@ use crate::metrics::Metrics;
 use crate::settings::ServerOptions;
 use crate::stored::Stored;
 pub(crate) use logprob_sizes::{Entries, KEPT_TOKEN, LogprobFormat, Sizes};
+pub(crate) use running::{Registered, Running};
 
 /// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
 pub const MAX_WATCHERS: usize = 32;
@@ -49,6 +51,8 @@ pub struct App {
     pub(crate) watchers: Arc<Semaphore>,
     /// Without a store that was given, made on first use.
     stored: OnceLock<Arc<Stored>>,
+    /// The calls whose requests run.
+    pub(crate) running: Arc<Running>,
 }
 
 impl App {
@@ -81,6 +85,7 @@ impl App {
             openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             stored: OnceLock::new(),
+            running: Arc::default(),
             engine,
             options: Arc::new(options),
         }
@@ -121,7 +126,8 @@ impl App {
     /// All metrics, in Prometheus' text format.
     pub(crate) fn metrics_page(&self) -> String {
         let stored = self.stored_so_far().map(|stored| stored.stats()).unwrap_or_default();
-        self.metrics.render(&self.engine.stats(), self.engine.info(), self.engine.step_age(), &stored)
+        let progress = (self.engine.step_age(), self.engine.sleeping());
+        self.metrics.render(&self.engine.stats(), self.engine.info(), progress, &stored)
     }
 
     /// Tokenizer of the model.

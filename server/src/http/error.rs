@@ -17,6 +17,8 @@ use axum::response::{IntoResponse, Response};
 use engine::SubmitError;
 use serde_json::{Value, json};
 
+use super::call;
+
 /// Maximum number of characters of a path, a header or a model name that a message repeats.
 const MAX_NAME: usize = 200;
 
@@ -40,12 +42,19 @@ pub struct ErrorForm {
     pub is_path: fn(&str) -> bool,
     /// The body of an error.
     pub body: fn(&ApiError) -> Value,
+    /// Another header with the id of a call.
+    pub id_header: Option<&'static str>,
 }
 
 /// Middleware: gives the errors of all layers the form of the API of their route.
 pub async fn reshape(State(forms): State<&'static [ErrorForm]>, request: Request, next: Next) -> Response {
     let form = forms.iter().find(|form| (form.is_path)(request.uri().path()));
     let mut response = next.run(request).await;
+    if let Some(name) = form.and_then(|form| form.id_header)
+        && let Ok(id) = HeaderValue::try_from(call::id())
+    {
+        response.headers_mut().insert(name, id);
+    }
     let Some((form, error)) = form.zip(response.extensions_mut().remove::<ApiError>()) else { return response };
     let (mut parts, _) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
@@ -225,7 +234,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::UnknownAdapter(name) => ApiError::unknown_model(&name, "a model that takes requests"),
             SubmitError::NeverFits(message) => ApiError::bad_request(message),
             SubmitError::QueueFull { .. } => ApiError::busy(error.to_string()),
-            SubmitError::Closed => ApiError::unavailable(error.to_string()),
+            SubmitError::Asleep | SubmitError::Closed => ApiError::unavailable(error.to_string()),
         }
     }
 }

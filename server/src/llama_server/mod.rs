@@ -31,7 +31,7 @@ const PATHS: [&str; 7] =
     ["/completion", "/completions", "/infill", "/props", "/slots", "/apply-template", "/embedding"];
 
 /// The form of errors.
-pub const ERRORS: ErrorForm = ErrorForm { is_path: |path| PATHS.contains(&path), body: error_json };
+pub const ERRORS: ErrorForm = ErrorForm { is_path: |path| PATHS.contains(&path), body: error_json, id_header: None };
 
 /// Schemas of responses.
 const SCHEMAS: &[Schema] = &[

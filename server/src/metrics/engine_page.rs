@@ -2,14 +2,19 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use engine::{EngineStats, ModelInfo, SchedulerStats, StepTokens};
+use engine::{EngineStats, ModelInfo, SchedulerStats, SleepLevel, StepTokens};
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use super::register;
 
 /// Adds the gauges and counters to an empty registry.
-pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) {
+pub fn fill(
+    registry: &Registry,
+    engine: &EngineStats,
+    info: &ModelInfo,
+    (step_age, sleeping): (Option<Duration>, Option<SleepLevel>),
+) {
     let (counts, drafts) = (&engine.scheduler, &engine.spec_decode);
     let (age, prompt_budget) = (step_age.map_or(0.0, |age| age.as_secs_f64()), engine.prompt_budget as f64);
     let (queries, device_hits) = (counts.prefix_queries, counts.prefix_hits - counts.host_prefix_hits);
@@ -99,10 +104,15 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     let accepted = accepted.take(positions).enumerate().map(|(position, count)| (position.to_string(), count));
     let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
     counters(registry, name, "Accepted draft tokens by their position.", "position", accepted);
-    let sleep = Opts::new("vllm:engine_sleep_state", "Whether the engine is in a state of sleep. It is always awake.");
+    let sleep = Opts::new("vllm:engine_sleep_state", "Whether the engine is in a state of sleep.");
     let sleep = register(registry, GaugeVec::new(sleep, &["sleep_state"]));
-    for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
-        sleep.with_label_values(&[state]).set(value);
+    let current = match sleeping {
+        None => "awake",
+        Some(SleepLevel::Pause | SleepLevel::Cache) => "weights_offloaded",
+        Some(SleepLevel::CacheAndWeights) => "discard_all",
+    };
+    for state in ["awake", "weights_offloaded", "discard_all"] {
+        sleep.with_label_values(&[state]).set(f64::from(u8::from(state == current)));
     }
     let config = Opts::new("vllm:cache_config_info", "Cache settings as labels.");
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));

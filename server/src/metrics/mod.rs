@@ -13,7 +13,7 @@ mod stored;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use engine::{EngineStats, ModelInfo};
+use engine::{EngineStats, ModelInfo, SleepLevel};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, TextEncoder};
 
@@ -154,11 +154,11 @@ impl Metrics {
         &self,
         engine: &EngineStats,
         info: &ModelInfo,
-        step_age: Option<Duration>,
+        progress: (Option<Duration>, Option<SleepLevel>),
         stored: &StoredStats,
     ) -> String {
         let now = registry(&self.model);
-        engine_page::fill(&now, engine, info, step_age);
+        engine_page::fill(&now, engine, info, progress);
         stored::fill(&now, stored);
         if let Some(max_loras) = info.max_loras {
             engine_page::lora(&now, max_loras, self.adapters.names());

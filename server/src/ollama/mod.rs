@@ -36,6 +36,7 @@ pub const ERRORS: ErrorForm = ErrorForm {
         let error = error.clone().renamed(&request::NAMES);
         json!({"error": error.message()})
     },
+    id_header: None,
 };
 
 /// Schemas of responses.

@@ -4,6 +4,8 @@
 //! over [`Fields::describing`], which records the type, range and default of every field with this server's limits and
 //! model. The fields of responses are tables of [`Schema`] rows.
 
+pub mod page;
+
 use std::sync::Arc;
 
 use axum::Router;
@@ -191,6 +193,13 @@ impl Operation {
     /// A parameter of the query that is `true` or `false`.
     pub fn with_flag(mut self, name: &str, description: &str) -> Operation {
         let schema = json!({"type": "boolean", "default": false});
+        self.query.push(json!({"name": name, "in": "query", "description": description, "schema": schema}));
+        self
+    }
+
+    /// A parameter of the query with one of these values.
+    pub fn with_word(mut self, name: &str, words: &[&str], description: &str) -> Operation {
+        let schema = json!({"type": "string", "enum": words});
         self.query.push(json!({"name": name, "in": "query", "description": description, "schema": schema}));
         self
     }

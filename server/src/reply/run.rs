@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use text::ReasoningParser;
 use tokio::time::{Sleep, sleep};
 
-use crate::app::App;
+use crate::app::{App, Registered};
 use crate::http::ApiError;
 use crate::http::call::{self, StoredWork};
 use crate::metrics::{Arrival, Observer};
@@ -36,6 +36,9 @@ pub struct Run {
     /// The time limit.
     deadline: Option<Pin<Box<Sleep>>>,
     timed_out: bool,
+    /// Receives the order to end.
+    registered: Registered,
+    aborted: bool,
 }
 
 impl Run {
@@ -72,6 +75,8 @@ impl Run {
             app: app.clone(),
             deadline,
             timed_out: false,
+            registered: app.running.register(call::sent_id().unwrap_or_else(call::id)),
+            aborted: false,
         })
     }
 
@@ -96,6 +101,10 @@ impl Run {
     /// Polls for the result of [`Run::next`]. The events of a step become ready together.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
         let Poll::Ready(next) = self.events.poll_next(cx) else {
+            if self.aborted || Pin::new(&mut self.registered.ended).poll(cx).is_ready() {
+                self.aborted = true;
+                return Poll::Ready(None);
+            }
             let Some(deadline) = &mut self.deadline else { return Poll::Pending };
             ready!(deadline.as_mut().poll(cx));
             self.timed_out = true;
@@ -118,7 +127,9 @@ impl Run {
         if self.open == 0 {
             return None;
         }
-        Some(if self.timed_out {
+        Some(if self.aborted {
+            ApiError::bad_request("the request was ended by POST /abort_requests").with_code("aborted")
+        } else if self.timed_out {
             self.app.metrics.rejected("timeout");
             let seconds = self.app.options.limits.request_timeout.unwrap_or_default().as_secs_f64();
             let message = format!(

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use futures_util::StreamExt;
 use tokio::time::{Instant, interval_at, sleep, timeout};
 
@@ -114,6 +114,30 @@ impl Received {
             call::hold_stream(permit);
         }
         Ok((read, cost))
+    }
+}
+
+impl Received {
+    /// Which of these fields the body has.
+    pub async fn has<const N: usize>(&mut self, app: &App, names: [&'static str; N]) -> Result<[bool; N], ApiError> {
+        let (bytes, options) = (std::mem::take(&mut self.bytes), app.options.clone());
+        let effort = effort(&bytes, &app.options.limits);
+        let read = move || {
+            let fields = Fields::parse(&bytes, &options.limits)?;
+            let found = names.map(|name| fields.raw(name).is_some());
+            drop(fields);
+            Ok((bytes, found))
+        };
+        let (bytes, found) = app.parse_pool.run(effort, read).await?;
+        self.bytes = bytes;
+        Ok(found)
+    }
+
+    /// A request with this body, for the handler of another route.
+    pub fn into_request(self) -> Request {
+        let mut request = Request::new(Body::from(self.bytes));
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        request
     }
 }
 

@@ -91,9 +91,11 @@ pub struct ServerOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING")]
     pub allow_runtime_lora_updating: Option<bool>,
-    /// Let clients reset the prefix cache [default: true on a loopback address]
+    /// Let clients reset the prefix cache, put the engine to sleep, end requests of others and read how it is set up [default: true on
+    /// a loopback address]
     ///
-    /// Elsewhere the default is false. [`POST /reset_prefix_cache`](api.md#routes) makes the next requests of all clients slower.
+    /// Elsewhere the default is false. [`POST /reset_prefix_cache`](api.md#routes) makes the next requests of all clients slower, and a
+    /// server that [sleeps](api.md#sleep) answers none.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_parser = clap::builder::BoolishValueParser::new(), env = "VLLM_SERVER_DEV_MODE")]
     pub server_dev_mode: Option<bool>,

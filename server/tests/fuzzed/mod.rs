@@ -16,7 +16,7 @@ use text::{Grammar, Grammars, StreamOptions, TextStream, Tokenizer};
 use tokio::runtime::{Builder, Runtime};
 
 /// All routes with a body, and one without.
-pub const PATHS: [&str; 23] = [
+pub const PATHS: [&str; 25] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -29,6 +29,8 @@ pub const PATHS: [&str; 23] = [
     "/api/embeddings",
     "/api/show",
     "/completion",
+    "/invocations",
+    "/abort_requests",
     "/infill",
     "/apply-template",
     "/embedding",
