@@ -75,7 +75,7 @@ impl Server {
 
 /// A request with the same answer each time: text, log probabilities, or a tool call.
 fn request(i: u64) -> Value {
-    let mut body = json!({"input": format!("Story number {i}"), "temperature": 1, "seed": i, "max_output_tokens": 60, "ignore_eos": true, "background": true, "stream": i % 2 == 0});
+    let mut body = json!({"input": format!("Story number {i}"), "temperature": 1, "seed": i, "max_output_tokens": 60, "ignore_eos": true, "background": true, "stream": i.is_multiple_of(2)});
     match i % 3 {
         0 => body["include"] = json!(["message.output_text.logprobs"]),
         1 => {

@@ -96,6 +96,37 @@ fn a_file_is_what_was_uploaded() {
 }
 
 #[test]
+fn a_file_may_ask_for_its_time() {
+    let upload = |fields: &[(&str, &str)]| {
+        let part = |(name, value): &(&str, &str)| {
+            format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        // The file first: what is said after it counts too.
+        let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"timed\"\r\n\r\n{}\r\n".to_string();
+        let body = file + &fields.iter().map(part).collect::<String>() + "--b--";
+        SERVER.send("POST", "/v1/files", &[("Content-Type", "multipart/form-data; boundary=b")], body.as_bytes())
+    };
+    let (purpose, anchor) = (("purpose", "batch"), ("expires_after[anchor]", "created_at"));
+    let lasts = |file: &Value| file["expires_at"].as_u64().unwrap() - file["created_at"].as_u64().unwrap();
+    assert_eq!(lasts(&upload(&[purpose]).json()), 30 * 86400);
+    let file = upload(&[purpose, anchor, ("expires_after[seconds]", "7200")]).json();
+    assert_eq!(lasts(&file), 7200);
+    for (fields, param) in [
+        ([purpose, ("expires_after[anchor]", "now")], "expires_after.anchor"),
+        ([purpose, ("expires_after[seconds]", "5")], "expires_after.seconds"),
+        ([purpose, ("expires_after[seconds]", "x")], "expires_after.seconds"),
+    ] {
+        let reply = upload(&fields);
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(param)), "{}", reply.body);
+    }
+    let new = json!({"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h",
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600}});
+    let batch = ended(&SERVER, SERVER.ok("/v1/batches", new)["id"].as_str().unwrap());
+    let errors = SERVER.get(&format!("/v1/files/{}", batch["error_file_id"].as_str().unwrap())).json();
+    assert_eq!(lasts(&errors), 3600);
+}
+
+#[test]
 fn a_wrong_upload_leaves_nothing() {
     for (reply, status, param) in [
         (upload_as(&SERVER, "", None, "bad", b"x"), 400, json!("purpose")),

@@ -10,6 +10,7 @@ use server::{App, ServerOptions, Store};
 #[path = "../../store/tests/common/mod.rs"]
 mod disk;
 
+use crate::batches::upload_as;
 use crate::common::{Server, config, slow};
 use crate::stored::{ended, events};
 use disk::Disk;
@@ -17,7 +18,13 @@ use disk::Disk;
 const RESPONSES: &str = "/v1/responses";
 
 fn over_disk(disk: &Disk, engine: EngineConfig) -> Server {
-    let store = Store::with(disk.opener(), ServerOptions::default().state.limits(), Store::system_clock()).unwrap();
+    over_disk_at(disk, engine, 0)
+}
+
+/// A server whose clock is this many seconds ahead.
+fn over_disk_at(disk: &Disk, engine: EngineConfig, ahead: u64) -> Server {
+    let (now, limits) = (Store::system_clock(), ServerOptions::default().state.limits());
+    let store = Store::with(disk.opener(), limits, std::sync::Arc::new(move || now() + ahead)).unwrap();
     let engine = AsyncEngine::start(engine, &|_, _| {}).unwrap();
     Server::serving(App::new(engine, ServerOptions::default()).with_store(store), Duration::ZERO)
 }
@@ -111,4 +118,29 @@ fn a_server_whose_settings_lead_to_another_prompt_says_so() {
     let answer = ended(&server, &id);
     assert_eq!(answer["status"], "failed");
     assert!(answer["error"]["message"].as_str().unwrap().contains("settings of the server have changed"), "{answer}");
+}
+
+#[test]
+fn a_batch_that_is_over_its_time_keeps_its_results_and_ends_the_other_lines() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, EngineConfig { max_num_seqs: 2, ..slow(config()) });
+    let body = json!({"prompt": "x", "max_tokens": 8, "ignore_eos": true});
+    let line =
+        |i: usize| json!({"custom_id": format!("q{i}"), "method": "POST", "url": "/v1/completions", "body": body});
+    let input: Vec<String> = (0..30).map(|i| line(i).to_string()).collect();
+    let file = upload_as(&server, "", Some("batch"), "f", input.join("\n").as_bytes()).json()["id"].clone();
+    let new = json!({"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"});
+    let path = format!("/v1/batches/{}", server.ok("/v1/batches", new)["id"].as_str().unwrap());
+    server.until("some lines have ended", |server| {
+        server.get(&path).json()["request_counts"]["completed"].as_u64().unwrap() > 2
+    });
+    server.wait();
+    let server = over_disk_at(&disk, config(), 24 * 3600);
+    server.until("it has expired", |server| server.get(&path).json()["status"] == "expired");
+    let batch = server.get(&path).json();
+    let [completed, failed] = ["completed", "failed"].map(|name| batch["request_counts"][name].as_u64().unwrap());
+    assert!(completed > 2 && completed + failed == 30, "{batch}");
+    let errors = server.get(&format!("/v1/files/{}/content", batch["error_file_id"].as_str().unwrap())).body;
+    assert_eq!(errors.lines().count() as u64, failed);
+    assert!(errors.lines().all(|line| line.contains("batch_expired")));
 }

@@ -265,3 +265,7 @@ fn unseal<'a>(bytes: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     let (sum, rest) = bytes.split_at_checked(CHECKSUM)?;
     (sum == checksum(key, rest)).then_some(rest)
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/record.rs"]
+mod tests;

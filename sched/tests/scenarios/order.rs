@@ -1,6 +1,6 @@
 //! Which requests run in which step, and which are preempted.
 
-use sched::{CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler};
+use sched::{BACKGROUND, CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler};
 
 use super::{scheduler, step};
 use crate::common::{commit_all, config, request, sampled, seq, spans};
@@ -114,6 +114,25 @@ fn an_admission_takes_no_tokens_from_a_prompt_of_higher_priority() {
     s.submit(Request { priority: 0, ..request(2, 900, 1) }).unwrap();
     assert_eq!(spans(&step(&mut s)), [(0, 32), (2, 32)]);
     assert_eq!(spans(&step(&mut s)), [(2, 64)], "it goes first now, and is not interrupted");
+}
+
+#[test]
+fn background_work_yields_tokens_and_blocks_under_every_policy() {
+    for policy in [Policy::Fcfs, Policy::Priority] {
+        let mut s = scheduler(SchedConfig { max_num_batched_tokens: 64, policy, ..config(1000, 16) });
+        (0..2).for_each(|id| s.submit(Request { priority: BACKGROUND, ..request(id, 900, 1) }).unwrap());
+        assert_eq!(spans(&step(&mut s)), [(0, 64)]);
+        s.submit(Request { priority: i32::MAX - 1, ..request(2, 900, 1) }).unwrap();
+        assert_eq!(spans(&step(&mut s)), [(0, 32), (2, 32)]);
+        assert_eq!(spans(&step(&mut s)), [(2, 64)]);
+
+        let mut s = scheduler(SchedConfig { policy, ..config(4, 16) });
+        s.submit(Request { priority: BACKGROUND, ..request(0, 30, 20) }).unwrap();
+        step(&mut s);
+        s.submit(request(1, 32, 3)).unwrap();
+        assert_eq!(spans(&step(&mut s)), [(0, 1), (1, 32)]);
+        assert_eq!(step(&mut s).preempted, [RequestId(0)]);
+    }
 }
 
 #[test]
