@@ -1,16 +1,22 @@
-//! An HTTP/1.1 client without TLS: one connection per request, with the answer read at once or as server-sent events.
+//! An HTTP/1.1 client, with TLS for https: one connection per request, with the answer read at once or as server-sent events.
 //!
 //! The server is not trusted: it can neither hold the caller forever nor take much memory, and what errors repeat of it
 //! has no control characters.
 
+use std::fmt;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Uri, header};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::tls;
 
 /// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,34 +33,75 @@ pub fn printable(text: &str) -> String {
 }
 
 /// The address of a server, the API key for it, and how long to wait for it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Server {
     authority: String,
+    host: String,
     prefix: String,
     key: Option<String>,
+    /// Names and values of further headers.
+    headers: Vec<(String, String)>,
+    tls: Option<TlsConnector>,
     patience: Duration,
 }
 
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({})", self.url())
+    }
+}
+
+/// Bytes to and from a server.
+trait Pipe: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Pipe for T {}
+
 impl Server {
-    /// The server at `http://HOST[:PORT][/PREFIX]`.
+    /// The server at `http://HOST[:PORT][/PREFIX]`, or at `https://…`, whose certificate is checked.
     ///
     /// # Errors
-    /// The URL has another form.
+    /// The URL has another form, or the certificates to trust cannot be read.
     pub fn new(url: &str, key: Option<String>) -> Result<Server, String> {
-        let expected = |found: &str| format!("found {found:?}, expected http://HOST:PORT");
+        Server::checked(url, key, true)
+    }
+
+    /// Like [`Server::new`]; without `checks`, any certificate is accepted.
+    ///
+    /// # Errors
+    /// As [`Server::new`].
+    pub fn checked(url: &str, key: Option<String>, checks: bool) -> Result<Server, String> {
+        let expected = |found: &str| format!("found {found:?}, expected http://HOST:PORT or https://HOST:PORT");
         let uri: Uri = url.parse().map_err(|_| expected(url))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(format!(
-                    "found {url:?}, expected http://HOST:PORT: TLS is not supported, use a proxy for it"
-                ));
-            }
+        let (tls, port) = match uri.scheme_str() {
+            Some("http") => (None, 80),
+            Some("https") => (Some(tls::connector(checks)?), 443),
             _ => return Err(expected(url)),
-        }
+        };
         let host = uri.host().ok_or_else(|| expected(url))?;
-        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
-        Ok(Server { authority, prefix: uri.path().trim_end_matches('/').to_string(), key, patience: PATIENCE })
+        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(port));
+        let (host, prefix) = (host.trim_matches(['[', ']']).to_string(), uri.path().trim_end_matches('/').to_string());
+        Ok(Server { authority, host, prefix, key, headers: Vec::new(), tls, patience: PATIENCE })
+    }
+
+    /// Sends these headers with every request.
+    #[must_use]
+    pub fn with_headers(self, headers: Vec<(String, String)>) -> Server {
+        Server { headers, ..self }
+    }
+
+    /// The address without a path.
+    fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.authority)
+    }
+
+    /// A connection, after the handshake of TLS if there is one.
+    async fn connect(&self) -> Result<Box<dyn Pipe>, String> {
+        let stream = TcpStream::connect(&self.authority).await.map_err(|error| error.to_string())?;
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let name = ServerName::try_from(self.host.clone()).map_err(|error| error.to_string())?;
+        Ok(Box::new(tls.connect(name, stream).await.map_err(|error| error.to_string())?))
     }
 
     /// Sets the time limit for the head of an answer and for each piece of its body.
@@ -68,10 +115,9 @@ impl Server {
     /// # Errors
     /// The connection fails, or the status is not a success.
     pub async fn send(&self, path: &str, body: Option<String>) -> Result<Answer, String> {
-        let problem = |error: &dyn std::fmt::Display| format!("http://{}: {error}", self.authority);
-        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
+        let problem = |error: &dyn fmt::Display| format!("{}: {error}", self.url());
+        let connecting = timeout(CONNECT_TIMEOUT, self.connect()).await;
         let stream = connecting.map_err(|_| problem(&"no connection within 10 s"))?.map_err(|error| problem(&error))?;
-        stream.set_nodelay(true).map_err(|error| problem(&error))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| problem(&error))?;
         // The task ends with the answer, or when the answer is dropped.
@@ -83,6 +129,9 @@ impl Server {
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(key) = &self.key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
         }
         let request = request.body(Full::<Bytes>::from(body.unwrap_or_default())).map_err(|error| problem(&error))?;
         let response = timeout(self.patience, sender.send_request(request)).await;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`serve`] | `quire bench serve`: sends requests to any OpenAI server and reports latencies and throughput |
 //! | [`top`] | `quire top`: shows a running server in the terminal |
-//! | [`client`] | HTTP/1.1 client |
+//! | [`client`] | HTTP/1.1 client, with TLS |
 //! | [`statistics`] | means, percentiles and spreads: the one definition for all figures of Quire |
 //! | [`random`] | random numbers with the same sequence on every machine |
 //! | [`results`] | the file that figures are written to |
@@ -27,6 +27,7 @@ pub mod random;
 pub mod results;
 pub mod serve;
 pub mod statistics;
+mod tls;
 pub mod top;
 pub mod values;
 

@@ -37,6 +37,17 @@ impl Results {
         Ok(Some(results))
     }
 
+    /// Opens a file whose contents stay.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn append(flag: &'static str, path: &Path) -> Result<Results, Error> {
+        let mut results = Results { flag, path: path.into(), file: None, begun: true };
+        let opened = OpenOptions::new().append(true).open(path);
+        results.file = Some(opened.map_err(|error| results.failed(&error))?);
+        Ok(results)
+    }
+
     /// Whether the figures go to standard output, so that tables must not.
     pub fn is_standard_output(&self) -> bool {
         self.file.is_none()

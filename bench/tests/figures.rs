@@ -39,7 +39,7 @@ fn record(meant: f64, pieces: &[f64], output_tokens: usize) -> Record {
     let end = pieces.last().copied().unwrap_or(meant);
     let sent = meant + 0.25;
     let pieces = pieces.to_vec();
-    Record { meant, sent, pieces, end, prompt_tokens: 10, output_tokens, counted_by_usage: true, problem: None }
+    Record { meant, sent, pieces, end, prompt_tokens: 10, output_tokens, counted_by_usage: true, ..Record::default() }
 }
 
 fn close(found: f64, expected: f64) {
@@ -54,7 +54,7 @@ fn latencies_are_measured_from_the_scheduled_time() {
     close(record.e2el().unwrap(), 1.5);
     close(record.tpot().unwrap(), 0.25);
     assert_eq!(record.itl().collect::<Vec<_>>(), [0.25, 0.75]);
-    let report = Report::new(&[record], 2.0, &[]);
+    let report = Report::new(&[record], 2.0, &[], &[50.0, 90.0, 95.0, 99.0]);
     close(report.late.max, 250.0);
     close(report.output_throughput, 2.5);
     close(report.total_throughput, 7.5);
@@ -64,10 +64,10 @@ fn latencies_are_measured_from_the_scheduled_time() {
 #[test]
 fn a_spread_is_in_milliseconds_and_that_of_no_times_is_empty() {
     let records: Vec<Record> = (1..=5).map(|n| record(0.0, &[f64::from(n) / 1000.0], 1)).collect();
-    let report = Report::new(&records, 1.0, &[]);
+    let report = Report::new(&records, 1.0, &[], &[50.0, 90.0, 95.0, 99.0]);
     close(report.ttft.mean, 3.0);
     close(report.ttft.percentiles[1], 4.6);
-    assert_eq!(report.itl, Spread::default());
+    assert_eq!(report.itl, Spread { percentiles: vec![0.0; 4], ..Spread::default() });
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn goodput_counts_requests_that_meet_every_limit() {
     ];
     let good = |goals: &str| {
         let goals: Vec<Goal> = goals.split(' ').map(|goal| goal.parse().unwrap()).collect();
-        Report::new(&records, 1.0, &goals).goodput
+        Report::new(&records, 1.0, &goals, &[50.0, 90.0, 95.0, 99.0]).goodput
     };
     assert_eq!(good("ttft:200"), Some(3.0));
     assert_eq!(good("itl:200"), Some(3.0));
@@ -96,7 +96,7 @@ fn goodput_counts_requests_that_meet_every_limit() {
 fn failed_requests_count_in_no_other_figure() {
     let failed = Record { problem: Some("503".into()), ..record(0.0, &[0.1, 9.0], 2) };
     let empty = record(0.0, &[], 0);
-    let report = Report::new(&[record(0.0, &[0.5, 1.0], 2), failed, empty], 1.0, &[]);
+    let report = Report::new(&[record(0.0, &[0.5, 1.0], 2), failed, empty], 1.0, &[], &[50.0, 90.0, 95.0, 99.0]);
     assert_eq!((report.completed, report.failed, report.output_tokens), (1, 2, 2));
     assert_eq!((report.ttft.count, report.itl.count, report.e2el.max), (1, 1, 1000.0));
 }
@@ -121,11 +121,11 @@ fn intervals_have_the_mean_of_the_rate_and_the_variance_of_the_burstiness() {
 
 #[test]
 fn a_model_name_is_escaped_and_a_run_may_be_empty() {
-    let empty = Report::new(&[], 0.0, &[]);
+    let empty = Report::new(&[], 0.0, &[], &[50.0, 90.0, 95.0, 99.0]);
     let svg = draw("a<b&c", &empty, &[]);
     assert!(svg.contains("a&lt;b&amp;c") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     let record = Record { pieces: vec![0.5, 0.5], ..Record::default() };
-    let svg = draw("m", &Report::new(std::slice::from_ref(&record), 1.0, &[]), &[record]);
+    let svg = draw("m", &Report::new(std::slice::from_ref(&record), 1.0, &[], &[50.0, 90.0, 95.0, 99.0]), &[record]);
     assert!(!svg.contains("NaN") && svg.matches("<polyline").count() == 2);
 }
 
@@ -140,7 +140,8 @@ fn the_table_fits_in_100_columns_for_a_long_run_of_a_model_with_a_long_name() {
         output_tokens: 1_000_000_000,
         ..Record::default()
     };
-    let report = Report::new(&[slow(0), slow(1), slow(2)], 86_400.0, &["ttft:1".parse().unwrap()]);
+    let report =
+        Report::new(&[slow(0), slow(1), slow(2)], 86_400.0, &["ttft:1".parse().unwrap()], &[50.0, 90.0, 95.0, 99.0]);
     for load in [&[][..], &["--request-rate", "12345.678"], &["--max-concurrency", "100000"]] {
         let text = table(&args(load), &name, &report);
         let wide = text.lines().find(|line| line.chars().count() > 100);

@@ -125,9 +125,9 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
         (command, words) = (next, words + 1);
     }
     let flags = arguments.split_off(words.min(arguments.len()));
-    let translated = |flags: Vec<OsString>| match foreign::applies(command) {
-        true => foreign::translate(Dialect::vllm(), command, flags),
-        false => Ok(Translation { arguments: flags, notes: Vec::new() }),
+    let translated = |flags: Vec<OsString>| match Dialect::of_command(command) {
+        Some(dialect) => foreign::translate(dialect, command, flags),
+        None => Ok(Translation { arguments: flags, notes: Vec::new() }),
     };
     let Translation { arguments: own, mut notes } = translated(flags.clone())?;
     let Some(mut matches) = matches(&root, &[&arguments[..], &own].concat())? else { return Ok(None) };

@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::common::{Server, config};
+use crate::process::Process;
 use serde_json::{Value, json};
 use server::ServerOptions;
 
@@ -141,13 +142,21 @@ fn an_invalid_flag_or_server_is_one_line() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let closed = format!("http://{closed}");
     for (arguments, expected) in [
-        (&["--base-url", "https://example.org"][..], "--base-url: found \"https://example.org\""),
+        (&["--base-url", "ftp://example.org"][..], "--base-url: found \"ftp://example.org\""),
         (&["--base-url", &closed], "quire: http://127.0.0.1:"),
         (&["--request-rate", "0"], "--request-rate: found 0, expected a number above 0, or inf"),
         (&["--request-rate", "nan"], "--request-rate: found NaN"),
         (&["--burstiness", "-1"], "--burstiness: found -1"),
         (&["--goodput", "fast"], "expected limits in ms"),
         (&["--dataset", "no/such/file"], "--dataset no/such/file: "),
+        (&["--dataset-name", "sonnet"], "expected --dataset-path FILE with it"),
+        (&["--dataset-path", "x"], "expected sharegpt, sonnet or custom"),
+        (&["--backend", "tgi"], "expected vllm, openai"),
+        (&["--metric-percentiles", "50,101"], "expected numbers from 0 to 100"),
+        (&["--percentile-metrics", "ttft,speed"], "expected some of ttft,tpot,itl,e2el"),
+        (&["--header", "a b=c"], "expected NAME=VALUE of a header"),
+        (&["--top-p", "0.9"], "--top-p: expected no such flag here: use --extra-body"),
+        (&["--extra_body", "[]"], "expected a JSON object"),
     ] {
         let output = quire(&[&["bench", "serve"], arguments].concat());
         let message = text(&output.stderr);
@@ -193,4 +202,81 @@ fn top_prints_one_plain_frame_and_sends_its_key() {
     let refused = quire(&["top", &url, "--once"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("401 Unauthorized"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn the_result_file_has_the_keys_of_vllm() {
+    let (folder, url) = (tempfile::tempdir().unwrap(), fake(true));
+    let (host, port) = url.strip_prefix("http://").unwrap().split_once(':').unwrap();
+    let fixed = ["bench", "serve", "--backend", "vllm", "--host", host, "--port", port, "--model", "org/m"];
+    let flags =
+        ["--served-model-name", "m", "--tokenizer", "org/m", "--disable-tqdm", "--num-prompts", "6", "--ignore-eos"];
+    let saved =
+        ["--save-result", "--save-detailed", "--metric_percentiles", "25,99.9", "--percentile-metrics", "ttft,itl"];
+    let more = ["--metadata", "gpu=none", "--result-dir", folder.path().to_str().unwrap()];
+    let output = quire(&[&fixed[..], &flags, &saved, &more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--tokenizer has no effect"), "{}", text(&output.stderr));
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let name = files[0].file_name().unwrap().to_str().unwrap();
+    assert!(files.len() == 1 && name.starts_with("openai-infqps-m-20") && name.ends_with(".json"), "{files:?}");
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&files[0]).unwrap()).unwrap();
+    assert_eq!((&result["completed"], &result["failed"], &result["num_prompts"]), (&json!(4), &json!(2), &json!(6)));
+    assert_eq!(
+        (&result["request_rate"], &result["gpu"], &result["model_id"]),
+        (&json!("inf"), &json!("none"), &json!("m"))
+    );
+    assert_eq!((&result["total_output_tokens"], &result["tokenizer_id"]), (&json!(32), &json!("org/m")));
+    for key in
+        ["mean_ttft_ms", "median_ttft_ms", "p25_ttft_ms", "p99.9_ttft_ms", "p99.9_itl_ms", "std_itl_ms", "duration"]
+    {
+        assert!(result[key].as_f64().is_some(), "{key}: {result}");
+    }
+    assert!(result["p99_ttft_ms"].is_null() && result["mean_tpot_ms"].is_null());
+    for list in ["input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"] {
+        assert_eq!(result[list].as_array().unwrap().len(), 6, "{list}");
+    }
+    let texts = result["generated_texts"].as_array().unwrap();
+    assert_eq!(texts.iter().filter(|text| **text == "one two three four").count(), 4);
+    // A second run is a second line.
+    let again = ["--append-result", "--result-filename", name];
+    assert!(quire(&[&fixed[..], &flags, &more, &again].concat()).status.success());
+    let lines = std::fs::read_to_string(&files[0]).unwrap();
+    let runs: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(runs.len() == 2 && runs[1]["ttfts"].is_null(), "{lines}");
+}
+
+#[test]
+fn a_server_with_a_certificate_is_measured_over_tls() {
+    let pem = |name: &str| testkit::workspace::root().join("server/tests/tls").join(name).display().to_string();
+    let process = Process::start_with(&["--ssl-certfile", &pem("server.pem")], |command| {
+        command.args(["--ssl-keyfile", &pem("server.key")]);
+    });
+    let url = format!("https://localhost:{}", process.address.port());
+    let flags = [
+        "bench",
+        "serve",
+        "--backend",
+        "openai-chat",
+        "--base-url",
+        &url,
+        "--num-prompts",
+        "2",
+        "--random-output-len",
+        "4",
+    ];
+    let run = |more: &[&str], authority: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.args(flags).args(more).env("SSL_CERT_FILE", pem(authority)).output().unwrap()
+    };
+    let output = run(&[], "ca.pem");
+    assert!(
+        output.status.success()
+            && text(&output.stdout).contains("Successful requests                                2"),
+        "{output:?}"
+    );
+    assert!(run(&["--insecure"], "client.pem").status.success());
+    let refused = text(&run(&[], "client.pem").stderr);
+    assert!(refused.contains("https://localhost:") && refused.contains("certificate"), "{refused}");
+    process.stop();
 }

@@ -2,6 +2,8 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+
 /// For each turn of a conversation: the tokens of its prompt that were found in the cache, and all of them.
 fn prompts(turns: usize, max_model_len: &str) -> (Vec<(usize, usize)>, String) {
     let folder = tempfile::tempdir().unwrap();
@@ -53,4 +55,35 @@ fn a_conversation_that_exceeds_the_context_drops_its_oldest_turns_but_not_the_sy
     assert_eq!(notes.matches("its oldest turn was dropped").count(), 6, "{notes}");
     // The prompts still begin with the system message: its keys are found in the cache.
     assert!(prompts[2].0 >= 16, "{prompts:?}");
+}
+
+#[test]
+fn the_system_message_can_be_changed_and_the_conversation_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved.json");
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_quire"))
+        .args(["chat", "--system", "Old.", "--max-tokens", "4", "--temperature", "0"])
+        .args(["--threads", "1", "--kv-cache-memory-bytes", "16M"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = chat.stdin.take().unwrap();
+    let save = format!("/save {}\n", path.display());
+    write!(input, "One\\\ntwo\n/system Answer briefly.\n\"\"\"Three\nfour\"\"\"\n{save}{save}/help\n").unwrap();
+    drop(input);
+    let output = chat.wait_with_output().unwrap();
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && notes.contains("expected a file that does not exist yet"), "{notes}");
+    assert!(notes.contains("/system TEXT"), "{notes}");
+    let saved: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let of = |index: usize, key: &str| saved["messages"][index][key].as_str().unwrap().to_string();
+    let roles: Vec<String> = (0..5).map(|index| of(index, "role")).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(
+        (of(0, "content"), of(1, "content"), of(3, "content")),
+        ("Answer briefly.".into(), "One\ntwo".into(), "Three\nfour".into())
+    );
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{}\n{}\n", of(2, "content"), of(4, "content")));
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 pub struct Process {
     child: Child,
     errors: BufReader<std::process::ChildStderr>,
-    address: SocketAddr,
+    pub address: SocketAddr,
 }
 
 impl Process {

@@ -3,8 +3,11 @@
 //! | source | prompt | maximum output |
 //! |---|---|---|
 //! | `random` | words from a fixed list, or token ids below `--random-vocab-size` | `--random-output-len` tokens |
+//! | `sonnet` (a text) | an instruction and lines of the text | `--sonnet-output-len` tokens |
 //! | ShareGPT-like (`conversations`, `messages` or `prompt` in each record) | the first turn | one token per four characters of the second turn |
 //! | workload (`requests` with `prompt` and `output_len`) | its token ids | its `output_len` |
+
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -46,21 +49,46 @@ pub struct Question {
 /// # Errors
 /// The file cannot be read, has no requests, or has token ids for a chat.
 pub fn read(args: &ServeBenchArgs) -> Result<Vec<Question>, Error> {
-    let problem = |message: String| Error::Failed(format!("--dataset {}: {message}", args.dataset));
-    let questions = if args.dataset == "random" {
-        random(args)
-    } else {
-        let text = std::fs::read_to_string(&args.dataset).map_err(|error| problem(error.to_string()))?;
-        let (all, is_workload) = parse(&text, args.random_output_len).map_err(problem)?;
-        // Start again from the beginning as often as needed.
-        let count = args.num_prompts.unwrap_or(if is_workload { all.len() } else { all.len().min(100) });
-        all.into_iter().cycle().take(count).collect()
+    let named = ["sharegpt", "sonnet", "custom"].contains(&args.dataset.as_str());
+    let path = match (&args.dataset_path, args.dataset.as_str()) {
+        (None, "random") => None,
+        (Some(_), "random") => {
+            let expected = "expected sharegpt, sonnet or custom as --dataset-name with it";
+            return Err(Error::Usage(format!("--dataset-path: found it with random prompts, {expected}")));
+        }
+        (None, name) if named => {
+            return Err(Error::Usage(format!("--dataset {name}: expected --dataset-path FILE with it")));
+        }
+        (None, file) => Some(PathBuf::from(file)),
+        (Some(path), _) if named => Some(path.clone()),
+        (Some(_), other) => {
+            let expected = "expected random, sharegpt, sonnet or custom";
+            return Err(Error::Usage(format!("--dataset: found {other:?} with --dataset-path, {expected}")));
+        }
+    };
+    let shown = path.as_ref().map_or(args.dataset.clone(), |path| path.display().to_string());
+    let problem = |message: String| Error::Failed(format!("--dataset {shown}: {message}"));
+    let questions = match path {
+        None => random(args),
+        Some(path) => {
+            let text = std::fs::read_to_string(&path).map_err(|error| problem(error.to_string()))?;
+            if args.dataset == "sonnet" {
+                sonnets(args, &text).map_err(problem)?
+            } else {
+                let (mut all, is_workload) = parse(&text, args.random_output_len).map_err(problem)?;
+                if let Some(output) = args.sharegpt_output_len {
+                    all.iter_mut().for_each(|question| question.output = output);
+                }
+                // Start again from the beginning as often as needed.
+                let count = args.num_prompts.unwrap_or(if is_workload { all.len() } else { all.len().min(100) });
+                all.into_iter().cycle().take(count).collect()
+            }
+        }
     };
     if questions.is_empty() {
         return Err(problem("found no requests, expected at least one: check the file and --num-prompts".to_string()));
     }
-    if args.endpoint == Endpoint::Chat && questions.iter().any(|question| matches!(question.prompt, Prompt::Tokens(_)))
-    {
+    if args.api() == Endpoint::Chat && questions.iter().any(|question| matches!(question.prompt, Prompt::Tokens(_))) {
         return Err(problem("found token ids, expected texts for a chat; use --endpoint completions".to_string()));
     }
     Ok(questions)
@@ -72,20 +100,56 @@ fn random(args: &ServeBenchArgs) -> Vec<Question> {
         let spread = (mean as f64 * args.random_range_ratio) as usize;
         random.between((mean - spread).max(1), (mean + spread).max(1))
     };
+    let token = |random: &mut Random, vocab: u32| (random.next() % u64::from(vocab.max(1))) as u32;
+    let word = |random: &mut Random| WORDS[random.between(0, WORDS.len() - 1)];
+    // A prefix does not change the prompts behind it.
+    let mut of_prefix = Random::new(!args.seed);
+    let first = args.random_prefix_len;
+    let prefix_tokens: Vec<u32> =
+        (0..first).map(|_| token(&mut of_prefix, args.random_vocab_size.unwrap_or(1))).collect();
+    let prefix_words: Vec<&str> = (0..first).map(|_| word(&mut of_prefix)).collect();
     let mut question = || {
         let (input, output) = (length(args.random_input_len, &mut random), length(args.random_output_len, &mut random));
         let prompt = match args.random_vocab_size {
             Some(vocab) => {
-                Prompt::Tokens((0..input).map(|_| (random.next() % u64::from(vocab.max(1))) as u32).collect())
+                let rest = (0..input).map(|_| token(&mut random, vocab));
+                Prompt::Tokens(prefix_tokens.iter().copied().chain(rest).collect())
             }
             None => {
-                let words: Vec<&str> = (0..input).map(|_| WORDS[random.between(0, WORDS.len() - 1)]).collect();
-                Prompt::Text(words.join(" "))
+                let rest = (0..input).map(|_| word(&mut random));
+                Prompt::Text(prefix_words.iter().copied().chain(rest).collect::<Vec<_>>().join(" "))
             }
         };
-        Question { prompt, length: input, output }
+        Question { prompt, length: first + input, output }
     };
     (0..args.num_prompts.unwrap_or(100)).map(|_| question()).collect()
+}
+
+/// Prompts of lines of a text: the same first lines in each, then others in random order.
+fn sonnets(args: &ServeBenchArgs, text: &str) -> Result<Vec<Question>, String> {
+    const ASK: &str = "Pick as many lines as you can from these poem lines:\n";
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return Err("found no lines, expected some".to_string());
+    }
+    if args.sonnet_prefix_len > args.sonnet_input_len {
+        let (prefix, input) = (args.sonnet_prefix_len, args.sonnet_input_len);
+        return Err(format!("found --sonnet-prefix-len {prefix}, expected at most --sonnet-input-len, {input}"));
+    }
+    let characters: usize = lines.iter().map(|line| line.chars().count() + 1).sum();
+    let per_line = characters as f64 / lines.len() as f64 / CHARACTERS_PER_TOKEN as f64;
+    let ask = ASK.len() / CHARACTERS_PER_TOKEN;
+    let count = |tokens: usize| (tokens.saturating_sub(ask) as f64 / per_line).round() as usize;
+    let (shared, all) = (count(args.sonnet_prefix_len), count(args.sonnet_input_len));
+    let mut random = Random::new(args.seed);
+    let mut question = || {
+        let first = lines.iter().cycle().take(shared).copied();
+        let rest: Vec<&str> = (shared..all).map(|_| lines[random.between(0, lines.len() - 1)]).collect();
+        let prompt = first.chain(rest).fold(ASK.to_string(), |prompt, line| prompt + line + "\n");
+        let length = prompt.chars().count() / CHARACTERS_PER_TOKEN;
+        Question { prompt: Prompt::Text(prompt), length, output: args.sonnet_output_len }
+    };
+    Ok((0..args.num_prompts.unwrap_or(100)).map(|_| question()).collect())
 }
 
 /// Parses a file, and returns whether it is a workload. Records without text are skipped.

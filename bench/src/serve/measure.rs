@@ -32,12 +32,15 @@ pub struct Record {
     pub output_tokens: usize,
     /// Whether the server reported the number of tokens.
     pub counted_by_usage: bool,
+    /// The answer.
+    pub text: String,
     /// Reason why the request failed.
     pub problem: Option<String>,
 }
 
 impl Record {
-    fn is_complete(&self) -> bool {
+    /// Whether the answer is complete.
+    pub fn is_complete(&self) -> bool {
         self.problem.is_none() && !self.pieces.is_empty()
     }
 
@@ -87,6 +90,19 @@ pub enum Metric {
     E2el,
 }
 
+impl Metric {
+    /// The metric with this name of vLLM.
+    pub fn named(name: &str) -> Option<Metric> {
+        match name {
+            "ttft" => Some(Metric::Ttft),
+            "tpot" => Some(Metric::Tpot),
+            "itl" => Some(Metric::Itl),
+            "e2el" | "e2e" => Some(Metric::E2el),
+            _ => None,
+        }
+    }
+}
+
 /// A latency limit, for goodput.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goal {
@@ -102,44 +118,46 @@ impl FromStr for Goal {
     fn from_str(text: &str) -> Result<Goal, &'static str> {
         const EXPECTED: &str = "expected limits in ms, such as ttft:200 tpot:50 itl:100 e2el:2000";
         let (name, millis) = text.split_once(':').ok_or(EXPECTED)?;
-        let metric = match name {
-            "ttft" => Metric::Ttft,
-            "tpot" => Metric::Tpot,
-            "itl" => Metric::Itl,
-            "e2el" | "e2e" => Metric::E2el,
-            _ => return Err(EXPECTED),
-        };
+        let metric = Metric::named(name).ok_or(EXPECTED)?;
         let millis = millis.parse().ok().filter(|millis| *millis > 0.0).ok_or(EXPECTED)?;
         Ok(Goal { metric, millis })
     }
 }
 
 /// Distribution of times, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spread {
     /// Number of times.
     pub count: usize,
     /// Mean.
     pub mean: f64,
-    /// The percentiles [`PERCENTILES`].
-    pub percentiles: [f64; 4],
+    /// Median.
+    pub median: f64,
+    /// Standard deviation.
+    pub std: f64,
+    /// The percentiles that the report was asked for.
+    pub percentiles: Vec<f64>,
     /// Maximum.
     pub max: f64,
 }
 
-/// The percentiles of a [`Spread`].
-pub const PERCENTILES: [f64; 4] = [50.0, 90.0, 95.0, 99.0];
-
 impl Spread {
-    fn of(seconds: impl Iterator<Item = f64>) -> Spread {
+    fn of(seconds: impl Iterator<Item = f64>, percents: &[f64]) -> Spread {
         let mut millis: Vec<f64> = seconds.map(|seconds| seconds * 1000.0).collect();
         millis.sort_by(f64::total_cmp);
-        let Some(max) = millis.last().copied() else { return Spread::default() };
+        if millis.is_empty() {
+            // A sum of no numbers is -0.
+            return Spread { percentiles: vec![0.0; percents.len()], ..Spread::default() };
+        }
+        let average = mean(&millis);
+        let squares: Vec<f64> = millis.iter().map(|value| (value - average).powi(2)).collect();
         Spread {
             count: millis.len(),
-            mean: mean(&millis),
-            percentiles: PERCENTILES.map(|p| percentile(&millis, p)),
-            max,
+            mean: average,
+            median: percentile(&millis, 50.0),
+            std: mean(&squares).sqrt(),
+            percentiles: percents.iter().map(|percent| percentile(&millis, *percent)).collect(),
+            max: millis.last().copied().unwrap_or_default(),
         }
     }
 }
@@ -180,8 +198,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Computes the statistics of a run that took `seconds`.
-    pub fn new(records: &[Record], seconds: f64, goals: &[Goal]) -> Report {
+    /// Computes the statistics of a run that took `seconds`, with these percentiles.
+    pub fn new(records: &[Record], seconds: f64, goals: &[Goal], percents: &[f64]) -> Report {
         let done: Vec<&Record> = records.iter().filter(|record| record.is_complete()).collect();
         let sum = |of: fn(&Record) -> usize| done.iter().map(|record| of(record)).sum::<usize>();
         let (prompt_tokens, output_tokens) = (sum(|r| r.prompt_tokens), sum(|r| r.output_tokens));
@@ -198,21 +216,22 @@ impl Report {
             output_throughput: rate(output_tokens),
             total_throughput: rate(prompt_tokens + output_tokens),
             goodput: (!goals.is_empty()).then(|| rate(good)),
-            ttft: Spread::of(done.iter().filter_map(|record| record.ttft())),
-            tpot: Spread::of(done.iter().filter_map(|record| record.tpot())),
-            itl: Spread::of(done.iter().flat_map(|record| record.itl())),
-            e2el: Spread::of(done.iter().filter_map(|record| record.e2el())),
-            late: Spread::of(records.iter().map(|record| record.sent - record.meant)),
+            ttft: Spread::of(done.iter().filter_map(|record| record.ttft()), percents),
+            tpot: Spread::of(done.iter().filter_map(|record| record.tpot()), percents),
+            itl: Spread::of(done.iter().flat_map(|record| record.itl()), percents),
+            e2el: Spread::of(done.iter().filter_map(|record| record.e2el()), percents),
+            late: Spread::of(records.iter().map(|record| record.sent - record.meant), percents),
         }
     }
 
-    /// The four latency distributions with their short and long names.
-    pub fn spreads(&self) -> [(&'static str, &'static str, &Spread); 4] {
-        [
-            ("ttft", "Time to first token", &self.ttft),
-            ("tpot", "Time per output token", &self.tpot),
-            ("itl", "Inter-token latency", &self.itl),
-            ("e2el", "End-to-end latency", &self.e2el),
-        ]
+    /// Latency distributions with their short and long names.
+    pub fn spreads(&self, metrics: &[Metric]) -> Vec<(&'static str, &'static str, &Spread)> {
+        let of = |metric: &Metric| match metric {
+            Metric::Ttft => ("ttft", "Time to first token", &self.ttft),
+            Metric::Tpot => ("tpot", "Time per output token", &self.tpot),
+            Metric::Itl => ("itl", "Inter-token latency", &self.itl),
+            Metric::E2el => ("e2el", "End-to-end latency", &self.e2el),
+        };
+        metrics.iter().map(of).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::ServeBenchArgs;
-use super::measure::{PERCENTILES, Record, Report};
+use super::measure::{Record, Report};
 
 /// Formats the table.
 pub fn table(args: &ServeBenchArgs, model: &str, report: &Report) -> String {
@@ -30,11 +30,11 @@ pub fn table(args: &ServeBenchArgs, model: &str, report: &Report) -> String {
     }
     line("Output token throughput (tok/s)", format!("{:.2}", report.output_throughput));
     line("Total token throughput (tok/s)", format!("{:.2}", report.total_throughput));
-    line("Sent after the scheduled time, p99 (ms)", format!("{:.2}", report.late.percentiles[3]));
-    let heads = PERCENTILES.map(|p| format!("{:>12}", format!("p{p}"))).concat();
+    line("Sent after the scheduled time, max (ms)", format!("{:.2}", report.late.max));
+    let heads: String = args.metric_percentiles.iter().map(|p| format!("{:>12}", format!("p{p}"))).collect();
     let _ = writeln!(text, "\n{:<28}{:>12}{heads}{:>12}", "ms", "mean", "max");
-    for (short, name, spread) in report.spreads() {
-        let percentiles = spread.percentiles.map(|value| format!("{value:>12.2}")).concat();
+    for (short, name, spread) in report.spreads(&args.percentile_metrics) {
+        let percentiles: String = spread.percentiles.iter().map(|value| format!("{value:>12.2}")).collect();
         let name = format!("{name} ({short})");
         let _ = writeln!(text, "{name:<28}{:>12.2}{percentiles}{:>12.2}", spread.mean, spread.max);
     }
@@ -81,10 +81,10 @@ pub fn json(args: &ServeBenchArgs, model: &str, report: &Report, records: &[Reco
     put("request_goodput", json!(report.goodput));
     put("output_throughput", json!(report.output_throughput));
     put("total_token_throughput", json!(report.total_throughput));
-    for (short, _, spread) in report.spreads().into_iter().chain([("late", "", &report.late)]) {
+    for (short, _, spread) in report.spreads(&args.percentile_metrics).into_iter().chain([("late", "", &report.late)]) {
         put(&format!("mean_{short}_ms"), json!(spread.mean));
         put(&format!("max_{short}_ms"), json!(spread.max));
-        for (percent, value) in PERCENTILES.iter().zip(spread.percentiles) {
+        for (percent, value) in args.metric_percentiles.iter().zip(&spread.percentiles) {
             put(&format!("p{percent}_{short}_ms"), json!(value));
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Endpoint;
 use super::dataset::{Prompt, Question};
@@ -17,7 +17,8 @@ pub struct Sender {
     server: Server,
     model: String,
     endpoint: Endpoint,
-    ignore_eos: bool,
+    /// Fields of every request beside its prompt.
+    fields: Map<String, Value>,
 }
 
 /// Name of the first model that the server lists.
@@ -34,8 +35,8 @@ pub async fn first_model(server: &Server) -> Result<String, String> {
 
 impl Sender {
     /// A sender for this model of this server.
-    pub fn new(server: Server, model: &str, endpoint: Endpoint, ignore_eos: bool) -> Sender {
-        Sender { server, model: model.to_string(), endpoint, ignore_eos }
+    pub fn new(server: Server, model: &str, endpoint: Endpoint, fields: Map<String, Value>) -> Sender {
+        Sender { server, model: model.to_string(), endpoint, fields }
     }
 
     /// Sends a request and reads its answer. Times are seconds since `start`; `meant` is the scheduled time.
@@ -71,6 +72,9 @@ impl Sender {
             }
             if has_output(&chunk["choices"][0]) {
                 record.pieces.push(seconds(Instant::now()));
+                let choice = &chunk["choices"][0];
+                let text = choice["text"].as_str().or(choice["delta"]["content"].as_str());
+                record.text.push_str(text.unwrap_or_default());
             }
             if let Some(output) = chunk["usage"]["completion_tokens"].as_u64() {
                 let prompt = chunk["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
@@ -85,13 +89,10 @@ impl Sender {
         let mut body = json!({
             "model": self.model,
             "max_tokens": question.output,
-            "temperature": 0,
             "stream": true,
             "stream_options": {"include_usage": true},
         });
-        if self.ignore_eos {
-            body["ignore_eos"] = json!(true);
-        }
+        self.fields.iter().for_each(|(name, value)| body[name] = value.clone());
         let (path, field, prompt) = match (self.endpoint, &question.prompt) {
             (Endpoint::Chat, Prompt::Text(text)) => {
                 ("/v1/chat/completions", "messages", json!([{"role": "user", "content": text}]))

@@ -71,6 +71,15 @@ impl Dialect {
         VLLM.get_or_init(|| Dialect::of(table::VLLM))
     }
 
+    /// The flags of another server that a command takes, or of the program that measures one.
+    pub fn of_command(command: &Command) -> Option<&'static Dialect> {
+        static BENCH: OnceLock<Dialect> = OnceLock::new();
+        if applies(command) {
+            return Some(Dialect::vllm());
+        }
+        own(command, "percentile-metrics").map(|_| BENCH.get_or_init(|| Dialect::of(table::VLLM_BENCH)))
+    }
+
     fn of(groups: &[table::Group]) -> Dialect {
         let flags = |group: &table::Group| {
             let fate = group.fate;

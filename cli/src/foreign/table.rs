@@ -96,7 +96,7 @@ pub const VLLM: &[Group] = &[
     group(NoEffect("requests are logged only with --enable-log-requests"), "disable-log-requests"),
     group(NoEffect("answers are not logged"), "enable-log-deltas"),
     group(NoEffect("there is no access log"), "disable-uvicorn-access-log disable-access-log-for-endpoints:s"),
-    group(NoEffect("/metrics has the number of requests"), "enable-server-load-tracking"),
+    group(NoEffect("the number of requests is always counted"), "enable-server-load-tracking"),
     group(
         Only(&["critical", "error", "warning", "info", "debug", "trace"], "--log-level sets the level of the log"),
         "uvicorn-log-level:s=info",
@@ -234,7 +234,7 @@ pub const VLLM: &[Group] = &[
     group(Refused("use --reasoning-parser"), "reasoning-config:j"),
     group(Refused("use return_token_ids of a request"), "return-tokens-as-token-ids"),
     group(Refused("answers are not logged; --record writes all steps to a file"), "enable-log-outputs"),
-    group(Refused("/tokenize and /detokenize have what clients need"), "enable-tokenizer-info-endpoint"),
+    group(Refused("--server-dev-mode opens such routes"), "enable-tokenizer-info-endpoint enable-sleep-mode"),
     group(Refused("use --kv-cache-dtype for all layers"), "kv-cache-dtype-skip-layers:l"),
     group(
         Refused("convert the checkpoint with `quire convert`, or use --quantization q8 or q4"),
@@ -252,12 +252,38 @@ pub const VLLM: &[Group] = &[
     ),
     group(
         Refused("stop the process instead"),
-        "enable-sleep-mode sleep-mode-offload-cudagraph sleep-preserve-parameter-names:l weight-transfer-config:j",
+        "sleep-mode-offload-cudagraph sleep-preserve-parameter-names:l weight-transfer-config:j",
     ),
     group(
         Refused("this engine has no such function"),
         "tool-server:s enable-return-routed-experts enable-trace-replay enable-mamba-cache-stochastic-rounding \
          return-sampling-mask disable-sliding-window aux-output-config:j watermark-config:j diffusion-config(dc):j \
          ec-transfer-config:j ec-manager-config:j engram-config:j",
+    ),
+];
+
+/// Flags of `vllm bench serve` that `quire bench serve` does not have.
+pub const VLLM_BENCH: &[Group] = &[
+    group(
+        NoEffect("the server counts tokens"),
+        "tokenizer:s tokenizer-mode:s=auto trust-remote-code skip-chat-template custom-skip-chat-template",
+    ),
+    group(NoEffect("there is no progress bar"), "disable-tqdm"),
+    group(NoEffect("requests are sent at once; wait for /health of the server"), "ready-check-timeout-sec:i"),
+    group(NoEffect("the server names its answers"), "request-id-prefix:s"),
+    group(
+        Refused("use --extra-body"),
+        "top-p:f top-k:i min-p:f frequency-penalty:f presence-penalty:f repetition-penalty:f logprobs:i use-beam-search",
+    ),
+    group(Refused("answers are timed as they stream"), "no-stream"),
+    group(Refused("start the server with --profile FILE"), "profile profile-batch"),
+    group(
+        Refused("run once for each rate, with --request-rate"),
+        "ramp-up-strategy:s ramp-up-start-rps:f ramp-up-end-rps:f",
+    ),
+    group(Refused("name an adapter with --model"), "lora-modules:l lora-assignment:s"),
+    group(
+        Refused("download the dataset, and name it with --dataset-name sharegpt or custom and --dataset-path"),
+        "hf-name:s hf-split:s hf-subset:s hf-output-len:i burstgpt-path:s",
     ),
 ];

@@ -168,11 +168,11 @@ impl Drop for Server {
 /// Reads the output of a started program until it prints its address.
 pub fn listening(log: &mut impl BufRead) -> SocketAddr {
     let mut line = String::new();
-    while !line.contains("listening on http://") {
+    while !line.contains("listening on http") {
         line.clear();
         assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
     }
-    line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap()
+    line.split("://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap()
 }
 
 /// A complete response.
