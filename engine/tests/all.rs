@@ -36,6 +36,7 @@ mod proposers;
 mod quantized;
 mod ranks;
 mod real_models;
+mod recent;
 mod recurrent;
 mod reference;
 mod replay;

@@ -146,8 +146,8 @@ pub fn gemma3n(p: Pass) -> Vec<f64> {
         x = predicted;
     }
     let mut sum = x[0].clone();
-    for j in 1..n {
-        let other = w.linear(&x[j], &format!("{base}altup_unembed_projections.{}", j - 1), hidden, false);
+    for (j, stream) in x[1..].iter().enumerate() {
+        let other = w.linear(stream, &format!("{base}altup_unembed_projections.{j}"), hidden, false);
         sum = add(&sum, &as_large(&other, &x[0]));
     }
     let last = norm(&times(&sum, 1.0 / n as f64), format!("{base}norm"));
