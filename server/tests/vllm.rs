@@ -27,7 +27,12 @@ fn a_request_is_ended_by_its_id_or_that_of_its_response_and_no_other_is() {
     let open = |id, stream| server.open("POST", "/v1/chat/completions", &headers(id), body(stream).as_bytes());
     let (whole, stream, other) = (open("a-1", false), open("b-2", true), open("c-3", true));
     server.until("all run", |server| server.get("/load").json() == json!({"server_load": 3}));
-    assert_eq!(server.post("/abort_requests", &json!({"request_ids": ["1", "2", "chatcmpl", ""]})).status, 200);
+    assert_eq!(
+        server
+            .post("/abort_requests", &json!({"request_ids": ["1", "2", "xa-1", "x-a-1", "-a-1", "chatcmpl", ""]}))
+            .status,
+        200
+    );
     assert_eq!(server.get("/load").json(), json!({"server_load": 3}), "ids are whole");
     assert_eq!(server.post("/abort_requests", &json!({"request_ids": ["a-1", "chatcmpl-b-2", "unknown"]})).status, 200);
     let (whole, stream) = (Reply::read(whole), Reply::read(stream));

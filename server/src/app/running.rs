@@ -1,10 +1,13 @@
 //! The calls whose requests run, by their ids, so that another call can end them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
+
+/// What the ids of responses begin with.
+const PREFIXES: [&str; 7] = ["chatcmpl", "cmpl", "embd", "pool", "classify", "score", "rerank"];
 
 /// The running calls.
 #[derive(Debug, Default)]
@@ -33,10 +36,12 @@ impl Running {
 
     /// Ends the calls with these ids. An id may be that of a response, which has a prefix.
     pub fn abort(&self, ids: &[String]) {
-        let is_named = |id: &str| {
-            ids.iter().any(|named| named.strip_suffix(id).is_some_and(|rest| rest.is_empty() || rest.ends_with('-')))
+        let bare = |named| {
+            let (prefix, id): (&str, &str) = str::split_once(named, '-')?;
+            PREFIXES.contains(&prefix).then_some(id)
         };
-        let ended = self.calls().extract_if(|_, (id, _)| is_named(id)).collect::<Vec<_>>();
+        let named: HashSet<&str> = ids.iter().flat_map(|id| [Some(id.as_str()), bare(id)]).flatten().collect();
+        let ended: Vec<_> = self.calls().extract_if(|_, (id, _)| named.contains(id.as_str())).collect();
         for (_, (_, sender)) in ended {
             // The call may have ended.
             let _ = sender.send(());
