@@ -30,6 +30,9 @@ pub struct Cli {
 pub enum Command {
     /// Serve the OpenAI API over HTTP
     Serve(Box<ServeArgs>),
+    /// Serve with the flags of llama-server, on port 8080
+    #[command(name = "llama-server")]
+    LlamaServer(Box<ServeArgs>),
     /// Chat with a model in the terminal
     Chat(ChatArgs),
     /// Complete a prompt, or a file of prompts
@@ -53,7 +56,9 @@ pub enum Command {
 impl Command {
     pub fn shared(&self) -> Shared<'_> {
         let (engine, record, profile) = match self {
-            Command::Serve(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
+            Command::Serve(args) | Command::LlamaServer(args) => {
+                (&args.engine, Some(&args.record), Some(&args.profile))
+            }
             Command::Chat(args) => (&args.engine, Some(&args.record), None),
             Command::Generate(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
             Command::RunBatch(args) => (&args.engine, None, None),

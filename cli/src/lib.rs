@@ -68,7 +68,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Returns the command line as clap describes it. Help texts are Markdown, with links of `docs/configuration.md`.
 pub fn command() -> clap::Command {
-    Cli::command().mut_subcommand("serve", |serve| serve.mut_args(with_variable))
+    let with_variables = |command: clap::Command| command.mut_args(with_variable);
+    Cli::command().mut_subcommand("serve", with_variables).mut_subcommand("llama-server", with_variables)
 }
 
 /// Returns a table in Markdown of the flags of `vllm serve` that this program does not have, and of what becomes of each.
@@ -95,7 +96,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let profiling = shared.profile.zip(shared.engine);
     let profiling = profiling.map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
     let outcome = match command {
-        Command::Serve(args) => serve::run(*args, config),
+        Command::Serve(args) | Command::LlamaServer(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
         Command::RunBatch(args) => run_batch::run(&args, config),

@@ -159,7 +159,7 @@ pub fn backend(text: &str) -> Result<Backend, String> {
     match text {
         "mp" | "uni" => Ok(Backend::Threads),
         "external_launcher" => Ok(Backend::Mpi),
-        _ => text.parse().map_err(|expected| format!("{expected}")),
+        _ => text.parse().map_err(str::to_string),
     }
 }
 

@@ -79,7 +79,7 @@ fn headers_longer_than_the_first_piece_are_read_to_their_end() {
     // A loader that cannot say where the header ends gets more until the end of the file.
     let more = |_: &str, beginning: &[u8], size: u64| match beginning.len() as u64 {
         have if have < 3 << 20 => Ok(Wanted::More),
-        have => Ok(Wanted::Ranges(vec![0..have.min(size)])),
+        have => Ok(Wanted::Ranges(std::iter::once(0..have.min(size)).collect())),
     };
     let path = hub::outline(&hub.options(), &REPO.parse().unwrap(), &folder.path().join("b"), &more, &|_| {}).unwrap();
     assert_eq!(std::fs::read(path.join(WEIGHTS)).unwrap(), all);

@@ -4,6 +4,7 @@
 //! [`translate`] runs before the parser of the command line, which checks the values of what is left. It also accepts the notation of
 //! vLLM: `-tp 2`, `_` for `-`, unique beginnings of names, `--no-x`, `None`, and keys of a JSON flag after dots (`--hf-overrides.key 1`).
 
+mod llama;
 mod notation;
 mod table;
 mod translate;
@@ -74,6 +75,10 @@ impl Dialect {
     /// The flags of another server that a command takes, or of the program that measures one.
     pub fn of_command(command: &Command) -> Option<&'static Dialect> {
         static BENCH: OnceLock<Dialect> = OnceLock::new();
+        static LLAMA: OnceLock<Dialect> = OnceLock::new();
+        if command.get_name() == "llama-server" {
+            return Some(LLAMA.get_or_init(|| Dialect::of(llama::LLAMA_SERVER)));
+        }
         if applies(command) {
             return Some(Dialect::vllm());
         }

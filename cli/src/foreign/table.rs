@@ -12,7 +12,7 @@ pub struct Group {
     pub flags: &'static str,
 }
 
-const fn group(fate: Fate, flags: &'static str) -> Group {
+pub const fn group(fate: Fate, flags: &'static str) -> Group {
     Group { fate, flags }
 }
 

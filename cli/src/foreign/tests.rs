@@ -291,3 +291,50 @@ fn other_commands_of_the_engine_take_the_flags_too_and_the_rest_is_left_alone() 
     assert_eq!(parsed("quire generate -p x --no-ignore-eos").unwrap(), parsed("quire generate -p x").unwrap());
     assert!(parsed("quire bench roofline --trust-remote-code").is_err());
 }
+
+#[test]
+fn command_lines_of_llama_server_have_the_settings_that_they_ask_for() {
+    let as_serve = |line: &str| parsed(line).unwrap().replacen("LlamaServer", "Serve", 1);
+    for (line, ours) in [
+        ("-m model.gguf", "--model=model.gguf --port=8080"),
+        (
+            "-hf ggml-org/gemma-3-1b-it-GGUF:Q4_K_M -c 8192 -ngl 99 --jinja -fa --port 9000",
+            "--model=ggml-org/gemma-3-1b-it-GGUF:Q4_K_M --max-model-len=8192 --port=9000",
+        ),
+        (
+            "-m m.gguf -c 0 -np 4 -b 1024 -ub 512 -t 1 -n -1 --no-mmap --mlock -ctk f16 --host 0.0.0.0 -s -1 --alias x",
+            "--model=m.gguf --max-num-seqs=4 --max-num-batched-tokens=1024 --threads=1 --host=0.0.0.0 --served-model-name=x \
+             --port=8080",
+        ),
+        (
+            "-m m.gguf -fa on --temp 0.7 --top-k 40 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 -n 256 --cont-batching",
+            "--model=m.gguf --port=8080 --override-generation-config={\"temperature\":0.7,\"top_k\":40,\"top_p\":0.9,\
+             \"min_p\":0.1,\"repetition_penalty\":1.1,\"max_new_tokens\":256}",
+        ),
+        (
+            "-m e.gguf --embeddings --pooling mean --api-key k --ssl-cert-file c --ssl-key-file k --chat-template chatml",
+            "--model=e.gguf --port=8080 --pooling-type=mean --api-key=k --ssl-certfile=c --ssl-keyfile=k --chat-template=chatml",
+        ),
+    ] {
+        assert_eq!(
+            as_serve(&format!("quire llama-server {line}")),
+            parsed(&format!("quire serve {ours}")).unwrap(),
+            "{line}"
+        );
+    }
+    for (line, part) in [
+        ("-md d.gguf", "--model-draft: expected no such flag here: use --speculative-config"),
+        ("-ctk q4_0", "--cache-type-k: found \"q4_0\", expected f16 or bf16 or f32"),
+        ("--no-such-flag", "--no-such-flag"),
+    ] {
+        let error = parsed(&format!("quire llama-server -m m {line}")).unwrap_err();
+        assert!(error.contains(part) && error.lines().count() == 1, "{error}");
+    }
+    let (serve, dialect) = (serve(), Dialect::of(llama::LLAMA_SERVER));
+    for flag in &dialect.0 {
+        assert_eq!(own(&serve, flag.name).is_some(), flag.fate == Fate::Ours, "{}", flag.name);
+        if let Fate::Renamed(ours) | Fate::Part(ours, _) = flag.fate {
+            assert!(own(&serve, ours).is_some(), "{}: there is no --{ours}", flag.name);
+        }
+    }
+}

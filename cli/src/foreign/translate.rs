@@ -20,7 +20,10 @@ pub struct Translation {
 /// Translates the arguments that follow the name of a command.
 pub fn translate(dialect: &Dialect, command: &Command, arguments: Vec<OsString>) -> Result<Translation, CliError> {
     let mut words = Words { given: arguments.into() };
+    // The port of the other program, if it is another than ours. A flag that follows counts instead.
+    let first = dialect.get("port").and_then(|port| port.default).filter(|port| *port != "8000");
     let mut translator = Translator::new(dialect, command, words.names_a_model());
+    translator.done.arguments.extend(first.map(|port| format!("--port={port}").into()));
     while let Some(word) = words.given.pop_front() {
         let Some(spelled) = word.to_str().and_then(|text| Spelled::read(dialect, text)) else {
             if word == "--" {
@@ -182,6 +185,8 @@ impl<'a> Translator<'a> {
                 }
             }
             (_, None) if value == "None" && name != "model" => {}
+            // The other program's word for no value.
+            (_, None) if value == "-1" && self.dialect.get(name).is_some_and(|flag| flag.default == Some("-1")) => {}
             (_, None) => {
                 if name == "revision" {
                     self.revision = Some(value.clone());
@@ -211,7 +216,10 @@ impl<'a> Translator<'a> {
                     return Ok(());
                 }
                 // The parser of the flag says what is wrong.
-                _ => return Ok(self.done.arguments.push(format!("--{name}={value}").into())),
+                _ => {
+                    self.done.arguments.push(format!("--{name}={value}").into());
+                    return Ok(());
+                }
             },
         };
         merge(self.objects.entry(name).or_insert(Value::Null), update);
@@ -278,6 +286,7 @@ impl<'a> Translator<'a> {
             }
             // Defaults of the other program are not those of this one: only a value that is given counts.
             Fate::Renamed(_) | Fate::Part(..) | Fate::SameRevision if matches!(value.as_str(), "None" | "") => {}
+            Fate::Renamed(_) | Fate::Part(..) if is_default && matches!(value.as_str(), "-1" | "0") => {}
             Fate::Renamed(ours) => self.done.arguments.push(format!("--{ours}={value}").into()),
             Fate::Part(ours, key) => self.object(ours, Some(key), &value)?,
             Fate::SameRevision => self.tokenizer_revision = Some(value),

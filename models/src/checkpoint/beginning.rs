@@ -34,7 +34,7 @@ pub fn needed(file: &str, beginning: &[u8], size: u64) -> Result<Needed, LoadErr
         };
     }
     match header_end(beginning, size) {
-        Ok(Some(end)) => Ok(Needed::Ranges(vec![0..end])),
+        Ok(Some(end)) => Ok(Needed::Ranges(std::iter::once(0..end).collect())),
         Ok(None) => Ok(Needed::More),
         Err((found, expected)) => Err(LoadError::DamagedWeights { file, found, expected }),
     }

@@ -1,6 +1,5 @@
 //! Where clients connect: a TCP port or a Unix socket, with or without TLS.
 
-use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,19 +92,17 @@ impl From<Stream> for Accepted {
 
 impl Accepted {
     /// The connection, after the handshake of TLS. `None` if that fails or takes longer than `limit`.
-    pub fn open(self, limit: Duration) -> impl Future<Output = Option<Stream>> + Send {
-        async move {
-            let Some(tls) = self.tls else { return Some(self.stream) };
-            match timeout(limit, tls.accept(self.stream)).await {
-                Ok(Ok(stream)) => Some(Box::new(stream) as Stream),
-                Ok(Err(error)) => {
-                    tracing::debug!("no TLS with a client: {error}");
-                    None
-                }
-                Err(_) => {
-                    tracing::debug!("no TLS with a client within {} s (--header-timeout)", limit.as_secs_f64());
-                    None
-                }
+    pub async fn open(self, limit: Duration) -> Option<Stream> {
+        let Some(tls) = self.tls else { return Some(self.stream) };
+        match timeout(limit, tls.accept(self.stream)).await {
+            Ok(Ok(stream)) => Some(Box::new(stream)),
+            Ok(Err(error)) => {
+                tracing::debug!("no TLS with a client: {error}");
+                None
+            }
+            Err(_) => {
+                tracing::debug!("no TLS with a client within {} s (--header-timeout)", limit.as_secs_f64());
+                None
             }
         }
     }

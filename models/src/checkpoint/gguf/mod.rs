@@ -41,7 +41,7 @@ pub(crate) fn needed(beginning: &[u8], size: u64) -> Result<Option<Vec<Range<u64
         Ok((header, end)) => {
             let factors = architectures::ROPE_FACTORS.iter().filter_map(|name| header.tensors.get(*name));
             let factors = factors.map(|tensor| tensor.data.start as u64..tensor.data.end as u64);
-            Ok(Some([0..end as u64].into_iter().chain(factors).collect()))
+            Ok(Some(std::iter::once(0..end as u64).chain(factors).collect()))
         }
         Err(fault) if fault.is_cut => Ok(None),
         Err(fault) => Err((fault.found, fault.expected)),
