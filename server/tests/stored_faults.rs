@@ -121,6 +121,45 @@ fn a_server_whose_settings_lead_to_another_prompt_says_so() {
 }
 
 #[test]
+fn a_stream_with_tokens_that_have_no_text_goes_on_over_many_servers() {
+    let disk = Disk::default();
+    let mut server = over_disk(&disk, slow(config()));
+    let id_of =
+        |text: &str| server.ok("/tokenize", json!({"prompt": text, "add_special_tokens": false}))["tokens"].clone();
+    // Half of the tokens are hidden, and the others have different lengths.
+    let (hidden, shown) = (id_of("<|im_end|>"), id_of("The capital of France is a long way from nothing"));
+    assert_eq!(hidden.as_array().unwrap().len(), 1);
+    let mut body = story(true);
+    body["allowed_token_ids"] = json!([hidden.as_array().unwrap().clone(), shown.as_array().unwrap().clone()].concat());
+    body["logit_bias"] = json!({hidden[0].to_string(): 3});
+    body["temperature"] = json!(2);
+    body["max_output_tokens"] = json!(100);
+    let whole = {
+        let mut body = body.clone();
+        (body["background"], body["stream"]) = (json!(false), json!(false));
+        server.ok(RESPONSES, body)
+    };
+    let text = whole["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(text.len() > 40, "both kinds of tokens: {text}");
+    let connection =
+        server.open("POST", RESPONSES, &[("Content-Type", "application/json")], body.to_string().as_bytes());
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(connection));
+    let created = lines.find_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_string)).unwrap();
+    let id = serde_json::from_str::<Value>(&created).unwrap()["response"]["id"].clone();
+    // Each repeats what the one before it gave, and goes on.
+    for millis in [300, 700, 1100] {
+        std::thread::sleep(Duration::from_millis(millis));
+        server.wait();
+        server = over_disk(&disk, slow(config()));
+    }
+    let answer = ended(&server, &id);
+    assert_eq!(
+        (&answer["status"], &answer["output"][0]["content"]),
+        (&json!("incomplete"), &whole["output"][0]["content"])
+    );
+}
+
+#[test]
 fn a_batch_that_is_over_its_time_keeps_its_results_and_ends_the_other_lines() {
     let disk = Disk::default();
     let server = over_disk(&disk, EngineConfig { max_num_seqs: 2, ..slow(config()) });

@@ -216,6 +216,14 @@ impl Store {
         Ok(record.filter(|record| record.is_open || record.expires > self.now()))
     }
 
+    /// Whether a record exists whose work is unfinished.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn is_open(&self, id: &str) -> Result<bool, StoreError> {
+        self.read(|tables| tables.is_open(id))
+    }
+
     /// Parts of a record in a list of its own, from a number on, in order: at least one if there are any, and no more once
     /// `max_bytes` are read.
     ///

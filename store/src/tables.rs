@@ -221,6 +221,10 @@ impl Tables {
         records.get(id)?.map(|found| Record::decode(id, found.value())).transpose()
     }
 
+    pub fn is_open(&self, id: &str) -> Result<bool, StoreError> {
+        Ok(self.0.begin_read()?.open_table(OPEN)?.get(id)?.is_some())
+    }
+
     pub fn parts(&self, id: &str, list: u8, from: u64, max_bytes: usize) -> Result<Vec<(u64, Vec<u8>)>, StoreError> {
         let parts = self.0.begin_read()?.open_table(PARTS)?;
         let (mut read, mut found) = (0, Vec::new());

@@ -194,7 +194,7 @@ impl Reader {
             let (id, next) = (self.id.clone(), self.next);
             // The state first: what is written with the end is found after it.
             let found = stored.read(move |store| {
-                let is_open = store.get(&id)?.is_some_and(|record| record.is_open);
+                let is_open = store.is_open(&id)?;
                 let from = store.part_before(&id, EVENTS, next)?.unwrap_or(next);
                 Ok((is_open, store.parts(&id, EVENTS, from, READ_BYTES)?))
             });
