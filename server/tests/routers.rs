@@ -262,8 +262,9 @@ fn b11_one_token_without_a_stream_leaves_the_prompt_cached_for_whoever_decodes()
 #[test]
 fn b14_a_server_sleeps_and_wakes_and_says_so() {
     let server = Server::start();
-    let body =
-        json!({"prompt": "The capital of France is", "max_tokens": 12, "seed": 4, "temperature": 1, "logprobs": 2});
+    // Some of it is cached before, and none of that may be read afterwards.
+    let prompt: Vec<u32> = (0..100).map(|i| 11 + i % 7).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 12, "seed": 4, "temperature": 1, "logprobs": 2});
     let ask = || {
         let mut answer = server.ok(COMPLETIONS, body.clone());
         for name in ["id", "created", "usage"] {
