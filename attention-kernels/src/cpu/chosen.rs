@@ -54,8 +54,17 @@ pub struct IndexRows<'a> {
     pub first: usize,
 }
 
+/// Memory of a row, which is reused.
+#[derive(Default)]
+struct Scratch {
+    /// Keys, and scores of a head.
+    numbers: Vec<f32>,
+    /// The score of each token.
+    scored: Vec<(f32, u32)>,
+}
+
 thread_local! {
-    static SCRATCH: Cell<(Vec<f32>, Vec<(f32, u32)>)> = Cell::default();
+    static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
 /// Computes attention of all rows to the tokens that are chosen for each. Of equal scores the earlier token is chosen.
@@ -117,7 +126,7 @@ fn by_type<S: Stored>(pool: &Pool, args: ChosenArgs<'_>) -> Result<(), KernelErr
         }
         let position = context - (batch.query_starts[seq + 1] as usize - row);
         let table = batch.table(seq);
-        let (mut numbers, mut scored) = SCRATCH.take();
+        let Scratch { mut numbers, mut scored } = SCRATCH.take();
         let count = (position + 1).min(most);
         let chosen = &mut chosen[..count];
         if position < most {
@@ -161,7 +170,7 @@ fn by_type<S: Stored>(pool: &Pool, args: ChosenArgs<'_>) -> Result<(), KernelErr
             }
             out.iter_mut().for_each(|out| *out /= total);
         }
-        SCRATCH.set((numbers, scored));
+        SCRATCH.set(Scratch { numbers, scored });
     });
     Ok(())
 }
