@@ -159,10 +159,11 @@ impl Translator for Translated {
     }
 
     fn delta(&mut self, _: usize, delta: &Delta) {
-        let piece = self.assistant.push(&delta.text, delta.finish.is_some());
+        let mut parts = Vec::new();
+        self.assistant.read(&delta.text, delta.finish.is_some(), |part| parts.push(part));
         let texts = |k| logprobs::token_texts(self.app.tokenizer(), &delta.tokens, k);
         let scores = self.logprobs.map(texts).into_iter().flatten().map(Json::text);
-        self.writer.write(piece, delta.tokens.len(), scores);
+        self.writer.write(parts, delta.tokens.len(), scores);
         if let Some(reason) = &delta.finish {
             let is_cut = *reason == FinishReason::Length;
             self.writer.close(if is_cut { Status::Incomplete } else { Status::Completed });

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::json::Json;
 use crate::app::{App, unix_seconds};
 use crate::http::{ApiError, call};
-use crate::reply::{Piece, Usage};
+use crate::reply::{Part, Usage};
 use crate::request::Options;
 
 /// How a response ended.
@@ -172,27 +172,28 @@ impl ResponseWriter {
     }
 
     /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
-    pub fn write(&mut self, piece: Piece, tokens: usize, scores: impl Iterator<Item = Json>) {
+    pub fn write(&mut self, parts: Vec<Part>, tokens: usize, scores: impl Iterator<Item = Json>) {
         self.scores.extend(scores);
-        if !piece.reasoning.is_empty() {
-            self.extend(Kind::Reasoning, &piece.reasoning);
+        let has_text = parts.iter().any(|part| matches!(part, Part::Text(_)));
+        for part in parts {
+            match part {
+                Part::Reasoning(text) => self.extend(Kind::Reasoning, &text),
+                Part::Text(text) => self.extend(Kind::Message, &text),
+                Part::Call { id, name, .. } => {
+                    self.begin(Kind::Call { call_id: id, name });
+                    self.scores.clear();
+                }
+                Part::Arguments { text, .. } => {
+                    self.scores.clear();
+                    if let Some(kind) = self.open.as_ref().map(|open| open.kind.clone()) {
+                        self.extend(kind, &text);
+                    }
+                }
+            }
         }
-        if piece.content.is_empty() && self.open.as_ref().is_some_and(|open| open.kind == Kind::Reasoning) {
+        if !has_text && self.open.as_ref().is_some_and(|open| open.kind == Kind::Reasoning) {
             self.reasoning_tokens += tokens;
             self.scores.clear();
-        }
-        if !piece.content.is_empty() {
-            self.extend(Kind::Message, &piece.content);
-        }
-        for call in piece.calls {
-            if let Some((call_id, name)) = call.begun {
-                self.begin(Kind::Call { call_id, name });
-            }
-            self.scores.clear();
-            if let Some(kind) = self.open.as_ref().map(|open| open.kind.clone()).filter(|_| !call.arguments.is_empty())
-            {
-                self.extend(kind, &call.arguments);
-            }
         }
     }
 
@@ -364,3 +365,7 @@ impl Open {
 fn fresh_id(prefix: &str) -> String {
     call::fresh_id(prefix).replacen('-', "_", 1)
 }
+
+#[cfg(test)]
+#[path = "../../../tests/unit/response_items.rs"]
+mod tests;
