@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn a_file_reads_as_python_reads_it() {
-        let text = "# settings\nmodel: org/name\nport: 8_000\nseed: 1\nrate: 0.5\nenable-lora: yes\nnothing: ~\nquoted: \"on\"\n\
+        let text = "# settings\nmodel: org/name\nport: 8_000\nseed: 1\nrate: 0.5\nenable-lora: yes\na: on\nb: Off\nc: TRUE\nnothing: ~\nquoted: \"on\"\n\
                     list: [a, 2]\nmap:\n  method: ngram\n  inner: {n: 4}\nfolded: >\n  a\n  b\nversion: 1.2.3\n";
         let table = parse(text).unwrap();
-        let expected = "model = 'org/name'\nport = '8_000'\nseed = 1\nrate = 0.5\nenable-lora = true\nquoted = 'on'\n\
+        let expected = "model = 'org/name'\nport = '8_000'\nseed = 1\nrate = 0.5\nenable-lora = true\na = true\nb = false\nc = true\nquoted = 'on'\n\
                         list = ['a', 2]\nfolded = \"a b\\n\"\nversion = '1.2.3'\n[map]\nmethod = 'ngram'\ninner = {n = 4}\n";
         assert_eq!(table, toml::from_str(expected).unwrap());
         assert!(parse("").unwrap().is_empty() && parse("# only\n").unwrap().is_empty());

@@ -120,7 +120,8 @@ class Settings:
         #: Sampling defaults beside those of `generation_config.json`.
         self.sampling_defaults: dict[str, Any] = {}
         values: dict[str, Any] = {}
-        known = set(_quire.settings(server))
+        # The program knows flags of vLLM too; for those of this file, what it says of their values counts.
+        known = set(_quire.settings(server)) - OF_VLLM
         speculative: dict[str, Any] = {}
         for name, value in given.items():
             if name not in known and name not in OF_VLLM:
@@ -199,7 +200,7 @@ class EngineArgs:
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Adds a flag for each setting. Values are checked when an engine starts."""
-        for name in (*_quire.settings(False), *sorted(OF_VLLM)):
+        for name in sorted({*_quire.settings(False), *OF_VLLM}):
             longs = ["--" + name.replace("_", "-")] + (["--" + name] if "_" in name else [])
             read = _parsed if name in OF_VLLM else str
             parser.add_argument(*longs, dest=name, nargs="?", const=True, default=None, type=read)
