@@ -44,7 +44,8 @@ impl Process {
         let mut child = Command::new("sh")
             .args(["-c", &limited, env!("CARGO_BIN_EXE_quire")])
             .args(["serve", "--port", "0", "--kv-cache-memory-bytes", "16M", "--threads", "1"])
-            .args(["--max-num-batched-tokens", "512"])
+            // What is kept of an attack does not count responses that were asked to be kept.
+            .args(["--max-num-batched-tokens", "512", "--state-max-bytes", "1M"])
             .args(args)
             .stderr(Stdio::piped())
             .spawn()

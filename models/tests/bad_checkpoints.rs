@@ -73,7 +73,7 @@ fn an_unsupported_architecture_is_an_error_that_lists_the_supported_ones() {
     let said = message(said, &["; the nearest name is LlamaForCausalLM, which does not read query_pre_attn_scalar"]);
     assert!(!said.contains("max_position_embeddings"), "{said}");
     // A declaration that fails has not read all its keys, so nothing is said of them.
-    let cut = json!({"architectures": ["DeepseekV32ForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 32, "index_topk": 9});
+    let cut = json!({"architectures": ["DeepseekVV3ForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 32, "index_topk": 9});
     let said = message(config_with("llama", cut), &["; the nearest name is DeepseekV3ForCausalLM"]);
     assert!(!said.contains("does not read"), "{said}");
     let long = "x".repeat(100_000);

@@ -32,6 +32,11 @@ fn is_exact(decoder: &Decoder, layer: &Attention) -> bool {
     layer.qkv.bias && !score_counts && !is_changed && !is_shared && !layer.both_sides
 }
 
+/// Elements of a layer's offset; `None` if it has none.
+pub(super) fn len(decoder: &Decoder, layer: &Attention) -> Option<usize> {
+    is_exact(decoder, layer).then_some(layer.heads.num_kv_heads * layer.heads.head_dim)
+}
+
 /// Cosine and sine of an angle's multiples 0, 1, …, summed up and divided by their number.
 fn mean_rotation(angle: f64) -> (f64, f64) {
     if angle == 0.0 {
@@ -66,9 +71,9 @@ impl Loader<'_> {
         (device, dtype): (&dyn Device, Dtype),
     ) -> Result<Option<Buffer>, LoadError> {
         let number = decoder.linears().position(|linear| std::ptr::eq(linear, &layer.qkv));
-        let bias = number.and_then(|number| linears[number].bias.as_ref()).filter(|_| is_exact(decoder, layer));
-        let Some(bias) = bias else { return Ok(None) };
-        let (queries, keys) = (layer.heads.query_width(), layer.own_kv_heads() * layer.heads.head_dim);
+        let bias = number.and_then(|number| linears[number].bias.as_ref());
+        let Some((bias, keys)) = bias.zip(len(decoder, layer)) else { return Ok(None) };
+        let queries = layer.heads.query_width();
         let mut offset = numbers_on_host(device, bias, dtype, queries + keys)?[queries..].to_vec();
         if let Some(rope) = &layer.rope {
             rotate(rope, &mut offset, layer.heads.head_dim);

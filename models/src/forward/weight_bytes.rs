@@ -4,6 +4,7 @@ use attention_kernels::{Dtype, KernelSet, Rewritten, ScratchSizes, slices};
 use device::{FactorType, Features};
 use linear::{PackedMatrix, PartForm, Purpose, Tiles};
 
+use super::key_offsets;
 use super::linear::{shared, stack_of};
 use crate::checkpoint::quantized;
 use crate::decoder::{self, Decoder, Form};
@@ -54,6 +55,10 @@ pub fn weight_bytes_beside(
     let slopes = decoder.attention().flat_map(|attention| &attention.alibi_slopes).map(Vec::len);
     bytes += decoder.vectors().map(|(_, shape)| shape.iter().product::<usize>()).chain(slopes).sum::<usize>()
         * size_of::<f32>();
+    if kernels.format.kv_dtype.is_byte() {
+        bytes +=
+            decoder.attention().filter_map(|layer| key_offsets::len(decoder, layer)).sum::<usize>() * size_of::<f32>();
+    }
     let single = decoder.linears().filter(is_own).map(|linear| (vec![linear], decoder.purpose(linear)));
     let heads = decoder.head_linears().flatten().map(|linear| (vec![linear], Purpose::Numbers));
     let experts = decoder.experts().flat_map(|experts| {

@@ -53,6 +53,7 @@ pub struct Done {
 impl Line {
     /// Reads a line. `endpoint` is the route of the batch, if it has one. The error has the client's name of the request, if it can be
     /// read.
+    #[allow(clippy::result_large_err)] // as often as a line is wrong
     pub fn parse(text: &str, endpoint: Option<&str>) -> Result<Line, (Option<String>, ApiError)> {
         let line: Line = serde_json::from_str(text).map_err(|error| {
             let found: Value = serde_json::from_str(text).unwrap_or_default();
