@@ -285,7 +285,7 @@ def test_internals_are_refused_by_name(llm: LLM) -> None:
         ({"model": "no/such/model"}, ValueError, "no/such/model: no such folder or file; expected a checkpoint folder"),
         ({"cpu_offload_gb": 4}, ValueError, "cpu_offload_gb: found 4, which this engine does not have; remove it"),
         ({"tokenizer": "other"}, ValueError, "tokenizer: found 'other', expected that of the model"),
-        ({"ssl_keyfile": "x"}, ValueError, "invalid value 'x' for '--ssl-keyfile <FILE>'"),
+        ({"ssl_keyfile": "x"}, TypeError, "LLM() got an unexpected keyword argument 'ssl_keyfile'"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_raises_the_line_of_the_program(given: dict[str, Any], kind: type, message: str) -> None:

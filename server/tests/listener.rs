@@ -50,7 +50,7 @@ async fn get(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Str
         stream.flush().await?;
         stream.read_to_end(&mut answer).await
     };
-    let _ = tokio::time::timeout(Duration::from_secs(20), read).await.expect("the connection stays open");
+    let _ = tokio::time::timeout(Duration::from_secs(20), read).await.unwrap();
     String::from_utf8_lossy(&answer).into_owned()
 }
 

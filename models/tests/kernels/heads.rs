@@ -85,7 +85,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
             Arc::new(KvScales { keys: floats(device, k), values: floats(device, v), per_head: k.len() > 1 })
         }),
     };
-    let offset: Option<Vec<f32>> = (format.kv_dtype.is_byte() && seed % 2 == 0)
+    let offset: Option<Vec<f32>> = (format.kv_dtype.is_byte() && seed.is_multiple_of(2))
         .then(|| (0..num_kv_heads * dim).map(|_| random.unit() * 2.0).collect());
     let offset_on = offset.as_ref().map(|offset| floats(device, offset));
     let slot_bytes: Vec<u8> = SLOTS.iter().flat_map(|slot| slot.to_le_bytes()).collect();
@@ -137,7 +137,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
             return turned;
         }
         let factor = f64::from(layer::mixing_factors(dim)[usize::from(head >= num_heads)]);
-        let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { factor } else { -factor };
+        let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { factor } else { -factor };
         let mixed = |i: usize| turned.iter().enumerate().map(|(j, x)| sign(i, j) * x.0).sum();
         let magnitude: f64 = turned.iter().map(|x| x.1 * factor).sum();
         (0..dim).map(|i| (mixed(i), magnitude)).collect()
