@@ -53,7 +53,7 @@ impl KvCacheDtype {
     /// What a start says of a type with which trained models lose more than 1 % of perplexity (`docs/real-models.md`).
     pub(crate) fn caution(self) -> &'static str {
         match self {
-            KvCacheDtype::Fp8E5m2 => " (trained models lose 2 to 7 % of perplexity with it; int8 is as small)",
+            KvCacheDtype::Fp8E5m2 => " (trained models lose up to 6 % of perplexity with it; int8 is as small)",
             _ => "",
         }
     }
