@@ -115,7 +115,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 /// The command and the engine's configuration; `None` if help or the version was requested and printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
     let adapted = |command: clap::Command| {
-        // Of a flag that is given twice the last one counts, as in vLLM.
+        // If a flag is given twice, the last one counts, as in vLLM.
         command.mut_args(negative_numbers).mut_args(without_links).mut_args(switch).args_override_self(true)
     };
     let mut root = command().mut_subcommands(|command| adapted(command).mut_subcommands(adapted));

@@ -36,7 +36,7 @@ pub type Needs<'a> = &'a (dyn Fn(&str, &[u8], u64) -> Result<Wanted, String> + S
 /// asks for. A model that is cached is returned as it is. Settings are downloaded to the cache.
 ///
 /// # Errors
-/// Those of [`fetch`](crate::fetch), and a file whose header is damaged.
+/// The errors of [`fetch`](crate::fetch), or a file with a damaged header.
 pub fn outline(
     options: &Options,
     model: &ModelId,

@@ -30,7 +30,7 @@ pub struct RanksArgs {
     /// What carries the ranks: threads, of one process; or mpi, if mpiexec or another launcher has started them
     /// [default: mpi if a launcher has, otherwise threads]
     ///
-    /// Of vLLM's names, `mp` and `uni` are threads, and `external_launcher` is mpi.
+    /// vLLM's names are accepted too: `mp` and `uni` mean threads, `external_launcher` means mpi.
     #[arg(long, value_name = "CARRIER", value_parser = values::backend, env = "QUIRE_DISTRIBUTED_EXECUTOR_BACKEND")]
     pub distributed_executor_backend: Option<Backend>,
 }

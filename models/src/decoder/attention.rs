@@ -122,9 +122,9 @@ pub struct Latent {
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // there is one per layer
 pub enum Choice {
-    /// Those that an indexer chooses.
+    /// The layer's own indexer chooses them.
     Own(Indexer),
-    /// Those that the last indexer before the layer has chosen. The layer's index keys have no meaning.
+    /// The layer uses the choice of the last indexer before it. Its own index keys are not used.
     Before {
         /// Greatest number of tokens.
         top_k: usize,

@@ -125,7 +125,7 @@ fn streams(fields: &Fields<'_>) -> Result<usize, LoadError> {
     if fields.boolean("altup_correct_scale")? == Some(false) {
         return Err(fields.wrong("altup_correct_scale", "true"));
     }
-    // Of the training.
+    // Only training uses these keys.
     for key in ["altup_coef_clip", "altup_lr_multiplier"] {
         fields.get(key);
     }

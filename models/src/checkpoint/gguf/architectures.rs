@@ -197,7 +197,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     },
     Architecture { name: "qwen2", class: "Qwen2ForCausalLM", ..BASE },
     Architecture { name: "qwen3", class: "Qwen3ForCausalLM", ..BASE },
-    // Of models of images and text, the file has the decoder. The positions of a text are the same in all of their dimensions.
+    // Files of vision models hold the decoder. Text has the same position in every dimension of their RoPE.
     Architecture { name: "qwen2vl", class: "Qwen2ForCausalLM", ..BASE },
     Architecture { name: "qwen3vl", class: "Qwen3ForCausalLM", ..BASE },
     Architecture { name: "qwen3moe", ..QWEN3_MOE },
