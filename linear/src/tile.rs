@@ -88,8 +88,8 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
 }
 
 /// Covers rows × panels with tiles that fill the registers. All rows are multiplied with two panels before the next two, so that
-/// weights are read from memory once. Few rows are bound by memory, not by sums: they read two panels at a time, because more
-/// parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// weights are read from memory once. Rows of a single band are bound by memory, not by sums: they read one panel at a time, so that
+/// what is prefetched comes next. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
 /// The conditions on constants stand alone, so that tiles of other instruction sets are not compiled.
 #[inline(always)]
 pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
@@ -134,11 +134,11 @@ struct At {
     band: usize,
 }
 
-/// Multiplies M rows with two panels, or with the last one. Returns M.
+/// Multiplies M rows with two panels: together, if another band reads them again. Returns M.
 #[inline(always)]
 fn tiles<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, at: At) -> usize {
     let panels = PAIR.min(task.panels.end - at.first);
-    if panels == P {
+    if panels == P && M < task.rows {
         tile::<T, M, P>(task, at, at.first);
     } else {
         for panel in at.first..at.first + panels {
