@@ -41,6 +41,16 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Kind; 4] = [Kind::Response, Kind::Conversation, Kind::File, Kind::Batch];
 
+    /// What clients call one.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Response => "response",
+            Kind::Conversation => "conversation",
+            Kind::File => "file",
+            Kind::Batch => "batch",
+        }
+    }
+
     /// Its number in the file.
     pub(crate) fn code(self) -> u8 {
         match self {
@@ -73,6 +83,13 @@ pub struct Record {
     pub serial: u64,
     /// The caller's bytes.
     pub body: Vec<u8>,
+}
+
+impl Record {
+    /// Whether it is of this kind and owner.
+    pub fn is_of(&self, kind: Kind, owner: &[u8; OWNER_BYTES]) -> bool {
+        self.kind == kind && self.owner == *owner
+    }
 }
 
 /// A record to be made.

@@ -1,10 +1,9 @@
 //! `/v1/conversations`: lists of items that responses continue and extend.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::Uri;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -12,13 +11,10 @@ use store::{Change, Kind, NewRecord, Record};
 
 use super::responses::{identified, metadata, page};
 use crate::app::App;
+use crate::http::ApiError;
 use crate::http::json::response;
-use crate::http::{ApiError, Client};
 use crate::request::{Cost, Fields, Work, body};
-use crate::stored::{Owner, Query, Stored, refused};
-
-/// What the ids of this route name.
-const WHAT: &str = "conversation";
+use crate::stored::{Own, Owner, Query, refused};
 
 /// List of the items.
 const ITEMS: u8 = 0;
@@ -47,18 +43,13 @@ fn describe(id: &str, record: &Record) -> Value {
 }
 
 /// `POST /v1/conversations`.
-pub async fn create(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let mut body = body::receive(&app, request).await?;
-    let ((items, metadata), _) = body.read(&app, |work, fields| Ok((read(work, fields)?, Cost::default()))).await?;
-    let stored = app.stored()?;
-    let (owner, id) = (stored.owner(&client), stored.fresh_id("conv")?);
+pub async fn create(own: Own, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&own.app, request).await?;
+    let ((items, metadata), _) = body.read(&own.app, |work, fields| Ok((read(work, fields)?, Cost::default()))).await?;
+    let id = own.stored.fresh_id("conv")?;
     let record = NewRecord {
         kind: Kind::Conversation,
-        owner,
+        owner: own.owner,
         is_open: false,
         reserved: 0,
         ttl: None,
@@ -66,95 +57,59 @@ pub async fn create(
     };
     let mut changes = vec![Change::Insert { id: id.clone(), record }];
     changes.extend(append(&id, items).0);
-    stored.apply(changes).await?;
-    let record = stored.find(Kind::Conversation, &id, &owner, WHAT).await?;
+    own.stored.apply(changes).await?;
+    let record = own.find(Kind::Conversation, &id).await?;
     Ok(response(&describe(&id, &record)))
 }
 
 /// `GET /v1/conversations/{id}`.
-pub async fn get(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let record = stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
+pub async fn get(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let record = own.find(Kind::Conversation, &id).await?;
     Ok(response(&describe(&id, &record)))
 }
 
 /// `POST /v1/conversations/{id}`: replaces the metadata.
-pub async fn update(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let record = stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
-    let mut body = body::receive(&app, request).await?;
-    let (metadata, _) = body.read(&app, |_, fields| Ok((Value::from(metadata(fields)?), Cost::default()))).await?;
+pub async fn update(own: Own, Path(id): Path<String>, request: Request) -> Result<Response, ApiError> {
+    let record = own.find(Kind::Conversation, &id).await?;
+    let mut body = body::receive(&own.app, request).await?;
+    let (metadata, _) = body.read(&own.app, |_, fields| Ok((Value::from(metadata(fields)?), Cost::default()))).await?;
     let body = metadata.to_string().into_bytes();
-    change(stored, &id, vec![Change::Replace { id: id.clone(), body: body.clone() }]).await?;
+    own.change(Kind::Conversation, &id, vec![Change::Replace { id: id.clone(), body: body.clone() }]).await?;
     Ok(response(&describe(&id, &Record { body, ..record })))
 }
 
 /// `DELETE /v1/conversations/{id}`.
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
-    change(stored, &id, vec![Change::Delete { id: id.clone() }]).await?;
-    Ok(response(&json!({"id": id, "object": "conversation.deleted", "deleted": true})))
-}
-
-/// Makes changes of a conversation, which another request may have deleted.
-async fn change(stored: &Stored, id: &str, changes: Vec<Change>) -> Result<(), ApiError> {
-    let done = stored.apply(changes).await;
-    done.map_err(|error| if error.status() == 409 { stored.missing(id, WHAT) } else { error })
+pub async fn delete(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    own.find(Kind::Conversation, &id).await?;
+    Ok(response(&own.delete(Kind::Conversation, id, "conversation.deleted").await?))
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub async fn list_items(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    let owner = app.stored()?.owner(&client);
-    let reader = app.clone();
-    let items = tokio::task::spawn_blocking(move || items(&reader, &id, &owner, u64::MAX)).await;
+pub async fn list_items(own: Own, Path(id): Path<String>, uri: Uri) -> Result<Response, ApiError> {
+    let items = tokio::task::spawn_blocking(move || items(&own.app, &id, &own.owner, u64::MAX)).await;
     let items = items.map_err(|error| ApiError::internal(format!("reading the items failed: {error}")))??;
     Ok(response(&page(items, &Query::of(&uri))?))
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub async fn add_items(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    stored.find(Kind::Conversation, &id, &stored.owner(&client), WHAT).await?;
-    let mut body = body::receive(&app, request).await?;
-    let (items, _) = body.read(&app, |_, fields| Ok((items_of(fields)?, Cost::default()))).await?;
+pub async fn add_items(own: Own, Path(id): Path<String>, request: Request) -> Result<Response, ApiError> {
+    own.find(Kind::Conversation, &id).await?;
+    let mut body = body::receive(&own.app, request).await?;
+    let (items, _) = body.read(&own.app, |_, fields| Ok((items_of(fields)?, Cost::default()))).await?;
     let (changes, _) = append(&id, items);
     let added = changes.iter().filter_map(|change| match change {
         Change::Part { bytes, .. } => serde_json::from_slice(bytes).ok(),
         _ => None,
     });
     let added: Vec<Value> = added.collect();
-    change(stored, &id, changes).await?;
+    own.change(Kind::Conversation, &id, changes).await?;
     Ok(response(&crate::stored::page_json(added, false)))
 }
 
 /// The items of a conversation up to this number.
 pub fn items(app: &App, id: &str, owner: &Owner, last: u64) -> Result<Vec<Value>, ApiError> {
     let stored = app.stored()?;
-    stored.find_blocking(Kind::Conversation, id, owner, WHAT)?;
+    stored.find(Kind::Conversation, id, owner)?;
     let parts = stored.store().parts(id, ITEMS, 0, usize::MAX).map_err(refused)?;
     let parts = parts.into_iter().take_while(|(number, _)| *number <= last);
     Ok(parts.filter_map(|(_, bytes)| serde_json::from_slice(&bytes).ok()).collect())

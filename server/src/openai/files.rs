@@ -3,11 +3,10 @@
 //! A file is a record whose parts are its pieces. It is open while it is uploaded or written, and does not exist for clients until it
 //! is complete; the next start removes an upload that was cut off.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
@@ -16,14 +15,10 @@ use store::{Change, Kind, NewRecord, Record};
 use tokio::time::timeout;
 
 use super::batches;
-use crate::app::App;
+use crate::http::ApiError;
 use crate::http::json::response;
 use crate::http::multipart::Multipart;
-use crate::http::{ApiError, Client};
-use crate::stored::{Owner, Query, Stored, page_json};
-
-/// What the ids of this route name.
-pub const WHAT: &str = "file";
+use crate::stored::{Own, Query, Stored};
 
 /// List of a file's pieces.
 pub const PIECES: u8 = 0;
@@ -66,10 +61,10 @@ fn describe(id: &str, record: &Record) -> Value {
     })
 }
 
-/// A complete file of an owner.
-pub async fn find(stored: &Stored, id: &str, owner: &Owner) -> Result<Record, ApiError> {
-    let record = stored.find(Kind::File, id, owner, WHAT).await?;
-    if record.is_open { Err(stored.missing(id, WHAT)) } else { Ok(record) }
+/// A complete file of a client.
+pub async fn find(own: &Own, id: &str) -> Result<Record, ApiError> {
+    let record = own.find(Kind::File, id).await?;
+    if record.is_open { Err(own.stored.missing(id, record.kind)) } else { Ok(record) }
 }
 
 /// Fields of an upload.
@@ -82,13 +77,8 @@ struct Form {
 }
 
 /// `POST /v1/files`.
-pub async fn upload(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
+pub async fn upload(own: Own, request: Request) -> Result<Response, ApiError> {
+    let Own { app, stored, .. } = &own;
     let most = app.options.limits.max_file_bytes;
     let stated =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
@@ -106,7 +96,7 @@ pub async fn upload(
     let id = stored.fresh_id("file")?;
     // A shutdown waits for an upload.
     let _busy = app.activity.clone();
-    let received = receive(&app, stored, (&id, owner, stated.unwrap_or(0)), &mut form).await;
+    let received = receive(&own, (&id, stated.unwrap_or(0)), &mut form).await;
     let finished = match received {
         Ok(form) => finish(stored, &id, form).await,
         Err(error) => Err(error),
@@ -116,15 +106,14 @@ pub async fn upload(
         let _ = stored.apply(vec![Change::Delete { id: id.clone() }]).await;
     }
     finished?;
-    let record = find(stored, &id, &owner).await?;
+    let record = find(&own, &id).await?;
     Ok(response(&describe(&id, &record)))
 }
 
 /// Receives the fields, and the file into its record.
 async fn receive(
-    app: &App,
-    stored: &Stored,
-    (id, owner, stated): (&str, Owner, u64),
+    Own { app, stored, owner }: &Own,
+    (id, stated): (&str, u64),
     multipart: &mut Multipart,
 ) -> Result<Form, ApiError> {
     let limit = app.options.limits.body_timeout;
@@ -164,7 +153,7 @@ async fn receive(
         }
         let record = NewRecord {
             kind: Kind::File,
-            owner,
+            owner: *owner,
             is_open: true,
             reserved: stated + stated / 8 + 4096,
             ttl: None,
@@ -233,13 +222,7 @@ async fn finish(stored: &Stored, id: &str, form: Form) -> Result<(), ApiError> {
 }
 
 /// `GET /v1/files`.
-pub async fn list(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
+pub async fn list(own: Own, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::of(&uri);
     let purpose = query.get("purpose").map(str::to_string);
     let keep = move |record: &Record| {
@@ -248,32 +231,21 @@ pub async fn list(
         };
         !record.is_open && purpose.as_ref().is_none_or(is_asked)
     };
-    let (files, has_more) = stored.list(Kind::File, &owner, &query, (MAX_PAGE, WHAT), keep).await?;
-    let files = files.iter().map(|(id, record)| describe(id, record)).collect();
-    Ok(response(&page_json(files, has_more)))
+    let show = |id: &str, record: &Record| Ok(describe(id, record));
+    Ok(response(&own.list(Kind::File, &query, MAX_PAGE, keep, show).await?))
 }
 
 /// `GET /v1/files/{id}`.
-pub async fn get(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let record = find(stored, &id, &stored.owner(&client)).await?;
+pub async fn get(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let record = find(&own, &id).await?;
     Ok(response(&describe(&id, &record)))
 }
 
 /// `GET /v1/files/{id}/content`.
-pub async fn content(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?.clone();
-    let record = find(&stored, &id, &stored.owner(&client)).await?;
+pub async fn content(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let record = find(&own, &id).await?;
     let length = describe(&id, &record)["bytes"].to_string();
-    let pieces = unfold(Some((stored, id, 0)), |state| async move {
+    let pieces = unfold(Some((own.stored, id, 0)), |state| async move {
         let (stored, id, next) = state?;
         match read(&stored, &id, next).await {
             Ok((bytes, _)) if bytes.is_empty() => None,
@@ -295,14 +267,9 @@ pub async fn read(stored: &Stored, id: &str, from: u64) -> Result<(Vec<u8>, u64)
 }
 
 /// `DELETE /v1/files/{id}`.
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    find(stored, &id, &stored.owner(&client)).await?;
-    if let Some(batch) = batches::reading(stored, &id).await? {
+pub async fn delete(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    find(&own, &id).await?;
+    if let Some(batch) = batches::reading(&own.stored, &id).await? {
         return Err(ApiError::invalid(
             "id",
             format_args!(
@@ -310,9 +277,5 @@ pub async fn delete(
             ),
         ));
     }
-    match stored.apply(vec![Change::Delete { id: id.clone() }]).await {
-        Err(error) if error.status() == 409 => return Err(stored.missing(&id, WHAT)),
-        other => other?,
-    }
-    Ok(response(&json!({"id": id, "object": "file", "deleted": true})))
+    Ok(response(&own.delete(Kind::File, id, "file").await?))
 }

@@ -3,25 +3,28 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `live` | work that runs now, which can be watched, cancelled and stopped |
+//! | `own` | the records of one client |
 //! | `query` | parameters of a URL, and pages of a list |
 //!
 //! Whose a record is follows from the API key of its request. What belongs to another key does not exist: its id is answered like one
 //! that was never given out. Ids tell their time, so that a missing one can be explained without a trace of what was removed.
 
 mod live;
+mod own;
 mod query;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
-use store::{Change, Kind, OWNER_BYTES, Page, Record, Store, StoreError, created_at};
+use store::{Change, Kind, OWNER_BYTES, Record, Store, StoreError, created_at};
 
 use crate::http::call::StoredWork;
 use crate::http::{ApiError, Client, excerpt};
 use crate::metrics::StoredStats;
 use crate::settings::StateOptions;
 pub use live::{Ended, Live, Running};
+pub use own::Own;
 pub use query::{Query, page_json};
 
 /// Name of who owns something.
@@ -96,45 +99,15 @@ impl Stored {
         done.map_err(|error| ApiError::internal(format!("reading the store failed: {error}")))?.map_err(refused)
     }
 
-    /// The record of an owner. `what` is what the id names, for errors.
-    pub async fn find(&self, kind: Kind, id: &str, owner: &Owner, what: &str) -> Result<Record, ApiError> {
-        let (key, owner) = (id.to_string(), *owner);
-        let found = self.read(move |store| store.get(&key)).await?;
-        let found = found.filter(|record| record.kind == kind && record.owner == owner);
-        found.ok_or_else(|| self.missing(id, what))
-    }
-
-    /// Like [`Stored::find`], on a thread that may wait.
-    pub fn find_blocking(&self, kind: Kind, id: &str, owner: &Owner, what: &str) -> Result<Record, ApiError> {
-        let found = self.store.get(id).map_err(refused)?;
-        let found = found.filter(|record| record.kind == kind && record.owner == *owner);
-        found.ok_or_else(|| self.missing(id, what))
-    }
-
-    /// A page of an owner's records that `keep` keeps.
-    pub async fn list(
-        &self,
-        kind: Kind,
-        owner: &Owner,
-        query: &Query<'_>,
-        (most, what): (usize, &str),
-        keep: impl Fn(&Record) -> bool + Send + 'static,
-    ) -> Result<(Vec<(String, Record)>, bool), ApiError> {
-        let (limit, newest_first) = (query.limit(most)?, query.newest_first()?);
-        let (after, owner) = (query.get("after").map(str::to_string), *owner);
-        let behind = after.clone();
-        let listed = self.read(move |store| {
-            let page = Page { after: behind.as_deref(), limit, newest_first, keep: &keep };
-            match store.list(kind, &owner, &page) {
-                Err(StoreError::Missing(_)) => Ok(None),
-                other => other.map(Some),
-            }
-        });
-        listed.await?.ok_or_else(|| self.missing(&after.unwrap_or_default(), what))
+    /// The record of an owner, on a thread that may wait.
+    pub fn find(&self, kind: Kind, id: &str, owner: &Owner) -> Result<Record, ApiError> {
+        let found = self.store.get(id).map_err(refused)?.filter(|record| record.is_of(kind, owner));
+        found.ok_or_else(|| self.missing(id, kind))
     }
 
     /// 404 for an id that this owner has not. What it says follows from the id alone.
-    pub fn missing(&self, id: &str, what: &str) -> ApiError {
+    pub fn missing(&self, id: &str, kind: Kind) -> ApiError {
+        let what = kind.name();
         let ttl = self.store.limits().ttl.as_secs();
         let why = match created_at(id) {
             Some(created) if created.saturating_add(ttl) <= self.store.now() => {

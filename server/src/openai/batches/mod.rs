@@ -13,9 +13,7 @@ pub mod line;
 mod run;
 mod state;
 
-use std::sync::Arc;
-
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::Uri;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -23,17 +21,13 @@ use store::{Change, Kind, NewRecord, Record};
 
 use super::files;
 use super::responses::{ComputedBy, metadata};
-use crate::app::App;
+use crate::http::ApiError;
 use crate::http::json::response;
-use crate::http::{ApiError, Client};
 use crate::request::{Cost, Fields, Work, body};
-use crate::stored::{Query, Stored, page_json};
+use crate::stored::{Own, Query, Stored};
 use line::ENDPOINTS;
 pub use run::{LINES_AT_ONCE, resume};
 use state::Batch;
-
-/// What the ids of this route name.
-const WHAT: &str = "batch";
 
 /// Greatest number of batches of a page.
 const MAX_PAGE: usize = 100;
@@ -66,19 +60,14 @@ pub fn read(_: &Work, fields: &Fields<'_>) -> Result<NewBatch, ApiError> {
 }
 
 /// `POST /v1/batches`.
-pub async fn create(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let mut body = body::receive(&app, request).await?;
-    let (new, _) = body.read(&app, |work, fields| Ok((read(work, fields)?, Cost::default()))).await?;
-    let stored = app.stored()?;
+pub async fn create(own: Own, request: Request) -> Result<Response, ApiError> {
+    let Own { app, stored, owner } = &own;
+    let mut body = body::receive(app, request).await?;
+    let (new, _) = body.read(app, |work, fields| Ok((read(work, fields)?, Cost::default()))).await?;
     if stored.running().is_stopping() {
         return Err(ApiError::unavailable("the server is stopping; send requests to another"));
     }
-    let owner = stored.owner(&client);
-    let input = files::find(stored, &new.input_file_id, &owner).await;
+    let input = files::find(&own, &new.input_file_id).await;
     let input = input.map_err(|error| if error.status() == 404 { error.with_param("input_file_id") } else { error })?;
     let input: Value = serde_json::from_slice(&input.body).unwrap_or_default();
     if input["purpose"] != "batch" {
@@ -95,7 +84,7 @@ pub async fn create(
         error_file_id: errors.clone(),
         metadata: new.metadata.to_string(),
         output_ttl: new.output_ttl,
-        computed_by: ComputedBy::of(&app),
+        computed_by: ComputedBy::of(app),
         expires_at: now + WINDOW,
         status: "validating".to_string(),
         ..Batch::default()
@@ -104,9 +93,10 @@ pub async fn create(
     let reserved = input["bytes"].as_u64().unwrap_or(0).saturating_mul(2).clamp(4096, 64 << 20);
     let file = |name: &str, reserved| {
         let body = files::body(name, "batch_output", 0);
-        NewRecord { kind: Kind::File, owner, is_open: true, reserved, ttl: None, body }
+        NewRecord { kind: Kind::File, owner: *owner, is_open: true, reserved, ttl: None, body }
     };
-    let record = NewRecord { kind: Kind::Batch, owner, is_open: true, reserved: 4096, ttl: None, body: batch.encode() };
+    let record =
+        NewRecord { kind: Kind::Batch, owner: *owner, is_open: true, reserved: 4096, ttl: None, body: batch.encode() };
     stored
         .apply(vec![
             Change::Insert { id: output, record: file(&format!("{id}_output.jsonl"), reserved) },
@@ -114,7 +104,7 @@ pub async fn create(
             Change::Insert { id: id.clone(), record },
         ])
         .await?;
-    run::spawn(&app, &id);
+    run::spawn(app, &id);
     Ok(response(&batch.describe(&id, now)))
 }
 
@@ -134,42 +124,25 @@ fn describe(stored: &Stored, id: &str, record: &Record) -> Result<Value, ApiErro
 }
 
 /// `GET /v1/batches`.
-pub async fn list(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
-    let (batches, has_more) = stored.list(Kind::Batch, &owner, &Query::of(&uri), (MAX_PAGE, WHAT), |_| true).await?;
-    let batches = batches.iter().map(|(id, record)| describe(stored, id, record)).collect::<Result<_, _>>()?;
-    Ok(response(&page_json(batches, has_more)))
+pub async fn list(own: Own, uri: Uri) -> Result<Response, ApiError> {
+    let show = |id: &str, record: &Record| describe(&own.stored, id, record);
+    Ok(response(&own.list(Kind::Batch, &Query::of(&uri), MAX_PAGE, |_| true, show).await?))
 }
 
 /// `GET /v1/batches/{id}`.
-pub async fn get(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let record = stored.find(Kind::Batch, &id, &stored.owner(&client), WHAT).await?;
-    Ok(response(&describe(stored, &id, &record)?))
+pub async fn get(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let record = own.find(Kind::Batch, &id).await?;
+    Ok(response(&describe(&own.stored, &id, &record)?))
 }
 
 /// `POST /v1/batches/{id}/cancel`. Lines that have ended keep their results.
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
-    let record = stored.find(Kind::Batch, &id, &owner, WHAT).await?;
+pub async fn cancel(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let record = own.find(Kind::Batch, &id).await?;
+    let Own { app, stored, .. } = &own;
     if record.is_open {
         // One that was left to another server is cancelled by this one.
         if stored.running().get(&id).is_none() {
-            run::spawn(&app, &id);
+            run::spawn(app, &id);
         }
         if let Some(live) = stored.running().get(&id) {
             live.cancel();

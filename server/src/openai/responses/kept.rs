@@ -173,7 +173,7 @@ pub fn items_until(app: &App, id: &str, owner: &Owner, most: usize) -> Result<Ve
     let mut lists = Vec::new();
     let (mut next, mut count) = (Some(id.to_string()), 0);
     while let Some(id) = next {
-        let record = app.stored()?.find_blocking(Kind::Response, &id, owner, "response")?;
+        let record = app.stored()?.find(Kind::Response, &id, owner)?;
         let kept = Kept::decode(&id, &record.body)?;
         let mut response = kept.response();
         if record.is_open || !["completed", "incomplete"].iter().any(|status| response["status"] == *status) {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Extension, Path, State};
+use axum::extract::Path;
 use axum::http::Uri;
 use axum::response::Response;
 use futures_util::stream::unfold;
-use serde_json::{Value, json};
+use serde_json::Value;
 use store::{Change, Kind, Record};
 use tokio::time::timeout;
 
@@ -16,11 +16,8 @@ use super::kept::{Kept, items_until, list};
 use super::replay::Block;
 use crate::app::App;
 use crate::http::json::{respond, response};
-use crate::http::{ApiError, Client, sse};
-use crate::stored::{Owner, Query, Stored, page_json};
-
-/// What the ids of this route name.
-const WHAT: &str = "response";
+use crate::http::{ApiError, sse};
+use crate::stored::{Own, Query, Stored, page_json};
 
 /// Time after which a reader looks for news that nobody told it.
 const LOOK: Duration = Duration::from_secs(1);
@@ -31,8 +28,8 @@ const READ_BYTES: usize = 64 << 10;
 /// Greatest number of items of a page.
 const MAX_PAGE: usize = 100;
 
-async fn find(stored: &Stored, id: &str, owner: &Owner) -> Result<(Record, Kept), ApiError> {
-    let record = stored.find(Kind::Response, id, owner, WHAT).await?;
+async fn find(own: &Own, id: &str) -> Result<(Record, Kept), ApiError> {
+    let record = own.find(Kind::Response, id).await?;
     let kept = Kept::decode(id, &record.body)?;
     Ok((record, kept))
 }
@@ -51,14 +48,8 @@ fn now(stored: &Stored, id: &str, record: &Record, kept: Kept) -> Response {
 }
 
 /// `GET /v1/responses/{id}`, also as the stream of its events.
-pub async fn get(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let (record, kept) = find(stored, &id, &stored.owner(&client)).await?;
+pub async fn get(own: Own, Path(id): Path<String>, uri: Uri) -> Result<Response, ApiError> {
+    let (record, kept) = find(&own, &id).await?;
     let query = Query::of(&uri);
     let after = query.number("starting_after", (0, u64::MAX - 1))?;
     if query.flag("stream")? {
@@ -67,56 +58,40 @@ pub async fn get(
                 "a response that was requested with background: true and stream: true, whose events are kept";
             return Err(ApiError::invalid("stream", format_args!("expected {expected}")));
         }
-        return Ok(stream(&app, &id, after.map_or(0, |after| after + 1)));
+        return Ok(stream(&own.app, &id, after.map_or(0, |after| after + 1)));
     }
     if after.is_some() {
         return Err(ApiError::requires("starting_after", "stream=true"));
     }
-    Ok(now(stored, &id, &record, kept))
+    Ok(now(&own.stored, &id, &record, kept))
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub async fn delete(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    find(stored, &id, &stored.owner(&client)).await?;
-    end(stored, &id).await;
-    match stored.apply(vec![Change::Delete { id: id.clone() }]).await {
-        // Another request was faster.
-        Err(error) if error.status() == 409 => return Err(stored.missing(&id, WHAT)),
-        other => other?,
-    }
-    Ok(response(&json!({"id": id, "object": "response", "deleted": true})))
+pub async fn delete(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    find(&own, &id).await?;
+    end(&own.stored, &id).await;
+    Ok(response(&own.delete(Kind::Response, id, "response").await?))
 }
 
 /// `POST /v1/responses/{id}/cancel`. A response that has ended is returned as it is.
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
-    let (record, kept) = find(stored, &id, &owner).await?;
+pub async fn cancel(own: Own, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let (record, kept) = find(&own, &id).await?;
     if !kept.background {
         let expected = "a response that was requested with background: true; to end another, close its connection";
         return Err(ApiError::invalid("id", format_args!("cannot be cancelled, expected {expected}")));
     }
-    if record.is_open && !end(stored, &id).await {
+    if record.is_open && !end(&own.stored, &id).await {
         // Nothing runs: this server has left it.
         let mut response = kept.response();
         response["status"] = "cancelled".into();
         let kept = Kept { body: String::new(), earlier: String::new(), response: response.to_string(), ..kept };
-        match stored.apply(vec![Change::Update { id: id.clone(), body: kept.encode(), is_open: false }]).await {
+        match own.stored.apply(vec![Change::Update { id: id.clone(), body: kept.encode(), is_open: false }]).await {
             Err(error) if error.status() == 409 => {}
             other => other?,
         }
     }
-    let (record, kept) = find(stored, &id, &owner).await?;
-    Ok(now(stored, &id, &record, kept))
+    let (record, kept) = find(&own, &id).await?;
+    Ok(now(&own.stored, &id, &record, kept))
 }
 
 /// Asks running work to end and waits until it has. Returns whether any ran.
@@ -131,19 +106,11 @@ async fn end(stored: &Stored, id: &str) -> bool {
 }
 
 /// `GET /v1/responses/{id}/input_items`: all items that the response continued and those of its request.
-pub async fn input_items(
-    State(app): State<Arc<App>>,
-    Extension(client): Extension<Client>,
-    Path(id): Path<String>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    let stored = app.stored()?;
-    let owner = stored.owner(&client);
-    let (_, kept) = find(stored, &id, &owner).await?;
-    let reader = app.clone();
+pub async fn input_items(own: Own, Path(id): Path<String>, uri: Uri) -> Result<Response, ApiError> {
+    let (_, kept) = find(&own, &id).await?;
     let items = tokio::task::spawn_blocking(move || {
         let mut items = match &kept.previous {
-            Some(previous) => items_until(&reader, previous, &owner, usize::MAX)?,
+            Some(previous) => items_until(&own.app, previous, &own.owner, usize::MAX)?,
             None => Vec::new(),
         };
         items.extend(list(&kept.input));
