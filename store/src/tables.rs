@@ -149,7 +149,10 @@ impl Tables {
             io::ErrorKind::WouldBlock => StoreError::Locked,
             _ => StoreError::Io(error.to_string()),
         })?;
-        forget_unborn(&*backend).map_err(|error| StoreError::Io(error.to_string()))?;
+        let failed = |error: io::Error| StoreError::Io(error.to_string());
+        forget_unborn(&*backend).map_err(failed)?;
+        // redb also calls the making of a file a repair.
+        let is_new = backend.len().map_err(failed)? == 0;
         guarded(|| {
             let repaired = std::rc::Rc::new(std::cell::Cell::new(false));
             let seen = repaired.clone();
@@ -162,7 +165,7 @@ impl Tables {
             }
             let tables = Tables(database);
             tables.prepare()?;
-            Ok((tables, repaired.get()))
+            Ok((tables, repaired.get() && !is_new))
         })
     }
 

@@ -12,6 +12,7 @@ fn a_folder_is_locked_while_a_store_has_it_open_and_keeps_its_records() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b");
     let store = Store::open(&path, Limits::default()).unwrap();
+    assert!(!store.was_repaired(), "a new folder");
     let second = Store::open(&path, Limits::default()).map(drop).unwrap_err();
     assert!(matches!(second, StoreError::Locked), "{second}");
     store.apply_blocking(vec![insert("one", Kind::File, false, b"1")]).unwrap();
