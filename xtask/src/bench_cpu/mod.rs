@@ -10,6 +10,7 @@
 //!
 //! The models have random weights, except for `smollm2`, the GGUF file of `cargo xtask real-models`: both engines read that one file.
 
+mod peers;
 mod resident;
 mod serving;
 mod steps;
@@ -31,10 +32,10 @@ pub struct Options {
     pub forms: Vec<String>,
     /// Folder with the models, each as `FOLDER/NAME`; missing ones are made.
     pub folder: PathBuf,
-    /// Python interpreter with llama-cpp-python.
-    pub llama: PathBuf,
-    /// Python interpreter with vLLM.
-    pub vllm: PathBuf,
+    /// Python interpreter with llama-cpp-python, or `none`; without it, pip installs one.
+    pub llama: Option<PathBuf>,
+    /// Python interpreter with vLLM, or `none`; without it, pip installs one.
+    pub vllm: Option<PathBuf>,
     /// Number of rounds.
     pub rounds: usize,
     /// Threads of each engine.
@@ -106,8 +107,14 @@ impl Subject {
 /// `--dtype` of Quire, which is also the type of its cache, with the bytes of a number.
 const DTYPES: [(&str, usize); 2] = [("bfloat16", 2), ("float32", 4)];
 
+/// Interpreters of the engines that are measured.
+struct Pythons {
+    llama: Option<PathBuf>,
+    vllm: Option<PathBuf>,
+}
+
 /// Settings of vLLM: a cache of 2 GiB, all cores, and no network.
-const VLLM: [(&str, &str); 3] =
+const VLLM_SETTINGS: [(&str, &str); 3] =
     [("VLLM_CPU_KVCACHE_SPACE", "2"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("HF_HUB_OFFLINE", "1")];
 
 /// Figures of all rounds: tokens per second of prefill and decode, and their shares of the hardware's limit.
@@ -128,11 +135,17 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
             model::write(shape, model, 0)?;
         }
     }
+    let pythons = Pythons {
+        // Its servers are not measured.
+        llama: if options.steps { peers::LLAMA.python(root, options.llama.as_deref()) } else { None },
+        vllm: peers::VLLM.python(root, options.vllm.as_deref()),
+    };
+    println!("{}", conditions(root, options, &pythons));
     if options.steps {
-        steps::run(&quire, options, &subjects, &forms)?;
+        steps::run(&quire, options, &subjects, &forms, &pythons)?;
     }
     if options.serving {
-        serving::run(root, &quire, options, &subjects, &forms)?;
+        serving::run(root, &quire, options, &subjects, &forms, &pythons)?;
     }
     Ok(())
 }
@@ -149,16 +162,29 @@ fn subject(options: &Options, name: &str) -> Result<Subject, String> {
     Ok(Subject { name: model.name, model: folder.join(file.path), shape: Shape::named(TRAINED.1)? })
 }
 
-/// Returns whether a Python interpreter has a module, and says if it has not.
-fn has_module(python: &Path, module: &str, flag: &str) -> bool {
-    let found = Command::new(python)
-        .args(["-c", &format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)")])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !found {
-        println!("{module} is not measured: {} does not have it; name another Python with {flag}", python.display());
-    }
-    found
+/// Returns the machine and the versions, which belong to the tables.
+fn conditions(root: &Path, options: &Options, pythons: &Pythons) -> String {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let value = |name: &str| cpu.lines().find(|line| line.starts_with(name)).and_then(|line| line.split(": ").nth(1));
+    let of = |name: &str| value(name).unwrap_or("unknown");
+    let units = ["avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"];
+    let units = units.into_iter().filter(|unit| of("flags").split(' ').any(|flag| flag == *unit));
+    let commit = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root).output();
+    let commit = commit.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let version = |peer: &peers::Peer, python: &Option<PathBuf>| {
+        let version = python.as_ref().and_then(|python| peer.version(python));
+        format!("{} {}", peer.name, version.as_deref().unwrap_or("not measured"))
+    };
+    format!(
+        "{} threads of {} (family {}, model {}; {}); Quire at commit {commit}, {}, {}\n",
+        options.threads,
+        of("model name"),
+        of("cpu family"),
+        of("model\t"),
+        units.collect::<Vec<_>>().join(", "),
+        version(&peers::LLAMA, &pythons.llama),
+        version(&peers::VLLM, &pythons.vllm)
+    )
 }
 
 /// Runs a program and adds these fields of the JSON in its last line to the series.

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use testkit::kernels;
 
-use super::{DTYPES, Form, Options, Series, Subject, VLLM, add, has_module, shown, times};
+use super::{DTYPES, Form, Options, Pythons, Series, Subject, VLLM_SETTINGS, add, shown, times};
 use crate::http::{Client, Service, free_port};
 
 /// Files of requests with prompts of token ids below 49152: 64 of mixed lengths (8,434 tokens in, 8,501 out), and 32 that share 512
@@ -33,8 +33,8 @@ pub(super) fn run(
     options: &Options,
     subjects: &[Subject],
     forms: &[&Form],
+    pythons: &Pythons,
 ) -> Result<(), String> {
-    let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
     let threads = options.threads.to_string();
     let results = kernels::target(root).join("bench-cpu.json");
     println!();
@@ -43,12 +43,12 @@ pub(super) fn run(
     for subject in subjects {
         for form in subject.forms(forms) {
             let mut servers = Vec::new();
-            if let (true, Some(dtype)) = (has_vllm, form.vllm) {
-                let mut command = Command::new(&options.vllm);
+            if let (Some(python), Some(dtype)) = (&pythons.vllm, form.vllm) {
+                let mut command = Command::new(python);
                 command.args(["-m", "vllm.entrypoints.openai.api_server", "--model"]).arg(&subject.model);
                 command.args(["--dtype", dtype, "--max-num-seqs", CONCURRENCY]);
                 // In this mode the server has the route that empties the prefix cache.
-                command.envs(VLLM).env("OMP_NUM_THREADS", &threads).env("VLLM_SERVER_DEV_MODE", "1");
+                command.envs(VLLM_SETTINGS).env("OMP_NUM_THREADS", &threads).env("VLLM_SERVER_DEV_MODE", "1");
                 servers.push(start("vLLM".to_owned(), command)?);
             }
             for (dtype, _) in DTYPES {

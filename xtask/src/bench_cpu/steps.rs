@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::resident::Resident;
-use super::{DTYPES, Form, Options, Series, Subject, VLLM, add, has_module, measure, median, shown, times};
+use super::{DTYPES, Form, Options, Pythons, Series, Subject, VLLM_SETTINGS, add, measure, median, shown, times};
 
 /// Sequences at once, tokens of each prompt and tokens to generate.
 const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (8, 256, 33), (16, 256, 33), (32, 256, 33), (1, 8064, 65)];
@@ -16,27 +16,31 @@ const BLOCK_SIZE: usize = 16;
 const FIELDS: [&str; 4] =
     ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_roofline", "decode_share_of_roofline"];
 
-pub(super) fn run(quire: &Path, options: &Options, subjects: &[Subject], forms: &[&Form]) -> Result<(), String> {
-    let has_llama = has_module(&options.llama, "llama_cpp", "--llama");
-    let has_vllm = has_module(&options.vllm, "vllm", "--vllm");
+pub(super) fn run(
+    quire: &Path,
+    options: &Options,
+    subjects: &[Subject],
+    forms: &[&Form],
+    pythons: &Pythons,
+) -> Result<(), String> {
     let threads = options.threads.to_string();
     println!("| model | form | sequences, context | | prefill | of the limit | decode | of the limit |");
     println!("|---|---|---|---|---|---|---|---|");
     for subject in subjects {
         for form in subject.forms(forms) {
             let mut peers = Vec::new();
-            if has_llama {
+            if let Some(python) = &pythons.llama {
                 let file = subject.gguf(form).display().to_string();
                 let script = (include_str!("llama.py"), &[file.as_str(), &threads][..]);
-                peers.push(Resident::start("llama.cpp", &options.llama, script, &[])?);
+                peers.push(Resident::start("llama.cpp", python, script, &[])?);
             }
-            if let (true, Some(dtype)) = (has_vllm, form.vllm) {
+            if let (Some(python), Some(dtype)) = (&pythons.vllm, form.vllm) {
                 let folder = subject.model.display().to_string();
                 let script = (include_str!("vllm.py"), &[folder.as_str(), dtype][..]);
                 // No second process, which would be busy while others are measured.
                 let alone = [("OMP_NUM_THREADS", threads.as_str()), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")];
-                let environment = [&VLLM[..], &alone].concat();
-                peers.push(Resident::start("vLLM", &options.vllm, script, &environment)?);
+                let environment = [&VLLM_SETTINGS[..], &alone].concat();
+                peers.push(Resident::start("vLLM", python, script, &environment)?);
             }
             for setting @ (batch, input, _) in SETTINGS {
                 let mut theirs: Vec<Series> = peers.iter().map(|_| Series::default()).collect();
