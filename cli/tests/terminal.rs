@@ -65,8 +65,10 @@ impl Terminal {
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let more = self.output.recv_timeout(left).unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.shown));
-            self.shown += &more;
+            match self.output.recv_timeout(left) {
+                Ok(more) => self.shown += &more,
+                Err(why) => panic!("no {text:?} in {:?}: {why}, status {:?}", self.shown, self.child.try_wait()),
+            }
         }
     }
 
