@@ -55,6 +55,30 @@ fn drafts_have_a_line_with_the_share_of_each_position_if_there_were_any() {
 }
 
 #[test]
+fn ranks_the_host_tier_and_adapters_have_lines_if_there_are_any() {
+    let mut state = state();
+    state["ranks"] = json!({"tensor_parallel": 1, "pipeline_parallel": 1});
+    state["adapters"] = json!([]);
+    state["blocks"]["host_total"] = json!(0);
+    let plain = draw(&state, Sort::Queue, (100, 40), false).lines().count();
+    state["ranks"] = json!({"tensor_parallel": 2, "pipeline_parallel": 3});
+    state["blocks"]["host_total"] = json!(300);
+    state["blocks"]["host_in_use"] = json!(12);
+    state["adapters"] = json!([
+        {"name": "idle", "running": 0, "waiting": 0},
+        {"name": "fr", "running": 0, "waiting": 1},
+        {"name": "sql", "running": 2, "waiting": 0},
+    ]);
+    state["adapters_left_out"] = json!(7);
+    let text = draw(&state, Sort::Queue, (100, 40), false);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[3], "ranks 6  tensor parallel 2  pipeline parallel 3");
+    assert_eq!(lines[4], "host blocks 300  swapped 12  cached 0");
+    assert_eq!(lines[5], "adapters 10  sql 2 running 0 waiting  fr 0 running 1 waiting");
+    assert_eq!(lines.len(), plain + 3);
+}
+
+#[test]
 fn orders_put_the_greatest_first_and_a_frame_fits_a_small_terminal() {
     let first = |sort| {
         let text = draw(&state(), sort, (100, 40), false);

@@ -3,9 +3,10 @@
 const STORE = 'quire-key';
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = '') {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -46,13 +47,13 @@ export async function call(path, { body, signal } = {}) {
   const response = await fetch(path, options);
   if (response.ok) return response;
   const text = await response.text();
-  let message = text.slice(0, 300);
+  let [message, code] = [text.slice(0, 300), ''];
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, code } = JSON.parse(text).error);
   } catch {
     // Not the server's error object, for example a proxy's page.
   }
-  throw new ApiError(response.status, message || `The server responded with status ${response.status}.`);
+  throw new ApiError(response.status, message || `The server responded with status ${response.status}.`, code);
 }
 
 // Yields the parsed `data:` of each event, up to `[DONE]` or the end of the stream.

@@ -1,10 +1,14 @@
-// Entry point: connects chat, engine view and API key form, and switches views on small screens.
+// Entry point: connects conversations, engine view and API key form, and switches views on small screens.
 
 import { key, setKey } from './api.js';
 import { Chat } from './chat.js';
+import { Chats } from './chats.js';
+import { $ } from './dom.js';
 import { Engine } from './engine.js';
-
-const $ = (id) => document.getElementById(id);
+import { Meter } from './meter.js';
+import { Models } from './models.js';
+import { Settings } from './settings.js';
+import { Storage } from './storage.js';
 
 function denied() {
   $('key-hint').textContent = key() ? 'The server does not take this key.' : 'The key is stored only in this tab.';
@@ -12,12 +16,11 @@ function denied() {
   $('key').focus();
 }
 
-const chat = new Chat(denied);
-const engine = new Engine(denied, (state) => {
-  chat.model = state.model;
-  const text = `${state.model} · context length ${state.max_model_len.toLocaleString('en')} tokens`;
-  if ($('model').textContent !== text) $('model').textContent = text;
-});
+const models = new Models(() => meter.show());
+const meter = new Meter(models);
+const storage = new Storage();
+const chat = new Chat({ settings: new Settings(), models, storage, meter, onDenied: denied });
+const engine = new Engine(denied, (state) => models.follow(state));
 
 $('key-form').addEventListener('submit', (event) => {
   event.preventDefault();
@@ -35,5 +38,6 @@ for (const view of ['chat', 'engine']) {
   });
 }
 
+new Chats(chat, storage).restore();
 engine.follow();
 $('message').focus();

@@ -1,29 +1,23 @@
-// The conversation: messages, the running request, and their display.
+// The conversation that is shown, and the request that runs.
 
-import { ApiError, call, events, keep, stored } from './api.js';
-import { render } from './markdown.js';
+import { Answer } from './answer.js';
+import { ApiError, call, events, keep } from './api.js';
+import { $, follow } from './dom.js';
+import { copyFrom } from './file.js';
+import { clearNotice, notice } from './notice.js';
+import { Tree } from './tree.js';
+import { Turn } from './turn.js';
 
-const FIELDS = ['temperature', 'top_p', 'top_k', 'repetition_penalty', 'max_tokens', 'min_tokens', 'seed'];
-const TEXTS = ['system', 'stop_at'];
-const SETTINGS = 'quire-settings';
-const whole = (number) => Math.round(number).toLocaleString('en');
-const $ = (id) => document.getElementById(id);
-
-function div(name, text = '') {
-  const node = document.createElement('div');
-  node.className = name;
-  node.textContent = text;
-  return node;
-}
+// The conversation of this tab.
+export const OPEN = 'quire-chat';
 
 export class Chat {
-  messages = [];
+  tree = new Tree();
   running = null;
+  turns = [];
 
-  constructor(onDenied) {
-    this.onDenied = onDenied;
-    this.model = 'model';
-    this.restore();
+  constructor({ settings, models, storage, meter, onDenied }) {
+    Object.assign(this, { settings, models, storage, meter, onDenied });
     $('composer').addEventListener('submit', (event) => {
       event.preventDefault();
       this.send();
@@ -34,38 +28,19 @@ export class Chat {
       this.send();
     });
     $('message').addEventListener('input', () => this.fit());
-    document.addEventListener('keydown', (event) => event.key === 'Escape' && this.stop());
+    document.addEventListener('keydown', (event) => event.key === 'Escape' && !document.querySelector('dialog[open]') && this.stop());
     $('stop').addEventListener('click', () => this.stop());
-    $('fresh').addEventListener('click', () => this.clear());
-    $('settings').addEventListener('change', () => this.keep());
-    $('settings-toggle').addEventListener('click', (event) => {
-      $('settings').hidden = !$('settings').hidden;
-      event.currentTarget.setAttribute('aria-expanded', String(!$('settings').hidden));
+    $('fresh').addEventListener('click', () => this.fresh());
+    $('log').addEventListener('click', ({ target }) => {
+      if (target.matches?.('.code .copy')) copyFrom(target, target.closest('.code').querySelector('code').textContent);
     });
-    for (const button of $('suggestions').children) {
-      button.addEventListener('click', () => {
-        $('message').value = button.textContent;
+    // A page that is closed keeps what has been answered so far.
+    document.addEventListener('visibilitychange', () => document.hidden && this.running && this.save(this.tree));
+    for (const suggestion of $('suggestions').children) {
+      suggestion.addEventListener('click', () => {
+        $('message').value = suggestion.textContent;
         this.send();
       });
-    }
-  }
-
-  keep() {
-    const values = Object.fromEntries([...FIELDS, ...TEXTS].map((name) => [name, $(name).value]));
-    keep('localStorage', SETTINGS, JSON.stringify(values));
-  }
-
-  // Other pages of this origin may have changed the storage: only strings are restored.
-  restore() {
-    let values = null;
-    try {
-      values = JSON.parse(stored('localStorage', SETTINGS));
-    } catch {
-      // No settings.
-    }
-    for (const name of [...FIELDS, ...TEXTS]) {
-      const value = values?.[name];
-      $(name).value = typeof value === 'string' ? value : '';
     }
   }
 
@@ -75,138 +50,210 @@ export class Chat {
     box.style.height = `${box.scrollHeight}px`;
   }
 
-  clear() {
-    this.stop();
-    this.running = null;
-    this.busy(false);
-    this.messages = [];
-    $('log').replaceChildren($('empty'));
-    $('empty').hidden = false;
-    $('message').focus();
-  }
-
   stop() {
     this.running?.abort();
   }
 
-  body(question) {
-    const system = $('system').value.trim();
-    const messages = [...(system ? [{ role: 'system', content: system }] : []), ...this.messages, question];
-    const body = { messages, stream: true, stream_options: { include_usage: true } };
-    for (const name of FIELDS) {
-      if ($(name).value !== '' && $(name).validity.valid) body[name] = Number($(name).value);
-    }
-    if ($('stop_at').value) body.stop = [$('stop_at').value];
-    return body;
-  }
-
-  async send() {
-    const text = $('message').value.trim();
-    if (!text || this.running) return;
-    $('message').value = '';
-    this.fit();
-    // The current conversation: "New chat" may start another one before the response ends.
-    const messages = this.messages;
-    const question = { role: 'user', content: text };
-    $('empty').hidden = true;
-    const asked = this.turn('user', 'You');
-    asked.text.textContent = text;
-    const turn = this.turn('assistant', this.model);
-    const controller = new AbortController();
-    this.running = controller;
-    turn.node.classList.add('writing');
-    this.busy(true);
-    const answer = { content: '', thoughts: '', tokens: 0, start: performance.now(), first: 0, end: '' };
-    let failed = false;
-    try {
-      const response = await call('v1/chat/completions', { body: this.body(question), signal: controller.signal });
-      for await (const chunk of events(response)) this.take(chunk, answer, turn);
-    } catch (error) {
-      failed = !controller.signal.aborted;
-      if (failed) this.fail(error, turn);
-      else answer.end = 'stopped';
-    }
-    // A question without a response is not part of the conversation: it returns to the input box.
-    const answered = !failed && (answer.content || answer.end !== 'stopped');
-    if (answered) messages.push(question, { role: 'assistant', content: answer.content });
-    else if (this.messages === messages) $('message').value ||= text;
-    this.draw(answer, turn);
-    this.finish(answer, turn);
-    turn.node.classList.remove('writing');
-    this.fit();
-    if (this.running !== controller) return;
+  // Shows another conversation.
+  open(tree) {
+    this.stop();
     this.running = null;
     this.busy(false);
+    clearNotice();
+    this.tree = tree;
+    this.turns.forEach(({ node }) => node.remove());
+    this.turns = [];
+    this.show();
+    $('log').scrollTop = $('log').scrollHeight;
   }
 
-  take(chunk, answer, turn) {
-    if (chunk.error) throw new ApiError(500, chunk.error.message);
-    if (chunk.usage) answer.tokens = chunk.usage.completion_tokens;
-    const choice = chunk.choices?.[0];
-    if (!choice) return;
-    answer.content += choice.delta?.content ?? '';
-    answer.thoughts += choice.delta?.reasoning_content ?? '';
-    answer.end = choice.finish_reason ?? answer.end;
-    if (!answer.first && (answer.content || answer.thoughts)) answer.first = performance.now();
-    if (!turn.frame) {
-      turn.frame = requestAnimationFrame(() => {
-        turn.frame = 0;
-        this.draw(answer, turn);
-      });
+  fresh() {
+    this.open(new Tree());
+    keep('sessionStorage', OPEN, '');
+    $('message').focus();
+  }
+
+  // Makes the turns on the page those of the path.
+  show() {
+    const path = this.tree.path();
+    const keep = this.turns.findIndex(({ data, index }, i) => index !== path[i] || data !== this.tree.turns[index]);
+    for (const { node } of keep < 0 ? [] : this.turns.splice(keep)) node.remove();
+    for (const index of path.slice(this.turns.length)) {
+      const turn = new Turn(this, index);
+      this.turns.push(turn);
+      $('notice').before(turn.node);
+    }
+    $('empty').hidden = path.length > 0;
+    this.openCall = this.tree.openCall(path);
+    const sent = this.tree.sent(path);
+    this.turns.forEach((turn, i) => {
+      turn.show(i === path.length - 1);
+      turn.node.classList.toggle('dropped', !sent.includes(turn.index));
+    });
+    const name = this.openCall?.name;
+    $('message').placeholder = name ? `Result of ${name}` : 'Message';
+    this.measure();
+  }
+
+  // Tokens in the context of the last answer, if its turns are still those that would be sent.
+  measure() {
+    const path = this.tree.path();
+    const last = this.tree.turns[path.findLast((index) => this.tree.turns[index].total)];
+    const first = this.tree.sent(path)[0];
+    this.meter.show(last && last.from === first ? last.total : null, path.length > 0);
+  }
+
+  async save(tree) {
+    if (!tree.turns.length || tree.isDeleted) return;
+    try {
+      await this.storage.save(tree);
+      if (this.tree === tree) keep('sessionStorage', OPEN, tree.id);
+    } catch (error) {
+      if (this.tree === tree) notice(error.message);
     }
   }
 
-  draw(answer, turn) {
-    const log = $('log');
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    if (answer.thoughts) {
-      turn.thoughts.hidden = false;
-      turn.thoughts.lastChild.textContent = answer.thoughts;
-    }
-    turn.text.replaceChildren(...render(answer.content));
-    if (atEnd) log.scrollTop = log.scrollHeight;
+  send() {
+    const text = $('message').value.trim();
+    if (!text || this.running) return;
+    const result = this.openCall;
+    const turn = result ? { role: 'tool', call: result.id } : { role: 'user' };
+    // Before anything changes.
+    if (!this.settings.body()) return;
+    $('message').value = '';
+    this.fit();
+    clearNotice();
+    const index = this.tree.add(this.tree.path().at(-1) ?? -1, { ...turn, content: text });
+    this.show();
+    $('log').scrollTop = $('log').scrollHeight;
+    // All calls need their results first.
+    if (this.openCall) this.save(this.tree);
+    else this.generate(index, { draft: text, again: () => this.send() });
   }
 
-  finish(answer, turn) {
-    if (!answer.first) {
-      if (answer.end === 'stopped') turn.foot.textContent = 'stopped before the first token';
-      return;
-    }
-    const [wait, took] = [answer.first - answer.start, performance.now() - answer.start];
-    const parts = [`first token after ${wait.toFixed(0)} ms`];
-    if (answer.tokens) parts.unshift(`${answer.tokens} tokens`, `${whole(answer.tokens / (took / 1000))} tok/s`);
-    if (answer.end === 'length') parts.push('token limit reached');
-    if (answer.end === 'stopped') parts.push('stopped');
-    turn.foot.textContent = parts.join(' · ');
+  edit(index, content) {
+    if (this.running || !this.settings.body()) return;
+    const { parent } = this.tree.turns[index];
+    const question = this.tree.add(parent, { role: 'user', content, cut: this.tree.turns[index].cut });
+    this.show();
+    this.generate(question);
   }
 
-  fail(error, turn) {
-    const denied = error.status === 401;
-    const message = error instanceof ApiError ? error.message : 'Cannot reach the server. Check that it is running and try again.';
-    const problem = div('problem', denied ? 'The server requires an API key. Enter it above and send the message again.' : message);
-    problem.setAttribute('role', 'alert');
-    turn.text.after(problem);
-    if (denied) this.onDenied();
+  regenerate(index) {
+    if (!this.running) this.generate(this.tree.turns[index].parent);
+  }
+
+  choose(index) {
+    if (this.running) return;
+    this.tree.choose(index);
+    this.show();
+    this.turns.find((turn) => turn.index === index)?.actions.querySelector('button:enabled')?.focus();
+    this.save(this.tree);
+  }
+
+  // Goes on with an answer that was cut.
+  proceed(index) {
+    if (this.running) return;
+    const body = this.settings.body();
+    if (!body) return;
+    // The rest of an answer does not meet the schema of all of it.
+    delete body.response_format;
+    clearNotice();
+    this.run(index, { ...body, continue_final_message: true, add_generation_prompt: false, messages: this.tree.messages(index) }, { again: () => this.proceed(index) });
+  }
+
+  // Answers a question. `draft` is its text if it came from the message box; `again` does the same once more.
+  generate(question, { draft, again = () => this.generate(question) } = {}) {
+    if (this.running) return;
+    const body = this.settings.body();
+    if (!body) return;
+    clearNotice();
+    const messages = this.tree.messages(question);
+    const index = this.tree.add(question, { role: 'assistant', model: this.models.id });
+    this.show();
+    this.run(index, { ...body, messages }, { draft, again });
+  }
+
+  async run(index, fields, { draft, again }) {
+    // The user may open another conversation before the answer ends.
+    const { tree } = this;
+    const turn = this.turns.find((turn) => turn.index === index);
+    const controller = new AbortController();
+    const answer = new Answer(turn.data);
+    const system = this.settings.system;
+    const messages = [...(system ? [{ role: 'system', content: system }] : []), ...fields.messages];
+    const stream_options = { include_usage: true, continuous_usage_stats: true };
+    const body = { ...(this.models.id ? { model: this.models.id } : {}), ...fields, messages, stream: true, stream_options };
+    turn.data.from = tree.sent(tree.path())[0];
+    this.running = controller;
+    this.busy(true);
+    turn.open();
+    // The button that was pressed is gone.
+    if (document.activeElement === document.body) $('log').focus();
+    let problem = null;
+    try {
+      const response = await call('v1/chat/completions', { body, signal: controller.signal });
+      for await (const chunk of events(response)) {
+        const fresh = answer.take(chunk);
+        if (fresh) turn.take(fresh);
+        if (this.tree === tree) this.meter.show(turn.data.total, true);
+      }
+    } catch (error) {
+      if (!controller.signal.aborted) problem = error;
+      if (problem) turn.data.end = 'failed';
+    }
+    answer.finish();
+    const nothing = answer.isEmpty && (problem || controller.signal.aborted);
+    turn.close();
+    if (nothing) {
+      // A question that came to nothing returns to the message box.
+      tree.pop();
+      if (draft) tree.pop();
+      if (draft && this.tree === tree) $('message').value ||= draft;
+    }
+    this.save(tree);
+    if (this.running !== controller) return;
+    this.running = null;
+    follow($('log'), () => this.show());
+    this.busy(false);
+    this.fit();
+    $('status').textContent = problem ? '' : `Answer complete. ${turn.foot.textContent}`;
+    if (problem) this.fail(problem, nothing, again);
+    else if (nothing) notice('Stopped before the first token.');
+    else if (turn.data.end === 'length' && turn.data.total >= this.models.context) this.full('', () => this.proceed(index));
+  }
+
+  fail(error, nothing, again) {
+    if (error.status === 401) {
+      notice('The server requires an API key. Enter it above and send the message again.');
+      this.onDenied();
+    } else if (error.code === 'context_length_exceeded') {
+      this.full(error.message, again);
+    } else {
+      const found = error instanceof ApiError ? error.message : 'Cannot reach the server. Check that it is running and try again.';
+      notice(nothing ? found : `${found} The answer is not complete.`);
+    }
+  }
+
+  // The context is full: the user drops the oldest turns, or begins again.
+  full(why, goOn) {
+    const drop = () => {
+      this.tree.drop(this.tree.path(), this.models.context);
+      clearNotice();
+      this.show();
+      this.save(this.tree);
+      goOn();
+    };
+    const canDrop = this.tree.starts(this.tree.path()).length > 0;
+    const actions = [...(canDrop ? [['Drop the oldest turns and go on', drop]] : []), ['New chat', () => this.fresh()]];
+    const advice = canDrop ? 'Turns that are dropped stay here, but the model no longer reads them.' : 'One turn alone fills it.';
+    notice(`The context is full. ${advice} ${why}`.trim(), actions);
   }
 
   busy(on) {
     $('send').hidden = on;
     $('stop').hidden = !on;
     $('log').setAttribute('aria-busy', String(on));
-  }
-
-  turn(role, who) {
-    const node = document.createElement('article');
-    node.className = `turn ${role}`;
-    const thoughts = document.createElement('details');
-    thoughts.hidden = true;
-    const summary = document.createElement('summary');
-    summary.textContent = 'Reasoning';
-    thoughts.append(summary, div('thoughts'));
-    const [text, foot] = [div('text'), div('foot')];
-    node.append(div('who', who), thoughts, text, foot);
-    $('log').append(node);
-    $('log').scrollTop = $('log').scrollHeight;
-    return { node, thoughts, text, foot, frame: 0 };
+    if (on) $('status').textContent = '';
   }
 }

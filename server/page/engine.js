@@ -3,23 +3,20 @@
 import { ApiError, call, events } from './api.js';
 import { Blocks, colourOf } from './blocks.js';
 import { chart } from './chart.js';
+import { $, element, setText, whole } from './dom.js';
 
 const ROWS = 12;
-const $ = (id) => document.getElementById(id);
-const put = (id, text) => {
-  if ($(id).textContent !== text) $(id).textContent = text;
-};
-const whole = (number) => Math.round(number).toLocaleString('en');
+const put = (id, text) => setText($(id), text);
 
 export class Engine {
-  constructor(onDenied, onModel) {
+  constructor(onDenied, onState) {
     this.onDenied = onDenied;
-    this.onModel = onModel;
+    this.onState = onState;
     this.blocks = new Blocks($('blocks'), $('block-detail'));
     this.wait = 500;
     document.addEventListener('visibilitychange', () => (document.hidden ? this.pause() : this.follow()));
     window.addEventListener('resize', () => this.redraw());
-    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
+    window.addEventListener('theme', () => this.redraw());
     $('zoom').addEventListener('click', (event) => {
       this.blocks.whole = !this.blocks.whole;
       event.currentTarget.setAttribute('aria-pressed', String(this.blocks.whole));
@@ -67,7 +64,7 @@ export class Engine {
 
   show(state) {
     this.state = state;
-    this.onModel(state);
+    this.onState(state);
     const { blocks, stats, rates, history } = state;
     put('decode', whole(rates.decode));
     put('prefill', whole(rates.prefill));
@@ -82,6 +79,7 @@ export class Engine {
     put('pool-count', this.blocks.caption ?? '');
     $('zoom').hidden = this.blocks.complete;
     this.legend(state);
+    this.facts(state);
     this.list(state);
   }
 
@@ -91,6 +89,28 @@ export class Engine {
     put('drafts', whole((100 * accepted) / drafts));
     const shares = counts.slice(0, 8).map((count) => whole((100 * count) / verified));
     put('drafts-by-position', shares.length ? `by position ${shares.join(' ')}` : '');
+  }
+
+  // What only some servers have.
+  facts({ ranks, blocks, adapters, adapters_left_out: left, stored }) {
+    const rows = [];
+    const all = ranks.tensor_parallel * ranks.pipeline_parallel;
+    if (all > 1) rows.push(['Ranks', `${all}: tensor parallel ${ranks.tensor_parallel}, pipeline parallel ${ranks.pipeline_parallel}`]);
+    if (blocks.host_total) {
+      const [swapped, cached] = [whole(blocks.host_in_use), whole(blocks.host_cached)];
+      rows.push(['Host tier', `${swapped} blocks swapped, ${cached} cached of ${whole(blocks.host_total)}`]);
+    }
+    for (const { name, running, waiting } of adapters) rows.push([`Adapter ${name}`, `${running} running, ${waiting} waiting`]);
+    if (left) rows.push(['Adapters', `${left} more`]);
+    if (stored.records) {
+      const work = `${stored.running} in the background, ${stored.resumed} resumed, ${stored.left} left to another model`;
+      rows.push(['Stored', `${whole(stored.records)} records, ${Math.ceil(stored.bytes / 1024 / 1024)} MB; ${work}`]);
+    }
+    const key = JSON.stringify(rows);
+    if (this.shownFacts === key) return;
+    this.shownFacts = key;
+    $('facts').hidden = !rows.length;
+    $('facts').replaceChildren(...rows.map(([name, text]) => element('div', {}, element('dt', { textContent: name }), element('dd', { textContent: text }))));
   }
 
   legend({ blocks, map }) {
@@ -106,10 +126,9 @@ export class Engine {
     $('blocks').setAttribute('aria-label', label);
   }
 
-  list({ requests, requests_left_out: left, stats, stored }) {
+  list({ requests, requests_left_out: left, stats }) {
     const counts = [`${stats.running} running`, `${stats.waiting} waiting`];
     if (stats.swapped) counts.push(`${stats.swapped} swapped`);
-    if (stored?.records) counts.push(`${stored.running} in the background`, `${stored.records} stored`);
     const more = requests.length + left - Math.min(requests.length, ROWS);
     put('request-count', counts.join(', ') + (more ? `; ${more} not shown` : ''));
     $('none').hidden = requests.length > 0;

@@ -1,93 +1,167 @@
-// Renders a subset of Markdown as DOM nodes. Text of a model only becomes text nodes, never markup.
+// Shows Markdown while it is streamed. A block that is complete is made once and never touched again. Only the open block at the end is read
+// again when it grows: a short one in each frame, a long one each time that it has grown by a sixteenth, with the text since then as it is.
+// So the work for an answer is linear in its length, and a selection survives.
 
-const INLINE = /(`+)([^`]+?)\1|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\[([^\]]+)\]\(([^)\s]+)\)/g;
+import { grow, patch } from './dom.js';
+import { code, nodes } from './markup.js';
+import { Lexer } from './vendor/marked.esm.js';
 
-function element(name, ...children) {
-  const node = document.createElement(name);
-  node.append(...children);
-  return node;
-}
+// Greatest length of a block that is not fenced code. A longer one is cut.
+const MAX_BLOCK = 32_768;
+// Up to this length, the open block is read in each frame.
+const SHORT = 2048;
+// Greatest number of definitions of links.
+const MAX_LINKS = 256;
+const BLANK = /^(?:[ \t]*\n)+/;
+const FENCE = /^( {0,3})(`{3,}(?=[^`\n]*\n)|~{3,})([^\n]*)\n/;
 
-function inline(text) {
-  const parts = [];
-  let last = 0;
-  for (const found of text.matchAll(INLINE)) {
-    parts.push(text.slice(last, found.index));
-    const [whole, , code, strong, em, label, address] = found;
-    if (code !== undefined) parts.push(element('code', code));
-    else if (strong !== undefined) parts.push(element('strong', strong));
-    else if (em !== undefined) parts.push(element('em', em));
-    else parts.push(link(whole, label, address));
-    last = found.index + whole.length;
-  }
-  parts.push(text.slice(last));
-  return parts;
-}
-
-function link(whole, label, address) {
-  let url;
+function lex(source, links) {
+  const lexer = new Lexer({ gfm: true, breaks: true });
+  lexer.tokens.links = Object.assign(Object.create(null), links);
   try {
-    url = new URL(address);
+    return [...lexer.lex(source)];
   } catch {
-    return whole;
+    // Nested too deeply.
+    return [{ type: 'raw', raw: source }];
   }
-  if (!['http:', 'https:'].includes(url.protocol)) return whole;
-  const anchor = element('a', label);
-  anchor.href = url.href;
-  anchor.rel = 'noopener noreferrer nofollow';
-  anchor.target = '_blank';
-  return anchor;
 }
 
-function lines(texts) {
-  return texts.flatMap((text, index) => (index ? [element('br'), ...inline(text)] : inline(text)));
-}
+// Number of tokens before the last block, which further lines may continue.
+const completed = (tokens) => Math.max(0, tokens.findLastIndex((token) => token.type !== 'space'));
 
-// Kinds of blocks, with the pattern of their lines.
-const KINDS = [
-  ['ul', /^\s*[-*+]\s+(.*)$/],
-  ['ol', /^\s*\d+[.)]\s+(.*)$/],
-  ['blockquote', /^>\s?(.*)$/],
-  ['heading', /^#{1,6}\s+(.*)$/],
-];
+const isFenced = (token) => token.type === 'code' && token.codeBlockStyle !== 'indented';
 
-function kind(line) {
-  for (const [name, pattern] of KINDS) {
-    const found = pattern.exec(line);
-    if (found) return [name, found[1]];
+export class Markdown {
+  constructor(box) {
+    this.box = box;
+    this.links = Object.create(null);
+    this.tail = document.createTextNode('');
+    this.begin();
   }
-  return line.trim() ? ['p', line] : ['blank', ''];
-}
 
-function build(name, texts) {
-  if (name === 'ul' || name === 'ol') return element(name, ...texts.map((text) => element('li', ...inline(text))));
-  if (name === 'heading') return element('h3', ...inline(texts.join(' ')));
-  return element(name, ...lines(texts));
-}
+  begin() {
+    this.rest = '';
+    this.read = 0;
+    this.fence = null;
+    this.last = null;
+  }
 
-export function render(text) {
-  const blocks = [];
-  let open = null;
-  const close = () => {
-    if (open && open[0] !== 'blank') blocks.push(build(...open));
-    open = null;
-  };
-  const all = text.split('\n');
-  for (let i = 0; i < all.length; i += 1) {
-    if (/^\s*```/.test(all[i])) {
-      close();
-      const code = [];
-      for (i += 1; i < all.length && !/^\s*```/.test(all[i]); i += 1) code.push(all[i]);
-      blocks.push(element('pre', element('code', code.join('\n'))));
-      continue;
+  push(text) {
+    this.rest += text.replaceAll('\r', '');
+  }
+
+  // Shows what has been pushed.
+  draw(isWhole = false) {
+    this.tail.remove();
+    while (this.fence ? this.fill(isWhole) : this.advance(isWhole));
+  }
+
+  // Shows the end. A link may be defined after its use: then all of `text` is read again with the known definitions.
+  finish(text) {
+    this.draw(true);
+    if (!Object.keys(this.links).length) return;
+    this.begin();
+    this.push(text);
+    this.draw(true);
+  }
+
+  // Reads what is open. Returns whether a block was completed.
+  advance(isWhole) {
+    this.rest = this.rest.replace(BLANK, '');
+    if (this.openFence()) return true;
+    const size = this.rest.length;
+    if (!isWhole && size > SHORT && size < Math.min(this.read * (17 / 16), MAX_BLOCK)) {
+      this.tail.data = this.rest.slice(this.read);
+      this.box.append(this.tail);
+      return false;
     }
-    const [name, rest] = kind(all[i]);
-    if (open?.[0] !== name || name === 'heading') {
-      close();
-      open = [name, []];
+    const source = this.rest.slice(0, MAX_BLOCK);
+    let tokens = lex(source, this.links);
+    let count = tokens.length;
+    if (!isWhole || source.length < size) {
+      count = completed(tokens);
+      // A line that is not complete can make the lines before it anything.
+      const end = source.lastIndexOf('\n') + 1;
+      if (count && end < source.length) {
+        const known = lex(source.slice(0, end), this.links);
+        count = completed(known);
+        if (count) tokens = known;
+      }
     }
-    open[1].push(rest);
+    const fenced = tokens.findIndex((token, i) => i > 0 && isFenced(token));
+    if (fenced > 0) count = Math.min(count, fenced);
+    if (!count && source.length === MAX_BLOCK) {
+      tokens = lex(cut(source), this.links);
+      count = tokens.length;
+    }
+    if (!count) {
+      patch(this.box, this.last, nodes(tokens));
+      this.read = size;
+      return false;
+    }
+    tokens = tokens.slice(0, count);
+    tokens.filter(({ type }) => type === 'def').forEach((token) => this.define(token));
+    const length = tokens.reduce((sum, token) => sum + token.raw.length, 0);
+    this.rest = this.rest.slice(length);
+    this.read = 0;
+    this.last = patch(this.box, this.last, nodes(tokens), this.rest !== '');
+    return this.rest !== '';
   }
-  close();
-  return blocks;
+
+  define({ tag, href, title }) {
+    if (!(tag in this.links) && Object.keys(this.links).length < MAX_LINKS) this.links[tag] = { href, title };
+  }
+
+  openFence() {
+    const found = FENCE.exec(this.rest);
+    if (!found) return false;
+    const [line, indent, mark, language] = found;
+    this.rest = this.rest.slice(line.length);
+    this.last = patch(this.box, this.last, [code('', language)], true);
+    const body = this.last.querySelector('code');
+    const [text, tail] = [document.createTextNode(''), document.createTextNode('')];
+    body.replaceChildren(text, tail);
+    const end = new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`, 'm');
+    this.fence = { text, tail, end, indent: new RegExp(`^ {0,${indent.length}}`, 'gm'), isEmpty: true };
+    return true;
+  }
+
+  // Appends lines to fenced code, up to the line that ends it. Returns whether there is more behind it.
+  fill(isWhole) {
+    const { fence } = this;
+    const complete = isWhole ? this.rest.length : this.rest.lastIndexOf('\n') + 1;
+    const found = fence.end.exec(this.rest.slice(0, complete));
+    const length = found ? found.index : complete;
+    if (length) {
+      const lines = this.rest.slice(0, length).replace(/\n$/, '').replace(fence.indent, '');
+      fence.text.appendData(fence.isEmpty ? lines : `\n${lines}`);
+      fence.isEmpty = false;
+    }
+    this.rest = this.rest.slice(found ? length + found[0].length + 1 : length);
+    // The line that is not complete, unless it may become the end.
+    const open = found || /^ {0,3}[`~]*$/.test(this.rest) ? '' : this.rest.replace(fence.indent, '');
+    grow(fence.tail, open && !fence.isEmpty ? `\n${open}` : open);
+    if (found) {
+      this.fence = null;
+      this.read = 0;
+    }
+    if (found && this.rest) return true;
+    // What was shown behind the code before it was known to be code.
+    while (this.last.nextSibling) this.last.nextSibling.remove();
+    return false;
+  }
+}
+
+// The first part of a block that is too long, up to the end of a line or a word.
+function cut(source) {
+  const least = source.length / 2;
+  const at = [source.lastIndexOf('\n') + 1, source.lastIndexOf(' ') + 1].find((end) => end > least);
+  return source.slice(0, at ?? source.length);
+}
+
+// The nodes of a whole text.
+export function show(box, text) {
+  const markdown = new Markdown(box);
+  markdown.push(text);
+  markdown.finish(text);
 }

@@ -47,7 +47,10 @@ pub fn routes(app: Arc<App>, loopback: bool) -> Router {
     match options.root_path.as_ref().filter(|prefix| !prefix.is_empty()) {
         None => all,
         // A proxy may remove the prefix, or leave it.
-        Some(prefix) => all.clone().nest(prefix, all),
+        Some(prefix) => {
+            let add_slash = from_fn_with_state(prefix.clone(), monitor::page::add_slash);
+            all.clone().nest_service(prefix, all).layer(add_slash)
+        }
     }
 }
 

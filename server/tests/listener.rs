@@ -128,6 +128,11 @@ fn a_unix_socket_serves_with_and_without_the_prefix_of_a_proxy() {
             let answer = ask(target).await;
             assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("\"error\""), "{target}: {answer}");
         }
+        // The URLs of the page are relative to a slash at the end.
+        assert!(ask("/llm/").await.starts_with("HTTP/1.1 200 "));
+        let page = "/llm HTTP/1.1\r\nAccept: text/html\r\nX-Rest:";
+        let answer = ask(page).await;
+        assert!(answer.starts_with("HTTP/1.1 307 ") && answer.contains("location: llm/\r\n"), "{answer}");
         assert!(ask("/llm/openapi.json").await.contains(r#""servers":[{"url":"/llm"}]"#));
     });
 }

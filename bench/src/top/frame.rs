@@ -4,10 +4,15 @@
 //! quire-demo  context 1024  up 12 s  2 running  1 waiting  0 swapped
 //! decode 812.0 tok/s  prefill 96.0 tok/s  batch 2.0  steps 400.0/s  cache hits 63 %  preempted 0
 //! blocks [####++++........]  in use 24  cached 80  free 510  of 614
+//! ranks 4  tensor parallel 2  pipeline parallel 2
+//! host blocks 300  swapped 12  cached 100
 //! drafts 412  accepted 63 %  by position 80 65 44 %
+//! adapters 3  sql 2 running 1 waiting  fr 1 running 0 waiting
+//! stored 120  5 MB  in the background 2  resumed 1  left 0
 //! ```
 //!
-//! The line of drafts is missing if none was verified.
+//! Each line after the third is missing if there is nothing to show: one rank, no host tier, no verified draft, no
+//! adapter, nothing stored.
 //!
 //! The numbers of a large server fit in 100 columns; a long model name is shortened to make room for them.
 
@@ -31,7 +36,8 @@ pub fn draw(state: &Value, sort: Sort, (width, height): (usize, usize), colour: 
         cut(&speed(state), width),
         pool(state, width, &|code, text| paint(code, text)),
     ];
-    lines.extend(drafts(state).into_iter().chain(stored(state)).map(|line| cut(&line, width)));
+    let further = [ranks(state), host(state), drafts(state), adapters(state), stored(state)];
+    lines.extend(further.into_iter().flatten().map(|line| cut(&line, width)));
     lines.extend([String::new(), paint(SOFT, &cut(HEAD, width))]);
     let requests = sorted(state, sort);
     let rows = height.saturating_sub(lines.len() + 1);
@@ -89,6 +95,37 @@ fn speed(state: &Value) -> String {
         rate("steps"),
         count("preemptions")
     )
+}
+
+/// The ranks; `None` if there is one.
+fn ranks(state: &Value) -> Option<String> {
+    let size = |name: &str| state["ranks"][name].as_u64().unwrap_or(1);
+    let (tensor, pipeline) = (size("tensor_parallel"), size("pipeline_parallel"));
+    let all = tensor.saturating_mul(pipeline);
+    (all > 1).then(|| format!("ranks {all}  tensor parallel {tensor}  pipeline parallel {pipeline}"))
+}
+
+/// The blocks of host memory; `None` if there are none.
+fn host(state: &Value) -> Option<String> {
+    let count = |name: &str| state["blocks"][name].as_u64().unwrap_or(0);
+    let total = Some(count("host_total")).filter(|total| *total > 0)?;
+    Some(format!("host blocks {total}  swapped {}  cached {}", count("host_in_use"), count("host_cached")))
+}
+
+/// The LoRA adapters, those with requests first; `None` if there are none.
+fn adapters(state: &Value) -> Option<String> {
+    let listed = state["adapters"].as_array().filter(|list| !list.is_empty())?;
+    let count = |adapter: &Value, name: &str| adapter[name].as_u64().unwrap_or(0);
+    let mut used: Vec<&Value> = listed.iter().collect();
+    used.retain(|adapter| count(adapter, "running") > 0 || count(adapter, "waiting") > 0);
+    used.sort_by_key(|adapter| Reverse((count(adapter, "running"), count(adapter, "waiting"))));
+    let mut line = format!("adapters {}", listed.len() as u64 + state["adapters_left_out"].as_u64().unwrap_or(0));
+    for adapter in used {
+        let name = adapter["name"].as_str().unwrap_or("?");
+        // Writing to a String cannot fail.
+        let _ = write!(line, "  {name} {} running {} waiting", count(adapter, "running"), count(adapter, "waiting"));
+    }
+    Some(line)
 }
 
 /// How many drafts were accepted, in all and by position; `None` if there were none.

@@ -217,6 +217,10 @@ pub struct ModelInfo {
     pub block_size: usize,
     /// Maximum number of different LoRA adapters in a step; `None` if the engine takes none.
     pub max_loras: Option<usize>,
+    /// Number of ranks that each matrix is cut over.
+    pub tensor_parallel_size: usize,
+    /// Number of stages that the layers are cut into.
+    pub pipeline_parallel_size: usize,
     /// Name of this replica in `kv_transfer_params`; `None` if it has no connector.
     pub kv_engine_id: Option<String>,
     /// Hash of the checkpoint.

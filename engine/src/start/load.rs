@@ -223,6 +223,8 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
         max_loras: engine.lora.map(|lora| lora.max_loras),
+        tensor_parallel_size: engine.parallel.tensor_parallel_size,
+        pipeline_parallel_size: engine.parallel.pipeline_parallel_size,
         kv_engine_id: engine.kv_transfer.as_ref().map(|config| config.engine_id.clone().unwrap_or_else(random_id)),
         fingerprint: opened.fingerprint(),
         arithmetic: arithmetic(engine, &opened),

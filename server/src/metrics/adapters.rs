@@ -31,6 +31,11 @@ impl AdapterRequests {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Numbers of running and of waiting requests of an adapter.
+    pub fn of(&self, name: &str) -> [usize; 2] {
+        self.lock().get(name).copied().unwrap_or_default()
+    }
+
     /// Names of the adapters of running and of waiting requests, each list with commas between them.
     pub fn names(&self) -> [String; 2] {
         let counts = self.lock();

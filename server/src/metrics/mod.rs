@@ -113,6 +113,11 @@ impl Metrics {
         self.adapters.add(name)
     }
 
+    /// Numbers of running and of waiting requests of a LoRA adapter.
+    pub fn requests_of_adapter(&self, name: &str) -> [usize; 2] {
+        self.adapters.of(name)
+    }
+
     /// Records a request accepted by the engine.
     pub fn accepted(&self, prompt_tokens: usize, n: usize, max_tokens: Option<usize>) {
         self.prompt_tokens.observe(prompt_tokens as f64);

@@ -1,7 +1,7 @@
 //! `GET /quire/state` and `GET /quire/events`: the state of the engine, once or as a stream.
 //!
-//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length and the version: counts and ids,
-//! never text. They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served
+//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length, its ranks and adapters, and the
+//! version: counts, ids and names, never text. They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served
 //! at a time. The stream sends a snapshot about five times a second while steps run and once a second otherwise; a slow
 //! reader misses snapshots.
 
@@ -12,8 +12,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use engine::Watcher;
 use engine::watch::Snapshot;
+use engine::{AdapterInfo, Watcher};
 use futures_util::stream::unfold;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
@@ -30,15 +30,46 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Time limit for a snapshot: a step may take seconds on a slow machine.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Greatest number of adapters in a response. The others are counted.
+const MAX_ADAPTERS: usize = 64;
+
 /// The response of both routes.
 #[derive(Serialize)]
 struct Document<'a> {
     model: &'a str,
     max_model_len: usize,
     version: &'static str,
+    ranks: Ranks,
+    adapters: Vec<Adapter>,
+    adapters_left_out: usize,
     stored: Summary,
     #[serde(flatten)]
     snapshot: &'a Snapshot,
+}
+
+/// The ranks that compute the model together.
+#[derive(Serialize)]
+struct Ranks {
+    tensor_parallel: usize,
+    pipeline_parallel: usize,
+}
+
+/// A LoRA adapter, and its requests.
+#[derive(Serialize)]
+struct Adapter {
+    name: String,
+    rank: usize,
+    bytes: usize,
+    running: usize,
+    waiting: usize,
+}
+
+impl Adapter {
+    fn new(app: &App, info: AdapterInfo) -> Adapter {
+        let AdapterInfo { name, rank, bytes, .. } = info;
+        let [running, waiting] = app.metrics.requests_of_adapter(&name);
+        Adapter { name, rank, bytes, running, waiting }
+    }
 }
 
 /// What is stored, and the work whose results will be.
@@ -60,10 +91,15 @@ impl<'a> Document<'a> {
             resumed: stats.resumed,
             left: stats.left,
         };
+        let (info, all) = (app.engine.info(), app.engine.adapters());
+        let adapters_left_out = all.len().saturating_sub(MAX_ADAPTERS);
         Document {
             model: &app.model,
             max_model_len: app.context(),
             version: env!("CARGO_PKG_VERSION"),
+            ranks: Ranks { tensor_parallel: info.tensor_parallel_size, pipeline_parallel: info.pipeline_parallel_size },
+            adapters: all.into_iter().take(MAX_ADAPTERS).map(|info| Adapter::new(app, info)).collect(),
+            adapters_left_out,
             stored: summary(app.stored_so_far().map(|stored| stored.stats()).unwrap_or_default()),
             snapshot,
         }
