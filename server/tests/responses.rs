@@ -205,6 +205,31 @@ fn calls_are_items_of_their_own_and_can_be_answered() {
     }
 }
 
+/// As Codex sends its tools.
+#[test]
+fn functions_in_a_namespace_are_called_by_their_name_and_say_where_they_are() {
+    let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object", "properties": {"id": {"enum": [1]}}, "required": ["id"], "additionalProperties": false}});
+    let namespace =
+        json!({"type": "namespace", "name": "agents", "description": "Agents.", "tools": [function("close")]});
+    let search = json!({"type": "web_search", "external_web_access": false});
+    for (name, expected) in [("close", json!("agents")), ("look", Value::Null)] {
+        let choice = json!({"type": "function", "name": name});
+        let tools = [function("look"), namespace.clone(), search.clone()];
+        let (answer, events) =
+            both(&SERVER, json!({"input": "hi", "tools": tools, "tool_choice": choice, "temperature": 0}));
+        let call = &answer["output"][0];
+        assert_eq!(
+            (&call["type"], &call["name"], &call["namespace"]),
+            (&json!("function_call"), &json!(name), &expected)
+        );
+        assert_eq!(serde_json::from_str::<Value>(call["arguments"].as_str().unwrap()).unwrap(), json!({"id": 1}));
+        let done = events.iter().find(|event| event["type"] == "response.output_item.done").unwrap();
+        assert_eq!(done["item"]["namespace"], expected);
+    }
+    let only = json!({"input": "What is the capital of France?", "tools": [search], "temperature": 0});
+    assert_eq!(SERVER.post(RESPONSES, &only).json()["output"][0]["type"], "message");
+}
+
 #[test]
 fn reasoning_text_and_calls_are_items_in_this_order() {
     let options = ServerOptions { reasoning_parser: Some(ReasoningFormat::Qwen3), ..ServerOptions::default() };
@@ -288,6 +313,15 @@ fn invalid_responses_requests_name_the_field_of_this_api() {
         (tool(json!({"type": "web_search"})), "tools[0].type"),
         (tool(json!({"name": ""})), "tools[0].name"),
         (tool(json!({"parameters": 5})), "tools[0].parameters"),
+        (tool(json!({"type": "namespace"})), "tools[0].tools"),
+        (tool(json!({"type": "namespace", "tools": [{"type": "custom"}]})), "tools[0].tools[0].type"),
+        (tool(json!({"type": "namespace", "tools": [{"type": "namespace", "tools": []}]})), "tools[0].tools[0].type"),
+        (json!({"tools": [{"type": "namespace", "tools": []}]}), "tools[0].name"),
+        (
+            json!({"tools": [{"type": "function", "name": "g"}, {"type": "namespace", "name": "f", "tools": [{"type": "function", "name": "g"}]}]}),
+            "tools",
+        ),
+        (tool(json!({"type": "namespace", "tools": vec![json!({"type": "function", "name": "g"}); 300]})), "tools"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (
             json!({"tool_choice": {"type": "function", "name": "g"}, "tools": [{"type": "function", "name": "f"}]}),

@@ -33,7 +33,7 @@ pub struct Prepared {
     pub ids: Vec<u32>,
     /// Field of the prompt, for errors.
     pub param: &'static str,
-    tools: Tools,
+    pub tools: Tools,
     /// Parser of the reasoning at the beginning of an answer; `None` if reasoning is not parsed.
     pub reasoning: Option<ReasoningParser>,
     shows_reasoning: bool,

@@ -12,6 +12,11 @@ use crate::app::App;
 use crate::http::ApiError;
 use crate::settings::{Limits, ServerOptions};
 
+/// Types of tools.
+const FUNCTION: &str = "function";
+const NAMESPACE: &str = "namespace";
+const SEARCH: &str = "web_search";
+
 /// Maximum number of bytes of a function's name.
 const MAX_NAME: usize = 256;
 
@@ -37,6 +42,8 @@ pub struct Tools {
     pub earlier_calls: usize,
     /// The functions.
     pub functions: Arc<[Tool]>,
+    /// Functions that are in a namespace, and its name.
+    pub namespaces: Arc<[(String, String)]>,
     /// Which functions are strict: the arguments match the schema even where the model need not call.
     strict: Vec<bool>,
     choice: ToolChoice,
@@ -44,7 +51,8 @@ pub struct Tools {
 
 impl Tools {
     /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if
-    /// `flat`, it is the tool itself, as in responses.
+    /// `flat`, it is the tool itself, as in responses. There, functions may also be in a namespace, and a search of the web without
+    /// access to it, which Codex names in all requests, is a tool that is never called.
     pub fn read(fields: &Fields<'_>, limits: &Limits, flat: bool) -> Result<Tools, ApiError> {
         let properties = json!({
             "name": {"type": "string", "maxLength": MAX_NAME},
@@ -54,14 +62,17 @@ impl Tools {
         });
         let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
         let mut item = match flat {
-            true => function(&["type", "name"]),
+            true => function(&["type"]),
             false => json!({
                 "type": "object",
                 "required": ["type", "function"],
                 "properties": {"function": function(&["name"])},
             }),
         };
-        item["properties"]["type"] = json!({"const": "function"});
+        item["properties"]["type"] = match flat {
+            true => json!({"enum": [FUNCTION, NAMESPACE, SEARCH]}),
+            false => json!({"const": FUNCTION}),
+        };
         fields.check_bytes(TOOLS, TOOLS, limits.max_schema_bytes, "--max-schema-bytes")?;
         let description = "Functions that the model may call.";
         let list = fields.list(TOOLS, limits.max_tools, "--max-tools", &item, description)?;
@@ -69,12 +80,27 @@ impl Tools {
         let description =
             "Whether the model calls a function: none, auto, required, or an object with a function's name.";
         let choice = fields.any("tool_choice", &schema, description)?;
-        let (mut functions, mut definitions, mut strict) = (Vec::new(), Vec::new(), Vec::new());
+        let mut offered = Vec::new();
         for (i, tool) in list.into_iter().flatten().enumerate() {
-            let (function, is_strict) = parse_function(&format!("tools[{i}]"), tool, flat)?;
+            offer(format!("tools[{i}]"), tool, flat, &mut offered)?;
+        }
+        if offered.len() > limits.max_tools {
+            let advice = "send fewer or raise --max-tools";
+            return Err(ApiError::over(TOOLS, offered.len(), limits.max_tools, "functions", advice));
+        }
+        let (mut functions, mut definitions, mut strict, mut namespaces) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (path, tool, namespace) in offered {
+            let (function, is_strict) = parse_function(&path, tool, flat)?;
+            namespaces.extend(namespace.map(|namespace| (function.name.clone(), namespace.to_string())));
             functions.push(function);
             strict.push(is_strict);
             definitions.push(if flat { nested(tool) } else { tool.clone() });
+        }
+        let twice = |(name, _): &&(String, String)| functions.iter().filter(|tool| tool.name == *name).count() > 1;
+        if let Some((name, namespace)) = namespaces.iter().find(twice) {
+            let found = format!("the function {name} in namespace {namespace} and elsewhere");
+            return Err(ApiError::found(TOOLS, &found, "functions of different names"));
         }
         Ok(Tools {
             choice: checked_choice(choice, flat, &functions)?,
@@ -82,6 +108,7 @@ impl Tools {
             parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
             earlier_calls: 0,
             functions: functions.into(),
+            namespaces: namespaces.into(),
             strict,
         })
     }
@@ -93,6 +120,7 @@ impl Tools {
             parallel: true,
             earlier_calls: 0,
             functions: Vec::new().into(),
+            namespaces: Vec::new().into(),
             strict: Vec::new(),
             choice: ToolChoice::None,
         }
@@ -153,6 +181,30 @@ impl Tools {
     }
 }
 
+/// Adds the functions of a tool, each with its path and namespace.
+fn offer<'a>(
+    path: String,
+    tool: &'a Value,
+    flat: bool,
+    to: &mut Vec<(String, &'a Value, Option<&'a str>)>,
+) -> Result<(), ApiError> {
+    match &tool["type"] {
+        kind if flat && kind == NAMESPACE => {
+            let name = tool["name"].as_str().filter(|name| !name.is_empty());
+            let name =
+                name.ok_or_else(|| ApiError::wrong(format!("{path}.name"), &tool["name"], "a non-empty string"))?;
+            check_name(&format!("{path}.name"), name)?;
+            let tools = tool["tools"].as_array();
+            let tools =
+                tools.ok_or_else(|| ApiError::wrong(format!("{path}.tools"), &tool["tools"], "a list of functions"))?;
+            to.extend(tools.iter().enumerate().map(|(i, tool)| (format!("{path}.tools[{i}]"), tool, Some(name))));
+        }
+        kind if flat && kind == SEARCH && tool["external_web_access"] == false => {}
+        _ => to.push((path, tool, None)),
+    }
+    Ok(())
+}
+
 /// A flat tool as chat templates expect it.
 fn nested(tool: &Value) -> Value {
     let mut function = tool.as_object().cloned().unwrap_or_default();
@@ -162,7 +214,7 @@ fn nested(tool: &Value) -> Value {
 
 /// A function, and whether it is strict.
 fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<(Tool, bool), ApiError> {
-    if tool["type"] != "function" {
+    if tool["type"] != FUNCTION {
         let expected = "\"function\": this server has no built-in tools";
         return Err(ApiError::wrong(format!("{path}.type"), &tool["type"], expected));
     }

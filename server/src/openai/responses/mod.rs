@@ -147,7 +147,8 @@ struct Translated {
 }
 
 impl Translated {
-    fn new(app: &Arc<App>, chat: &Prepared, writer: ResponseWriter) -> Translated {
+    fn new(app: &Arc<App>, chat: &Prepared, mut writer: ResponseWriter) -> Translated {
+        writer.namespaces = chat.tools.namespaces.clone();
         let logprobs = chat.options.params.sampling.logprobs;
         Translated { app: app.clone(), assistant: chat.assistant(app), logprobs, writer, keeping: None }
     }

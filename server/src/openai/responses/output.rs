@@ -3,6 +3,7 @@
 //! One item is open at a time. Output of another kind closes it: reasoning comes first, then text, then calls.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -42,7 +43,7 @@ impl Status {
 enum Kind {
     Reasoning,
     Message,
-    Call { call_id: String, name: String },
+    Call { call_id: String, name: String, namespace: Option<String> },
 }
 
 /// The unfinished item.
@@ -61,6 +62,8 @@ pub struct ResponseWriter {
     /// Token counts so far.
     pub usage: Usage,
     reasoning_tokens: usize,
+    /// Functions that are in a namespace, and its name.
+    pub namespaces: Arc<[(String, String)]>,
     /// Fields of the request that the response repeats.
     echoed: Vec<(String, Json)>,
     id: String,
@@ -95,6 +98,7 @@ impl ResponseWriter {
             streams: options.stream,
             usage: Usage { prompt_tokens, ..Usage::default() },
             reasoning_tokens: 0,
+            namespaces: Arc::default(),
             echoed,
             id,
             created,
@@ -180,7 +184,9 @@ impl ResponseWriter {
                 Part::Reasoning(text) => self.extend(Kind::Reasoning, &text),
                 Part::Text(text) => self.extend(Kind::Message, &text),
                 Part::Call { id, name, .. } => {
-                    self.begin(Kind::Call { call_id: id, name });
+                    let namespace = self.namespaces.iter().find(|(function, _)| *function == name);
+                    let namespace = namespace.map(|(_, namespace)| namespace.clone());
+                    self.begin(Kind::Call { call_id: id, name, namespace });
                     self.scores.clear();
                 }
                 Part::Arguments { text, .. } => {
@@ -350,10 +356,13 @@ impl Open {
         let mut item = Json::from(match &self.kind {
             Kind::Reasoning => json!({"id": id, "type": "reasoning", "status": status, "summary": []}),
             Kind::Message => json!({"id": id, "type": "message", "status": status, "role": "assistant"}),
-            Kind::Call { call_id, name } => {
+            Kind::Call { call_id, name, .. } => {
                 json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text})
             }
         });
+        if let Kind::Call { namespace: Some(namespace), .. } = &self.kind {
+            item.set("namespace", Value::from(namespace.as_str()));
+        }
         if !matches!(self.kind, Kind::Call { .. }) {
             item.set("content", self.part().into_iter().filter(|_| whole).collect::<Vec<Json>>());
         }
