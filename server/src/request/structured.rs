@@ -32,6 +32,9 @@ const FORMAT: &str = "response_format";
 const OUTPUTS: &str = "structured_outputs";
 /// The field of `/v1/responses` that holds the format of the answer.
 const TEXT: &str = "text";
+const TEXT_FORMAT: &str = "text.format";
+/// The fields that constrain only messages, and not calls.
+pub(super) const FORMATS: [&str; 2] = [FORMAT, TEXT_FORMAT];
 /// The fields of Anthropic's and of Ollama's API that hold the format of the answer.
 const OTHERS: [&str; 2] = ["output_config", "format"];
 /// The schemas of calls' arguments.
@@ -84,14 +87,14 @@ pub fn text_format(
     fields: &Fields<'_>,
     limits: &Limits,
 ) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
-    fields.check_bytes(TEXT, "text.format", limits.max_schema_bytes, FLAG)?;
+    fields.check_bytes(TEXT, TEXT_FORMAT, limits.max_schema_bytes, FLAG)?;
     let text = fields.object(TEXT, "format: an object of type text, json_object, json_schema or structural_tag.")?;
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
         Some(Value::Object(format)) => format.clone(),
-        Some(other) => return Err(ApiError::wrong("text.format", other, "an object")),
+        Some(other) => return Err(ApiError::wrong(TEXT_FORMAT, other, "an object")),
     };
-    let constraint = of_format("text.format", &format, false)?;
+    let constraint = of_format(TEXT_FORMAT, &format, false)?;
     Ok((format, constraint))
 }
 

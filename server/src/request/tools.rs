@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use text::{Calls, Tool, with_schema_options};
 
 use super::fields::Fields;
-use super::structured::TOOLS;
+use super::structured::{FORMATS, TOOLS};
 use crate::app::App;
 use crate::http::ApiError;
 use crate::settings::{Limits, ServerOptions};
@@ -167,7 +167,8 @@ impl Tools {
                 (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), Calls::One)
             }
         };
-        if let Some(other) = &params.structured_outputs {
+        // The format of messages stands beside calls: where one is required, there is no message.
+        if let Some(other) = params.structured_outputs.as_ref().filter(|other| !FORMATS.contains(&other.param)) {
             let problem = "found a required call together with";
             return Err(ApiError::invalid(
                 "tool_choice",
