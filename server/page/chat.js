@@ -8,6 +8,9 @@ import { clearNotice, notice } from './notice.js';
 import { Tree } from './tree.js';
 import { Turn } from './turn.js';
 
+// The server's code of a request that does not fit into the context.
+const FULL = 'context_length_exceeded';
+
 // The conversation of this tab.
 export const OPEN = 'quire-chat';
 
@@ -128,7 +131,7 @@ export class Chat {
     $('log').scrollTop = $('log').scrollHeight;
     // All calls need their results first.
     if (this.openCall) this.save(this.tree);
-    else this.generate(index, { draft: text, again: () => this.send() });
+    else this.generate(index, text);
   }
 
   edit(index, content) {
@@ -162,8 +165,8 @@ export class Chat {
     this.run(index, { ...body, continue_final_message: true, add_generation_prompt: false, messages: this.tree.messages(index) }, { again: () => this.proceed(index) });
   }
 
-  // Answers a question. `draft` is its text if it came from the message box; `again` does the same once more.
-  generate(question, { draft, again = () => this.generate(question) } = {}) {
+  // Answers a question. `draft` is its text if it came from the message box.
+  generate(question, draft = '') {
     if (this.running) return;
     const body = this.settings.body();
     if (!body) return;
@@ -171,10 +174,11 @@ export class Chat {
     const messages = this.tree.messages(question);
     const index = this.tree.add(question, { role: 'assistant', model: this.models.id });
     this.show();
-    this.run(index, { ...body, messages }, { draft, again });
+    this.run(index, { ...body, messages }, { draft, again: () => this.generate(question) });
   }
 
-  async run(index, fields, { draft, again }) {
+  // `again` sends the same once more, when older turns have been dropped.
+  async run(index, fields, { draft = '', again }) {
     // The user may open another conversation before the answer ends.
     const { tree } = this;
     const turn = this.turns.find((turn) => turn.index === index);
@@ -206,10 +210,11 @@ export class Chat {
     const nothing = answer.isEmpty && (problem || controller.signal.aborted);
     turn.close();
     if (nothing) {
-      // A question that came to nothing returns to the message box.
+      // A question that came to nothing returns to the message box, unless turns before it can be dropped.
       tree.pop();
-      if (draft) tree.pop();
-      if (draft && this.tree === tree) $('message').value ||= draft;
+      const returns = draft && problem?.code !== FULL;
+      if (returns) tree.pop();
+      if (returns && this.tree === tree) $('message').value ||= draft;
     }
     this.save(tree);
     if (this.running !== controller) return;
@@ -227,7 +232,7 @@ export class Chat {
     if (error.status === 401) {
       notice('The server requires an API key. Enter it above and send the message again.');
       this.onDenied();
-    } else if (error.code === 'context_length_exceeded') {
+    } else if (error.code === FULL) {
       this.full(error.message, again);
     } else {
       const found = error instanceof ApiError ? error.message : 'Cannot reach the server. Check that it is running and try again.';

@@ -26,7 +26,8 @@ fn until_kept(page: &Page<'_>, turns: usize) -> Result<(), String> {
         &format!(
             "return (async () => {{
                  const {{ Storage }} = await import('/page/storage.js');
-                 const tree = await new Storage().load(sessionStorage.getItem('quire-chat'));
+                 const id = sessionStorage.getItem('quire-chat');
+                 const tree = id && await new Storage().load(id);
                  return tree?.turns.length === {turns};
              }})()"
         ),
@@ -211,6 +212,23 @@ fn a_full_context_has_a_way_on() -> Result<(), String> {
     require(after.as_u64() < before.as_u64(), || format!("{before} messages before, {after} after"))?;
     let shown = "return document.querySelectorAll('.turn.dropped').length > 0 && document.querySelectorAll('.turn.cut').length === 1";
     page.until("the dropped turns are marked", shown)?;
+    // A question that does not fit, with turns before it and without.
+    let refused =
+        "window.scripted({error: {message: 'too many tokens', code: 'context_length_exceeded'}}, [text('fits')])";
+    page.script(&format!("{refused}; say('long question')"))?;
+    page.until(
+        "the message",
+        "return idle() && notice().includes('context is full') && notice().includes('too many tokens')",
+    )?;
+    page.script(
+        "[...document.querySelectorAll('#notice button')].find((node) => node.textContent.startsWith('Drop')).click()",
+    )?;
+    page.until("the question is answered", "return idle() && turns().endsWith('long question | fits')")?;
+    require_text(&page, "the request", "sent()", |sent| sent == "user: long question")?;
+    page.script(&format!("document.getElementById('fresh').click(); {refused}; say('too long alone')"))?;
+    page.until("the message", "return idle() && notice().includes('One turn alone fills it')")?;
+    let labels = "[...document.querySelectorAll('#notice button')].map((node) => node.textContent).join(' | ')";
+    require_text(&page, "what can be done", labels, |labels| labels == "New chat | Dismiss")?;
     site.close(&page)
 }
 

@@ -139,6 +139,10 @@ fn an_answer_is_streamed() -> Result<(), String> {
         page.script("return window.seen.filter((text, i) => i === 0 || text.startsWith(window.seen[i - 1])).length")?;
     require(steps.as_u64() > Some(3), || format!("the text came in {steps} pieces"))?;
     require_text(&page, "below the answer", FOOT, |foot| foot.starts_with("400 tokens") && foot.contains("limit"))?;
+    // What a screen reader says at the end.
+    require_text(&page, "the status", "document.getElementById('status').textContent", |status| {
+        status.starts_with("Answer complete. 400 tokens")
+    })?;
     site.close(&page)
 }
 
