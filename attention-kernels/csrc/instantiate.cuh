@@ -18,18 +18,17 @@
 
 #define QUIRE_INSTANCE(D, MAKE, kernel, T, KV8, suffix) MAKE(kernel##_h##D##suffix, T, KV8, D)
 
-// MAKE(name, type, 8-bit cache, head size) for each head size. The manifest compiles a source once for each type and kind of
-// cache.
+// MAKE(name, type, 8-bit cache, head size) for each head size of EACH. The manifest compiles a source once for each type and kind
+// of cache.
 #if defined(QUIRE_F16)
-#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(QUIRE_INSTANCE, MAKE, kernel##_f16, __half, false, )
+#define QUIRE_INSTANCES(EACH, MAKE, kernel) EACH(QUIRE_INSTANCE, MAKE, kernel##_f16, __half, false, )
 #elif defined(QUIRE_F16_KV8)
-#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(QUIRE_INSTANCE, MAKE, kernel##_f16, __half, true, _kv8)
+#define QUIRE_INSTANCES(EACH, MAKE, kernel) EACH(QUIRE_INSTANCE, MAKE, kernel##_f16, __half, true, _kv8)
 #elif defined(QUIRE_BF16)
-#define QUIRE_EACH_INSTANCE(MAKE, kernel) \
-    QUIRE_EACH_HEAD_SIZE(QUIRE_INSTANCE, MAKE, kernel##_bf16, __nv_bfloat16, false, )
+#define QUIRE_INSTANCES(EACH, MAKE, kernel) EACH(QUIRE_INSTANCE, MAKE, kernel##_bf16, __nv_bfloat16, false, )
 #elif defined(QUIRE_BF16_KV8)
-#define QUIRE_EACH_INSTANCE(MAKE, kernel) \
-    QUIRE_EACH_HEAD_SIZE(QUIRE_INSTANCE, MAKE, kernel##_bf16, __nv_bfloat16, true, _kv8)
+#define QUIRE_INSTANCES(EACH, MAKE, kernel) EACH(QUIRE_INSTANCE, MAKE, kernel##_bf16, __nv_bfloat16, true, _kv8)
 #else
 #error "define one of QUIRE_F16, QUIRE_F16_KV8, QUIRE_BF16, QUIRE_BF16_KV8, as kernels.toml does"
 #endif
+#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_INSTANCES(QUIRE_EACH_HEAD_SIZE, MAKE, kernel)

@@ -15,19 +15,12 @@ using PrefillShape = TileShape<T, KV8, D, D <= 128 ? 4 : 2, D <= 128 ? 1 : 2>;
 
 template <class Shape>
 __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigned char* memory) {
-    const uint32_t group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
-    // Sequence s has the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which suffice for its tiles. The last
-    // blocks of a sequence have the longest contexts, so they start first.
-    const uint32_t block = gridDim.x - 1 - blockIdx.x;
-    const uint32_t* starts = args.query_starts;
-    const auto first_block = [=](uint32_t s) { return (starts[s] - starts[0]) * group / Shape::ROWS + s; };
-    const uint32_t seq = last_at_most(args.num_seqs, block, first_block);
-    const uint32_t first_row = (block - first_block(seq)) * Shape::ROWS;
-    if (first_row >= (starts[seq + 1] - starts[seq]) * group) return;
-
-    TileRows<Shape> tile(args, seq, kv_head, first_row);
+    const PrefillTile block(args, Shape::ROWS);
+    if (!block.exists) return;
+    const uint32_t kv_head = blockIdx.y;
+    TileRows<Shape> tile(args, block.seq, kv_head, block.first_row);
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
-    compute_rows(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
+    compute_rows(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
 }
 
 }  // namespace quire

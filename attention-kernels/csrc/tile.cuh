@@ -40,16 +40,40 @@
 
 namespace quire {
 
+// Returns the first element of a query row and head.
+template <class T>
+__device__ __forceinline__ const T* query_at(const AttentionArgs& args, uint32_t index) {
+    const int64_t row = index / args.num_heads, head = index % args.num_heads;
+    return static_cast<const T*>(args.query) + row * args.query_stride + head * args.head_dim;
+}
+
+// Copies the query rows of all warps to shared memory; zeros for absent rows. Warps that share rows copy a part each.
+template <class Shape, int PITCH>
+__device__ __forceinline__ void stage_query(typename Shape::T (*to)[PITCH], const AttentionArgs& args, const RowPair& rows) {
+    using T = typename Shape::T;
+    constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::KEY / 8;
+    const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
+    const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
+#pragma unroll(Shape::KEY > 256 ? 2 : 8)  // wide rows have many vectors
+    for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
+        const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
+        const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
+        const uint32_t lower = __shfl_sync(0xffffffff, rows.index[1], row % 8 * 4);
+        const uint32_t index = row < 8 ? upper : lower;
+        if (v >= ROWS * VECTORS) continue;
+        uint4 vector = make_uint4(0, 0, 0, 0);
+        if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(query_at<T>(args, index) + column);
+        *reinterpret_cast<uint4*>(&to[warp_row + row][column]) = vector;
+    }
+}
+
 // Loads the query rows of a warp as fragments of mma's a; zeros for absent rows. Warps that share rows load a part each, by way
 // of shared memory; all threads must pass a barrier before it is used again.
 template <class Shape>
 __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], typename Shape::Shared& shared,
                                            const AttentionArgs& args, RowPair& rows) {
     using T = typename Shape::T;
-    const auto place = [&](uint32_t index) {
-        const int64_t row = index / args.num_heads, head = index % args.num_heads;
-        return static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D;
-    };
+    const auto place = [&](uint32_t index) { return query_at<T>(args, index); };
     if constexpr (Shape::KV8) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -66,33 +90,19 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
             }
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 1));
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 2));
-            // The greatest is below 2^15. Infinity remains infinity.
-            const uint32_t exponent = min(max(bits<uint32_t>(greatest) >> 23, 15u), 253u);
-            const float factor = bits<float>((268 - exponent) << 23);
-            rows.unit[r] = bits<float>((exponent - 14) << 23);
+            const HalfUnit of_row(greatest);
+            rows.unit[r] = of_row.unit;
 #pragma unroll
             for (int k = 0; k < Shape::D / 16; k++) {
                 const float2 low = Pair<T>::widen(query[k][r]), high = Pair<T>::widen(query[k][r + 2]);
                 // Elements 4 c to 4 c + 3 of 16 in the order in which widen_word takes bytes of a word.
-                query[k][r] = Pair<__half>::narrow(__fmul_rn(low.x, factor), __fmul_rn(high.x, factor));
-                query[k][r + 2] = Pair<__half>::narrow(__fmul_rn(low.y, factor), __fmul_rn(high.y, factor));
+                query[k][r] = of_row.narrow(low.x, high.x);
+                query[k][r + 2] = of_row.narrow(low.y, high.y);
             }
         }
     } else if constexpr (Shape::WN > 1) {
-        constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::D / 8;
         const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
-        const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
-#pragma unroll
-        for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
-            const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
-            const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
-            const uint32_t lower = __shfl_sync(0xffffffff, rows.index[1], row % 8 * 4);
-            const uint32_t index = row < 8 ? upper : lower;
-            if (v >= ROWS * VECTORS) continue;
-            uint4 vector = make_uint4(0, 0, 0, 0);
-            if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(place(index) + column);
-            *reinterpret_cast<uint4*>(&shared.slots[1][warp_row + row][column]) = vector;
-        }
+        stage_query<Shape>(shared.slots[1], args, rows);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
@@ -134,7 +144,7 @@ __device__ __forceinline__ void find_places(typename Shape::Shared& shared, cons
 template <class Shape>
 __device__ __forceinline__ void load_part(typename Shape::Slot& to, const void* cache, const int64_t* places) {
     using Element = typename Shape::Element;
-    constexpr int WIDTH = 16 / sizeof(Element), VECTORS = Shape::D / WIDTH, ALL = Shape::PART * VECTORS;
+    constexpr int WIDTH = 16 / sizeof(Element), VECTORS = Shape::KEY / WIDTH, ALL = Shape::PART * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
     const int row = threadIdx.x / VECTORS, at = threadIdx.x % VECTORS * WIDTH;
     constexpr bool EVEN = Shape::THREADS % VECTORS == 0;  // then a thread has the same vector of all its rows
@@ -152,7 +162,7 @@ __device__ __forceinline__ void load_part(typename Shape::Slot& to, const void* 
 // Transfers the tiles of a partition through the slots. The parts of a tile are numbered: keys, then values.
 template <class Shape>
 struct Transfer {
-    static constexpr int ALL = 2 * Shape::PARTS;               // parts of a tile
+    static constexpr int ALL = Shape::ALL_PARTS;               // parts of a tile
     static constexpr int FLIGHT = Shape::SLOTS - Shape::SPARE;  // parts that are started before the first is used
 
     typename Shape::Shared& shared;
@@ -298,6 +308,89 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     }
 }
 
+// Sets `max` to the greatest scores of a lane's rows among the tokens of the warp, and tells the other warps of the rows.
+template <class Shape>
+__device__ __forceinline__ void share_maxima(float (&max)[2], typename Shape::Shared& shared,
+                                             const float (&scores)[Shape::SCORES][4]) {
+    const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        max[r] = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < Shape::SCORES; n++) max[r] = fmaxf(max[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+        max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 1));
+        max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 2));
+        if (Shape::WN > 1 && lane % 4 == 0) {
+            shared.maxima[threadIdx.x / 32 % Shape::WN][warp_row + lane / 4 + 8 * r] = max[r];
+        }
+    }
+}
+
+// Makes weights of scores, in shared memory if several warps have the rows, and brings the sums to the new maxima. Those of
+// `share_maxima` are behind a barrier. `half`: weights are f16, multiplied by a power of 2.
+template <class Shape>
+__device__ __forceinline__ void make_weights(uint32_t (&weights)[Shape::SCORES][2], TileSums<Shape>& out,
+                                             typename Shape::Shared& shared, const float (&scores)[Shape::SCORES][4],
+                                             float (&max)[2], float scale, bool half) {
+    using T = typename Shape::T;
+    const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
+    const float lift = half ? HALF_WEIGHTS : 0.0f;
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if constexpr (Shape::WN > 1) {
+#pragma unroll
+            for (int w = 0; w < Shape::WN; w++) max[r] = fmaxf(max[r], shared.maxima[w][warp_row + lane / 4 + 8 * r]);
+        }
+        max[r] = fmaxf(out.max[r], __fmul_rn(max[r], scale));
+        const float base = base_of(max[r]);
+        rescale[r] = exp2_approx(__fsub_rn(out.max[r], base));
+        out.max[r] = max[r];
+        const auto weight = [=](float score) { return exp2_approx(__fmaf_rn(score, scale, lift - base)); };
+        const auto narrow = [=](float low, float high) {
+            return half ? Pair<__half>::narrow(low, high) : Pair<T>::narrow(low, high);
+        };
+#pragma unroll
+        for (int n = 0; n < Shape::SCORES; n++) {
+            weights[n][r] = narrow(weight(scores[n][2 * r]), weight(scores[n][2 * r + 1]));
+            if constexpr (Shape::WN > 1) {
+                const uint32_t column = (threadIdx.x / 32 % Shape::WN * Shape::SCORES + n) * 8 + lane % 4 * 2;
+                *reinterpret_cast<uint32_t*>(&shared.weights[warp_row + lane / 4 + 8 * r][column]) = weights[n][r];
+            }
+        }
+    }
+    out.rescale(rescale[0], rescale[1]);
+}
+
+// Adds the values of 16 tokens, times their weights `row`, to the sums of a warp. `scales`, for values with a scale each, has that of
+// the first token at `first`.
+template <class Shape, uint32_t format, int PITCH>
+__device__ __forceinline__ void add_values(Format<format>, TileSums<Shape>& out, uint32_t (&row)[4],
+                                           const typename Shape::Element (*values)[PITCH], const float* scales, int first) {
+    using T = typename Shape::T;
+    using Value = std::conditional_t<Shape::KV8 && format != KV_INT8_ROWS, __half, T>;
+    const uint32_t lane = threadIdx.x % 32;
+    mma_m16n8k16<Value>(out.weights, row, {Pair<Value>::ONES, Pair<Value>::ONES});
+    if constexpr (format == KV_INT8_ROWS) scale_weights<T>(row, scales + first + lane % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < Shape::SUMS; i++) {
+        const uint32_t column = threadIdx.x / 32 % Shape::WN * Shape::SUMS + i;
+        if (Shape::SUMS * Shape::WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
+        auto* from = &values[lane % 16][column * 16];
+        uint32_t value[4];
+        if constexpr (Shape::KV8) {
+            uint32_t bytes[2];
+            ldmatrix_trans(bytes, from);
+            widen_word<Value>(format, bytes[0], value[0], value[2]);
+            widen_word<Value>(format, bytes[1], value[1], value[3]);
+        } else {
+            ldmatrix_trans(value, from + lane / 16 * 8);
+        }
+        mma_m16n8k16<Value>(out.sums[i][0], row, {value[0], value[1]});
+        mma_m16n8k16<Value>(out.sums[i][1], row, {value[2], value[3]});
+    }
+}
+
 // Adds the tokens `visible`, all in one partition, to `out`. All threads may reuse shared memory before, and if there is no spare
 // slot also after; otherwise `attend` may follow.
 template <class Shape>
@@ -309,7 +402,6 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
     const float scale = task.scoring.left();
     const bool scaled_rows = Shape::KV8 && task.args.kv_format == KV_INT8_ROWS, half_weights = Shape::KV8 && !scaled_rows;
-    const float lift = half_weights ? HALF_WEIGHTS : 0.0f;
     using Factor = std::conditional_t<Shape::KV8, __half, T>;
 
     Transfer<Shape> transfer(shared, task, visible);
@@ -358,51 +450,19 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             with_format<Shape::KV8>(task.args.kv_format, add);
         }
 
-        float max[2] = {-INFINITY, -INFINITY};
+        float max[2];
         finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, key_scales);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-#pragma unroll
-            for (int n = 0; n < Shape::SCORES; n++) max[r] = fmaxf(max[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-            max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 1));
-            max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 2));
-            if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
-        }
+        share_maxima<Shape>(max, shared, scores);
         transfer.end(PARTS - 1);  // also a barrier before other warps' maxima
         if constexpr (WN > 1 && Shape::SPARE) __syncthreads();
 
         uint32_t weights[Shape::SCORES][2];
-        float rescale[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if constexpr (WN > 1) {
-#pragma unroll
-                for (int w = 0; w < WN; w++) max[r] = fmaxf(max[r], shared.maxima[w][warp_row + lane / 4 + 8 * r]);
-            }
-            max[r] = fmaxf(out.max[r], __fmul_rn(max[r], scale));
-            const float base = base_of(max[r]);
-            rescale[r] = exp2_approx(__fsub_rn(out.max[r], base));
-            out.max[r] = max[r];
-            const auto weight = [=](float score) { return exp2_approx(__fmaf_rn(score, scale, lift - base)); };
-            const auto narrow = [=](float low, float high) {
-                return half_weights ? Pair<__half>::narrow(low, high) : Pair<T>::narrow(low, high);
-            };
-#pragma unroll
-            for (int n = 0; n < Shape::SCORES; n++) {
-                weights[n][r] = narrow(weight(scores[n][2 * r]), weight(scores[n][2 * r + 1]));
-                if constexpr (WN > 1) {
-                    const uint32_t column = (warp_column * Shape::SCORES + n) * 8 + lane % 4 * 2;
-                    *reinterpret_cast<uint32_t*>(&shared.weights[warp_row + lane / 4 + 8 * r][column]) = weights[n][r];
-                }
-            }
-        }
-        out.rescale(rescale[0], rescale[1]);
+        make_weights<Shape>(weights, out, shared, scores, max, scale, half_weights);
 
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             auto& values = transfer.await(PARTS + part);  // and the weights of other warps
             const auto add = [&](auto format) {
-                using Value = std::conditional_t<Shape::KV8 && format != KV_INT8_ROWS, __half, T>;
 #pragma unroll (Shape::KV8 && Shape::D > 128 ? 1 : STEPS)  // more at once would spill there
                 for (int step = 0; step < STEPS; step++) {
                     const int k = part * STEPS + step;
@@ -415,25 +475,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
                         row[2] = weights[2 * k + 1][0];
                         row[3] = weights[2 * k + 1][1];
                     }
-                    mma_m16n8k16<Value>(out.weights, row, {Pair<Value>::ONES, Pair<Value>::ONES});
-                    if constexpr (format == KV_INT8_ROWS) scale_weights<T>(row, value_scales + k * 16 + lane % 4 * 2);
-#pragma unroll
-                    for (int i = 0; i < Shape::SUMS; i++) {
-                        const uint32_t column = warp_column * Shape::SUMS + i;
-                        if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
-                        auto* from = &values[step * 16 + lane % 16][column * 16];
-                        uint32_t value[4];
-                        if constexpr (Shape::KV8) {
-                            uint32_t bytes[2];
-                            ldmatrix_trans(bytes, from);
-                            widen_word<Value>(format, bytes[0], value[0], value[2]);
-                            widen_word<Value>(format, bytes[1], value[1], value[3]);
-                        } else {
-                            ldmatrix_trans(value, from + lane / 16 * 8);
-                        }
-                        mma_m16n8k16<Value>(out.sums[i][0], row, {value[0], value[1]});
-                        mma_m16n8k16<Value>(out.sums[i][1], row, {value[2], value[3]});
-                    }
+                    add_values<Shape>(format, out, row, &values[step * 16], value_scales, k * 16);
                 }
             };
             with_format<Shape::KV8>(task.args.kv_format, add);

@@ -60,6 +60,22 @@ struct TileRows {
     }
 };
 
+// The tile of rows of a block of prefill: sequence s has the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which suffice
+// for its tiles. The last blocks of a sequence have the longest contexts, so they start first.
+struct PrefillTile {
+    uint32_t seq, first_row;
+    bool exists;
+
+    __device__ __forceinline__ PrefillTile(const AttentionArgs& args, uint32_t rows) {
+        const uint32_t group = args.num_heads / args.num_kv_heads, block = gridDim.x - 1 - blockIdx.x;
+        const uint32_t* starts = args.query_starts;
+        const auto first_block = [=](uint32_t s) { return (starts[s] - starts[0]) * group / rows + s; };
+        seq = last_at_most(args.num_seqs, block, first_block);
+        first_row = (block - first_block(seq)) * rows;
+        exists = first_row < (starts[seq + 1] - starts[seq]) * group;
+    }
+};
+
 // Stores the sums of one partition.
 template <class Shape>
 __device__ __forceinline__ void store_partials(const AttentionArgs& args, const TileSums<Shape>& out,

@@ -28,15 +28,16 @@ template <class T_, bool KV8_, int D_, int WM_, int WN_>
 struct TileShape {
     using T = T_;
     static constexpr bool KV8 = KV8_;
-    static constexpr int D = D_, WM = WM_, WN = WN_;
+    static constexpr int D = D_, KEY = D_;  // elements of a value and of a key
+    static constexpr int WM = WM_, WN = WN_;
     static constexpr int THREADS = 32 * WM * WN;
     static constexpr int ROWS = 16 * WM;
     static constexpr int TOKENS = D <= 128 ? 64 : 32;
     static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
     static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
-    static constexpr int PARTS = WN == 1 ? 2 : 1;
+    static constexpr int PARTS = WN == 1 ? 2 : 1, ALL_PARTS = 2 * PARTS;  // of the keys, and with the values
     static constexpr int SLOTS = WN == 1 ? 5 : KV8 ? 3 : 2;
-    static constexpr bool SPARE = SLOTS > 2 * PARTS;          // a slot is free while the parts of a tile are in flight or in use
+    static constexpr bool SPARE = SLOTS > ALL_PARTS;          // a slot is free while the parts of a tile are in flight or in use
     static constexpr int PART = TOKENS / PARTS;               // tokens of a part
     static_assert(SCORES % (2 * PARTS) == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
 
@@ -67,6 +68,21 @@ struct RowPair {
         index[i] = row * args.num_heads + head;
         first[i] = visible.first;
         end[i] = visible.end;
+    }
+};
+
+// The power of 2 that a query row is divided by beside an 8-bit cache, so that its greatest magnitude is below 2^15. Infinity remains
+// infinity.
+struct HalfUnit {
+    float unit, factor;
+
+    __device__ __forceinline__ explicit HalfUnit(float greatest) {
+        const uint32_t exponent = min(max(bits<uint32_t>(greatest) >> 23, 15u), 253u);
+        factor = bits<float>((268 - exponent) << 23);
+        unit = bits<float>((exponent - 14) << 23);
+    }
+    __device__ __forceinline__ uint32_t narrow(float low, float high) const {
+        return Pair<__half>::narrow(__fmul_rn(low, factor), __fmul_rn(high, factor));
     }
 };
 

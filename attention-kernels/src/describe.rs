@@ -8,7 +8,7 @@ use crate::format::Dtype;
 use crate::needs::{Needs, list};
 use crate::registry::variants;
 use crate::select::{KernelChoice, SelectError, select};
-use crate::variant::{Operation, Variant};
+use crate::variant::{Latents, Operation, Variant};
 
 /// Width of the table in columns.
 const WIDTH: usize = 100;
@@ -150,7 +150,7 @@ fn abilities(variant: &Variant) -> Vec<String> {
         ("alibi", can.alibi),
         ("sinks", can.sinks),
         ("lse", can.lse),
-        ("latent", can.latent),
+        ("latent", can.latent != Latents::None),
         ("row-invariant", can.row_invariant.is_some()),
         ("unproven", !can.proven),
     ];

@@ -4,7 +4,7 @@ use device::Device;
 use linear::Arithmetic;
 
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
-use crate::variant::{Kernel, Operation, Variant};
+use crate::variant::{Kernel, Operation, Variant, most_shared_bytes};
 
 /// Requirements of a model and of the user's settings, which every kernel of a set must meet.
 ///
@@ -29,8 +29,9 @@ pub struct Needs {
     pub head_dim: usize,
     /// Elements per head of the other layers, if the model has heads of two sizes.
     pub other_head_dim: Option<usize>,
-    /// Whether values are in the keys ([`KvCache::latent`](crate::KvCache::latent)).
-    pub latent: bool,
+    /// Elements of a value in a latent cache, whose values are in the keys ([`KvCache::latent`](crate::KvCache::latent)); `None`:
+    /// values have a buffer of their own.
+    pub latent: Option<usize>,
     /// Tokens per block.
     pub block_size: usize,
     /// Most query rows per sequence that the decode kernel gets.
@@ -65,7 +66,7 @@ impl Default for Needs {
             kv_dtype: KvDtype::Same,
             head_dim: 64,
             other_head_dim: None,
-            latent: false,
+            latent: None,
             block_size: 16,
             decode_query_len: 1,
             window: false,
@@ -95,7 +96,7 @@ impl Needs {
     /// Whether the cache can have a layout.
     pub fn suit(&self, layout: Layout) -> bool {
         let dims = [Some(self.head_dim), self.other_head_dim];
-        dims.into_iter().flatten().all(|dim| layout.suits(self.kv_dtype, self.block_size, dim, self.latent))
+        dims.into_iter().flatten().all(|dim| layout.suits(self.kv_dtype, self.block_size, dim, self.latent.is_some()))
     }
 
     /// Returns how products with weights round and sum if a variant computes them.
@@ -158,7 +159,12 @@ impl Needs {
         } else if let Some(found) = self.compute_capability.filter(|found| !can.runs_on_gpu(Some(*found))) {
             let ((a, b), (c, d)) = (can.compute_capability, found);
             let exactly = if can.exact_compute_capability { "exactly " } else { "" };
-            Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
+            if can.has_instructions_of(found) {
+                let [needs, has] = [can.shared_bytes, most_shared_bytes(found)].map(|bytes| bytes >> 10);
+                Some(format!("it needs {needs} KiB of shared memory for a thread block, this GPU has {has}"))
+            } else {
+                Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
+            }
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
         } else if can.arithmetic.rounds() && self.arithmetic != Dtype::Bf16 {
@@ -175,9 +181,9 @@ impl Needs {
         let dims = [Some(self.head_dim), self.other_head_dim].into_iter().flatten();
         if !can.kv_dtypes.contains(&self.kv_dtype) {
             Some(format!("its cache holds {}, not {}", list(can.kv_dtypes), self.kv_dtype))
-        } else if self.latent && !can.latent {
-            Some("the model has a latent cache".to_string())
-        } else if self.latent && self.kv_dtype.takes_scales() {
+        } else if let Some(found) = can.latent.misfit(self.head_dim, self.latent) {
+            Some(format!("the model has {found}"))
+        } else if self.latent.is_some() && self.kv_dtype.takes_scales() {
             Some(format!("a latent cache has no scales for {}; choose another type of cache", self.kv_dtype))
         } else if let Some(dim) = dims.clone().find(|dim| !can.head_sizes.contain(*dim)) {
             Some(format!("its head sizes are {}, the model's is {dim}", can.head_sizes))

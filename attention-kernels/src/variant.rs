@@ -137,6 +137,42 @@ impl fmt::Display for Sizes {
     }
 }
 
+/// Latent caches ([`KvCache::latent`]) that a variant supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latents {
+    /// None.
+    None,
+    /// All, beside caches with separate values.
+    Any,
+    /// Nothing but latent caches with so many elements of a key and of a value.
+    Only(&'static [[usize; 2]]),
+}
+
+impl Latents {
+    /// Returns what is wrong with a cache whose keys have so many elements, and whose values are so many of them if it is latent;
+    /// `None` if it is supported.
+    pub fn misfit(self, key: usize, value: Option<usize>) -> Option<String> {
+        match (self, value) {
+            (Latents::Any, _) | (Latents::None, None) => None,
+            (Latents::None, Some(_)) => Some("a latent cache".to_string()),
+            (Latents::Only(_), None) => Some("a cache with values beside keys".to_string()),
+            (Latents::Only(sizes), Some(value)) if sizes.contains(&[key, value]) => None,
+            (Latents::Only(_), Some(value)) => Some(format!("a latent cache with keys of {key} and values of {value}")),
+        }
+    }
+}
+
+/// Bytes of shared memory that a thread block of a GPU can have (CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability").
+pub(crate) fn most_shared_bytes(capability: (u32, u32)) -> usize {
+    let kib = match capability {
+        (8, 0 | 7) => 163,
+        (9..12, _) => 227,
+        _ => 99,
+    };
+    kib << 10
+}
+
 /// What a variant supports. [`Capabilities::NONE`] is the base for new ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
@@ -148,6 +184,8 @@ pub struct Capabilities {
     pub compute_capability: (u32, u32),
     /// Whether the variant uses instructions that only GPUs of exactly that compute capability have.
     pub exact_compute_capability: bool,
+    /// Bytes of shared memory of its greatest thread block.
+    pub shared_bytes: usize,
     /// Types of queries and outputs; for operations that have none, of the operands.
     pub dtypes: &'static [Dtype],
     /// How an operation rounds its operands before it multiplies. Only a model that computes in bfloat16
@@ -157,8 +195,8 @@ pub struct Capabilities {
     pub kv_dtypes: &'static [KvDtype],
     /// Layouts of the cache.
     pub layouts: &'static [Layout],
-    /// Supports latent caches ([`KvCache::latent`]).
-    pub latent: bool,
+    /// Supported latent caches.
+    pub latent: Latents,
     /// Elements per head.
     pub head_sizes: Sizes,
     /// Tokens per block.
@@ -212,11 +250,12 @@ impl Capabilities {
         isa: Isa::Portable,
         compute_capability: (0, 0),
         exact_compute_capability: false,
+        shared_bytes: 0,
         dtypes: &[],
         arithmetic: Arithmetic::Exact,
         kv_dtypes: &[],
         layouts: &[],
-        latent: false,
+        latent: Latents::None,
         head_sizes: Sizes::List(&[]),
         block_sizes: Sizes::List(&[]),
         block_bytes_step: 1,
@@ -255,10 +294,15 @@ impl Capabilities {
         self.devices.contains(&device) && self.isa.is_available()
     }
 
-    /// Whether a GPU of that compute capability has the instructions; true for `None`, a device without one.
+    /// Whether a GPU of that compute capability has the instructions and the shared memory; true for `None`, a device without one.
     pub fn runs_on_gpu(&self, found: Option<(u32, u32)>) -> bool {
+        found.is_none_or(|found| self.has_instructions_of(found) && self.shared_bytes <= most_shared_bytes(found))
+    }
+
+    /// Whether a GPU of that compute capability has the instructions.
+    pub(crate) fn has_instructions_of(&self, found: (u32, u32)) -> bool {
         let needs = self.compute_capability;
-        found.is_none_or(|found| if self.exact_compute_capability { found == needs } else { found >= needs })
+        if self.exact_compute_capability { found == needs } else { found >= needs }
     }
 }
 
@@ -362,8 +406,9 @@ impl Variant {
     }
 
     fn expect_takes(&self, cache: &KvCache) -> Result<(), KernelError> {
-        if cache.is_latent() && !self.capabilities.latent {
-            Err(self.not_for("a latent cache"))
+        let value_dim = cache.is_latent().then(|| cache.value_dim());
+        if let Some(found) = self.capabilities.latent.misfit(cache.shape.head_dim, value_dim) {
+            Err(self.not_for(&found))
         } else if !self.capabilities.layouts.contains(&cache.format.layout) {
             Err(self.not_for(&cache.format.to_string()))
         } else {

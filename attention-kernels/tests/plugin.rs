@@ -130,7 +130,7 @@ fn a_plug_in_of_an_older_minor_version_runs_and_is_not_chosen_for_what_it_does_n
         "{error}"
     );
     assert_eq!(select(&new, &needs).unwrap().decode.name, "example.plain");
-    let error = select(&new, &Needs { latent: true, ..needs.clone() }).err().unwrap().to_string();
+    let error = select(&new, &Needs { latent: Some(48), ..needs.clone() }).err().unwrap().to_string();
     assert!(error.contains("cannot serve: the model has a latent cache"), "{error}");
     let middle = table("decode = \"example.version_1_1\"\nprefill = \"example.version_1_1\"\n");
     assert_eq!(attend(&*device, &middle, 40).unwrap(), attend(&*device, &new, 40).unwrap());

@@ -122,7 +122,7 @@ fn a_cache_is_in_pairs_if_they_are_multiplied_and_all_vectors_are_whole() {
         Needs { block_size: 8, ..pairs.clone() },
         Needs { head_dim: 20, ..pairs.clone() },
         Needs { other_head_dim: Some(24), ..pairs.clone() },
-        Needs { latent: true, ..pairs.clone() },
+        Needs { latent: Some(48), ..pairs.clone() },
     ] {
         assert_eq!(layout(&in_rows), Layout::Hnd, "{in_rows:?}");
     }

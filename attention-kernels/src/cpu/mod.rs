@@ -19,7 +19,7 @@ use linear::Arithmetic;
 use simd::Isa;
 
 use crate::format::{KvDtype, Layout};
-use crate::variant::{Capabilities, register};
+use crate::variant::{Capabilities, Latents, register};
 
 /// Capabilities of attention.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
@@ -37,7 +37,7 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
 
 /// Capabilities of the other operations.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { isa, kv_dtypes: &KvDtype::ALL, latent: true, rank, ..Capabilities::CPU }
+    Capabilities { isa, kv_dtypes: &KvDtype::ALL, latent: Latents::Any, rank, ..Capabilities::CPU }
 }
 
 /// Capabilities of writing to a cache and of copying its blocks.

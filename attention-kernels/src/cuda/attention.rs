@@ -6,7 +6,7 @@ use super::names::{self, MODULE, Name};
 use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
-use crate::format::KvDtype;
+use crate::format::{Dtype, KvDtype};
 use crate::sparse::SparseNumbers;
 use crate::workspace::Workspace;
 
@@ -53,6 +53,20 @@ pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     call.launch(device, &call.instance("paged_prefill")?, Grid::Tiles, &[])
 }
 
+/// Decode over a latent cache, in tiles of `rows` rows.
+pub(super) fn latent_decode(rows: usize, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+    let call = Call::new("cuda.latent", &args)?;
+    let kernel = call.latent_instance("latent_decode", rows)?;
+    let tiles = (call.query_len * call.group()).div_ceil(rows);
+    call.by_work_list(device, &kernel, args.cache.shape.num_kv_heads * tiles)
+}
+
+/// Prefill over a latent cache, in tiles of `rows` rows.
+pub(super) fn latent_prefill(rows: usize, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+    let call = Call::new("cuda.latent", &args)?;
+    call.launch(device, &call.latent_instance("latent_prefill", rows)?, Grid::Tiles, &[])
+}
+
 /// Prefill with the bulk copies and warpgroup products of Hopper.
 pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.prefill_sm90", &args)?;
@@ -86,7 +100,7 @@ enum Grid {
     Rows,
     /// As many as the device runs at once, at most this number. They share the work list.
     Resident(usize),
-    /// One for each row and head, to merge the partial results of the items.
+    /// For each row and head one for as many elements as it has threads, to merge the partial results of the items.
     Merge,
 }
 
@@ -129,6 +143,19 @@ impl<'a> Call<'a> {
         // Rows are read in vectors of 16 bytes.
         expect("query stride modulo 8", self.args.query_stride % 8, 0)?;
         names::instance(kernel, format, dim).ok_or_else(|| self.unsupported(format!("heads of {dim} and {format}")))
+    }
+
+    /// Returns the name of a kernel that is compiled for sizes of latents and for tiles of `rows` rows.
+    fn latent_instance(&self, kernel: &str, rows: usize) -> Result<Name, KernelError> {
+        let (format, dim, value_dim) =
+            (self.args.cache.format, self.args.cache.shape.head_dim, self.args.cache.value_dim());
+        let exists = self.args.cache.is_latent() && format.dtype != Dtype::F32;
+        if !exists || !names::LATENTS.contains(&[dim, value_dim]) {
+            return Err(self.unsupported(format!("keys of {dim}, values of {value_dim} and {format}")));
+        }
+        expect("query stride modulo 8", self.args.query_stride % 8, 0)?;
+        let suffix = names::suffix(format);
+        Ok(Name::new(format_args!("{kernel}_{rows}_{}_h{dim}{suffix}", format.dtype)))
     }
 
     /// Query heads per KV head.
@@ -206,7 +233,11 @@ impl<'a> Call<'a> {
                 let tiles = self.rows * self.group() / tile.rows.max(1) as usize + args.seqs.len();
                 [count(tiles)?, count(cache.shape.num_kv_heads)?, 1]
             }
-            Grid::Rows | Grid::Merge => [count(self.rows * args.num_heads)?, 1, 1],
+            Grid::Rows => [count(self.rows * args.num_heads)?, 1, 1],
+            Grid::Merge => {
+                let parts = cache.value_dim().div_ceil(tile.threads.max(1) as usize);
+                [count(self.rows * args.num_heads)?, count(parts)?, 1]
+            }
             Grid::Resident(most) => [count(most.clamp(1, device.resident_blocks(&launch)? as usize))?, 1, 1],
         };
         Ok(device.launch(&launch)?)

@@ -23,7 +23,7 @@ use device::{Device, Product};
 use crate::args::LinearArgs;
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
-use crate::variant::{Capabilities, Sizes, register};
+use crate::variant::{Capabilities, Latents, Sizes, register};
 use crate::work::MOST_ROWS;
 use attention::Split;
 pub use convert::convert_fp8;
@@ -105,7 +105,7 @@ register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90)
 
 // A thread block for each row and head, also in prefill: for float32, and for caches and head sizes that no other kernel has.
 const ANY_HEAD: Capabilities = Capabilities {
-    latent: true,
+    latent: Latents::Any,
     ..attention(&Dtype::ALL, Sizes::UpTo { max: names::WIDEST_HEAD, step: 1 }, GENERIC, 0)
 };
 register!(
@@ -116,14 +116,28 @@ register!(
 );
 register!("cuda.generic", Prefill, ANY_HEAD, Attention(|device, args| attention::generic(Split::No, device, args)));
 
-register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: true, ..ANY }, CacheWrite(cache::write));
+// Latents of DeepSeek's and Kimi's models. Blocks of 64 rows need the shared memory of an A100 or H100.
+const LATENT: Capabilities = Capabilities {
+    latent: Latents::Only(&names::LATENTS),
+    proven: false,
+    rounds_weights: true,
+    decode_rows: MOST_ROWS,
+    ..attention(HALVES, Sizes::List(&[names::LATENTS[0][0]]), "cuda.latents", 1)
+};
+const LATENT_64: Capabilities = Capabilities { shared_bytes: 163 << 10, rank: 2, ..LATENT };
+register!("cuda.latent_64", Decode, LATENT_64, Attention(|device, args| attention::latent_decode(64, device, args)));
+register!("cuda.latent_64", Prefill, LATENT_64, Attention(|device, args| attention::latent_prefill(32, device, args)));
+register!("cuda.latent_16", Decode, LATENT, Attention(|device, args| attention::latent_decode(16, device, args)));
+register!("cuda.latent_16", Prefill, LATENT, Attention(|device, args| attention::latent_prefill(16, device, args)));
+
+register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: Latents::Any, ..ANY }, CacheWrite(cache::write));
 // The layers' kernel is tested up to this head size.
 const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, step: 8 }, fused: true, rank: 1, ..ANY };
 register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
 register!("cuda.linear", Linear, Capabilities { takes_codes: true, rank: 1, ..ANY }, Linear(linear::linear));
 register!("cuda.low_rank", LowRank, ANY, LowRank(low_rank::low_rank));
-const COPY: Capabilities = Capabilities { latent: true, block_bytes_step: 16, ..ANY };
+const COPY: Capabilities = Capabilities { latent: Latents::Any, block_bytes_step: 16, ..ANY };
 register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));
 
 /// Computes a linear layer with the matrix product of the device.

@@ -14,6 +14,9 @@ pub(super) const HEAD_SIZES: [usize; 8] = head_sizes(include_bytes!("../../csrc/
 /// Greatest head size of `paged_generic`, `WIDEST_HEAD` in `csrc/args.cuh`.
 pub(super) const WIDEST_HEAD: usize = 576;
 
+/// Elements of a key and of a value in the latent caches that kernels of `csrc/paged_latent.cu` are compiled for.
+pub(super) const LATENTS: [[usize; 2]; 1] = [[576, 512]];
+
 /// Block sizes that divide the 128 tokens of a tile of `prefill_sm90`.
 pub(super) const SM90_BLOCK_SIZES: [usize; 5] = [8, 16, 32, 64, 128];
 

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
+use attention_kernels::{
+    BlockSparse, CacheFormat, Dtype, KvDtype, Latents, Layout, Operation, PARTITION, Variant, variants,
+};
 use device::Device;
 use simd::Isa;
 use trial::numbers::Random;
@@ -18,8 +20,13 @@ use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
+/// Whether a variant is for latents alone, which are as wide as nine usual heads.
+fn is_latent(variant: &Variant) -> bool {
+    matches!(variant.capabilities.latent, Latents::Only(_))
+}
+
 /// Returns the looks of a variant with their numbers. A variant that launches the kernel of another, or has its bits, takes every third
-/// in an ordinary run, because that one is tested with all.
+/// in an ordinary run, because that one is tested with all, and so does one for latents.
 fn looks_of(variant: &Variant) -> impl Iterator<Item = (u64, Look)> {
     let another_s = (variant.name, variant.operation) == (GENERIC, Operation::Decode);
     // The emulation has the source and, as its family promises, the bits of the native variant.
@@ -27,7 +34,7 @@ fn looks_of(variant: &Variant) -> impl Iterator<Item = (u64, Look)> {
     let emulated = variant.capabilities.arithmetic.rounds() && !is_native;
     let (strength, step) = match testkit::everything() {
         true => (3, 1),
-        false => (2, if another_s || emulated { 3 } else { 1 }),
+        false => (2, if another_s || emulated || is_latent(variant) { 3 } else { 1 }),
     };
     (0..).zip(looks::of(variant, strength)).step_by(step)
 }
@@ -184,7 +191,8 @@ fn blocks_may_be_longer_than_partitions() {
                 let rows = if variant.operation == Operation::Decode { 1 } else { 3 };
                 let lens = vec![(rows, block_size + 5), (rows, 40)];
                 let window = [None, Some(600)][i % 2];
-                (i as u64, Look { block_size, heads: (3, 1), window, ..Look::plain(format, lens) }, variant)
+                let look = Look { block_size, heads: (3, 1), window, ..Look::plain(format, lens) };
+                (i as u64, looks::fitting(can, look), variant)
             })
         });
         for Asked { seed, look, settings, variants } in by_problem(asked) {
@@ -205,12 +213,18 @@ fn every_claim_of_the_decode_kernels_holds() {
         variant.operation == Operation::Decode
             && variant.capabilities.dtypes.contains(&Dtype::F16)
             && ![Some("cuda.tiles"), Some(GENERIC)].contains(&variant.capabilities.row_invariant)
+            && !is_latent(variant)
     });
 }
 
 #[test]
 fn every_claim_of_the_tensor_core_kernels_holds() {
     every_claim_holds(|variant| variant.capabilities.row_invariant == Some("cuda.tiles"));
+}
+
+#[test]
+fn every_claim_of_the_latent_kernels_holds() {
+    every_claim_holds(is_latent);
 }
 
 #[test]
@@ -271,7 +285,7 @@ const SPARSE: BlockSparse = BlockSparse {
 
 const HOPPER: &str = "cuda.prefill_sm90";
 
-fn variant(operation: Operation, name: &str) -> &'static Variant {
+pub fn variant(operation: Operation, name: &str) -> &'static Variant {
     variants(operation).into_iter().find(|variant| variant.name == name).unwrap()
 }
 
@@ -350,13 +364,15 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 .collect();
             let cases = [
                 Some((None, None, None)),
-                can.latent.then_some((Some(40), None, None)),
-                can.block_sparse.then_some((None, Some(SPARSE), None)),
-                can.window.then_some((None, None, Some(19))),
+                (can.latent == Latents::Any).then_some((Some(40), None, None)),
+                (can.block_sparse && !is_latent(prefill)).then_some((None, Some(SPARSE), None)),
+                (can.window && !is_latent(prefill)).then_some((None, None, Some(19))),
             ];
             for (latent, sparse, window) in cases.into_iter().flatten() {
                 let look = at_the_borders(can.dtypes[0], can.kv_dtypes[0], window, 5);
-                let look = Look { heads: (2, 1), sinks: can.sinks, latent, sparse, ..look };
+                let look = looks::fitting(can, Look { heads: (2, 1), sinks: can.sinks, latent, sparse, ..look });
+                let lens = look.lens[..if is_latent(prefill) { 3 } else { BORDERS.len() }].to_vec();
+                let (look, seqs) = (Look { lens: lens.clone(), ..look }, 0..lens.len());
                 let mut settings = of_look(4, &look);
                 // All of the family are compared with the first of it.
                 if !compared.insert((can.row_invariant, settings.to_string())) {
@@ -364,12 +380,13 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                 }
                 let whole = Problem::new(4, &look);
                 let want = failures.look(&*device, prefill, &settings, || {
-                    let want = whole.on(&device)?.run(prefill, 0..BORDERS.len(), can.lse)?;
+                    let want = whole.on(&device)?.run(prefill, seqs.clone(), can.lse)?;
                     want.check(prefill, &whole, &whole.truth())?;
                     Ok(want)
                 });
                 let Some(want) = want else { continue };
-                for chunk in [1, 2].into_iter().flat_map(|rows| chunks(&whole, rows)) {
+                let rows: &[usize] = if is_latent(prefill) { &[2] } else { &[1, 2] };
+                for chunk in rows.iter().flat_map(|rows| chunks(&whole, *rows)) {
                     let on_device = chunk.problem.on(&device).unwrap();
                     for variant in &family {
                         failures.look(&*device, variant, &settings, || {
@@ -378,7 +395,7 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                     }
                 }
                 let suits =
-                    |layout: &Layout| layout.suits(can.kv_dtypes[0], 16, whole.shape.head_dim, latent.is_some());
+                    |layout: &Layout| layout.suits(can.kv_dtypes[0], 16, whole.shape.head_dim, whole.latent.is_some());
                 for layout in can.layouts.iter().copied().filter(suits) {
                     let mut ordered = whole.clone();
                     ordered.format.layout = layout;
@@ -389,7 +406,7 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
                     };
                     for variant in family.iter().filter(takes_it) {
                         failures.look(&*device, variant, &settings, || {
-                            let got = on_device.run(variant, 0..BORDERS.len(), can.lse)?;
+                            let got = on_device.run(variant, seqs.clone(), can.lse)?;
                             let got = got.rows(&ordered, all.clone());
                             same_rows(
                                 "another layout or variant has other bits",

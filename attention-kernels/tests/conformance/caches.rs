@@ -1,8 +1,8 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
 use attention_kernels::{
-    AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
-    Operation, Values, Variant, Workspace, variants,
+    AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Latents,
+    Layout, Operation, Values, Variant, Workspace, variants,
 };
 use device::{Device, DeviceError, Launch};
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,7 @@ fn settings(variant: &Variant) -> Vec<Setting> {
         (format, shape, scales, None)
     });
     let separate: Vec<Setting> = setting.collect();
-    let can_be_latent = |(format, ..): &&Setting| can.latent && !format.kv_dtype.takes_scales();
+    let can_be_latent = |(format, ..): &&Setting| can.latent == Latents::Any && !format.kv_dtype.takes_scales();
     let latent = separate.iter().filter(can_be_latent).map(|(format, shape, scales, _)| {
         let format = CacheFormat { layout: looks::without_pairs(format.layout), ..*format };
         (format, *shape, *scales, Some(8))
@@ -293,12 +293,15 @@ fn a_poisoned_page_yields_nan_in_every_type_that_has_nan() {
         for variant in variants_on(&*device, &[Operation::Decode]) {
             let can = &variant.capabilities;
             // int8 without scales in the page has no NaN.
-            let with_nan = can.kv_dtypes.iter().copied().filter(|kv_dtype| *kv_dtype != KvDtype::Int8);
-            let latent = can.latent.then_some((KvDtype::Same, Some(48)));
+            let is_latent = matches!(can.latent, Latents::Only(_));
+            let has_nan = |kv_dtype: &KvDtype| *kv_dtype != KvDtype::Int8 && !(is_latent && kv_dtype.takes_scales());
+            let with_nan = can.kv_dtypes.iter().copied().filter(has_nan);
+            let latent = (can.latent == Latents::Any).then_some((KvDtype::Same, Some(48)));
             for (kv_dtype, latent) in with_nan.map(|kv_dtype| (kv_dtype, None)).chain(latent) {
                 let format = CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd };
-                let mut look = Look { latent, ..Look::plain(format, vec![(1, 40), (1, 40)]) };
-                let suits = |layout: &&Layout| layout.suits(kv_dtype, look.block_size, look.dim, latent.is_some());
+                let look = Look { latent, ..Look::plain(format, vec![(1, 40), (1, 40)]) };
+                let mut look = looks::fitting(can, look);
+                let suits = |layout: &&Layout| layout.suits(kv_dtype, look.block_size, look.dim, look.latent.is_some());
                 look.format.layout = can.layouts.iter().find(suits).copied().unwrap_or_default();
                 let problem = Problem::new(3, &look);
                 let what = format!("{} on {}: {kv_dtype}", variant.name, device.name());

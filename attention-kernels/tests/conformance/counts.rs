@@ -5,19 +5,21 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use attention_kernels::{BlockSparse, CacheFormat, Dtype, Operation, Rewritten, variants};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Operation, Rewritten, variants};
 use device::sim::{Counts, Tally};
 use device::{Device, Options};
 use linear::{Codes, Offset, Purpose, Rounding, Scale, StoredFormat};
 use testkit::kernels::host::{self, SOME_HEAD_SIZES};
 use trial::{Look, Problem};
 
-/// A device that counts, with kernels for bf16.
+/// A device that counts, with kernels for bf16, and for 8-bit caches those of grouped decode.
 fn counting() -> Option<(Arc<dyn Device>, Arc<Tally>)> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
         host::counts_for_tests("attention_kernels", "conformance", |unit| {
-            let wanted = unit.macros.iter().all(|name| name.ends_with("_BF16")) && !unit.name.contains("generic");
+            let is_one_of = |kind: &str| unit.macros.iter().all(|name| name.ends_with(kind));
+            let wanted = is_one_of("_BF16") && !unit.name.contains("generic")
+                || is_one_of("_BF16_KV8") && unit.name.contains("paged_gqa");
             unit.macros.push(SOME_HEAD_SIZES.to_owned());
             wanted
         })
@@ -69,6 +71,34 @@ fn grouped_decode_reads_each_key_and_value_once_whatever_the_group() {
     }
 }
 
+/// Scales of bytes are read with them where each token has its own.
+#[test]
+fn caches_in_8_bits_are_read_in_half_of_the_bytes_without_conflicts() {
+    for dim in [64, 128, 256] {
+        let of = |kv_dtype| {
+            let look = look((8, 2), dim, vec![(1, 1024), (1, 1500)]);
+            let look = Look { format: CacheFormat { kv_dtype, ..look.format }, ..look };
+            count(Operation::Decode, "cuda.paged_gqa", &look).map(|counts| counts["paged_gqa"])
+        };
+        let Some(halves) = of(KvDtype::Same) else { return };
+        for (kv_dtype, scales) in [
+            (KvDtype::Fp8E4m3, 0),
+            (KvDtype::Fp8E5m2, 0),
+            (KvDtype::Int8, 0),
+            (KvDtype::Int8PerToken, 2 * 2 * 2524 * 4),
+        ] {
+            let Some(bytes) = of(kv_dtype) else { return };
+            // Queries and tables are those of 16 bits.
+            let cache = 2 * 2524 * 2 * dim as u64;
+            assert_eq!(bytes.read_bytes, halves.read_bytes - cache + scales, "{kv_dtype}, {dim}");
+            let times = bytes.read_bytes as f64 / bytes.distinct_read_bytes as f64;
+            assert!(times <= 1.05, "{kv_dtype}, {dim}: {times} times the distinct bytes");
+            assert_eq!(bytes.bank_conflicts, 0, "{kv_dtype}, {dim}");
+            assert_eq!(bytes.products, halves.products, "{kv_dtype}, {dim}");
+        }
+    }
+}
+
 #[test]
 fn grouped_decode_multiplies_whole_tiles_and_waits_three_times_for_each() {
     let look = look((8, 2), 128, vec![(1, 700), (1, 40)]);
@@ -87,6 +117,31 @@ fn grouped_decode_multiplies_whole_tiles_and_waits_three_times_for_each() {
     let reduce = counts["paged_reduce"];
     assert_eq!((reduce.blocks, reduce.busy_blocks), (16, 8));
     assert_eq!(reduce.written_bytes, 8 * 128 * 2);
+}
+
+#[test]
+fn a_latent_is_read_once_for_64_heads_as_key_and_as_value() {
+    for (name, kernel, rows, heads) in
+        [("cuda.latent_64", "latent_decode_64", 64, 128), ("cuda.latent_16", "latent_decode_16", 16, 32)]
+    {
+        let look = Look { latent: Some(512), ..look((heads, 1), 576, vec![(1, 1024), (1, 700)]) };
+        let Some(counts) = count(Operation::Decode, name, &look) else { return };
+        let (latent, groups) = (counts[kernel], (heads / rows) as u64);
+        // Each partition reads its query, too.
+        let (cache, query) = (cache_bytes(&look) / 2, (heads * 576 * 2) as u64);
+        let times = (latent.read_bytes - 4 * query) as f64 / (groups * cache) as f64;
+        assert!((1.0..1.02).contains(&times), "{name}: {times} times the latents for {rows} heads");
+        let others = latent.distinct_read_bytes - cache - 2 * query;
+        assert!(others < cache / 100, "{name}: {others} bytes of neither latents nor queries");
+        assert_eq!((latent.bank_conflicts, latent.busy_blocks), (0, latent.blocks), "{name}");
+        // Of 32 tokens. For 16 rows: 36 steps over the key for 4 columns of tokens, 2 steps over the tokens for 64 columns of the
+        // value, and the sum of the weights in each warp of the rows.
+        let (tiles, warps) = (groups * (16 + 16 + 16 + 6), if rows == 64 { 2 } else { 4 });
+        assert_eq!(latent.products, tiles * (rows as u64 / 16) * (36 * 4 + 2 * (64 + warps)), "{name}");
+        // One for the places of the first tile, and one where a unit may find shared memory divided otherwise.
+        assert_eq!(latent.barriers, 3 * tiles + groups * 4 * if rows == 64 { 2 } else { 1 }, "{name}");
+        assert_eq!(latent.written_bytes, (4 * heads * (512 + 2) * 4) as u64, "{name}");
+    }
 }
 
 #[test]

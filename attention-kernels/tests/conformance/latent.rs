@@ -1,7 +1,8 @@
 //! Latent caches, beside what the other tests compare: shapes of published models, refusals, and the selection.
 
 use attention_kernels::{
-    CacheFormat, Dtype, KernelChoice, KvCache, KvDtype, KvShape, Layout, Needs, Operation, Values, select,
+    CacheFormat, Dtype, KernelChoice, KvCache, KvDtype, KvShape, Layout, Needs, Operation, PARTITION, Values, Variant,
+    select,
 };
 use trial::{Look, Problem};
 
@@ -9,12 +10,17 @@ use super::attention::is_the_same_alone;
 use super::devices::{self, variants_on};
 use super::failures::{Looks, of_look};
 
+/// Whether a variant supports latents with so many elements of a key and of a value.
+fn takes(variant: &Variant, key: usize, value: usize) -> bool {
+    variant.capabilities.latent.misfit(key, Some(value)).is_none()
+}
+
 #[test]
 fn a_step_of_a_model_with_latent_attention_equals_float64_and_its_rows_alone() {
     let mut failures = Looks::default();
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
-            if !variant.capabilities.latent {
+            if !takes(variant, 576, 512) {
                 continue;
             }
             for &dtype in variant.capabilities.dtypes {
@@ -37,11 +43,35 @@ fn a_step_of_a_model_with_latent_attention_equals_float64_and_its_rows_alone() {
     }
 }
 
+/// Without space a block computes all partitions, in smaller tiles.
+#[test]
+fn space_for_partial_results_changes_no_bit_of_latents() {
+    for device in devices::gpus(2) {
+        for (name, kv_dtype) in [
+            ("cuda.latent_64", KvDtype::Same),
+            ("cuda.latent_64", KvDtype::Int8PerToken),
+            ("cuda.latent_16", KvDtype::Same),
+        ] {
+            let variant = variants_on(&*device, &[Operation::Decode]).into_iter().find(|it| it.name == name);
+            let Some(variant) = variant else { continue };
+            let format = CacheFormat { dtype: Dtype::F16, kv_dtype, ..CacheFormat::default() };
+            // 5 rows of 13 heads are two tiles of 64, or three of 32, or five of 16.
+            let (lens, sinks) = (vec![(1, PARTITION + 40), (5, PARTITION + 9), (1, 0), (1, 30)], true);
+            let look = Look { heads: (13, 1), dim: 576, latent: Some(512), sinks, ..Look::plain(format, lens) };
+            let problem = Problem::new(9, &look);
+            let [none, all] = [0, usize::MAX]
+                .map(|space| problem.with_partials(&device, space).unwrap().run(variant, 0..4, true).unwrap());
+            none.check(variant, &problem, &problem.truth()).unwrap();
+            assert!(none == all, "{name}, {kv_dtype}");
+        }
+    }
+}
+
 #[test]
 fn the_values_of_a_latent_cache_are_what_separate_values_with_the_same_numbers_are() {
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
-            if !variant.capabilities.latent {
+            if !takes(variant, 48, 48) {
                 continue;
             }
             let format = CacheFormat { dtype: variant.capabilities.dtypes[0], ..CacheFormat::default() };
@@ -70,14 +100,14 @@ fn a_latent_cache_that_no_kernel_supports_is_refused() {
     assert!(error.starts_with("KvCache::latent was called with f32, cache fp8_e4m3, HND"), "{error}");
 
     for name in ["cpu", "cuda-sim"] {
-        let needs = Needs { device: name.into(), head_dim: 576, latent: true, ..Needs::default() };
+        let needs = Needs { device: name.into(), head_dim: 576, latent: Some(512), ..Needs::default() };
         let set = select(&KernelChoice::default(), &needs).unwrap();
-        assert!(set.all()[..4].iter().all(|variant| variant.capabilities.latent), "{name}");
+        assert!(set.all()[..4].iter().all(|variant| takes(variant, 576, 512)), "{name}");
         let error = select(&KernelChoice::default(), &Needs { kv_dtype: KvDtype::Int8, ..needs }).err().unwrap();
         let error = error.to_string();
         assert!(error.contains("a latent cache has no scales for int8; choose another type of cache"), "{error}");
     }
-    let half = Needs { device: "cuda-sim".into(), dtype: Dtype::F16, latent: true, ..Needs::default() };
+    let half = Needs { device: "cuda-sim".into(), dtype: Dtype::F16, latent: Some(48), ..Needs::default() };
     let tiles = KernelChoice { prefill: "cuda.paged_prefill".into(), ..KernelChoice::default() };
     let error = select(&tiles, &half).err().unwrap().to_string();
     assert!(error.contains("\"cuda.paged_prefill\" cannot serve: the model has a latent cache"), "{error}");
@@ -93,7 +123,7 @@ fn a_variant_that_does_not_support_latent_caches_is_not_called_with_one() {
         on_device.cache.values = Values::InKeys { dim: 64 };
         for variant in variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
             let result = on_device.run(variant, 0..1, false);
-            assert_eq!(result.is_ok(), variant.capabilities.latent, "{}", variant.name);
+            assert_eq!(result.is_ok(), takes(variant, 64, 64), "{}", variant.name);
             if let Err(error) = result {
                 assert!(error.to_string().contains("was called with a latent cache"), "{error}");
             }

@@ -1,7 +1,7 @@
 //! The settings of generated problems: for each variant every value that it supports, combined pairwise, or by threes with
 //! `QUIRE_TEST_ALL=1`.
 
-use attention_kernels::{BlockSparse, CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
+use attention_kernels::{BlockSparse, CacheFormat, Capabilities, KvDtype, Latents, Layout, PARTITION, Sizes, Variant};
 use trial::Look;
 
 use super::covering;
@@ -50,11 +50,14 @@ pub fn without_pairs(layout: Layout) -> Layout {
 pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let can = &variant.capabilities;
     let dims = samples(can.head_sizes, &[8, 20, 48, 64, 96, 120, 160, 256, 320, 512]);
-    let mut looks = with(variant, strength, can.kv_dtypes, &dims);
-    if can.latent && variant.operation.is_attention() {
+    let has_others = !matches!(can.latent, Latents::Only(_));
+    let mut looks = if has_others { with(variant, strength, can.kv_dtypes, &dims) } else { Vec::new() };
+    if can.latent != Latents::None && variant.operation.is_attention() {
         let without_scales = |kv_dtype: &KvDtype| !kv_dtype.takes_scales();
         let kv_dtypes: Vec<KvDtype> = can.kv_dtypes.iter().copied().filter(without_scales).collect();
-        let latent = with(variant, strength, &kv_dtypes, &LATENT.map(|dims| dims.0)).into_iter();
+        let fits = |dims: &&(usize, usize)| can.latent.misfit(dims.0, Some(dims.1)).is_none();
+        let dims: Vec<usize> = LATENT.iter().filter(fits).map(|dims| dims.0).collect();
+        let latent = with(variant, strength, &kv_dtypes, &dims).into_iter();
         looks.extend(latent.map(|look| {
             let dims = LATENT.iter().find(|dims| dims.0 == look.dim);
             let format = CacheFormat { layout: without_pairs(look.format.layout), ..look.format };
@@ -62,6 +65,14 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
         }));
     }
     looks
+}
+
+/// Returns the look with a cache that the variant supports: with latents if it supports nothing else.
+pub fn fitting(can: &Capabilities, look: Look) -> Look {
+    match can.latent {
+        Latents::Only(sizes) => Look { dim: sizes[0][0], latent: Some(sizes[0][1]), ..look },
+        _ => look,
+    }
 }
 
 /// Elements of a key and of a value in latent caches: of DeepSeek's models, half of that, and odd ones.

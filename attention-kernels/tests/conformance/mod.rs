@@ -19,6 +19,7 @@ mod latent;
 mod linear;
 mod looks;
 mod low_rank;
+mod merging;
 mod mirror;
 mod plugins;
 mod reference;

@@ -8,6 +8,7 @@ use device::{Buffer, Device};
 use trial::{Look, Problem};
 
 use super::devices::{self, variants_on};
+use super::looks;
 
 const SHAPE: KvShape = KvShape { num_blocks: 8, num_kv_heads: 2, block_size: 16, head_dim: 64 };
 
@@ -224,7 +225,8 @@ fn a_cache_in_a_layout_that_a_variant_does_not_take_is_refused() {
             for layout in Layout::ALL.into_iter().filter(|layout| !can.layouts.contains(layout)) {
                 let kv_dtype = if layout == Layout::Pairs { KvDtype::Bf16 } else { can.kv_dtypes[0] };
                 let format = CacheFormat { dtype: can.dtypes[0], kv_dtype, layout };
-                let problem = Problem::new(1, &Look::plain(format, vec![(1, 20)]));
+                let look = looks::fitting(can, Look::plain(format, vec![(1, 20)]));
+                let problem = Problem::new(1, &look);
                 let error = problem.on(&device).unwrap().run(variant, 0..1, false).unwrap_err().to_string();
                 assert!(error.starts_with(&format!("{} was called with {format}", variant.name)), "{error}");
             }

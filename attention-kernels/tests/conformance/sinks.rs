@@ -9,6 +9,7 @@ use trial::{Look, Problem, Results};
 
 use super::attention::at_the_borders;
 use super::devices::{self, variants_on};
+use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
@@ -28,6 +29,7 @@ fn run(device: &Arc<dyn Device>, variant: &Variant, problem: &Problem) -> Result
 fn a_sink_of_minus_infinity_changes_no_bit() {
     each_variant(|device, variant| {
         let look = at_the_borders(variant.capabilities.dtypes[0], KvDtype::Same, None, 1);
+        let look = looks::fitting(&variant.capabilities, look);
         let lens = vec![(1, 2 * PARTITION + 1), (1, 0), (1, 40)];
         let without = Problem::new(8, &Look { lens, ..look });
         let with = Problem { sinks: Some(vec![f32::NEG_INFINITY; without.num_heads]), ..without.clone() };
@@ -41,7 +43,7 @@ fn a_sink_of_minus_infinity_changes_no_bit() {
 fn parts_of_a_context_of_which_one_has_the_sinks_merge_into_the_whole() {
     each_variant(|device, variant| {
         let dtype = variant.capabilities.dtypes[0];
-        let look = at_the_borders(dtype, KvDtype::Same, None, 1);
+        let look = looks::fitting(&variant.capabilities, at_the_borders(dtype, KvDtype::Same, None, 1));
         let whole = Problem::new(5, &Look { lens: vec![(1, PARTITION + 64)], sinks: true, ..look });
         let part = |tokens: std::ops::Range<usize>, sinks: &Option<Vec<f32>>| {
             let mut part = Problem { sinks: sinks.clone(), ..whole.clone() };
@@ -52,7 +54,7 @@ fn parts_of_a_context_of_which_one_has_the_sinks_merge_into_the_whole() {
             (from_bytes(dtype, &results.output), from_bytes(Dtype::F32, &results.lse.unwrap()))
         };
         let parts = [part(0..512 + 16, &whole.sinks), part(512 + 16..512 + 64, &None)];
-        let (truth, dim) = (whole.truth(), whole.shape.head_dim);
+        let (truth, dim) = (whole.truth(), whole.value_dim());
         for (head, want) in truth.output.chunks(dim).enumerate() {
             let lse = parts.iter().map(|part| f64::from(part.1[head]).exp()).sum::<f64>().ln();
             for (d, want) in want.iter().enumerate() {

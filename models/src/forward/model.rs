@@ -100,7 +100,7 @@ impl Model {
         Needs {
             head_dim,
             other_head_dim: decoder.attention().map(|layer| layer.heads.head_dim).find(|dim| *dim != head_dim),
-            latent: decoder.latent_dim().is_some(),
+            latent: decoder.latent_dim(),
             window: any(|layer| layer.window.is_some()),
             block_sparse: decoder.sparse_block(),
             soft_cap: any(|layer| layer.soft_cap.is_some()),
