@@ -2,6 +2,7 @@
 // result depends on its sequence alone.
 //
 // gated_delta_net_<type>      grid (sequences, value heads), value_dim * ceil(key_dim / 32) threads
+// channel_delta_net_<type>    the same, with a decay of each row of S
 // state_space_<type>          the same: Mamba-2
 // short_convolution_<type>    grid (sequences, value heads), value_dim threads
 // convolution_<type>          the same: the convolution of Mamba-1
@@ -107,10 +108,17 @@ struct Span {
     }
 };
 
-// projected: [rows, stride], a row is q, k, v, z, then b and a with DELTA, else dt; output: [rows, value_heads * value_dim].
-template <class T, bool DELTA>
-__device__ __forceinline__ void matrix_state(const T* projected, T* output, const Weights& weights, const Sequences& sequences,
-                                             const RecurrentShape& shape) {
+// What a matrix is updated by.
+enum class Rule { SPACE, DELTA, CHANNELS };
+
+// projected: [rows, stride], a row is q, k, v, z, then b and a with DELTA, or dt with SPACE; with CHANNELS it is q, k, v, b, and steps:
+// [rows, value_heads * key_dim], gates: [rows, value_heads * value_dim]. output: [rows, value_heads * value_dim].
+template <class T, Rule RULE>
+__device__ __forceinline__ void matrix_state(const T* projected, const T* steps, const T* gates, T* output, const Weights& weights,
+                                             const Sequences& sequences, const RecurrentShape& shape) {
+    constexpr bool DELTA = RULE != Rule::SPACE, CHANNELS = RULE == Rule::CHANNELS;
+    // Decays of the rows of S.
+    __shared__ float kept[CHANNELS ? MAX_KEY_DIM : 1];
     __shared__ float tail[MAX_TAIL * MAX_CHANNELS];
     // q, k and v; what lies between them is zero.
     __shared__ float qkv[MAX_CHANNELS];
@@ -137,6 +145,9 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
 #pragma unroll
     for (uint32_t i = 0; i < STATE_ROWS; i++) s[i] = 0.0f;
     for (uint32_t i = threadIdx.x; i < MAX_CHANNELS; i += blockDim.x) qkv[i] = 0.0f;
+    if constexpr (CHANNELS) {
+        for (uint32_t i = threadIdx.x; i < MAX_KEY_DIM; i += blockDim.x) kept[i] = 0.0f;
+    }
     if (span.start == 0) {
         for (uint32_t i = threadIdx.x; i < tail_rows * channels; i += blockDim.x) tail[i] = 0.0f;
     } else {
@@ -170,9 +181,16 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
             if (tail_rows > 0) tail[(tail_rows - 1) * channels + c] = newest;
             qkv[at] = sum / (1.0f + expf(-sum));
         }
+        const int64_t of_head = row * shape.value_heads + head;
+        if constexpr (CHANNELS) {
+            for (uint32_t i = threadIdx.x; i < key_dim; i += blockDim.x) {
+                const float step = softplus(to_float(steps[of_head * key_dim + i]) + weights.dt_bias[head * key_dim + i]);
+                kept[i] = expf(weights.decays[head] * step);
+            }
+        }
         __syncthreads();
-        float q_scale = 1.0f, skipped = 0.0f, decay, delta;
-        const float after = to_float(x[width + all_values + head]);
+        float q_scale = 1.0f, skipped = 0.0f, decay = 1.0f, delta;
+        const float after = to_float(x[(CHANNELS ? width : width + all_values) + head]);
         if constexpr (DELTA) {
             // Every warp computes both lengths.
             float q_squares = 0.0f, k_squares = 0.0f;
@@ -182,8 +200,13 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
             }
             q_scale = rsqrtf(sum_over(q_squares, 32) + 1e-6f) * unit;
             const float k_scale = rsqrtf(sum_over(k_squares, 32) + 1e-6f);
-            const float a = to_float(x[width + all_values + shape.value_heads + head]) + weights.dt_bias[head];
-            decay = expf(weights.decays[head] * softplus(a));
+            if constexpr (CHANNELS) {
+#pragma unroll
+                for (uint32_t i = 0; i < STATE_ROWS; i++) s[i] *= kept[first + i];
+            } else {
+                const float a = to_float(x[width + all_values + shape.value_heads + head]) + weights.dt_bias[head];
+                decay = expf(weights.decays[head] * softplus(a));
+            }
             const float beta = sigmoid(after);
             float sum = 0.0f;
 #pragma unroll
@@ -224,8 +247,13 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
             own += skipped;
         }
         if (part == 0) {
-            const float z = to_float(x[width + head * value_dim + column]) * shape.z_factor;
-            output[row * all_values + head * value_dim + column] = from_float<T>(own * z / (1.0f + expf(-z)));
+            if constexpr (CHANNELS) {
+                const float z = to_float(gates[of_head * value_dim + column]);
+                output[of_head * value_dim + column] = from_float<T>(own * sigmoid(z));
+            } else {
+                const float z = to_float(x[width + head * value_dim + column]) * shape.z_factor;
+                output[of_head * value_dim + column] = from_float<T>(own * z / (1.0f + expf(-z)));
+            }
         }
         if (span.ends(position, shape)) {
             float* to = span.state(position / shape.block_size, shape);
@@ -243,7 +271,7 @@ __device__ __forceinline__ void matrix_state(const T* projected, T* output, cons
 
 // projected: [rows, stride], a row is v, z, and b with GATED; output: [rows, value_heads * value_dim]. A thread has a channel.
 template <class T, bool GATED>
-__device__ __forceinline__ void convolution(const T* projected, T* output, const Weights& weights,
+__device__ __forceinline__ void convolution(const T* projected, const T*, const T*, T* output, const Weights& weights,
                                                   const Sequences& sequences, const RecurrentShape& shape) {
     const uint32_t channels = shape.value_dim, width = shape.value_heads * channels, tail_rows = shape.kernel - 1;
     if (threadIdx.x >= channels) return;
@@ -366,9 +394,26 @@ __device__ __forceinline__ void selective_scan(const T* projected, const T* valu
         const quire::Weights weights{conv, conv_bias, decays, dt_bias, skip, norm};                                          \
         const quire::Sequences sequences{static_cast<float*>(keys), static_cast<float*>(values), tables, context_lens,       \
                                          query_starts, drafts};                                                              \
-        function(static_cast<const T*>(projected), static_cast<T*>(output), weights, sequences, shape);               \
+        const T* const none = nullptr;                                                                                       \
+        function(static_cast<const T*>(projected), none, none, static_cast<T*>(output), weights, sequences, shape);          \
     }                                                                                                                        \
     QUIRE_EXPORT_OVERLAPPED(name##_##type, 0);
+
+#define CHANNEL_DELTA(type, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS, 1)                                                    \
+        channel_delta_net_##type(const void* projected, const void* steps, const void* gates, void* output,                  \
+                                 const float* conv, const float* decays, const float* dt_bias, const float* norm,            \
+                                 void* keys, void* values, const int32_t* tables, const uint32_t* context_lens,              \
+                                 const uint32_t* query_starts, const uint32_t* drafts, const quire::RecurrentShape shape) {  \
+        quire::wait_for_launches();                                                                                          \
+        const quire::Weights weights{conv, nullptr, decays, dt_bias, nullptr, norm};                                         \
+        const quire::Sequences sequences{static_cast<float*>(keys), static_cast<float*>(values), tables, context_lens,       \
+                                         query_starts, drafts};                                                              \
+        quire::matrix_state<T, quire::Rule::CHANNELS>(                                                                       \
+            static_cast<const T*>(projected), static_cast<const T*>(steps), static_cast<const T*>(gates),                    \
+            static_cast<T*>(output), weights, sequences, shape);                                                             \
+    }                                                                                                                        \
+    QUIRE_EXPORT_OVERLAPPED(channel_delta_net_##type, 0);
 
 #define SELECTIVE_SCAN(type, T)                                                                                              \
     extern "C" __global__ void __launch_bounds__(quire::STATE_THREADS, 1)                                                    \
@@ -386,8 +431,9 @@ __device__ __forceinline__ void selective_scan(const T* projected, const T* valu
     QUIRE_EXPORT_OVERLAPPED(selective_scan_##type, 0);
 
 #define RECURRENCES(type, T)                                   \
-    RECURRENCE(gated_delta_net, (quire::matrix_state<T, true>), type, T) \
-    RECURRENCE(state_space, (quire::matrix_state<T, false>), type, T)    \
+    RECURRENCE(gated_delta_net, (quire::matrix_state<T, quire::Rule::DELTA>), type, T) \
+    RECURRENCE(state_space, (quire::matrix_state<T, quire::Rule::SPACE>), type, T)    \
+    CHANNEL_DELTA(type, T) \
     RECURRENCE(short_convolution, (quire::convolution<T, true>), type, T) \
     RECURRENCE(convolution, (quire::convolution<T, false>), type, T) \
     SELECTIVE_SCAN(type, T)

@@ -53,7 +53,7 @@ pub(crate) use mlp::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use norm::{Norm, NormKind};
 #[cfg(test)]
 pub(crate) use recurrent::Piece;
-pub use recurrent::{Recurrent, Rule, Selective};
+pub use recurrent::{ChannelDelta, Recurrent, Rule, Selective};
 pub use rope::{Rope, RopeScaling};
 pub use shard::{Reduce, ShardError};
 pub use stage::{LayerGroup, Stage};

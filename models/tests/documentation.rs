@@ -3,13 +3,14 @@
 
 use attention_kernels::BlockSparse;
 use models::decoder::{Attention, Decoder, Mixer, Rule};
-use models::{ModelConfig, Supported, supported};
+use models::{ModelConfig, Supported, gguf, supported};
 use serde_json::{Value, json};
 
 use crate::common::{Copy, Opened, files};
 use crate::naive::{cases, encoders};
 
 const PAGE: &str = "docs/models.md";
+const HEAD_OF_GGUF: &str = "| `general.architecture` | families |\n|---|---|\n";
 const HEAD: &str = "| architectures | `model_type` | what it has | reference case | largest known checkpoint |\n|---|---|---|---|---|\n";
 
 /// A configuration of families that have neither a reference case nor one of the oracle.
@@ -65,6 +66,7 @@ fn features(decoder: &Decoder) -> Vec<(bool, &'static str)> {
     add(has_rule(|rule| matches!(rule, Rule::ShortConvolution)), "short convolutions");
     add(has_rule(|rule| matches!(rule, Rule::StateSpace { .. })), "Mamba-2");
     add(has_rule(|rule| matches!(rule, Rule::Selective(_))), "Mamba-1");
+    add(has_rule(|rule| matches!(rule, Rule::ChannelDelta(_))), "delta nets with decays of channels");
     add(decoder.streams.is_some(), "several streams");
     add(decoder.experts().next().is_some(), "experts");
     add(decoder.experts().any(|experts| experts.shared.is_some()), "shared expert");
@@ -96,14 +98,27 @@ fn row(family: &Supported) -> String {
     format!("| {architectures} | {types} | {features} | {cases} | {}{pickled} |\n", family.largest)
 }
 
+/// The page with these lines for its table with this head.
+fn with_table(page: &str, head: &str, lines: &str) -> String {
+    let start = page.find(head.lines().next().unwrap()).unwrap();
+    let end = start + page[start..].find("\n\n").map_or(page.len() - start, |end| end + 1);
+    format!("{}{head}{lines}{}", &page[..start], &page[end..])
+}
+
+/// An architecture of GGUF files and its families.
+fn row_of_gguf(architecture: gguf::Supported) -> String {
+    let mut classes: Vec<String> =
+        architecture.classes.iter().filter(|name| !name.is_empty()).map(|name| format!("`{name}`")).collect();
+    classes.dedup();
+    format!("| `{}` | {} |\n", architecture.name, classes.join(", "))
+}
+
 #[test]
-fn the_page_of_models_lists_every_family_of_the_code() {
-    let table = HEAD.to_string() + &supported().map(|family| row(&family)).collect::<String>();
+fn the_page_of_models_lists_every_family_and_architecture_of_the_code() {
     let path = testkit::workspace::root().join(PAGE);
     let page = std::fs::read_to_string(&path).unwrap();
-    let start = page.find("| architectures |").unwrap();
-    let end = start + page[start..].find("\n\n").map_or(page.len() - start, |end| end + 1);
-    let written = format!("{}{table}{}", &page[..start], &page[end..]);
+    let written = with_table(&page, HEAD, &supported().map(|family| row(&family)).collect::<String>());
+    let written = with_table(&written, HEAD_OF_GGUF, &gguf::supported().map(row_of_gguf).collect::<String>());
     if std::env::var_os("QUIRE_WRITE_DOCS").is_some() {
         return std::fs::write(&path, &written).unwrap();
     }
@@ -117,6 +132,9 @@ fn the_page_of_models_lists_every_family_of_the_code() {
 fn the_number_of_families_is_that_of_the_code() {
     // Families that are published as pickles alone are not counted.
     let number = format!("[{} families]", supported().filter(|family| !family.pickled).count());
+    let of_gguf = format!("; {} architectures |", gguf::supported().count());
+    let text = std::fs::read_to_string(testkit::workspace::root().join("README.md")).unwrap();
+    assert!(text.contains(&of_gguf), "README.md must say {of_gguf}");
     for page in ["README.md", "docs/status.md"] {
         let text = std::fs::read_to_string(testkit::workspace::root().join(page)).unwrap();
         assert!(text.contains(&number), "{page} must say {number}");

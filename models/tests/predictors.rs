@@ -181,6 +181,11 @@ fn mtp_cases() -> Vec<Mtp> {
         .unwrap()
         .clone(),
     );
+    // Fewer tokens are chosen than there are.
+    let mut indexed = deepseek.clone();
+    let more = json!({"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_n_heads": 3,
+        "index_head_dim": 12, "index_topk": 5});
+    indexed.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let mut glm = base("Glm4MoeForCausalLM", "glm4_moe", experts);
     glm["use_qk_norm"] = true.into();
     let own = |config: Value| Mtp {
@@ -201,7 +206,13 @@ fn mtp_cases() -> Vec<Mtp> {
         "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "norm_topk_prob": true});
     let mut next = base("Qwen3NextForCausalLM", "qwen3_next", next);
     next.as_object_mut().unwrap().extend(recurrent.as_object().unwrap().clone());
-    vec![layer(deepseek), layer(glm), own(next), own(base("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent))]
+    vec![
+        layer(deepseek),
+        layer(glm),
+        own(next),
+        own(base("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent)),
+        layer(indexed),
+    ]
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct Recurrent {
     /// What the layer computes.
     pub rule: Rule,
     /// Projections to q, k (`key_heads * key_dim` rows each), v, z (`value_heads * value_dim` rows each), and behind them what the rule
-    /// reads besides, in this order.
+    /// reads besides, in this order. z may come from elsewhere ([`Rule::ChannelDelta`]).
     pub projections: Linear,
     /// Number of heads of q and k; value head h uses head `h / (value_heads / key_heads)`.
     pub key_heads: usize,
@@ -31,8 +31,8 @@ pub struct Recurrent {
     pub value_dim: usize,
     /// Number of tokens that the convolution reads, at least 1.
     pub kernel: usize,
-    /// Name of the weights of the convolution, `[conv_width, 1, kernel]`.
-    pub conv: String,
+    /// Names of the weights of the convolution: of one tensor, `[conv_width, 1, kernel]`, or of one each for q, k and v.
+    pub conv: Vec<String>,
     /// Name of the biases of the convolution, `[conv_width]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conv_bias: Option<String>,
@@ -96,6 +96,28 @@ pub enum Rule {
     ///
     /// Its paper calls q, k and v C, B and x.
     Selective(Box<Selective>),
+    /// A gated delta net with a decay of each element of k (Kimi Team, "Kimi Linear", 2025). The decays and the gate are products of a few
+    /// numbers, and the gate is a sigmoid:
+    ///
+    /// ```text
+    /// [q | k | v] = silu(conv [q | k | v]);   a = decay(low(x));   z = gate(low(x))
+    /// S ← e^(-e^A_log · softplus(a + dt_bias)) · S, by rows;   S ← S + k ⊗ σ(b) · (v − Sᵀk);   o = Sᵀq
+    /// output(norm(o) · σ(z))
+    /// ```
+    ChannelDelta(Box<ChannelDelta>),
+}
+
+/// What a [delta net with decays of channels](Rule::ChannelDelta) has beside its projections.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChannelDelta {
+    /// From the input to a few numbers, and from these to a of each element of k, `[value_heads * key_dim]`.
+    pub decay: [Linear; 2],
+    /// From the input to a few numbers, and from these to z, `[value_heads * value_dim]`.
+    pub gate: [Linear; 2],
+    /// Name of the logarithms of the decay, `[1, 1, value_heads, 1]`.
+    pub a_log: String,
+    /// Name of what is added to a, `[value_heads * key_dim]`.
+    pub dt_bias: String,
 }
 
 /// What a [selective state space](Rule::Selective) computes from its convolved values.
@@ -129,6 +151,17 @@ pub(crate) struct Piece {
 impl From<Recurrent> for Mixer {
     fn from(layer: Recurrent) -> Mixer {
         Mixer::Recurrent(layer)
+    }
+}
+
+impl Rule {
+    /// What it computes of these value heads.
+    pub(super) fn of_heads(&self, heads: &Range<usize>, key_dim: usize, value_dim: usize) -> Rule {
+        let Rule::ChannelDelta(rule) = self else { return self.clone() };
+        let of = |linear: &Linear, dim: usize| linear.outputs(std::iter::once(heads.start * dim..heads.end * dim));
+        let (mut decay, mut gate) = (rule.decay.clone(), rule.gate.clone());
+        (decay[1], gate[1]) = (of(&decay[1], key_dim), of(&gate[1], value_dim));
+        Rule::ChannelDelta(Box::new(ChannelDelta { decay, gate, ..(**rule).clone() }))
     }
 }
 
@@ -167,6 +200,7 @@ impl Recurrent {
     pub(super) fn linears(&self) -> Vec<&Linear> {
         let inner = match &self.rule {
             Rule::Selective(rule) => vec![&rule.low, &rule.step, &rule.keys],
+            Rule::ChannelDelta(rule) => rule.decay.iter().chain(&rule.gate).collect(),
             Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
         };
         std::iter::once(&self.projections).chain(inner).chain([&self.output]).collect()
@@ -175,6 +209,7 @@ impl Recurrent {
     pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear> {
         let inner = match &mut self.rule {
             Rule::Selective(rule) => vec![&mut rule.low, &mut rule.step, &mut rule.keys],
+            Rule::ChannelDelta(rule) => rule.decay.iter_mut().chain(&mut rule.gate).collect(),
             Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
         };
         std::iter::once(&mut self.projections).chain(inner).chain([&mut self.output]).collect()
@@ -184,7 +219,7 @@ impl Recurrent {
     pub(super) fn norms(&self) -> Vec<&Norm> {
         let inner = match &self.rule {
             Rule::Selective(rule) => std::iter::once(&rule.low_norm).chain(&rule.key_norms).collect(),
-            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::StateSpace { .. } => Vec::new(),
+            _ => Vec::new(),
         };
         inner.into_iter().chain(&self.norm).collect()
     }
@@ -200,24 +235,31 @@ impl Recurrent {
         self.value_heads * self.head_state() * size_of::<f32>()
     }
 
-    /// Number of value heads whose states lie in the keys of a page; those of the others lie in the values.
+    /// Number of value heads whose states lie in the keys of a page; those of the others lie in the values. Attention beside delta nets
+    /// with decays of channels is latent, and its pages have no values.
     pub fn heads_in_keys(&self) -> usize {
-        self.value_heads.div_ceil(2)
+        match self.rule {
+            Rule::ChannelDelta(_) => self.value_heads,
+            _ => self.value_heads.div_ceil(2),
+        }
     }
 
     /// The rows of the projections in order: q, k, v, z, and what the rule reads besides.
     pub(crate) fn pieces(&self) -> Vec<Piece> {
         let keys = Piece { of_keys: true, dim: self.conv_key_dim() };
         let values = |dim: usize| Piece { of_keys: false, dim };
-        let first = [keys, keys, values(self.value_dim), values(self.value_dim)];
+        let first = [keys, keys, values(self.value_dim)];
+        let z = values(self.value_dim);
         let rest = match self.rule {
             // b, a.
-            Rule::GatedDelta { .. } => vec![values(1), values(1)],
+            Rule::GatedDelta { .. } => vec![z, values(1), values(1)],
             // b.
-            Rule::ShortConvolution => vec![values(self.value_dim)],
+            Rule::ShortConvolution => vec![z, values(self.value_dim)],
             // dt.
-            Rule::StateSpace { .. } => vec![values(1)],
-            Rule::Selective(_) => Vec::new(),
+            Rule::StateSpace { .. } => vec![z, values(1)],
+            Rule::Selective(_) => vec![z],
+            // b; z is no row of the projections.
+            Rule::ChannelDelta(_) => vec![values(1)],
         };
         first.into_iter().chain(rest).collect()
     }
@@ -232,7 +274,7 @@ impl Recurrent {
 
     /// Whether the norm of the output is that of each value head, before the gate.
     pub(crate) fn norms_before_gate(&self) -> bool {
-        matches!(self.rule, Rule::GatedDelta { .. })
+        matches!(self.rule, Rule::GatedDelta { .. } | Rule::ChannelDelta(_))
     }
 
     /// The heads of all ranks, and which of them these are.
@@ -247,7 +289,9 @@ impl Recurrent {
         let key_dim = self.conv_key_dim();
         let (keys, values) = (num_kv_heads * key_dim, num_heads * self.value_dim);
         let [q, k, v] = match self.rule {
-            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => [0, keys, 2 * keys],
+            Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) | Rule::ChannelDelta(_) => {
+                [0, keys, 2 * keys]
+            }
             Rule::StateSpace { .. } => [values + keys, values, 0],
         };
         let (own, key, value) = (self.key_heads * key_dim, first_kv * key_dim, first * self.value_dim);
@@ -263,8 +307,10 @@ impl Recurrent {
     /// Names and shapes of its tensors that are weights neither of a linear layer nor of the norm.
     pub(crate) fn vectors(&self) -> Vec<(&String, Vec<usize>)> {
         let HeadShard { num_heads, num_kv_heads, .. } = self.whole();
-        let channels = 2 * num_kv_heads * self.conv_key_dim() + num_heads * self.value_dim;
-        let conv = std::iter::once((&self.conv, vec![channels, 1, self.kernel]));
+        let (keys, values) = (num_kv_heads * self.conv_key_dim(), num_heads * self.value_dim);
+        let channels = 2 * keys + values;
+        let widths = if self.conv.len() == 1 { vec![channels] } else { vec![keys, keys, values] };
+        let conv = self.conv.iter().zip(widths).map(|(name, width)| (name, vec![width, 1, self.kernel]));
         let biases = self.conv_bias.iter().map(|name| (name, vec![channels]));
         let (heads, width) = (vec![num_heads], num_heads * self.value_dim);
         let rest = match &self.rule {
@@ -274,6 +320,9 @@ impl Recurrent {
                 [a_log, dt_bias, skip].map(|name| (name, heads.clone())).to_vec()
             }
             Rule::Selective(rule) => vec![(&rule.a_log, vec![width, self.key_dim]), (&rule.skip, vec![width])],
+            Rule::ChannelDelta(rule) => {
+                vec![(&rule.a_log, vec![1, 1, num_heads, 1]), (&rule.dt_bias, vec![num_heads * self.key_dim])]
+            }
         };
         conv.chain(biases).chain(rest).collect()
     }

@@ -152,7 +152,7 @@ impl Part {
 
 impl Linear {
     /// The layer with some of its outputs alone.
-    fn outputs(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Linear {
+    pub(super) fn outputs(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Linear {
         let mut parts = Vec::new();
         for range in ranges {
             let mut first = 0;
@@ -321,6 +321,7 @@ impl Recurrent {
                 num_heads: value_heads,
                 num_kv_heads: key_heads,
             }),
+            rule: self.rule.of_heads(&values, self.key_dim, value_dim),
             norm: self.norm.as_ref().map(|norm| norm.of_heads(&values, value_dim)),
             output: self.output.joined(rank, inputs, OUTPUT)?,
             ..self.clone()

@@ -217,6 +217,7 @@ fn recurrent(layer: &Recurrent) -> Node {
         Rule::ShortConvolution => "short convolution",
         Rule::StateSpace { .. } => "state space",
         Rule::Selective(_) => "selective state space",
+        Rule::ChannelDelta(_) => "delta net with decays of channels",
     };
     let heads = match key_dim {
         0 => format!("{} channels", layer.value_width()),
@@ -229,6 +230,10 @@ fn recurrent(layer: &Recurrent) -> Node {
         let [of_k, of_q] = &rule.key_norms;
         children.extend([linear("low", &rule.low), norm("norm", &rule.low_norm), linear("step", &rule.step)]);
         children.extend([linear("keys", &rule.keys), norm("key norm", of_k), norm("query norm", of_q)]);
+    }
+    if let Rule::ChannelDelta(rule) = &layer.rule {
+        let names = ["decay low", "decay", "gate low", "gate"];
+        children.extend(names.iter().zip(rule.decay.iter().chain(&rule.gate)).map(|(name, of)| linear(name, of)));
     }
     children.extend(layer.norm.iter().map(|it| norm("norm", it)));
     children.push(linear("output", &layer.output));

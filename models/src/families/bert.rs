@@ -189,8 +189,11 @@ fn declare(fields: &Fields<'_>, max_positions: usize, kind: &Kind) -> Result<Dec
         return Err(fields.wrong("max_position_embeddings", expected));
     }
     decoder.embedding.positions = Some(common.positions("embeddings.position_embeddings", max_positions, offset));
-    if let Some(default) = kind.types {
-        let types = sizes::optional(fields, "type_vocab_size", MAX_VOCAB)?.unwrap_or(default);
+    let stated = |default: usize| {
+        Ok::<_, LoadError>(fields.integer("type_vocab_size", 0..=MAX_VOCAB)?.map_or(default, |types| types as usize))
+    };
+    // GGUF files of DistilBERT have none under BERT's name.
+    if let Some(types) = kind.types.map(stated).transpose()?.filter(|types| *types > 0) {
         let table = Part::new(format!("{root}.embeddings.token_type_embeddings"), types);
         let table = Linear { adapters: false, ..Linear::new(common.hidden_size, Role::Replicated, [table]) };
         decoder.embedding.types = Some(table);

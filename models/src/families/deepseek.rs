@@ -46,6 +46,11 @@ pub(super) const FAMILIES: &[Family] = &[
             let (common, layer) = layers(fields, max_positions, V3)?;
             indexer::declare(fields, &common, layer, indexer::V32)
         },
+        predict: |fields, max_positions| {
+            let (common, layer) = layers(fields, max_positions, V3)?;
+            let layer = indexer::layers(fields, &common, layer, indexer::V32)?;
+            predictor(fields, &common, layer)
+        },
         reference: &["deepseek-v32"],
         largest: "deepseek-ai/DeepSeek-V3.2 (685B)",
         ..Family::BASE
@@ -161,7 +166,8 @@ pub(super) fn layers(
     Ok((common, layer))
 }
 
-/// Latent attention with the tensors of DeepSeek. `kv_b_proj` holds for each head the rows of its keys, then of its values.
+/// Latent attention with the tensors of DeepSeek. `kv_b_proj` holds for each head the rows of its keys, then of its values. GGUF files
+/// have a matrix for each of both, that of the keys transposed.
 pub(super) fn latent(common: &Common, layer: usize, sizes: &LatentSizes) -> Attention {
     let LatentSizes { nope_dim, rope_dim, rank, value_dim, query_rank, bias, scale } = *sizes;
     let (heads, hidden) = (common.heads.num_heads, common.hidden_size);
@@ -182,15 +188,19 @@ pub(super) fn latent(common: &Common, layer: usize, sizes: &LatentSizes) -> Atte
     };
     let (stride, tensor) = (nope_dim + value_dim, format!("{name}.kv_b_proj"));
     let total = heads * stride;
-    let head = |inputs: usize, rows: usize, pick: Pick| Linear {
-        adapters: false,
-        ..Linear::new(inputs, Role::Column, [Part::picked(tensor.clone(), rows, pick)])
+    let head = |inputs: usize, rows: usize, pick: Pick, own: String| {
+        let own = Some((format!("{name}.{own}"), Pick::all(rows)));
+        let part = Part { own, ..Part::picked(tensor.clone(), rows, pick) };
+        Linear { adapters: false, ..Linear::new(inputs, Role::Column, [part]) }
     };
     let absorb = |h: usize| {
         let pick = Pick { transposed: true, inputs: Some((h * stride, total)), ..Pick::all(rank) };
-        head(nope_dim, rank, pick)
+        head(nope_dim, rank, pick, format!("k_b_proj.{h}"))
     };
-    let expand = |h: usize| head(rank, value_dim, Pick::rows(total, h * stride + nope_dim, value_dim));
+    let expand = |h: usize| {
+        let pick = Pick::rows(total, h * stride + nope_dim, value_dim);
+        head(rank, value_dim, pick, format!("v_b_proj.{h}"))
+    };
     let mut attention = common.attention_of(name.clone(), Packing::Rows("kv_a_proj_with_mqa"), "o_proj");
     attention.scale = scale;
     attention.qkv = linear(hidden, "kv_a_proj_with_mqa", rank + rope_dim, bias);
@@ -272,8 +282,19 @@ pub(super) fn groups(
 ) -> Result<Option<Groups>, LoadError> {
     let groups = sizes::optional(fields, "n_group", MAX_GROUPS)?.unwrap_or(default[0]);
     let top = sizes::optional(fields, "topk_group", MAX_EXPERTS)?.unwrap_or(default[1]);
+    checked_groups(fields, "n_group", (count, top_k), (groups, top), by_two)
+}
+
+/// So many groups of experts, and so many of them chosen; `None` for one group. `key`: that of their number.
+pub(super) fn checked_groups(
+    fields: &Fields<'_>,
+    key: &str,
+    (count, top_k): (usize, usize),
+    (groups, top): (usize, usize),
+    by_two: bool,
+) -> Result<Option<Groups>, LoadError> {
     if !count.is_multiple_of(groups) {
-        return Err(fields.wrong("n_group", format!("a divisor of the number of experts, {count}")));
+        return Err(fields.wrong(key, format!("a divisor of the number of experts, {count}")));
     }
     if top > groups || top_k > top * (count / groups) || by_two && groups > 1 && count / groups < 2 {
         return Err(fields.wrong("topk_group", format!("a number of groups with enough experts, at most {groups}")));

@@ -20,6 +20,8 @@ pub(super) const FAMILIES: &[Family] = &[Family {
 
 const WIDTHS: &str = "intermediate_size";
 const SPARSITY: &str = "activation_sparsity_pattern";
+/// The same as numbers below which a normal distribution has these shares, in GGUF files; `null` for none.
+const LIMITS: &str = "activation_sparsity_scale";
 
 const SPEC: Spec = Spec {
     // It may differ between layers.
@@ -53,9 +55,17 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let sparse = if layers > 10 { 10 } else { 0 };
     let default = (0..layers).map(|layer| if layer < sparse { 0.95 } else { 0.0 }).collect();
     let shares = |value: &serde_json::Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
-    let sparsity = match fields.get(SPARSITY) {
+    let sparsity: Vec<f64> = match fields.get(SPARSITY) {
         None => default,
         Some(_) => of_layers(fields, SPARSITY, layers, 0.0, shares)?,
+    };
+    let limits = sparsity.into_iter().map(|share| (share > 0.0).then(|| quantile(share) as f32)).collect();
+    let limits: Vec<Option<f32>> = match fields.get(LIMITS) {
+        None => limits,
+        Some(_) => of_layers(fields, LIMITS, layers, None, |value| match value.as_f64() {
+            None => value.is_null().then_some(None),
+            Some(limit) => Some(Some(limit as f32)).filter(|_| limit.abs() < f64::from(f32::MAX)),
+        })?,
     };
     let default = if fields.is_absent("num_kv_shared_layers") { 15 } else { 0 };
     let shared = fields.integer("num_kv_shared_layers", 0..=layers as u64 - 1)?.unwrap_or(default) as usize;
@@ -78,7 +88,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         };
         let names = ["gate_proj", "up_proj", "down_proj"];
         let mut mlp = common.gated(at("mlp"), names, widths[layer]);
-        mlp.sparsity = Some(sparsity[layer]).filter(|share| *share > 0.0).map(|share| quantile(share) as f32);
+        mlp.sparsity = limits[layer];
         let inputs = Mixer::PerLayer(gemma4::per_layer(&common, layer, width));
         let attention = Branch {
             stream_scale: std::f32::consts::FRAC_1_SQRT_2,

@@ -5,7 +5,7 @@
 use super::experts;
 use super::sizes::{self, MAX_EXPERTS, MAX_WIDTH, positive};
 use super::state_space::StateSpace;
-use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Scores, Spec};
+use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Mlp, Part, Pick, Scores, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -69,8 +69,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     let mut decoder = common.decoder(|layer| {
         let mut attention = common.attention(layer).biased(attention_bias, attention_bias);
         attention.scale = scale;
-        let shared =
-            || common.gated_rows(common.at(layer, "shared_mlp"), ["input_linear", "output_linear"], shared_width);
+        let shared = || shared(&common, common.at(layer, "shared_mlp"), shared_width);
         let mlp = match counts {
             None if generation == Generation::Dense => Mixer::Mlp(common.mlp(layer).biased(mlp_bias)),
             None => Mixer::Mlp(shared()),
@@ -98,6 +97,16 @@ fn declare(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     decoder.embedding.scale = factor("embedding_multiplier")?;
     decoder.head.scale = 1.0 / factor("logits_scaling")?;
     Ok(decoder)
+}
+
+/// The network that computes every row. GGUF files have its gate and its other half in tensors of their own.
+fn shared(common: &Common, module: String, width: usize) -> Mlp {
+    let half = |first: usize, own: &str| Part {
+        own: Some((format!("{module}.{own}"), Pick::all(width))),
+        ..Part::picked(format!("{module}.input_linear"), width, Pick::rows(2 * width, first, width))
+    };
+    let halves = [half(0, "gate_proj"), half(width, "up_proj")];
+    common.mlp_of(halves, Part::new(format!("{module}.output_linear"), common.hidden_size), width)
 }
 
 /// Reads what Granite 4 has beside the keys of Granite 3. Returns the sizes of the layers that are Mamba-2.

@@ -44,6 +44,17 @@ pub(super) fn declare(
     layer: impl Fn(usize) -> Layer,
     defaults: Defaults,
 ) -> Result<Decoder, LoadError> {
+    Ok(common.decoder(layers(fields, common, layer, defaults)?))
+}
+
+/// What builds a layer with an indexer, given what builds one without. A layer behind the last one, which predicts a further token, has an
+/// indexer of its own.
+pub(super) fn layers(
+    fields: &Fields<'_>,
+    common: &Common,
+    layer: impl Fn(usize) -> Layer,
+    defaults: Defaults,
+) -> Result<impl Fn(usize) -> Layer, LoadError> {
     let sizes = Sizes {
         heads: sizes::optional(fields, "index_n_heads", MAX_HEADS)?.unwrap_or(defaults.heads),
         dim: sizes::optional(fields, "index_head_dim", MAX_HEAD_DIM)?.unwrap_or(128),
@@ -59,16 +70,16 @@ pub(super) fn declare(
     }
     let kinds = [("indexed_attention", ()), ("deepseek_sparse_attention", ())];
     sizes::kinds(fields, "layer_types", common.num_layers, &kinds)?;
-    let own = own(fields, common.num_layers)?;
-    Ok(common.decoder(|number| {
+    let (own, common) = (own(fields, common.num_layers)?, common.clone());
+    Ok(move |number| {
         let mut layer = layer(number);
         for branch in &mut layer.branches {
             if let Mixer::Attention(attention) = &mut branch.mixer {
-                choose(common, attention, &sizes, own[number]);
+                choose(&common, attention, &sizes, own.get(number).copied().unwrap_or(true));
             }
         }
         layer
-    }))
+    })
 }
 
 /// Lets a layer attend to the tokens that its own indexer chooses, or the one before.

@@ -136,7 +136,7 @@ impl Sizes {
             key_dim: state,
             value_dim,
             kernel,
-            conv: at("conv1d.weight"),
+            conv: vec![at("conv1d.weight")],
             conv_bias: conv_bias.then(|| at("conv1d.bias")),
             norm: None,
             output: Linear { bias: proj_bias, ..Linear::new(width, Role::Row, [output]) },

@@ -91,7 +91,7 @@ fn convolution(common: &Common, layer: usize, kernel: usize, bias: bool) -> Recu
         key_dim: 0,
         value_dim,
         kernel,
-        conv: at("conv.weight"),
+        conv: vec![at("conv.weight")],
         conv_bias: bias.then(|| at("conv.bias")),
         norm: None,
         output: Linear { bias, ..Linear::new(width, Role::Row, [output]) },

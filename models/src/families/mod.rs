@@ -37,6 +37,7 @@ mod hunyuan;
 mod indexer;
 mod internlm2;
 mod jamba;
+mod kimi;
 mod labels;
 mod lfm2;
 mod llama;
@@ -186,6 +187,7 @@ const FAMILIES: &[&[Family]] = &[
     nemotron_h::FAMILIES,
     jamba::FAMILIES,
     falcon_h1::FAMILIES,
+    kimi::FAMILIES,
     bert::FAMILIES,
     modernbert::FAMILIES,
     nomic_bert::FAMILIES,

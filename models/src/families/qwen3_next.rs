@@ -184,20 +184,22 @@ impl Sizes {
         let at = |name: &str| common.at(layer, &format!("linear_attn.{name}"));
         let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
         let parts = if generation == Generation::Next {
-            // For each key head the rows of q, k, v, z, and in the other tensor those of b and a.
+            // For each key head the rows of q, k, v, z, and in the other tensor those of b and a. GGUF files have the first as Qwen3.5.
             let (per_head, heads) = (values / key_heads, value_heads / key_heads);
             let group = 2 * key_dim + 2 * per_head;
-            let wide = |rows: usize, first: usize, run: usize| {
-                Part::picked(at("in_proj_qkvz"), rows, Pick::runs(2 * (keys + values), first, run, group))
+            let wide = |rows: usize, first: usize, run: usize, (own, total, before): (&str, usize, usize)| Part {
+                own: Some((at(own), Pick::rows(total, before, rows))),
+                ..Part::picked(at("in_proj_qkvz"), rows, Pick::runs(2 * (keys + values), first, run, group))
             };
+            let joint = |before: usize| ("in_proj_qkv", 2 * keys + values, before);
             let narrow = |first: usize| {
                 Part::picked(at("in_proj_ba"), value_heads, Pick::runs(2 * value_heads, first, heads, 2 * heads))
             };
             vec![
-                wide(keys, 0, key_dim),
-                wide(keys, key_dim, key_dim),
-                wide(values, 2 * key_dim, per_head),
-                wide(values, 2 * key_dim + per_head, per_head),
+                wide(keys, 0, key_dim, joint(0)),
+                wide(keys, key_dim, key_dim, joint(keys)),
+                wide(values, 2 * key_dim, per_head, joint(2 * keys)),
+                wide(values, 2 * key_dim + per_head, per_head, ("in_proj_z", values, 0)),
                 narrow(0),
                 narrow(heads),
             ]
@@ -220,7 +222,7 @@ impl Sizes {
             key_dim,
             value_dim,
             kernel,
-            conv: at("conv1d.weight"),
+            conv: vec![at("conv1d.weight")],
             conv_bias: None,
             norm: Some(Norm { plus_one: false, ..common.norm_of(at("norm"), value_dim) }),
             output: Linear::new(values, Role::Row, [output]),

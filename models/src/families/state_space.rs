@@ -113,7 +113,7 @@ impl StateSpace {
             key_dim: state,
             value_dim: head_dim,
             kernel,
-            conv: at("conv1d.weight"),
+            conv: vec![at("conv1d.weight")],
             conv_bias: self.conv_bias.then(|| at("conv1d.bias")),
             norm: (self.norm_groups > 0).then(norm),
             output: Linear { bias: self.output_bias, ..Linear::new(values, Role::Row, [output]) },

@@ -84,10 +84,67 @@ impl Loader<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::decoder::RopeScaling;
+    use crate::decoder::{Mixer, RopeScaling};
+    use crate::{ModelConfig, ModelFiles};
+
+    /// Two layers with biases of all projections.
+    const BIASED: &[u8] = br#"{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 32, "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6}"#;
+
+    /// The decoder with a change of its first layer, and whether that layer has an offset.
+    fn has_offset(change: impl FnOnce(&mut Attention, &mut Attention)) -> bool {
+        let files = ModelFiles::Embedded { name: "biased", files: &[("config.json", BIASED)] };
+        let mut decoder = ModelConfig::load(&files).unwrap().decoder;
+        let mut layers = decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches).filter_map(|branch| {
+            match &mut branch.mixer {
+                Mixer::Attention(attention) => Some(attention),
+                _ => None,
+            }
+        });
+        let (first, second) = (layers.next().unwrap(), layers.next().unwrap());
+        change(first, second);
+        let layer = decoder.attention().next().unwrap();
+        let len = len(&decoder, layer);
+        assert!(len.is_none_or(|len| len == 2 * 4));
+        len.is_some()
+    }
+
+    /// A constant in all keys changes the output of layers whose scores are compared with something else, and keys that are normed,
+    /// clipped or made of something else do not have the bias in them.
+    #[test]
+    fn only_layers_whose_output_stays_have_an_offset() {
+        assert!(has_offset(|_, _| {}));
+        assert!(has_offset(|layer, _| layer.rope = None));
+        assert!(has_offset(|layer, _| layer.window = Some(4)));
+        assert!(!has_offset(|layer, _| layer.qkv.bias = false));
+        assert!(!has_offset(|layer, _| layer.sinks = Some("sinks".to_string())));
+        assert!(!has_offset(|layer, _| layer.soft_cap = Some(50.0)));
+        let norm = |layer: &mut Attention| {
+            layer.key_norm = Some(crate::decoder::Norm {
+                kind: crate::decoder::NormKind::Rms,
+                weight: vec!["norm".to_string()],
+                bias: None,
+                shape: vec![4],
+                part: None,
+                width: 4,
+                eps: 1e-6,
+                plus_one: false,
+                factor: 1.0,
+            });
+        };
+        assert!(!has_offset(|layer, _| norm(layer)));
+        assert!(!has_offset(|layer, _| layer.clip = Some(8.0)));
+        assert!(!has_offset(|layer, _| layer.both_sides = true));
+        assert!(!has_offset(|layer, _| layer.beside = Some(layer.qkv.clone())));
+        // Another layer reads its keys.
+        assert!(!has_offset(|_, other| other.shares = Some(0)));
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20))]

@@ -82,7 +82,7 @@ pub(super) fn run(
     let &Recurrent { key_heads, value_heads, key_dim, value_dim, kernel, .. } = declared;
     let ((least_step, greatest_step), [z_factor, step_factor]) = match declared.rule {
         Rule::StateSpace { steps, factors: [.., z, dt], .. } => (steps, [z, dt]),
-        Rule::GatedDelta { .. } | Rule::ShortConvolution | Rule::Selective(_) => ((0.0, f32::INFINITY), [1.0; 2]),
+        _ => ((0.0, f32::INFINITY), [1.0; 2]),
     };
     let stride = declared.projections.rows();
     holds("elements in the projections", projected, rows * stride, dtype.bytes())?;
@@ -94,6 +94,11 @@ pub(super) fn run(
             holds("elements in the steps of a recurrence", steps, rows * declared.value_width(), dtype.bytes())?;
             holds("elements in the keys of a recurrence", keys, rows * 2 * key_dim, dtype.bytes())?;
             Some(norms)
+        }
+        RecurrentPart::Channels { steps, gates } => {
+            holds("elements in the steps of a recurrence", steps, rows * value_heads * key_dim, dtype.bytes())?;
+            holds("elements in the gates of a recurrence", gates, rows * declared.value_width(), dtype.bytes())?;
+            None
         }
         RecurrentPart::Whole | RecurrentPart::Convolution => None,
     };
@@ -127,6 +132,10 @@ pub(super) fn run(
             let rows = [projected, values, steps, keys, &*output].map(Some);
             rows.into_iter().chain([decay, skip, Some(&of_k.weight), Some(&of_q.weight)]).collect::<Vec<_>>()
         }
+        RecurrentPart::Channels { steps, gates } => {
+            let weights = [Some(conv), decay, dt_bias.as_ref(), norm.map(|it| &it.weight)];
+            [projected, steps, gates, &*output].map(Some).into_iter().chain(weights).collect()
+        }
         RecurrentPart::Whole | RecurrentPart::Convolution => {
             let weights = [Some(conv), conv_bias.as_ref(), decay, dt_bias.as_ref(), skip, norm.map(|it| &it.weight)];
             [projected, &*output].map(Some).into_iter().chain(weights).collect()
@@ -144,6 +153,7 @@ pub(super) fn run(
         Rule::StateSpace { .. } => instance!("state_space", dtype),
         Rule::Selective(_) if norms.is_some() => instance!("selective_scan", dtype),
         Rule::Selective(_) => instance!("convolution", dtype),
+        Rule::ChannelDelta(_) => instance!("channel_delta_net", dtype),
     };
     Ok(device.launch(&Launch {
         module: MODULE,

@@ -92,7 +92,7 @@ pub(super) struct RecurrentLayer {
     pub conv_bias: Option<Buffer>,
     /// `[value_heads]`, or `[key_dim, value_width]`: `-e^A_log`.
     pub decay: Option<Buffer>,
-    /// `[value_heads]`.
+    /// `[value_heads]`, or `[value_heads, key_dim]`.
     pub dt_bias: Option<Buffer>,
     /// `[value_heads]`, or `[value_width]`: factors of v in the output.
     pub skip: Option<Buffer>,
@@ -139,7 +139,8 @@ impl Loader<'_> {
         let parts = layer.channels().into_iter().zip(layer.conv_factors());
         let factors = parts.flat_map(|(channels, factor)| channels.map(move |channel| (channel, factor)));
         let (channels, factors): (Vec<usize>, Vec<f32>) = factors.unzip();
-        let conv = read(Some(&layer.conv))?.unwrap_or_default();
+        let convs = layer.conv.iter().map(|name| read(Some(name)).map(Option::unwrap_or_default));
+        let conv = convs.collect::<Result<Vec<Vec<f32>>, _>>()?.concat();
         let of_input = |input: usize| channels.iter().map(move |channel| channel * layer.kernel + input);
         let weights = (0..layer.kernel).flat_map(of_input).zip(factors.iter().cycle());
         let transposed: Vec<f32> = weights.map(|(at, factor)| conv[at] * factor).collect();
@@ -150,11 +151,18 @@ impl Loader<'_> {
             Rule::ShortConvolution => (None, None, None),
             Rule::StateSpace { a_log, dt_bias, skip, .. } => (Some(a_log), Some(dt_bias), Some(skip)),
             Rule::Selective(rule) => (Some(&rule.a_log), None, Some(&rule.skip)),
+            Rule::ChannelDelta(rule) => (Some(&rule.a_log), Some(&rule.dt_bias), None),
         };
         // Ranks have all channels of a selective state space.
         let is_whole = matches!(layer.rule, Rule::Selective(_));
         let of_heads = |name: Option<&String>| {
-            Ok::<_, LoadError>(read(name)?.map(|all| if is_whole { all } else { all[layer.heads()].to_vec() }))
+            let (own, count) = (layer.heads(), layer.shard.map_or(layer.value_heads, |shard| shard.num_heads));
+            let of = |all: &[f32]| {
+                // A head has one number, or several.
+                let each = all.len() / count.max(1);
+                all[own.start * each..own.end * each].to_vec()
+            };
+            Ok::<_, LoadError>(read(name)?.map(|all| if is_whole { all } else { of(&all) }))
         };
         let decay = of_heads(a_log)?.map(|logs| {
             // By rows of the matrix.

@@ -134,6 +134,8 @@ pub(super) enum Op {
     AttendBoth { attention: usize },
     /// `Attended` = the gated output of a recurrent layer whose projections are in `Qkv`, after the norm of each head if there is one.
     Recurrent { recurrent: usize, norm: Option<usize> },
+    /// The same for a delta net with decays of channels: the decays are in `GateUp`, the gate in `Activated`.
+    ChannelDelta { recurrent: usize, norm: Option<usize> },
     /// `Activated` = the convolved values of a selective state space whose projections are in `Qkv`.
     Convolve { recurrent: usize },
     /// `Attended` = the gated output of a selective state space: its values are in `Activated`, steps in `GateUp`, k and q in `Mixed`, and
@@ -203,6 +205,7 @@ impl Op {
             | Op::WriteCache { .. }
             | Op::Recurrent { .. }
             | Op::Convolve { .. } => register == Register::Qkv,
+            Op::ChannelDelta { .. } => matches!(register, Register::Qkv | Register::Activated | Register::GateUp),
             Op::Scan { .. } => {
                 matches!(register, Register::Qkv | Register::Activated | Register::GateUp | Register::Mixed)
             }
@@ -239,6 +242,7 @@ impl Op {
             | Op::AttendChosen { .. }
             | Op::AttendBoth { .. }
             | Op::Recurrent { .. }
+            | Op::ChannelDelta { .. }
             | Op::Scan { .. } => {
                 vec![Register::Attended]
             }

@@ -180,13 +180,20 @@ pub(super) enum RecurrentPart<'a> {
         /// Norms of k and of q.
         norms: [&'a Norm; 2],
     },
+    /// Convolution and matrix of a delta net with decays of channels.
+    Channels {
+        /// `[rows, value_heads * key_dim]`, before the softplus.
+        steps: &'a Buffer,
+        /// `[rows, value_width]`, before the sigmoid.
+        gates: &'a Buffer,
+    },
 }
 
 impl RecurrentPart<'_> {
     /// Where the state of the part lies in that of a head.
     pub fn state(&self, layer: &Recurrent) -> Range<usize> {
         match self {
-            RecurrentPart::Whole => 0..layer.head_state(),
+            RecurrentPart::Whole | RecurrentPart::Channels { .. } => 0..layer.head_state(),
             RecurrentPart::Convolution => 0..layer.head_tail(),
             RecurrentPart::Matrix { .. } => layer.head_tail()..layer.head_state(),
         }

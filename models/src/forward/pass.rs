@@ -325,6 +325,16 @@ impl Model {
                     let part = RecurrentPart::Whole;
                     ops.recurrent(RecurrentRows { batch, layer, norm, part, projected, output, rows, cache })?;
                 }
+                Op::ChannelDelta { recurrent, norm } => {
+                    use Register::{Activated, Attended, GateUp, Qkv};
+                    let layer = &loaded.recurrent[recurrent];
+                    let [projected, steps, gates, output] =
+                        step.registers.several([Qkv, GateUp, Activated, Attended])?;
+                    let (cache, norm) = (&mut caches[layer.place], norm.map(|norm| &loaded.norms[norm]));
+                    let _time = time("recurrent", 2 * rows * layer.declared.projections.rows());
+                    let part = RecurrentPart::Channels { steps, gates };
+                    ops.recurrent(RecurrentRows { batch, layer, norm, part, projected, output, rows, cache })?;
+                }
                 Op::Convolve { recurrent } => {
                     let layer = &loaded.recurrent[recurrent];
                     let [projected, output] = step.registers.several([Register::Qkv, Register::Activated])?;

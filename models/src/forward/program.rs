@@ -53,6 +53,7 @@ impl Program {
                     | Op::AttendBoth { .. }
                     | Op::GateAttended { .. }
                     | Op::Recurrent { .. }
+                    | Op::ChannelDelta { .. }
                     | Op::Scan { .. }
             )
         };
@@ -172,9 +173,9 @@ impl Program {
                 }
                 Op::Receive { to } => holds(to, hidden),
                 Op::Gather { to, ref widths, .. } => holds(to, widths.iter().sum()),
-                Op::Recurrent { recurrent: number, .. } | Op::Scan { recurrent: number, .. } => {
-                    holds(Register::Attended, recurrent[number])
-                }
+                Op::Recurrent { recurrent: number, .. }
+                | Op::ChannelDelta { recurrent: number, .. }
+                | Op::Scan { recurrent: number, .. } => holds(Register::Attended, recurrent[number]),
                 Op::Convolve { recurrent: number } => holds(Register::Activated, recurrent[number]),
                 Op::States { .. } => {
                     [Register::Stream, Register::Branch, Register::Mixed].map(|it| holds(it, hidden))[0]

@@ -78,6 +78,8 @@ struct Shared<'a> {
     skip: &'a [f32],
     norm: Option<NormRow<'a>>,
     scan: Option<Scan<'a>>,
+    /// Steps and gates of all rows of a delta net with decays of channels.
+    channels: Option<[&'a [f32]; 2]>,
     /// Numbers of the state of a head that this part has, and how many of these are inputs of the convolution.
     state: (usize, usize),
     projected: &'a [f32],
@@ -114,11 +116,16 @@ pub(super) fn run(
             let norms = [of_k.row()?, of_q.row()?];
             Some(Scan { values: values.host()?, steps: steps.host()?, keys: keys.host()?, norms })
         }
-        RecurrentPart::Whole | RecurrentPart::Convolution => None,
+        RecurrentPart::Whole | RecurrentPart::Convolution | RecurrentPart::Channels { .. } => None,
+    };
+    let channels = match part {
+        RecurrentPart::Channels { steps, gates } => Some([steps.host()?, gates.host()?]),
+        _ => None,
     };
     let shared = Shared {
         declared,
         scan,
+        channels,
         state: (own.len(), tail.saturating_sub(own.start)),
         conv: Convolution { weights: conv.host()?, bias: numbers(conv_bias)?, width: declared.conv_width() },
         decay: numbers(decay)?,
@@ -307,7 +314,12 @@ impl<'a> Head<'a> {
             self.newest[to..to + len].copy_from_slice(&row[from..from + len]);
         }
         // What follows q, k, v and z.
-        let (z, rest) = row[declared.conv_width()..].split_at(declared.value_width());
+        let after = &row[declared.conv_width()..];
+        if let Some(channels) = self.shared.channels {
+            self.convolve(tail);
+            return self.channel_delta(matrix, channels, number, after[self.head], output);
+        }
+        let (z, rest) = after.split_at(declared.value_width());
         let own = self.head * declared.value_dim..(self.head + 1) * declared.value_dim;
         let z = &z[own.clone()];
         match declared.rule {
@@ -331,6 +343,8 @@ impl<'a> Head<'a> {
                     layer::activate(self.isa, SILU, self.sums, output);
                 }
             },
+            // Computed above.
+            Rule::ChannelDelta(_) => {}
         }
     }
 
@@ -343,14 +357,46 @@ impl<'a> Head<'a> {
         }
     }
 
-    fn gated_delta(&mut self, matrix: &mut [f32], z: &[f32], rest: &[f32], output: &mut [f32]) {
-        let &mut Head { isa, shared, head, .. } = self;
+    /// The convolved q, k and v, of which q and k have length 1, q also by `1 / sqrt(key_dim)`.
+    fn unit_keys(&mut self) {
+        let &mut Head { isa, shared, .. } = self;
         let key_dim = shared.declared.key_dim;
         layer::activate(isa, SILU, self.sums, self.qkv);
         for (x, weight) in self.qkv.chunks_exact_mut(key_dim).zip(self.units.chunks_exact(key_dim)) {
             let eps = L2_EPS / key_dim as f32;
             layer::norm_heads(isa, x, NormRow { weight, bias: &[], width: key_dim, eps, centre: false });
         }
+    }
+
+    fn channel_delta(
+        &mut self,
+        matrix: &mut [f32],
+        [steps, gates]: [&'a [f32]; 2],
+        number: usize,
+        b: f32,
+        output: &mut [f32],
+    ) {
+        self.unit_keys();
+        let &mut Head { isa, shared, head, .. } = self;
+        let Recurrent { key_dim, value_dim, value_heads, .. } = *shared.declared;
+        let own = |of: &'a [f32], row: usize, dim: usize| &of[(row * value_heads + head) * dim..][..dim];
+        let channels = own(steps, number, key_dim).iter().zip(own(shared.dt_bias, 0, key_dim));
+        for (row, (step, bias)) in matrix.chunks_exact_mut(value_dim).zip(channels) {
+            layer::scale(isa, row, (shared.decay[head] * softplus(step + bias)).exp());
+        }
+        let update = Update { decay: 1.0, beta: 1.0 / (1.0 + (-b).exp()), corrects: true };
+        layer::update(isa, matrix, (self.qkv, key_dim), update, self.attended);
+        match shared.norm {
+            Some(norm) => layer::norm(isa, self.attended, norm, output),
+            None => output.copy_from_slice(self.attended),
+        }
+        layer::gate(isa, output, own(gates, number, value_dim));
+    }
+
+    fn gated_delta(&mut self, matrix: &mut [f32], z: &[f32], rest: &[f32], output: &mut [f32]) {
+        self.unit_keys();
+        let &mut Head { isa, shared, head, .. } = self;
+        let key_dim = shared.declared.key_dim;
         let (b, a) = (rest[head], rest[shared.declared.value_heads + head]);
         let decay = (shared.decay[head] * softplus(a + shared.dt_bias[head])).exp();
         let update = Update { decay, beta: 1.0 / (1.0 + (-b).exp()), corrects: true };

@@ -320,7 +320,18 @@ impl Writer<'_> {
             return self.selective(to);
         }
         let before = layer.norm.as_ref().filter(|_| layer.norms_before_gate()).map(|_| self.norms);
-        self.ops.push(Op::Recurrent { recurrent: self.recurrent, norm: before });
+        let recurrent = self.recurrent;
+        let op = match layer.rule {
+            Rule::ChannelDelta(_) => {
+                for to in [Register::GateUp, Register::Activated] {
+                    self.linear(input, Register::Mixed);
+                    self.linear(Register::Mixed, to);
+                }
+                Op::ChannelDelta { recurrent, norm: before }
+            }
+            _ => Op::Recurrent { recurrent, norm: before },
+        };
+        self.ops.push(op);
         self.recurrent += 1;
         let Some(norm) = &layer.norm else { return self.linear(Register::Attended, to) };
         let after = (self.norms, layer.value_width() / norm.width.max(1));

@@ -62,9 +62,10 @@ impl Vocab {
             .key(&key("tokens"), strings(&texts))
             .key(&key("token_type"), integers(&self.tokens.iter().map(|(_, kind, _)| *kind).collect::<Vec<_>>()));
         match self.model {
-            "llama" => {
+            "llama" | "t5" => {
                 made = made.key(&key("scores"), floats(&self.tokens.iter().map(|token| token.2).collect::<Vec<_>>()))
             }
+            "bert" => {}
             _ => made = made.key(&key("merges"), strings(&self.merges)),
         }
         if let Some(pre) = self.pre {

@@ -2,6 +2,8 @@
 
 mod bounds;
 mod conversion;
+mod converted;
+mod converted_cases;
 mod fuzzed;
 mod made;
 pub mod made_vocabulary;
@@ -10,3 +12,4 @@ mod reading;
 mod reference;
 mod types;
 mod vocabularies;
+mod words;

@@ -3,7 +3,7 @@
 use models::gguf::{ElementType, TYPES};
 
 /// Hashes of the values of 64 blocks of [`bytes`], as `dequantize` of gguf-py 0.19.0 computes them.
-const HASHES: [(&str, u64); 25] = [
+const HASHES: [(&str, u64); 26] = [
     ("F32", 0x4300520511e6a230),
     ("F16", 0xc3704734ad1ca825),
     ("Q4_0", 0xafe431205ecb1725),
@@ -29,6 +29,7 @@ const HASHES: [(&str, u64); 25] = [
     ("TQ1_0", 0x6fd191dda89d2325),
     ("TQ2_0", 0x96b8a256ac07a325),
     ("MXFP4", 0x3c8d4592e36ec325),
+    ("NVFP4", 0x7f8abc2fbeff6325),
 ];
 
 /// The upper bytes of a linear congruential sequence that begins with the type's number.

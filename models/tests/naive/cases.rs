@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, skeleton, with};
 use super::gemma4_cases::gemma4;
-use super::{falcon_h1, gemma3n, mimo, minicpm, phi3_small, recent_cases, recurrent, states, variants};
+use super::{falcon_h1, gemma3n, kimi, mimo, minicpm, phi3_small, recent_cases, recurrent, states, variants};
 
 pub fn all() -> Vec<Case> {
     let families = [
@@ -25,6 +25,7 @@ pub fn all() -> Vec<Case> {
         recurrent::cases(),
         states::cases(),
         falcon_h1::cases(),
+        kimi::cases(),
         recent_cases::cases(),
     ];
     families.into_iter().flatten().collect()

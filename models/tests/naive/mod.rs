@@ -15,6 +15,7 @@ mod gemma;
 mod gemma3n;
 mod gemma4;
 mod gemma4_cases;
+mod kimi;
 mod latent;
 mod llama;
 mod math;
@@ -111,6 +112,7 @@ fn last_logits(config: &Value, w: &Tensors, tokens: &[u32], context: Option<usiz
         "Lfm2ForCausalLM" | "Lfm2MoeForCausalLM" => states::lfm2,
         "FalconH1ForCausalLM" => falcon_h1::falcon_h1,
         "JambaForCausalLM" => states::jamba,
+        "KimiLinearForCausalLM" => kimi::kimi_linear,
         "NemotronHForCausalLM" => states::nemotron_h,
         "MiniMaxM2ForCausalLM" => recent::minimax_m2,
         "Glm4MoeLiteForCausalLM" => latent::deepseek_v3,

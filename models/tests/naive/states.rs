@@ -9,7 +9,7 @@ use super::latent::v3_router;
 use super::math::{Heads, Rows, add, attend, map, relu, rms, sigmoid, silu, split, times, top_k, within, zip};
 
 /// A causal convolution of each channel with a weight `[channels, 1, kernel]`.
-fn convolved(p: &Pass, x: &Rows, name: &str, kernel: usize, bias: bool) -> Rows {
+pub fn convolved(p: &Pass, x: &Rows, name: &str, kernel: usize, bias: bool) -> Rows {
     let channels = x[0].len();
     let weight = p.w.matrix(&format!("{name}.weight"), &[channels, 1, kernel], kernel);
     let bias = bias.then(|| p.w.vector(&format!("{name}.bias"), channels));

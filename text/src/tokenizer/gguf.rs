@@ -4,11 +4,14 @@
 use serde::Deserialize;
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::wordpiece::WordPiece;
 
 use super::model::{AnyModel, Pipeline};
+use super::rules::{CharacterMap, Rules};
 use super::scored::{Entry, Missing, SPACE, Scored};
 use super::splits::{self, PreTokenizer};
-use super::steps::{self, Parts};
+use super::steps::{self, Parts, Steps};
+use super::wordpiece;
 use crate::error::{LoadError, one_line};
 
 /// What a token is for.
@@ -33,6 +36,27 @@ enum Kind {
         pre_tokenizer: String,
         /// Pairs of tokens to join, most important first.
         merges: Vec<(String, String)>,
+    },
+    /// BPE of characters, whose spaces are those of SentencePiece.
+    Characters {
+        /// Pairs of tokens to join, most important first.
+        merges: Vec<(String, String)>,
+    },
+    /// WordPiece.
+    WordPiece {
+        /// Whether texts are lowered, and lose their accents.
+        lowercase: bool,
+    },
+    /// SentencePiece unigram.
+    Unigram {
+        /// A finite number per token.
+        scores: Vec<f32>,
+        /// Whether a space is put before texts.
+        space_prefix: bool,
+        /// Whether several spaces become one.
+        collapses: bool,
+        /// The map of characters; empty for none.
+        map: Vec<u8>,
     },
     /// SentencePiece BPE.
     SentencePiece {
@@ -62,6 +86,8 @@ pub(super) struct Vocabulary {
     add_bos: Option<bool>,
     /// Whether texts end with `eos`.
     add_eos: bool,
+    /// Whether two texts are an encoder's input, with special tokens between them.
+    pairs: bool,
 }
 
 impl Vocabulary {
@@ -91,14 +117,26 @@ pub(super) fn build(vocabulary: Vocabulary) -> Result<Pipeline, LoadError> {
             let known = splits::find(name);
             Some(known.ok_or_else(|| wrong("pre", format!("{name:?}"), &format!("one of {}", splits::names())))?)
         }
-        Kind::SentencePiece { .. } => None,
+        _ => None,
+    };
+    let map = match &vocabulary.kind {
+        Kind::Unigram { map, .. } if !map.is_empty() => {
+            let expected = "a map of characters as SentencePiece has it: use another conversion of the model";
+            let map = CharacterMap::read(map);
+            Some(map.ok_or_else(|| wrong("precompiled_charsmap", "broken".to_string(), expected))?)
+        }
+        _ => None,
     };
     let unusable = "merges of tokens of its vocabulary: use another conversion of the model";
-    assemble(&vocabulary, pre_tokenizer)
+    assemble(&vocabulary, pre_tokenizer, map)
         .map_err(|error| wrong("merges", format!("not usable ({})", one_line(error)), unusable))
 }
 
-fn assemble(vocabulary: &Vocabulary, known: Option<&PreTokenizer>) -> Result<Pipeline, tokenizers::Error> {
+fn assemble(
+    vocabulary: &Vocabulary,
+    known: Option<&PreTokenizer>,
+    map: Option<CharacterMap>,
+) -> Result<Pipeline, tokenizers::Error> {
     let tokens = vocabulary.texts.iter().zip(&vocabulary.roles);
     let texts = tokens.map(|(text, role)| (*role != Role::Unused).then(|| text.clone()));
     let PreTokenizer { splits, nfc, ignore_merges, add_bos, .. } = known.unwrap_or(&splits::BASE);
@@ -107,6 +145,35 @@ fn assemble(vocabulary: &Vocabulary, known: Option<&PreTokenizer>) -> Result<Pip
             let vocab: Vocab = texts.zip(0..).filter_map(|(text, id)| Some((text?, id))).collect();
             let model = BPE::builder().vocab_and_merges(vocab, merges.clone()).ignore_merges(*ignore_merges);
             (AnyModel::Library(model.build()?.into()), steps::byte_level(splits, *nfc), false, *add_bos)
+        }
+        Kind::Characters { merges } => {
+            let vocab: Vocab = texts.zip(0..).filter_map(|(text, id)| Some((text?, id))).collect();
+            let model = BPE::builder().vocab_and_merges(vocab, merges.clone()).byte_fallback(true).fuse_unk(true);
+            let model = match vocabulary.token(vocabulary.unknown) {
+                Some((_, unknown)) => model.unk_token(unknown.to_string()),
+                None => model,
+            };
+            (AnyModel::Library(model.build()?.into()), steps::sentence_piece(Some(false), true), false, true)
+        }
+        Kind::WordPiece { lowercase } => {
+            let vocab: Vocab = texts.zip(0..).filter_map(|(text, id)| Some((text?, id))).collect();
+            let unknown = vocabulary.token(vocabulary.unknown).map_or("[UNK]", |(_, text)| text);
+            let model = WordPiece::builder().vocab(vocab).unk_token(unknown.to_string()).build()?;
+            (AnyModel::Library(model.into()), wordpiece::steps(*lowercase, true, None), false, true)
+        }
+        Kind::Unigram { scores, space_prefix, collapses, .. } => {
+            let entry = |role: Role, score: f32| match role {
+                Role::UserDefined => Entry::Whole,
+                Role::Special | Role::Unused => Entry::Named,
+                Role::Normal => Entry::Scored(score),
+            };
+            let tokens = texts.zip(&vocabulary.roles).zip(scores);
+            let tokens = tokens.map(|((text, role), score)| Some((text?, entry(*role, *score))));
+            let rules = Rules { adds_space: *space_prefix, at_end: false, collapses: *collapses, escapes: true, map };
+            let missing = Missing::Unknown(vocabulary.unknown.unwrap_or(0));
+            let model = Scored::unigram(tokens.collect(), missing, Some(rules));
+            let steps = Steps { decoder: steps::text_decoder(true, false, *space_prefix), ..Steps::default() };
+            (AnyModel::Scored(model), steps, false, true)
         }
         Kind::SentencePiece { scores, space_prefix, strip_after_special } => {
             // Tokens of several spaces are taken first, the longest one at each place, and join with nothing.
@@ -127,7 +194,14 @@ fn assemble(vocabulary: &Vocabulary, known: Option<&PreTokenizer>) -> Result<Pip
         token.map(|(id, text)| (id, text.to_string())).into_iter().collect::<Vec<_>>()
     };
     let (add_bos, add_eos) = (vocabulary.add_bos.unwrap_or(add_bos), vocabulary.add_eos);
-    let around = steps::around(&token(vocabulary.bos, add_bos), &token(vocabulary.eos, add_eos));
+    let (before, after) = (token(vocabulary.bos, add_bos), token(vocabulary.eos, add_eos));
+    let around = match &vocabulary.kind {
+        _ if !vocabulary.pairs => steps::around(&before, &after),
+        // As RoBERTa: `<s> a </s></s> b </s>`.
+        Kind::Unigram { .. } => steps::around_pairs(&before, &[&after[..], &after].concat(), &after, 0),
+        Kind::WordPiece { .. } => steps::around_pairs(&before, &after, &after, 1),
+        _ => steps::around_pairs(&before, &after, &after, 0),
+    };
     let added = vocabulary.added().map(|(text, role)| {
         let strips = strip && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
         AddedToken::from(text, role == Role::Special).normalized(false).rstrip(strips)

@@ -92,18 +92,31 @@ pub(super) fn text_decoder(escapes: bool, byte_fallback: bool, spaced: bool) -> 
 
 /// The step that puts these special tokens, with their ids, around every text.
 pub(super) fn around(before: &[(u32, String)], after: &[(u32, String)]) -> Value {
-    let special = |(_, text): &(u32, String)| json!({"SpecialToken": {"id": text, "type_id": 0}});
-    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    let template = |sequences: &[&str]| {
-        let texts = sequences.iter().map(|id| sequence(id));
-        before.iter().map(special).chain(texts).chain(after.iter().map(special)).collect::<Vec<_>>()
+    around_pairs(before, &[], after, 0)
+}
+
+/// The same, with special tokens between two texts. `second`: the type of the tokens from the second text on.
+pub(super) fn around_pairs(
+    before: &[(u32, String)],
+    between: &[(u32, String)],
+    after: &[(u32, String)],
+    second: u32,
+) -> Value {
+    let special = |tokens: &[(u32, String)], kind: u32| {
+        let one = |(_, text): &(u32, String)| json!({"SpecialToken": {"id": text, "type_id": kind}});
+        tokens.iter().map(one).collect::<Vec<_>>()
     };
-    let tokens = before.iter().chain(after);
+    let sequence = |id: &str, kind: u32| vec![json!({"Sequence": {"id": id, "type_id": kind}})];
+    let first = [special(before, 0), sequence("A", 0)].concat();
+    let rest = [special(between, 0), sequence("B", second), special(after, second)].concat();
+    let tokens = before.iter().chain(between).chain(after);
     let tokens = tokens.map(|(id, text)| (text.clone(), json!({"id": text, "ids": [id], "tokens": [text]})));
+    let single = [&first[..], &special(after, 0)].concat();
+    let pair = [first, rest].concat();
     json!({
         "type": "TemplateProcessing",
-        "single": template(&["A"]),
-        "pair": template(&["A", "B"]),
+        "single": single,
+        "pair": pair,
         "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
     })
 }

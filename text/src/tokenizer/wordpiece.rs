@@ -10,6 +10,16 @@ use super::stated::{Around, Stated, Table};
 use super::steps::{Parts, Steps};
 use crate::error::{LoadError, one_line};
 
+/// The steps around the model. `accents`: whether accents are dropped, if not with the upper letters.
+pub(super) fn steps(lowercase: bool, chinese: bool, accents: Option<bool>) -> Steps {
+    Steps {
+        normalizer: json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": chinese,
+            "strip_accents": accents.map_or(Value::Null, Value::from), "lowercase": lowercase}),
+        pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+        decoder: json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+    }
+}
+
 /// Builds the tokenizer of a file.
 ///
 /// # Errors
@@ -33,13 +43,7 @@ pub(super) fn read(file: &str, bytes: &[u8], stated: &Stated) -> Result<Parts, L
     let around = table.around(stated, Around { before: &[&start], after: &end, adds: (true, true) })?;
     let lowercase = stated.flag("do_lower_case")?.unwrap_or(true);
     let chinese = stated.flag("tokenize_chinese_chars")?.unwrap_or(true);
-    let accents = stated.flag("strip_accents")?.map_or(Value::Null, Value::from);
-    let steps = Steps {
-        normalizer: json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": chinese,
-            "strip_accents": accents, "lowercase": lowercase}),
-        pre_tokenizer: json!({"type": "BertPreTokenizer"}),
-        decoder: json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
-    };
+    let steps = steps(lowercase, chinese, stated.flag("strip_accents")?);
     let (tokens, added) = table.finish();
     let vocab = tokens.into_iter().zip(0..).filter_map(|(token, id)| Some((token?.0, id)));
     let model = WordPiece::builder().vocab(vocab.collect::<Vocab>()).unk_token(unknown).build();

@@ -1,7 +1,17 @@
 //! The architectures of GGUF files: how their keys and tensors are called in Hugging Face layout, in which the families are declared.
 
+mod encoders;
+mod gemma;
+mod hybrid;
+mod latent;
+
+use serde_json::{Map, Value as Json};
+
+use super::metadata::Metadata;
+use crate::checkpoint::error::LoadError;
+
 /// An architecture: what differs from [`KEYS`] and [`MODULES`].
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Architecture {
     /// Value of `general.architecture`, the prefix of its keys.
     pub name: &'static str,
@@ -10,12 +20,25 @@ pub(super) struct Architecture {
     pub class_of_experts: &'static str,
     /// Further keys: name in `config.json`, name in the file without the architecture.
     pub keys: &'static [(&'static str, &'static str)],
-    /// Keys that say whether the layers have a tensor: name in `config.json`, the tensor of the first layer.
+    /// Further keys that several architectures share.
+    pub shared_keys: &'static [(&'static str, &'static str)],
+    /// Keys that may be lists with a value for each layer, which [`Architecture::derive`] reads.
+    pub lists: &'static [&'static str],
+    /// Keys that say whether any layer has a tensor: name in `config.json`, the tensor in its layer.
     pub flags: &'static [(&'static str, &'static str)],
     /// Values that the file does not state, as JSON.
     pub constants: &'static [(&'static str, &'static str)],
-    /// Modules of a layer that have other names: name in the file, name in Hugging Face layout. They precede [`MODULES`].
+    /// Modules of a layer that have other names: name in the file, name in Hugging Face layout. They precede [`MODULES`]. Whole names of
+    /// tensors (`ssm_dt.bias`) precede those of modules.
     pub modules: &'static [(&'static str, &'static str)],
+    /// Further modules that several architectures share.
+    pub shared_modules: &'static [(&'static str, &'static str)],
+    /// Modules outside of layers that have other names, which precede [`OUTER`].
+    pub outer: &'static [(&'static str, &'static str)],
+    /// The module of the layers.
+    pub layers: &'static str,
+    /// The module of the predictor of a further token and of its layers, if these are not numbered behind the others.
+    pub predictor: Option<&'static str>,
     /// Name of the module of an expert, and names of gate, up and down in it.
     pub experts: (&'static str, [&'static str; 3]),
     /// Norms are stored with 1 added.
@@ -30,9 +53,30 @@ pub(super) struct Architecture {
     pub refused: &'static [(&'static str, &'static str)],
     /// Key of the types of layers, and the types of those without and with key/value heads.
     pub layer_types: Option<(&'static str, [&'static str; 2])>,
+    /// Value heads of recurrent layers are stored by their number within a key head.
+    pub tiled: bool,
+    /// Adds keys that are computed from several.
+    pub derive: Derive,
     /// Layers of the variant whose scores are scaled by its width per head instead of the size of a head; 0 for none.
     pub scaled_by_width: u64,
 }
+
+/// A supported architecture of GGUF files, for documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Supported {
+    /// Value of `general.architecture`.
+    pub name: &'static str,
+    /// Names of the families in `architectures` of `config.json`, without and with experts; empty if there is none.
+    pub classes: [&'static str; 2],
+}
+
+/// Returns the supported architectures of GGUF files.
+pub fn supported() -> impl Iterator<Item = Supported> {
+    all().map(|known| Supported { name: known.name, classes: [known.class, known.class_of_experts] })
+}
+
+/// What computes keys of `config.json` from several keys of the file.
+pub(super) type Derive = fn(&Metadata<'_>, &mut Map<String, Json>) -> Result<(), LoadError>;
 
 /// Keys that all architectures share.
 pub(super) const KEYS: &[(&str, &str)] = &[
@@ -49,6 +93,9 @@ pub(super) const KEYS: &[(&str, &str)] = &[
 /// Keys without which nothing can be computed.
 pub(super) const REQUIRED: &[&str] =
     &["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"];
+
+/// Number of key/value heads, of all layers or of each.
+pub(super) const KEY_HEADS: &str = "attention.head_count_kv";
 
 /// Number of elements of a head that are rotated.
 pub(super) const ROTATED: &str = "rope.dimension_count";
@@ -72,16 +119,23 @@ pub(super) const MODULES: &[(&str, &str)] = &[
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("attn_sinks.weight", "self_attn.sinks"),
+];
+
+/// Modules outside of layers.
+pub(super) const OUTER: &[(&str, &str)] = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    // That of the output, under another name.
+    ("token_embd_norm", "model.embedding_norm"),
+    ("output", "lm_head"),
 ];
 
 /// A vector in the file, a matrix of one row in Hugging Face layout.
 pub(super) const ONE_ROW: &str = "ffn_gate_inp_shexp";
 
 /// A bias of the choice of experts, which is a tensor and no module in Hugging Face layout.
-pub(super) const CHOICE_BIAS: &str = "exp_probs_b";
-
-/// A matrix in the file, the weights of a convolution of channels in Hugging Face layout.
-pub(super) const CONVOLUTION: &str = "shortconv.conv";
+const CHOICE_BIAS: &str = "exp_probs_b.bias";
 
 /// Tensors with the weights of all experts of a layer: gate, up, down.
 pub(super) const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
@@ -95,9 +149,15 @@ const BASE: Architecture = Architecture {
     class: "",
     class_of_experts: "",
     keys: &[],
+    shared_keys: &[],
+    lists: &[],
     flags: &[],
     constants: &[],
     modules: &[],
+    shared_modules: &[],
+    outer: &[],
+    layers: "model.layers",
+    predictor: None,
     experts: ("mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
     norms_plus_one: false,
     pairs: false,
@@ -105,6 +165,8 @@ const BASE: Architecture = Architecture {
     yarn: &[],
     refused: &[],
     layer_types: None,
+    tiled: false,
+    derive: |_, _| Ok(()),
     scaled_by_width: 0,
 };
 
@@ -162,7 +224,7 @@ const LFM2: Architecture = Architecture {
         ("attn_output", "self_attn.out_proj"),
         ("attn_q_norm", "self_attn.q_layernorm"),
         ("attn_k_norm", "self_attn.k_layernorm"),
-        (CONVOLUTION, "conv.conv"),
+        ("shortconv.conv", "conv.conv"),
         ("shortconv.in_proj", "conv.in_proj"),
         ("shortconv.out_proj", "conv.out_proj"),
         ("ffn_norm", "ffn_norm"),
@@ -178,7 +240,12 @@ const LFM2: Architecture = Architecture {
 };
 
 /// All supported architectures.
-pub(super) const ARCHITECTURES: &[Architecture] = &[
+pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
+    let groups = [DENSE, hybrid::ARCHITECTURES, latent::ARCHITECTURES, gemma::ARCHITECTURES, encoders::ARCHITECTURES];
+    groups.into_iter().flatten()
+}
+
+const DENSE: &[Architecture] = &[
     Architecture {
         name: "llama",
         class: "LlamaForCausalLM",

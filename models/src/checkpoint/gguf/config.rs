@@ -2,21 +2,16 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architectures::{ARCHITECTURES, Architecture, KEYS, PREDICTORS, REQUIRED, ROPE_FACTORS, ROTATED, WINDOWED};
+use super::architectures::{
+    self, Architecture, KEY_HEADS, KEYS, PREDICTORS, REQUIRED, ROPE_FACTORS, ROTATED, WINDOWED,
+};
 use super::file::Gguf;
+use super::metadata::Metadata;
 use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::decoder::MAX_HEAD_DIM;
 
 const ARCHITECTURE: &str = "general.architecture";
-/// Number of key/value heads, of all layers or of each.
-const KEY_HEADS: &str = "attention.head_count_kv";
-
-/// The metadata with the prefix of an architecture.
-struct Metadata<'a> {
-    gguf: &'a Gguf,
-    architecture: &'static Architecture,
-}
 
 /// The architecture of a file.
 ///
@@ -25,10 +20,10 @@ struct Metadata<'a> {
 pub(super) fn architecture(gguf: &Gguf) -> Result<&'static Architecture, LoadError> {
     let stated = gguf.value(ARCHITECTURE);
     let name = stated.and_then(|value| value.text());
-    ARCHITECTURES.iter().find(|known| Some(known.name) == name).ok_or_else(|| LoadError::UnsupportedArchitecture {
+    architectures::all().find(|known| Some(known.name) == name).ok_or_else(|| LoadError::UnsupportedArchitecture {
         file: gguf.file(0).to_string(),
         found: stated.map_or(format!("no {ARCHITECTURE}"), one_line),
-        supported: ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+        supported: architectures::all().map(|known| known.name).collect::<Vec<_>>().join(", "),
         advice: String::new(),
     })
 }
@@ -59,8 +54,9 @@ pub(super) fn config(
         map.insert((*name).into(), constant(text));
     }
     let has_types = layer_types(&metadata, &mut map)?;
-    for (name, key) in KEYS.iter().chain(architecture.keys) {
-        if has_types && *key == KEY_HEADS {
+    for (name, key) in KEYS.iter().chain(architecture.keys).chain(architecture.shared_keys) {
+        let is_list = || architecture.lists.contains(key) && metadata.value(key).is_some_and(|it| it.array().is_some());
+        if has_types && *key == KEY_HEADS || is_list() {
             continue;
         }
         if let Some(number) = metadata.number(key)? {
@@ -76,7 +72,7 @@ pub(super) fn config(
     let has = |name: &str| gguf.tensors().contains_key(name);
     map.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
     for (name, tensor) in architecture.flags {
-        map.insert((*name).into(), json!(has(&format!("blk.0.{tensor}"))));
+        map.insert((*name).into(), json!(metadata.in_layers(tensor).next().is_some()));
     }
     behind_the_layers(&metadata, &mut map)?;
     windows(&metadata, &mut map)?;
@@ -89,6 +85,7 @@ pub(super) fn config(
         };
         map.insert(name.into(), Json::Object(scaling.into_iter().chain(theta).collect()));
     }
+    (architecture.derive)(&metadata, &mut map)?;
     map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
 }
@@ -138,6 +135,10 @@ fn layer_types(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<b
 /// The size of a head, the share of it that is rotated, and the scale of the scores. Returns the number of pairs that are rotated.
 fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<usize, LoadError> {
     let count = |key: &str| metadata.count(key);
+    if count("attention.kv_lora_rank")?.is_some() {
+        // The heads are those of latents, which the architecture reads.
+        return Ok(count(ROTATED)?.unwrap_or(0) as usize / 2);
+    }
     let (width, heads) = (count("embedding_length")?.unwrap_or(0), count("attention.head_count")?.unwrap_or(0).max(1));
     let head_dim = count("attention.key_length")?.unwrap_or(width / heads);
     if head_dim > MAX_HEAD_DIM {
@@ -232,50 +233,4 @@ fn rope_scaling(metadata: &Metadata<'_>, pairs: usize) -> Result<Option<Map<Stri
 /// A value of a table of this crate.
 fn constant(text: &str) -> Json {
     serde_json::from_str(text).unwrap_or_default()
-}
-
-impl<'a> Metadata<'a> {
-    fn value(&self, key: &str) -> Option<Value<'a>> {
-        self.gguf.value(&self.full(key))
-    }
-
-    fn full(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture.name)
-    }
-
-    /// A number; a list of the numbers of the layers counts as one if they are equal.
-    fn number(&self, key: &str) -> Result<Option<Json>, LoadError> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        let number = |value: Value<'_>| match value.unsigned() {
-            Some(number) => Some(json!(number)),
-            None => match value {
-                Value::Bool(truth) => Some(json!(truth)),
-                _ => value.float().and_then(serde_json::Number::from_f64).map(Json::Number),
-            },
-        };
-        let found = match value.array() {
-            None => number(value),
-            Some(list) => {
-                let first = list.iter().next().and_then(number);
-                first.filter(|first| list.iter().all(|other| number(other).as_ref() == Some(first)))
-            }
-        };
-        found.map(Some).ok_or_else(|| self.wrong(key, "a finite number, the same for every layer"))
-    }
-
-    fn count(&self, key: &str) -> Result<Option<u64>, LoadError> {
-        match self.number(key)? {
-            None => Ok(None),
-            Some(number) => number.as_u64().map(Some).ok_or_else(|| self.wrong(key, "a number of at least 0")),
-        }
-    }
-
-    fn wrong(&self, key: &str, expected: impl Into<String>) -> LoadError {
-        LoadError::Setting {
-            file: self.gguf.file(0).to_string(),
-            key: self.full(key),
-            found: self.value(key).map_or("missing".to_string(), one_line),
-            expected: expected.into(),
-        }
-    }
 }

@@ -6,7 +6,7 @@
 //! [`GgufModel`] gives such a file the form of a folder in Hugging Face layout: the keys of `config.json` that its family reads,
 //! `tokenizer_config.json` with the chat templates, `generation_config.json`, and tensors under their names there, with the changes of
 //! conversion undone. So each family is declared in one place, for both formats. In the place of `tokenizer.json` is the vocabulary,
-//! as [`VOCABULARY_FILE`]. To add an architecture, add an entry to `architectures.rs`.
+//! as [`VOCABULARY_FILE`]. To add an architecture, add an entry to `architectures.rs` or a file beside it.
 //!
 //! The file is the whole checkpoint: files that lie beside it are never read, so they cannot contradict it.
 
@@ -14,7 +14,9 @@ mod architectures;
 mod codebook;
 mod config;
 mod cursor;
+mod encoding;
 mod file;
+mod metadata;
 mod model;
 mod names;
 mod part;
@@ -25,9 +27,11 @@ mod vocabulary;
 
 use std::ops::Range;
 
+pub use architectures::{Supported, supported};
+pub(crate) use encoding::Encoding;
 pub use file::Gguf;
 pub use model::{GgufModel, VOCABULARY_FILE};
-pub(crate) use names::{Encoding, Named};
+pub(crate) use names::Named;
 pub use part::Tensor;
 pub(crate) use types::E2M1_DOUBLED;
 pub use types::{ElementType, TYPES};

@@ -45,19 +45,25 @@ impl GgufModel {
         let vocabulary = Vocabulary::read(&gguf)?;
         let end_tokens = vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.end_tokens);
         let map = config::config(&gguf, architecture, end_tokens)?;
+        names::check_scales(&gguf)?;
         let key = |key: &str| gguf.value(&format!("{}.{key}", architecture.name)).and_then(|value| value.unsigned());
+        let number = |key: &str| map.get(key).and_then(Json::as_u64).unwrap_or(0);
         let counts = Counts {
-            head_dim: map.get("head_dim").and_then(Json::as_u64).unwrap_or(0) as usize,
+            head_dim: number("head_dim") as usize,
+            heads: number("num_attention_heads") as usize,
             layers: key("block_count").unwrap_or(0),
+            last: number("num_hidden_layers"),
             experts: key("expert_count").unwrap_or(0),
+            tiled: architecture.tiled.then(|| names::tiled(&map)).flatten(),
         };
         let mut maps =
             vec![("config.json", map), ("generation_config.json", texts::generation_config(&gguf, end_tokens))];
         if let Some(vocabulary) = &vocabulary {
             maps.push(("tokenizer_config.json", texts::tokenizer_config(&gguf, vocabulary)));
         }
-        let files = maps.into_iter().map(|(name, map)| (name, Json::Object(map).to_string().into_bytes().into()));
-        let files = files.collect();
+        let pooling = texts::pooling(&gguf, architecture)?;
+        let files = maps.into_iter().map(|(name, map)| (name, Json::Object(map))).chain(pooling);
+        let files = files.map(|(name, json)| (name, json.to_string().into_bytes().into())).collect();
         drop(vocabulary);
         Ok(GgufModel { gguf, architecture, files, counts })
     }

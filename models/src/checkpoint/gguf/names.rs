@@ -1,109 +1,15 @@
-//! The tensors of a GGUF file under their names in Hugging Face layout, and how their values are undone from what conversion changed.
+//! The tensors of a GGUF file under their names in Hugging Face layout.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use device::Dtype;
-use linear::{StoredFormat, StoredRow, StoredRows};
+use serde_json::{Map, Value as Json};
 
-use super::architectures::{Architecture, CHOICE_BIAS, CONVOLUTION, EXPERTS, MODULES, ONE_ROW, ROPE_FACTORS};
+use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
+use super::encoding::{Encoding, Order, ValueHeads, Values};
 use super::file::Gguf;
 use super::part::Tensor;
-use super::types::{ElementType, Storage};
+use crate::checkpoint::error::LoadError;
 use crate::decoder::MAX_EXPERTS;
-
-/// What conversion changed in a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Change {
-    /// Nothing.
-    None,
-    /// 1 was added.
-    PlusOne,
-    /// Rows of heads of this size: rows i and i + size / 2 became neighbours.
-    Pairs(usize),
-}
-
-/// How the values of a tensor are stored.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Encoding {
-    kind: &'static ElementType,
-    change: Change,
-}
-
-impl Encoding {
-    /// Type of the values that [`Encoding::decode`] gives.
-    pub fn dtype(&self) -> Dtype {
-        match (self.kind.storage, self.change) {
-            (Storage::Number(dtype), Change::None | Change::Pairs(_)) => dtype,
-            _ => Dtype::F32,
-        }
-    }
-
-    /// The form and the rows of a matrix with rows of `k` weights; `None` for numbers.
-    pub fn rows<'a>(&self, data: &'a [u8], k: usize) -> Option<(StoredFormat, Box<dyn StoredRows + Send + 'a>)> {
-        match (self.kind.storage, self.change) {
-            (Storage::Codes(format, _), Change::None) => {
-                Some((format, Box::new(Rows { kind: self.kind, data, k, pairs: 0 })))
-            }
-            (Storage::Codes(format, _), Change::Pairs(size)) => {
-                Some((format, Box::new(Rows { kind: self.kind, data, k, pairs: size })))
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether the values are the bytes in the file.
-    pub fn is_plain(&self) -> bool {
-        matches!(self.kind.storage, Storage::Number(_)) && self.change == Change::None
-    }
-
-    /// Little-endian values of [`Encoding::dtype`] of a tensor of this many rows.
-    pub fn decode<'a>(&self, data: &'a [u8], rows: usize) -> Cow<'a, [u8]> {
-        let data = match self.change {
-            Change::Pairs(size) => without_pairs(data, rows, size),
-            _ => Cow::Borrowed(data),
-        };
-        if matches!(self.kind.storage, Storage::Number(_)) && self.change != Change::PlusOne {
-            return data;
-        }
-        let offset = if self.change == Change::PlusOne { 1.0 } else { 0.0 };
-        Cow::Owned(self.kind.values(&data).iter().flat_map(|value| (value - offset).to_le_bytes()).collect())
-    }
-}
-
-/// Rows of blocks.
-struct Rows<'a> {
-    kind: &'static ElementType,
-    data: &'a [u8],
-    /// Weights of a row.
-    k: usize,
-    /// Rows of a head whose neighbours belong together; 0 if rows are in the order of Hugging Face.
-    pairs: usize,
-}
-
-impl StoredRows for Rows<'_> {
-    fn read(&self, row: usize, out: &mut StoredRow) {
-        let row = if self.pairs > 1 { paired(row, self.pairs) } else { row };
-        let bytes = self.k / self.kind.block * self.kind.bytes;
-        self.kind.unpack(self.data.get(row * bytes..(row + 1) * bytes).unwrap_or_default(), out);
-    }
-}
-
-/// The row of a GGUF tensor that is row `row` in the order of Hugging Face, in heads of `size` rows.
-fn paired(row: usize, size: usize) -> usize {
-    row / size * size + row % (size / 2) * 2 + row % size / (size / 2)
-}
-
-/// Rows in the order of Hugging Face: row `2i + s` of a head of `size` rows becomes row `i + s * size / 2`.
-fn without_pairs(data: &[u8], rows: usize, size: usize) -> Cow<'_, [u8]> {
-    let fits = rows > 0 && size > 0 && size.is_multiple_of(2) && rows.is_multiple_of(size);
-    if !fits || !data.len().is_multiple_of(rows) {
-        // The shape contradicts the configuration, which the caller reports.
-        return Cow::Borrowed(data);
-    }
-    let row_bytes = data.len() / rows;
-    Cow::Owned((0..rows).flat_map(|row| &data[paired(row, size) * row_bytes..][..row_bytes]).copied().collect())
-}
 
 /// A tensor under its name in Hugging Face layout.
 pub(crate) struct Named {
@@ -116,82 +22,251 @@ pub(crate) struct Named {
     pub data: Range<usize>,
 }
 
-/// Least bytes of an expert's matrix: with fewer, the names of experts would need more memory than the file has bytes.
-const LEAST_EXPERT: usize = 128;
+/// Least bytes of a matrix that is one of several in a tensor: with fewer, the names would need more memory than the file has bytes.
+const LEAST_MATRIX: usize = 128;
+/// Greatest number of matrices in a tensor that belongs to no layer.
+const MAX_OUTER: usize = 8;
+
+/// Greatest size of a head, and number of heads, whose order is undone.
+const MAX_SIZE: u64 = 1 << 12;
+/// The type whose tensors have scales besides.
+const SCALED: &str = "NVFP4";
+
+/// Tensors with a matrix for each head.
+const HEADS: [&str; 2] = ["attn_k_b", "attn_v_b"];
 
 /// What the keys say of the tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub head_dim: usize,
+    pub heads: usize,
+    /// Number of layers, with those that predict further tokens, and number of the others.
     pub layers: u64,
+    pub last: u64,
     pub experts: u64,
+    /// Key heads, value heads of each, and the sizes of both, in recurrent layers whose value heads are ordered by their number within a
+    /// key head.
+    pub tiled: Option<[usize; 4]>,
 }
 
 /// All tensors but those that are part of the configuration. Tensors without a known name keep theirs.
 pub(super) fn named(gguf: &Gguf, architecture: &Architecture, counts: Counts) -> Vec<Named> {
+    let names = Names { gguf, architecture, counts };
     let tensors = gguf.tensors().iter().filter(|(name, _)| !ROPE_FACTORS.contains(&name.as_str()));
-    tensors.flat_map(|(name, tensor)| name_one(name, tensor, architecture, counts)).collect()
+    tensors.flat_map(|(name, tensor)| names.of(name, tensor)).collect()
 }
 
-fn name_one(name: &str, tensor: &Tensor, architecture: &Architecture, counts: Counts) -> Vec<Named> {
-    let with = |name: String, change: Change| Named {
-        name,
-        part: tensor.part,
-        encoding: Encoding { kind: tensor.kind, change },
-        shape: tensor.shape.clone(),
-        data: tensor.data.clone(),
+/// The value heads of recurrent layers, if a key head has several and their sizes are those of some model.
+pub(super) fn tiled(map: &Map<String, Json>) -> Option<[usize; 4]> {
+    let size = |key: &str| {
+        map.get(&format!("linear_{key}")).and_then(Json::as_u64).filter(|size| (1..=MAX_SIZE).contains(size))
     };
-    let (module, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
-    let norm = if architecture.norms_plus_one { Change::PlusOne } else { Change::None };
-    match module {
-        "token_embd" => return vec![with(format!("model.embed_tokens.{suffix}"), Change::None)],
-        "output_norm" => return vec![with(format!("model.norm.{suffix}"), norm)],
-        // That of the output, under another name.
-        "token_embd_norm" => return vec![with(format!("model.embedding_norm.{suffix}"), norm)],
-        "output" => return vec![with(format!("lm_head.{suffix}"), Change::None)],
-        _ => {}
+    let (keys, values) = (size("num_key_heads")?, size("num_value_heads")?);
+    let sizes = [keys, values / keys, size("key_head_dim")?, size("value_head_dim")?];
+    (values > keys && values.is_multiple_of(keys)).then(|| sizes.map(|size| size as usize))
+}
+
+/// Checks that scales of whole tensors are numbers for each matrix or one for all.
+///
+/// # Errors
+/// They are not.
+pub(super) fn check_scales(gguf: &Gguf) -> Result<(), LoadError> {
+    for (name, tensor) in gguf.tensors().iter().filter(|(_, tensor)| tensor.kind.name == SCALED) {
+        let stem = name.strip_suffix(".weight").unwrap_or(name);
+        let Some(scale) = gguf.tensors().get(&format!("{stem}.scale")) else { continue };
+        let found: usize = scale.shape.iter().product();
+        let count = if tensor.shape.len() > 2 { tensor.shape[0] } else { 1 };
+        if found != 1 && found != count || found > MAX_EXPERTS {
+            return Err(LoadError::Gguf {
+                file: gguf.file(scale.part).to_string(),
+                found: format!("tensor {stem}.scale of {found} values"),
+                expected: format!("1 or {count}, at most {MAX_EXPERTS}, for the matrices of {name}"),
+            });
+        }
     }
-    let unknown = || vec![with(name.to_string(), Change::None)];
-    let Some((layer, module)) = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
-        return unknown();
-    };
-    let is_layer = layer.parse().is_ok_and(|number: u64| number < counts.layers);
-    let layer = format!("model.layers.{layer}");
-    if module == "attn_sinks" {
-        return vec![with(format!("{layer}.self_attn.sinks"), Change::None)];
-    }
-    let (experts, names) = architecture.experts;
-    // Files of early 2024 have a tensor for each expert.
-    if let Some((part, expert)) = module.rsplit_once('.').filter(|(_, expert)| expert.parse::<usize>().is_ok()) {
-        let index = EXPERTS.iter().position(|experts| experts.strip_suffix("_exps") == Some(part));
-        let Some(index) = index else { return unknown() };
-        return vec![with(format!("{layer}.{experts}.{expert}.{}.{suffix}", names[index]), Change::None)];
-    }
-    if let Some(index) = EXPERTS.iter().position(|experts| *experts == module) {
-        let count = tensor.shape[0];
-        let bytes = tensor.data.len() / count;
-        let expert = |expert: usize| {
-            let start = tensor.data.start + expert * bytes;
-            let name = format!("{layer}.{experts}.{expert}.{}.{suffix}", names[index]);
-            Named { shape: tensor.shape[1..].to_vec(), data: start..start + bytes, ..with(name, Change::None) }
+    Ok(())
+}
+
+struct Names<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a Architecture,
+    counts: Counts,
+}
+
+/// The module and what follows it: `.weight`, `.bias` or nothing.
+fn split(name: &str) -> (&str, &str) {
+    let end = [".weight", ".bias"].iter().find(|end| name.ends_with(**end)).map_or(0, |end| end.len());
+    name.split_at(name.len() - end)
+}
+
+impl Names<'_> {
+    fn of(&self, name: &str, tensor: &Tensor) -> Vec<Named> {
+        let plain = |name: String| Named {
+            name,
+            part: tensor.part,
+            encoding: Encoding::plain(tensor.kind),
+            shape: tensor.shape.clone(),
+            data: tensor.data.clone(),
         };
-        // A matrix of one dimension has no experts in it; what contradicts the keys is a broken file.
-        let is_stated = is_layer && count as u64 == counts.experts && count <= MAX_EXPERTS && bytes >= LEAST_EXPERT;
-        return if tensor.shape.len() > 1 && is_stated { (0..count).map(expert).collect() } else { unknown() };
+        if self.is_scale(name) {
+            return Vec::new();
+        }
+        let found = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, rest)) => self.of_layer(layer, rest, tensor, &plain),
+            None => self.outer(name, tensor, &plain),
+        };
+        let mut found = found.unwrap_or_else(|| vec![plain(name.to_string())]);
+        self.scale(name, tensor, &mut found);
+        found
     }
-    let known = architecture.modules.iter().chain(MODULES).find(|(stored, _)| *stored == module);
-    let Some((stored, known)) = known else { return unknown() };
-    let change = match *stored {
-        "attn_q" | "attn_k" if architecture.pairs => Change::Pairs(counts.head_dim),
-        _ if stored.ends_with("norm") => norm,
-        _ => Change::None,
-    };
-    let mut named = with(format!("{layer}.{known}.{suffix}"), change);
-    match *stored {
-        ONE_ROW if named.shape.len() == 1 => named.shape.insert(0, 1),
-        CONVOLUTION if named.shape.len() == 2 => named.shape.insert(1, 1),
-        CHOICE_BIAS => named.name = format!("{layer}.{known}"),
+
+    /// A tensor that belongs to no layer.
+    fn outer(&self, name: &str, tensor: &Tensor, plain: &dyn Fn(String) -> Named) -> Option<Vec<Named>> {
+        let (module, suffix) = split(name);
+        let (stored, known) = self.architecture.outer.iter().chain(OUTER).find(|(stored, _)| *stored == module)?;
+        // Matrices of several streams.
+        if tensor.shape.len() == 3 && tensor.shape[0] <= MAX_OUTER {
+            return Some(matrices(tensor, plain, |number| format!("{known}.{number}{suffix}")).collect());
+        }
+        let mut named = plain(format!("{known}{suffix}"));
+        named.encoding.values = self.norm(stored);
+        if *stored == "token_types" && named.shape.len() == 1 {
+            named.shape.insert(0, 1);
+        }
+        Some(vec![named])
+    }
+
+    /// A tensor of a layer, given its name there.
+    fn of_layer(
+        &self,
+        layer: &str,
+        rest: &str,
+        tensor: &Tensor,
+        plain: &dyn Fn(String) -> Named,
+    ) -> Option<Vec<Named>> {
+        let Names { architecture, counts, .. } = self;
+        let number = layer.parse::<u64>().ok();
+        let behind = number.and_then(|number| number.checked_sub(counts.last));
+        let prefix = match (architecture.predictor, behind) {
+            (Some(root), Some(_)) if rest.starts_with("nextn.") => root.to_string(),
+            (Some(root), Some(behind)) => format!("{root}.layers.{behind}"),
+            _ => format!("{}.{layer}", architecture.layers),
+        };
+        let (module, suffix) = split(rest);
+        // A matrix for each of so many: no name for what contradicts the keys, which is a broken file.
+        let each = |count: u64, most: usize, name: &dyn Fn(usize) -> String| {
+            let found = tensor.shape[0];
+            let is_layer = number.is_some_and(|number| number < counts.layers);
+            let is_stated = is_layer && found as u64 == count && found <= most && tensor.shape.len() > 1;
+            let named = (is_stated && tensor.data.len() / found >= LEAST_MATRIX).then(|| matrices(tensor, plain, name));
+            named.map(Iterator::collect)
+        };
+        let known = architecture.modules.iter().chain(architecture.shared_modules).chain(MODULES);
+        let known =
+            known.clone().find(|(stored, _)| *stored == rest).or_else(|| known.clone().find(|it| it.0 == module));
+        let (experts, names) = architecture.experts;
+        if known.is_none_or(|(stored, _)| *stored != rest) {
+            // Files of early 2024 have a tensor for each expert.
+            if let Some((part, expert)) = module.rsplit_once('.').filter(|(_, expert)| expert.parse::<usize>().is_ok())
+            {
+                let index = EXPERTS.iter().position(|experts| experts.strip_suffix("_exps") == Some(part))?;
+                return Some(vec![plain(format!("{prefix}.{experts}.{expert}.{}{suffix}", names[index]))]);
+            }
+            if let Some(index) = EXPERTS.iter().position(|experts| *experts == module) {
+                let name = |expert: usize| format!("{prefix}.{experts}.{expert}.{}{suffix}", names[index]);
+                return each(counts.experts, MAX_EXPERTS, &name);
+            }
+        }
+        let (stored, known) = known?;
+        if HEADS.contains(stored) {
+            return each(counts.heads as u64, counts.heads, &|head| format!("{prefix}.{known}.{head}{suffix}"));
+        }
+        let suffix = if *stored == rest { "" } else { suffix };
+        let mut named = plain(format!("{prefix}.{known}{suffix}"));
+        named.encoding.values = self.norm(stored);
+        named.encoding.order = self.order(stored);
+        if *stored == "ssm_a" {
+            named.encoding.values = Values::LogNegative;
+        }
+        named.shape = shape(stored, named.shape);
+        Some(vec![named])
+    }
+
+    /// The change of a norm's weights.
+    fn norm(&self, stored: &str) -> Values {
+        let is_norm = stored.ends_with("norm") && stored != "ssm_norm" && self.architecture.norms_plus_one;
+        if is_norm { Values::PlusOne } else { Values::Same }
+    }
+
+    /// The change of the order of rows or columns.
+    fn order(&self, stored: &str) -> Order {
+        if matches!(stored, "attn_q" | "attn_k") && self.architecture.pairs {
+            return Order::Pairs(self.counts.head_dim);
+        }
+        let Some([keys, per_key, key_dim, dim]) = self.counts.tiled else { return Order::Same };
+        let heads = |first: usize, dim: usize| ValueHeads { first, keys, per_key, dim };
+        match stored {
+            "attn_qkv" | "ssm_conv1d" => Order::Tiled(heads(2 * keys * key_dim, dim)),
+            "attn_gate" => Order::Tiled(heads(0, dim)),
+            "ssm_alpha" | "ssm_beta" | "ssm_a" | "ssm_dt.bias" => Order::Tiled(heads(0, 1)),
+            "ssm_out" => Order::TiledColumns(heads(0, dim)),
+            _ => Order::Same,
+        }
+    }
+
+    /// Whether a tensor is a scale of another one, or of the inputs of its product.
+    fn is_scale(&self, name: &str) -> bool {
+        let of = |end: &str| name.strip_suffix(end).map(|module| format!("{module}.weight"));
+        let weight = of(".scale").or_else(|| of(".input_scale")).and_then(|weight| self.gguf.tensors().get(&weight));
+        weight.is_some_and(|weight| weight.kind.name == SCALED)
+    }
+
+    /// Multiplies the scales of a tensor, of all its matrices or of each, by what the file has for it.
+    fn scale(&self, name: &str, tensor: &Tensor, found: &mut [Named]) {
+        if tensor.kind.name != SCALED {
+            return;
+        }
+        let scale = name.strip_suffix(".weight").and_then(|module| self.gguf.tensors().get(&format!("{module}.scale")));
+        let Some(scale) = scale else { return };
+        let factors = scale.kind.values(self.gguf.data(scale));
+        let all = factors.first().copied().filter(|_| factors.len() == 1);
+        for (number, named) in found.iter_mut().enumerate() {
+            named.encoding.factor = all.or(factors.get(number).copied()).unwrap_or(1.0);
+        }
+    }
+}
+
+/// The matrices of a tensor of several.
+fn matrices(
+    tensor: &Tensor,
+    plain: &dyn Fn(String) -> Named,
+    name: impl Fn(usize) -> String,
+) -> impl Iterator<Item = Named> {
+    let count = tensor.shape[0];
+    let bytes = tensor.data.len() / count;
+    (0..count).map(move |number| {
+        let start = tensor.data.start + number * bytes;
+        Named { shape: tensor.shape[1..].to_vec(), data: start..start + bytes, ..plain(name(number)) }
+    })
+}
+
+/// The shape in Hugging Face layout.
+fn shape(stored: &str, mut shape: Vec<usize>) -> Vec<usize> {
+    match stored {
+        ONE_ROW if shape.len() == 1 => shape.insert(0, 1),
+        // Of q, k and v each.
+        "ssm_conv1d_q" | "ssm_conv1d_k" | "ssm_conv1d_v" => {
+            shape.retain(|dim| *dim > 1);
+            shape.insert(shape.len().min(1), 1);
+            shape.resize(3, 1);
+        }
+        // Weights of a convolution of channels.
+        "shortconv.conv" | "ssm_conv1d" if shape.len() == 2 => shape.insert(1, 1),
+        // A number for each head.
+        "ssm_a" | "ssm_d" if shape.len() == 2 && shape[1] == 1 => shape.truncate(1),
+        // Of groups of heads.
+        "ssm_norm" if shape.len() > 1 => shape = vec![shape.iter().product()],
         _ => {}
     }
-    vec![named]
+    shape
 }

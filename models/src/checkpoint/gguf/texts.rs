@@ -2,9 +2,11 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::architectures::Architecture;
 use super::file::Gguf;
 use super::value::Value;
 use super::vocabulary::Vocabulary;
+use crate::checkpoint::error::{LoadError, one_line};
 
 const TEMPLATE: &str = "tokenizer.chat_template";
 
@@ -65,4 +67,36 @@ pub(super) fn generation_config(gguf: &Gguf, end_tokens: &[u32]) -> Map<String, 
         }
     }
     map
+}
+
+/// The files of Sentence Transformers, if the file says how hidden states become an embedding, which then has length 1.
+///
+/// # Errors
+/// A pooling that is not supported.
+pub(super) fn pooling(gguf: &Gguf, architecture: &Architecture) -> Result<Vec<(&'static str, Json)>, LoadError> {
+    let key = format!("{}.pooling_type", architecture.name);
+    let Some(value) = gguf.value(&key) else { return Ok(Vec::new()) };
+    let has_classes = architecture.outer.iter().any(|(stored, _)| *stored == "cls.output")
+        && gguf.tensors().contains_key("cls.output.weight");
+    let mode = match value.unsigned() {
+        Some(1) => "mean",
+        Some(2) => "cls",
+        Some(3) => "lasttoken",
+        Some(0) => return Ok(Vec::new()),
+        // The classifier says how it pools.
+        Some(4) if has_classes => return Ok(Vec::new()),
+        _ => {
+            return Err(LoadError::Setting {
+                file: gguf.file(0).to_string(),
+                key,
+                found: one_line(value),
+                expected: "0 (none), 1 (mean), 2 (first token), 3 (last token), or 4 for a reranker of BERT"
+                    .to_string(),
+            });
+        }
+    };
+    let module = |(idx, (kind, path)): (usize, (&str, &str))| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")});
+    let modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")];
+    let modules: Vec<Json> = modules.into_iter().enumerate().map(module).collect();
+    Ok(vec![("modules.json", Json::Array(modules)), ("1_Pooling/config.json", json!({"pooling_mode": mode}))])
 }

@@ -5,6 +5,7 @@
 
 use device::Dtype;
 use linear::{Codes, Offset, Scale, StoredFormat, StoredRow};
+use simd::small_float::e4m3_to_f32;
 
 use super::codebook::{self, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
 
@@ -41,7 +42,7 @@ pub(super) struct Block<'a> {
 }
 
 /// All supported types.
-pub const TYPES: [ElementType; 25] = [
+pub const TYPES: [ElementType; 26] = [
     number("F32", 0, Dtype::F32),
     number("F16", 1, Dtype::F16),
     coded("Q4_0", 2, 18, simple(integers(4, 8), Scale::F16, Offset::None), q4_0),
@@ -67,6 +68,7 @@ pub const TYPES: [ElementType; 25] = [
     coded("TQ1_0", 34, 54, nested(integers(2, 1), 256, Scale::F16, Offset::None), tq1_0),
     coded("TQ2_0", 35, 66, nested(integers(2, 1), 256, Scale::F16, Offset::None), tq2_0),
     coded("MXFP4", 39, 17, simple(Codes::Table(&E2M1_DOUBLED), Scale::Exponent, Offset::None), mxfp4),
+    ElementType { block: 64, ..coded("NVFP4", 40, 36, vectors(&E2M1_DOUBLED, 16), nvfp4) },
 ];
 
 /// Values of the codes of IQ4_NL.
@@ -124,6 +126,11 @@ impl ElementType {
 
     /// The values of whole blocks. Bytes behind the last whole block are ignored.
     pub fn values(&self, data: &[u8]) -> Vec<f32> {
+        self.scaled_values(data, 1.0)
+    }
+
+    /// [`ElementType::values`] with a factor, as [`ElementType::unpack`] has it.
+    pub(super) fn scaled_values(&self, data: &[u8], factor: f32) -> Vec<f32> {
         let blocks = data.chunks_exact(self.bytes);
         let mut values = vec![0.0; blocks.len() * self.block];
         match self.storage {
@@ -131,7 +138,7 @@ impl ElementType {
             Storage::Codes(format, _) => {
                 let mut row = StoredRow::new(&format, self.block);
                 for (block, values) in blocks.zip(values.chunks_exact_mut(self.block)) {
-                    self.unpack(block, &mut row);
+                    self.unpack(block, factor, &mut row);
                     row.values(&format, values);
                 }
             }
@@ -139,8 +146,8 @@ impl ElementType {
         values
     }
 
-    /// Unpacks consecutive blocks to a row of as many weights.
-    pub fn unpack(&self, data: &[u8], row: &mut StoredRow) {
+    /// Unpacks consecutive blocks to a row of as many weights. Scales in single precision are multiplied by `factor`.
+    pub(super) fn unpack(&self, data: &[u8], factor: f32, row: &mut StoredRow) {
         let Storage::Codes(format, unpack) = self.storage else { return };
         let groups = self.block / format.group;
         let blocks = row.codes.chunks_exact_mut(self.block).zip(row.scales.chunks_exact_mut(groups));
@@ -148,6 +155,9 @@ impl ElementType {
         for ((codes, scales), data) in blocks.zip(data.chunks_exact(self.bytes)) {
             let offsets = offsets.next().unwrap_or_default();
             unpack(data, Block { codes, scales, offsets, outer: outer.next().unwrap_or_default() });
+        }
+        if factor != 1.0 && format.scale == Scale::F32 {
+            row.scales.iter_mut().for_each(|bits| *bits = (f32::from_bits(*bits) * factor).to_bits());
         }
     }
 }
@@ -207,6 +217,25 @@ fn q8_0(b: &[u8], block: Block<'_>) {
 fn mxfp4(b: &[u8], block: Block<'_>) {
     block.scales[0] = b[0].into();
     nibbles(&b[1..], block.codes);
+}
+
+/// Scales of 4 groups of 16 weights, floats of 4 and 3 bits without a sign, then for each group codes whose low nibbles are its first
+/// half: `s / 2 * E2M1_DOUBLED[q]`. The tensor has a scale besides.
+fn nvfp4(b: &[u8], block: Block<'_>) {
+    let groups = block.codes.chunks_exact_mut(16).zip(block.scales).zip(b[..4].iter().zip(b[4..].chunks_exact(8)));
+    for ((codes, bits), (scale, bytes)) in groups {
+        // The sign counts for nothing but what is no number.
+        let scale = match scale {
+            0x7f => 0.0,
+            0xff => 480.0,
+            scale => e4m3_to_f32(scale & 0x7f),
+        };
+        *bits = (0.5 * scale).to_bits();
+        let (low, high) = codes.split_at_mut(8);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
+            (*low, *high) = (byte & 15, byte >> 4);
+        }
+    }
 }
 
 /// Five weights in a byte, of which the last 4 bytes hold four, then the scale: `d * (q - 1)`. A byte is a fraction of 256 whose digits

@@ -24,6 +24,9 @@ const MAX_ADDED_BYTES: usize = 2 << 20;
 const MAX_MERGES: usize = 1 << 22;
 const MAX_MERGE_BYTES: usize = 256 << 20;
 
+/// Greatest size of a map of characters, sixteen times that of NFKC with foldings.
+const MAX_MAP_BYTES: usize = 4 << 20;
+
 /// The space in SentencePiece's vocabularies.
 const SPACE: &str = "\u{2581}";
 
@@ -83,6 +86,27 @@ pub(super) enum Kind<'a> {
         /// Pairs of tokens to join, most important first.
         merges: Vec<(&'a str, &'a str)>,
     },
+    /// BPE of characters, whose spaces are those of SentencePiece.
+    Characters {
+        /// Pairs of tokens to join, most important first.
+        merges: Vec<(&'a str, &'a str)>,
+    },
+    /// WordPiece, with the tokens that continue a word as `##x`.
+    WordPiece {
+        /// Whether texts are lowered, and lose their accents.
+        lowercase: bool,
+    },
+    /// SentencePiece unigram.
+    Unigram {
+        /// A finite float32 number per token, exact also as text: the logarithm of its probability.
+        scores: Vec<f64>,
+        /// Whether a space is put before texts.
+        space_prefix: bool,
+        /// Whether several spaces become one.
+        collapses: bool,
+        /// The map of characters in SentencePiece's form; empty for none.
+        map: Vec<u8>,
+    },
     /// SentencePiece BPE.
     SentencePiece {
         /// A finite float32 number per token, exact also as text; of two possible joins, that with the higher score comes first.
@@ -113,6 +137,8 @@ pub(super) struct Vocabulary<'a> {
     pub add_bos: Option<bool>,
     /// Whether texts end with `eos`.
     pub add_eos: bool,
+    /// Whether two texts are an encoder's input, with special tokens between them.
+    pub pairs: bool,
     /// Tokens that end a sequence, in order.
     #[serde(skip)]
     pub end_tokens: Vec<u32>,
@@ -131,35 +157,55 @@ impl<'a> Vocabulary<'a> {
     pub fn read(gguf: &'a Gguf) -> Result<Option<Vocabulary<'a>>, LoadError> {
         let keys = Keys { gguf };
         let Some(model) = keys.value("model") else { return Ok(None) };
-        const SUPPORTED: &str = "gpt2 (byte-level BPE) or llama (SentencePiece BPE)";
-        let is_sentence_piece = match model.text() {
-            Some("gpt2") => false,
-            Some("llama") => true,
+        const SUPPORTED: &str = "gpt2 (byte-level BPE), llama (SentencePiece BPE), gemma4 (BPE of characters), bert (WordPiece) or t5 \
+                                 (SentencePiece unigram)";
+        let is_phi3 = gguf.value("general.architecture").and_then(|value| value.text()) == Some("phi3");
+        let mut texts;
+        let mut kind = match model.text() {
             Some("no_vocab" | "none") => return Ok(None),
-            Some("t5") => {
-                return Err(keys.wrong("model", format!("{SUPPORTED}: SentencePiece unigram is not supported")));
+            Some(name @ ("gpt2" | "llama" | "gemma4" | "bert" | "t5")) => {
+                texts = keys.texts()?;
+                let space_prefix = || Ok::<_, LoadError>(keys.flag("add_space_prefix")?.unwrap_or(true));
+                match name {
+                    "gpt2" => Kind::ByteLevel { pre_tokenizer: keys.pre_tokenizer()?, merges: keys.merges()? },
+                    "gemma4" => Kind::Characters { merges: keys.merges()? },
+                    "bert" => Kind::WordPiece { lowercase: false },
+                    "t5" => Kind::Unigram {
+                        scores: keys.scores(texts.len())?,
+                        space_prefix: space_prefix()?,
+                        collapses: keys.flag("remove_extra_whitespaces")?.unwrap_or(false),
+                        map: keys.character_map()?,
+                    },
+                    _ => Kind::SentencePiece {
+                        scores: keys.scores(texts.len())?,
+                        space_prefix: space_prefix()?,
+                        strip_after_special: is_phi3,
+                    },
+                }
             }
-            Some("bert") => return Err(keys.wrong("model", format!("{SUPPORTED}: WordPiece is not supported"))),
             _ => return Err(keys.wrong("model", SUPPORTED)),
         };
-        let mut texts = keys.texts()?;
+        let is_sentence_piece = matches!(kind, Kind::SentencePiece { .. });
         let mut roles = keys.roles(texts.len())?;
         if is_sentence_piece {
             spell_spaces(&mut texts, &roles);
         }
-        let is_phi3 = gguf.value("general.architecture").and_then(|value| value.text()) == Some("phi3");
-        let kind = match is_sentence_piece {
-            true => Kind::SentencePiece {
-                scores: keys.scores(texts.len())?,
-                space_prefix: keys.flag("add_space_prefix")?.unwrap_or(true),
-                strip_after_special: is_phi3,
-            },
-            false => Kind::ByteLevel { pre_tokenizer: keys.pre_tokenizer()?, merges: keys.merges()? },
-        };
+        if let Kind::WordPiece { lowercase } = &mut kind {
+            *lowercase = spell_words(&mut texts, &roles);
+        }
         // The ids that SentencePiece gives if it is not told.
         let default = |id: u32| Some(id).filter(|id| is_sentence_piece && (*id as usize) < texts.len());
         let id = |key: &str| keys.id(key, texts.len());
-        let (bos, eos) = (id("bos_token_id")?.or(default(1)), id("eos_token_id")?.or(default(2)));
+        // Encoders have names of their own for what is around texts.
+        let either = |name: &str, other: &str| Ok::<_, LoadError>(id(name)?.or(id(other)?));
+        let (bos, eos) = match kind {
+            Kind::WordPiece { .. } => {
+                (either("cls_token_id", "bos_token_id")?, either("seperator_token_id", "eos_token_id")?)
+            }
+            _ => (id("bos_token_id")?.or(default(1)), id("eos_token_id")?.or(default(2))),
+        };
+        let is_encoder = matches!(kind, Kind::WordPiece { .. } | Kind::Unigram { .. })
+            || gguf.value("general.architecture").and_then(|value| value.text()) == Some("modern-bert");
         let unknown = id("unknown_token_id")?.or(default(0));
         let mut end_tokens: Vec<u32> = [eos, id("eot_token_id")?, id("eom_token_id")?].into_iter().flatten().collect();
         let has = |text: &str| texts.iter().any(|known| known == text);
@@ -186,8 +232,9 @@ impl<'a> Vocabulary<'a> {
             unknown,
             // Files without padding state ids outside of the vocabulary.
             padding: id("padding_token_id").unwrap_or(None),
-            add_bos: keys.flag("add_bos_token")?,
-            add_eos: keys.flag("add_eos_token")?.unwrap_or(false),
+            add_bos: keys.flag("add_bos_token")?.or(is_encoder.then_some(true)),
+            add_eos: keys.flag("add_eos_token")?.unwrap_or(is_encoder),
+            pairs: is_encoder,
             end_tokens,
             texts,
             roles,
@@ -333,6 +380,23 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The map of characters of a unigram vocabulary; empty if there is none.
+    fn character_map(&self) -> Result<Vec<u8>, LoadError> {
+        const KEY: &str = "precompiled_charsmap";
+        if self.value(KEY).is_none() {
+            return Ok(Vec::new());
+        }
+        let array = match self.value(KEY).and_then(|value| value.array()) {
+            Some(none) if none.is_empty() => return Ok(Vec::new()),
+            _ => self.array(KEY, None, MAX_MAP_BYTES)?,
+        };
+        self.list(KEY, array, "bytes", |value| match value {
+            Value::Unsigned(byte) => u8::try_from(byte).ok(),
+            Value::Signed(byte) => i8::try_from(byte).ok().map(|byte| byte as u8),
+            _ => None,
+        })
+    }
+
     fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
         match self.value(key) {
             None => Ok(None),
@@ -365,6 +429,20 @@ fn spell_spaces(texts: &mut [String], roles: &[Role]) {
             texts[id] = spelled;
         }
     }
+}
+
+/// Spells the tokens of WordPiece as BERT does: files have a space before those that begin a word, and nothing before others. Returns
+/// whether none has an upper letter, so that texts are lowered.
+fn spell_words(texts: &mut [String], roles: &[Role]) -> bool {
+    let mut is_lower = true;
+    for (text, _) in texts.iter_mut().zip(roles).filter(|(_, role)| matches!(role, Role::Normal | Role::UserDefined)) {
+        is_lower &= !text.chars().any(char::is_uppercase);
+        *text = match text.strip_prefix(SPACE) {
+            Some(word) if !word.is_empty() => word.to_string(),
+            _ => format!("##{text}"),
+        };
+    }
+    is_lower
 }
 
 fn full(key: &str) -> String {

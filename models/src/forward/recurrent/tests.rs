@@ -8,7 +8,7 @@ use device::{Buffer, Device};
 use proptest::prelude::*;
 
 use super::*;
-use crate::decoder::{Linear, Norm, Part, Role, Selective};
+use crate::decoder::{ChannelDelta, Linear, Norm, Part, Role, Selective};
 use crate::forward::{ForwardBatch, linear};
 
 const EPS: f32 = 1e-6;
@@ -17,6 +17,8 @@ const EPS: f32 = 1e-6;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Delta,
+    /// With a decay of each channel.
+    Channels,
     Convolution,
     StateSpace,
     /// The two parts of a selective state space.
@@ -24,7 +26,7 @@ enum Kind {
     Matrix,
 }
 
-const KINDS: &[Kind] = &[Kind::Delta, Kind::Convolution, Kind::StateSpace, Kind::Values, Kind::Matrix];
+const KINDS: &[Kind] = &[Kind::Delta, Kind::Channels, Kind::Convolution, Kind::StateSpace, Kind::Values, Kind::Matrix];
 
 /// Steps are clamped to these.
 const STEPS: (f32, f32) = (0.3, 1.2);
@@ -48,12 +50,17 @@ fn selective(key_dim: usize) -> Selective {
 }
 
 fn layer(kind: Kind, key_heads: usize, ratio: usize, dims: (usize, usize), kernel: usize, bias: bool) -> Recurrent {
+    let ratio = if kind == Kind::Channels { 1 } else { ratio };
     let (value_heads, value_dim) = (key_heads * ratio, dims.1);
     let key_dim = if kind == Kind::Convolution { 0 } else { dims.0 };
     let key_heads = if matches!(kind, Kind::Values | Kind::Matrix) { 1 } else { key_heads };
     let name = String::new;
     let rule = match kind {
         Kind::Delta => Rule::GatedDelta { a_log: name(), dt_bias: name() },
+        Kind::Channels => {
+            let pair = || [1, 1].map(linear_of);
+            Rule::ChannelDelta(Box::new(ChannelDelta { decay: pair(), gate: pair(), a_log: name(), dt_bias: name() }))
+        }
         Kind::Convolution => Rule::ShortConvolution,
         Kind::Values | Kind::Matrix => Rule::Selective(Box::new(selective(key_dim))),
         Kind::StateSpace => {
@@ -70,9 +77,9 @@ fn layer(kind: Kind, key_heads: usize, ratio: usize, dims: (usize, usize), kerne
         key_dim,
         value_dim,
         kernel,
-        conv: String::new(),
+        conv: vec![String::new()],
         conv_bias: bias.then(String::new),
-        norm: (kind == Kind::Delta).then_some(norm),
+        norm: matches!(kind, Kind::Delta | Kind::Channels).then_some(norm),
         output: linear(1),
     };
     let rows = |piece: crate::decoder::Piece| piece.dim * if piece.of_keys { key_heads } else { value_heads };
@@ -143,12 +150,15 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// The layer in float64, as its paper states it, for a whole sequence.
+/// The layer in float64, as its paper states it, for a whole sequence. Rows of decays of channels and gates are behind the projections.
 fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
-    let (keys, width, stride) = (of.key_width(), of.conv_width(), of.projections.rows());
-    let after = width + of.value_width();
+    let (keys, width) = (of.key_width(), of.conv_width());
+    let has_channels = matches!(of.rule, Rule::ChannelDelta(_));
+    let of_channels = if has_channels { keys + of.value_width() } else { 0 };
+    let (own, stride) = (of.projections.rows(), of.projections.rows() + of_channels);
+    let after = if has_channels { width } else { width + of.value_width() };
     let row = |t: usize| &projected[t * stride..][..stride];
-    let is_delta = matches!(of.rule, Rule::GatedDelta { .. });
+    let is_delta = has_channels || matches!(of.rule, Rule::GatedDelta { .. });
     let is_convolution = of.rule == Rule::ShortConvolution;
     let is_values = matches!(of.rule, Rule::Selective(_));
     let mut states = vec![vec![0.0; of.key_dim * of.value_dim]; of.value_heads];
@@ -183,12 +193,24 @@ fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
             let (q, k) = (of_keys(0), of_keys(keys));
             let v = &convolved[2 * keys + h * of.value_dim..][..of.value_dim];
             let [.., of_z, of_dt] = if is_delta { [1.0; 5] } else { FACTORS.map(f64::from) };
-            let dt = if is_delta { number(after + of.value_heads + h) } else { number(after + h) * of_dt };
+            let dt = match (has_channels, is_delta) {
+                (true, _) => 0.0,
+                (_, true) => number(after + of.value_heads + h),
+                (_, false) => number(after + h) * of_dt,
+            };
             let mut step = (dt + f64::from(weights.dt_bias[h])).exp().ln_1p();
+            let of_channel = |i: usize| {
+                let at = h * of.key_dim + i;
+                let step = (number(own + at) + f64::from(weights.dt_bias[at])).exp().ln_1p();
+                (f64::from(weights.decay[h]) * step).exp()
+            };
             if !is_delta {
                 step = step.clamp(f64::from(STEPS.0), f64::from(STEPS.1));
             }
-            state.iter_mut().for_each(|s| *s *= (f64::from(weights.decay[h]) * step).exp());
+            match has_channels {
+                true => state.iter_mut().enumerate().for_each(|(at, s)| *s *= of_channel(at / of.value_dim)),
+                false => state.iter_mut().for_each(|s| *s *= (f64::from(weights.decay[h]) * step).exp()),
+            }
             let product = |state: &[f64], x: &[f64], j: usize| {
                 (0..of.key_dim).map(|i| state[i * of.value_dim + j] * x[i]).sum::<f64>()
             };
@@ -212,7 +234,11 @@ fn naive(of: &Recurrent, weights: &Weights, projected: &[f32]) -> Vec<f64> {
             } else {
                 o.iter_mut().zip(v).for_each(|(o, v)| *o += f64::from(weights.skip[h]) * v);
             }
-            result.extend(o.iter().enumerate().map(|(j, o)| o * silu(of_z * number(width + h * of.value_dim + j))));
+            let gate = |j: usize| match has_channels {
+                true => 1.0 / (1.0 + (-number(own + keys + h * of.value_dim + j)).exp()),
+                false => silu(of_z * number(width + h * of.value_dim + j)),
+            };
+            result.extend(o.iter().enumerate().map(|(j, o)| o * gate(j)));
         }
     }
     result
@@ -235,8 +261,11 @@ proptest! {
         let declared = layer(kind, key_heads, ratio, (key_dim, value_dim), kernel, bias);
         let (is_matrix, width) = (kind == Kind::Matrix, declared.value_width());
         let projected = declared.projections.rows();
-        // Behind the projections: values, steps, k and q.
-        let stride = projected + if is_matrix { 2 * width + 2 * key_dim } else { 0 };
+        // Behind the projections: values, steps, k and q; or steps and gates.
+        let has_channels = kind == Kind::Channels;
+        let keys = declared.key_width();
+        let more = if is_matrix { 2 * width + 2 * key_dim } else if has_channels { keys + width } else { 0 };
+        let stride = projected + more;
         let is_selective = matches!(kind, Kind::Values | Kind::Matrix);
         let decays = if is_selective { key_dim * width } else { declared.value_heads };
         let weights = Weights {
@@ -245,7 +274,7 @@ proptest! {
             skip: numbers(seed + 41, if is_selective { width } else { declared.value_heads }),
             key_norms: [42, 43].map(|at| numbers(seed + at, key_dim)),
             decay: numbers(seed + 1, decays).iter().map(|x| -x.exp()).collect(),
-            dt_bias: numbers(seed + 2, declared.value_heads),
+            dt_bias: numbers(seed + 2, if has_channels { keys } else { declared.value_heads }),
             norm: numbers(seed + 3, value_dim),
         };
         let loaded = RecurrentLayer {
@@ -306,10 +335,16 @@ proptest! {
                     true => columns(projected + first, count),
                     false => buffer(&[]),
                 };
+                let of_channels = |first: usize, count: usize| match has_channels {
+                    true => columns(projected + first, count),
+                    false => buffer(&[]),
+                };
+                let (decays, gates) = (of_channels(0, keys), of_channels(keys, width));
                 let (values, steps) = (of_matrix(0, width), of_matrix(width, width));
                 let keys = of_matrix(2 * width, 2 * key_dim);
                 let part = match kind {
                     Kind::Values => RecurrentPart::Convolution,
+                    Kind::Channels => RecurrentPart::Channels { steps: &decays, gates: &gates },
                     Kind::Matrix => {
                         RecurrentPart::Matrix { values: &values, steps: &steps, keys: &keys, norms: [&of_k, &of_q] }
                     }

@@ -1,0 +1,198 @@
+//! Encoders. BERT's architecture is that of RoBERTa too: files have its table of positions from the first token's on.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Architecture, BASE, WINDOWED};
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::gguf::metadata::Metadata;
+
+const EPS: &str = "attention.layer_norm_epsilon";
+const LABELS: &str = "classifier.output_labels";
+/// Greatest number of labels.
+const MAX_LABELS: usize = 1 << 16;
+
+/// The last layer of a classifier, and the one before it.
+const CLASSES: &str = "cls.output.weight";
+const HEAD: &str = "cls.weight";
+
+pub(super) const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        name: "bert",
+        class: "BertModel",
+        keys: &[("layer_norm_eps", EPS)],
+        modules: &[
+            ("attn_q", "attention.self.query"),
+            ("attn_k", "attention.self.key"),
+            ("attn_v", "attention.self.value"),
+            ("attn_output", "attention.output.dense"),
+            ("attn_output_norm", "attention.output.LayerNorm"),
+            ("ffn_up", "intermediate.dense"),
+            ("ffn_down", "output.dense"),
+            ("layer_output_norm", "output.LayerNorm"),
+        ],
+        outer: &[
+            ("token_embd", "bert.embeddings.word_embeddings"),
+            ("position_embd", "bert.embeddings.position_embeddings"),
+            ("token_types", "bert.embeddings.token_type_embeddings"),
+            ("token_embd_norm", "bert.embeddings.LayerNorm"),
+            ("cls", "bert.pooler.dense"),
+            ("cls.output", "classifier"),
+        ],
+        layers: "bert.encoder.layer",
+        derive: bert,
+        ..BASE
+    },
+    Architecture {
+        name: "nomic-bert",
+        class: "NomicBertModel",
+        keys: &[
+            ("n_positions", "context_length"),
+            ("n_embd", "embedding_length"),
+            ("n_layer", "block_count"),
+            ("n_inner", "feed_forward_length"),
+            ("n_head", "attention.head_count"),
+            ("layer_norm_epsilon", EPS),
+            ("rotary_emb_base", "rope.freq_base"),
+        ],
+        flags: &[
+            ("qkv_proj_bias", "attn_qkv.bias"),
+            ("mlp_fc1_bias", "ffn_up.bias"),
+            ("mlp_fc2_bias", "ffn_down.bias"),
+        ],
+        constants: &[("activation_function", "\"swiglu\"")],
+        modules: &[
+            ("attn_qkv", "attn.Wqkv"),
+            ("attn_output", "attn.out_proj"),
+            ("attn_output_norm", "norm1"),
+            ("ffn_up", "mlp.fc11"),
+            ("ffn_gate", "mlp.fc12"),
+            ("ffn_down", "mlp.fc2"),
+            ("layer_output_norm", "norm2"),
+        ],
+        outer: &[
+            ("token_embd", "model.embeddings.word_embeddings"),
+            ("token_types", "model.embeddings.token_type_embeddings"),
+            ("token_embd_norm", "model.emb_ln"),
+        ],
+        layers: "model.encoder.layers",
+        derive: |metadata, map| {
+            // The keys of GPT-2 take the place of these.
+            for key in [
+                "max_position_embeddings",
+                "hidden_size",
+                "num_hidden_layers",
+                "intermediate_size",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "rope_theta",
+            ] {
+                map.remove(key);
+            }
+            encoder(metadata, map)
+        },
+        ..BASE
+    },
+    Architecture {
+        name: "modern-bert",
+        class: "ModernBertModel",
+        keys: &[
+            ("norm_eps", EPS),
+            ("local_attention", "attention.sliding_window"),
+            ("global_rope_theta", "rope.freq_base"),
+            ("local_rope_theta", "rope.freq_base_swa"),
+        ],
+        flags: &[("attention_bias", "attn_qkv.bias"), ("mlp_bias", "ffn_up.bias"), ("norm_bias", "ffn_norm.bias")],
+        modules: &[
+            ("attn_norm", "attn_norm"),
+            ("attn_qkv", "attn.Wqkv"),
+            ("attn_output", "attn.Wo"),
+            ("ffn_norm", "mlp_norm"),
+            ("ffn_up", "mlp.Wi"),
+            ("ffn_down", "mlp.Wo"),
+        ],
+        outer: &[
+            ("token_embd", "model.embeddings.tok_embeddings"),
+            ("token_embd_norm", "model.embeddings.norm"),
+            ("output_norm", "model.final_norm"),
+        ],
+        derive: modern_bert,
+        ..BASE
+    },
+];
+
+/// What all encoders have.
+fn encoder(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    const CAUSAL: &str = "attention.causal";
+    if metadata.truth(CAUSAL)? == Some(true) {
+        return Err(metadata.wrong(CAUSAL, "false, for an encoder"));
+    }
+    // All texts have their head on the table of tokens, or none.
+    map.insert("tie_word_embeddings".into(), json!(true));
+    let rows = |tensor: &str| metadata.shape(tensor).and_then(|shape| shape.first().copied());
+    let types = match metadata.shape("token_types.weight") {
+        // A row without its dimension.
+        Some([_]) => 1,
+        _ => rows("token_types.weight").unwrap_or(0),
+    };
+    map.insert("type_vocab_size".into(), json!(types));
+    Ok(())
+}
+
+fn bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    encoder(metadata, map)?;
+    let Some(labels) = metadata.shape(CLASSES).and_then(|shape| shape.first().copied()) else { return Ok(()) };
+    let refused = |found: &str, expected: &str| LoadError::Gguf {
+        file: metadata.gguf.file(0).to_string(),
+        found: found.to_string(),
+        expected: expected.to_string(),
+    };
+    if metadata.shape(HEAD).is_none() {
+        let expected = format!("{HEAD} too: the conversion has dropped a layer of the classifier, so use another one");
+        return Err(refused(&format!("{CLASSES} without the layer before it"), &expected));
+    }
+    if map.get("type_vocab_size") == Some(&json!(0)) {
+        return Err(refused(
+            "a classifier without token types",
+            "one of BERT or RoBERTa: that of DistilBERT has another layer",
+        ));
+    }
+    map.insert("architectures".into(), json!(["BertForSequenceClassification"]));
+    let texts = |value: crate::checkpoint::gguf::Value<'_>| value.text().map(str::to_string);
+    let named = metadata.value(LABELS).and_then(|value| value.array()).filter(|list| list.len() <= MAX_LABELS);
+    let named = named.and_then(|list| list.iter().map(texts).collect::<Option<Vec<String>>>());
+    if metadata.value(LABELS).is_some() && named.as_ref().is_none_or(|names| names.len() != labels) {
+        return Err(metadata.wrong(LABELS, format!("names of {labels} labels")));
+    }
+    match named {
+        Some(names) => {
+            let names = names.into_iter().enumerate().map(|(id, name)| (id.to_string(), Json::from(name)));
+            map.insert("id2label".into(), Json::Object(names.collect()))
+        }
+        None => map.insert("num_labels".into(), json!(labels)),
+    };
+    Ok(())
+}
+
+fn modern_bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    const ACTIVATION: &str = "hidden_activation";
+    encoder(metadata, map)?;
+    if metadata.shape(CLASSES).is_some() {
+        return Err(LoadError::Gguf {
+            file: metadata.gguf.file(0).to_string(),
+            found: format!("{CLASSES}, of a classifier"),
+            expected: "an encoder: the file does not say how a classifier of ModernBERT pools".to_string(),
+        });
+    }
+    if let Some(every) = metadata.value(WINDOWED).filter(|value| value.array().is_none()) {
+        let every = every.unsigned().filter(|every| *every > 0);
+        let every = every.ok_or_else(|| metadata.wrong(WINDOWED, "a number above 0, or a list"))?;
+        map.insert("global_attn_every_n_layers".into(), json!(every));
+    }
+    match metadata.value(ACTIVATION).map(|value| value.text()) {
+        None => {}
+        Some(Some(name)) => _ = map.insert(ACTIVATION.into(), json!(name)),
+        Some(None) => return Err(metadata.wrong(ACTIVATION, "the name of an activation")),
+    }
+    map.remove("rope_theta");
+    Ok(())
+}
