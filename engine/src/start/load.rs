@@ -222,6 +222,7 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
+        max_num_seqs: plan.max_num_seqs,
         max_loras: engine.lora.map(|lora| lora.max_loras),
         kv_engine_id: engine.kv_transfer.as_ref().map(|config| config.engine_id.clone().unwrap_or_else(random_id)),
         fingerprint: opened.fingerprint(),

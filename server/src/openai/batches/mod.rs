@@ -29,7 +29,7 @@ use crate::http::{ApiError, Client};
 use crate::request::{Cost, Fields, Work, body};
 use crate::stored::{Query, Stored, page_json};
 use line::ENDPOINTS;
-pub use run::{LINES_AT_ONCE, resume};
+pub use run::{lines_at_once, resume};
 use state::Batch;
 
 /// What the ids of this route name.
@@ -114,7 +114,7 @@ pub async fn create(
             Change::Insert { id: id.clone(), record },
         ])
         .await?;
-    run::spawn(&app, &id);
+    run::begin(&app, &id);
     Ok(response(&batch.describe(&id, now)))
 }
 
@@ -169,7 +169,7 @@ pub async fn cancel(
     if record.is_open {
         // One that was left to another server is cancelled by this one.
         if stored.running().get(&id).is_none() {
-            run::spawn(&app, &id);
+            run::begin(&app, &id);
         }
         if let Some(live) = stored.running().get(&id) {
             live.cancel();
