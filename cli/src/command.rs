@@ -9,6 +9,7 @@ use server::{ACCESS_AND_LIMITS, ServerOptions};
 
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::bench::BenchArgs;
+use crate::completions::{CompletionsArgs, ManArgs};
 use crate::convert::ConvertArgs;
 use crate::listen::ListenArgs;
 use crate::log::LogArgs;
@@ -51,6 +52,10 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Repeat a recorded run and compare every output
     Replay(ReplayArgs),
+    /// Print a script with which a shell completes commands and flags
+    Completions(CompletionsArgs),
+    /// Write the manual pages to a folder
+    Man(ManArgs),
 }
 
 impl Command {
@@ -66,6 +71,7 @@ impl Command {
             Command::Kernels(args) => (&args.engine, None, None),
             Command::Bench(args) => return args.shared(),
             Command::Top(_) | Command::Replay(_) | Command::Convert(_) => return Shared::default(),
+            Command::Completions(_) | Command::Man(_) => return Shared::default(),
         };
         Shared { engine: Some(engine), record, profile }
     }
@@ -164,10 +170,10 @@ pub struct PlanArgs {
     /// Print the layers of the checkpoint instead, with names, shapes and forms of their weights
     #[arg(long)]
     pub decoder: bool,
-    /// Also print how fast the model can be at most, and flags that help
+    /// Also print how fast the model is about and at most, and flags that help
     ///
-    /// The bounds follow from the peak rates of this machine, whose measurement takes a second. Of a hub id they are printed
-    /// in any case.
+    /// On a CPU products like those of the model are timed, which takes a second or two. The bounds follow from the peak rates of this
+    /// machine, whose measurement takes another second. Of a hub id they are printed in any case.
     #[arg(long)]
     pub speed: bool,
     /// Plan for this GPU instead of this machine, such as h100, a100, l40s or rtx4090

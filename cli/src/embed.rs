@@ -22,6 +22,7 @@ use crate::command::{Command, ServeArgs};
 use crate::config::ConfigFile;
 use crate::error::CliError;
 use crate::foreign::Dialect;
+pub use crate::foreign::ForeignSetting;
 use crate::{command, parse, serve, session};
 
 /// Flags of the server that matter without HTTP too.
@@ -56,6 +57,11 @@ impl Purpose {
         names.sort();
         names
     }
+}
+
+/// Settings of vLLM that have no counterpart here.
+pub fn vllm_settings() -> Vec<ForeignSetting> {
+    Dialect::vllm().settings()
 }
 
 /// Why a start failed, in the line that the program would print.

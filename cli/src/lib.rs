@@ -13,6 +13,7 @@ mod args;
 mod bench;
 mod chat;
 mod command;
+mod completions;
 mod config;
 mod convert;
 pub mod embed;
@@ -105,6 +106,8 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Top(args) => Ok(::bench::top::run(&args)?),
         Command::Convert(args) => convert::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
         Command::Kernels(args) => plan::kernels(&args, config),
     };
     // Write the profile even if the command failed.

@@ -280,3 +280,39 @@ fn lora_times_a_batch_with_adapters_beside_one_without_and_leaves_no_files() {
     assert!(figures["adapter_bytes"].as_u64() > Some(0) && figures["adapter_operations_per_step"].as_u64() > Some(0));
     assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
+
+/// Prints the speeds that `quire plan` predicts beside those that `quire bench latency` measures. `cargo xtask test-all` compares them on a
+/// model of 135 million parameters; the model that is built in is too small for the measurement to mean something.
+#[test]
+fn predicted_speeds_stand_beside_measured_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut model, mut forms) = (None, vec![&[][..]]);
+    if testkit::everything() {
+        let path = folder.path().join("m135");
+        testkit::model::write(&testkit::model::Shape::named("m135").unwrap(), &path, 0).unwrap();
+        (model, forms) = (Some(path), vec![&[][..], &["--quantization", "q8"], &["--quantization", "q4"]]);
+    }
+    const PROMPT: usize = 1024;
+    let (length, tokens) = (if model.is_some() { PROMPT } else { 256 }.to_string(), "33");
+    for form in forms {
+        let quire = |words: &[&str]| -> Value {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+            let output = command.args(words).args(model.as_ref()).args(form).stdin(Stdio::null()).output().unwrap();
+            assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+            serde_json::from_slice(&output.stdout).unwrap()
+        };
+        let plan = quire(&["plan", "--speed", "--json"])["speed"].clone();
+        let run = ["bench", "latency", "--batch-size", "1", "--num-iters", "3", "--output-json", "-"];
+        let run = quire(&[&run[..], &["--input-len", &length, "--output-len", tokens]].concat());
+        let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{plan} {run}"));
+        let predicted = [number(&plan["tokens_per_second"]), PROMPT as f64 / number(&plan["seconds_to_first_token"])];
+        let measured = [number(&run["decode_tokens_per_second"]), number(&run["prefill_tokens_per_second"])];
+        for (what, (predicted, measured)) in ["decode", "prefill"].into_iter().zip(predicted.into_iter().zip(measured))
+        {
+            println!("{form:?} {what}: {predicted:.1} tokens/s predicted, {measured:.1} measured");
+            assert!(predicted.is_finite() && predicted > 0.0);
+            let error = predicted / measured - 1.0;
+            assert!(model.is_none() || error.abs() <= 0.3, "{form:?} {what}: off by {:.0} %", 100.0 * error);
+        }
+    }
+}

@@ -71,6 +71,30 @@ impl Server {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+
+    /// Stops it in order.
+    fn terminate(mut self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// Sends requests that are not stored, one after the other, until the server is gone. Returns those that were answered.
+fn clients(address: SocketAddr, first: u64) -> Vec<(u64, Value)> {
+    let ask = |i: u64| {
+        let mut stream = TcpStream::connect(address).ok()?;
+        let body = line(i).to_string();
+        let length = body.len();
+        let head =
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json";
+        stream.write_all(format!("{head}\r\nContent-Length: {length}\r\n\r\n{body}").as_bytes()).ok()?;
+        let mut reply = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut reply).ok()?;
+        let (_, body) = reply.split_once("\r\n\r\n").filter(|(head, _)| head.starts_with("HTTP/1.1 200"))?;
+        serde_json::from_str::<Value>(body).ok()
+    };
+    (first..).map_while(|i| Some((i, ask(i)?))).collect()
 }
 
 /// A request with the same answer each time: text, log probabilities, or a tool call.
@@ -124,6 +148,19 @@ fn events(stream: TcpStream) -> Vec<Value> {
 
 #[test]
 fn a_server_that_is_killed_at_any_time_loses_and_repeats_nothing() {
+    survive(kills(), 400, false);
+}
+
+/// Also part of `cargo xtask test-all`, which restarts the server for minutes.
+#[test]
+fn a_server_that_is_stopped_and_killed_every_few_seconds_under_load_ends_all_work_once() {
+    let everything = std::env::var_os("QUIRE_TEST_ALL").is_some();
+    survive(if everything { 60 } else { 3 }, if everything { 5000 } else { 900 }, true);
+}
+
+/// Starts servers on one folder, each for up to so many milliseconds. With `load` other clients send requests meanwhile, and every other
+/// server is stopped in order.
+fn survive(servers: u64, most_millis: u64, load: bool) {
     let folder = tempfile::tempdir().unwrap();
     let (mut noise, mut accepted, mut next) = (1_u64, Vec::<(u64, String)>::new(), 0);
     let mut random = |below: u64| {
@@ -133,9 +170,10 @@ fn a_server_that_is_killed_at_any_time_loses_and_repeats_nothing() {
     // The response whose events are read over all servers, and what was read.
     let mut followed: Option<(String, Vec<Value>)> = None;
     let mut batch = None;
-    for _ in 0..kills() {
+    let mut answered = Vec::new();
+    for round in 0..servers {
         let server = Server::start(&folder.path().join("state"));
-        let batch = batch.get_or_insert_with(|| server.batch(8 * kills()));
+        let batch = batch.get_or_insert_with(|| server.batch(8 * servers));
         let counts = server.json("GET", &format!("/v1/batches/{batch}"), "")["request_counts"].clone();
         assert_eq!(counts["failed"], 0, "{counts}");
         for _ in 0..2 {
@@ -167,8 +205,17 @@ fn a_server_that_is_killed_at_any_time_loses_and_repeats_nothing() {
                 .unwrap();
             std::thread::spawn(move || events(stream))
         });
-        std::thread::sleep(Duration::from_millis(random(400)));
-        server.kill();
+        let clients = load.then(|| {
+            let address = server.address;
+            std::thread::spawn(move || clients(address, 1_000_000 * (round + 1)))
+        });
+        std::thread::sleep(Duration::from_millis(random(most_millis)));
+        if load && round % 2 == 0 {
+            server.terminate()
+        } else {
+            server.kill()
+        }
+        answered.extend(clients.into_iter().flat_map(|clients| clients.join().unwrap()));
         if let (Some(reader), Some((_, seen))) = (reader, &mut followed) {
             seen.extend(reader.join().unwrap());
             let numbers: Vec<u64> = seen.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
@@ -209,6 +256,11 @@ fn a_server_that_is_killed_at_any_time_loses_and_repeats_nothing() {
             }
         }
     }
+    for (i, answer) in &answered {
+        let expected = uncut.json("POST", "/v1/completions", &line(*i).to_string());
+        assert_eq!(answer["choices"], expected["choices"], "request {i} of a client");
+    }
+    assert!(!load || !answered.is_empty());
     let batch = batch.unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
     let done = loop {
@@ -221,7 +273,7 @@ fn a_server_that_is_killed_at_any_time_loses_and_repeats_nothing() {
     };
     let content = format!("/v1/files/{}/content", done["output_file_id"].as_str().unwrap());
     let content = Reply::read(server.connect("GET", &content, "application/json", b"").unwrap()).body;
-    assert_eq!(content.lines().count() as u64, 8 * kills());
+    assert_eq!(content.lines().count() as u64, 8 * servers);
     for (output, i) in content.lines().zip(0..) {
         let output: Value = serde_json::from_str(output).unwrap();
         assert_eq!(output["custom_id"], i.to_string());

@@ -1,11 +1,14 @@
 //! `--state-dir` of `quire serve`, and `quire run-batch`.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::common::Reply;
 use crate::process::Process;
 
 fn quire(args: &[&str]) -> Output {
@@ -71,6 +74,86 @@ fn a_stop_leaves_background_work_to_the_next_start() {
         }
     }
     server.stop();
+}
+
+/// Makes the files of a command end at about this size, as if the disk were full: writes behind it fail.
+fn limited(command: &mut Command, bytes: u64) {
+    let mut shell = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", bytes / 512);
+    shell.args(["-c", &script]).arg(command.get_program()).args(command.get_args()).stderr(Stdio::piped());
+    *command = shell;
+}
+
+/// Uploads a file of this size, whose bytes are all the letter.
+fn upload(server: &Process, letter: char, size: usize) -> Reply {
+    let part = |head: &str, data: &str| format!("--b\r\nContent-Disposition: form-data; name={head}\r\n\r\n{data}\r\n");
+    let contents = letter.to_string().repeat(size);
+    let body = part("purpose", "batch") + &part("file; filename=\"f\"", &contents) + "--b--";
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: multipart/form-data; boundary=b";
+    stream.write_all(format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    Reply::read(stream)
+}
+
+#[test]
+fn a_full_disk_refuses_new_work_and_keeps_what_was_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    Process::start(&state(folder.path())).stop();
+    let size = std::fs::metadata(folder.path().join("quire.redb")).unwrap().len();
+    let server = Process::start_with(&state(folder.path()), |command| limited(command, size + (1 << 20)));
+    let body =
+        json!({"input": "A story", "max_output_tokens": 300, "ignore_eos": true, "background": true}).to_string();
+    let accepted = server.send("POST /v1/responses HTTP/1.1", &body);
+    assert_eq!(accepted.status, 200, "{}", accepted.body);
+    let response = format!("GET /v1/responses/{} HTTP/1.1", accepted.json()["id"].as_str().unwrap());
+    const SIZE: usize = 200_000;
+    let (mut files, mut refused) = (Vec::new(), None);
+    for letter in ('a'..='z').cycle().take(300) {
+        let reply = upload(&server, letter, SIZE);
+        if reply.status != 200 {
+            refused = Some(reply);
+            break;
+        }
+        files.push((reply.json()["id"].as_str().unwrap().to_string(), letter));
+    }
+    let refused = refused.expect("the disk is full");
+    let message = refused.error()["message"].as_str().unwrap().to_string();
+    assert_eq!(refused.status, 503, "{message}");
+    assert!(message.contains("check the disk's space") && !message.contains('\n'), "{message}");
+    let is_kept = |server: &Process, (id, letter): &(String, char)| {
+        let found = server.send(&format!("GET /v1/files/{id}/content HTTP/1.1"), "");
+        assert_eq!((found.status, found.body.len()), (200, SIZE), "{id}");
+        assert!(found.body.chars().all(|c| c == *letter), "{id}");
+    };
+    files.iter().for_each(|file| is_kept(&server, file));
+    let plain = server.send("POST /v1/completions HTTP/1.1", &json!({"prompt": "One", "max_tokens": 2}).to_string());
+    assert_eq!(plain.status, 200, "what is not stored needs no disk: {}", plain.body);
+    server.stop();
+    // With room again, nothing is missing.
+    let server = Process::start(&state(folder.path()));
+    files.iter().for_each(|file| is_kept(&server, file));
+    assert_eq!(upload(&server, 'z', SIZE).status, 200);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let answer = server.send(&response, "").json();
+        if answer["status"] == "incomplete" {
+            assert_eq!(answer["usage"]["output_tokens"], 300);
+            break;
+        }
+        assert!(Instant::now() < deadline, "{answer}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.stop();
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_one_line() {
+    // No process may make files there, whatever its rights; in containers it is mounted read-only.
+    let refused = quire(&["serve", "--port", "0", "--state-dir", "/sys/quire-state"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    let parts = ["quire: --state-dir /sys/quire-state", "expected a folder that can be made, read and written"];
+    assert!(parts.iter().all(|part| said.contains(part)) && said.lines().count() == 1, "{said}");
 }
 
 #[test]

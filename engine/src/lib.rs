@@ -62,7 +62,9 @@ pub use serve::{
 };
 pub use simd::allocator;
 pub use speculate::{DraftCheckpoint, SpeculativeConfig, SpeculativeMethod};
-pub use start::{LoadOn, Loaded, Opened, Progress, Recording, RecordingError, Replayed, Roofline, WorkCounts};
+pub use start::{
+    Estimate, LoadOn, Loaded, Opened, Progress, Recording, RecordingError, Replayed, Roofline, WorkCounts,
+};
 pub use start::{declare, describe_kernels, follow, load, open, plan};
 pub use step::{Engine, EngineParts, KvTransferParts};
-pub use text::Grammar;
+pub use text::{Grammar, ThinkingLimit};

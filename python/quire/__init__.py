@@ -12,37 +12,15 @@ The classes have the names, defaults and results of vLLM; the page "Coming from 
 
 from typing import TYPE_CHECKING, Any
 
+from quire import outputs, params, requests, server, settings
 from quire._quire import EngineDeadError, QueueOverflowError, __version__
 from quire.llm import LLM
 from quire.llm_engine import LLMEngine
-from quire.outputs import (
-    BeamSearchOutput,
-    BeamSearchSequence,
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    CompletionOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    Logprob,
-    LogprobArrays,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    TokenArrays,
-)
-from quire.params import (
-    BeamSearchParams,
-    LoRARequest,
-    PoolingParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
-from quire.requests import PromptType, TextPrompt, TokensPrompt
-from quire.server import Server, serve
-from quire.settings import AsyncEngineArgs, EngineArgs
+from quire.outputs import *
+from quire.params import *
+from quire.requests import *
+from quire.server import *
+from quire.settings import *
 from quire.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -58,40 +36,9 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = [
-    "LLM",
-    "LLMEngine",
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "BeamSearchOutput",
-    "BeamSearchParams",
-    "BeamSearchSequence",
-    "ClassificationOutput",
-    "ClassificationRequestOutput",
-    "CompletionOutput",
-    "EmbeddingOutput",
-    "EmbeddingRequestOutput",
-    "EngineArgs",
-    "EngineDeadError",
-    "LoRARequest",
-    "Logprob",
-    "LogprobArrays",
-    "PoolingOutput",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "PromptType",
-    "QueueOverflowError",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "ScoringOutput",
-    "ScoringRequestOutput",
-    "Server",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokenArrays",
-    "Tokenizer",
-    "TokensPrompt",
-    "__version__",
-    "serve",
-]
+__all__ = ["LLM", "AsyncLLM", "EngineDeadError", "LLMEngine", "QueueOverflowError", "Tokenizer", "__version__"]
+__all__ += outputs.__all__
+__all__ += params.__all__
+__all__ += requests.__all__
+__all__ += server.__all__
+__all__ += settings.__all__

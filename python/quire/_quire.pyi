@@ -16,6 +16,7 @@ __all__ = [
     "__version__",
     "main",
     "settings",
+    "vllm_settings",
 ]
 
 __version__: str
@@ -32,6 +33,9 @@ def main(arguments: list[str]) -> int:
 
 def settings(server: bool) -> list[str]:
     """Names of the settings of an engine, or of a server."""
+
+def vllm_settings() -> list[tuple[str, list[str] | None, str]]:
+    """Settings of vLLM that have no counterpart here: name, values that are accepted without effect (None: all), and the reason."""
 
 @final
 class Engine:

@@ -147,9 +147,7 @@ class AsyncLLM:
         if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
             raise wrong_type("sampling_params", sampling_params, "SamplingParams")
         params = sampling_params or self.get_default_sampling_params()
-        given = requests.one_prompt(prompt)
-        fields = requests.tokenization(tokenization_kwargs)
-        extra = requests.Extra(_adapter(lora_request), requests.priorities(priority, 1)[0], fields)
+        given, extra = requests.one_prompt(prompt), requests.extra(lora_request, priority, tokenization_kwargs)
         body = requests.completion(given, params, extra)
         whole = params.output_kind.name == "FINAL_ONLY"
         request_id = request_id or next(self._handle.ids)
@@ -158,8 +156,8 @@ class AsyncLLM:
             async for stream, answer in answers:
                 if collector is None:
                     ids = integers(stream.prompt_token_ids(0)).tolist()
-                    text, kind = given.text or prompt_text, params.output_kind
-                    collector = Collector(request_id, text, ids, self._handle.texts, kind, params.detokenize, lora_request)
+                    text = given.text or prompt_text
+                    collector = Collector(request_id, text, ids, self._handle.texts, params, lora_request)
                 yield collector.add(answer) if answer is not None else _aborted(collector, params.n)
 
     async def encode(
@@ -175,8 +173,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Yields the embedding of a prompt, once; with the task "classify", the probabilities of its labels."""
         given, params = requests.one_prompt(prompt), pooling_params or PoolingParams()
-        fields = requests.tokenization(tokenization_kwargs)
-        extra = requests.Extra(_adapter(lora_request), requests.priorities(priority, 1)[0], fields)
+        extra = requests.extra(lora_request, priority, tokenization_kwargs)
         body, route = requests.embedding(given, params, extra), requests.pooling_task(params.task or "embed", [params])
         request_id = request_id or next(self._handle.ids)
         async with contextlib.aclosing(self._answers(request_id, route, body, True, lora_request)) as answers:
@@ -333,12 +330,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.shutdown)
-
-
-def _adapter(given: LoRARequest | None) -> LoRARequest | None:
-    if given is not None and not isinstance(given, LoRARequest):
-        raise wrong_type("lora_request", given, "a LoRARequest")
-    return given
 
 
 def _aborted(collector: Collector, n: int) -> RequestOutput:

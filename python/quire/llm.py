@@ -317,7 +317,7 @@ class LLM:
         return BeamSearchSequence(
             orig_prompt={"type": "token", "prompt": output.prompt, "prompt_token_ids": prompt},
             tokens=tokens,
-            logprobs=one.logprobs or [],
+            logprobs=list(one.logprobs or []),
             lora_request=output.lora_request,
             cum_logprob=one.cumulative_logprob or 0.0,
             text=self._handle.engine.decode(tokens, True),
@@ -376,10 +376,7 @@ class LLM:
             pooling_task="embed",
             tokenization_kwargs=tokenization_kwargs,
         )
-        return [
-            EmbeddingRequestOutput(one.request_id, EmbeddingOutput(one.outputs._data), one.prompt_token_ids, one.num_cached_tokens)
-            for one in found
-        ]
+        return [EmbeddingRequestOutput.of(one, EmbeddingOutput) for one in found]
 
     def classify(
         self,
@@ -403,12 +400,7 @@ class LLM:
             pooling_task="classify",
             tokenization_kwargs=tokenization_kwargs,
         )
-        return [
-            ClassificationRequestOutput(
-                one.request_id, ClassificationOutput(one.outputs._data), one.prompt_token_ids, one.num_cached_tokens
-            )
-            for one in found
-        ]
+        return [ClassificationRequestOutput.of(one, ClassificationOutput) for one in found]
 
     def score(
         self,
@@ -479,9 +471,7 @@ class LLM:
         for answer in _answers(stream, len(bodies), use_tqdm):
             at = answer.request
             prompt = integers(stream.prompt_token_ids(at)).tolist()
-            kind = RequestOutputKind.FINAL_ONLY
-            collector = Collector(ids[at], texts[at], prompt, handle.texts, kind, params[at].detokenize, extras[at].lora)
-            outputs[at] = collector.add(answer)
+            outputs[at] = Collector(ids[at], texts[at], prompt, handle.texts, params[at], extras[at].lora).add(answer)
         return [output for output in outputs if output is not None]
 
 

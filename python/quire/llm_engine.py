@@ -51,14 +51,12 @@ class LLMEngine:
             raise wrong_type("params", params, "SamplingParams")
         if any(collector.request_id == request_id for _, collector in self._running.values()):
             raise ValueError(f"request_id: found {request_id!r}, which is running, expected another")
-        given, fields = requests.one_prompt(prompt), requests.tokenization(tokenization_kwargs)
-        self._handle.load([lora_request])
-        extra = requests.Extra(lora_request, requests.priorities(priority, 1)[0], fields)
+        given, extra = requests.one_prompt(prompt), requests.extra(lora_request, priority, tokenization_kwargs)
         body = requests.completion(given, params, extra)
+        self._handle.load([lora_request])
         stream = self._handle.engine.submit("completions", [body], params.output_kind.name == "FINAL_ONLY")
         ids = integers(stream.prompt_token_ids(0)).tolist()
-        kind, texts = params.output_kind, self._handle.texts
-        collector = Collector(request_id, given.text, ids, texts, kind, params.detokenize, lora_request)
+        collector = Collector(request_id, given.text, ids, self._handle.texts, params, lora_request)
         self._keys += 1
         self._running[self._keys] = (stream, collector)
         self._due.append(self._keys)

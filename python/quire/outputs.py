@@ -7,13 +7,15 @@ NumPy, `numpy.asarray(output.arrays.logprobs)` copies nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from quire.params import LoRARequest, RequestOutputKind
+from quire.params import LoRARequest, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from quire import _quire
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "FlatLogprobs",
     "Logprob",
     "LogprobArrays",
     "PoolingOutput",
@@ -55,6 +58,88 @@ class Logprob:
     """1 + the number of likelier tokens."""
     decoded_token: str | None = None
     """Text of the token alone; bytes that are not UTF-8 are U+FFFD."""
+
+
+@dataclass
+class FlatLogprobs(MutableSequence["dict[int, Logprob]"]):
+    """Log-probabilities of all positions in a few lists, as in vLLM. It reads like the list of dicts that it stands for.
+
+    Position `i` has the entries from `start_indices[i]` to before `end_indices[i]`: the token itself, then the alternatives, of which
+    it may be one.
+    """
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    def append(self, value: dict[int, Logprob] | None) -> None:
+        """Adds a position."""
+        found = value or {}
+        self.append_fast(
+            list(found),
+            [one.logprob for one in found.values()],
+            [one.rank for one in found.values()],
+            [one.decoded_token for one in found.values()],
+        )
+
+    def append_fast(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        ranks: Iterable[int | None],
+        decoded_tokens: Iterable[str | None],
+    ) -> None:
+        """Adds a position with these entries."""
+        self.start_indices.append(len(self.token_ids))
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.ranks += ranks
+        self.decoded_tokens += decoded_tokens
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | FlatLogprobs:
+        if isinstance(index, slice):
+            some = FlatLogprobs()
+            for start, end in zip(self.start_indices[index], self.end_indices[index], strict=True):
+                at = slice(start, end)
+                some.append_fast(self.token_ids[at], self.logprobs[at], self.ranks[at], self.decoded_tokens[at])
+            return some
+        found: dict[int, Logprob] = {}
+        for entry in range(self.start_indices[index], self.end_indices[index]):
+            one = Logprob(self.logprobs[entry], self.ranks[entry], self.decoded_tokens[entry])
+            found.setdefault(self.token_ids[entry], one)
+        return found
+
+    def __iter__(self) -> Iterator[dict[int, Logprob]]:
+        return (self[position] for position in range(len(self)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("Cannot set logprobs in FlatLogprobs")
+
+    def __delitem__(self, index: Any) -> None:
+        raise TypeError("Cannot delete logprobs from FlatLogprobs")
+
+    def insert(self, index: int, value: dict[int, Logprob] | None) -> None:
+        raise TypeError("Cannot insert logprobs to FlatLogprobs")
+
+
+#: Log-probabilities of tokens: for each a dict with itself first.
+SampleLogprobs = FlatLogprobs | list[dict[int, Logprob]]
+
+#: Those of a prompt, whose first token has none.
+PromptLogprobs = FlatLogprobs | list[dict[int, Logprob] | None]
 
 
 class TokenTexts:
@@ -116,19 +201,18 @@ class LogprobArrays:
         a, b = self._parts, later._parts
         return LogprobArrays((a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]))
 
-    def to_dicts(self, ids: Sequence[int], texts: dict[int, str] | None) -> list[dict[int, Logprob]]:
-        """vLLM's form: for each of the tokens `ids` a dict with itself first."""
+    def to_flat(
+        self, ids: Sequence[int], texts: dict[int, str] | None, flat: FlatLogprobs | None = None
+    ) -> FlatLogprobs:
+        """vLLM's flat form, behind `flat`: each of the tokens `ids` with its alternatives."""
         text = ({} if texts is None else texts).get
-        at, all_positions = 0, []
+        at, flat = 0, FlatLogprobs() if flat is None else flat
         tops, top_logprobs = self.top_token_ids.tolist(), self.top_logprobs.tolist()
         for token, logprob, rank, count in zip(ids, self.logprobs, self.ranks, self.counts, strict=True):
-            position = {token: Logprob(logprob, rank, text(token))}
-            for place in range(count):
-                other = tops[at + place]
-                position.setdefault(other, Logprob(top_logprobs[at + place], place + 1, text(other)))
-            at += count
-            all_positions.append(position)
-        return all_positions
+            found, at = slice(at, at + count), at + count
+            tokens = [token, *tops[found]]
+            flat.append_fast(tokens, [logprob, *top_logprobs[found]], [rank, *range(1, count + 1)], map(text, tokens))
+        return flat
 
 
 @dataclass(frozen=True)
@@ -149,7 +233,8 @@ class CompletionOutput:
         text: Generated text.
         token_ids: Generated tokens, including the one that ended the sequence.
         cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless `logprobs` was requested.
-        logprobs: For each token a dict from token ids to `Logprob`, the token itself first; None unless requested.
+        logprobs: For each token a dict from token ids to `Logprob`, the token itself first; None unless requested. With `flat_logprobs`
+            they are `FlatLogprobs`.
         finish_reason: "stop" or "length"; None while the sequence is unfinished.
         stop_reason: The stop string or stop token that ended the sequence; None after an end-of-sequence token.
         lora_request: The adapter.
@@ -162,7 +247,7 @@ class CompletionOutput:
         text: str,
         token_ids: Sequence[int],
         cumulative_logprob: float | None = None,
-        logprobs: list[dict[int, Logprob]] | None = None,
+        logprobs: SampleLogprobs | None = None,
         routed_experts: None = None,
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
@@ -170,6 +255,7 @@ class CompletionOutput:
         *,
         arrays: TokenArrays | None = None,
         texts: dict[int, str] | None = None,
+        flat: bool = False,
     ) -> None:
         self.index = index
         self.text = text
@@ -185,6 +271,7 @@ class CompletionOutput:
         self._token_ids: Sequence[int] | None = None if arrays else token_ids
         self._logprobs = logprobs
         self._texts = texts
+        self._flat = flat
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -197,9 +284,10 @@ class CompletionOutput:
         self._token_ids = ids
 
     @property
-    def logprobs(self) -> list[dict[int, Logprob]] | None:
+    def logprobs(self) -> SampleLogprobs | None:
         if self._logprobs is None and self.arrays.logprobs is not None:
-            self._logprobs = self.arrays.logprobs.to_dicts(self.arrays.token_ids.tolist(), self._texts)
+            found = self.arrays.logprobs.to_flat(self.arrays.token_ids.tolist(), self._texts)
+            self._logprobs = found if self._flat else list(found)
         return self._logprobs
 
     def finished(self) -> bool:
@@ -239,7 +327,7 @@ class RequestOutput:
         request_id: str,
         prompt: str | None,
         prompt_token_ids: list[int] | None,
-        prompt_logprobs: list[dict[int, Logprob] | None] | None,
+        prompt_logprobs: PromptLogprobs | None,
         outputs: list[CompletionOutput],
         finished: bool,
         metrics: None = None,
@@ -274,6 +362,9 @@ class RequestOutput:
 class _Vector:
     """Numbers of a prompt, kept as float32."""
 
+    #: Attribute of the number of numbers.
+    _size: ClassVar[str] = ""
+
     def __init__(self, data: bytes | Sequence[float]) -> None:
         self._data = data if isinstance(data, bytes) else array("f", data).tobytes()
 
@@ -293,6 +384,10 @@ class _Vector:
     def __hash__(self) -> int:
         return hash(self._data)
 
+    def __repr__(self) -> str:
+        shown = f"{self._size}={len(self.array)}" if self._size else f"data={self.array.tolist()}"
+        return f"{type(self).__name__}({shown})"
+
 
 class PoolingOutput(_Vector):
     """Numbers of a prompt."""
@@ -302,12 +397,11 @@ class PoolingOutput(_Vector):
         """The numbers as float32; vLLM has a tensor here."""
         return self.array
 
-    def __repr__(self) -> str:
-        return f"PoolingOutput(data={self.array.tolist()})"
-
 
 class EmbeddingOutput(_Vector):
     """An embedding."""
+
+    _size = "hidden_size"
 
     @property
     def embedding(self) -> list[float]:
@@ -319,12 +413,11 @@ class EmbeddingOutput(_Vector):
         """Number of dimensions."""
         return len(self.array)
 
-    def __repr__(self) -> str:
-        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
-
 
 class ClassificationOutput(_Vector):
     """Probabilities of classes."""
+
+    _size = "num_classes"
 
     @property
     def probs(self) -> list[float]:
@@ -335,9 +428,6 @@ class ClassificationOutput(_Vector):
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.array)
-
-    def __repr__(self) -> str:
-        return f"ClassificationOutput(num_classes={self.num_classes})"
 
 
 @dataclass
@@ -361,6 +451,12 @@ class PoolingRequestOutput(Generic[Output]):
     num_cached_tokens: int = 0
     finished: bool = True
     error: None = None
+
+    @classmethod
+    def of(cls, found: PoolingRequestOutput[PoolingOutput], kind: Callable[[bytes], Output]) -> Self:
+        """The result of a prompt, whose numbers are of another kind."""
+        outputs = kind(found.outputs._data)
+        return cls(found.request_id, outputs, found.prompt_token_ids, found.num_cached_tokens, found.finished)
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
@@ -419,11 +515,10 @@ class Collector:
     prompt: str | None
     prompt_token_ids: list[int]
     texts: TokenTexts
-    kind: RequestOutputKind
-    detokenize: bool = True
+    params: SamplingParams
     lora_request: LoRARequest | None = None
     cached_tokens: int | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     sequences: dict[int, _Sequence] = field(default_factory=dict)
 
     def add(self, answer: _quire.Answer) -> RequestOutput:
@@ -434,9 +529,11 @@ class Collector:
         if answer.prompt_logprobs is not None:
             arrays = LogprobArrays.of(answer.prompt_logprobs)
             ids = self.prompt_token_ids[1:]
-            texts = self.texts.learn([*ids, *arrays.top_token_ids]) if self.detokenize else None
-            self.prompt_logprobs = [None, *arrays.to_dicts(ids, texts)]
-        is_delta = self.kind is RequestOutputKind.DELTA
+            texts = self.texts.learn([*ids, *arrays.top_token_ids]) if self.params.detokenize else None
+            # The first token has none.
+            flat = arrays.to_flat(ids, texts, FlatLogprobs([0], [0]))
+            self.prompt_logprobs = flat if self.params.flat_logprobs else [None, *flat[1:]]
+        is_delta = self.params.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             self.request_id,
             self.prompt,
@@ -450,18 +547,18 @@ class Collector:
 
     def _completion(self, found: _quire.Sequence, is_delta: bool) -> CompletionOutput:
         so_far = self.sequences.setdefault(found.index, _Sequence())
-        text, ids = found.text if self.detokenize else "", found.token_ids
+        text, ids = found.text if self.params.detokenize else "", found.token_ids
         arrays = None if found.logprobs is None else LogprobArrays.of(found.logprobs)
         texts = None
         if arrays is not None:
             so_far.cumulative = (so_far.cumulative or 0.0) + sum(arrays.logprobs)
-            if self.detokenize:
+            if self.params.detokenize:
                 texts = self.texts.learn([*integers(ids), *arrays.top_token_ids])
         if not is_delta:
             so_far.text, so_far.token_ids = so_far.text + text, so_far.token_ids + ids
             if arrays is not None:
                 so_far.logprobs = arrays if so_far.logprobs is None else so_far.logprobs.joined(arrays)
-                texts = self.texts.learn(()) if self.detokenize else None
+                texts = self.texts.learn(()) if self.params.detokenize else None
             text, ids, arrays = so_far.text, so_far.token_ids, so_far.logprobs
         return CompletionOutput(
             found.index,
@@ -473,4 +570,5 @@ class Collector:
             lora_request=self.lora_request,
             arrays=TokenArrays(integers(ids), arrays),
             texts=texts,
+            flat=self.params.flat_logprobs,
         )

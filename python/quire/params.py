@@ -199,11 +199,9 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt_logprob_token_ids": ((None,), "use prompt_logprobs"),
     "prompt_logprob_start": ((None,), "use prompt_logprobs, and drop the first entries"),
     "logprob_token_ids": ((None,), "use logprobs, or allowed_token_ids with logprobs"),
-    "flat_logprobs": ((False,), "use arrays of the output, which are flat"),
     "stream_interval": ((None, 1), "remove it: outputs come as fast as they are read"),
     "extra_args": ((None, {}), "remove it: there are no custom samplers"),
     "skip_reading_prefix_cache": ((None, False), "use enable_prefix_caching=False, or a cache_salt of the prompt"),
-    "thinking_token_budget": ((None, -1), "use max_tokens"),
     "repetition_detection": ((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": ((0,), "remove it"),
     "trace_decode_token_ids": ((None,), "remove it"),
@@ -213,6 +211,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 _SAME = (
     "n presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop stop_token_ids ignore_eos"
     " min_tokens prompt_logprobs skip_special_tokens include_stop_str_in_output allowed_token_ids bad_words"
+    " thinking_token_budget"
 ).split()
 
 
@@ -252,9 +251,10 @@ class SamplingParams:
     min_tokens: int = 0
     """Number of tokens before an end-of-sequence token or a stop may end the output, at most max_tokens."""
     logprobs: int | None = None
-    """Return log-probabilities of the tokens (natural logarithm) with this many alternatives; True is 1."""
+    """Return log-probabilities of the tokens (natural logarithm) with this many alternatives, at most `max_logprobs` of the engine;
+    True is 1, and -1 all tokens of the vocabulary."""
     prompt_logprobs: int | None = None
-    """Return log-probabilities of the prompt's tokens with this many alternatives; True is 1."""
+    """Return log-probabilities of the prompt's tokens with this many alternatives, as `logprobs`."""
     prompt_logprob_token_ids: Any = None
     """Not supported."""
     prompt_logprob_start: int | None = None
@@ -262,7 +262,7 @@ class SamplingParams:
     logprob_token_ids: list[int] | None = None
     """Not supported."""
     flat_logprobs: bool = False
-    """Not supported: `CompletionOutput.arrays` is flat."""
+    """Return log-probabilities as `FlatLogprobs`, without an object for each."""
     detokenize: bool = True
     """Return the text. Without it the text is empty, and there can be no stop strings."""
     skip_special_tokens: bool = True
@@ -290,7 +290,8 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     """Not supported."""
     thinking_token_budget: int | None = None
-    """Not supported."""
+    """Greatest number of tokens of the reasoning, whose end is then forced; None and -1: no limit. Needs the setting
+    `reasoning_parser`."""
     repetition_detection: Any = None
     """Not supported."""
     routed_experts_prompt_start: int = 0
@@ -346,10 +347,11 @@ class SamplingParams:
                 value = None
             if value is not None:
                 value = 1 if value is True else integer(name, value, -1)
-            if value == -1:
-                raise wrong(name, value, "a number of alternatives: all of the vocabulary are not supported")
             setattr(self, name, value)
-        names = "ignore_eos detokenize skip_special_tokens include_stop_str_in_output skip_clone"
+        if self.thinking_token_budget is not None:
+            budget = integer("thinking_token_budget", self.thinking_token_budget, -1)
+            self.thinking_token_budget = None if budget == -1 else budget
+        names = "flat_logprobs ignore_eos detokenize skip_special_tokens include_stop_str_in_output skip_clone"
         for name in names.split():
             setattr(self, name, flag(name, getattr(self, name)))
         if not isinstance(self.output_kind, RequestOutputKind):

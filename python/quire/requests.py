@@ -184,6 +184,18 @@ def completion(prompt: Prompt, params: SamplingParams | BeamSearchParams, extra:
     return _encoded(body)
 
 
+def adapter(given: object) -> LoRARequest | None:
+    """The adapter of one request."""
+    if given is not None and not isinstance(given, LoRARequest):
+        raise wrong_type("lora_request", given, "a LoRARequest")
+    return given
+
+
+def extra(lora_request: object, priority: object, tokenization_kwargs: Mapping[str, Any] | None) -> Extra:
+    """What one request has besides its prompt and its parameters."""
+    return Extra(adapter(lora_request), priorities(priority, 1)[0], tokenization(tokenization_kwargs))
+
+
 def embedding(prompt: Prompt, params: PoolingParams, extra: Extra) -> bytes:
     """The body of `/v1/embeddings` or of `/classify`."""
     body = {"input": prompt.value(), **params.to_json(), **extra.to_json()}

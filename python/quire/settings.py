@@ -1,7 +1,7 @@
 """Settings of an engine: the flags of `quire serve` as keyword arguments, and vLLM's names for them.
 
-The flags, their defaults and their checks are those of the program. This file knows what vLLM has in addition: such names are accepted
-with a value that asks for nothing, and refused otherwise.
+The flags, their defaults and their checks are those of the program, and so is the table of what vLLM has in addition: such names are
+accepted with a value that asks for nothing, and refused otherwise.
 """
 
 from __future__ import annotations
@@ -21,85 +21,23 @@ __all__ = ["AsyncEngineArgs", "EngineArgs"]
 #: Compiled kernels of a package for GPUs; the program looks for them beside its own file.
 KERNELS = Path(__file__).parent / "kernels"
 
-#: Names of vLLM that change how fast something is, or what is measured, and no output. They have no effect.
-WITHOUT_EFFECT = frozenset(
-    """
-    cp_kv_cache_interleave_size dbo_decode_token_threshold dbo_prefill_token_threshold dcp_comm_backend dcp_q_replicate
-    dp_sync_interval elastic_ep_max_dp_size enable_ep_weight_filter enable_hc_sp enable_mamba_shared_prefix_checkpoint
-    enable_nccl_comm_suspend fault_tolerance_config mamba_cache_philox_rounds mamba_ssu_algorithm mm_device_do_normalize
-    mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin
-    mm_encoder_fp8_scale_save_path mm_encoder_only mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_device
-    mm_shm_cache_max_object_size_mb mm_tensor_ipc prefix_cache_retention_interval prefix_match_unit replayssm_buffer_len
-    shutdown_timeout sleep_mode_offload_cudagraph sleep_preserve_parameter_names sparse_indexer_topk_backend
-    specialize_active_lora swa_bounded_replay use_replayssm video_pruning_method video_pruning_rate
-    aggregate_engine_logging all2all_backend allow_deprecated_quantization attention_backend attention_config collect_detailed_traces
-    compilation_config cpu_distributed_timeout_seconds cudagraph_capture_sizes cudagraph_metrics custom_histogram_buckets
-    disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
-    disable_nccl_for_dp_synchronization distributed_timeout_seconds enable_cumem_allocator enable_flashinfer_autotune
-    enable_layerwise_nvtx_tracing enable_logging_iteration_details enable_mfu_metrics enable_mm_processor_stats
-    enable_shm_tensor_arena fail_on_environ_validation gdn_prefill_backend ignore_patterns ir_op_priority jit_monitor_mode
-    jit_monitor_verbose kda_decode_backend kda_prefill_backend kernel_config kv_cache_metrics kv_cache_metrics_sample
-    kv_sharing_fast_prefill linear_backend log_config_file logging_config long_prefill_token_threshold
-    long_prefill_token_threshold_adaptive mamba_backend mamba_config max_cudagraph_capture_size max_num_active_seqs
-    master_addr master_port max_parallel_loading_workers mm_processor_cache_gb mm_processor_cache_type model_loader_extra_config moe_backend
-    numa_bind numa_bind_cpus numa_bind_nodes optimization_level per_request_spec_decode_metrics performance_mode
-    prefill_schedule_interval prefix_caching_hash_algo profiler_config pt_load_map_location renderer_num_workers
-    safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl
-    show_hidden_metrics_for_version skip_mm_profiling stream_interval use_tqdm_on_load watermark
-    """.split()
-)
-
-#: Other names of vLLM, with the values that ask for nothing besides None, False, 0, "", "auto" and empty containers.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "api_server_count": (1,),
-    "config_format": ("hf",),
-    "convert": ("none", "embed"),
-    "data_parallel_backend": ("mp",),
-    "data_parallel_size": (1,),
-    "data_parallel_size_local": (1,),
-    "dcp_kv_cache_interleave_size": (1,),
-    "decode_context_parallel_size": (1,),
-    "expert_placement_strategy": ("linear",),
-    "kv_offloading_backend": ("native",),
-    "logprobs_mode": ("raw_logprobs",),
-    "lora_dtype": ("auto",),
-    "mamba_cache_mode": ("none",),
-    "max_lora_cls_labels": (1,),
-    "model_impl": ("vllm",),
-    "mm_encoder_tp_mode": ("weights",),
-    "nnodes": (1,),
-    "offload_num_in_group": (1,),
-    "offload_prefetch_step": (1,),
-    "prefill_context_parallel_size": (1,),
-    "runner": ("generate", "pooling"),
-    "tokenizer_mode": ("hf", "fast"),
+#: Names of vLLM that have no counterpart here: the values that are accepted without effect (None: all), and the reason. Those of the first
+#: line are arguments of vLLM's classes alone, or settings of a server.
+_FOREIGN: dict[str, tuple[list[str] | None, str]] = {
+    **dict.fromkeys(("enable_mm_processor_stats", "mamba_config", "shutdown_timeout"), (None, "")),
+    **dict.fromkeys(
+        ("enable_log_requests", "max_num_queued_reqs", "model_weights", "pooler_config", "structured_outputs_config"),
+        ([], "remove it"),
+    ),
+    **{name: (values, reason) for name, values, reason in _quire.vllm_settings()},
 }
-for _name in """
-    data_parallel_multi_port_external_lb device_ids ec_manager_config enable_mamba_cache_stochastic_rounding
-    enable_mixed_moe_lora_format enable_moe_shared_loras engram_config
-    additional_config allowed_local_media_path allowed_media_domains aux_output_config code_revision
-    cpu_offload_gb cpu_offload_params data_parallel_address data_parallel_external_lb data_parallel_hybrid_lb
-    data_parallel_rank data_parallel_rpc_port data_parallel_start_rank default_mm_loras diffusion_config
-    disable_sliding_window ec_transfer_config enable_batch_sharded_sampling enable_dbo enable_elastic_ep enable_eplb
-    enable_expert_parallel enable_fault_tolerance enable_log_requests enable_mm_embeds enable_prompt_embeds
-    enable_return_routed_experts enable_sleep_mode enable_tower_connector_lora enable_trace_replay eplb_config
-    fully_sharded_loras hf_config_path interleave_mm_strings io_processor_plugin kv_cache_dtype_skip_layers
-    language_model_only limit_mm_per_prompt logits_processors lora_target_modules mamba_block_size mamba_cache_dtype
-    mamba_ssm_cache_dtype max_num_queued_reqs max_num_queued_tokens
-    max_num_scheduled_tokens media_io_kwargs mm_processor_kwargs model_class_overrides model_weights node_rank
-    num_gpu_blocks_override offload_backend offload_group_size offload_params otlp_traces_endpoint pooler_config
-    quantization_config ray_workers_use_nsight reasoning_config reasoning_parser_plugin return_sampling_mask scheduler_cls
-    skip_tokenizer_init structured_outputs_config tokens_only ubatch_size use_fp64_gumbel watermark_config
-    weight_transfer_config worker_cls worker_extension_cls
-    """.split():
-    _NEUTRAL[_name] = ()
 
 #: Names of vLLM for parts of `speculative_config`.
 _SPECULATIVE = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
 #: All names of vLLM that are no flags.
 OF_VLLM = frozenset(
-    {*WITHOUT_EFFECT, *_NEUTRAL, *_SPECULATIVE, "tokenizer", "tokenizer_revision", "generation_config"}
+    {*_FOREIGN, *_SPECULATIVE, "tokenizer", "tokenizer_revision", "generation_config"}
     | {"override_generation_config"}
 )
 
@@ -128,7 +66,8 @@ class Settings:
                 near = difflib.get_close_matches(name, [*known, *OF_VLLM], 1)
                 guess = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{owner} got an unexpected keyword argument {name!r}{guess}")
-            if value is None or name in WITHOUT_EFFECT:
+            accepted, reason = _FOREIGN.get(name, ([], ""))
+            if value is None or accepted is None:
                 continue
             if name in ("tokenizer", "tokenizer_revision"):
                 if value != given.get({"tokenizer": "model"}.get(name, "revision")):
@@ -145,8 +84,9 @@ class Settings:
                 self.chat_template = value
             elif name in known:
                 values[name] = value
-            elif not _is_neutral(value) and value not in _NEUTRAL[name]:
-                raise ValueError(f"{name}: found {value!r}, which this engine does not have; remove it")
+            elif not _is_neutral(value) and str(value) not in accepted:
+                expected = f"expected {', '.join(accepted)}: " if accepted else "which this engine does not have: "
+                raise ValueError(f"{name}: found {value!r}, {expected}{reason}")
         if "kernels_dir" not in values and KERNELS.is_dir() and "QUIRE_KERNELS_DIR" not in os.environ:
             values["kernels_dir"] = KERNELS
         if speculative:

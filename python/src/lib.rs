@@ -65,6 +65,13 @@ fn settings(server: bool) -> Vec<String> {
     purpose.names()
 }
 
+/// Settings of vLLM that have no counterpart here: name, values that are accepted without effect (`None`: all), and the reason.
+#[pyfunction]
+fn vllm_settings() -> Vec<(String, Option<Vec<&'static str>>, &'static str)> {
+    let all = cli::embed::vllm_settings().into_iter();
+    all.map(|setting| (setting.name, setting.values, setting.reason)).collect()
+}
+
 #[pymodule]
 mod _quire {
     #[pymodule_export]
@@ -76,7 +83,7 @@ mod _quire {
     #[pymodule_export]
     use super::stream::{Ready, Stream};
     #[pymodule_export]
-    use super::{EngineDeadError, QueueOverflowError, main, settings};
+    use super::{EngineDeadError, QueueOverflowError, main, settings, vllm_settings};
 
     /// Version of the package.
     #[pymodule_export]

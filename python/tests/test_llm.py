@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import quire
-from quire import LLM, BeamSearchParams, LoRARequest, PoolingParams, SamplingParams, StructuredOutputsParams
+from quire import LLM, BeamSearchParams, FlatLogprobs, LoRARequest, PoolingParams, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -48,6 +48,74 @@ def test_an_output_has_the_attributes_of_vllm(llm: LLM) -> None:
     assert output.num_cached_tokens is not None and output.metrics is None
     assert pickle.loads(pickle.dumps(output)).outputs[0].logprobs == one.logprobs
     assert "CompletionOutput(index=0, text=' Paris.'" in repr(output)
+
+
+def test_flat_logprobs_are_the_dicts_in_a_few_lists(llm: LLM) -> None:
+    given: dict[str, Any] = {"temperature": 1, "seed": 3, "max_tokens": 6, "logprobs": 3, "prompt_logprobs": 2}
+    dicts = llm.generate("The capital of France is", SamplingParams(**given), use_tqdm=False)[0]
+    flat = llm.generate("The capital of France is", SamplingParams(**given, flat_logprobs=True), use_tqdm=False)[0]
+    for found, expected in ((flat.outputs[0].logprobs, dicts.outputs[0].logprobs), (flat.prompt_logprobs, dicts.prompt_logprobs)):
+        assert isinstance(found, FlatLogprobs) and isinstance(expected, list)
+        assert list(found) == [position or {} for position in expected] and len(found) == len(expected)
+        assert found[1:3] == FlatLogprobs(*_moved(found, 1, 3)) and list(found[1:3]) == [found[1], found[2]]
+        assert found[-1] == expected[-1] and pickle.loads(pickle.dumps(found)) == found
+        assert len(found.token_ids) == len(found.logprobs) == len(found.ranks) == found.end_indices[-1]
+    assert flat.outputs[0].logprobs is not None
+    assert flat.outputs[0].cumulative_logprob == dicts.outputs[0].cumulative_logprob
+    # The token itself comes first, although it may be one of its alternatives.
+    assert [end - start for start, end in _bounds(flat.outputs[0].logprobs)] == [4] * 6
+    own = FlatLogprobs()
+    own.extend(dicts.outputs[0].logprobs or [])
+    assert list(own) == dicts.outputs[0].logprobs
+    with pytest.raises(TypeError, match="Cannot set"):
+        own[0] = {}
+    with pytest.raises(TypeError, match="Cannot delete"):
+        del own[0]
+    with pytest.raises(TypeError, match="Cannot insert"):
+        own.insert(0, None)
+
+
+def _bounds(found: Any) -> list[tuple[int, int]]:
+    return list(zip(found.start_indices, found.end_indices, strict=True))
+
+
+def _moved(found: FlatLogprobs, first: int, last: int) -> tuple[list[Any], ...]:
+    """The lists of a slice, written out."""
+    start, end = found.start_indices[first], found.end_indices[last - 1]
+    starts, ends = ([at - start for at in bounds[first:last]] for bounds in (found.start_indices, found.end_indices))
+    return starts, ends, *(list(part[start:end]) for part in (found.token_ids, found.logprobs, found.ranks, found.decoded_tokens))
+
+
+def test_all_tokens_of_the_vocabulary_have_log_probabilities_if_the_engine_allows_it(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
+    with pytest.raises(ValueError, match="prompt_logprobs: found -1.*--max-logprobs"):
+        llm.generate("Hello there", params, use_tqdm=False)
+    with LLM(max_logprobs=-1) as free:
+        size = free.llm_engine.model_config.get_vocab_size()
+        output = free.generate("Hello there", params, use_tqdm=False)[0]
+        assert output.outputs[0].logprobs is not None and output.prompt_logprobs is not None
+        for position in [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]:
+            assert position is not None and len(position) == size
+            assert math.fsum(math.exp(one.logprob) for one in position.values()) == pytest.approx(1, abs=1e-4)
+            assert sorted(one.rank or 0 for one in position.values())[-1] == size
+        few = free.generate("Hello there", SamplingParams(temperature=0, max_tokens=2, logprobs=3), use_tqdm=False)[0].outputs[0]
+        for position, three in zip(output.outputs[0].logprobs, few.logprobs or [], strict=True):
+            assert list(three.items()) == list(position.items())[: len(three)]
+
+
+def test_reasoning_ends_after_its_budget(llm: LLM) -> None:
+    def text(engine: LLM, budget: int | None) -> str:
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, thinking_token_budget=budget)
+        return engine.generate("How much is it?<think>", params, use_tqdm=False)[0].outputs[0].text
+
+    with LLM(reasoning_parser="qwen3") as thinks:
+        free, short = text(thinks, None), text(thinks, 4)
+        assert free == text(thinks, -1) == text(thinks, 1000) == text(llm, None)
+        assert "</think>" not in free and "</think>" in short
+        begun = short[: short.index("</think>")]
+        assert begun and free.startswith(begun)
+    with pytest.raises(ValueError, match="thinking_token_budget.*--reasoning-parser"):
+        text(llm, 4)
 
 
 def test_stops_say_what_stopped(llm: LLM) -> None:
@@ -283,7 +351,7 @@ def test_internals_are_refused_by_name(llm: LLM) -> None:
         ({"max_num_seqs": "x"}, ValueError, "invalid value 'x' for '--max-num-seqs <N>': expected a whole number"),
         ({"block_size": 7}, ValueError, "--block-size: found 7, expected"),
         ({"model": "no/such/model"}, ValueError, "no/such/model: no such folder or file; expected a checkpoint folder"),
-        ({"cpu_offload_gb": 4}, ValueError, "cpu_offload_gb: found 4, which this engine does not have; remove it"),
+        ({"cpu_offload_gb": 4}, ValueError, "cpu_offload_gb: found 4, expected 0: weights stay in the memory of the device"),
         ({"tokenizer": "other"}, ValueError, "tokenizer: found 'other', expected that of the model"),
         ({"ssl_keyfile": "x"}, TypeError, "LLM() got an unexpected keyword argument 'ssl_keyfile'"),
     ],
@@ -345,6 +413,6 @@ def test_every_name_of_vllm_passes_where_it_asks_for_nothing() -> None:
     defaults = {"data_parallel_size": 1, "nnodes": 1, "master_addr": "127.0.0.1", "tokenizer_mode": "auto", "model_impl": "auto",
                 "mm_processor_cache_gb": 4, "logprobs_mode": "raw_logprobs", "offload_num_in_group": 1, "max_logprobs": 20}  # fmt: skip
     Settings("LLM()", defaults)
-    for wrong in ({"data_parallel_size": 2}, {"logits_processors": ["x"]}, {"runner": "draft"}, {"enable_expert_parallel": True}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: found .* which this engine does not have"):
+    for wrong in ({"data_parallel_size": 2}, {"logits_processors": ["x"]}, {"runner": "draft"}, {"worker_cls": "x"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: found .*, (expected|which this engine does not have)"):
             Settings("LLM()", wrong)

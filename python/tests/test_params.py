@@ -45,7 +45,7 @@ def test_the_defaults_and_their_order_are_those_of_vllm() -> None:
         ({"stop": ["a", ""]}, "stop: found ['a', ''], expected no empty string"),
         ({"stop": "a", "detokenize": False}, "stop: found ['a'], expected no stop strings with detokenize=False"),
         ({"allowed_token_ids": []}, "allowed_token_ids: found [], expected at least one token id"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget: found 5, which is not supported"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget: found -2, expected an integer of at least -1"),
         ({"extra_args": {"a": 1}}, "extra_args: found {'a': 1}, which is not supported"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_wrong_value_raises_with_the_field_and_what_is_allowed(given: dict[str
 @pytest.mark.parametrize(
     "given",
     [{"n": "a"}, {"n": 1.5}, {"n": True}, {"temperature": "hot"}, {"stop": 3}, {"stop_token_ids": "ab"}, {"seed": 1.0},
-     {"ignore_eos": "yes"}, {"logit_bias": [1]}, {"structured_outputs": "x"}, {"output_kind": 1}, {"unknown": 1}],
+     {"ignore_eos": "yes"}, {"flat_logprobs": 1}, {"thinking_token_budget": 1.5}, {"logit_bias": [1]}, {"structured_outputs": "x"}, {"output_kind": 1}, {"unknown": 1}],
 )  # fmt: skip
 def test_a_wrong_type_and_an_unknown_field_are_type_errors(given: dict[str, object]) -> None:
     with pytest.raises(TypeError, match=next(iter(given))):
@@ -71,6 +71,7 @@ def test_values_are_normalised_as_in_vllm() -> None:
                             n=numpy.int64(2), top_p=numpy.float32(0.5))
     assert (params.stop, params.seed, params.logprobs, params.logit_bias) == (["a"], None, 1, {5: 100.0})
     assert (params.n, params.top_p) == (2, 0.5)
+    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
     greedy = SamplingParams(temperature=0, top_p=0.5, top_k=5, min_p=0.1)
     assert (greedy.top_p, greedy.top_k, greedy.min_p) == (1.0, 0, 0.0)
     with pytest.warns(UserWarning, match="temperature"):

@@ -72,6 +72,6 @@ pub use constraint::{Constraint, ConstraintError, Mask, TokenSet};
 pub use context::{Context, Likely, Sampled};
 pub use draw::gumbel_noise;
 pub use logprobs::{TokenLogprobs, token_logprobs};
-pub use params::{MAX_LOGPROBS, MAX_TEMPERATURE, ParamError, SamplingParams};
+pub use params::{MAX_TEMPERATURE, ParamError, SamplingParams};
 pub use philox::philox4x32_10;
 pub use sampler::Sampler;

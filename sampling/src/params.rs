@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 
-/// Greatest value of [`SamplingParams::logprobs`].
-pub const MAX_LOGPROBS: usize = 1000;
-
 /// Lower temperatures select the likeliest token.
 const GREEDY_BELOW: f32 = 1e-5;
 
@@ -47,7 +44,7 @@ pub struct SamplingParams {
     /// Token sequences that must not be generated: if the output ends with all but the last token of one, the last is
     /// banned. None may be empty.
     pub bad_words: Arc<[Vec<u32>]>,
-    /// Reports the token's log-probability and this many of the likeliest alternatives: up to 1000.
+    /// Reports the token's log-probability and this many of the likeliest alternatives.
     pub logprobs: Option<usize>,
 }
 
@@ -123,13 +120,7 @@ impl SamplingParams {
             let message = "bad_words must not contain an empty word".to_owned();
             return Err(ParamError { param: "bad_words", message });
         }
-        match self.logprobs {
-            Some(count) if count > MAX_LOGPROBS => {
-                let message = format!("logprobs must be at most {MAX_LOGPROBS}, got {count}");
-                Err(ParamError { param: "logprobs", message })
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -32,8 +32,8 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::http::ApiError;
-use crate::openai::batches::LINES_AT_ONCE;
 use crate::openai::batches::line::{Line, unsent};
+use crate::openai::batches::lines_at_once;
 use crate::openai::chat::{ChatRequest, Prepared};
 use crate::openai::completions::CompletionRequest;
 use crate::openai::embeddings;
@@ -167,7 +167,7 @@ pub async fn run_batch(
     let longest = app.options.limits.max_body_bytes as u64;
     let mut is_over = false;
     loop {
-        while !is_over && running.len() < LINES_AT_ONCE {
+        while !is_over && running.len() < lines_at_once(app) {
             let mut text = Vec::new();
             is_over = input.take(longest + 1).read_until(b'\n', &mut text)? == 0;
             if text.len() as u64 > longest {

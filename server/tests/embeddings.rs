@@ -77,7 +77,13 @@ fn base64_is_the_same_numbers() {
 fn the_usage_counts_the_tokens_of_all_inputs() {
     let count = SERVER.ok("/tokenize", json!({"prompt": "hello there"}))["count"].as_u64().unwrap();
     let usage = SERVER.ok(EMBEDDINGS, json!({"input": ["hello there", "hello there", "hello there"]}))["usage"].clone();
-    assert_eq!(usage, json!({"prompt_tokens": 3 * count, "total_tokens": 3 * count}));
+    assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(3 * count), &json!(3 * count)));
+    assert_eq!((&usage["completion_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]), (&json!(0), &json!(0)));
+    // Whole blocks of a prompt that was computed before are cached.
+    let long = json!({"input": vec![7; 200]});
+    SERVER.ok(EMBEDDINGS, long.clone());
+    let cached = SERVER.ok(EMBEDDINGS, long)["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!((128..200).contains(&cached), "{cached}");
     let cut = SERVER.ok(EMBEDDINGS, json!({"input": vec![5; 3000], "truncate_prompt_tokens": -1}))["usage"].clone();
     assert_eq!(cut["prompt_tokens"], 1023);
 }

@@ -95,6 +95,12 @@ impl Case {
     }
 }
 
+/// The usage of prompts of this many tokens.
+fn usage(tokens: usize, cached: u64) -> Value {
+    json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": cached}})
+}
+
 fn numbers(list: &Value) -> Vec<f64> {
     list.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
@@ -112,7 +118,7 @@ fn embeddings_of_texts_are_those_of_transformers_alone_and_in_a_batch() {
         let pooled = case.server.ok("/pooling", json!({"input": case.texts(), "task": "embed"}));
         assert_eq!((&together["object"], &pooled["object"]), (&json!("list"), &json!("list")));
         let tokens: usize = case.inputs().iter().map(|input| input["ids"].as_array().unwrap().len()).sum();
-        assert_eq!(together["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}), "{}", case.name);
+        assert_eq!(together["usage"], usage(tokens, 0), "{}", case.name);
         for (i, input) in case.inputs().iter().enumerate() {
             let alone = case.server.ok("/v1/embeddings", json!({"input": input["text"]}));
             assert_eq!(alone["data"][0]["embedding"], together["data"][i]["embedding"], "{}: {i}", case.name);
@@ -231,7 +237,20 @@ fn rankings_of_documents_are_those_of_transformers() {
             assert_eq!(json!(order), *ranking, "{}", case.name);
             assert!(answer["id"].as_str().unwrap().starts_with("rerank-"));
             let tokens: usize = inputs.iter().map(|input| input["ids"].as_array().unwrap().len()).sum();
-            assert_eq!(answer["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}), "{}", case.name);
+            let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            assert_eq!(answer["usage"], usage(tokens, cached), "{}", case.name);
+            // The form of text-embeddings-inference and llama-server.
+            let mut bare = json!({"query": query, "texts": documents, "return_text": true});
+            let list = case.server.ok("/rerank", bare.clone());
+            let of = |result: &Value| json!({"index": result["index"], "text": result["document"]["text"], "score": result["relevance_score"]});
+            assert_eq!(list, results.iter().map(of).collect::<Value>());
+            (bare["return_text"], bare["top_n"], bare["raw_scores"]) = (json!(false), json!(2), json!(true));
+            let logits = case.server.ok("/rerank", bare);
+            let mut body = body.clone();
+            body["use_activation"] = json!(false);
+            let whole = case.server.ok("/rerank", body)["results"].clone();
+            let two = |of: &dyn Fn(&Value) -> Value| whole.as_array().unwrap()[..2].iter().map(of).collect::<Value>();
+            assert_eq!(logits, two(&|one| json!({"index": one["index"], "score": one["relevance_score"]})));
             for result in results {
                 let input = inputs[result["index"].as_u64().unwrap() as usize];
                 let (found, want) = (result["relevance_score"].as_f64().unwrap(), input["score"].as_f64().unwrap());

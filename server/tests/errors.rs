@@ -74,7 +74,7 @@ fn unsupported_fields_are_refused_by_name_and_never_ignored() {
         (CHAT, "tool_choice", json!("required")),
         (CHAT, "chat_template", json!("{{ x }}")),
         (CHAT, "echo", json!(true)),
-        (CHAT, "reasoning", json!({"effort": "low"})),
+        (COMPLETIONS, "reasoning", json!({"effort": "low"})),
         (COMPLETIONS, "documents", json!([{"title": "a"}])),
     ] {
         assert_names(path, json!({param: value}), param);
@@ -97,7 +97,8 @@ fn unsupported_fields_are_refused_by_name_and_never_ignored() {
         ("/v1/embeddings", json!({"input": "a", "use_activation": false})),
         ("/pooling", json!({"input": "a", "dimensions": 3})),
         ("/score", json!({"text_1": "a", "text_2": "b", "instruction": "judge"})),
-        ("/rerank", json!({"query": "a", "documents": ["b"], "raw_scores": true})),
+        ("/score", json!({"text_1": "a", "text_2": "b", "raw_scores": true})),
+        ("/rerank", json!({"query": "a", "documents": ["b"], "texts": ["b"]})),
         ("/v1/responses", json!({"input": "a", "logprobs": true})),
         ("/v1/responses", json!({"input": "a", "reasoning_effort": "low"})),
     ] {

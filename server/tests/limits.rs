@@ -380,3 +380,37 @@ fn a_client_that_reads_nothing_is_disconnected_and_blocks_no_other_client() {
     });
     server.until("its blocks are free", |s| s.metric("vllm:kv_cache_usage_perc") == 0.0);
 }
+
+#[test]
+fn all_tokens_of_the_vocabulary_have_log_probabilities_if_the_server_allows_it() {
+    let chat = json!({"messages": [{"role": "user", "content": "One"}], "max_tokens": 2, "temperature": 0, "logprobs": true,
+        "top_logprobs": -1});
+    let (closed, open) = (Server::start(), with(Limits { max_logprobs: usize::MAX, ..Limits::default() }));
+    for (path, param) in
+        [("/v1/chat/completions", "top_logprobs"), (COMPLETIONS, "logprobs"), (COMPLETIONS, "prompt_logprobs")]
+    {
+        let body = if param == "top_logprobs" { chat.clone() } else { json!({"prompt": "One", param: -1}) };
+        let reply = closed.post(path, &body);
+        let error = reply.error();
+        assert_eq!((reply.status, error["param"].as_str()), (400, Some(param)), "{}", reply.body);
+        assert!(error["message"].as_str().unwrap().contains("--max-logprobs -1"), "{}", reply.body);
+    }
+    let answer = open.ok("/v1/chat/completions", chat.clone());
+    let few = {
+        let mut few = chat.clone();
+        few["top_logprobs"] = json!(3);
+        closed.ok("/v1/chat/completions", few)
+    };
+    let tokens = |answer: &Value| answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    for (all, few) in tokens(&answer).iter().zip(tokens(&few)) {
+        let top = all["top_logprobs"].as_array().unwrap();
+        let mass: f64 = top.iter().map(|one| one["logprob"].as_f64().unwrap().exp()).sum();
+        assert!((mass - 1.0).abs() < 1e-4, "{} tokens have {mass}", top.len());
+        assert_eq!(top[..3], few["top_logprobs"].as_array().unwrap()[..]);
+    }
+    // Nobody may keep a stream of so many unread.
+    let mut long = chat;
+    (long["max_tokens"], long["stream"]) = (json!(900), json!(true));
+    let error = open.post("/v1/chat/completions", &long).error();
+    assert!(error["message"].as_str().unwrap().contains("--max-logprob-entries"), "{error}");
+}

@@ -223,3 +223,30 @@ fn errors_have_the_form_of_the_api() {
         assert!(message.starts_with(&format!("{param}: ")), "{fields}: {message}");
     }
 }
+
+#[test]
+fn tokens_of_a_text_have_the_fields_of_llama_server() {
+    let text = "Paris, Äpfel 🙂";
+    let ours = SERVER.ok("/tokenize", json!({"prompt": text, "add_special_tokens": false}))["tokens"].clone();
+    assert_eq!(SERVER.ok("/tokenize", json!({"content": text})), json!({"tokens": ours}));
+    let pieces = SERVER.ok("/tokenize", json!({"content": text, "with_pieces": true}))["tokens"].clone();
+    let (mut ids, mut bytes) = (Vec::new(), Vec::new());
+    for token in pieces.as_array().unwrap() {
+        ids.push(token["id"].clone());
+        match token["piece"].as_str() {
+            Some(piece) => bytes.extend_from_slice(piece.as_bytes()),
+            None => bytes.extend(token["piece"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8)),
+        }
+    }
+    assert_eq!((json!(ids), String::from_utf8(bytes).unwrap().as_str()), (ours.clone(), text));
+    assert!(
+        pieces.as_array().unwrap().iter().any(|token| token["piece"].is_array()),
+        "a part of a character: {pieces}"
+    );
+    let special = |flag: bool| SERVER.ok("/tokenize", json!({"content": text, "add_special": flag}))["tokens"].clone();
+    let with = SERVER.ok("/tokenize", json!({"prompt": text}))["tokens"].clone();
+    assert_eq!((special(false), special(true)), (ours.clone(), with));
+    assert_eq!(SERVER.ok("/detokenize", json!({"tokens": ours})), json!({"prompt": text, "content": text}));
+    let reply = SERVER.post("/tokenize", &json!({"content": text, "parse_special": false}));
+    assert_eq!((reply.status, reply.error()["param"].as_str()), (400, Some("parse_special")), "{}", reply.body);
+}

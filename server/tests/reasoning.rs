@@ -189,3 +189,116 @@ fn messages_of_harmony_become_reasoning_content_and_calls() {
     let chunks = server.stream(CHAT, body);
     assert_eq!((joined(&chunks, "reasoning"), joined(&chunks, "content")), ("2 + 2".to_string(), "Four.".to_string()));
 }
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A prompt that ends within the reasoning, of which all tokens are returned.
+fn thinking(more: &Value) -> Value {
+    let mut body = json!({"prompt": "How much is it?<think>", "max_tokens": 40, "ignore_eos": true, "seed": 3, "logprobs": 2,
+        "return_token_ids": true});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn reasoning_ends_after_its_budget_and_every_other_token_is_drawn_as_without_one() {
+    let server = server(Some(ReasoningFormat::Qwen3));
+    let close = server.ok("/tokenize", json!({"content": "</think>"}))["tokens"].as_array().unwrap().clone();
+    for temperature in [0.0, 1.0] {
+        let ask = |budget: i64, more: Value| {
+            let mut body = thinking(&json!({"temperature": temperature, "thinking_token_budget": budget}));
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            server.ok(COMPLETIONS, body)["choices"].clone()
+        };
+        let ids = |choice: &Value| choice["token_ids"].as_array().unwrap().clone();
+        let free = ask(-1, json!({"n": 2}));
+        assert_eq!(free, ask(1000, json!({"n": 2})), "a budget that is not used up changes nothing");
+        for budget in [0, 1, 7, 30] {
+            let limited = ask(budget as i64, json!({"n": 2}));
+            for (limited, free) in limited.as_array().unwrap().iter().zip(free.as_array().unwrap()) {
+                let (found, free_ids) = (ids(limited), ids(free));
+                assert_eq!(found[..budget], free_ids[..budget], "{temperature}");
+                assert_eq!(found[budget..budget + close.len()], close[..], "{temperature}");
+                let scores =
+                    |choice: &Value| choice["logprobs"]["token_logprobs"].as_array().unwrap()[..budget].to_vec();
+                assert_eq!(scores(limited), scores(free));
+                assert_eq!(found.len(), 40);
+            }
+        }
+    }
+    // What follows is what the model writes behind these tokens.
+    let limited =
+        server.ok(COMPLETIONS, thinking(&json!({"temperature": 0, "reasoning_budget": 7})))["choices"][0].clone();
+    let prompt = [&limited["prompt_token_ids"], &limited["token_ids"]].map(|ids| ids.as_array().unwrap().clone());
+    let (before, tokens) = (prompt[0].len() + 7 + close.len(), prompt.concat());
+    let body = json!({"prompt": tokens[..before], "temperature": 0, "max_tokens": 33 - close.len(), "ignore_eos": true,
+        "return_token_ids": true});
+    assert_eq!(server.ok(COMPLETIONS, body)["choices"][0]["token_ids"], json!(tokens[before..]));
+}
+
+#[test]
+fn a_budget_holds_in_every_route_and_beside_a_grammar() {
+    let server = server(Some(ReasoningFormat::Qwen3));
+    let messages = json!([{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "<think>\nWell"}]);
+    let chat = json!({"messages": messages, "continue_final_message": true, "max_tokens": 40, "temperature": 1, "n": 3, "seed": 5,
+        "structured_outputs": {"choice": ["four", "five"]}});
+    for (name, value) in [
+        ("thinking_token_budget", json!(6)),
+        ("thinking_budget", json!(6)),
+        ("reasoning", json!({"max_tokens": 6, "effort": "low"})),
+    ] {
+        let mut body = chat.clone();
+        body[name] = value;
+        let answer = server.ok(CHAT, body.clone());
+        for choice in answer["choices"].as_array().unwrap() {
+            let message = &choice["message"];
+            assert!(["four", "five"].contains(&message["content"].as_str().unwrap()), "{choice}");
+            assert!(message["reasoning"].is_string(), "{choice}");
+        }
+        let contents: String = answer["choices"].as_array().unwrap()[1]["message"]["content"].as_str().unwrap().into();
+        assert_eq!(joined(&server.stream(CHAT, body), "content"), contents);
+    }
+    let mut hidden = chat.clone();
+    hidden["reasoning"] = json!({"max_tokens": 6, "exclude": true});
+    assert!(server.ok(CHAT, hidden)["choices"][0]["message"].get("reasoning").is_none());
+    // A model that opens the reasoning itself, and one that begins with it.
+    let mut body = saying("<think>endless");
+    body["thinking_token_budget"] = json!(2);
+    let answer = server.ok(CHAT, body);
+    assert_eq!(answer["choices"][0]["message"]["reasoning"], "endless", "the grammar has no end of the reasoning");
+    let deepseek = self::server(Some(ReasoningFormat::DeepseekR1));
+    let body = json!({"input": "How much?", "max_output_tokens": 30, "reasoning": {"max_tokens": 4}, "temperature": 0});
+    let answer = deepseek.ok("/v1/responses", body);
+    let kinds: Vec<&Value> = answer["output"].as_array().unwrap().iter().map(|item| &item["type"]).collect();
+    assert_eq!(kinds, ["reasoning", "message"], "{answer}");
+    let body =
+        json!({"messages": [{"role": "user", "content": "How much?"}], "max_tokens": 30, "thinking_token_budget": 4});
+    let answer = deepseek.ok("/v1/messages", body);
+    let kinds: Vec<&Value> = answer["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["thinking", "text"], "{answer}");
+}
+
+#[test]
+fn a_budget_that_cannot_be_held_is_refused_in_one_line() {
+    let thinks = server(Some(ReasoningFormat::Qwen3));
+    for (server, body, param) in [
+        (&server(None), json!({"thinking_token_budget": 5}), "thinking_token_budget"),
+        (&server(None), json!({"reasoning": {"max_tokens": 5}}), "reasoning.max_tokens"),
+        (&thinks, json!({"thinking_budget": -2}), "thinking_budget"),
+        (&thinks, json!({"reasoning": {"max_tokens": -1}}), "reasoning.max_tokens"),
+        (&thinks, json!({"reasoning": {"enabled": 1}}), "reasoning.enabled"),
+        (&thinks, json!({"thinking_token_budget": 5, "use_beam_search": true}), "use_beam_search"),
+    ] {
+        let mut body = body;
+        body["messages"] = json!([{"role": "user", "content": "How much?"}]);
+        let reply = server.post(CHAT, &body);
+        let error = reply.error();
+        assert_eq!((reply.status, error["param"].as_str()), (400, Some(param)), "{body}: {}", reply.body);
+        assert!(!error["message"].as_str().unwrap().contains('\n'), "{}", reply.body);
+    }
+    let mut free =
+        json!({"messages": [{"role": "user", "content": "How much?"}], "max_tokens": 4, "thinking_token_budget": -1});
+    server(None).ok(CHAT, free.clone());
+    free["reasoning"] = json!({"max_tokens": null});
+    server(None).ok(CHAT, free);
+}

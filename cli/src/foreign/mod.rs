@@ -62,6 +62,17 @@ pub struct Foreign {
     pub fate: Fate,
 }
 
+/// A setting of another program that has no counterpart in this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignSetting {
+    /// Name, with underscores.
+    pub name: String,
+    /// Values that are accepted without effect; `None`: all.
+    pub values: Option<Vec<&'static str>>,
+    /// Why it has no effect, or what to do instead.
+    pub reason: &'static str,
+}
+
 /// The flags of another program.
 pub struct Dialect(Vec<Foreign>);
 
@@ -100,6 +111,24 @@ impl Dialect {
     /// Names of flags that this program does not have.
     pub fn without_equal(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.0.iter().filter(|flag| flag.fate != Fate::Ours).map(|flag| flag.name)
+    }
+
+    /// Flags without a counterpart here, as settings: with the values that are accepted without effect, and the reason.
+    pub fn settings(&self) -> Vec<ForeignSetting> {
+        let setting = |flag: &Foreign| {
+            let (values, reason) = match flag.fate {
+                Fate::NoEffect(why) => (None, why),
+                Fate::Only(values, why) => (Some(values), why),
+                Fate::Refused(advice) => (Some(&[][..]), advice),
+                _ => return None,
+            };
+            let with_default = |values: &[&'static str]| {
+                let default = flag.default.filter(|default| !values.contains(default));
+                values.iter().copied().chain(default).collect()
+            };
+            Some(ForeignSetting { name: flag.name.replace('-', "_"), values: values.map(with_default), reason })
+        };
+        self.0.iter().filter_map(setting).collect()
     }
 
     /// The flag of a key of a settings file, whose `no-` the key may have.

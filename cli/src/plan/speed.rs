@@ -1,8 +1,9 @@
-//! What speed a model can reach at most: lower bounds of times from the peak rates of this machine, or of a GPU that is named.
+//! How fast a model is about on the CPU of this machine, and at most: lower bounds of times from the peak rates of this machine, or of a GPU
+//! that is named.
 
 use std::fmt;
 
-use engine::{EngineConfig, Plan, Quantization, Roofline};
+use engine::{EngineConfig, Estimate, Plan, Quantization, Roofline};
 use serde_json::{Value, json};
 
 use crate::error::CliError;
@@ -54,6 +55,8 @@ pub fn parse(text: &str) -> Result<Card, String> {
 /// The bounds of a model on a machine.
 pub struct Speed {
     roofline: Roofline,
+    /// Rates of the model's own products, on a CPU.
+    estimate: Option<Estimate>,
     /// What the rates are those of.
     machine: String,
     /// Flags that help, and what they bring.
@@ -63,9 +66,12 @@ pub struct Speed {
 impl Speed {
     /// Measures the rates of this machine, which takes about a second, unless a card is named.
     pub fn of(config: &EngineConfig, plan: &Plan, on: Option<&(Card, Roofline)>) -> Result<Speed, CliError> {
-        let (roofline, machine) = match on {
-            Some((card, roofline)) => (*roofline, format!("the data sheet of {}", card.name)),
-            None => (Roofline::measure(config)?.0, "peak rates measured here".to_string()),
+        let (roofline, estimate, machine) = match on {
+            Some((card, roofline)) => (*roofline, None, format!("the data sheet of {}", card.name)),
+            None => {
+                let (roofline, estimate) = Roofline::estimate(config)?;
+                (roofline, estimate, "peak rates measured here".to_string())
+            }
         };
         let mut advice = Vec::new();
         let is_gpu = on.is_some() || config.device == "cuda";
@@ -87,7 +93,14 @@ impl Speed {
         if !config.enable_prefix_caching {
             advice.push("--enable-prefix-caching: equal beginnings of prompts are computed once".to_string());
         }
-        Ok(Speed { roofline, machine, advice })
+        Ok(Speed { roofline, estimate, machine, advice })
+    }
+
+    /// Estimates of the tokens per second of one sequence, and of the seconds to its first token.
+    fn estimates(&self) -> Option<[f64; 2]> {
+        let estimate = self.estimate.as_ref()?;
+        let token = estimate.token_seconds(&self.roofline, PROMPT);
+        Some([1.0 / token, estimate.prompt_seconds(&self.roofline, PROMPT)])
     }
 
     fn per_second(&self) -> f64 {
@@ -99,6 +112,8 @@ impl Speed {
             "machine": self.machine,
             "read_bytes_per_second": self.roofline.read,
             "operations_per_second": self.roofline.peak,
+            "tokens_per_second": self.estimates().map(|[tokens, _]| tokens),
+            "seconds_to_first_token": self.estimates().map(|[_, first]| first),
             "tokens_per_second_at_most": self.per_second(),
             "seconds_to_first_token_at_least": self.roofline.prompt_seconds(PROMPT),
             "prompt_tokens": PROMPT,
@@ -110,6 +125,13 @@ impl Speed {
 impl fmt::Display for Speed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f)?;
+        if let Some([tokens, first]) = self.estimates() {
+            writeln!(
+                f,
+                "speed about        {tokens:.1} tokens/s of one sequence (products like the model's timed here)"
+            )?;
+            writeln!(f, "first token about  {first:.3} s after a prompt of {PROMPT} tokens")?;
+        }
         writeln!(f, "speed at most      {:.1} tokens/s of one sequence ({})", self.per_second(), self.machine)?;
         let first = self.roofline.prompt_seconds(PROMPT);
         writeln!(f, "first token        {first:.3} s or more after a prompt of {PROMPT} tokens")?;

@@ -215,6 +215,8 @@ pub struct ModelInfo {
     pub num_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+    /// Greatest number of sequences in a step.
+    pub max_num_seqs: usize,
     /// Maximum number of different LoRA adapters in a step; `None` if the engine takes none.
     pub max_loras: Option<usize>,
     /// Number of ranks that each matrix is cut over.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use models::Pooling;
 use sampling::SamplingParams;
-use text::{Grammar, ReasoningParser, StreamOptions};
+use text::{Grammar, ReasoningParser, StreamOptions, ThinkingLimit};
 
 use crate::connector::KvTransfer;
 
@@ -31,6 +31,9 @@ pub struct GenerationParams {
     pub stop_token_ids: Vec<u32>,
     /// Parser of the reasoning in front of the answer: stop strings count in the answer only. `None`: in the whole text.
     pub reasoning: Option<ReasoningParser>,
+    /// Ends the reasoning of each sequence after a number of tokens: the tokens that end it are then the only ones that may follow, where
+    /// a grammar allows them. All other tokens are drawn as without a limit. Cannot be combined with a beam search.
+    pub thinking: Option<ThinkingLimit>,
     /// Keeps the matched stop string in the text.
     pub include_stop_str_in_output: bool,
     /// Removes special tokens from the text.
@@ -58,6 +61,7 @@ impl Default for GenerationParams {
             stop: Arc::default(),
             stop_token_ids: Vec::new(),
             reasoning: None,
+            thinking: None,
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             prompt_logprobs: None,

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use sampling::Constraint;
 use sched::RequestId;
-use text::{TextStream, Tokenizer};
+use text::{TextStream, ThinkingBudget, Tokenizer};
 
 use crate::api::{Delta, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
 use crate::error::SubmitError;
 use crate::serve::answer_buffer::AnswerBuffer;
+use crate::serve::constraint::ThinkingConstraint;
 use crate::step::Engine;
 
 /// The text of one sequence.
@@ -73,6 +74,14 @@ impl TextEngine {
         let params = &request.params;
         let (n, show_stop) = (params.best_of.unwrap_or(params.n), params.include_stop_str_in_output);
         let stream = TextStream::new(self.tokenizer.clone(), &request.prompt, params.stream());
+        let constraint = match request.params.thinking.take() {
+            Some(limit) => {
+                let budget = ThinkingBudget::new(limit, self.tokenizer.clone(), &request.prompt);
+                let vocab_size = self.engine.vocab_size();
+                Some(Box::new(ThinkingConstraint { budget, grammar: constraint, vocab_size }) as _)
+            }
+            None => constraint,
+        };
         let id = match constraint {
             Some(constraint) => self.engine.submit_constrained(request, constraint)?,
             None => self.engine.submit(request)?,

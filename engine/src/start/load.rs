@@ -222,6 +222,7 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: plan.block_size,
+        max_num_seqs: plan.max_num_seqs,
         max_loras: engine.lora.map(|lora| lora.max_loras),
         tensor_parallel_size: engine.parallel.tensor_parallel_size,
         pipeline_parallel_size: engine.parallel.pipeline_parallel_size,

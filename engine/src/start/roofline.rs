@@ -8,6 +8,7 @@ use linear::Arithmetic;
 use simd::roofline as measure;
 use trial::Peaks;
 
+use super::estimate::Estimate;
 use super::open::{Opened, open};
 use crate::api::EngineConfig;
 use crate::error::EngineError;
@@ -81,6 +82,18 @@ impl Roofline {
             }
         };
         Ok((Roofline::of(&opened, &plan, read, peak), Arc::clone(&opened.device)))
+    }
+
+    /// Like [`Roofline::measure`], and on a CPU also times products like those of the model, which takes another second.
+    ///
+    /// # Errors
+    /// The errors of [`plan`](crate::plan).
+    pub fn estimate(engine: &EngineConfig) -> Result<(Roofline, Option<Estimate>), EngineError> {
+        let (roofline, device) = Roofline::measure(engine)?;
+        if device.name() != "cpu" {
+            return Ok((roofline, None));
+        }
+        Ok((roofline, Estimate::measure(&open(engine)?, roofline.weight_bytes)?))
     }
 
     /// The plan and the lower bounds for a GPU that is not here, with this much memory, bytes read per second, and operations per second

@@ -66,9 +66,11 @@ pub(crate) fn check(
     if params.stop.iter().any(String::is_empty) {
         return invalid("stop", "an empty string would end every text at once".to_string());
     }
-    if let Some(found) = params.prompt_logprobs.filter(|&count| count > vocab_size) {
-        let problem = format!("found {found}, expected at most the {vocab_size} tokens of the vocabulary");
-        return invalid("prompt_logprobs", problem);
+    for (name, asked) in [("prompt_logprobs", params.prompt_logprobs), ("logprobs", sampling.logprobs)] {
+        if let Some(found) = asked.filter(|&count| count > vocab_size) {
+            let problem = format!("found {found}, expected at most the {vocab_size} tokens of the vocabulary");
+            return invalid(name, problem);
+        }
     }
     if params.pooling.is_some() && (params.n != 1 || params.max_tokens != Some(0)) {
         let problem = "an embedding is made of the prompt alone: n must be 1, max_tokens 0";

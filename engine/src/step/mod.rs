@@ -232,6 +232,10 @@ impl Engine {
                 "the model has no output layer for tokens, so it cannot generate: request embeddings or labels";
             return Err(SubmitError::invalid("model", problem));
         }
+        if request.params.thinking.is_some() {
+            let problem = "an engine on token ids knows no reasoning: use AsyncEngine or Llm";
+            return Err(SubmitError::invalid("thinking_token_budget", problem));
+        }
         let GenerationRequest { prompt, params, priority, cache_salt, second, adapter, kv_transfer } = request;
         let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
         if constraint.is_some() && params.beam.is_some() {

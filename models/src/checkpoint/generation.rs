@@ -36,25 +36,55 @@ impl GenerationDefaults {
     pub fn load(files: &ModelFiles, eos_token_ids: &[u32]) -> Result<GenerationDefaults, LoadError> {
         let map: Map<String, Value> = files.read_optional_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), String::new(), &map);
-        let number = |key: &str, expected: &str, in_range: fn(f64) -> bool| -> Result<Option<f32>, LoadError> {
-            Ok(fields.float(key, expected, in_range)?.map(|value| value as f32))
-        };
         let eos_token_ids = match fields.token_ids("eos_token_id")? {
             ids if ids.is_empty() => eos_token_ids.to_vec(),
             ids => ids,
         };
         Ok(GenerationDefaults {
             eos_token_ids,
-            temperature: number("temperature", "a number, at least 0", |value| value >= 0.0)?,
-            top_p: number("top_p", "a number above 0 and at most 1", |value| value > 0.0 && value <= 1.0)?,
-            // In checkpoints both -1 and 0 mean "all".
-            top_k: match map.get("top_k").and_then(Value::as_i64) {
-                Some(-1) => Some(0),
-                _ => fields.integer("top_k", 0..=u32::MAX as u64)?.map(|value| value as u32),
-            },
-            min_p: number("min_p", "a number, 0 to 1", |value| (0.0..=1.0).contains(&value))?,
-            repetition_penalty: number("repetition_penalty", "a number above 0", |value| value > 0.0)?,
-            max_new_tokens: fields.integer("max_new_tokens", 1..=u32::MAX as u64)?.map(|value| value as usize),
+            ..GenerationDefaults::read(|key, what, of| fields.read(key, what, of))?
         })
+    }
+
+    /// Reads the settings besides the end tokens. `number` returns that of a key, or an error that has what is expected if the function
+    /// has none for its value.
+    ///
+    /// # Errors
+    /// Those of `number`.
+    pub fn read<E>(
+        mut number: impl FnMut(&'static str, &'static str, fn(&Value) -> Option<f64>) -> Result<Option<f64>, E>,
+    ) -> Result<GenerationDefaults, E> {
+        fn within(value: &Value, is_valid: impl Fn(f64) -> bool) -> Option<f64> {
+            value.as_f64().filter(|number| is_valid(*number))
+        }
+        fn whole(value: &Value, least: i64) -> Option<f64> {
+            value.as_i64().filter(|number| (least..=i64::from(u32::MAX)).contains(number)).map(|number| number as f64)
+        }
+        Ok(GenerationDefaults {
+            eos_token_ids: Vec::new(),
+            temperature: number("temperature", "a number, at least 0", |v| within(v, |n| n >= 0.0))?.map(|n| n as f32),
+            top_p: number("top_p", "a number above 0 and at most 1", |v| within(v, |n| n > 0.0 && n <= 1.0))?
+                .map(|n| n as f32),
+            // Both -1 and 0 mean "all".
+            top_k: number("top_k", "a whole number from -1", |v| whole(v, -1))?.map(|k| k.max(0.0) as u32),
+            min_p: number("min_p", "a number, 0 to 1", |v| within(v, |n| (0.0..=1.0).contains(&n)))?.map(|n| n as f32),
+            repetition_penalty: number("repetition_penalty", "a number above 0", |v| within(v, |n| n > 0.0))?
+                .map(|n| n as f32),
+            max_new_tokens: number("max_new_tokens", "a whole number from 1", |v| whole(v, 1))?.map(|n| n as usize),
+        })
+    }
+
+    /// These settings, and those of `others` where there are none. The end tokens are those of `others`.
+    #[must_use]
+    pub fn over(&self, others: GenerationDefaults) -> GenerationDefaults {
+        GenerationDefaults {
+            eos_token_ids: others.eos_token_ids,
+            temperature: self.temperature.or(others.temperature),
+            top_p: self.top_p.or(others.top_p),
+            top_k: self.top_k.or(others.top_k),
+            min_p: self.min_p.or(others.min_p),
+            repetition_penalty: self.repetition_penalty.or(others.repetition_penalty),
+            max_new_tokens: self.max_new_tokens.or(others.max_new_tokens),
+        }
     }
 }

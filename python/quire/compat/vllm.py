@@ -64,7 +64,7 @@ def _modules() -> dict[str, dict[str, Any]]:
         "vllm.entrypoints.llm": {"LLM": llm.LLM},
         "vllm.exceptions": {"VLLMValidationError": VLLMValidationError},
         "vllm.inputs": _public(requests),
-        "vllm.logprobs": {"Logprob": outputs.Logprob},
+        "vllm.logprobs": {"FlatLogprobs": outputs.FlatLogprobs, "Logprob": outputs.Logprob},
         "vllm.lora.request": {"LoRARequest": params.LoRARequest},
         "vllm.outputs": _public(outputs),
         "vllm.pooling_params": {"PoolingParams": params.PoolingParams},

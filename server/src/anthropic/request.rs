@@ -1,6 +1,7 @@
 //! The fields of a request.
 
 use serde_json::{Map, Value, json};
+use text::ReasoningFormat;
 
 use super::turns;
 use crate::http::ApiError;
@@ -107,7 +108,11 @@ fn read_prompt(
     }
     let kwargs = fields.object("chat_template_kwargs", "Variables for the chat template.")?;
     let mut kwargs = kwargs.cloned().unwrap_or_default();
-    if let Thinking::Enabled { is_shown } = thinking {
+    if let Thinking::Enabled { is_shown, budget } = thinking {
+        // A model that does not reason keeps every limit, and clients send one to each.
+        if let Some(budget) = budget.filter(|_| work.reasoning != ReasoningFormat::Off) {
+            body.set("thinking_token_budget", &budget);
+        }
         kwargs.entry("enable_thinking").or_insert(true.into());
         if !is_shown {
             body.set("include_reasoning", &false);
@@ -136,13 +141,15 @@ enum Thinking {
     Free,
     Enabled {
         is_shown: bool,
+        /// Maximum number of its tokens.
+        budget: Option<u64>,
     },
     Disabled,
 }
 
 impl Thinking {
     fn read(fields: &Fields<'_>, limit: Option<usize>) -> Result<Thinking, ApiError> {
-        let description = "An object of type enabled, disabled or adaptive. budget_tokens is checked, but does not end the thinking; \
+        let description = "An object of type enabled, disabled or adaptive. budget_tokens limits the thinking; \
                            display: \"omitted\" returns none of it.";
         let Some(thinking) = fields.object("thinking", description)? else { return Ok(Thinking::Free) };
         let given = |name: &str| thinking.get(name).unwrap_or(&Value::Null);
@@ -156,11 +163,13 @@ impl Thinking {
         match given("type").as_str() {
             Some("disabled") => Ok(Thinking::Disabled),
             Some("adaptive") if is_shown => Ok(Thinking::Free),
-            Some("adaptive") => Ok(Thinking::Enabled { is_shown }),
+            Some("adaptive") => Ok(Thinking::Enabled { is_shown, budget: None }),
             Some("enabled") => {
                 let most = limit.filter(|limit| *limit > 0).map_or(u64::MAX, |limit| limit as u64);
                 match given("budget_tokens").as_u64() {
-                    Some(budget) if budget >= MIN_BUDGET && budget < most => Ok(Thinking::Enabled { is_shown }),
+                    Some(budget) if budget >= MIN_BUDGET && budget < most => {
+                        Ok(Thinking::Enabled { is_shown, budget: Some(budget) })
+                    }
                     _ => Err(wrong("budget_tokens", &format!("a number from {MIN_BUDGET}, below {LIMIT}"))),
                 }
             }

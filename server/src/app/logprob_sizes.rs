@@ -76,7 +76,7 @@ impl Sizes {
         }
         let sums = |mut sizes: Vec<usize>| {
             sizes.sort_unstable_by(|a, b| b.cmp(a));
-            let sums = sizes.iter().take(most + 1).scan(0, |sum, size| {
+            let sums = sizes.iter().take(most.saturating_add(1)).scan(0, |sum, size| {
                 *sum += size;
                 Some(*sum)
             });

@@ -138,7 +138,7 @@ pub async fn embedding(State(app): State<Arc<App>>, request: Request) -> Result<
         prepared.map_err(|error| named(fields, error))
     };
     let ((requests, form), _) = body.read(&app, read).await?;
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, _) = Run::submit(&app, requests).await?.collect_vectors().await?;
     off_reactor(true, move || {
         let one = |(index, vector)| Embedding { index, embedding: [form.finish(&app, vector)] };
         response(&vectors.into_iter().enumerate().map(one).collect::<Vec<Embedding>>())

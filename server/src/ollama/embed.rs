@@ -70,7 +70,7 @@ pub async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Resp
     let read = |work: &Work, fields: &Fields<'_>| prepare(work, read(work, fields)?);
     let (((requests, form), model), _) = body.read(&app, read).await?;
     let tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, _) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let embeddings: Vec<Vec<f32>> = vectors.into_iter().map(|vector| form.finish(&app, vector)).collect();
         json::response(&Embed {
@@ -98,7 +98,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let mut body = body::receive_any_type(&app, request).await?;
     let read = |work: &Work, fields: &Fields<'_>| prepare(work, read_one(work, fields)?).map_err(of_prompt);
     let (((requests, form), _), _) = body.read(&app, read).await?;
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, _) = Run::submit(&app, requests).await?.collect_vectors().await?;
     let embedding = vectors.into_iter().next().map(|vector| form.finish(&app, vector));
     Ok(json::response(&Embedding { embedding }))
 }

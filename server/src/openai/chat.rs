@@ -14,7 +14,9 @@ use super::logprobs::{Logprobs, Prompt};
 use crate::app::{App, LogprobFormat};
 use crate::http::ApiError;
 use crate::reply::Assistant;
-use crate::request::{Conversation, Cost, Fields, Options, Tools, Work, prompts, truncate, unsupported};
+use crate::request::{
+    Conversation, Cost, Fields, Options, Reasoning, Tools, Work, alternatives, prompts, truncate, unsupported,
+};
 
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -130,25 +132,19 @@ impl ChatRequest {
         options.adapter = adapter;
         options.params.sampling.logprobs = num_logprobs(work, fields)?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
-        let conversation = Conversation::read(fields, &work.options.limits, tools.shown(&work.options))?;
+        let reasoning = Reasoning::read(fields)?;
+        options.thinking_budget = reasoning.budget(work, options.thinking_budget)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.shown(&work.options), &reasoning)?;
         let conversation = fields.required("messages", conversation, "a list of at least one message")?;
-        let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
+        let (shows_reasoning, stops_reasoning) = reasoning.is_shown(fields)?;
         Ok(ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning })
     }
 }
 
-/// Reads whether to return the reasoning, and whether stop strings count within it.
-pub fn read_reasoning(fields: &Fields<'_>) -> Result<(bool, bool), ApiError> {
-    let shows = fields.flag("include_reasoning", true, "Return the reasoning.")?;
-    let description = "Search the stop strings in the reasoning too, and not only in the answer after it.";
-    Ok((shows, fields.flag("stop_in_reasoning", false, description)?))
-}
-
 /// Number of alternatives per token; `None` without log probabilities.
 fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.options.limits.max_logprobs);
-    let top =
-        fields.count("top_logprobs", range, "Number of most likely alternatives per token; requires logprobs.")?;
+    let description = "Number of most likely alternatives per token; requires logprobs.";
+    let top = alternatives(work, fields, "top_logprobs", description)?;
     match (fields.flag("logprobs", false, "Return log probabilities of the output tokens.")?, top) {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),

@@ -10,7 +10,9 @@ use super::choices::{self, Choice, Choices, Content, Field, Generation};
 use super::logprobs::{self, Logprobs, Prompt};
 use crate::app::{App, LogprobFormat};
 use crate::http::ApiError;
-use crate::request::{Around, Cost, Fields, Infill, Input, Options, Work, add_special_tokens, prompts, unsupported};
+use crate::request::{
+    Around, Cost, Fields, Infill, Input, Options, Work, add_special_tokens, alternatives, prompts, unsupported,
+};
 
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -44,7 +46,7 @@ impl CompletionRequest {
         let description = "Maximum number of tokens to generate, default 16; 0 only scores the prompt.";
         let mut options = Options::read(work, fields, ("max_tokens", description), 0)?;
         let description = "Return log probabilities of the output tokens with this many alternatives each.";
-        let logprobs = fields.count("logprobs", (0, work.options.limits.max_logprobs), description)?;
+        let logprobs = alternatives(work, fields, "logprobs", description)?;
         let echo = fields.flag("echo", false, "Return the prompt before the generated text.")?;
         let add_special = add_special_tokens(fields)?;
         let prompt_logprobs = options.params.prompt_logprobs;

@@ -23,13 +23,13 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let ((requests, form), _) = body.read(&app, prepare).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, form.adapter.as_deref(), "embd", "list");
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, cached) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let one = |(index, vector): (usize, Vec<f32>)| {
             let vector = Vector::new(form.finish(&app, vector), form.is_base64);
             Embedding { object: "embedding", index, embedding: vector }
         };
-        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
+        envelope.respond(vectors.into_iter().enumerate().map(one), (prompt_tokens, cached))
     })
     .await
 }

@@ -12,6 +12,7 @@ mod models;
 pub mod responses;
 mod resume;
 mod schemas;
+mod work;
 
 use axum::routing::{get, post};
 

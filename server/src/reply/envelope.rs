@@ -14,9 +14,14 @@ pub fn response_id(prefix: &str) -> String {
     call::sent_id().map_or_else(|| call::fresh_id(prefix), |id| format!("{prefix}-{id}"))
 }
 
-/// The field `usage` of a request that generates nothing.
-pub fn prompt_usage(prompt_tokens: usize) -> Value {
-    json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens})
+/// The field `usage` of a request that generates nothing: numbers of tokens of its prompts, and of those found in the prefix cache.
+pub fn prompt_usage((prompt_tokens, cached_tokens): (usize, usize)) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    })
 }
 
 /// The fields that all chunks of a response share.
@@ -40,10 +45,11 @@ impl Envelope {
         &self.id
     }
 
-    /// The response of a request that generates nothing: the fields of the envelope, the list `data`, and `usage`.
-    pub fn respond(&self, data: impl IntoIterator<Item: Serialize>, prompt_tokens: usize) -> Response {
+    /// The response of a request that generates nothing: the fields of the envelope, the list `data`, and `usage`, of which
+    /// [`prompt_usage`] says what it counts.
+    pub fn respond(&self, data: impl IntoIterator<Item: Serialize>, tokens: (usize, usize)) -> Response {
         let mut text = Vec::new();
-        self.write::<()>(&mut text, ("data", data), &[], Some(prompt_usage(prompt_tokens)));
+        self.write::<()>(&mut text, ("data", data), &[], Some(prompt_usage(tokens)));
         json::respond(text)
     }
 

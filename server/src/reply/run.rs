@@ -144,11 +144,14 @@ impl Run {
         })
     }
 
-    /// Waits for the end and returns the vector of each prompt: an embedding, or the logits of labels.
-    pub async fn collect_vectors(self) -> Result<Vec<Vec<f32>>, ApiError> {
+    /// Waits for the end and returns the vector of each prompt: an embedding, or the logits of labels. Also returns how many tokens of the
+    /// prompts were found in the prefix cache.
+    pub async fn collect_vectors(self) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
         let answers = self.collect(false).await?;
+        let cached = answers.iter().map(|answer| answer.cached_tokens).sum();
         let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
-        vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))
+        let vectors = vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))?;
+        Ok((vectors, cached))
     }
 
     /// Waits for the end and returns one [`PromptOutput`] per prompt. Its tokens are dropped unless `keep_tokens`.

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use text::{ChatInput, ChatTemplate};
 
 use super::fields::Fields;
+use super::reasoning::{EFFORTS, Reasoning};
 use super::work::Work;
 use crate::app::App;
 use crate::http::ApiError;
@@ -30,8 +31,13 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Reads `messages` and the options of the template. `tools` are the definitions of available tools.
-    pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
+    /// Reads `messages` and the options of the template. `tools` are the definitions of available tools. `reasoning` may have the effort.
+    pub fn read(
+        fields: &Fields<'_>,
+        limits: &Limits,
+        tools: Option<Value>,
+        reasoning: &Reasoning<'_>,
+    ) -> Result<Option<Conversation>, ApiError> {
         let description =
             "Chat template in Jinja, instead of that of the model; --trust-request-chat-template allows it.";
         let template = fields.str("chat_template", limits.max_text_bytes, description)?;
@@ -46,7 +52,7 @@ impl Conversation {
             return Err(ApiError::conflict("continue_final_message", "add_generation_prompt: true"));
         }
         let description = "Reasoning effort, passed to the chat template.";
-        let effort = fields.word("reasoning_effort", &EFFORTS, description)?;
+        let effort = fields.word("reasoning_effort", &EFFORTS, description)?.or(reasoning.effort);
         let kwargs = template_kwargs(fields, effort)?;
         let description = "Also add the tokenizer's special tokens; default false, but true for a plain prompt.";
         let add_special_tokens = fields.bool("add_special_tokens", description)?.unwrap_or(false);
@@ -124,9 +130,6 @@ impl Conversation {
         work.encode(text, self.add_special_tokens, self.param, must_fit && !self.counts_all)
     }
 }
-
-/// Values of `reasoning_effort`.
-pub const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Reads the template's variables: `chat_template_kwargs` and `documents`. Adds the reasoning effort under the names that
 /// templates use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).

@@ -5,6 +5,7 @@
 //! | `body`, `work` | receives bodies and reads them off the serving threads; tokenizes texts |
 //! | `fields`, `raw` | readers of JSON fields, which also describe them |
 //! | `options`, `search`, `structured`, `tools`, `messages`, `prompts` | sampling and limits; grammars; tools; conversations; prompts |
+//! | `reasoning` | effort, limit and display of the reasoning |
 //! | `infill` | prompts of models that fill in the middle of a text |
 //! | `pooled` | requests for one vector of each prompt |
 //! | `translation` | requests of other APIs, as requests of our routes |
@@ -20,6 +21,7 @@ mod options;
 pub mod pooled;
 pub mod prompts;
 mod raw;
+mod reasoning;
 mod search;
 pub mod structured;
 mod tools;
@@ -30,9 +32,10 @@ mod work;
 pub use cost::{Cost, TOKEN_ID};
 pub use fields::Fields;
 pub use infill::{Around, Infill};
-pub use messages::{Conversation, EFFORTS, join_parts, template_kwargs};
-pub use options::{MAX_SHORT, Options, StreamUsage, add_special_tokens, beside_output, truncate, user};
+pub use messages::{Conversation, join_parts, template_kwargs};
+pub use options::{MAX_SHORT, Options, StreamUsage, add_special_tokens, alternatives, beside_output, truncate, user};
 pub use prompts::Input;
+pub use reasoning::Reasoning;
 pub use tools::{Tools, check_name};
 pub use translation::{EXTENSIONS, SAMPLING, Translation, repeat_penalty};
 pub use unsupported::accept;

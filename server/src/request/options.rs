@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::cost::{Cost, TOKEN_ID};
 use super::fields::Fields;
+use super::reasoning::{self, Budget};
 use super::search::search;
 use super::structured;
 use super::unsupported;
@@ -22,6 +23,9 @@ pub const MAX_SHORT: usize = 1024;
 /// Names of the token limit in all APIs, the last of which takes precedence; but that of the route precedes all.
 const TOKEN_LIMITS: [&str; 5] =
     ["n_predict", "max_new_tokens", "max_output_tokens", "max_tokens", "max_completion_tokens"];
+
+/// Number of alternatives per token up to which those of a stream are not counted.
+const FEW_ALTERNATIVES: usize = 1000;
 
 /// Token limit of a request that asks for the rest of the context.
 const NO_LIMIT: usize = usize::MAX;
@@ -45,6 +49,8 @@ pub struct Options {
     pub adapter: Option<String>,
     /// What to exchange with other replicas.
     pub kv_transfer: KvTransfer,
+    /// Field and number of the tokens that the reasoning may have.
+    pub thinking_budget: Option<Budget>,
     /// The client's id of the request.
     pub request_id: Option<String>,
     priority: i32,
@@ -76,7 +82,7 @@ impl Options {
         stream_usage.at_end |= stream && work.options.enable_force_include_usage;
         let description =
             "Return the log probabilities of the prompt tokens with this many alternatives each; not with stream.";
-        let prompt_logprobs = fields.count("prompt_logprobs", (0, limits.max_logprobs), description)?;
+        let prompt_logprobs = alternatives(work, fields, "prompt_logprobs", description)?;
         if stream && prompt_logprobs.is_some() {
             return Err(ApiError::conflict("prompt_logprobs", "stream: true"));
         }
@@ -120,6 +126,7 @@ impl Options {
                 stop: stop.into(),
                 stop_token_ids: stop_token_ids.unwrap_or_default(),
                 reasoning: None,
+                thinking: None,
                 include_stop_str_in_output: flag(
                     "include_stop_str_in_output",
                     false,
@@ -141,6 +148,7 @@ impl Options {
             return_token_ids: flag("return_token_ids", false, "Also return the token ids of prompt and output.")?,
             truncate_prompt_tokens,
             adapter: None,
+            thinking_budget: reasoning::budget(work, fields)?,
             request_id: request_id(fields)?,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
@@ -173,7 +181,9 @@ impl Options {
             prompt_tokens: tokens,
             max_tokens: self.max_tokens.map_or(default.unwrap_or(rest), |(_, asked)| asked).min(rest),
             per_prompt_token: entries(params.prompt_logprobs, LogprobFormat::Completion) * params.n,
-            per_output_token: entries(sampling.logprobs, format) * usize::from(is_kept),
+            // What a slow reader of a stream has not read is bounded in steps, so many alternatives count as if they were kept.
+            per_output_token: entries(sampling.logprobs, format)
+                * usize::from(is_kept || sampling.logprobs.is_some_and(|count| count > FEW_ALTERNATIVES)),
             keeps_ids: is_kept && self.return_token_ids,
             streams: self.stream,
             is_kept,
@@ -251,10 +261,17 @@ impl Options {
             let expected = format!("at most max_tokens, which is {max_tokens}");
             return Err(ApiError::wrong("min_tokens", &Value::from(min_tokens), expected));
         }
+        let thinking = match self.thinking_budget {
+            None => None,
+            Some((name, tokens)) => {
+                let limit = app.reasoning.limit(app.tokenizer(), &prompt, tokens);
+                limit.map_err(|error| ApiError::invalid(name, error))?
+            }
+        };
         Ok(GenerationRequest {
             prompt,
             second: None,
-            params: GenerationParams { max_tokens: Some(max_tokens), ..self.params.clone() },
+            params: GenerationParams { max_tokens: Some(max_tokens), thinking, ..self.params.clone() },
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             adapter: self.adapter.clone(),
@@ -280,6 +297,23 @@ pub fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<
         return Err(ApiError::context_length(name, context, problem));
     }
     Ok(context - asked.max(1))
+}
+
+/// Reads a number of alternatives with log-probabilities per token, of which -1 is all tokens of the vocabulary.
+pub fn alternatives(
+    work: &Work,
+    fields: &Fields<'_>,
+    name: &str,
+    description: &str,
+) -> Result<Option<usize>, ApiError> {
+    let (most, vocab) = (work.options.limits.max_logprobs, work.vocab());
+    let description = format!("{description} -1: all tokens of the vocabulary.");
+    let found = fields.integer(name, (-1, i64::try_from(most).unwrap_or(i64::MAX)), &description)?;
+    if found == Some(-1) && most < vocab {
+        let expected = format!("at most {most}; all {vocab} tokens of the vocabulary need --max-logprobs -1");
+        return Err(ApiError::wrong(name, &Value::from(-1), expected));
+    }
+    Ok(found.map(|count| usize::try_from(count).unwrap_or(vocab).min(vocab)))
 }
 
 /// Reads `priority`.

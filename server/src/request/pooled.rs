@@ -77,6 +77,12 @@ impl Pooled {
         })
     }
 
+    /// Cuts prompts to the context, unless the client has given a length: their end, or their beginning with `from_left`.
+    pub fn cut_to_context(&mut self, work: &Work, from_left: bool) {
+        self.keep.get_or_insert(work.longest_prompt());
+        self.keeps_end |= from_left;
+    }
+
     /// Reads `prompt_name`, the name of a text that the checkpoint puts before others.
     pub fn read_prompt_name(&mut self, work: &Work, fields: &Fields<'_>) -> Result<(), ApiError> {
         let prompts = &work.pooler().prompts;

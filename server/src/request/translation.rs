@@ -19,7 +19,8 @@ pub const SAMPLING: [&str; 6] =
     ["min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"];
 
 /// Further fields that other APIs do not have, and that are of use there too.
-pub const EXTENSIONS: [&str; 9] = [
+pub const EXTENSIONS: [&str; 10] = [
+    "thinking_token_budget",
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",

@@ -15,7 +15,7 @@ pub const EMPTY: &str = r#"[false, "", [], {}]"#;
 pub type Field = (&'static [&'static str], &'static str, &'static str);
 
 /// Fields that no request for text has.
-pub const GENERATION: [Field; 31] = [
+pub const GENERATION: [Field; 30] = [
     (&["prompt_embeds", "input_embeds", "input_ids"], EMPTY, "send text or token ids"),
     (
         &["logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"],
@@ -52,7 +52,6 @@ pub const GENERATION: [Field; 31] = [
     (&["format", "guided_whitespace_pattern"], EMPTY, "use response_format or structured_outputs"),
     (&["options", "sampling_params", "parameters"], EMPTY, "send its fields beside the others"),
     (&["thinking", "think", "enable_thinking"], "[]", "use reasoning_effort or chat_template_kwargs"),
-    (&["thinking_budget", "thinking_token_budget", "reasoning_budget"], "[-1]", "use max_tokens or reasoning_effort"),
     (&["separate_reasoning", "stream_reasoning"], "[true]", "remove it: reasoning is returned and streamed separately"),
     TRUNCATION,
 ];
@@ -63,15 +62,12 @@ const TRUNCATION: Field = (&["truncation_side"], r#"["left"]"#, "remove it: the 
 
 /// Fields that chats and responses have, and completions do not.
 pub const COMPLETIONS: [Field; 2] = [
-    (&["documents", "reasoning_effort"], EMPTY, "use /v1/chat/completions"),
+    (&["documents", "reasoning_effort", "reasoning"], EMPTY, "use /v1/chat/completions"),
     (&["top_logprobs"], "[0]", "use logprobs"),
 ];
 
 /// Fields that completions and responses have, and chats do not.
-pub const CHATS: [Field; 2] = [
-    (&["echo"], EMPTY, "end messages with the text and set continue_final_message"),
-    (&["reasoning"], EMPTY, "use reasoning_effort"),
-];
+pub const CHATS: [Field; 1] = [(&["echo"], EMPTY, "end messages with the text and set continue_final_message")];
 
 /// Fields that completions and chats have, and responses do not, and those of OpenAI's responses.
 pub const RESPONSES: [Field; 5] = [
@@ -101,11 +97,12 @@ pub const EMBEDDINGS: [Field; 4] = [
 pub const POOLING: [Field; 1] = [(&["dimensions"], "[]", "use /v1/embeddings")];
 
 /// Fields of other servers' scores.
-pub const SCORES: [Field; 3] = [
-    (&["chat_template", "chat_template_kwargs"], EMPTY, "remove it: pairs are written as the model expects them"),
-    (&["raw_scores"], "[false]", "use use_activation: false"),
-    (&["texts"], EMPTY, "use documents"),
-];
+pub const SCORES: [Field; 1] =
+    [(&["chat_template", "chat_template_kwargs"], EMPTY, "remove it: pairs are written as the model expects them")];
+
+/// Fields of rankings that scores do not have.
+pub const PAIRS: [Field; 2] =
+    [(&["raw_scores"], "[false]", "use use_activation: false"), (&["texts"], EMPTY, "use documents")];
 
 /// Fails if one of the fields is present with a value that asks for something.
 pub fn refuse(fields: &Fields<'_>, unsupported: &[Field]) -> Result<(), ApiError> {

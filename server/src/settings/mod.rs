@@ -200,7 +200,9 @@ pub struct Limits {
     /// Maximum number of sequences per request: prompts times sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_sequences: usize,
-    /// Maximum number of alternatives with log-probabilities per token, up to 1000, which -1 means too
+    /// Maximum number of alternatives with log-probabilities per token; -1 allows all of the vocabulary
+    ///
+    /// A request asks for all of them with -1. More than 1000 are limited by --max-logprob-entries in a stream too.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::alternatives)]
     pub max_logprobs: usize,
     /// Maximum number of log-probabilities in an answer: tokens times alternatives, over all sequences

@@ -10,9 +10,9 @@ pub(crate) fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", usize::MAX))
 }
 
-/// Parses a number of alternatives per token, of which no more than 1000 are allowed; -1 asks for all.
+/// Parses a number of alternatives per token; -1 is all of the vocabulary.
 pub(crate) fn alternatives(text: &str) -> Result<usize, String> {
-    if text == "-1" { Ok(1000) } else { whole(text).map(|count| count.min(1000)) }
+    if text == "-1" { Ok(usize::MAX) } else { whole(text) }
 }
 
 /// Parses a number from 1.

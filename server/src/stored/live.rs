@@ -17,11 +17,23 @@ pub enum Ended {
     Stopped,
 }
 
+/// What running work knows of its events.
+pub enum Latest {
+    /// The lines of further events, and the number behind them.
+    Events(Vec<u8>, u64),
+    /// There are none yet.
+    None,
+    /// The store knows.
+    Unknown,
+}
+
 /// Running work.
 pub struct Live {
     end: watch::Sender<Option<Ended>>,
     /// Counts what readers may look for in the store.
     news: watch::Sender<u64>,
+    /// The events that were kept last: the number of the first, and the lines of each. `None` if the store has more.
+    latest: Mutex<Option<(u64, Vec<Vec<u8>>)>>,
     /// Lines of a batch: all, those with an output, and those with an error.
     lines: [AtomicU64; 3],
 }
@@ -44,7 +56,36 @@ impl Live {
 
     /// Tells readers that the store has more.
     pub fn tell(&self) {
+        *self.latest() = None;
         self.news.send_modify(|count| *count += 1);
+    }
+
+    /// Whether someone reads.
+    pub fn has_readers(&self) -> bool {
+        self.news.receiver_count() > 0
+    }
+
+    /// Tells readers of events that are kept, which they then need not look for in the store: the number of the first, and the lines of
+    /// each.
+    pub fn tell_events(&self, first: u64, lines: Vec<Vec<u8>>) {
+        *self.latest() = Some((first, lines));
+        self.news.send_modify(|count| *count += 1);
+    }
+
+    /// What is known of the events from number `next` on, without a look into the store.
+    pub fn after(&self, next: u64) -> Latest {
+        let latest = self.latest();
+        let Some((first, lines)) = &*latest else { return Latest::Unknown };
+        match next.checked_sub(*first).map(|skipped| lines.get(skipped as usize..)) {
+            Some(Some([])) => Latest::None,
+            Some(Some(new)) => Latest::Events(new.concat(), first + lines.len() as u64),
+            // The reader is behind.
+            Some(None) | None => Latest::Unknown,
+        }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<(u64, Vec<Vec<u8>>)>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Receives the news.
@@ -113,8 +154,12 @@ impl Running {
         if live.1 || live.0.contains_key(id) {
             return None;
         }
-        let begun =
-            Arc::new(Live { end: watch::Sender::new(None), news: watch::Sender::new(0), lines: Default::default() });
+        let begun = Arc::new(Live {
+            end: watch::Sender::new(None),
+            news: watch::Sender::new(0),
+            latest: Mutex::default(),
+            lines: Default::default(),
+        });
         live.0.insert(id.to_string(), begun.clone());
         Some(begun)
     }

@@ -14,6 +14,7 @@ mod own;
 mod query;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
@@ -23,7 +24,7 @@ use crate::http::call::StoredWork;
 use crate::http::{ApiError, Client, excerpt};
 use crate::metrics::StoredStats;
 use crate::settings::StateOptions;
-pub use live::{Ended, Live, Running};
+pub use live::{Ended, Latest, Live, Running};
 pub use own::Own;
 pub use query::{Query, page_json};
 
@@ -36,12 +37,13 @@ pub struct Stored {
     /// Whether it outlives the process.
     pub is_durable: bool,
     running: Running,
+    began: Instant,
 }
 
 impl Stored {
     /// Keeps everything in this store.
     pub fn new(store: Store, is_durable: bool) -> Stored {
-        Stored { store, is_durable, running: Running::default() }
+        Stored { store, is_durable, running: Running::default(), began: Instant::now() }
     }
 
     /// Keeps everything until the process ends.
@@ -82,6 +84,12 @@ impl Stored {
     /// Returns a new id.
     pub fn fresh_id(&self, prefix: &str) -> Result<String, ApiError> {
         store::fresh_id(prefix, self.store.now()).map_err(refused)
+    }
+
+    /// The next of the instants that are `period` apart, at which work that may wait is written together.
+    pub fn next_tick(&self, period: Duration) -> Instant {
+        let passed = self.began.elapsed().as_nanos() / period.as_nanos().max(1);
+        self.began + period * u32::try_from(passed + 1).unwrap_or(u32::MAX)
     }
 
     /// Makes changes, all or none. They are on the disk when this returns.

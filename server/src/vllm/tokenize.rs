@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as in vLLM.
+//! `POST /tokenize` and `POST /detokenize`, as in vLLM and as in llama-server, whose text has the field `content`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::http::ApiError;
 use crate::http::json::{Items, response};
-use crate::request::{Conversation, Cost, Fields, Tools, Work, body};
+use crate::request::{Conversation, Cost, Fields, Reasoning, Tools, Work, body};
 
 /// `POST /tokenize`: token ids of `prompt`, or of `messages` rendered by the chat template. The text may exceed the
 /// context length.
@@ -21,6 +21,15 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         let tokens = match text {
             Text::Plain(text, add_special) => work.encode(&text, add_special, "prompt", false)?,
             Text::Chat(conversation) => conversation.encode(work, &conversation.render(work)?, false)?,
+            Text::Content { text, add_special, with_pieces } => {
+                let tokens = work.encode(&text, add_special, "content", false)?;
+                let response = match with_pieces {
+                    true => response(&json!({"tokens": tokens.iter().map(|id| piece(work, *id)).collect::<Vec<_>>()})),
+                    false => response(&json!({"tokens": tokens})),
+                };
+                let cost = tokens.len() * if with_pieces { 96 } else { 8 };
+                return Ok((response, Cost { repeated_bytes: cost, ..Cost::default() }));
+            }
         };
         let text = |&id: &u32| work.tokenizer().id_to_token(id).unwrap_or_default();
         // Written here, off the threads that serve connections.
@@ -33,6 +42,14 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         Ok((response, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
     });
     Ok(answer.await?.0)
+}
+
+/// A token as llama-server writes it: its text, or its bytes if these are a part of a character.
+fn piece(work: &Work, id: u32) -> Value {
+    match String::from_utf8(work.tokenizer().token_bytes(id)) {
+        Ok(text) => json!({"id": id, "piece": text}),
+        Err(error) => json!({"id": id, "piece": error.as_bytes()}),
+    }
 }
 
 #[derive(Serialize)]
@@ -54,6 +71,12 @@ enum Text {
     /// The text, and whether to add special tokens.
     Plain(String, bool),
     Chat(Box<Conversation>),
+    /// A text of llama-server's request, whose answer has another form.
+    Content {
+        text: String,
+        add_special: bool,
+        with_pieces: bool,
+    },
 }
 
 impl TokenizeRequest {
@@ -62,17 +85,47 @@ impl TokenizeRequest {
         work.choose_model(fields)?;
         let strings = fields.flag("return_token_strs", false, "Also return the tokens as strings.")?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
-        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions)?;
-        let prompt = fields.str("prompt", usize::MAX, "Text to tokenize; required without messages.")?;
-        let text = match (conversation, prompt) {
+        let reasoning = Reasoning::read(fields)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions, &reasoning)?;
+        let prompt = fields.str("prompt", usize::MAX, "Text to tokenize; required without messages and content.")?;
+        let content = Content::read(fields)?;
+        let text = match (conversation, prompt.or(content.text)) {
+            (None, Some(text)) if prompt.is_none() => {
+                let Content { add_special, with_pieces, .. } = content;
+                Text::Content { text: text.to_string(), add_special, with_pieces }
+            }
             (Some(conversation), _) => Text::Chat(Box::new(conversation)),
             (None, Some(text)) => {
                 let add_special = fields.get("add_special_tokens")? != Some(&Value::Bool(false));
                 Text::Plain(text.to_string(), add_special)
             }
-            (None, None) => return Err(ApiError::found("prompt", "neither prompt nor messages", "one of them")),
+            (None, None) => {
+                return Err(ApiError::found("prompt", "neither prompt nor messages nor content", "one of them"));
+            }
         };
         Ok(TokenizeRequest { text, strings })
+    }
+}
+
+/// The fields of llama-server's request.
+struct Content<'f> {
+    text: Option<&'f str>,
+    add_special: bool,
+    with_pieces: bool,
+}
+
+impl<'f> Content<'f> {
+    fn read(fields: &'f Fields<'_>) -> Result<Content<'f>, ApiError> {
+        let description = "Text to tokenize, as in llama-server: the answer has tokens alone.";
+        let text = fields.str("content", usize::MAX, description)?;
+        let description = "With content: add special tokens, such as BOS.";
+        let add_special = fields.flag("add_special", false, description)?;
+        let description = "With content: return an object with id and piece for each token.";
+        let with_pieces = fields.flag("with_pieces", false, description)?;
+        if text.is_some() {
+            fields.refuse("parse_special", "[true]", "remove it: special tokens within a text count as such")?;
+        }
+        Ok(Content { text, add_special, with_pieces })
     }
 }
 
@@ -91,8 +144,8 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
             }
         }
         let text = work.tokenizer().decode(&tokens, false).map_err(|error| ApiError::invalid("tokens", error))?;
-        let cost = Cost { repeated_bytes: 2 * text.len(), ..Cost::default() };
-        Ok((response(&json!({"prompt": text})), cost))
+        let cost = Cost { repeated_bytes: 4 * text.len(), ..Cost::default() };
+        Ok((response(&json!({"prompt": text, "content": text})), cost))
     });
     Ok(answer.await?.0)
 }

@@ -13,7 +13,7 @@ fn items_are_those_of_a_delta_in_the_order_of_its_text() {
     let mut writer = ResponseWriter {
         model: "m".to_string(),
         usage: Usage::default(),
-        reasoning_tokens: 0,
+        namespaces: Vec::new().into(),
         echoed: Vec::new(),
         id: "resp_1".to_string(),
         created: 0,
@@ -30,8 +30,8 @@ fn items_are_those_of_a_delta_in_the_order_of_its_text() {
     let call = |index: usize| Part::Call { index, id: format!("call_{index}"), name: "f".to_string() };
     let arguments = |index: usize, text: &str| Part::Arguments { index, text: text.to_string() };
     let text = |text: &str| Part::Text(text.to_string());
-    writer.write(vec![text("Look: "), call(0), arguments(0, "{\"a\"")], 3, std::iter::empty());
-    writer.write(vec![arguments(0, ":1}"), text("and"), call(1), arguments(1, "{}")], 5, std::iter::empty());
+    writer.write(vec![text("Look: "), call(0), arguments(0, "{\"a\"")], std::iter::empty());
+    writer.write(vec![arguments(0, ":1}"), text("and"), call(1), arguments(1, "{}")], std::iter::empty());
     writer.close(Status::Completed);
     let response: Value = serde_json::from_str(&serde_json::to_string(&writer.response()).unwrap()).unwrap();
     let items: Vec<(&str, &str)> = response["output"]

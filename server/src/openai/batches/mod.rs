@@ -26,7 +26,7 @@ use crate::http::json::response;
 use crate::request::{Cost, Fields, Work, body};
 use crate::stored::{Own, Query, Stored};
 use line::ENDPOINTS;
-pub use run::{LINES_AT_ONCE, resume};
+pub use run::{lines_at_once, resume};
 use state::Batch;
 
 /// Greatest number of batches of a page.
@@ -104,7 +104,7 @@ pub async fn create(own: Own, request: Request) -> Result<Response, ApiError> {
             Change::Insert { id: id.clone(), record },
         ])
         .await?;
-    run::spawn(app, &id);
+    run::begin(app, &id);
     Ok(response(&batch.describe(&id, now)))
 }
 
@@ -142,7 +142,7 @@ pub async fn cancel(own: Own, Path(id): Path<String>) -> Result<Response, ApiErr
     if record.is_open {
         // One that was left to another server is cancelled by this one.
         if stored.running().get(&id).is_none() {
-            run::spawn(app, &id);
+            run::begin(app, &id);
         }
         if let Some(live) = stored.running().get(&id) {
             live.cancel();

@@ -16,10 +16,14 @@ use super::state::Batch;
 use crate::app::App;
 use crate::http::{ApiError, call};
 use crate::openai::files;
+use crate::openai::responses::take_up;
+use crate::openai::work::{Task, spawn};
 use crate::stored::{Ended, Live, Owner, Stored};
 
-/// Number of lines of a batch that run at once.
-pub const LINES_AT_ONCE: usize = 64;
+/// Number of lines of a batch that run at once: as many as a step takes, and as many as that where a step takes few, so that some wait.
+pub fn lines_at_once(app: &App) -> usize {
+    app.engine.info().max_num_seqs.max(64)
+}
 
 /// Greatest number of lines of a batch.
 const MAX_LINES: u64 = 50_000;
@@ -28,38 +32,13 @@ const MAX_LINES: u64 = 50_000;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Begins the work of a batch, unless it runs or the server stops.
-pub fn spawn(app: &Arc<App>, id: &str) {
-    let Ok(stored) = app.stored() else { return };
-    let Some(live) = stored.running().begin(id) else { return };
-    let (app, stored, id) = (app.clone(), stored.clone(), id.to_string());
-    tokio::spawn(async move {
-        let running = stored.running().guard(&stored, &id);
-        let work = async {
-            while let Err(error) = work(&app, &stored, &id, &live).await {
-                tracing::warn!("{id} waits: {error}");
-                if live.ended() == Some(Ended::Stopped) {
-                    return;
-                }
-                sleep(PAUSE).await;
-            }
-        };
-        work.await;
-        drop(running);
-    });
+pub fn begin(app: &Arc<App>, id: &str) {
+    spawn(app, id, |Task { app, stored, id, live }| async move { work(&app, &stored, &id, &live).await });
 }
 
 /// Takes up a record after a start. Returns why it is left.
 pub fn resume(app: &Arc<App>, id: &str, record: &Record) -> Option<String> {
-    match Batch::decode(id, &record.body) {
-        Err(error) => Some(error.message().to_string()),
-        Ok(batch) => {
-            let reason = batch.computed_by.refuses(app);
-            if reason.is_none() {
-                spawn(app, id);
-            }
-            reason
-        }
-    }
+    take_up(app, Batch::decode(id, &record.body).map(|batch| batch.computed_by), || begin(app, id))
 }
 
 /// Why the lines that are left do not run.
@@ -307,7 +286,7 @@ impl Lines {
                 (Ok(line), Some(skip)) => Some(unsent(&id, Some(&line.custom_id), skip.code, skip.message)),
                 (Ok(_), None) => None,
             };
-            while running.len() >= LINES_AT_ONCE {
+            while running.len() >= lines_at_once(&self.app) {
                 join(running.join_next().await)?;
             }
             let (app, stored, live, owner, batch) =

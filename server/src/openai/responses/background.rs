@@ -21,9 +21,9 @@ use engine::{Event, GenerationRequest};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use store::{Change, Kind, NewRecord, Record};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
-use super::kept::{ComputedBy, Earlier, Kept, identified, list};
+use super::kept::{ComputedBy, Earlier, Kept, identified, list, take_up};
 use super::output::{ResponseWriter, Status};
 use super::replay::{Block, Differs, Replay};
 use super::request::{Form, prepare};
@@ -33,13 +33,17 @@ use crate::http::json::response;
 use crate::http::{ApiError, call};
 use crate::openai::chat::Prepared;
 use crate::openai::conversations;
+use crate::openai::work::{Pauses, Task, spawn};
 use crate::reply::{Run, fix, stream};
 use crate::request::body::Received;
 use crate::request::{Fields, Work};
 use crate::stored::{Ended, Live, Owner, Stored, is_passing, work_of};
 
-/// First and last pause before work is tried again that others keep from running, or after a failed write.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Pause before events that could not be written are written again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Time between two commits of events, at which those of all responses are kept together.
+const PERIOD: Duration = Duration::from_millis(50);
 
 /// Room that is reserved for a token of an answer that is kept as text, and as events.
 const TOKEN_BYTES: (u64, u64) = (16, 512);
@@ -84,49 +88,20 @@ pub async fn accept(app: &Arc<App>, owner: Owner, chat: Prepared, form: Form) ->
         changes.push(Change::Part { id: id.clone(), list: EVENTS, number: 0, bytes });
     }
     stored.apply(changes).await?;
-    spawn(app, &id);
+    begin(app, &id);
     if streams { Ok(read_back::stream(app, &id, 0)) } else { Ok(response(&queued)) }
 }
 
 /// Begins the work of a record, unless it runs or the server stops.
-pub fn spawn(app: &Arc<App>, id: &str) {
-    let Ok(stored) = app.stored() else { return };
-    let Some(live) = stored.running().begin(id) else { return };
-    let (app, stored, id) = (app.clone(), stored.clone(), id.to_string());
-    tokio::spawn(async move {
-        let running = stored.running().guard(&stored, &id);
-        call::scope(id.clone(), work_of(&id, false), work(&app, &stored, &id, &live)).await;
-        drop(running);
+fn begin(app: &Arc<App>, id: &str) {
+    spawn(app, id, |Task { app, stored, id, live }| async move {
+        call::scope(id.clone(), work_of(&id, false), attempt(&app, &stored, &id, &live)).await
     });
 }
 
 /// Takes up a record after a start. Returns why it is left.
 pub fn resume(app: &Arc<App>, id: &str, record: &Record) -> Option<String> {
-    match Kept::decode(id, &record.body) {
-        Err(error) => Some(error.message().to_string()),
-        Ok(kept) => {
-            let reason = kept.computed_by.refuses(app);
-            if reason.is_none() {
-                spawn(app, id);
-            }
-            reason
-        }
-    }
-}
-
-/// Tries until the work has ended, or is left.
-async fn work(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) {
-    let mut pause = PAUSES.0;
-    while let Err(error) = attempt(app, stored, id, live).await {
-        tracing::debug!("{id} waits: {error}");
-        if live.ended() == Some(Ended::Stopped) {
-            return;
-        }
-        tokio::select! {
-            () = sleep(pause) => pause = (2 * pause).min(PAUSES.1),
-            _ = live.end() => {}
-        }
-    }
+    take_up(app, Kept::decode(id, &record.body).map(|kept| kept.computed_by), || begin(app, id))
 }
 
 /// How a run ended.
@@ -170,7 +145,7 @@ async fn attempt(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) ->
     }
     let mut run = match Run::submit(app, vec![request]).await {
         Err(error) if !is_passing(&error) => return ending.without_run(Status::Failed, Some(error)).await,
-        other => other?,
+        other => other?.counting(chat.reasoning.clone()),
     };
     let writer = ResponseWriter::new(app, (id.to_string(), time_of(id)), &chat.options, form.echoed, chat.ids.len());
     let mut translated = Translated::new(app, &chat, writer);
@@ -229,6 +204,12 @@ impl From<Differs> for Outcome {
     }
 }
 
+/// Events, with the number of the first.
+type Numbered = (u64, Vec<(String, String)>);
+
+/// What is being written: the changes, and the events that they keep.
+type Writing = (Write, Vec<Change>, Numbered);
+
 type Write = Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send>>;
 
 /// Keeps the events of a run before readers get them.
@@ -241,23 +222,29 @@ struct Journal<'a> {
     /// Events to be kept, and the number of the first of them.
     pending: Block,
     next: u64,
-    /// What is being written.
-    write: Option<(Write, Vec<Change>)>,
+    /// When they are written, if they are not the first.
+    due: Instant,
+    write: Option<Writing>,
 }
 
 impl<'a> Journal<'a> {
     fn new(stored: &'a Arc<Stored>, id: &'a str, live: &'a Live, replay: Replay) -> Journal<'a> {
-        Journal { stored, id, live, replay, cached_tokens: 0, pending: Block::default(), next: 0, write: None }
+        let pending = Block::default();
+        Journal { stored, id, live, replay, cached_tokens: 0, pending, next: 0, due: Instant::now(), write: None }
     }
 
     /// Runs to the end.
     async fn follow(&mut self, run: &mut Run, translated: &mut Translated) -> Outcome {
         let outcome = loop {
-            self.begin_write(None);
+            if Instant::now() >= self.due {
+                self.begin_write(None);
+            }
+            let waits = self.write.is_none() && !self.pending.events.is_empty();
             tokio::select! {
                 biased;
                 ended = self.live.end() => break Outcome::Ended(ended),
                 written = wait(&mut self.write) => if !self.written(written) { return Outcome::Gone },
+                () = sleep_until(self.due), if waits => {}
                 next = run.next() => match next {
                     Some((prompt, event)) => match self.event(translated, run, prompt, event) {
                         Ok(Ok(())) => {}
@@ -321,44 +308,50 @@ impl<'a> Journal<'a> {
         Ok(())
     }
 
-    /// Begins to write what waits, unless something is being written. The end of the response is written with its record.
-    fn begin_write(&mut self, again: Option<Vec<Change>>) {
+    /// Begins to write what waits, or what could not be written, unless something is being written. The end of the response is
+    /// written with its record.
+    fn begin_write(&mut self, again: Option<(Vec<Change>, Numbered)>) {
         if self.write.is_some() || (again.is_none() && self.pending.events.is_empty()) {
             return;
         }
         let is_again = again.is_some();
-        let changes = again.unwrap_or_else(|| {
+        let (changes, events) = again.unwrap_or_else(|| {
             let block = Block { cached_tokens: self.cached_tokens, ..std::mem::take(&mut self.pending) };
             let number = self.next;
             self.next += block.events.len() as u64;
-            vec![Change::Part { id: self.id.to_string(), list: EVENTS, number, bytes: block.encode() }]
+            let bytes = block.encode();
+            (vec![Change::Part { id: self.id.to_string(), list: EVENTS, number, bytes }], (number, block.events))
         });
+        self.due = self.stored.next_tick(PERIOD).into();
         let (stored, copy) = (self.stored.clone(), changes.clone());
         let write = async move {
             if is_again {
-                sleep(PAUSES.1 / 5).await;
+                sleep(PAUSE).await;
             }
             stored.apply(copy).await
         };
-        self.write = Some((Box::pin(write), changes));
+        self.write = Some((Box::pin(write), changes, events));
     }
 
     /// Notes the end of a write. Returns whether the record exists.
     fn written(&mut self, result: Result<(), ApiError>) -> bool {
-        let Some((_, changes)) = self.write.take() else { return true };
+        let Some((_, changes, (number, events))) = self.write.take() else { return true };
         match result {
+            Ok(()) if self.live.has_readers() => {
+                self.live.tell_events(number, events.iter().map(read_back::lines_of).collect());
+            }
             Ok(()) => self.live.tell(),
             Err(error) if error.status() == 409 => return false,
-            Err(_) => self.begin_write(Some(changes)),
+            Err(_) => self.begin_write(Some((changes, (number, events)))),
         }
         true
     }
 }
 
 /// Waits for a write; forever if there is none.
-async fn wait(write: &mut Option<(Write, Vec<Change>)>) -> Result<(), ApiError> {
+async fn wait(write: &mut Option<Writing>) -> Result<(), ApiError> {
     match write {
-        Some((write, _)) => write.await,
+        Some((write, ..)) => write.await,
         None => std::future::pending().await,
     }
 }
@@ -403,7 +396,7 @@ impl Ending<'_> {
             changes.extend(more);
         }
         changes.push(Change::Update { id, body: kept.encode(), is_open: false });
-        let mut pause = PAUSES.0;
+        let mut pauses = Pauses::default();
         loop {
             match self.stored.apply(changes.clone()).await {
                 Ok(()) => break,
@@ -416,10 +409,7 @@ impl Ending<'_> {
                     break;
                 }
                 Err(_) if self.live.ended() == Some(Ended::Stopped) => return Ok(()),
-                Err(_) => tokio::select! {
-                    () = sleep(pause) => pause = (2 * pause).min(PAUSES.1),
-                    _ = self.live.end() => {}
-                },
+                Err(_) => pauses.pause(self.live).await,
             }
         }
         self.live.tell();

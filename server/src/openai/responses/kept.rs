@@ -71,6 +71,18 @@ impl ComputedBy {
     }
 }
 
+/// Takes up the work of a record after a start with `begin`, if this server can continue what was begun. Returns why it is left.
+pub fn take_up(app: &App, begun_by: Result<ComputedBy, ApiError>, begin: impl FnOnce()) -> Option<String> {
+    let reason = match begun_by {
+        Err(error) => Some(error.message().to_string()),
+        Ok(begun_by) => begun_by.refuses(app),
+    };
+    if reason.is_none() {
+        begin();
+    }
+    reason
+}
+
 impl Kept {
     /// Its form in the store.
     pub fn encode(&self) -> Vec<u8> {

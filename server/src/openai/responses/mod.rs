@@ -41,7 +41,7 @@ use crate::request::{Fields, Work, body};
 use crate::stored::{Owner, Stored};
 pub use background::resume;
 use json::Json;
-pub use kept::{ComputedBy, identified};
+pub use kept::{ComputedBy, identified, take_up};
 use kept::{Earlier, Keep, Kept};
 use output::{ResponseWriter, Status};
 pub use read_back::{cancel, delete, get, input_items, page};
@@ -65,7 +65,7 @@ pub async fn responses(
     if form.keep.background {
         return background::accept(&app, owner, chat, form).await;
     }
-    let run = Run::submit(&app, vec![chat.request(&app)?]).await?;
+    let run = Run::submit(&app, vec![chat.request(&app)?]).await?.counting(chat.reasoning.clone());
     let id = (stored.fresh_id("resp")?, stored.store().now());
     let keeping = Keeping::of(&app, stored, owner, &id.0, form.keep);
     let writer = ResponseWriter::new(&app, id, &chat.options, form.echoed, chat.ids.len());
@@ -164,7 +164,7 @@ impl Translator for Translated {
         self.assistant.read(&delta.text, delta.finish.is_some(), |part| parts.push(part));
         let texts = |k| logprobs::token_texts(self.app.tokenizer(), &delta.tokens, k);
         let scores = self.logprobs.map(texts).into_iter().flatten().map(Json::text);
-        self.writer.write(parts, delta.tokens.len(), scores);
+        self.writer.write(parts, scores);
         if let Some(reason) = &delta.finish {
             let is_cut = *reason == FinishReason::Length;
             self.writer.close(if is_cut { Status::Incomplete } else { Status::Completed });

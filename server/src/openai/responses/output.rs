@@ -61,7 +61,6 @@ pub struct ResponseWriter {
     model: String,
     /// Token counts so far.
     pub usage: Usage,
-    reasoning_tokens: usize,
     /// Functions that are in a namespace, and its name.
     pub namespaces: Arc<[(String, String)]>,
     /// Fields of the request that the response repeats.
@@ -97,7 +96,6 @@ impl ResponseWriter {
             model: options.adapter.as_ref().unwrap_or(&app.model).clone(),
             streams: options.stream,
             usage: Usage { prompt_tokens, ..Usage::default() },
-            reasoning_tokens: 0,
             namespaces: Arc::default(),
             echoed,
             id,
@@ -122,7 +120,7 @@ impl ResponseWriter {
         let has_usage = ended.is_some_and(|status| status != Status::Failed);
         let usage = has_usage.then(|| {
             let mut details = self.usage.draft_details();
-            details.insert("reasoning_tokens".into(), self.reasoning_tokens.into());
+            details.insert("reasoning_tokens".into(), self.usage.reasoning_tokens.into());
             json!({
                 "input_tokens": self.usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
@@ -175,8 +173,8 @@ impl ResponseWriter {
         response
     }
 
-    /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
-    pub fn write(&mut self, parts: Vec<Part>, tokens: usize, scores: impl Iterator<Item = Json>) {
+    /// Appends a parsed delta; `scores` are the log probabilities of its tokens.
+    pub fn write(&mut self, parts: Vec<Part>, scores: impl Iterator<Item = Json>) {
         self.scores.extend(scores);
         let has_text = parts.iter().any(|part| matches!(part, Part::Text(_)));
         for part in parts {
@@ -198,7 +196,6 @@ impl ResponseWriter {
             }
         }
         if !has_text && self.open.as_ref().is_some_and(|open| open.kind == Kind::Reasoning) {
-            self.reasoning_tokens += tokens;
             self.scores.clear();
         }
     }
@@ -207,6 +204,11 @@ impl ResponseWriter {
     pub fn close(&mut self, status: Status) {
         if self.open.is_none() && self.output.is_empty() && status != Status::Cancelled {
             self.begin(Kind::Message);
+        }
+        let is_text = self.open.as_ref().is_some_and(|open| open.kind == Kind::Message);
+        if is_text && status == Status::Incomplete && !self.scores.is_empty() {
+            // The last tokens have no text.
+            self.extend(Kind::Message, "");
         }
         self.end_item(status);
         self.ended = Some((status, unix_seconds()));

@@ -9,6 +9,7 @@ use axum::response::Response;
 use futures_util::stream::unfold;
 use serde_json::Value;
 use store::{Change, Kind, Record};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::EVENTS;
@@ -17,7 +18,7 @@ use super::replay::Block;
 use crate::app::App;
 use crate::http::json::{respond, response};
 use crate::http::{ApiError, sse};
-use crate::stored::{Own, Query, Stored, page_json};
+use crate::stored::{Latest, Own, Query, Stored, page_json};
 
 /// Time after which a reader looks for news that nobody told it.
 const LOOK: Duration = Duration::from_secs(1);
@@ -142,22 +143,47 @@ struct Reader {
     id: String,
     /// Number of the next event.
     next: u64,
+    /// Counts as a reader of the work while the client receives lines.
+    _reads: Option<watch::Receiver<u64>>,
 }
 
 /// The stream of a response's events from this number on, to its end or that of the server.
 pub fn stream(app: &Arc<App>, id: &str, next: u64) -> Response {
-    let reader = Reader { app: app.clone(), id: id.to_string(), next };
+    let reader = Reader { app: app.clone(), id: id.to_string(), next, _reads: None };
     let events = unfold(reader, |mut reader| async move { reader.read().await.map(|lines| (lines, reader)) });
     sse::respond(Box::pin(events))
+}
+
+/// The lines of an event: its type and its JSON.
+pub fn lines_of((name, event): &(String, String)) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(name.len() + event.len() + 16);
+    sse::event(&mut lines, Some(name), |text| text.extend_from_slice(event.as_bytes()));
+    lines
 }
 
 impl Reader {
     /// Waits for further events; `None` at the end.
     async fn read(&mut self) -> Option<Vec<u8>> {
         let stored = self.app.stored().ok()?.clone();
+        let mut looks = false;
         loop {
             let live = stored.running().get(&self.id);
             let mut news = live.as_ref().map(|live| live.news());
+            // After the subscription, so that nothing is missed.
+            match live.as_ref().map_or(Latest::Unknown, |live| live.after(self.next)) {
+                Latest::Events(lines, next) => {
+                    (self.next, self._reads) = (next, news);
+                    return Some(lines);
+                }
+                Latest::None if !looks => {
+                    if let Some(news) = &mut news {
+                        looks = timeout(LOOK, news.changed()).await.is_err();
+                        continue;
+                    }
+                }
+                Latest::None | Latest::Unknown => {}
+            }
+            looks = false;
             let (id, next) = (self.id.clone(), self.next);
             // The state first: what is written with the end is found after it.
             let found = stored.read(move |store| {
@@ -176,14 +202,15 @@ impl Reader {
             let mut lines = Vec::new();
             for (number, bytes) in blocks {
                 let events = Block::decode(&bytes).unwrap_or_default().events;
-                for ((name, event), number) in events.into_iter().zip(number..) {
+                for (event, number) in events.iter().zip(number..) {
                     if number >= self.next {
-                        sse::event(&mut lines, Some(&name), |text| text.extend_from_slice(event.as_bytes()));
+                        lines.extend(lines_of(event));
                         self.next = number + 1;
                     }
                 }
             }
             if !lines.is_empty() {
+                self._reads = news;
                 return Some(lines);
             }
             if !is_open || stored.running().is_stopping() {

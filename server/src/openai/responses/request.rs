@@ -2,15 +2,15 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{ChatRequest, Prepared, read_reasoning};
+use super::super::chat::{ChatRequest, Prepared};
 use super::input;
 use super::json::Json;
 use super::kept::{self, Earlier, Keep};
 use crate::app::LogprobFormat;
 use crate::http::ApiError;
 use crate::request::{
-    Conversation, Cost, EFFORTS, Fields, MAX_SHORT, Options, Tools, Work, beside_output, structured, template_kwargs,
-    unsupported, user,
+    Conversation, Cost, Fields, MAX_SHORT, Options, Reasoning, Tools, Work, alternatives, beside_output, structured,
+    template_kwargs, unsupported, user,
 };
 
 /// Field of the token limit.
@@ -73,28 +73,22 @@ fn read_after(work: &Work, fields: &Fields<'_>, earlier: Earlier<'_>) -> Result<
         options.truncate_prompt_tokens = Some(beside_output(work, options.max_tokens.unwrap_or((LIMIT, 1)))?);
     }
     let tools = Tools::read(fields, limits, true)?;
-    let description = "effort: reasoning effort, as in chat completions; summary is accepted but not used.";
-    let effort = match fields.object("reasoning", description)?.and_then(|reasoning| reasoning.get("effort")) {
-        None | Some(Value::Null) => None,
-        Some(effort) => Some(effort.as_str().filter(|name| EFFORTS.contains(name)).ok_or_else(|| {
-            ApiError::wrong("reasoning.effort", effort, format_args!("one of {}", EFFORTS.join(", ")))
-        })?),
-    };
-    let kwargs = template_kwargs(fields, effort)?;
+    let reasoning = Reasoning::read(fields)?;
+    options.thinking_budget = reasoning.budget(work, options.thinking_budget)?;
+    let kwargs = template_kwargs(fields, reasoning.effort)?;
     let echoed = echoed(work, fields, &options, &tools, (format, &keep))?;
     let messages = input::messages(fields, limits, &keep.earlier)?;
     if keep.store || keep.conversation.is_some() {
         keep.input = kept::own_items(fields.get("input")?);
     }
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
-    let (shows_reasoning, stops_reasoning) = read_reasoning(fields)?;
+    let (shows_reasoning, stops_reasoning) = reasoning.is_shown(fields)?;
     Ok((ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning }, Form { echoed, keep }))
 }
 
 /// Number of alternatives per token; `None` without log probabilities.
 fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.options.limits.max_logprobs);
-    let top = fields.count("top_logprobs", range, "Number of most likely alternatives per token.")?;
+    let top = alternatives(work, fields, "top_logprobs", "Number of most likely alternatives per token.")?;
     let description = "Additional output; \"message.output_text.logprobs\" adds log probabilities.";
     let included = fields.strings("include", (64, MAX_SHORT), description)?;
     let included = included.iter().any(|name| name == "message.output_text.logprobs");

@@ -101,11 +101,15 @@ impl Plan {
         }
     }
 
-    /// Runs the requests and returns the scores and the number of prompt tokens.
-    pub async fn scores(self, app: &Arc<App>, use_activation: Option<bool>) -> Result<(Vec<f32>, usize), ApiError> {
+    /// Runs the requests and returns the scores, and the numbers of prompt tokens and of those that were cached.
+    pub async fn scores(
+        self,
+        app: &Arc<App>,
+        use_activation: Option<bool>,
+    ) -> Result<(Vec<f32>, (usize, usize)), ApiError> {
         let Plan { requests, cosines } = self;
         let tokens = requests.iter().map(|request| request.prompt.len()).sum();
-        let vectors = Run::submit(app, requests).await?.collect_vectors().await?;
+        let (vectors, cached) = Run::submit(app, requests).await?.collect_vectors().await?;
         let scores = match cosines {
             Some(places) => places.into_iter().map(|(a, b)| cosine(&vectors[a], &vectors[b])).collect(),
             None => {
@@ -113,7 +117,7 @@ impl Plan {
                 vectors.into_iter().map(score).collect()
             }
         };
-        Ok((scores, tokens))
+        Ok((scores, (tokens, cached)))
     }
 }
 
@@ -148,6 +152,9 @@ pub struct ScoreRequest {
     second: Vec<String>,
 }
 
+/// Names of the documents of a ranking.
+const DOCUMENTS: [&str; 2] = ["documents", "texts"];
+
 const FIRST: [&str; 3] = ["queries", "text_1", "data_1"];
 const SECOND: [&str; 4] = ["documents", "text_2", "data_2", "items"];
 
@@ -155,6 +162,7 @@ impl ScoreRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ScoreRequest, ApiError> {
         let common = Common::read(work, fields)?;
+        unsupported::refuse(fields, &unsupported::PAIRS)?;
         let first = texts(work, fields, &FIRST, "A text, or one for each of the second texts.")?;
         let second = texts(work, fields, &SECOND, "The text or the texts that are scored with the first.")?;
         Ok(ScoreRequest { common, first, second })
@@ -185,13 +193,19 @@ pub async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Res
     json::off_reactor(true, move || {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
-        let Ranking { documents, top, returns_documents } = ranking;
+        let Ranking { documents, top, returns_documents, is_bare } = ranking;
+        order.truncate(top.unwrap_or(usize::MAX));
+        if is_bare {
+            let text = |index: usize| returns_documents.then(|| documents[index].as_str());
+            let one = |index| BareRank { index, text: text(index), score: scores[index] };
+            return json::response(&order.into_iter().map(one).collect::<Vec<BareRank<'_>>>());
+        }
         let result = |index: &usize| Ranked {
             index: *index,
             document: returns_documents.then(|| json!({"text": documents[*index], "multi_modal": null})),
             relevance_score: scores[*index],
         };
-        let results: Vec<Ranked> = order.iter().take(top.unwrap_or(usize::MAX)).map(result).collect();
+        let results: Vec<Ranked> = order.iter().map(result).collect();
         let usage = prompt_usage(tokens);
         json::response(&Reranked { id, model, usage, results })
     })
@@ -214,11 +228,22 @@ struct Ranked {
     relevance_score: f32,
 }
 
+/// A document in the answer to a request with `texts`.
+#[derive(Serialize)]
+struct BareRank<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    score: f32,
+}
+
 /// What the response shows.
 struct Ranking {
     documents: Vec<String>,
     top: Option<usize>,
     returns_documents: bool,
+    /// The response is the list alone, as text-embeddings-inference and llama-server answer a request with `texts`.
+    is_bare: bool,
 }
 
 /// The fields of a request for a ranking.
@@ -231,12 +256,27 @@ pub struct RerankRequest {
 impl RerankRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<RerankRequest, ApiError> {
-        let common = Common::read(work, fields)?;
+        let mut common = Common::read(work, fields)?;
         let query = texts(work, fields, &["query"], "The query, one text.")?;
-        let documents = texts(work, fields, &["documents"], "The documents.")?;
+        let description = "The documents; under the name texts the answer is the list of scores alone.";
+        let documents = texts(work, fields, &DOCUMENTS, description)?;
+        let is_bare = fields.raw(DOCUMENTS[1]).is_some();
         let top = fields.count("top_n", (0, usize::MAX), "Return this many documents, the best; 0 returns all.")?;
         let returns_documents = fields.flag("return_documents", true, "Also return the texts of the documents.")?;
-        let ranking = Ranking { documents, top: top.filter(|top| *top > 0), returns_documents };
+        let returns_texts = fields.flag("return_text", false, "With texts: also return the texts.")?;
+        let returns_documents = if is_bare { returns_texts } else { returns_documents };
+        let description = "Return logits instead of scores: another name of use_activation: false.";
+        if fields.flag("raw_scores", false, description)? {
+            common.pooled.use_activation = Some(false);
+        }
+        let description = "With texts: cut what exceeds the context instead of refusing it.";
+        let cuts = fields.flag("truncate", false, description)?;
+        let description = "With truncate: which part is cut off.";
+        let side = fields.word("truncation_direction", &["Right", "Left", "right", "left"], description)?;
+        if cuts {
+            common.pooled.cut_to_context(work, side.is_some_and(|side| side.eq_ignore_ascii_case("left")));
+        }
+        let ranking = Ranking { documents, top: top.filter(|top| *top > 0), returns_documents, is_bare };
         Ok(RerankRequest { common, query, ranking })
     }
 }
@@ -247,7 +287,8 @@ fn prepare_rerank(work: &Work, fields: &Fields<'_>) -> Result<((Plan, Ranking, P
         return Err(ApiError::found("query", &format!("{} texts", query.len()), "one text"));
     }
     let pairs = (0..ranking.documents.len()).map(|document| (0, document)).collect();
-    let (plan, cost) = common.plan(work, (&query, &ranking.documents), pairs, ["query", "documents"])?;
+    let names = ["query", DOCUMENTS[usize::from(ranking.is_bare)]];
+    let (plan, cost) = common.plan(work, (&query, &ranking.documents), pairs, names)?;
     let shown = if ranking.returns_documents { ranking.documents.iter().map(String::len).sum() } else { 0 };
     let cost = Cost { repeated_bytes: cost.repeated_bytes + 2 * shown, ..cost };
     cost.check(&work.options.limits)?;

@@ -19,13 +19,13 @@ pub async fn pooling(State(app): State<Arc<App>>, request: Request) -> Result<Re
     let ((requests, pooled, is_base64), _) = body.read(&app, prepare_pooling).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "pool", "list");
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, cached) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let one = |(index, vector)| {
             let vector = finish(app.pooler(), vector, None, pooled.use_activation);
             PooledData { index, object: "pooling", data: Vector::new(vector, is_base64) }
         };
-        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
+        envelope.respond(vectors.into_iter().enumerate().map(one), (prompt_tokens, cached))
     })
     .await
 }
@@ -82,7 +82,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<R
     let ((requests, pooled), _) = body.read(&app, prepare_classes).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "classify", "list");
-    let vectors = Run::submit(&app, requests).await?.collect_vectors().await?;
+    let (vectors, cached) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
         let labels = match &app.pooler().task {
             Task::Classify { labels, .. } => &labels[..],
@@ -94,7 +94,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<R
             let label = best.and_then(|(label, _)| labels.get(label));
             Classes { index, label: label.map(String::as_str), num_classes: probs.len(), probs }
         };
-        envelope.respond(vectors.into_iter().enumerate().map(one), prompt_tokens)
+        envelope.respond(vectors.into_iter().enumerate().map(one), (prompt_tokens, cached))
     })
     .await
 }
