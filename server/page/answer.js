@@ -18,8 +18,7 @@ export class Answer {
     this.first = 0;
     // Tokens of the parts before, if the turn is continued.
     this.before = turn.tokens ?? 0;
-    // Until the stream tells another reason.
-    turn.end = 'stopped';
+    turn.end = '';
   }
 
   // Adds a chunk to the turn. Returns what is new.

@@ -202,9 +202,10 @@ export class Chat {
         if (fresh) turn.take(fresh);
         if (this.tree === tree) this.meter.show(turn.data.total, true);
       }
+      if (!turn.data.end) throw new ApiError(0, 'The connection to the server ended.');
     } catch (error) {
       if (!controller.signal.aborted) problem = error;
-      if (problem) turn.data.end = 'failed';
+      turn.data.end = problem ? 'failed' : 'stopped';
     }
     answer.finish();
     const nothing = answer.isEmpty && (problem || controller.signal.aborted);

@@ -1,15 +1,17 @@
 // Shows Markdown while it is streamed. A block that is complete is made once and never touched again. Only the open block at the end is read
-// again when it grows: a short one in each frame, a long one each time that it has grown by a sixteenth, with the text since then as it is.
-// So the work for an answer is linear in its length, and a selection survives.
+// again when it grows: a short one in each frame, a long one each time that it has grown by a sixteenth, or to twice its length if reading
+// it took long. The text since then is shown as it is. So the work for an answer is linear in its length, and a selection survives.
 
 import { grow, patch } from './dom.js';
 import { code, nodes } from './markup.js';
 import { Lexer } from './vendor/marked.esm.js';
 
 // Greatest length of a block that is not fenced code. A longer one is cut.
-const MAX_BLOCK = 32_768;
+const MAX_BLOCK = 16_384;
 // Up to this length, the open block is read in each frame.
 const SHORT = 2048;
+// Milliseconds after which reading a block took long.
+const LONG = 12;
 // Greatest number of definitions of links.
 const MAX_LINKS = 256;
 const BLANK = /^(?:[ \t]*\n)+/;
@@ -42,6 +44,7 @@ export class Markdown {
   begin() {
     this.rest = '';
     this.read = 0;
+    this.next = 0;
     this.fence = null;
     this.last = null;
   }
@@ -70,11 +73,12 @@ export class Markdown {
     this.rest = this.rest.replace(BLANK, '');
     if (this.openFence()) return true;
     const size = this.rest.length;
-    if (!isWhole && size > SHORT && size < Math.min(this.read * (17 / 16), MAX_BLOCK)) {
+    if (!isWhole && size > SHORT && size < Math.min(this.next, MAX_BLOCK)) {
       this.tail.data = this.rest.slice(this.read);
       this.box.append(this.tail);
       return false;
     }
+    const begin = performance.now();
     const source = this.rest.slice(0, MAX_BLOCK);
     let tokens = lex(source, this.links);
     let count = tokens.length;
@@ -97,13 +101,14 @@ export class Markdown {
     if (!count) {
       patch(this.box, this.last, nodes(tokens));
       this.read = size;
+      this.next = size * (performance.now() - begin > LONG ? 2 : 17 / 16);
       return false;
     }
     tokens = tokens.slice(0, count);
     tokens.filter(({ type }) => type === 'def').forEach((token) => this.define(token));
     const length = tokens.reduce((sum, token) => sum + token.raw.length, 0);
     this.rest = this.rest.slice(length);
-    this.read = 0;
+    this.next = 0;
     this.last = patch(this.box, this.last, nodes(tokens), this.rest !== '');
     return this.rest !== '';
   }
@@ -143,7 +148,7 @@ export class Markdown {
     grow(fence.tail, open && !fence.isEmpty ? `\n${open}` : open);
     if (found) {
       this.fence = null;
-      this.read = 0;
+      this.next = 0;
     }
     if (found && this.rest) return true;
     // What was shown behind the code before it was known to be code.

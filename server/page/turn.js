@@ -126,7 +126,9 @@ export class Turn {
     if (data.role === 'user') starts('Edit', () => this.edit());
     if (data.role === 'assistant') starts('Regenerate', () => chat.regenerate(index));
     else if (isLast && !chat.openCall) starts('Answer', () => chat.generate(index));
-    if (isLast && data.content && ['length', 'stopped', 'failed'].includes(data.end)) starts('Continue', () => chat.proceed(index));
+    // Without a reason, the page was closed while the answer came.
+    const isCut = ['length', 'stopped', 'failed', '', undefined].includes(data.end);
+    if (isLast && data.role === 'assistant' && data.content && isCut) starts('Continue', () => chat.proceed(index));
     if (this.tokens?.entries.length) {
       const toggle = button('Tokens', () => {
         this.showTokens(this.tokens.node.hidden);

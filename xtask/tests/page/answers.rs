@@ -172,6 +172,11 @@ fn an_answer_that_was_cut_goes_on() -> Result<(), String> {
         "the error shows",
         "return idle() && notice().includes('the engine failed') && turns().endsWith('half an ans')",
     )?;
+    page.script("window.scripted([text('a lost conn'), 'end']); say('lost')")?;
+    page.until("the loss shows", "return idle() && notice().includes('The connection to the server ended.')")?;
+    require_text(&page, "below it", "[...document.querySelectorAll('.foot')].at(-1).textContent", |foot| {
+        foot.ends_with("ended by an error")
+    })?;
     page.script("window.scripted({error: {message: 'not now'}}); say('again')")?;
     page.until(
         "the question returns",

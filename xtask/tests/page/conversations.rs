@@ -14,7 +14,7 @@ pub fn open<'a>(site: &'a Site, path: &str) -> Result<Page<'a>, String> {
 /// Sends a message that gets this answer.
 pub fn scripted(page: &Page<'_>, message: &str, answer: &str) -> Result<(), String> {
     page.script(&format!(
-        "window.scripted([text('{answer}'), {{choices: [{{index: 0, delta: {{}}, finish_reason: 'stop'}}], usage: {{prompt_tokens: 5, completion_tokens: 2, total_tokens: 7}}}}]); say('{message}')"
+        "window.scripted([text('{answer}'), {{choices: [], usage: {{prompt_tokens: 5, completion_tokens: 2, total_tokens: 7}}}}]); say('{message}')"
     ))?;
     page.until("the answer is complete", IDLE)
 }

@@ -1,5 +1,6 @@
 // Defines window.scripted(parts): the next chat requests get these parts as their answers instead of the server's, one request after the
-// other. A part is a list of chunks; 'hold' in it waits for window.release(). Records the bodies of all requests in window.bodies.
+// other. A part is a list of chunks; 'hold' in it waits for window.release(), and 'end' ends it without a reason. Records the bodies of all
+// requests in window.bodies.
 window.bodies = [];
 const real = window.fetch;
 const queue = [];
@@ -13,9 +14,12 @@ window.fetch = async (url, options) => {
     async start(out) {
       options.signal.addEventListener('abort', () => out.error(new DOMException('stopped', 'AbortError')));
       for (const part of parts) {
+        if (part === 'end') break;
         if (part === 'hold') await new Promise((done) => (window.release = done));
         else out.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(part)}\n\n`));
       }
+      const reason = { choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] };
+      if (!parts.includes('end')) out.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(reason)}\n\n`));
       out.close();
     },
   });
