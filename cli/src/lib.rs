@@ -139,7 +139,9 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
     while let Some((_, inner)) = given.subcommand() {
         given = inner;
     }
-    let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
+    // A command without settings takes no file of them.
+    let file = given.try_get_one::<PathBuf>("config").ok().flatten();
+    let file = file.map(|path| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
         // The command line alone was valid, so an error now is in the file. Its flags come before a possible `--`.
         let all = [file.arguments(&root, command, given)?, flags].concat();

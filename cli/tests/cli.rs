@@ -407,3 +407,35 @@ fn a_second_signal_ends_the_server_at_once() {
     // 143 is 128 + SIGTERM; 0 if the stream had ended in between.
     assert!(code == Some(143) || code == Some(0), "{code:?}");
 }
+
+#[test]
+fn completions_and_manual_pages_know_every_command_and_its_flags() {
+    let quire = |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_quire")).args(words).output().unwrap();
+    let commands = cli::command();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = quire(&["completions", shell]);
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{shell}");
+        for command in commands.get_subcommands() {
+            assert!(script.contains(command.get_name()), "{shell}: {}", command.get_name());
+        }
+        assert!(script.contains("max-num-seqs") && !script.contains(".md)"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    assert!(quire(&["man", pages.to_str().unwrap()]).status.success());
+    for command in commands.get_subcommands() {
+        let page = std::fs::read_to_string(pages.join(format!("quire-{}.1", command.get_name()))).unwrap();
+        assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS") && !page.contains(".md)"), "{page}");
+    }
+    assert!(std::fs::read_to_string(pages.join("quire-serve.1")).unwrap().contains("max\\-num\\-seqs"));
+    let refused = |words: &[&str]| {
+        let said = String::from_utf8(quire(words).stderr).unwrap();
+        assert!(said.starts_with("quire: ") && said.lines().count() == 1, "{said}");
+        said
+    };
+    assert!(refused(&["completions", "tcsh"]).contains("possible values: bash"));
+    let file = folder.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    assert!(refused(&["man", file.to_str().unwrap()]).contains("name another folder"));
+}

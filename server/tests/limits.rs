@@ -402,8 +402,11 @@ fn all_tokens_of_the_vocabulary_have_log_probabilities_if_the_server_allows_it()
         closed.ok("/v1/chat/completions", few)
     };
     let tokens = |answer: &Value| answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    let config = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/config.json")).unwrap();
+    let vocab = serde_json::from_str::<Value>(&config).unwrap()["vocab_size"].as_u64().unwrap() as usize;
     for (all, few) in tokens(&answer).iter().zip(tokens(&few)) {
         let top = all["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), vocab);
         let mass: f64 = top.iter().map(|one| one["logprob"].as_f64().unwrap().exp()).sum();
         assert!((mass - 1.0).abs() < 1e-4, "{} tokens have {mass}", top.len());
         assert_eq!(top[..3], few["top_logprobs"].as_array().unwrap()[..]);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{Server, config};
+use engine::EngineConfig;
 use serde_json::{Value, json};
 use server::ServerOptions;
 use text::ReasoningFormat;
@@ -225,6 +226,21 @@ fn reasoning_ends_after_its_budget_and_every_other_token_is_drawn_as_without_one
                 assert_eq!(found.len(), 40);
             }
         }
+    }
+    // Drafts change no token.
+    let drafts = EngineConfig {
+        speculative: Some(r#"{"method": "ngram", "num_speculative_tokens": 3}"#.parse().unwrap()),
+        ..config()
+    };
+    let options = ServerOptions { reasoning_parser: Some(ReasoningFormat::Qwen3), ..ServerOptions::default() };
+    let drafting = Server::with(drafts, options, Duration::ZERO);
+    for budget in [3, 20] {
+        let body = thinking(&json!({"temperature": 1, "n": 8, "thinking_token_budget": budget, "max_tokens": 120}));
+        let ids = |server: &Server| {
+            let choices = server.ok(COMPLETIONS, body.clone())["choices"].clone();
+            choices.as_array().unwrap().iter().map(|choice| choice["token_ids"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&drafting), ids(&server), "{budget}");
     }
     // What follows is what the model writes behind these tokens.
     let limited =
