@@ -8,9 +8,10 @@ use std::sync::Arc;
 use attention_kernels::{KernelChoice, select};
 use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Pooler, Pooling, StepLimits, Task, Weights, check_weights};
 use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::Value;
 
-use crate::common::{ids, list, text};
+use crate::common::{ids, list, made_weight, text};
 use crate::texts::TextFiles;
 
 /// Greatest difference of an element of a hidden state, of a normalised embedding, and of others and logits.
@@ -185,4 +186,43 @@ fn encoders_and_classifiers_give_the_results_of_transformers_alone_and_in_a_batc
     let folders = testkit::reference::encoders();
     assert!(folders.len() >= 3);
     folders.iter().for_each(|folder| check(folder));
+}
+
+/// Every family's head, with the names that its tensors have in transformers. The weights are numbers of [`made_weight`], so the file
+/// has names, shapes and results alone.
+#[test]
+fn the_heads_of_encoders_give_the_logits_of_transformers() {
+    let cases: Value = serde_json::from_str(include_str!("classifiers.json")).unwrap();
+    for case in list(&cases) {
+        let name = text(&case["name"]);
+        let folder = tempfile::TempDir::new().unwrap();
+        std::fs::write(folder.path().join("config.json"), case["config"].to_string()).unwrap();
+        let number = |tensor: &str, i: usize| match tensor.to_lowercase().contains("norm") {
+            true => 0.5 + made_weight(tensor, i),
+            false => (made_weight(tensor, i) - 0.5) / 2.0,
+        };
+        let tensors: Vec<(&String, Vec<usize>, Vec<u8>)> = case["tensors"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(tensor, shape)| {
+                let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
+                let bytes = (0..shape.iter().product()).flat_map(|i| number(tensor, i).to_le_bytes()).collect();
+                (tensor, shape, bytes)
+            })
+            .collect();
+        let views = tensors
+            .iter()
+            .map(|(tensor, shape, bytes)| (tensor, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        std::fs::write(folder.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+        let Loaded { mut model, pooler, config } = load(folder.path(), 1);
+        let second = case["second"].as_u64().map(|at| at as usize);
+        let states = hidden(&mut model, &[(ids(&case["ids"]), second)]).remove(0);
+        let vector = pooled(pooler.pooling.unwrap(), &states, config.decoder.output_width());
+        let found = pooler.apply(vector, &simd::Pool::new(Some(1)).unwrap());
+        let want: Vec<f32> = serde_json::from_value(case["logits"].clone()).unwrap();
+        let error = worst(&found, &want);
+        println!("{name}: error {error:.1e}");
+        assert!(error < UNIT, "{name}: {found:?}, not {want:?}");
+    }
 }

@@ -446,7 +446,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 /// Names of a tensor in checkpoints saved from the whole model, from the bare decoder, and as the text part of a multimodal model
 /// (two generations of names).
 pub(crate) fn spellings(name: &str) -> Vec<String> {
-    let root = ["model", "transformer", "gpt_neox", "backbone", "bert", "roberta", "distilbert", "mpnet"]
+    let root = ["model", "transformer", "gpt_neox", "backbone", "bert", "roberta", "distilbert", "mpnet", "new"]
         .into_iter()
         .find(|root| name.strip_prefix(root).is_some_and(|rest| rest.starts_with('.')));
     let mut spellings = match root {

@@ -204,7 +204,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize, kind: &Kind) -> Result<Dec
 }
 
 /// A layer of the model's width with an activation, and that of the labels.
-fn layers(hidden: usize, labels: usize, names: [&str; 2], activation: DenseActivation) -> Vec<Dense> {
+pub(super) fn layers(hidden: usize, labels: usize, names: [&str; 2], activation: DenseActivation) -> Vec<Dense> {
     let [first, last] = names;
     let last = Dense::new(last, labels, hidden).activated(true, DenseActivation::Identity);
     vec![Dense::new(first, hidden, hidden).activated(true, activation), last]

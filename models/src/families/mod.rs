@@ -20,6 +20,7 @@ mod deepseek;
 mod dots1;
 mod eagle3;
 mod ernie;
+mod eurobert;
 mod exaone4;
 mod experts;
 mod falcon;
@@ -33,6 +34,7 @@ mod gpt_neo;
 mod gpt_oss;
 mod gptj;
 mod granite;
+mod gte;
 mod hunyuan;
 mod indexer;
 mod internlm2;
@@ -190,6 +192,8 @@ const FAMILIES: &[&[Family]] = &[
     kimi::FAMILIES,
     bert::FAMILIES,
     modernbert::FAMILIES,
+    eurobert::FAMILIES,
+    gte::FAMILIES,
     nomic_bert::FAMILIES,
 ];
 

@@ -160,6 +160,13 @@ fn scaling(
             let context = most;
             RopeScaling::Dynamic { factor: factor()?, max_position_embeddings: most, context }
         }
+        // That of GTE, for any context.
+        Some("ntk") => {
+            if parameters.get("mixed_b").is_some() {
+                return Err(parameters.wrong("mixed_b", "null"));
+            }
+            ntk(factor()?, dims, most)
+        }
         Some("llama3") => {
             let number =
                 |key: &str| positive(parameters, key)?.ok_or_else(|| parameters.wrong(key, "a number above 0"));
@@ -191,7 +198,7 @@ fn scaling(
         }
         Some(_) => {
             let expected =
-                "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\", \"longrope\" or \"proportional\"";
+                "\"default\", \"linear\", \"dynamic\", \"ntk\", \"llama3\", \"yarn\", \"longrope\" or \"proportional\"";
             return Err(parameters.wrong(type_key, expected));
         }
     })
@@ -211,6 +218,21 @@ fn yarn_attention_factor(parameters: &Fields<'_>, factor: f64) -> Result<f64, Lo
         None if mscale != 0.0 && all_dim != 0.0 => yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim),
         None => yarn_mscale(factor, 1.0),
     })
+}
+
+/// A base that is `factor` times as great, and a divisor of all frequencies besides with which the first pair turns as much less as the
+/// others turn less than those before them.
+fn ntk(factor: f64, dims: usize, most: f64) -> RopeScaling {
+    let divisor = |pair: usize| factor.powf((2 * pair) as f64 / dims as f64);
+    let divisors: Vec<f64> = (1..=dims / 2).map(divisor).collect();
+    RopeScaling::LongRope {
+        short_factor: divisors.clone(),
+        long_factor: divisors,
+        original_max_position_embeddings: most,
+        short_attention_factor: 1.0,
+        long_attention_factor: 1.0,
+        context: most,
+    }
 }
 
 fn longrope(

@@ -16,6 +16,13 @@ pub fn files(case: &str) -> ModelFiles {
     ModelFiles::open(&folder(case)).unwrap()
 }
 
+/// Number `i` of a tensor of random weights: a multiple of 1/256 from 0 on, below 1.
+pub fn made_weight(name: &str, i: usize) -> f32 {
+    let seed = name.bytes().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+    let mixed = (seed ^ (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((mixed >> 33) & 0xff) as f32 / 256.0
+}
+
 /// Computes a prompt in chunks and returns the logits of its last position. See [`forward`].
 pub fn last_logits(
     model: &mut Model,

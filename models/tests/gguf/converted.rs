@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::converted_cases::cases;
 use super::made::{Made, f32_value, text_value, u32_value};
-use crate::common::{last_logits, needs};
+use crate::common::{last_logits, made_weight, needs};
 
 /// A checkpoint to convert.
 pub struct Case {
@@ -76,9 +76,7 @@ impl Tensor {
 /// Number `i` of a tensor. Norms are near 1, with few bits, so that 1 can be added without rounding. Logarithms of decays are in a range
 /// in which their powers of e are undone without loss.
 fn value(name: &str, i: usize) -> f32 {
-    let seed = name.bytes().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
-    let mixed = (seed ^ (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let unit = ((mixed >> 33) & 0xff) as f32 / 256.0;
+    let unit = made_weight(name, i);
     match name {
         _ if name.ends_with("A_log") => 2.0 + 1.75 * unit,
         _ if name.contains("norm") || name.contains("scal") || name.ends_with(".D") => 0.5 + unit,
@@ -195,7 +193,15 @@ impl Converter<'_> {
         {
             return self.put(&format!("{stem}mlp.down_proj.weight"), tensor);
         }
-        if is(&["granitehybrid", "granitemoe"]) && ["q_proj.", "k_proj."].iter().any(|part| name.contains(part)) {
+        if is(&["nemotron"]) && name.ends_with("norm.weight") {
+            return self.put(name, tensor.map(|weight| weight + 1.0));
+        }
+        if is(&["ernie4_5-moe"]) && name.ends_with("e_score_correction_bias") {
+            let len = tensor.shape[1];
+            return self.add_states(name, tensor.reshaped(&[len]));
+        }
+        if is(&["granitehybrid", "granitemoe", "olmo"]) && ["q_proj.", "k_proj."].iter().any(|part| name.contains(part))
+        {
             let (dim, rows) = (self.size("head_dim"), tensor.shape[0]);
             let neighbours = (0..rows).map(|row| {
                 let (head, within) = (row / dim, row % dim);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::converted::Case;
+use super::converted_plain;
 use super::made::{array_value, f32_value, text_value, u32_value};
 use super::made_vocabulary::{floats, truth};
 
@@ -27,12 +28,12 @@ fn truths(list: &[bool]) -> Vec<u8> {
 
 type Keys = Vec<(&'static str, Vec<u8>)>;
 
-fn case(name: &'static str, architecture: &'static str, class: &str, changes: Value, keys: Keys) -> Case {
+pub fn case(name: &'static str, architecture: &'static str, class: &str, changes: Value, keys: Keys) -> Case {
     Case { name, architecture, config: skeleton(class, changes), keys }
 }
 
 pub fn cases() -> Vec<Case> {
-    [latent(), delta(), mamba(), gemma(), kimi(), encoders()].into_iter().flatten().collect()
+    [latent(), delta(), mamba(), gemma(), kimi(), encoders(), converted_plain::cases()].into_iter().flatten().collect()
 }
 
 /// DeepSeek V2 and V3.

@@ -4,6 +4,7 @@ mod bounds;
 mod conversion;
 mod converted;
 mod converted_cases;
+mod converted_plain;
 mod fuzzed;
 mod made;
 pub mod made_vocabulary;

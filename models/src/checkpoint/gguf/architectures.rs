@@ -4,6 +4,7 @@ mod encoders;
 mod gemma;
 mod hybrid;
 mod latent;
+mod plain;
 
 use serde_json::{Map, Value as Json};
 
@@ -137,6 +138,9 @@ pub(super) const ONE_ROW: &str = "ffn_gate_inp_shexp";
 /// A bias of the choice of experts, which is a tensor and no module in Hugging Face layout.
 const CHOICE_BIAS: &str = "exp_probs_b.bias";
 
+/// One that is a matrix of one row in Hugging Face layout.
+pub(super) const CHOICE_BIAS_ROW: &str = "mlp.moe_statics.e_score_correction_bias";
+
 /// Tensors with the weights of all experts of a layer: gate, up, down.
 pub(super) const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
@@ -241,8 +245,8 @@ const LFM2: Architecture = Architecture {
 
 /// All supported architectures.
 pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
-    let groups = [DENSE, hybrid::ARCHITECTURES, latent::ARCHITECTURES, gemma::ARCHITECTURES, encoders::ARCHITECTURES];
-    groups.into_iter().flatten()
+    let decoders = [DENSE, plain::ARCHITECTURES, hybrid::ARCHITECTURES, latent::ARCHITECTURES, gemma::ARCHITECTURES];
+    decoders.into_iter().chain([encoders::ARCHITECTURES]).flatten()
 }
 
 const DENSE: &[Architecture] = &[

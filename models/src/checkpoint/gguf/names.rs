@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
-use super::architectures::{Architecture, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
+use super::architectures::{Architecture, CHOICE_BIAS_ROW, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
 use super::encoding::{Encoding, Order, ValueHeads, Values};
 use super::file::Gguf;
 use super::part::Tensor;
@@ -129,7 +129,7 @@ impl Names<'_> {
             return Some(matrices(tensor, plain, |number| format!("{known}.{number}{suffix}")).collect());
         }
         let mut named = plain(format!("{known}{suffix}"));
-        named.encoding.values = self.norm(stored);
+        named.encoding.values = self.norm(stored, suffix);
         if *stored == "token_types" && named.shape.len() == 1 {
             named.shape.insert(0, 1);
         }
@@ -183,18 +183,22 @@ impl Names<'_> {
         }
         let suffix = if *stored == rest { "" } else { suffix };
         let mut named = plain(format!("{prefix}.{known}{suffix}"));
-        named.encoding.values = self.norm(stored);
+        named.encoding.values = self.norm(stored, suffix);
         named.encoding.order = self.order(stored);
         if *stored == "ssm_a" {
             named.encoding.values = Values::LogNegative;
         }
         named.shape = shape(stored, named.shape);
+        if *known == CHOICE_BIAS_ROW && named.shape.len() == 1 {
+            named.shape.insert(0, 1);
+        }
         Some(vec![named])
     }
 
     /// The change of a norm's weights.
-    fn norm(&self, stored: &str) -> Values {
-        let is_norm = stored.ends_with("norm") && stored != "ssm_norm" && self.architecture.norms_plus_one;
+    fn norm(&self, stored: &str, suffix: &str) -> Values {
+        let is_norm = stored.ends_with("norm") && stored != "ssm_norm" && suffix == ".weight";
+        let is_norm = is_norm && self.architecture.norms_plus_one;
         if is_norm { Values::PlusOne } else { Values::Same }
     }
 
