@@ -38,8 +38,7 @@ async fn find(stored: &Stored, id: &str, owner: &Owner) -> Result<(Record, Kept)
     Ok((record, kept))
 }
 
-/// The response as it is now. One that has ended stays as it was written: numbers that are read and written again may have other
-/// digits.
+/// The response as it is now. One that has ended stays as it was written.
 fn now(stored: &Stored, id: &str, record: &Record, kept: Kept) -> Response {
     if !record.is_open {
         return respond(kept.response.into_bytes());
