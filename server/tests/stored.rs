@@ -392,3 +392,32 @@ fn an_expired_response_says_so_and_a_full_store_names_its_flag() {
     let answer = server.ok(RESPONSES, json!({"input": items, "max_output_tokens": 2}));
     assert_eq!(answer["store"], true);
 }
+
+#[test]
+fn numbers_of_items_keep_their_digits() {
+    let server = Server::start();
+    // Doubles of any size, as Python and JavaScript write them.
+    let mut noise = 1_u64;
+    let mut random = || {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from_bits(noise)
+    };
+    let numbers: Vec<f64> = std::iter::repeat_with(&mut random).filter(|x| x.is_finite()).take(500).collect();
+    let entries: Vec<String> = numbers.iter().map(|x| format!("{{\"token\":\"a\",\"logprob\":{x:?}}}")).collect();
+    let text = format!(
+        "{{\"type\":\"output_text\",\"text\":\"Yes.\",\"annotations\":[],\"logprobs\":[{}]}}",
+        entries.join(",")
+    );
+    let items = format!(
+        "[{{\"type\":\"message\",\"role\":\"assistant\",\"content\":[{text}]}},{{\"role\":\"user\",\"content\":\"And now?\"}}]"
+    );
+    let body = format!("{{\"input\":{items},\"max_output_tokens\":2}}");
+    let reply = server.send("POST", RESPONSES, &[("Content-Type", "application/json")], body.as_bytes());
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let listed = server.get(&format!("{}/input_items?order=asc", path(&reply.json()["id"]))).json();
+    let kept = listed["data"][0]["content"][0]["logprobs"].as_array().unwrap();
+    assert_eq!(kept.len(), numbers.len());
+    for (kept, number) in kept.iter().zip(&numbers) {
+        assert_eq!(kept["logprob"].as_f64().unwrap().to_bits(), number.to_bits(), "{number:?}");
+    }
+}

@@ -30,8 +30,9 @@ const ROWS: usize = 256;
 const AT_LEAST: Duration = Duration::from_millis(300);
 /// Parallel loops of a layer besides its products: norms, rotation and cache, attention, activation.
 const LOOPS_OF_LAYER: f64 = 5.0;
-/// Share of the rate of many-row products at which attention to a prompt multiplies.
-const ATTENTION_SHARE: f64 = 0.5;
+/// Share of the rate of many-row products at which attention to a prompt multiplies: that of a prompt of 8,064 tokens in
+/// `docs/benchmarks/cpu.md`.
+const ATTENTION_SHARE: f64 = 0.8;
 
 /// Rates of a model's products on this machine.
 #[derive(Clone, Copy, Debug)]

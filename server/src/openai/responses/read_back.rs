@@ -35,8 +35,7 @@ async fn find(own: &Own, id: &str) -> Result<(Record, Kept), ApiError> {
     Ok((record, kept))
 }
 
-/// The response as it is now. One that has ended stays as it was written: numbers that are read and written again may have other
-/// digits.
+/// The response as it is now. One that has ended stays as it was written.
 fn now(stored: &Stored, id: &str, record: &Record, kept: Kept) -> Response {
     if !record.is_open {
         return respond(kept.response.into_bytes());
