@@ -9,9 +9,9 @@ use attention_kernels::{KernelChoice, select};
 use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Pooler, Pooling, StepLimits, Task, Weights, check_weights};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::common::{ids, list, made_weight, text};
+use crate::common::{ids, list, made_weight, message, text};
 use crate::texts::TextFiles;
 
 /// Greatest difference of an element of a hidden state, of a normalised embedding, and of others and logits.
@@ -225,4 +225,23 @@ fn the_heads_of_encoders_give_the_logits_of_transformers() {
         println!("{name}: error {error:.1e}");
         assert!(error < UNIT, "{name}: {found:?}, not {want:?}");
     }
+}
+
+#[test]
+fn options_of_encoders_that_are_not_computed_are_refused_by_their_keys() {
+    let cases: Value = serde_json::from_str(include_str!("classifiers.json")).unwrap();
+    let refused = |name: &str, changes: Value, parts: &[&str]| {
+        let case = list(&cases).iter().find(|case| text(&case["name"]) == name).unwrap();
+        let mut config = case["config"].clone();
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let folder = tempfile::TempDir::new().unwrap();
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        message(ModelConfig::load(&ModelFiles::open(folder.path()).unwrap()), parts);
+    };
+    refused("eurobert, bos", json!({"classifier_pooling": "late"}), &["classifier_pooling", "late", "mean"]);
+    refused("eurobert, bos", json!({"classifier_pooling": null}), &["classifier_pooling", "bos"]);
+    refused("gte, two types", json!({"logn_attention_scale": true}), &["logn_attention_scale", "false"]);
+    refused("gte, two types", json!({"layer_norm_type": "rms_norm"}), &["layer_norm_type", "layer_norm"]);
+    let mixed = json!({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}});
+    refused("gte, ntk, one type", mixed, &["mixed_b", "null"]);
 }

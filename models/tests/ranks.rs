@@ -13,6 +13,7 @@ use models::{Decoder, Model, ModelConfig, ModelFiles, PageLayout, Weights, parti
 use testkit::reference::context;
 
 use crate::common::{CASES, expected, files, forward, ids, list, needs};
+use crate::naive::{kimi, tests};
 use crate::support::opened;
 
 const BLOCK_SIZE: usize = 8;
@@ -171,6 +172,29 @@ fn two_ranks_on_cuda_sim_have_the_bits_of_one() {
             [(2, 1), (1, 2)].into_iter().flat_map(|grid| of_ranks(&decoder, &weights, &prompt, (&open, &needs), grid))
         {
             assert!(of_rank == one, "{name}: a rank of two has other logits");
+        }
+    }
+}
+
+/// No reference case has these layers.
+#[test]
+fn ranks_have_the_bits_of_one_with_decays_of_channels() {
+    let sim = || opened::open(Options { deterministic: true, ..Options::default() }).unwrap();
+    for (seed, case) in kimi::cases().into_iter().enumerate() {
+        let (prompt, tensors, _) = tests::make_of(&case.config, seed as u64, 20);
+        let folder = tests::write(&case.config, tensors.to_bytes(|name, _| Some(name.to_string())));
+        let files = ModelFiles::open(folder.path()).unwrap();
+        let (decoder, weights) = (ModelConfig::load(&files).unwrap().decoder, Weights::open(&files).unwrap());
+        let check = |open: &(dyn Fn() -> Arc<dyn Device> + Sync), grids: &[Grid]| {
+            let needs = Needs { row_invariant: true, ..needs(&*open(), &decoder) };
+            let one = of_one(&decoder, &weights, &prompt, (open(), &needs));
+            for of_rank in grids.iter().flat_map(|grid| of_ranks(&decoder, &weights, &prompt, (open, &needs), *grid)) {
+                assert!(of_rank == one, "{}: a rank has other logits", case.name);
+            }
+        };
+        check(&cpu, &[(2, 1), (1, 2)]);
+        if opened::kernels().is_some() && seed == 0 {
+            check(&sim, &[(2, 1)]);
         }
     }
 }

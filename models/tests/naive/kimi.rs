@@ -8,7 +8,7 @@ use super::experts::{Choice, mix};
 use super::math::{Heads, Rows, add, attend, map, rms, sigmoid, silu, split, split_groups, top_k, within, zip};
 use super::states::convolved;
 
-pub fn kimi_linear(p: Pass) -> Vec<f64> {
+pub(super) fn kimi_linear(p: Pass) -> Vec<f64> {
     let (c, w, eps) = (p.config, p.w, p.eps(1e-6));
     let layers = &c.get("linear_attn_config").unwrap()["kda_layers"];
     let is_delta = |i: usize| layers.as_array().unwrap().iter().any(|layer| layer.as_u64() == Some(i as u64 + 1));

@@ -15,7 +15,7 @@ mod gemma;
 mod gemma3n;
 mod gemma4;
 mod gemma4_cases;
-mod kimi;
+pub mod kimi;
 mod latent;
 mod llama;
 mod math;
@@ -29,7 +29,7 @@ mod recent_cases;
 mod recurrent;
 mod states;
 mod tensors;
-mod tests;
+pub mod tests;
 mod variants;
 mod wrappers;
 
