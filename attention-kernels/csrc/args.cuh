@@ -46,7 +46,7 @@ struct AttentionShape {
     uint32_t first_seq;       // of the launch, in the batch
     uint32_t first_row;       // of first_seq, in the query and the output
     uint32_t query_len;       // most query rows of a sequence of the launch
-    uint32_t reserved;
+    uint32_t query_head;      // elements from one head of a query to the next
     uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
@@ -60,7 +60,7 @@ struct AttentionShape {
 static_assert(sizeof(AttentionShape) == 120, "no hidden padding");
 
 struct AttentionArgs : AttentionShape {
-    const void* query;             // row t, head h at `t * query_stride + h * head_dim`
+    const void* query;             // row t, head h at `t * query_stride + h * query_head`
     const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
     const void* values;            // as keys; in a latent cache the keys
     void* output;                  // [rows, num_heads, value_dim], type of the query
@@ -78,6 +78,10 @@ struct AttentionArgs : AttentionShape {
     const float* v_scales;         // as k_scales
     const float* alibi_slopes;     // null, or [num_heads]
     const float* sinks;            // null, or [num_heads]: a logit of every softmax that has no value
+
+    // For kernels of attention to chosen tokens, which have these as further parameters:
+    const uint32_t* chosen = nullptr;  // [rows, most]: the tokens that a row attends to, ascending, in place of those it sees
+    uint32_t most = 0;                 // a row that sees fewer tokens attends to them
 };
 
 }  // namespace quire
@@ -88,6 +92,11 @@ struct AttentionArgs : AttentionShape {
         float *partial_states, const uint2 *work, const int32_t *first_partials, const int32_t *block_tables,           \
         const uint32_t *context_lens, const uint32_t *query_starts, const float *k_scales,   \
         const float *v_scales, const float *alibi_slopes, const float *sinks, const quire::AttentionShape shape
+#define QUIRE_CHOSEN_PARAMETERS QUIRE_ATTENTION_PARAMETERS, const uint32_t *chosen, uint32_t most
+#define QUIRE_CHOSEN_ARGS                                                                                      \
+    (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, work,         \
+                          first_partials, block_tables, context_lens, query_starts, k_scales,       \
+                          v_scales, alibi_slopes, sinks, chosen, most})
 #define QUIRE_ATTENTION_ARGS                                                                                   \
     (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, work,         \
                           first_partials, block_tables, context_lens, query_starts, k_scales,       \

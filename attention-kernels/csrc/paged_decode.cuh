@@ -43,7 +43,7 @@ __device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Ro
                                        uint32_t partition) {
     constexpr int PER_THREAD = (Rows::MAX_HEAD + DECODE_THREADS - 1) / DECODE_THREADS;
     using T = typename Rows::Element;
-    const uint32_t head_dim = Rows::head_dim(args), value_dim = Rows::value_dim(args), warp = threadIdx.x / 32;
+    const uint32_t value_dim = Rows::value_dim(args), warp = threadIdx.x / 32;
     const bool split = partition != ALL_PARTITIONS;
     const uint32_t first = row.visible.first, end = row.visible.end;
     if (!row.exists || (split && ((partition + 1) * PARTITION <= first || partition * PARTITION >= end))) return;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Ro
     const Task task(args, row, head);
     Rows rows;
     rows.load_query(args, static_cast<const T*>(args.query) + row.index * args.query_stride +
-                              static_cast<int64_t>(head) * head_dim);
+                              static_cast<int64_t>(head) * args.query_head);
     SoftmaxState folded;
     float sums[PER_THREAD];
 #pragma unroll

@@ -4,6 +4,8 @@
 //   latent_decode_<rows>_<type>_h<key>[_kv8]    one partition of a context, whose result is for paged_reduce.cu, or a whole context; the
 //                                               blocks share the work list, as those of paged_gqa.cu
 //   latent_prefill_<rows>_<type>_h<key>[_kv8]   all partitions; the grid is that of paged_prefill.cu
+//   latent_chosen_<rows>_<type>_h<key>[_kv8]    heads of one query row over the tokens that an indexer chose for it; grid (query rows,
+//                                               ceil(heads / rows))
 
 #include "instantiate.cuh"
 #include "latent_tile.cuh"
@@ -76,25 +78,43 @@ struct LatentPrefill {
     }
 };
 
+template <class Shape_>
+struct LatentChosen {
+    using Shape = Shape_;
+
+    static __device__ __forceinline__ void run(const AttentionArgs& args, unsigned char* memory) {
+        const Row row = Row::nth(args, blockIdx.x);
+        if (!row.exists) return;
+        TileRows<Shape> tile(args, row, blockIdx.y * Shape::ROWS);
+        TileTask task(args, row.seq, 0, tile.sparse);
+        task.chosen = chosen_of(args, row);
+        auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
+        compute_latent_rows<Shape>(args, shared, task, tile, ALL_PARTITIONS);
+    }
+};
+
 }  // namespace quire
 
-#define LATENT_KERNEL(name, ...)                                                                         \
+#define LATENT_KERNEL(name, PARAMETERS, ARGS, ...)                                                        \
     static_assert(sizeof(__VA_ARGS__::Shape::Shared) <= ((__VA_ARGS__::Shape::ROWS) > 16 ? 163 : 99) << 10, \
-                  "a block fits a multiprocessor of sm_80, or of sm_86");                                \
-    extern "C" __global__ void __launch_bounds__((__VA_ARGS__::Shape::THREADS), 1)                       \
-        name(QUIRE_ATTENTION_PARAMETERS) {                                                               \
-        quire::wait_for_launches();                                                                      \
-        extern __shared__ __align__(16) unsigned char smem[];                                            \
-        __VA_ARGS__::run(QUIRE_ATTENTION_ARGS, smem);                                                    \
-    }                                                                                                    \
-    QUIRE_EXPORT_TILED(name, sizeof(__VA_ARGS__::Shape::Shared), (__VA_ARGS__::Shape::THREADS),          \
+                  "a block fits a multiprocessor of sm_80, or of sm_86");                                   \
+    extern "C" __global__ void __launch_bounds__((__VA_ARGS__::Shape::THREADS), 1) name(PARAMETERS) {       \
+        quire::wait_for_launches();                                                                         \
+        extern __shared__ __align__(16) unsigned char smem[];                                               \
+        __VA_ARGS__::run(ARGS, smem);                                                                       \
+    }                                                                                                       \
+    QUIRE_EXPORT_TILED(name, sizeof(__VA_ARGS__::Shape::Shared), (__VA_ARGS__::Shape::THREADS),             \
                        (__VA_ARGS__::Shape::ROWS));
+#define LATENT_ATTENTION(name, ...) LATENT_KERNEL(name, QUIRE_ATTENTION_PARAMETERS, QUIRE_ATTENTION_ARGS, __VA_ARGS__)
+#define LATENT_CHOSEN(name, ...) LATENT_KERNEL(name, QUIRE_CHOSEN_PARAMETERS, QUIRE_CHOSEN_ARGS, __VA_ARGS__)
 #define LATENT_DECODE_64(name, T, KV8, KEY) \
-    LATENT_KERNEL(name, quire::LatentDecode<quire::Latents64<T, KV8, KEY>, quire::Latents32<T, KV8, KEY>>)
+    LATENT_ATTENTION(name, quire::LatentDecode<quire::Latents64<T, KV8, KEY>, quire::Latents32<T, KV8, KEY>>)
 #define LATENT_DECODE_16(name, T, KV8, KEY) \
-    LATENT_KERNEL(name, quire::LatentDecode<quire::Latents16<T, KV8, KEY>, quire::Latents16<T, KV8, KEY>>)
-#define LATENT_PREFILL_32(name, T, KV8, KEY) LATENT_KERNEL(name, quire::LatentPrefill<quire::Latents32<T, KV8, KEY>>)
-#define LATENT_PREFILL_16(name, T, KV8, KEY) LATENT_KERNEL(name, quire::LatentPrefill<quire::Latents16<T, KV8, KEY>>)
+    LATENT_ATTENTION(name, quire::LatentDecode<quire::Latents16<T, KV8, KEY>, quire::Latents16<T, KV8, KEY>>)
+#define LATENT_PREFILL_32(name, T, KV8, KEY) LATENT_ATTENTION(name, quire::LatentPrefill<quire::Latents32<T, KV8, KEY>>)
+#define LATENT_PREFILL_16(name, T, KV8, KEY) LATENT_ATTENTION(name, quire::LatentPrefill<quire::Latents16<T, KV8, KEY>>)
+#define LATENT_CHOSEN_32(name, T, KV8, KEY) LATENT_CHOSEN(name, quire::LatentChosen<quire::Latents32<T, KV8, KEY>>)
+#define LATENT_CHOSEN_16(name, T, KV8, KEY) LATENT_CHOSEN(name, quire::LatentChosen<quire::Latents16<T, KV8, KEY>>)
 
 // The elements of a key.
 #define EACH_LATENT_SIZE(X, ...) X(576, __VA_ARGS__)
@@ -103,3 +123,5 @@ QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_DECODE_64, latent_decode_64)
 QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_DECODE_16, latent_decode_16)
 QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_PREFILL_32, latent_prefill_32)
 QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_PREFILL_16, latent_prefill_16)
+QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_CHOSEN_32, latent_chosen_32)
+QUIRE_INSTANCES(EACH_LATENT_SIZE, LATENT_CHOSEN_16, latent_chosen_16)

@@ -59,6 +59,7 @@ struct Row {
         index = queries.start + of_seq;
         exists = of_seq < queries.count;
         if (exists) visible = queries.visible(args, args.context_lens[seq], of_seq);
+        if (args.chosen) visible.end = min(visible.end, args.most);
     }
 
     // Returns the n-th row of the launch.
@@ -94,6 +95,11 @@ __device__ __forceinline__ int64_t partial_of(const AttentionArgs& args, uint32_
     return (args.first_partials[args.first_seq + seq] + partition * rows + of_seq) * args.num_heads + head;
 }
 
+// Returns the tokens that a row attends to, by number, and their positions; null: a number is a position.
+__device__ __forceinline__ const uint32_t* chosen_of(const AttentionArgs& args, const Row& row) {
+    return args.chosen ? args.chosen + static_cast<int64_t>(row.index) * args.most : nullptr;
+}
+
 // Returns the offset of a token, in elements from the start of a KV head, in the sequence whose block table is `table`.
 // Reads the table, so the token must be visible.
 __device__ __forceinline__ int64_t place_of(const AttentionArgs& args, const int32_t* table, uint32_t token) {
@@ -104,7 +110,7 @@ __device__ __forceinline__ int64_t place_of(const AttentionArgs& args, const int
 // Returns the same offset for the scale of the token's row, in bytes (KV_INT8_ROWS).
 __device__ __forceinline__ int64_t scale_place_of(const AttentionArgs& args, const int32_t* table, uint32_t token) {
     const uint32_t block = token / args.block_size;
-    return table[block] * args.block_stride + args.block_size * args.head_dim +
+    return table[block] * args.block_stride + args.block_size * args.token_stride +
            (token - block * args.block_size) * sizeof(float);
 }
 

@@ -44,7 +44,7 @@ namespace quire {
 template <class T>
 __device__ __forceinline__ const T* query_at(const AttentionArgs& args, uint32_t index) {
     const int64_t row = index / args.num_heads, head = index % args.num_heads;
-    return static_cast<const T*>(args.query) + row * args.query_stride + head * args.head_dim;
+    return static_cast<const T*>(args.query) + row * args.query_stride + head * args.query_head;
 }
 
 // Copies the query rows of all warps to shared memory; zeros for absent rows. Warps that share rows copy a part each.
@@ -128,8 +128,9 @@ template <class Shape>
 __device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
                                             [[maybe_unused]] uint32_t tiles, uint32_t tile, const Visible& visible) {
     if (threadIdx.x >= Shape::TOKENS) return;
-    const uint32_t token = tile + threadIdx.x;
+    uint32_t token = tile + threadIdx.x;
     const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
+    if (task.chosen && seen) token = task.chosen[token];
     shared.places[which][threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
     if constexpr (Shape::KV8) {
         if (task.args.kv_format != KV_INT8_ROWS) return;

@@ -58,6 +58,15 @@ struct TileRows {
         visible.end = queries.visible(args, context, last_row / group).end;
         sparse = heads_of_rows(args, context, queries.count, kv_head, first_row, last_row + 1);
     }
+    // Heads of one row, from `first_head` on, over the tokens that an indexer chose.
+    __device__ __forceinline__ TileRows(const AttentionArgs& args, const Row& row, uint32_t first_head)
+        : seq(row.seq), visible(row.visible) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t head = first_head + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
+            if (head < args.num_heads) rows.set(r, args, row.index, head, visible);
+        }
+    }
 };
 
 // The tile of rows of a block of prefill: sequence s has the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which suffice

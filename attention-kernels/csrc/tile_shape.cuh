@@ -152,6 +152,7 @@ struct TileTask {
     int64_t head_offset;
     SparseHeads sparse;  // the heads of the tile's rows
     Scoring scoring;
+    const uint32_t* chosen = nullptr;  // as chosen_of
 
     __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head, const SparseHeads& sparse)
         : args(args),

@@ -24,6 +24,7 @@ struct Task {
     SparseHeads sparse;  // this head alone
     Scoring scoring;
     float slope;
+    const uint32_t* chosen;
 
     __device__ __forceinline__ Task(const AttentionArgs& args, const Row& row, uint32_t head)
         : args(args),
@@ -33,7 +34,8 @@ struct Task {
           visible(row.visible),
           sparse(args, head, 1, row.visible.end - 1),
           scoring(args, kv_head),
-          slope(slope_of(args, head)) {}
+          slope(slope_of(args, head)),
+          chosen(chosen_of(args, row)) {}
 };
 
 __device__ __forceinline__ float warp_max(float value) {
@@ -65,7 +67,6 @@ struct VectorRows {
     float query[PER_LANE][WIDTH];
     float sums[PER_LANE][WIDTH];
 
-    static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs&) { return D; }
     static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs&) { return D; }
     // Returns the index of this lane's i-th vector of the head.
     static __device__ __forceinline__ int vector(int i) { return threadIdx.x % LANES + i * LANES; }
@@ -183,7 +184,6 @@ struct GenericRows {
     float query[PER_LANE];
     float sums[PER_LANE];
 
-    static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs& args) { return args.head_dim; }
     static __device__ __forceinline__ uint32_t value_dim(const AttentionArgs& args) { return args.value_dim; }
 
     __device__ __forceinline__ void load_query(const AttentionArgs& args, const T* from) {
@@ -265,11 +265,12 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
         if (chunk + 32 <= first) continue;
         const uint32_t token = chunk + lane;
         const bool visible = token >= first && token < end && task.sparse.see_token(task.args, token);
+        const uint32_t stored = task.chosen && visible ? task.chosen[token] : token;
         if (is_sparse && !__any_sync(ALL_LANES, visible)) continue;
-        const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, token) : -1;
+        const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, stored) : -1;
         float k_scale = 1.0f, v_scale = 1.0f;
         if (Rows::BYTES && task.args.kv_format == KV_INT8_ROWS && visible) {
-            const int64_t at = task.head_offset + scale_place_of(task.args, task.table, token);
+            const int64_t at = task.head_offset + scale_place_of(task.args, task.table, stored);
             k_scale = float_at(task.args.keys, at);
             v_scale = float_at(task.args.values, at);
         }

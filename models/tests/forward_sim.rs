@@ -10,7 +10,7 @@ use device::{Device, Options};
 use models::{Decoder, Model, ModelConfig, PageLayout, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
 use testkit::kernels::host::device_for_tests;
-use testkit::reference::{ON_CPU, context};
+use testkit::reference::context;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 64 };
 
@@ -100,14 +100,14 @@ fn check(case: &str, dtype: Dtype) {
 
 #[test]
 fn logits_are_the_reference_s_in_float32_and_chunks_change_no_bit() {
-    CASES.into_iter().filter(|case| !ON_CPU.contains(case)).for_each(|case| check(case, Dtype::F32));
+    CASES.into_iter().for_each(|case| check(case, Dtype::F32));
 }
 
 #[test]
 fn logits_are_as_near_to_the_reference_as_those_of_transformers_in_halves() {
     // Where launches are simulated, the cases take turns with the two types, and with the engine's test of the same.
     let all = testkit::everything() || device_for_tests() == "cuda";
-    for (at, case) in CASES.into_iter().filter(|case| !ON_CPU.contains(case)).enumerate() {
+    for (at, case) in CASES.into_iter().enumerate() {
         for (turn, dtype) in [(0, Dtype::F16), (3, Dtype::Bf16)] {
             if all || case == "qwen3-next" && dtype == Dtype::Bf16 || at % 4 == turn {
                 check(case, dtype);
@@ -172,21 +172,6 @@ fn a_warm_up_of_the_greatest_size_leaves_every_slot_as_it_was() {
         let mut bytes = vec![1; cache.keys.len_bytes()];
         device.download(&cache.keys, 0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
-    }
-}
-
-#[test]
-fn indexers_are_refused_while_loading() {
-    let Some(device) = opened::open(Options::default()) else { return };
-    for name in ON_CPU {
-        let decoder = ModelConfig::load(&files(name)).unwrap().decoder;
-        let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
-        let weights = Weights::open(&files(name)).unwrap();
-        let refused = Model::load(&decoder, &weights, device.clone(), kernels, 8, &|_, _| Ok(()));
-        crate::common::message(
-            refused.map(|_| ()),
-            &["no kernels for attention to tokens that an indexer", "--device cpu"],
-        );
     }
 }
 

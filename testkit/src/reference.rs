@@ -28,9 +28,6 @@ pub const CASES: [&str; 18] = [
 pub const RECENT: [&str; 7] =
     ["gemma3n", "deepseek-v32", "llama4", "lfm2-moe", "granite4-hybrid", "nemotron-h", "jamba"];
 
-/// Names of cases whose models run on a CPU alone.
-pub const ON_CPU: [&str; 1] = ["deepseek-v32"];
-
 /// Names of all cases.
 pub const ALL: [&str; CASES.len() + RECENT.len()] = {
     let mut all = [""; CASES.len() + RECENT.len()];

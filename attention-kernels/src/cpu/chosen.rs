@@ -42,9 +42,9 @@ pub struct ChosenArgs<'a> {
 /// What scores the tokens: `sum over heads of weight * max(query · key, 0)`, with a key that all heads share. Factors of all scores have no
 /// effect.
 pub struct IndexRows<'a> {
-    /// Float32 `[rows, heads, dim]`.
+    /// `[rows, heads, dim]`, of the type of the queries of attention.
     pub queries: &'a Buffer,
-    /// Float32 `[rows, heads]`, factors of heads.
+    /// `[rows, heads]`, factors of heads, of the same type.
     pub weights: &'a Buffer,
     /// Number of heads.
     pub heads: usize,

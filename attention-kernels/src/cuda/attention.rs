@@ -93,7 +93,9 @@ pub(super) fn prefill_sm90(device: &dyn Device, args: AttentionArgs<'_>) -> Resu
 
 /// Thread blocks of a launch.
 #[derive(Clone, Copy)]
-enum Grid {
+pub(super) enum Grid {
+    /// These.
+    Exact([usize; 3]),
     /// Enough for the tiles of each sequence's rows, and for each KV head.
     Tiles,
     /// One for each row and head.
@@ -105,7 +107,7 @@ enum Grid {
 }
 
 /// A call whose sizes are checked.
-struct Call<'a> {
+pub(super) struct Call<'a> {
     variant: &'static str,
     args: &'a AttentionArgs<'a>,
     workspace: &'a Workspace,
@@ -113,10 +115,12 @@ struct Call<'a> {
     rows: usize,
     /// Most query rows of one.
     query_len: usize,
+    /// Elements of a key that queries are multiplied with.
+    dim: usize,
 }
 
 impl<'a> Call<'a> {
-    fn new(variant: &'static str, args: &'a AttentionArgs<'a>) -> Result<Call<'a>, KernelError> {
+    pub fn new(variant: &'static str, args: &'a AttentionArgs<'a>) -> Result<Call<'a>, KernelError> {
         args.check_sizes()?;
         let missing = |what| KernelError::NotLoaded { variant, what };
         let workspace = args.workspace.ok_or(missing("workspace"))?;
@@ -127,7 +131,22 @@ impl<'a> Call<'a> {
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
         let query_len = workspace.query_len(starts);
-        Ok(Call { variant, args, workspace, rows: args.rows().len(), query_len })
+        Ok(Call { variant, args, workspace, rows: args.rows().len(), query_len, dim: args.cache.shape.head_dim })
+    }
+
+    /// The call for the first elements of keys.
+    pub fn with_dim(self, dim: usize) -> Call<'a> {
+        Call { dim, ..self }
+    }
+
+    /// The arguments.
+    pub fn args(&self) -> &'a AttentionArgs<'a> {
+        self.args
+    }
+
+    /// Query rows of the sequences.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     fn unsupported(&self, found: String) -> KernelError {
@@ -183,8 +202,20 @@ impl<'a> Call<'a> {
         self.launch(device, &kernel, Grid::Merge, &[])
     }
 
-    /// Launches a kernel. `more` follows the parameters that all attention kernels have: nothing, or two tensor maps.
-    fn launch(&self, device: &dyn Device, kernel: &str, grid: Grid, more: &[Arg<'_>]) -> Result<(), KernelError> {
+    /// Launches a kernel. `more` follows the parameters that all attention kernels have.
+    pub fn launch(&self, device: &dyn Device, kernel: &str, grid: Grid, more: &[Arg<'_>]) -> Result<(), KernelError> {
+        self.launch_with(device, kernel, grid, more, 0)
+    }
+
+    /// [`Call::launch`] with so many bytes of shared memory, or those that the kernel states.
+    pub fn launch_with(
+        &self,
+        device: &dyn Device,
+        kernel: &str,
+        grid: Grid,
+        more: &[Arg<'_>],
+        shared_bytes: usize,
+    ) -> Result<(), KernelError> {
         if self.rows == 0 {
             return Ok(());
         }
@@ -221,18 +252,20 @@ impl<'a> Call<'a> {
             of_heads(args.sinks),
             Arg::bytes(&shape),
         ];
-        let mut parameters = [Arg::null(); 20];
+        let mut parameters = [Arg::null(); 24];
         parameters[..common.len()].copy_from_slice(&common);
         parameters[common.len()..][..more.len()].copy_from_slice(more);
         let parameters = &parameters[..common.len() + more.len()];
         let tile = device.tile(MODULE, kernel)?;
         let block = [tile.threads, 1, 1];
-        let mut launch = Launch { module: MODULE, kernel, grid: [1; 3], block, shared_bytes: 0, args: parameters };
+        let shared_bytes = count(shared_bytes)?;
+        let mut launch = Launch { module: MODULE, kernel, grid: [1; 3], block, shared_bytes, args: parameters };
         launch.grid = match grid {
             Grid::Tiles => {
                 let tiles = self.rows * self.group() / tile.rows.max(1) as usize + args.seqs.len();
                 [count(tiles)?, count(cache.shape.num_kv_heads)?, 1]
             }
+            Grid::Exact([x, y, z]) => [count(x)?, count(y)?, count(z)?],
             Grid::Rows => [count(self.rows * args.num_heads)?, 1, 1],
             Grid::Merge => {
                 let parts = cache.value_dim().div_ceil(tile.threads.max(1) as usize);
@@ -257,14 +290,14 @@ impl<'a> Call<'a> {
             num_seqs: count(args.seqs.len())?,
             num_heads: count(args.num_heads)?,
             num_kv_heads: count(shape.num_kv_heads)?,
-            head_dim: count(shape.head_dim)?,
+            head_dim: count(self.dim)?,
             value_dim: count(args.cache.value_dim())?,
             block_size: count(shape.block_size)?,
             max_blocks: count(self.workspace.limits().max_blocks)?,
             first_seq: count(args.seqs.start)?,
             first_row: count(args.rows().start)?,
             query_len: count(self.query_len)?,
-            reserved: 0,
+            query_head: count(shape.head_dim)?,
             window: count(args.window.unwrap_or(0))?,
             kv_format: kv_format(self.variant, args.cache.format)?,
             scale_stride: args.cache.scale_stride(),

@@ -6,6 +6,7 @@
 
 mod attention;
 mod cache;
+mod chosen;
 mod convert;
 mod linear;
 mod low_rank;
@@ -26,6 +27,7 @@ use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Latents, Sizes, register};
 use crate::work::MOST_ROWS;
 use attention::Split;
+pub use chosen::{ChosenMemory, LaunchedChosen, launch_chosen};
 pub use convert::convert_fp8;
 pub use linear::expert_linear;
 pub use yardstick::read_memory;

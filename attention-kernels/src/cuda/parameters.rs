@@ -1,4 +1,4 @@
-//! Parameters of the kernels: the structs of `csrc/args.cuh`, `csrc/cache_args.cuh`, `csrc/low_rank_args.cuh` and
+//! Parameters of the kernels: the structs of `csrc/args.cuh`, `csrc/chosen_args.cuh`, `csrc/cache_args.cuh`, `csrc/low_rank_args.cuh` and
 //! `csrc/linear_args.cuh`, field for field, which kernels take by value, and conversions to their fields.
 
 use device::Arg;
@@ -26,7 +26,7 @@ device::kernel_structs! {
         pub first_seq: u32,
         pub first_row: u32,
         pub query_len: u32,
-        pub reserved: u32,
+        pub query_head: u32,
         pub window: u32,
         pub kv_format: u32,
         pub scale_stride: u32,
@@ -36,6 +36,16 @@ device::kernel_structs! {
         pub sparse_step: u32,
         pub sparse_first: u32,
         pub sparse_by_kv_head: u32,
+    }
+
+    /// Sizes of an indexer, `csrc/chosen_args.cuh`.
+    pub(super) struct IndexShape: 24 bytes {
+        pub heads: u32,
+        pub dim: u32,
+        pub first: u32,
+        pub most: u32,
+        pub stride: u32,
+        pub first_row: u32,
     }
 
     /// Sizes of a cache write. Strides are in elements.

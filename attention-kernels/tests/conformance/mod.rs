@@ -9,6 +9,7 @@
 mod asked;
 mod attention;
 mod caches;
+mod chosen;
 mod counts;
 mod covering;
 mod deterministic;

@@ -1,33 +1,27 @@
-//! Attention to the tokens that an indexer chooses, on a CPU. Other devices have no kernels for it.
+//! Attention to the tokens that an indexer chooses, on a CPU.
 
 use attention_kernels::layer;
 use attention_kernels::{ChosenArgs, KernelError, attend_chosen};
-use device::Device;
+use device::Buffer;
 use simd::{Isa, Pool};
 
 use super::cpu::PASS_COST;
 use super::ops::{ChosenRows, IndexRows};
-use crate::LoadError;
-use crate::decoder::{Decoder, Indexer};
+use crate::decoder::{Attention, Indexer, Latent};
 
-/// Refuses a decoder with an indexer, for devices that launch kernels, before any weight is read.
-pub(super) fn check(decoder: &Decoder, device: &dyn Device) -> Result<(), LoadError> {
-    let mut latents = decoder.attention().filter_map(|layer| layer.latent.as_ref());
-    match latents.any(|latent| latent.choice.is_some()) {
-        false => Ok(()),
-        true => {
-            let problem = format!(
-                "{} has no kernels for attention to tokens that an indexer chooses, found a model with one; use --device cpu",
-                device.name()
-            );
-            Err(LoadError::Device(problem))
-        }
-    }
-}
-
-/// The error for an operation of such a decoder.
-pub(super) fn unsupported(device: &dyn Device) -> KernelError {
-    KernelError::Unsupported { variant: "indexers", found: device.name().to_string() }
+/// What an indexer of a layer reads, given the rows of its queries and of their factors; `None`: it has no indexer of its own.
+pub(super) fn index_of<'a>(
+    latent: &Latent,
+    layer: &Attention,
+    [queries, weights]: [&'a Buffer; 2],
+) -> Option<attention_kernels::IndexRows<'a>> {
+    latent.indexer().map(|&Indexer { heads, dim, .. }| attention_kernels::IndexRows {
+        queries,
+        weights,
+        heads,
+        dim,
+        first: layer.heads.head_dim - dim,
+    })
 }
 
 /// [`LayerOps::index_rows`](super::ops::LayerOps::index_rows).
@@ -52,18 +46,12 @@ pub(super) fn index_rows(isa: Isa, threads: &Pool, args: IndexRows<'_>) -> Resul
 
 /// [`LayerOps::attend_chosen`](super::ops::LayerOps::attend_chosen).
 pub(super) fn attend(threads: &Pool, chosen: &mut Vec<u32>, args: ChosenRows<'_>) -> Result<(), KernelError> {
-    let ChosenRows { batch, layer, latent, choice, query, index: [queries, weights], output, cache } = args;
+    let ChosenRows { batch, layer, latent, choice, query, index, output, cache } = args;
     let (declared, group) = (&layer.declared, &batch.groups[layer.view].attention);
     let longest = group.context_lens.iter().copied().max().unwrap_or(0) as usize;
     let most = choice.top_k().min(longest).max(1);
     chosen.resize(chosen.len().max(most * group.num_rows()), 0);
-    let index = latent.indexer().map(|&Indexer { heads, dim, .. }| attention_kernels::IndexRows {
-        queries,
-        weights,
-        heads,
-        dim,
-        first: declared.heads.head_dim - dim,
-    });
+    let index = index_of(latent, declared, index);
     attend_chosen(
         threads,
         ChosenArgs {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, KvCache, Mirror, Upload, Workspace};
+use attention_kernels::{ChosenMemory, Dtype, KernelError, KvCache, Mirror, Upload, Workspace};
 use device::{Buffer, Device, DeviceError, Pinned, Queue};
 use linear::{Matrix, Uploader};
 
@@ -17,8 +17,8 @@ use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
 use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::{
-    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, chosen, launched_both, launched_latent, launched_recurrent,
-    launched_streams,
+    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_chosen, launched_latent,
+    launched_recurrent, launched_streams,
 };
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
@@ -45,6 +45,9 @@ pub(super) struct Launched {
     workspaces: Vec<Workspace>,
     /// Window and parts of each view.
     views: Vec<(Option<usize>, usize)>,
+    /// Tokens that an indexer chooses at most, and the memory for its choices.
+    most_chosen: Option<usize>,
+    chosen: Option<ChosenMemory>,
 }
 
 /// Loads the kernels and products, so that a missing library is reported before any weight is read.
@@ -87,6 +90,8 @@ impl Launched {
             results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
             converted: Vec::new(),
             workspaces: Vec::new(),
+            most_chosen: launched_chosen::most(decoder),
+            chosen: None,
             views: layout.views.iter().map(|view| (layout.groups[view.group].window, view.parts)).collect(),
         })
     }
@@ -100,6 +105,7 @@ impl Launched {
             + Upload::bytes()
             + frequencies
             + experts
+            + launched_chosen::bytes(decoder, limits)
     }
 }
 
@@ -111,6 +117,8 @@ impl LayerOps for Launched {
         }
         // Free the old ones first: the plan has no memory for both.
         self.workspaces.clear();
+        self.chosen = None;
+        self.chosen = launched_chosen::memory(&*self.device, self.most_chosen, limits)?;
         for (_, parts) in &self.views {
             let limits = StepLimits { num_blocks: parts * limits.num_blocks, ..*limits };
             self.workspaces.push(Workspace::new(&*self.device, limits.workspace(self.heads))?);
@@ -277,12 +285,14 @@ impl LayerOps for Launched {
         launched_latent::copy_heads(&*self.device, self.dtype, size, from, to)
     }
 
-    fn index_rows(&self, _: IndexRows<'_>) -> Result<(), KernelError> {
-        Err(chosen::unsupported(&*self.device))
+    fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError> {
+        launched_chosen::index_rows(&*self.device, self.dtype, self.positions.buffer(), args)
     }
 
-    fn attend_chosen(&mut self, _: ChosenRows<'_>) -> Result<(), KernelError> {
-        Err(chosen::unsupported(&*self.device))
+    fn attend_chosen(&mut self, args: ChosenRows<'_>) -> Result<(), KernelError> {
+        let workspace = self.workspaces.get(args.layer.view).ok_or(NO_WORKSPACE)?;
+        let memory = self.chosen.as_mut().ok_or(NO_WORKSPACE)?;
+        launched_chosen::attend(&*self.device, workspace, memory, args)
     }
 
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {

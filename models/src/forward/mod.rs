@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`]; [`row_ops`], [`blocks`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`]; operations on single rows, and on blocks of rows by each thread of a CPU |
-//! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`], [`streams`], [`chosen`], [`values`]; [`launched`], [`launched_both`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`launched_streams`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
+//! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`], [`streams`], [`chosen`], [`values`]; [`launched`], [`launched_both`], [`launched_chosen`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`launched_streams`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
 //! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
@@ -43,6 +43,7 @@ pub mod kernels;
 mod key_offsets;
 mod launched;
 mod launched_both;
+mod launched_chosen;
 mod launched_experts;
 mod launched_latent;
 mod launched_recurrent;

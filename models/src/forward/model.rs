@@ -9,7 +9,6 @@ use device::{Device, Features};
 
 use super::adapters::Adapters;
 use super::blocks::Blocks;
-use super::chosen;
 use super::cpu::Cpu;
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
@@ -140,7 +139,6 @@ impl Model {
     ) -> Result<Model, LoadError> {
         if device.features().launches {
             launched_both::check(decoder, &*device)?;
-            chosen::check(decoder, &*device)?;
             launched::open(&*device)?;
             decoder.recurrent().try_for_each(launched_recurrent::check)?;
         }

@@ -322,7 +322,11 @@ fn glm_and_deepseek() -> Vec<Case> {
             json!({"rope_scaling": yarn.clone(), "layer_types": vec!["indexed_attention"; 4], "num_attention_heads": 3,
                 "num_key_value_heads": 3}),
         ),
-        with(&glm5, "glm 5, shared choices", json!({"indexer_types": ["full", "shared", "full", "shared"]})),
+        with(
+            &glm5,
+            "glm 5, shared choices, whole pieces of 8 elements",
+            json!({"indexer_types": ["full", "shared", "full", "shared"], "index_head_dim": 24}),
+        ),
         with(
             &glm5,
             "glm 5, a pattern, halves",
