@@ -31,7 +31,7 @@ struct ReduceShared {
 };
 
 // Computes the factors of a thread's partition, as if all before it were merged one after the other into a state whose maximum is
-// `greatest`, which becomes that of all. All threads must have passed a barrier since they read factors.
+// `greatest`, which becomes that of all. Its first barrier is behind all reads of the factors before.
 __device__ __forceinline__ void find_factors(ReduceShared& shared, const SoftmaxState& part, float& greatest) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float up_to = fmaxf(part.max, -INFINITY);  // NaN, which no maximum keeps, is none
@@ -92,7 +92,6 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
                 sum = Factors{factors.old_part, factors.new_part}.merge(sum, loaded[i]);
             }
         }
-        __syncthreads();
     }
     const Finished finished = finish(args, state, head);
     const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;

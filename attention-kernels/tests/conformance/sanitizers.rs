@@ -30,7 +30,8 @@ fn small(look: Look, i: usize) -> Look {
 /// [`SOME_HEAD_SIZES`]: testkit::kernels::host::SOME_HEAD_SIZES
 fn is_compiled(variant: &Variant, look: &Look) -> bool {
     let generic = matches!(variant.capabilities.head_sizes, Sizes::UpTo { .. });
-    everything() || look.format.dtype != Dtype::Bf16 && (generic || [64, 80, 128, 256].contains(&look.dim))
+    let is_compiled = generic || look.latent.is_some() || [64, 80, 128, 256].contains(&look.dim);
+    everything() || look.format.dtype != Dtype::Bf16 && is_compiled
 }
 
 /// Runs every `step`-th look of each attention variant for GPUs.
@@ -44,7 +45,7 @@ fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {
     }
 }
 
-/// Runs cache writes, copies, conversions and low-rank additions.
+/// Runs cache writes, copies, conversions, low-rank additions, and attention to chosen tokens.
 fn move_bytes(device: Arc<dyn Device>, step: usize) {
     for variant in variants(Operation::CacheWrite).into_iter().filter(|v| v.capabilities.runs_on("cuda-sim")) {
         let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
@@ -74,12 +75,13 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     super::wide::multiply_all(&device, Dtype::F16);
     super::yardstick::read_and_fold(&*device, 12 << 10, 2);
     super::mirror::send_all(&*device);
+    super::chosen::attend_all(&*device);
 }
 
 /// What the names of kernels begin with.
-const DECODE: [&str; 4] = ["paged_decode", "paged_gqa", "paged_generic", "paged_reduce"];
-const PREFILL: [&str; 3] = ["paged_prefill", "prefill_sm90", "paged_generic"];
-const CACHE: [&str; 13] = [
+const DECODE: [&str; 5] = ["paged_decode", "paged_gqa", "paged_generic", "latent_decode", "paged_reduce"];
+const PREFILL: [&str; 4] = ["paged_prefill", "prefill_sm90", "paged_generic", "latent_prefill"];
+const CACHE: [&str; 17] = [
     "reshape_and_cache",
     "copy_blocks",
     "convert_fp8",
@@ -93,6 +95,10 @@ const CACHE: [&str; 13] = [
     "scale_rows",
     "read_memory",
     "scatter_words",
+    "score_tokens",
+    "choose_tokens",
+    "paged_chosen",
+    "latent_chosen",
 ];
 
 /// Replays under a sanitizer what `work` launches of every `step`-th look; with `QUIRE_TEST_ALL=1` all looks, under three
