@@ -9,12 +9,13 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use store::{Change, Kind, NewRecord, Record};
 
+use super::own::Own;
 use super::responses::{identified, metadata, page};
 use crate::app::App;
 use crate::http::ApiError;
 use crate::http::json::response;
 use crate::request::{Cost, Fields, Work, body};
-use crate::stored::{Own, Owner, Query, refused};
+use crate::stored::{Owner, Query, refused};
 
 /// List of the items.
 const ITEMS: u8 = 0;

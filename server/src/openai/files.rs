@@ -15,10 +15,11 @@ use store::{Change, Kind, NewRecord, Record};
 use tokio::time::timeout;
 
 use super::batches;
+use super::own::Own;
 use crate::http::ApiError;
 use crate::http::json::response;
 use crate::http::multipart::Multipart;
-use crate::stored::{Own, Query, Stored};
+use crate::stored::{Query, Stored};
 
 /// List of a file's pieces.
 pub const PIECES: u8 = 0;

@@ -9,6 +9,7 @@ pub mod embeddings;
 mod files;
 pub mod logprobs;
 mod models;
+mod own;
 pub mod responses;
 mod resume;
 mod schemas;

@@ -3,14 +3,12 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `live` | work that runs now, which can be watched, cancelled and stopped |
-//! | `own` | the records of one client |
 //! | `query` | parameters of a URL, and pages of a list |
 //!
 //! Whose a record is follows from the API key of its request. What belongs to another key does not exist: its id is answered like one
 //! that was never given out. Ids tell their time, so that a missing one can be explained without a trace of what was removed.
 
 mod live;
-mod own;
 mod query;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +23,6 @@ use crate::http::{ApiError, Client, excerpt};
 use crate::metrics::StoredStats;
 use crate::settings::StateOptions;
 pub use live::{Ended, Latest, Live, Running};
-pub use own::Own;
 pub use query::{Query, page_json};
 
 /// Name of who owns something.

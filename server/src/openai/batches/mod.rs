@@ -20,11 +20,12 @@ use serde_json::{Value, json};
 use store::{Change, Kind, NewRecord, Record};
 
 use super::files;
+use super::own::Own;
 use super::responses::{ComputedBy, metadata};
 use crate::http::ApiError;
 use crate::http::json::response;
 use crate::request::{Cost, Fields, Work, body};
-use crate::stored::{Own, Query, Stored};
+use crate::stored::{Query, Stored};
 use line::ENDPOINTS;
 pub use run::{lines_at_once, resume};
 use state::Batch;

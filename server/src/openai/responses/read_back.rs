@@ -12,13 +12,14 @@ use store::{Change, Kind, Record};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::super::own::Own;
 use super::EVENTS;
 use super::kept::{Kept, items_until, list};
 use super::replay::Block;
 use crate::app::App;
 use crate::http::json::{respond, response};
 use crate::http::{ApiError, sse};
-use crate::stored::{Latest, Own, Query, Stored, page_json};
+use crate::stored::{Latest, Query, Stored, page_json};
 
 /// Time after which a reader looks for news that nobody told it.
 const LOOK: Duration = Duration::from_secs(1);

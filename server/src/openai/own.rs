@@ -7,9 +7,9 @@ use axum::http::request::Parts;
 use serde_json::{Value, json};
 use store::{Change, Kind, Page, Record, StoreError};
 
-use super::{Owner, Query, Stored};
 use crate::app::App;
 use crate::http::{ApiError, Client};
+use crate::stored::{Owner, Query, Stored, page_json};
 
 /// The store, for the client that sent a request.
 pub struct Own {
@@ -63,7 +63,7 @@ impl Own {
         let listed = listed.await?.ok_or_else(|| self.stored.missing(&after.unwrap_or_default(), kind));
         let (records, has_more) = listed?;
         let records = records.iter().map(|(id, record)| describe(id, record)).collect::<Result<_, _>>()?;
-        Ok(super::page_json(records, has_more))
+        Ok(page_json(records, has_more))
     }
 
     /// Makes changes of a record, which another request may have deleted.
