@@ -308,7 +308,12 @@ impl Weights {
             };
             spellings(module).iter().any(starts)
         };
-        let module = |own: &str| own.rsplit_once('.').is_some_and(|(module, _)| has(&format!("{module}.")));
+        let parent = |name: &str| name.rsplit_once('.').map(|(module, _)| module.to_string());
+        // A module that has both tensors says nothing.
+        let module = |own: &str| {
+            let is_apart = |module: &String| parent(&part.name).as_ref() != Some(module);
+            has(&format!("{own}.")) || parent(own).filter(is_apart).is_some_and(|module| has(&format!("{module}.")))
+        };
         let own = part.own.as_ref().filter(|(own, _)| self.find(&part.weight()).is_none() && module(own));
         own.map_or_else(|| part.clone(), |(own, pick)| Part::picked(own, part.rows, *pick))
     }
