@@ -99,8 +99,10 @@ impl Speed {
     /// Estimates of the tokens per second of one sequence, and of the seconds to its first token.
     fn estimates(&self) -> Option<[f64; 2]> {
         let estimate = self.estimate.as_ref()?;
-        let token = estimate.token_seconds(&self.roofline, PROMPT);
-        Some([1.0 / token, estimate.prompt_seconds(&self.roofline, PROMPT)])
+        // Both are measured: a busy moment can put one on the wrong side of the other.
+        let token = estimate.token_seconds(&self.roofline, PROMPT).max(self.roofline.token_seconds(PROMPT));
+        let first = estimate.prompt_seconds(&self.roofline, PROMPT).max(self.roofline.prompt_seconds(PROMPT));
+        Some([1.0 / token, first])
     }
 
     fn per_second(&self) -> f64 {

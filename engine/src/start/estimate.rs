@@ -14,7 +14,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use device::Dtype;
-use linear::{Gemm, Matrix, Purpose, Quantization, Rows, Uploader, WeightRows, gemm};
+use linear::{Arithmetic, Gemm, Matrix, Purpose, Rows, Uploader, WeightRows, gemm};
 use models::decoder::Form;
 use simd::{Isa, Pool};
 
@@ -30,9 +30,9 @@ const ROWS: usize = 256;
 const AT_LEAST: Duration = Duration::from_millis(300);
 /// Parallel loops of a layer besides its products: norms, rotation and cache, attention, activation.
 const LOOPS_OF_LAYER: f64 = 5.0;
-/// Share of the rate of many-row products at which attention to a prompt multiplies: that of a prompt of 8,064 tokens in
-/// `docs/benchmarks/cpu.md`.
-const ATTENTION_SHARE: f64 = 0.8;
+/// Shares of the peak at which attention to a prompt multiplies: in vectors, of 1,024 tokens on Zen 5; on tiles, of 8,064 tokens on
+/// Emerald Rapids (`docs/benchmarks/cpu.md`).
+const ATTENTION_SHARES: [f64; 2] = [0.4, 0.06];
 
 /// Rates of a model's products on this machine.
 #[derive(Clone, Copy, Debug)]
@@ -45,10 +45,13 @@ pub struct Estimate {
     start_seconds: f64,
     /// Operations of the attention of a token to each token before it.
     attention_operations: f64,
+    /// Operations of attention per second.
+    attention_rate: f64,
 }
 
 impl Estimate {
-    /// Times products like those of an opened model whose weights take `weight_bytes`. `None` if it has none.
+    /// Times products like those of an opened model whose weights take `weight_bytes`. `None` if it has none, or if its checkpoint is
+    /// quantised.
     pub(super) fn measure(opened: &Opened, weight_bytes: u64) -> Result<Option<Estimate>, EngineError> {
         let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
         let mut sizes: HashMap<[usize; 2], (usize, Form)> = HashMap::new();
@@ -64,8 +67,8 @@ impl Estimate {
         let quantization = match form {
             Form::Dense => None,
             Form::Quantized(quantization) => Some(quantization),
-            // The codes of a checkpoint are multiplied like those of the form with about as many bits.
-            Form::Stored { .. } => Some(if bits > 6.5 { Quantization::Q8 } else { Quantization::Q4 }),
+            // Products of a checkpoint's codes have other speeds than those of our own forms.
+            Form::Stored { .. } => return Ok(None),
         };
         let dtype = if bits > 24.0 { Dtype::F32 } else { Dtype::Bf16 };
         let row: Vec<f32> = (0..k).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0 - 0.5).collect();
@@ -91,6 +94,7 @@ impl Estimate {
             // Those of the products are in their times, but for models whose matrices are smaller than these.
             start_seconds: (loops - products) * start_of_loop(pool),
             attention_operations: attention,
+            attention_rate: attention_rate(pool, opened.kernels.arithmetic),
         }))
     }
 
@@ -105,20 +109,32 @@ impl Estimate {
         let products = (tokens * roofline.layer_operations) as f64 * roofline.used_share / self.rows_peak;
         let logits = roofline.logit_operations as f64 / self.rows_peak;
         let attended = (tokens * tokens) as f64 / 2.0 * self.attention_operations;
-        let attention = attended / (self.rows_peak * ATTENTION_SHARE);
-        (products + logits + attention).max(self.token_seconds(roofline, 0))
+        (products + logits + attended / self.attention_rate).max(self.token_seconds(roofline, 0))
     }
 }
 
-/// Seconds of the fastest pass of the products of `x` with all matrices.
+/// Seconds of the median pass of the products of `x` with all matrices.
 fn time(pool: &Pool, matrices: &[Matrix], x: &[f32], y: &mut [f32]) -> Result<f64, EngineError> {
     let hosts = matrices.iter().map(Matrix::host).collect::<Result<Vec<_>, _>>()?;
-    Ok(fastest(|| {
+    Ok(usual(|| {
         for weights in &hosts {
             gemm(Isa::best(), pool, Gemm { x: Rows::Numbers(x), weights, bias: None, y: &mut *y });
         }
         black_box(&*y);
     }))
+}
+
+/// Operations per second of attention to a prompt.
+fn attention_rate(pool: &Pool, arithmetic: Arithmetic) -> f64 {
+    let [in_vectors, on_tiles] = ATTENTION_SHARES;
+    match arithmetic {
+        Arithmetic::Exact => in_vectors * simd::roofline::f32_peak(pool),
+        Arithmetic::Pairs => in_vectors * simd::roofline::bf16_peak(pool),
+        Arithmetic::Tiles => match simd::roofline::tile_peak(pool) {
+            Some(peak) => on_tiles * peak,
+            None => in_vectors * simd::roofline::bf16_peak(pool),
+        },
+    }
 }
 
 /// Seconds to start and end a parallel loop.
@@ -133,15 +149,17 @@ fn start_of_loop(pool: &Pool) -> f64 {
             });
         }
     };
-    fastest(pass) / LOOPS as f64
+    usual(pass) / LOOPS as f64
 }
 
-fn fastest(mut pass: impl FnMut()) -> f64 {
-    let (start, mut best) = (Instant::now(), Duration::MAX);
+/// Seconds of the median pass.
+fn usual(mut pass: impl FnMut()) -> f64 {
+    let (start, mut seconds) = (Instant::now(), Vec::new());
     while start.elapsed() < AT_LEAST {
         let begun = Instant::now();
         pass();
-        best = best.min(begun.elapsed());
+        seconds.push(begun.elapsed().as_secs_f64());
     }
-    best.as_secs_f64()
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
 }
