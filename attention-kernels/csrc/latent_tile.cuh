@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_latent_query(typename Shape::Shared& shared
                 const uint32_t v = lane + 32 * i;
                 if (v >= VECTORS) continue;
                 const auto two = [&](int a, int b) { return unit.narrow(numbers[i][a], numbers[i][b]); };
-                // Of 16 elements, 4 c to 4 c + 3 are in the order in which widen_word takes bytes of a word.
+                // In each group of 16, elements 4 c to 4 c + 3 have the order in which widen_word reads the bytes of a word.
                 auto* to = &shared.query[warp_row + row][v / 2 * 16 + v % 2 * 4];
                 *reinterpret_cast<uint2*>(to) = make_uint2(two(0, 2), two(4, 6));
                 *reinterpret_cast<uint2*>(to + 8) = make_uint2(two(1, 3), two(5, 7));

@@ -149,8 +149,8 @@ pub enum Latents {
 }
 
 impl Latents {
-    /// Returns what is wrong with a cache whose keys have so many elements, and whose values are so many of them if it is latent;
-    /// `None` if it is supported.
+    /// Returns what is wrong with a cache with keys of `key` elements, of which the first `value` are the value if it is latent; `None` if
+    /// it is supported.
     pub fn misfit(self, key: usize, value: Option<usize>) -> Option<String> {
         match (self, value) {
             (Latents::Any, _) | (Latents::None, None) => None,

@@ -38,7 +38,7 @@ impl ChosenMemory {
         (MOST_SCORES / size_of::<f32>() / max_tokens.max(1)).clamp(1, max_rows.max(1))
     }
 
-    /// Bytes of device memory for steps of so many rows, of which each chooses at most `most` of so many tokens.
+    /// Bytes of device memory for steps of at most this many rows, each of which chooses at most `most` of the given number of tokens.
     pub fn bytes(most: usize, max_rows: usize, max_tokens: usize) -> usize {
         let scores = ChosenMemory::rows_of_pass(max_rows, max_tokens).saturating_mul(max_tokens);
         most.saturating_mul(max_rows).saturating_add(scores).saturating_mul(size_of::<u32>())

@@ -44,7 +44,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// Numbers of an indexer are multiples of a half, so many tokens have equal scores.
+    /// Numbers of an indexer are multiples of a half. That makes equal scores frequent.
     fn new(seed: u64, sizes: Sizes, lens: &[(usize, usize)]) -> Inputs {
         let mut random = Random::new(seed);
         let blocks: Vec<usize> = lens.iter().map(|(_, context)| context.div_ceil(BLOCK)).collect();

@@ -138,7 +138,7 @@ fn a_latent_is_read_once_for_64_heads_as_key_and_as_value() {
         let others = latent.distinct_read_bytes - cache - 2 * query;
         assert!(others < cache / 100, "{name}: {others} bytes of neither latents nor queries");
         assert_eq!((latent.bank_conflicts, latent.busy_blocks), (0, latent.blocks), "{name}");
-        // Of 32 tokens. For 16 rows: 36 steps over the key for 4 columns of tokens, 2 steps over the tokens for 64 columns of the
+        // Tiles of 32 tokens. 16 rows take 36 steps over the key for 4 columns of tokens, 2 steps over the tokens for 64 columns of the
         // value, and the sum of the weights in each warp of the rows.
         let (tiles, warps) = (groups * (16 + 16 + 16 + 6), if rows == 64 { 2 } else { 4 });
         assert_eq!(latent.products, tiles * (rows as u64 / 16) * (36 * 4 + 2 * (64 + warps)), "{name}");

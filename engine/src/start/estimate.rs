@@ -91,7 +91,7 @@ impl Estimate {
         Ok(Some(Estimate {
             row_read: bytes / one,
             rows_peak: 2.0 * (ROWS * n * k) as f64 / many,
-            // Those of the products are in their times, but for models whose matrices are smaller than these.
+            // The measured times of the products contain the starts of their own loops.
             start_seconds: (loops - products) * start_of_loop(pool),
             attention_operations: attention,
             attention_rate: attention_rate(pool, opened.kernels.arithmetic),

@@ -50,7 +50,7 @@ impl GenerationDefaults {
     /// has none for its value.
     ///
     /// # Errors
-    /// Those of `number`.
+    /// What `number` returns as an error.
     pub fn read<E>(
         mut number: impl FnMut(&'static str, &'static str, fn(&Value) -> Option<f64>) -> Result<Option<f64>, E>,
     ) -> Result<GenerationDefaults, E> {

@@ -5,7 +5,8 @@ use device::{Buffer, Device, DeviceError};
 
 use super::StepLimits;
 use super::chosen::index_of;
-use super::kernels::{self, RotateArgs};
+use super::kernels;
+use super::launched_latent::rotation;
 use super::ops::{ChosenRows, IndexRows};
 use crate::decoder::{Choice, Decoder, Indexer};
 
@@ -46,23 +47,7 @@ pub(super) fn index_rows(
     let &Indexer { heads, dim, interleaved, .. } = indexer;
     let stride = layer.heads.head_dim;
     kernels::norm_groups(device, dtype, latents, (stride - dim, 1, stride), norm.args(rows))?;
-    let rotate = |buffer: &mut Buffer, first: usize, heads: usize, head_dim: usize| {
-        kernels::rotate_heads(
-            device,
-            dtype,
-            RotateArgs {
-                heads: buffer,
-                first,
-                rows,
-                stride: heads * head_dim,
-                num_heads: [heads, 0],
-                head_dim,
-                rope: Some((rope, latent.rope_dim, interleaved)),
-                growth: None,
-                positions,
-            },
-        )
-    };
+    let rotate = rotation(device, dtype, positions, rows, (rope, latent.rope_dim, interleaved));
     rotate(queries, 0, heads, dim)?;
     rotate(latents, stride - dim, 1, stride)
 }

@@ -40,23 +40,7 @@ pub(super) fn rows(
     let (query_dim, rope_dim, rank) = (latent.nope_dim + latent.rope_dim, latent.rope_dim, latent.rank);
     kernels::norm_groups(device, dtype, latents, (0, 1, dim), norm.args(rows))?;
     let neighbours = layer.rope.as_ref().is_some_and(|rope| rope.interleaved);
-    let rotate = |buffer: &mut Buffer, first: usize, heads: usize, head_dim: usize| {
-        kernels::rotate_heads(
-            device,
-            dtype,
-            RotateArgs {
-                heads: buffer,
-                first,
-                rows,
-                stride: heads * head_dim,
-                num_heads: [heads, 0],
-                head_dim,
-                rope: Some((rope, rope_dim, neighbours)),
-                growth: None,
-                positions,
-            },
-        )
-    };
+    let rotate = rotation(device, dtype, positions, rows, (rope, rope_dim, neighbours));
     rotate(queries, latent.nope_dim, heads, query_dim)?;
     rotate(latents, rank, 1, dim)?;
     let row = (heads + 1) * dim;
@@ -64,6 +48,22 @@ pub(super) fn rows(
     copy_heads(device, dtype, rotated, (queries, latent.nope_dim), (&mut *out, rank))?;
     let key = HeadSizes { rows, heads: 1, width: dim, from: [dim, 0], to: [row, 0] };
     copy_heads(device, dtype, key, (latents, 0), (out, heads * dim))
+}
+
+/// Returns what rotates the elements from `first` on of `heads` heads of `head_dim` elements, which lie side by side in a row.
+pub(super) fn rotation<'a>(
+    device: &'a dyn Device,
+    dtype: Dtype,
+    positions: &'a Buffer,
+    rows: usize,
+    rope: (&'a Buffer, usize, bool),
+) -> impl Fn(&mut Buffer, usize, usize, usize) -> Result<(), KernelError> + 'a {
+    move |buffer, first, heads, head_dim| {
+        let (stride, num_heads, rope) = (heads * head_dim, [heads, 0], Some(rope));
+        let args =
+            RotateArgs { heads: buffer, first, rows, stride, num_heads, head_dim, rope, growth: None, positions };
+        kernels::rotate_heads(device, dtype, args)
+    }
 }
 
 /// [`LayerOps::copy_heads`](super::ops::LayerOps::copy_heads).

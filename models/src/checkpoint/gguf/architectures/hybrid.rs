@@ -180,7 +180,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("ssm_d", "mamba.D"),
             ("ssm_norm", "mamba.norm"),
             ("ssm_out", "mamba.out_proj"),
-            // Those of layers without experts.
+            // In layers without experts.
             ("ffn_gate", "shared_mlp.gate_proj"),
             ("ffn_up", "shared_mlp.up_proj"),
             ("ffn_down", "shared_mlp.output_linear"),
