@@ -203,7 +203,7 @@ fn walk<L: WithInts, T: Registers>(t: &mut T, task: &Task<'_>, Scratch { unpacke
                         multiply::<L, T>(t, task, begin > 0, operands, sums, &mut products, &mut next);
                         for (row, sums) in (row..rows).zip(&*sums).filter(|_| part.end == blocks) {
                             // SAFETY: the row exists, and only this task writes this panel.
-                            unsafe { out.write_line::<L>(row, PAIR * pair + panel, sums, bias) };
+                            unsafe { out.write_tile(row, [PAIR * pair + panel], [[L::load(sums.as_floats())]], bias) };
                         }
                     }
                 }

@@ -19,7 +19,7 @@ use super::activations;
 use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
 use super::byte_tiles::{self, Product, Unpacked};
 use super::form::Form;
-use super::output::{Output, numbers};
+use super::output::Output;
 use super::processor::Processor;
 use super::quantize::BLOCK;
 use super::rows::{RowBlock, Rows};
@@ -194,6 +194,7 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
             }
         }
     }
+    let panels = std::array::from_fn(|p| PAIR * pair + panel + p);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
-    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &numbers(acc), task.bias) };
+    unsafe { task.out.write_tile(task.first + row, panels, acc, task.bias) };
 }

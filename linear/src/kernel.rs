@@ -1,5 +1,7 @@
 //! Products with the packed weights of a matrix, by the form of each of its segments.
 
+use std::ops::Range;
+
 use simd::{Isa, LANES, Lanes, dispatch};
 
 use super::output::Output;
@@ -41,10 +43,11 @@ fn run_lines<W: Line>(
     (out, n): (Output, usize),
 ) {
     let task = Task { x, rows, row: k, lines, panels: 0..n.div_ceil(LANES), bias, out };
-    task.run(pool, |task| dispatch!(isa, walk_lines::<W: Line>(task: &Task<'_, f32, W>)));
+    let task = &task;
+    task.run(pool, |pairs| dispatch!(isa, walk_lines::<W: Line>(task: &Task<'_, f32, W>, pairs: Range<usize>)));
 }
 
 #[inline(always)]
-fn walk_lines<L: Lanes, W: Line>(task: &Task<'_, f32, W>) {
-    walk::<Floats<L, W>>(task);
+fn walk_lines<L: Lanes, W: Line>(task: &Task<'_, f32, W>, pairs: Range<usize>) {
+    walk::<Floats<L, W>>(task, pairs);
 }

@@ -1,6 +1,9 @@
 //! The output of a product, shared by threads that write disjoint columns.
 
-use simd::{LANES, Lanes, Pairs};
+// Loops over registers are most readable with an index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use simd::{LANES, Lanes};
 
 /// Some columns of the output `[rows, stride]`.
 #[derive(Clone, Copy)]
@@ -29,21 +32,52 @@ impl Output {
         Output { start: self.start.wrapping_add(rows * self.stride), ..self }
     }
 
-    /// Writes a tile at row `row` and panel `panel`, leaving out columns past n.
+    /// Writes a tile from row `row` on, leaving out columns past n.
     ///
     /// # Safety
     /// All rows of the tile exist in y, and no other thread touches the columns of its panels.
     #[inline(always)]
-    pub unsafe fn write_tile<const M: usize, const P: usize>(
+    pub unsafe fn write_tile<L: Lanes, const M: usize, const P: usize>(
         self,
         row: usize,
-        panel: usize,
+        panels: [usize; P],
+        sums: [[L; P]; M],
+        bias: Option<&[f32]>,
+    ) {
+        let whole = panels.iter().all(|panel| (panel + 1) * LANES <= self.n);
+        if !whole {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.write_part(row, panels, &numbers(sums), bias) };
+        }
+        let mut of_panels = [L::splat(0.0); P];
+        for (to, panel) in of_panels.iter_mut().zip(panels) {
+            if let Some(bias) = bias.and_then(|bias| bias[panel * LANES..].first_chunk()) {
+                *to = L::load(bias);
+            }
+        }
+        for m in 0..M {
+            for p in 0..P {
+                let to = self.start.wrapping_add((row + m) * self.stride + panels[p] * LANES).cast::<[f32; LANES]>();
+                // SAFETY: sixteen numbers inside of row `row + m`, in columns that belong to the caller.
+                sums[m][p].add(of_panels[p]).store(unsafe { &mut *to });
+            }
+        }
+    }
+
+    /// The part of [`Output::write_tile`] for panels of which some end past n.
+    ///
+    /// # Safety
+    /// As for [`Output::write_tile`].
+    unsafe fn write_part<const M: usize, const P: usize>(
+        self,
+        row: usize,
+        panels: [usize; P],
         values: &[[[f32; LANES]; P]; M],
         bias: Option<&[f32]>,
     ) {
         for (m, values) in values.iter().enumerate() {
-            for (p, values) in values.iter().enumerate() {
-                let first = (panel + p) * LANES;
+            for (panel, values) in panels.iter().zip(values) {
+                let first = panel * LANES;
                 let count = LANES.min(self.n.saturating_sub(first));
                 for (lane, &value) in values.iter().enumerate().take(count) {
                     let value = value + bias.map_or(0.0, |b| b[first + lane]);
@@ -52,26 +86,6 @@ impl Output {
                 }
             }
         }
-    }
-
-    /// Writes the sums of one row with one panel, leaving out columns past n.
-    ///
-    /// # Safety
-    /// As for [`Output::write_tile`].
-    #[inline(always)]
-    pub unsafe fn write_line<L: Lanes>(self, row: usize, panel: usize, sums: &Pairs, bias: Option<&[f32]>) {
-        let (first, sums) = (panel * LANES, sums.as_floats());
-        if first + LANES > self.n {
-            // SAFETY: as promised by the caller.
-            return unsafe { self.write_tile(row, panel, &[[*sums]], bias) };
-        }
-        let bias = match bias.and_then(|bias| bias[first..].first_chunk()) {
-            Some(bias) => L::load(bias),
-            None => L::splat(0.0),
-        };
-        // SAFETY: sixteen numbers inside of the row, in columns that belong to the caller.
-        let to = unsafe { &mut *self.start.add(row * self.stride + first).cast::<[f32; LANES]>() };
-        L::load(sums).add(bias).store(to);
     }
 
     /// Reads a tile, with zeros for columns past n.

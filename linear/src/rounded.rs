@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::{LANES, Lanes, dispatch_pairs, prefetch};
@@ -44,24 +45,26 @@ pub(super) fn run(
     let task = Task { x, rows, row: pairs, lines: &halves.lines, panels: 0..n.div_ceil(LANES), bias, out };
     if halves.arithmetic == Arithmetic::Tiles {
         let least = halves.least_exponents(pool, pairs);
-        task.run(pool, |task| {
-            dispatch_pairs!(isa, walk_groups(task: &Task<'_, u32, Pairs>));
-            tiled::repair(task, least);
+        task.run(pool, |pairs| {
+            let (task, range) = (&task, pairs.clone());
+            dispatch_pairs!(isa, walk_groups(task: &Task<'_, u32, Pairs>, range: Range<usize>));
+            tiled::repair(task, pairs, least);
         });
     } else {
-        task.run(pool, |task| dispatch_pairs!(isa, walk_pairs(task: &Task<'_, u32, Pairs>)));
+        let task = &task;
+        task.run(pool, |pairs| dispatch_pairs!(isa, walk_pairs(task: &Task<'_, u32, Pairs>, pairs: Range<usize>)));
     }
     ROUNDED.set(rounded);
 }
 
 #[inline(always)]
-fn walk_pairs<D: PairLanes>(task: &Task<'_, u32, Pairs>) {
-    walk::<Rounded<D>>(task);
+fn walk_pairs<D: PairLanes>(task: &Task<'_, u32, Pairs>, pairs: Range<usize>) {
+    walk::<Rounded<D>>(task, pairs);
 }
 
 #[inline(always)]
-fn walk_groups<D: PairLanes>(task: &Task<'_, u32, Pairs>) {
-    walk::<Grouped<D>>(task);
+fn walk_groups<D: PairLanes>(task: &Task<'_, u32, Pairs>, pairs: Range<usize>) {
+    walk::<Grouped<D>>(task, pairs);
 }
 
 /// Sums of pairs.

@@ -7,7 +7,7 @@ use simd::pairs::is_amd;
 use simd::{LANES, Lanes, Pairs, Pool, prefetch};
 
 use super::blocks::PAIR;
-use super::output::{Output, numbers};
+use super::output::Output;
 
 /// Most rows of a band.
 const MOST_ROWS: usize = 12;
@@ -30,13 +30,25 @@ pub(super) struct Task<'a, X, W> {
 }
 
 impl<X: Sync, W: Sync> Task<'_, X, W> {
-    /// Calls `walk` for parts of the task, on all threads.
-    pub fn run(&self, pool: &Pool, walk: impl Fn(&Task<'_, X, W>) + Sync) {
-        let pairs = self.panels.len().div_ceil(PAIR);
-        pool.ranges(pairs, self.x.len() * LANES * PAIR, |pairs| {
-            let (start, end) = (self.panels.start + pairs.start * PAIR, self.panels.start + pairs.end * PAIR);
-            walk(&Task { panels: start..end.min(self.panels.end), ..*self });
-        });
+    /// Calls `walk` for ranges of all pairs of panels, on all threads.
+    pub fn run(&self, pool: &Pool, walk: impl Fn(Range<usize>) + Sync) {
+        pool.ranges(self.panels.len().div_ceil(PAIR), self.x.len() * LANES * PAIR, walk);
+    }
+
+    /// Returns the first panel of a pair, or the second. The last pair may have no second panel.
+    #[inline(always)]
+    pub fn panel(&self, pair: usize, second: usize) -> Option<usize> {
+        let [next, other] = self.steps();
+        let panel = self.panels.start + pair * next + second * other;
+        (panel < self.panels.end).then_some(panel)
+    }
+
+    /// Returns the panels from one pair to the next, and from the first panel of a pair to the second. For rows of a single band half
+    /// of all panels is between the two, so that a thread that computes pair after pair reads two streams of memory, each in order.
+    /// More rows read each pair again, and gain by panels side by side.
+    #[inline(always)]
+    fn steps(&self) -> [usize; 2] {
+        if self.rows <= MOST_ROWS { [1, self.panels.len().div_ceil(PAIR)] } else { [PAIR, 1] }
     }
 }
 
@@ -87,14 +99,12 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
     }
 }
 
-/// Covers rows × panels with tiles that fill the registers. All rows are multiplied with two panels before the next two, so that
-/// weights are read from memory once. Rows of a single band are bound by memory, not by sums: they read one panel at a time, so that
-/// what is prefetched comes next. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// Covers rows × pairs of panels with tiles that fill the registers. All rows are multiplied with a pair before the next one, so that
+/// weights are read from memory once. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
 /// The conditions on constants stand alone, so that tiles of other instruction sets are not compiled.
 #[inline(always)]
-pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
-    let mut first = task.panels.start;
-    while first < task.panels.end {
+pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>, pairs: Range<usize>) {
+    for pair in pairs {
         let (mut row, mut band) = (0, 0);
         while row < task.rows {
             let rows = match (task.rows - row, T::most_rows()) {
@@ -102,7 +112,7 @@ pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
                 (16, MOST_ROWS) => 8,
                 (rows, most) => rows.min(most),
             };
-            let at = At { first, row, band };
+            let at = At { pair, row, band };
             row += if T::IS_ONE_SHAPE {
                 tiles::<T, 1, 1>(task, at)
             } else if rows < 4 {
@@ -120,54 +130,61 @@ pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>) {
             };
             band += 1;
         }
-        first += PAIR;
     }
 }
 
 /// Rows and panels that are multiplied next.
 #[derive(Clone, Copy)]
 struct At {
-    /// First of two panels.
-    first: usize,
+    pair: usize,
     row: usize,
     /// Bands of rows before these.
     band: usize,
 }
 
-/// Multiplies M rows with two panels: together, if another band reads them again. Returns M.
+/// Multiplies M rows with a pair of panels, P at a time. Returns M.
 #[inline(always)]
 fn tiles<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, at: At) -> usize {
-    let panels = PAIR.min(task.panels.end - at.first);
-    if panels == P && M < task.rows {
-        tile::<T, M, P>(task, at, at.first);
-    } else {
-        for panel in at.first..at.first + panels {
-            tile::<T, M, 1>(task, at, panel);
+    match [0, 1].map(|second| task.panel(at.pair, second)) {
+        [Some(first), Some(second)] if P == PAIR => {
+            tile::<T, M, P>(task, at, 0, std::array::from_fn(|p| [first, second][p]))
+        }
+        panels => {
+            for (index, panel) in panels.into_iter().enumerate() {
+                if let Some(panel) = panel {
+                    tile::<T, M, 1>(task, at, index, [panel]);
+                }
+            }
         }
     }
     M
 }
 
+/// Multiplies M rows with the panels of a pair from `index` on.
 #[inline(always)]
-fn tile<T: Tile, const M: usize, const P: usize>(task: &Task<'_, T::Number, T::Line>, at: At, panel: usize) {
-    let At { first, row, band } = at;
+fn tile<T: Tile, const M: usize, const P: usize>(
+    task: &Task<'_, T::Number, T::Line>,
+    At { row, band, .. }: At,
+    index: usize,
+    panels: [usize; P],
+) {
     let x: [&[T::Number]; M] = std::array::from_fn(|m| &task.x[(row + m) * task.row..][..task.row]);
     let lines = task.row.div_ceil(T::NUMBERS_PER_LINE);
-    let w: [&[T::Line]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * lines..][..lines]);
+    let w: [&[T::Line]; P] = std::array::from_fn(|p| &task.lines[panels[p] * lines..][..lines]);
     let ahead = std::array::from_fn(|p| {
         let line = w[p].as_ptr();
         if M == task.rows {
             line.wrapping_byte_add(AHEAD)
-        } else if panel + p == first + band {
-            // The first band prefetches the first panel of the next two, the second the other: memory is read all the time.
-            line.wrapping_add(PAIR * lines)
+        } else if index + p == band {
+            // The first band prefetches the first panel of the next pair, the second the other: memory is read all the time.
+            line.wrapping_add(task.steps()[0] * lines)
         } else {
             line
         }
     });
     let sums = T::accumulate::<M, P>(x, w, ahead);
     // SAFETY: rows row..row+M exist, and only this task writes these panels.
-    unsafe { task.out.write_tile(row, panel, &numbers(sums), task.bias) };
+    unsafe { task.out.write_tile(row, panels, sums, task.bias) };
 }
 
 /// A line of a panel: sixteen weights for each of some inputs.

@@ -142,7 +142,7 @@ fn finish<L: Lanes>((task, pairs): (&OnTiles<'_>, PanelPairs), row: usize, panel
     let Some(activation) = pairs.activation else {
         for (i, sums) in sums.into_iter().enumerate() {
             // SAFETY: the row exists, and only this task writes these panels.
-            unsafe { task.out.write_line::<L>(row, panel + i, sums, task.bias) };
+            unsafe { task.out.write_tile(row, [panel + i], [[L::load(sums.as_floats())]], task.bias) };
         }
         return;
     };
@@ -150,12 +150,10 @@ fn finish<L: Lanes>((task, pairs): (&OnTiles<'_>, PanelPairs), row: usize, panel
         let bias = task.bias.and_then(|bias| bias[panel * LANES..].first_chunk()).unwrap_or(&[0.0; LANES]);
         (sums.as_floats(), bias)
     });
-    let mut activated = Pairs::ZERO;
     let gate = L::load(gate.0).add(L::load(gate.1));
     let up = L::load(up.0).add(L::load(up.1));
-    activation.apply(gate, up).store(activated.as_floats_mut());
     // SAFETY: as above.
-    unsafe { task.out.write_line::<L>(row, panel, &activated, None) };
+    unsafe { task.out.write_tile(row, [panel], [[activation.apply(gate, up)]], None) };
 }
 
 /// Writes some of the rows of a block, the first of which is row `row`.
@@ -345,10 +343,10 @@ impl<D: PairLanes> Tile for Grouped<D> {
 
 /// Computes outputs of a task again that vectors may have computed with other bits than the definition. `least`: the
 /// [`least_exponent`] of each panel.
-pub(super) fn repair(task: &Task<'_, u32, Pairs>, least: &[u32]) {
+pub(super) fn repair(task: &Task<'_, u32, Pairs>, pairs: Range<usize>, least: &[u32]) {
     for (row, x) in task.x.chunks(task.row).enumerate() {
         let of_row = least_exponent(x.iter().copied());
-        for panel in task.panels.clone() {
+        for panel in pairs.clone().flat_map(|pair| [0, 1].map(|second| task.panel(pair, second))).flatten() {
             // SAFETY: the row exists, and only this task accesses this panel, which it has written.
             let found = unsafe { task.out.read_tile::<Portable<true>, 1, 1>(row, panel) };
             let is_nan = numbers(found).as_flattened().as_flattened().iter().any(|sum| sum.is_nan());
@@ -362,7 +360,7 @@ pub(super) fn repair(task: &Task<'_, u32, Pairs>, least: &[u32]) {
                     .fold(0.0, |sum, (x, w)| add_group(sum, x.iter().copied().zip(w.iter().map(|line| line.0[output]))))
             });
             // SAFETY: as above.
-            unsafe { task.out.write_tile(row, panel, &[[sums]], task.bias) };
+            unsafe { task.out.write_tile(row, [panel], [[Portable::<true>::load(&sums)]], task.bias) };
         }
     }
 }

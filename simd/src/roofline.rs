@@ -20,6 +20,9 @@ const AT_LEAST: Duration = Duration::from_millis(200);
 /// Numbers per task: 1 MiB.
 const CHUNK: usize = (1 << 20) / size_of::<f32>();
 
+/// Streams of memory that a thread reads side by side.
+const STREAMS: usize = 4;
+
 /// Independent sums, so that none waits for the previous operation.
 const CHAINS: usize = 12;
 
@@ -97,12 +100,16 @@ fn best_pass(mut pass: impl FnMut()) -> f64 {
     best.as_secs_f64()
 }
 
+/// Reads parts of the data side by side: one stream does not use all reads that a core can have outstanding.
 #[inline(always)]
 fn read<L: Lanes>(data: &[f32]) {
-    let mut sums = [L::splat(0.0); CHAINS];
-    for vectors in data.as_chunks::<LANES>().0.chunks(CHAINS) {
-        for (sum, vector) in sums.iter_mut().zip(vectors) {
-            *sum = sum.max(L::load(vector));
+    let vectors = data.as_chunks::<LANES>().0;
+    let len = vectors.len() / STREAMS;
+    let streams: [&[[f32; LANES]]; STREAMS] = std::array::from_fn(|stream| &vectors[stream * len..][..len]);
+    let mut sums = [L::splat(0.0); STREAMS];
+    for i in 0..len {
+        for stream in 0..STREAMS {
+            sums[stream] = sums[stream].max(L::load(&streams[stream][i]));
         }
     }
     black_box(sums.map(L::greatest));

@@ -416,16 +416,17 @@ impl Slot {
         Slot { block: table[token / block_size] as u32, at: (token % block_size) as u32 }
     }
 
-    /// Computes the slots of adjacent tokens, from `first` on.
+    /// Computes the slots of adjacent tokens, from `first` on: block by block, in vectors.
     #[inline(always)]
-    pub fn of_tokens(table: &[i32], block_size: usize, first: usize, slots: &mut [Slot]) {
-        let (mut block, mut at) = (first / block_size, first % block_size);
-        for slot in slots {
-            *slot = Slot { block: table[block] as u32, at: at as u32 };
-            at += 1;
-            if at == block_size {
-                (block, at) = (block + 1, 0);
+    pub fn of_tokens(table: &[i32], block_size: usize, first: usize, mut slots: &mut [Slot]) {
+        let (mut index, mut at) = (first / block_size, first % block_size);
+        while !slots.is_empty() {
+            let (run, rest) = slots.split_at_mut(slots.len().min(block_size - at));
+            let block = table[index] as u32;
+            for (slot, at) in run.iter_mut().zip(at as u32..) {
+                *slot = Slot { block, at };
             }
+            (slots, index, at) = (rest, index + 1, 0);
         }
     }
 }

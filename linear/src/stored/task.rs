@@ -5,7 +5,7 @@ use std::ops::Range;
 use simd::Lanes;
 
 use super::panels::StoredPanels;
-use crate::output::{Output, numbers};
+use crate::output::Output;
 
 /// Rows that are multiplied with some blocks before the next ones, so that they stay in the L2 cache.
 pub(super) const ROWS: usize = 96;
@@ -46,5 +46,5 @@ pub(super) fn end<L: Lanes, X, const M: usize, const P: usize>(
 ) {
     let bias = task.bias.filter(|_| input >= task.weights.k);
     // SAFETY: rows row..row + M exist, and only this task accesses these panels.
-    unsafe { task.out.write_tile(row, panel, &numbers(acc), bias) };
+    unsafe { task.out.write_tile(row, std::array::from_fn(|p| panel + p), acc, bias) };
 }
