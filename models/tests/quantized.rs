@@ -466,6 +466,16 @@ fn every_weight_of_nvfp4_has_both_of_its_scales() {
         nvfp4(true, of_all).check_whole(&format!("compressed-tensors, {of_all}"));
         nvfp4(false, 1.0 / of_all).check_whole(&format!("modelopt, {of_all}"));
     }
+    let mixed = |mut module: Module| {
+        module.config["quantization_config"]["quant_algo"] = json!("MIXED_PRECISION");
+        module
+    };
+    mixed(nvfp4(false, 0.3)).check_whole("modelopt, mixed, nvfp4");
+    let config = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    let floats = fp8(config, ".weight_scale", &[], |_, _| 0);
+    let floats = floats.tensor(".input_scale", Dtype::F32, &[], 0.5f32.to_le_bytes().to_vec());
+    floats.check_whole("modelopt, fp8");
+    mixed(floats).check_whole("modelopt, mixed, fp8");
     // Without the scale of activations, which are not rounded.
     nvfp4(true, 3.0).without(".input_global_scale").check_whole("nvfp4 of weights alone");
     let wrong = |key: &str, value: Value| {
@@ -481,7 +491,7 @@ fn every_weight_of_nvfp4_has_both_of_its_scales() {
     nvfp4(false, 3.0).without(".weight_scale_2").refused(&["m.weight_scale_2", "not found"]);
     let mut other = nvfp4(false, 3.0);
     other.config["quantization_config"]["quant_algo"] = json!("NVFP4_AWQ");
-    other.refused(&["quant_algo", "NVFP4_AWQ", "FP8 or NVFP4"]);
+    other.refused(&["quant_algo", "NVFP4_AWQ", "FP8 or NVFP4 or MIXED_PRECISION"]);
 }
 
 #[test]

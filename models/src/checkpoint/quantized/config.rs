@@ -3,6 +3,7 @@
 //! A scheme says how the tensors of a module are to be read. Whether a module is quantised at all follows from the tensors that it
 //! has, so lists of ignored modules are not needed.
 
+use safetensors::Dtype;
 use serde_json::{Map, Value};
 
 use crate::checkpoint::error::{LoadError, one_line};
@@ -68,6 +69,8 @@ pub(crate) enum Kind {
     /// Floats of 4 bits with a scale of 8 bits for each 16 and one for all, which `divides` in compressed-tensors (`weight_packed`,
     /// `weight_scale`, `weight_global_scale`) and multiplies in ModelOpt (`weight`, `weight_scale`, `weight_scale_2`).
     Nvfp4 { divides: bool },
+    /// ModelOpt with a form for each module: floats of 8 bits or NVFP4, as the type of `weight` says.
+    Mixed,
     /// bitsandbytes: 4-bit indices of normally distributed floats.
     Nf4,
 }
@@ -149,11 +152,20 @@ impl Scheme {
     fn of(kind: Kind) -> Scheme {
         Scheme { kind, activations: Activations::None }
     }
+
+    /// The scheme of a module whose weights have this type.
+    pub fn of_type(self, dtype: Dtype) -> Scheme {
+        match (self.kind, dtype) {
+            (Kind::Mixed, Dtype::U8) => Scheme::of(Kind::Nvfp4 { divides: false }),
+            (Kind::Mixed, _) => Scheme { kind: Kind::Fp8 { block: None }, activations: Activations::Static },
+            _ => self,
+        }
+    }
 }
 
 fn parse(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadError> {
     const METHODS: &str =
-        "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4, bitsandbytes (NF4) or modelopt (FP8, NVFP4)";
+        "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4, bitsandbytes (NF4) or modelopt (FP8, NVFP4, both)";
     let method = match (fields.string("quant_method")?, fields.get("quant_algo")) {
         (Some(method), _) => method,
         (None, Some(_)) => "modelopt",
@@ -174,9 +186,10 @@ fn parse(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadError> {
             all(Scheme::of(Kind::Nf4))
         }
         "modelopt" => {
-            expect(fields, "quant_algo", &["FP8", "NVFP4"])?;
+            expect(fields, "quant_algo", &["FP8", "NVFP4", "MIXED_PRECISION"])?;
             match fields.string("quant_algo")? {
                 Some("NVFP4") => all(Scheme::of(Kind::Nvfp4 { divides: false })),
+                Some("MIXED_PRECISION") => all(Scheme::of(Kind::Mixed)),
                 _ => all(Scheme { kind: Kind::Fp8 { block: None }, activations: Activations::Static }),
             }
         }

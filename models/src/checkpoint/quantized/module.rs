@@ -112,6 +112,7 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
         return Ok(None);
     };
     let Some(scheme) = config.scheme(&stem)? else { return Ok(None) };
+    let scheme = weights.raw_exactly(&format!("{stem}.weight")).map_or(scheme, |raw| scheme.of_type(raw.dtype));
     // MXFP4 has rows of outputs whatever the plain form of the checkpoint has.
     let by_rows = scheme.kind == Kind::Mxfp4;
     let [n, k] = if by_rows { [part.pick.total, all] } else { [n, k] };
@@ -155,6 +156,7 @@ impl<'a> Reader<'a, '_> {
             Kind::Packed { bits, group, symmetric } => self.packed(bits, group, symmetric)?,
             Kind::Int8 { group, symmetric } => self.int8(group, symmetric)?,
             Kind::Fp8 { block } => self.fp8(block)?,
+            Kind::Mixed => self.fp8(None)?,
             Kind::Nvfp4 { divides } => self.nvfp4(divides)?,
             Kind::Nf4 => self.nf4()?,
         };

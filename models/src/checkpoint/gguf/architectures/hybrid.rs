@@ -143,6 +143,8 @@ const NEMOTRON: Architecture = Architecture {
         ("ffn_down", "mixer.down_proj"),
         ("ffn_gate_inp", "mixer.gate"),
         (CHOICE_BIAS, "mixer.gate.e_score_correction_bias"),
+        ("ffn_latent_down", "mixer.fc1_latent_proj"),
+        ("ffn_latent_up", "mixer.fc2_latent_proj"),
         ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
         ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
     ],
