@@ -7,8 +7,8 @@ use super::file::Gguf;
 use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
 
-/// Greatest number of layers for which one number is repeated.
-const MAX_LAYERS: u64 = 1 << 12;
+/// Greatest number of layers for which one number is repeated, or whose numbers are tensors.
+pub(super) const MAX_LAYERS: u64 = 1 << 12;
 
 /// The metadata with the prefix of an architecture.
 pub(super) struct Metadata<'a> {

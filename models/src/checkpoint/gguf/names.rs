@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 use super::architectures::{Architecture, CHOICE_BIAS_ROW, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
 use super::encoding::{Encoding, KeyHeads, Order, ValueHeads, Values};
 use super::file::Gguf;
+use super::metadata::MAX_LAYERS;
 use super::part::Tensor;
 use super::types::TYPES;
 use crate::checkpoint::error::LoadError;
@@ -227,7 +228,7 @@ impl Names<'_> {
     ) -> Option<Vec<Named>> {
         let Counts { head_dim, heads, value_dim, .. } = self.counts;
         let rows = tensor.shape[0];
-        let (queries, sizes) = (heads * head_dim, head_dim + value_dim);
+        let (queries, sizes) = (heads.checked_mul(head_dim)?, head_dim.checked_add(value_dim)?);
         let others = rows.checked_sub(queries).filter(|others| sizes > 0 && *others > 0 && others % sizes == 0)?;
         let counts = [queries, others / sizes * head_dim, others / sizes * value_dim];
         let bytes = tensor.data.len() / rows;
@@ -249,10 +250,11 @@ impl Names<'_> {
     fn of_arrays(&self) -> impl Iterator<Item = Named> {
         let Names { gguf, architecture, counts } = self;
         architecture.arrays.iter().flat_map(move |(key, module)| {
-            let bytes = gguf.floats(key).filter(|bytes| bytes.len() as u64 == counts.last * FLOAT as u64);
-            let layers = bytes.map_or(0, |_| counts.last as usize);
-            let start = gguf.floats(key).map_or(0, |bytes| bytes.start);
-            (0..layers).map(move |layer| Named {
+            let layers = counts.last.min(MAX_LAYERS + 1) as usize;
+            let bytes = gguf.floats(key).unwrap_or_default();
+            let is_stated = layers as u64 <= MAX_LAYERS && bytes.len() == layers * FLOAT;
+            let start = bytes.start;
+            (0..if is_stated { layers } else { 0 }).map(move |layer| Named {
                 name: format!("{}.{layer}.{module}", architecture.layers),
                 part: 0,
                 encoding: Encoding::plain(&TYPES[0]),
@@ -277,6 +279,9 @@ impl Names<'_> {
         }
         if stored == JOINT && self.architecture.groups {
             let queries = heads.checked_div(key_heads).unwrap_or(0);
+            if [key_heads, queries, head_dim].iter().any(|size| *size as u64 > MAX_SIZE) {
+                return Order::Same;
+            }
             return Order::Groups(KeyHeads { count: key_heads, queries, dim: head_dim });
         }
         let Some([keys, per_key, key_dim, dim]) = self.counts.tiled else { return Order::Same };

@@ -95,7 +95,7 @@ fn minicpm(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), L
         Some(scale) => count("embedding_length")? / scale,
         None => 256.0,
     };
-    if base.round() < 1.0 || (base - base.round()).abs() > 1e-3 {
+    if !base.is_finite() || base.round() < 1.0 || (base - base.round()).abs() > 1e-3 {
         return Err(metadata.wrong(LOGITS, "the quotient of `minicpm.embedding_length` and a whole number"));
     }
     map.insert("dim_model_base".into(), json!(base.round() as u64));
