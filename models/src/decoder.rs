@@ -188,7 +188,7 @@ impl Mixer {
             Mixer::Mlp(mlp) => vec![&mlp.gate_up, &mlp.down],
             Mixer::Experts(experts) => {
                 let shared = experts.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
-                std::iter::once(&experts.router).chain(shared).collect()
+                std::iter::once(&experts.router).chain(experts.narrow.iter().flatten()).chain(shared).collect()
             }
             Mixer::PerLayer(layer) => vec![&layer.gate, &layer.projection],
             Mixer::Laurel(layer) => vec![&layer.left, &layer.right],
@@ -202,9 +202,9 @@ impl Mixer {
             Mixer::Attention(attention) => attention.linears_mut(),
             Mixer::Recurrent(layer) => layer.linears_mut(),
             Mixer::Mlp(mlp) => vec![&mut mlp.gate_up, &mut mlp.down],
-            Mixer::Experts(Experts { router, experts, shared, .. }) => {
+            Mixer::Experts(Experts { router, experts, shared, narrow, .. }) => {
                 let networks = experts.iter_mut().chain(shared).flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]);
-                std::iter::once(router).chain(networks).collect()
+                std::iter::once(router).chain(narrow.iter_mut().flatten()).chain(networks).collect()
             }
             Mixer::PerLayer(layer) => vec![&mut layer.gate, &mut layer.projection],
             Mixer::Laurel(layer) => vec![&mut layer.left, &mut layer.right],

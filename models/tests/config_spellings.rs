@@ -17,6 +17,75 @@ fn without(case: &str, keys: &[&str]) -> Summary {
     summary(&ModelConfig::load(&copy.files()).unwrap())
 }
 
+/// The configuration in a folder of its own.
+fn published(config: &Value) -> Result<ModelConfig, models::LoadError> {
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join(FILE), config.to_string()).unwrap();
+    ModelConfig::load(&models::ModelFiles::open(folder.path()).unwrap())
+}
+
+#[test]
+fn configurations_of_published_checkpoints_declare_as_many_weights_as_their_authors_state() {
+    let glm5 = json!({"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "hidden_size": 6144,
+        "num_hidden_layers": 78, "intermediate_size": 12288, "moe_intermediate_size": 2048, "vocab_size": 154880,
+        "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "indexer_rope_interleave": true, "head_dim": 64,
+        "qk_head_dim": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512,
+        "q_lora_rank": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "hidden_act": "silu",
+        "num_attention_heads": 64, "num_key_value_heads": 64, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 8e6, "rope_type": "default"}, "rope_interleave": true,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "ep_size": 1,
+        "routed_scaling_factor": 2.5, "first_k_dense_replace": 3, "max_position_embeddings": 202752, "moe_layer_freq": 1});
+    let slides: Vec<u8> = (0..48).map(|layer| u8::from(layer > 0 && (layer + 1) % 6 > 0)).collect();
+    let sparse: Vec<u8> = (0..48).map(|layer| u8::from(layer > 0)).collect();
+    let mimo = json!({"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "vocab_size": 152576,
+        "hidden_size": 4096, "num_hidden_layers": 48, "max_position_embeddings": 262144, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128, "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000, "swa_rope_theta": 10000, "sliding_window": 128, "sliding_window_size": 128,
+        "attention_chunk_size": 128, "hybrid_layer_pattern": slides, "moe_layer_freq": sparse,
+        "add_swa_attention_sink_bias": true, "add_full_attention_sink_bias": false, "intermediate_size": 16384,
+        "n_routed_experts": 256, "n_shared_experts": null, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "routed_scaling_factor": null, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": true, "layernorm_epsilon": 1e-5, "attention_value_scale": 0.707, "hidden_act": "silu",
+        "use_qk_norm": false});
+    let full: Vec<u8> = vec![4, 8, 12, 16, 20, 24, 27];
+    let delta: Vec<u8> = (1..28).filter(|layer| !full.contains(layer)).collect();
+    let kimi = json!({"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_act": "silu",
+        "head_dim": 72, "q_lora_rank": null, "mla_use_nope": true, "moe_router_activation_func": "sigmoid",
+        "num_expert_group": 1, "topk_group": 1, "use_grouped_topk": true, "moe_layer_freq": 1, "hidden_size": 2304,
+        "num_hidden_layers": 27, "vocab_size": 163840, "rms_norm_eps": 1e-5, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
+        "moe_intermediate_size": 1024, "routed_scaling_factor": 2.446, "moe_renormalize": true,
+        "first_k_dense_replace": 1, "intermediate_size": 9216, "rope_theta": 10000.0, "model_max_length": 1048576,
+        "num_nextn_predict_layers": 0, "linear_attn_config": {"full_attn_layers": full, "kda_layers": delta,
+            "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}});
+    let ling = json!({"architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "num_hidden_layers": 20,
+        "num_nextn_predict_layers": 0, "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+        "moe_shared_expert_intermediate_size": 512, "num_shared_experts": 1, "num_experts": 256,
+        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "norm_topk_prob": true, "use_bias": false,
+        "moe_router_enable_expert_bias": true, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+        "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "partial_rotary_factor": 0.5, "rotary_dim": 64, "use_qk_norm": true, "use_qkv_bias": false, "use_rmsnorm": true,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 600000,
+        "vocab_size": 157184, "tie_word_embeddings": false});
+    let stated = [
+        ("GLM-5", &glm5, 744.0),
+        ("MiMo-V2-Flash", &mimo, 309.0),
+        ("Kimi-Linear", &kimi, 49.1),
+        ("Ling-mini", &ling, 16.26),
+    ];
+    for (name, config, billions) in stated {
+        let found = published(config).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let weights = found.decoder.num_parameters() as f64 / 1e9;
+        assert!((weights / billions - 1.0).abs() < 0.003, "{name}: {weights}");
+        assert!(found.unread.is_empty(), "{name}: {:?}", found.unread);
+    }
+    let mut later = ling.clone();
+    later["kv_lora_rank"] = json!(512);
+    message(published(&later), &["kv_lora_rank", "512", "latent and linear attention are not supported"]);
+}
+
 #[test]
 fn the_newer_spelling_of_rope_equals_the_older_one() {
     for case in ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3", "phi3-longrope", "gpt-oss"] {

@@ -352,6 +352,40 @@ fn mxfp4() -> Module {
         })
 }
 
+/// NVFP4: a scale of 8 bits for each 16 weights, and one for all, which divides in compressed-tensors and multiplies in ModelOpt.
+fn nvfp4(divides: bool, of_all: f32) -> Module {
+    let (n, k, mut random) = (24, 160, Random(9));
+    let codes: Vec<u8> = (0..n * k / 2).map(|_| random.below(256) as u8).collect();
+    // Scales have no sign.
+    let scales: Vec<u8> = (0..n * k / 16).map(|_| random.below(127) as u8).collect();
+    let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let inputs =
+        json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"});
+    let (config, names) = match divides {
+        true => (
+            compressed("nvfp4-pack-quantized", inputs.clone(), inputs),
+            [".weight_packed", ".weight_global_scale", ".input_global_scale"],
+        ),
+        false => (
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": null}),
+            [".weight", ".weight_scale_2", ".input_scale"],
+        ),
+    };
+    let shape: &[usize] = if divides { &[1] } else { &[] };
+    Module::new(config, n, k)
+        .tensor(names[0], Dtype::U8, &[n, k / 2], codes.clone())
+        .tensor(".weight_scale", Dtype::F8_E4M3, &[n, k / 16], scales.clone())
+        .tensor(names[1], Dtype::F32, shape, of_all.to_le_bytes().to_vec())
+        .tensor(names[2], Dtype::F32, shape, 7f32.to_le_bytes().to_vec())
+        .values(|o, i| {
+            let code = codes[(o * k + i) / 2] >> (i % 2 * 4) & 15;
+            let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+            let scale = simd::small_float::e4m3_to_f32(scales[o * k / 16 + i / 16]);
+            let scale = if divides { scale / of_all } else { scale * of_all };
+            sign * table[usize::from(code & 7)] * scale
+        })
+}
+
 fn nf4(nested: bool) -> Module {
     #[rustfmt::skip]
     const TABLE: [f32; 16] = [
@@ -424,6 +458,40 @@ fn every_weight_of_compressed_tensors_has_the_value_of_its_definition() {
     fp8(config("channel"), ".weight_scale", &[150, 1], |o, _| o).check_whole("fp8 by rows");
     fp8(config("tensor"), ".weight_scale", &[1], |_, _| 0).check_whole("fp8 by tensor");
     fp8(config("block"), ".weight_scale", &[2, 3], |o, i| o / 128 * 3 + i / 64).check_whole("fp8 by blocks");
+}
+
+#[test]
+fn every_weight_of_nvfp4_has_both_of_its_scales() {
+    for of_all in [1.0, 2688.0, 0.37] {
+        nvfp4(true, of_all).check_whole(&format!("compressed-tensors, {of_all}"));
+        nvfp4(false, 1.0 / of_all).check_whole(&format!("modelopt, {of_all}"));
+    }
+    let mixed = |mut module: Module| {
+        module.config["quantization_config"]["quant_algo"] = json!("MIXED_PRECISION");
+        module
+    };
+    mixed(nvfp4(false, 0.3)).check_whole("modelopt, mixed, nvfp4");
+    let config = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    let floats = fp8(config, ".weight_scale", &[], |_, _| 0);
+    let floats = floats.tensor(".input_scale", Dtype::F32, &[], 0.5f32.to_le_bytes().to_vec());
+    floats.check_whole("modelopt, fp8");
+    mixed(floats).check_whole("modelopt, mixed, fp8");
+    // Without the scale of activations, which are not rounded.
+    nvfp4(true, 3.0).without(".input_global_scale").check_whole("nvfp4 of weights alone");
+    let wrong = |key: &str, value: Value| {
+        let mut module = nvfp4(true, 3.0);
+        module.config["quantization_config"]["config_groups"]["group_0"]["weights"][key] = value;
+        module
+    };
+    wrong("group_size", json!(32)).refused(&["group_size", "32", "expected 16"]);
+    wrong("num_bits", json!(8)).refused(&["num_bits", "8", "expected 4"]);
+    wrong("type", json!("int")).refused(&["format", "nvfp4-pack-quantized"]);
+    nvfp4(true, 0.0).refused(&["weight_global_scale = 0", "a positive number"]);
+    nvfp4(false, f32::NAN).refused(&["weight_scale_2 = NaN", "a positive number"]);
+    nvfp4(false, 3.0).without(".weight_scale_2").refused(&["m.weight_scale_2", "not found"]);
+    let mut other = nvfp4(false, 3.0);
+    other.config["quantization_config"]["quant_algo"] = json!("NVFP4_AWQ");
+    other.refused(&["quant_algo", "NVFP4_AWQ", "FP8 or NVFP4 or MIXED_PRECISION"]);
 }
 
 #[test]
@@ -536,7 +604,7 @@ fn what_contradicts_its_configuration_is_refused_in_one_line() {
         .refused(&["zero point of 256"]);
     let weights = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group"});
     Module {
-        config: json!({"quantization_config": compressed("nvfp4-pack-quantized", weights, Value::Null)}),
+        config: json!({"quantization_config": compressed("pack-quantized", weights, Value::Null)}),
         ..packed(4, None, true, false)
     }
     .refused(&["strategy", "tensor_group"]);
@@ -585,6 +653,7 @@ fn any_change_of_the_bytes_of_a_module_is_accepted_or_refused_in_one_line() {
         packed(4, Some(32), false, true),
         int8(24, false, Value::Null),
         nf4(true),
+        nvfp4(true, 5.0),
     ];
     let mut random = Random(5);
     let folder = TempDir::new().unwrap();

@@ -50,6 +50,10 @@ pub struct Experts {
     pub shared: Option<Mlp>,
     /// Whether the output of the shared network is multiplied by `sigmoid(gate)`.
     pub shared_gate: bool,
+    /// What makes the inputs of narrow experts, `[width, hidden_size]`, and what widens the sum of their outputs, `[hidden_size, width]`. The
+    /// shared network, without a gate, is as wide as the stream (NVIDIA, "Nemotron 3", 2025).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub narrow: Option<[Linear; 2]>,
     /// How many outputs each rank of a group computes, if those of all ranks are gathered behind the sum; else empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gathered_outputs: Vec<usize>,
@@ -59,6 +63,16 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Width of the inputs of the experts.
+    pub(crate) fn inputs(&self) -> usize {
+        self.experts.first().map_or(self.router.inputs, |expert| expert.gate_up.inputs)
+    }
+
+    /// Whether the output of the shared network is a part of the sum of the experts' outputs.
+    pub(crate) fn adds_shared(&self) -> bool {
+        self.shared.is_some() && self.narrow.is_none()
+    }
+
     /// The projections of all experts that a device stacks: gate and up, down.
     pub(crate) fn stacks(&self) -> [Vec<&Linear>; 2] {
         let of = |linear: fn(&Mlp) -> &Linear| self.experts.iter().map(linear).collect();

@@ -365,7 +365,12 @@ impl Experts {
             Ok(mlp)
         };
         let experts = self.experts.iter().map(&mut network).collect::<Result<_, _>>()?;
-        let shared = self.shared.as_ref().map(&mut network).transpose()?;
+        let shared = match (&self.shared, &self.narrow) {
+            (None, _) => None,
+            // Added behind the projection of the sum of the experts.
+            (Some(shared), Some(_)) => Some(shared.shard(rank)?),
+            (Some(shared), None) => Some(network(shared)?),
+        };
         Ok(Experts { experts, shared, gathered_outputs, summed, ..self.clone() })
     }
 }

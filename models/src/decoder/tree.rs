@@ -272,6 +272,7 @@ fn experts(layer: &Experts) -> Node {
     text += if routing.expert_scale.is_some() { ", scales" } else { "" };
     let mut children: Vec<Node> = layer.router_norm.iter().map(|it| norm("norm", it)).collect();
     children.push(linear("router", &layer.router));
+    children.extend(layer.narrow.iter().flat_map(|[into, out]| [linear("narrow", into), linear("widen", out)]));
     // All experts are alike.
     children.extend(layer.experts.first().map(mlp));
     children.extend(layer.shared.iter().map(|shared| {

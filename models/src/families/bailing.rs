@@ -29,6 +29,10 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     if !flag("use_rmsnorm", true)? {
         return Err(fields.wrong("use_rmsnorm", "true"));
     }
+    // Ling 2.5 and later have other layers under the same name.
+    if fields.get("kv_lora_rank").is_some() {
+        return Err(fields.wrong("kv_lora_rank", "null: latent and linear attention are not supported in this family"));
+    }
     if fields.string("score_function")?.is_some_and(|name| name != "sigmoid") {
         return Err(fields.wrong("score_function", "\"sigmoid\""));
     }

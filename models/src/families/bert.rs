@@ -6,7 +6,7 @@
 
 use super::sizes::{self, MAX_POSITIONS, MAX_VOCAB};
 use super::{
-    Activation, Common, Decoder, Dense, DenseActivation, Family, Fields, LoadError, Packing, Pooling, Role, Spec,
+    Activation, Common, Decoder, Dense, DenseActivation, Family, Fields, LoadError, Mixer, Packing, Pooling, Role, Spec,
 };
 use crate::decoder::{Distances, Linear, Part};
 
@@ -173,12 +173,9 @@ fn declare(fields: &Fields<'_>, max_positions: usize, kind: &Kind) -> Result<Dec
         let (network, network_norm) = kind.network;
         let mut attention =
             common.attention_of(common.at(layer, "attention"), Packing::Separate(qkv), output).biased(true, true);
-        attention.both_sides = true;
         attention.distances.clone_from(&distances);
         let mlp = common.plain(common.at(layer, ""), network).biased(true);
-        let mut declared = common.layer_with(layer, [attention_norm, network_norm], attention, mlp);
-        declared.branches.iter_mut().for_each(|branch| branch.stream_norm = branch.norm.take());
-        declared
+        common.layer_with(layer, [attention_norm, network_norm], attention, mlp)
     });
     let offset = match kind.padding {
         Some(default) => fields.integer("pad_token_id", 0..=MAX_VOCAB)?.unwrap_or(default) as usize + 1,
@@ -189,16 +186,35 @@ fn declare(fields: &Fields<'_>, max_positions: usize, kind: &Kind) -> Result<Dec
         return Err(fields.wrong("max_position_embeddings", expected));
     }
     decoder.embedding.positions = Some(common.positions("embeddings.position_embeddings", max_positions, offset));
+    encoder(fields, &common, decoder, kind.types, "embeddings.LayerNorm")
+}
+
+/// The decoder as an encoder with BERT's embedding: a table of token types, whose number is `types` if it is not stated, and a norm of this
+/// name. Layers norm the stream behind each branch, so there is no norm at the end.
+pub(super) fn encoder(
+    fields: &Fields<'_>,
+    common: &Common,
+    mut decoder: Decoder,
+    types: Option<usize>,
+    norm: &str,
+) -> Result<Decoder, LoadError> {
+    let root = common.spec.root;
     let stated = |default: usize| {
         Ok::<_, LoadError>(fields.integer("type_vocab_size", 0..=MAX_VOCAB)?.map_or(default, |types| types as usize))
     };
     // GGUF files of DistilBERT have none under BERT's name.
-    if let Some(types) = kind.types.map(stated).transpose()?.filter(|types| *types > 0) {
+    if let Some(types) = types.map(stated).transpose()?.filter(|types| *types > 0) {
         let table = Part::new(format!("{root}.embeddings.token_type_embeddings"), types);
         let table = Linear { adapters: false, ..Linear::new(common.hidden_size, Role::Replicated, [table]) };
         decoder.embedding.types = Some(table);
     }
-    decoder.embedding.norm = Some(common.norm(format!("{root}.embeddings.LayerNorm")));
+    for branch in decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches) {
+        branch.stream_norm = branch.norm.take();
+        if let Mixer::Attention(attention) = &mut branch.mixer {
+            attention.both_sides = true;
+        }
+    }
+    decoder.embedding.norm = Some(common.norm(format!("{root}.{norm}")));
     decoder.final_norm = None;
     Ok(decoder)
 }

@@ -96,6 +96,10 @@ impl LatentSizes {
         let nope_dim = sizes::required(fields, "qk_nope_head_dim", MAX_HEAD_DIM)?;
         let rope_dim = sizes::required(fields, "qk_rope_head_dim", MAX_HEAD_DIM)?;
         let rank = sizes::required(fields, "kv_lora_rank", MAX_WIDTH)?;
+        if sizes::optional(fields, "qk_head_dim", MAX_WIDTH)?.is_some_and(|dim| dim != nope_dim + rope_dim) {
+            let expected = format!("{}, `qk_nope_head_dim` and `qk_rope_head_dim`", nope_dim + rope_dim);
+            return Err(fields.wrong("qk_head_dim", expected));
+        }
         if common.heads.num_heads * common.num_layers > MAX_MODULES {
             return Err(fields.wrong("num_attention_heads", format!("at most {MAX_MODULES} heads in all layers")));
         }

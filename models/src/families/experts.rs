@@ -96,6 +96,7 @@ pub(super) fn mixture(
         router_norm: None,
         routing,
         experts,
+        narrow: None,
         gathered_outputs: Vec::new(),
         summed: false,
         shared_gate: shared.as_ref().is_some_and(|shared| shared.gate),

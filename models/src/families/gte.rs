@@ -1,12 +1,10 @@
 //! GTE: BERT's layers with rotary embeddings instead of positions, packed projections and a gated network whose up projection comes
 //! first.
 
-use super::sizes::MAX_VOCAB;
 use super::{
-    Activation, Attention, Common, Decoder, DenseActivation, Family, Fields, LoadError, Packing, Pooling, Role,
+    Activation, Common, Decoder, DenseActivation, Family, Fields, LoadError, Packing, Part, Pick, Pooling,
     RopeDefaults, Spec, bert,
 };
-use crate::decoder::{Linear, Part, Pick};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["NewModel", "NewForMaskedLM", "NewForSequenceClassification", "GteModel"],
@@ -46,26 +44,15 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     }
     let common = Common::read(fields, max_positions, SPEC)?;
     let width = common.intermediate_size;
-    let mut decoder = common.decoder(|layer| {
-        let packed = common.attention_of(common.at(layer, "attention"), Packing::Rows("qkv_proj"), "o_proj");
-        let attention = Attention { both_sides: true, ..packed.biased(true, true) };
+    let decoder = common.decoder(|layer| {
+        let attention = common.attention_of(common.at(layer, "attention"), Packing::Rows("qkv_proj"), "o_proj");
         let of_half = |first: usize| {
             Part::picked(common.at(layer, "mlp.up_gate_proj"), width, Pick::rows(2 * width, first, width))
         };
         let down = Part::new(common.at(layer, "mlp.down_proj"), common.hidden_size);
         let mut mlp = common.mlp_of([of_half(width), of_half(0)], down, width);
         mlp.down.bias = true;
-        let mut declared = common.layer_with(layer, ["attn_ln", "mlp_ln"], attention, mlp);
-        declared.branches.iter_mut().for_each(|branch| branch.stream_norm = branch.norm.take());
-        declared
+        common.layer_with(layer, ["attn_ln", "mlp_ln"], attention.biased(true, true), mlp)
     });
-    let types = fields.integer("type_vocab_size", 0..=MAX_VOCAB)?.unwrap_or(1) as usize;
-    if types > 0 {
-        let table = Part::new("new.embeddings.token_type_embeddings", types);
-        let table = Linear { adapters: false, ..Linear::new(common.hidden_size, Role::Replicated, [table]) };
-        decoder.embedding.types = Some(table);
-    }
-    decoder.embedding.norm = Some(common.norm("new.embeddings.LayerNorm".to_string()));
-    decoder.final_norm = None;
-    Ok(decoder)
+    bert::encoder(fields, &common, decoder, Some(1), "embeddings.LayerNorm")
 }

@@ -5,7 +5,10 @@ use super::deepseek;
 use super::experts;
 use super::sizes::{self, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
 use super::state_space::{Keys, StateSpace};
-use super::{Activation, Branch, Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, Routing, Spec};
+use super::{
+    Activation, Branch, Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, Part, Role, Routing,
+};
+use super::{Linear, Spec};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["NemotronHForCausalLM"],
@@ -138,6 +141,8 @@ fn kinds(fields: &Fields<'_>) -> Result<(&'static str, Vec<Kind>), LoadError> {
 struct Mixture {
     count: usize,
     width: usize,
+    /// Width of their inputs and outputs, if it is not that of the stream.
+    inputs: Option<usize>,
     /// Width of the network that computes every row; 0 if there is none.
     shared: usize,
     routing: Routing,
@@ -145,22 +150,30 @@ struct Mixture {
 
 impl Mixture {
     fn read(fields: &Fields<'_>) -> Result<Mixture, LoadError> {
-        if fields.get("moe_latent_size").is_some() {
-            return Err(fields.wrong("moe_latent_size", "null: experts of a narrower width are not supported"));
-        }
         let (count, routing) = deepseek::routing_v3(fields, [1, 1])?;
         let shared = sizes::optional(fields, "moe_shared_expert_intermediate_size", MAX_WIDTH)?.unwrap_or(0);
         let networks = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(1) as usize;
         let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
-        Ok(Mixture { count, width, shared: shared * networks, routing })
+        let inputs = sizes::optional(fields, "moe_latent_size", MAX_WIDTH)?;
+        Ok(Mixture { count, width, inputs, shared: shared * networks, routing })
     }
 
     fn layer(&self, common: &Common, module: &str, bias: bool) -> Mixer {
         let network = |name: String, width: usize| common.plain_of(name, NETWORK, width).biased(bias);
-        let networks =
-            (0..self.count).map(|expert| network(format!("{module}.experts.{expert}"), self.width)).collect();
+        let hidden = common.hidden_size;
+        let narrow = Common { hidden_size: self.inputs.unwrap_or(hidden), ..common.clone() };
+        let name = |expert: usize| format!("{module}.experts.{expert}");
+        let networks = (0..self.count).map(|expert| narrow.plain_of(name(expert), NETWORK, self.width).biased(bias));
+        let networks = networks.collect();
         let routing = self.routing.of_module(module);
         let mut mixture = experts::mixture(common, format!("{module}.gate"), routing, networks, None);
+        let linear = |inputs: usize, name: &str, rows: usize| {
+            let part = Part::new(format!("{module}.{name}"), rows);
+            Linear { adapters: false, bias, ..Linear::new(inputs, Role::Replicated, [part]) }
+        };
+        mixture.narrow = self
+            .inputs
+            .map(|width| [linear(hidden, "fc1_latent_proj", width), linear(width, "fc2_latent_proj", hidden)]);
         mixture.shared = (self.shared > 0).then(|| network(format!("{module}.shared_experts"), self.shared));
         Mixer::Experts(mixture)
     }

@@ -1,8 +1,8 @@
 //! NomicBERT: BERT's layers with rotary embeddings instead of positions and a gated network, without biases. Its keys are those of GPT-2.
 
-use super::sizes::{self, MAX_VOCAB};
-use super::{Activation, Common, Decoder, Family, Fields, LoadError, Packing, Role, RopeDefaults, RopeScaling, Spec};
-use crate::decoder::{Linear, Part};
+use super::{
+    Activation, Common, Decoder, Family, Fields, LoadError, Packing, RopeDefaults, RopeScaling, Spec, bert, sizes,
+};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["NomicBertModel"],
@@ -62,21 +62,10 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         let context = max_positions as f64;
         rope.scaling = RopeScaling::Dynamic { factor, max_position_embeddings: trained, context };
     }
-    let mut decoder = common.decoder(|layer| {
+    let decoder = common.decoder(|layer| {
         let attention = common.attention_of(common.at(layer, "attn"), Packing::Rows("Wqkv"), "out_proj");
-        let attention = super::Attention { both_sides: true, ..attention };
         let mlp = common.gated(common.at(layer, "mlp"), ["fc12", "fc11", "fc2"], common.intermediate_size);
-        let mut declared = common.layer_with(layer, ["norm1", "norm2"], attention, mlp);
-        declared.branches.iter_mut().for_each(|branch| branch.stream_norm = branch.norm.take());
-        declared
+        common.layer_with(layer, ["norm1", "norm2"], attention, mlp)
     });
-    let types = fields.integer("type_vocab_size", 0..=MAX_VOCAB)?.unwrap_or(2) as usize;
-    if types > 0 {
-        let table = Part::new("model.embeddings.token_type_embeddings", types);
-        let table = Linear { adapters: false, ..Linear::new(common.hidden_size, Role::Replicated, [table]) };
-        decoder.embedding.types = Some(table);
-    }
-    decoder.embedding.norm = Some(common.norm("model.emb_ln".to_string()));
-    decoder.final_norm = None;
-    Ok(decoder)
+    bert::encoder(fields, &common, decoder, Some(2), "emb_ln")
 }

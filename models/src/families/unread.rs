@@ -40,6 +40,8 @@ const HARMLESS: &[&str] = &[
     "name_or_path",
     "num_beams",
     "num_mtp_modules",
+    // Of families whose predictors are not read.
+    "num_nextn_predict_layers",
     "num_return_sequences",
     "offset_alibi",
     "prefix",

@@ -391,7 +391,7 @@ impl LayerOps for Cpu {
     fn experts(&mut self, args: ExpertRows<'_>) -> Result<(), KernelError> {
         let ExpertRows { declared, loaded, kernels, device, rows, x, scores, mixed, scratch, ranks } = args;
         let [inputs, gate_up, activated, output, gathered] = scratch;
-        let width = declared.router.inputs;
+        let width = declared.inputs();
         let outputs = declared.experts.first().map_or(width, |expert| expert.down.rows());
         let mut choices = std::mem::take(&mut self.choices);
         let [bias, scale] = [&loaded.choice_bias, &loaded.expert_scale]
@@ -399,7 +399,7 @@ impl LayerOps for Cpu {
         let scores = scores.host_mut::<f32>()?;
         choices.choose(&self.threads, declared, scores, [bias?, scale?], rows);
         let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
-        if declared.shared.is_none() {
+        if !declared.adds_shared() {
             sum.fill(0.0);
         } else if declared.shared_gate {
             let stride = declared.router.rows();

@@ -112,7 +112,7 @@ impl ExpertMemory {
     pub fn run(&mut self, dtype: Dtype, args: ExpertRows<'_>) -> Result<(), KernelError> {
         let ExpertRows { declared, loaded, device, rows, x, scores, mixed, ranks, .. } = args;
         let (routing, experts) = (&declared.routing, declared.experts.len());
-        let (stride, width, top_k) = (declared.router.rows(), declared.router.inputs, routing.top_k);
+        let (stride, width, top_k) = (declared.router.rows(), declared.inputs(), routing.top_k);
         at_least("rows of the mixtures of experts", self.max_rows, rows)?;
         holds("logits of a router", scores, rows * stride, dtype.bytes())?;
         holds("inputs of experts", x, rows * width, dtype.bytes())?;
@@ -187,10 +187,10 @@ impl ExpertMemory {
             &self.gathered
         };
         multiply(activated, 1, down, &mut self.outputs)?;
-        let shared = match (&declared.shared, declared.shared_gate) {
-            (None, _) => 0,
-            (Some(_), false) => 1,
-            (Some(_), true) => 2,
+        let shared = match (declared.adds_shared(), declared.shared_gate) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
         };
         let shape = SumShape { width: count(summed)?, top_k: count(top_k)?, shared, stride: count(stride)? };
         let weights = optional((!routing.scales_inputs).then_some(&self.weights));

@@ -37,7 +37,7 @@ pub(super) enum Register {
     Others,
     /// The first stream as a layer has mixed it, before its branches.
     Mixture,
-    /// Queries of an indexer.
+    /// Queries of an indexer, or inputs of narrow experts.
     Index,
 }
 

@@ -186,9 +186,10 @@ impl Program {
                     // Scratch of one expert: its rows, its projections, their activation, its output.
                     let widest =
                         |width: fn(&Mlp) -> usize| experts[number].experts.iter().map(width).max().unwrap_or(0);
-                    holds(Register::Mixed, hidden);
-                    holds(Register::Qkv, hidden);
-                    holds(Register::Attended, hidden);
+                    let width = hidden.max(experts[number].inputs());
+                    holds(Register::Mixed, width);
+                    holds(Register::Qkv, width);
+                    holds(Register::Attended, width);
                     holds(Register::GateUp, widest(|mlp| mlp.gate_up.rows()));
                     holds(Register::Activated, widest(Mlp::width));
                     let gathered = |mlp: &Mlp| mlp.down.gathered_inputs.iter().sum();

@@ -286,8 +286,7 @@ impl Writer<'_> {
         self.attention.push(AttentionPlan { table, query_norm, key_norm, value_norm, latent_norm: None });
         if let Some(latent) = &layer.latent {
             self.latent(attention, layer, latent, input);
-            self.linear(Register::GateUp, to);
-            return;
+            return self.linear(Register::GateUp, to);
         }
         match layer.value_dim {
             None => self.linear(input, Register::Qkv),
@@ -423,19 +422,28 @@ impl Writer<'_> {
     }
 
     fn mixture(&mut self, experts: &Experts, input: Register, to: Register) {
-        if experts.router_norm.is_some() {
+        let is_normed = experts.router_norm.is_some();
+        if is_normed {
             self.norm(Register::Stream, Register::Mixed);
-            self.linear(Register::Mixed, Register::Scores);
-        } else {
-            self.linear(input, Register::Scores);
         }
-        if let Some(shared) = &experts.shared {
-            self.mlp(shared, input, Register::Mixed);
+        self.linear(if is_normed { Register::Mixed } else { input }, Register::Scores);
+        let from = if experts.narrow.is_some() { Register::Index } else { input };
+        match (&experts.shared, &experts.narrow) {
+            (_, Some(_)) => self.linear(input, from),
+            (Some(shared), None) => self.mlp(shared, input, Register::Mixed),
+            (None, None) => {}
         }
-        self.ops.push(Op::Experts { experts: self.experts, from: input });
+        self.ops.push(Op::Experts { experts: self.experts, from });
         self.experts += 1;
         let summed = experts.experts.first().filter(|_| experts.summed);
         self.ops.extend(summed.map(|mlp| Op::Sum { register: Register::Mixed, width: mlp.down.rows() }));
+        if experts.narrow.is_some() {
+            let sum = self.gather(&experts.gathered_outputs, Register::Mixed, Register::Index);
+            let Some(shared) = &experts.shared else { return self.linear(sum, to) };
+            self.linear(sum, Register::Attended);
+            self.mlp(shared, input, to);
+            return self.ops.push(Op::Add { to, from: Register::Attended, scale: 1.0 });
+        }
         if self.gather(&experts.gathered_outputs, Register::Mixed, to) == Register::Mixed {
             self.ops.push(Op::Swap { a: Register::Mixed, b: to });
         }

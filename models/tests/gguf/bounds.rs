@@ -68,6 +68,33 @@ fn experts_have_names_only_as_far_as_the_keys_and_the_bytes_go() {
 }
 
 #[test]
+fn layers_and_heads_of_absurd_numbers_are_no_layers_and_heads() {
+    let with = |architecture: &str, changes: &[(&str, Vec<u8>)]| {
+        let mut made = sized(architecture);
+        for (key, value) in changes {
+            let key = format!("{architecture}.{key}");
+            made.keys.retain(|(known, _)| *known != key);
+            made = made.key(&key, value.clone());
+        }
+        embedding(made)
+    };
+    let layers = 100_000;
+    let parameters = array_value(6, layers, &0.5_f32.to_le_bytes().repeat(layers as usize));
+    let made = with("apertus", &[("block_count", u32_value(layers as u32))]).key("xielu.alpha_p", parameters);
+    open(&made, 4).unwrap();
+    // Products of these do not fit in 64 bits.
+    let heads = [&10_u32.to_le_bytes()[..], &(1_u64 << 61).to_le_bytes()].concat();
+    for architecture in ["bloom", "phi2", "internlm2"] {
+        let keys = [("attention.head_count", heads.clone()), ("attention.key_length", u32_value(4096))];
+        let made = with(architecture, &keys).floats("blk.0.attn_qkv.weight", &[8, 8], &[0.25; 64]);
+        let model = GgufModel::new(Gguf::from_bytes("m.gguf", made.bytes().into()).unwrap()).unwrap();
+        let weights = Weights::open(&ModelFiles::Gguf { path: "m.gguf".into(), model: Arc::new(model) }).unwrap();
+        let name = weights.names().find(|name| name.contains("qkv") || name.contains("query_key_value")).unwrap();
+        assert_eq!(weights.expect(name, &[8, 8]).unwrap().to_f32(), [0.25; 64], "{architecture}");
+    }
+}
+
+#[test]
 fn vocabularies_and_arrays_cost_a_multiple_of_their_size() {
     let tokens: Vec<u8> = (0..40_000).flat_map(|id: u32| string(format!("{id:x}"))).collect();
     let empty = string("").repeat(40_000);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use models::{ModelConfig, ModelFiles, Weights, check_weights};
 use serde_json::{Value, json};
 
-use super::made::{Made, f32_value, text_value, u32_value};
+use super::made::{Made, f32_value, text_value, u32_value, usual_keys};
 use super::made_vocabulary::{files, sized};
 use crate::common::{folder, message};
 use crate::texts::TextFiles;
@@ -347,27 +347,14 @@ fn tensors(config: &ModelConfig, json: &Value) -> BTreeMap<String, Vec<usize>> {
 }
 
 /// A file with the metadata of a configuration and its tensors.
-fn convert(architecture: &str, json: &Value, tensors: &BTreeMap<String, Vec<usize>>, keys: &[(&str, Vec<u8>)]) -> Made {
-    let number = |key: &str| json[key].as_u64().map(|number| u32_value(number as u32));
-    let real = |key: &str| f32_value(json[key].as_f64().or(json["rope_parameters"][key].as_f64()).unwrap() as f32);
+fn convert(
+    architecture: &str,
+    json: &Value,
+    tensors: &BTreeMap<String, Vec<usize>>,
+    keys: &[(&'static str, Vec<u8>)],
+) -> Made {
     let mut made = Made::new().key("general.architecture", text_value(architecture));
-    let shared = [
-        ("context_length", number("max_position_embeddings")),
-        ("embedding_length", number("hidden_size")),
-        ("block_count", number("num_hidden_layers")),
-        ("feed_forward_length", number("intermediate_size")),
-        ("attention.head_count", number("num_attention_heads")),
-        ("attention.head_count_kv", number("num_key_value_heads")),
-        ("attention.key_length", number("head_dim")),
-        ("attention.value_length", number("head_dim")),
-        (
-            "attention.layer_norm_rms_epsilon",
-            Some(real(if json["norm_eps"].is_f64() { "norm_eps" } else { "rms_norm_eps" })),
-        ),
-        ("rope.freq_base", Some(real("rope_theta"))),
-    ];
-    let shared = shared.into_iter().filter_map(|(key, value)| Some((key, value?)));
-    let shared = shared.filter(|(key, _)| keys.iter().all(|(own, _)| own != key));
+    let shared = usual_keys(json).filter(|(key, _)| keys.iter().all(|(own, _)| own != key));
     for (key, value) in shared.chain(keys.iter().cloned()) {
         made = made.key(&format!("{architecture}.{key}"), value);
     }
@@ -484,9 +471,36 @@ fn a_file_that_cannot_be_served_says_why() {
     message(open(sized.clone().key("qwen2.rope.freq_base", f32_value(f32::NAN))), &["freq_base` is NaN", "finite"]);
     let layers = super::made::array_value(4, 2, &[1, 0, 0, 0, 2, 0, 0, 0]);
     message(open(sized.clone().key("qwen2.attention.head_count_kv", layers)), &["an array of 2", "every layer"]);
-    let mut olmo3 = Made::new().key("general.architecture", text_value("olmo2"));
-    olmo3.keys.extend(sized.keys[1..].iter().map(|(key, value)| (key.replace("qwen2", "olmo2"), value.clone())));
-    message(open(olmo3.key("olmo2.attention.sliding_window", u32_value(4096))), &["sliding_window` is 4096", "OLMo 3"]);
+    let as_other = |name: &str| {
+        let keys = sized.keys[1..].iter().map(|(key, value)| (key.replace("qwen2", name), value.clone()));
+        let mut made = Made::new().key("general.architecture", text_value(name));
+        made.keys.extend(keys);
+        made
+    };
+    let llama4 = as_other("llama4").key("llama4.attention.sliding_window", u32_value(0));
+    message(open(llama4), &["`llama4.attention.sliding_window` is 0", "expected absent"]);
+    let beta = as_other("apertus").key("xielu.beta", f32_value(0.25));
+    message(open(beta), &["`xielu.beta` is 0.25", "0.5 for every layer"]);
+    let learned = as_other("mpt").key("mpt.attention.max_alibi_bias", f32_value(0.0));
+    message(open(learned), &["`mpt.attention.max_alibi_bias` is 0", "learned positions are not supported"]);
+    let odd = as_other("minicpm").key("minicpm.logit_scale", f32_value(3.0));
+    message(open(odd), &["`minicpm.logit_scale` is 3", "a whole number"]);
+    for name in ["bailingmoe2", "afmoe", "mimo2", "deepseek32"] {
+        let latent = |made: Made| match name {
+            "deepseek32" => ["kv_lora_rank", "value_length"]
+                .iter()
+                .fold(made, |made, key| made.key(&format!("{name}.attention.{key}"), u32_value(2))),
+            _ => made,
+        };
+        let made = latent(as_other(name)).key(&format!("{name}.expert_gating_func"), u32_value(1));
+        let made = made.key(&format!("{name}.attention.head_count_kv"), u32_value(1));
+        let made = made.key(&format!("{name}.attention.key_length"), u32_value(3));
+        let made = made.key(&format!("{name}.rope.dimension_count"), u32_value(2));
+        message(open(made), &["expert_gating_func` is 1", "2 (sigmoid)"]);
+    }
+    let flags = super::made::array_value(4, 4, &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    let pattern = as_other("mimo2").key("mimo2.attention.sliding_window_pattern", flags);
+    message(open(pattern), &["sliding_window_pattern` is an array of 4", "true or false for each layer"]);
     let files = open(sized).unwrap();
     message(ModelConfig::load(&files), &["m.gguf (as config.json)", "vocab_size"]);
     message(

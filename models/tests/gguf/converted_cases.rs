@@ -18,15 +18,21 @@ fn skeleton(class: &str, changes: Value) -> Value {
 }
 
 /// A list of u32.
-fn list(numbers: &[u32]) -> Vec<u8> {
+pub fn list(numbers: &[u32]) -> Vec<u8> {
     array_value(4, numbers.len() as u64, &numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())
 }
 
-fn truths(list: &[bool]) -> Vec<u8> {
+pub fn truths(list: &[bool]) -> Vec<u8> {
     array_value(7, list.len() as u64, &list.iter().map(|truth| u8::from(*truth)).collect::<Vec<u8>>())
 }
 
-type Keys = Vec<(&'static str, Vec<u8>)>;
+pub type Keys = Vec<(&'static str, Vec<u8>)>;
+
+/// Keys with those of `more` in their place or besides.
+pub fn replaced(keys: Keys, more: Keys) -> Keys {
+    let others = keys.into_iter().filter(|(key, _)| more.iter().all(|(own, _)| own != key)).collect();
+    [others, more].concat()
+}
 
 pub fn case(name: &'static str, architecture: &'static str, class: &str, changes: Value, keys: Keys) -> Case {
     Case { name, architecture, config: skeleton(class, changes), keys }
@@ -122,15 +128,7 @@ fn latent() -> Vec<Case> {
             "deepseek2",
             "DeepseekV3ForCausalLM",
             with(json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": false, "n_shared_experts": 1})),
-            of_latents(vec![("expert_gating_func", u(2)), ("expert_shared_count", u(1))]).into_iter().rev().fold(
-                Keys::new(),
-                |mut keys, (key, value)| {
-                    if keys.iter().all(|(known, _)| *known != key) {
-                        keys.push((key, value));
-                    }
-                    keys
-                },
-            ),
+            replaced(of_latents(vec![]), vec![("expert_gating_func", u(2)), ("expert_shared_count", u(1))]),
         ),
     ]
 }
@@ -392,6 +390,30 @@ fn mamba() -> Vec<Case> {
             ),
         ),
         case(
+            "nemotron 3, narrow experts",
+            "nemotron_h_moe",
+            "NemotronHForCausalLM",
+            nemotron(
+                json!({"hybrid_override_pattern": "EM*", "num_hidden_layers": 3, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 20, "moe_latent_size": 12, "moe_shared_expert_intermediate_size": 28,
+                "n_shared_experts": 1, "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "use_conv_bias": false}),
+            ),
+            nemotron_keys(
+                &[0, 0, 2],
+                &[20, 0, 0],
+                vec![
+                    ("expert_count", u(4)),
+                    ("expert_used_count", u(2)),
+                    ("expert_feed_forward_length", u(20)),
+                    ("expert_shared_feed_forward_length", u(28)),
+                    ("expert_shared_count", u(1)),
+                    ("expert_weights_norm", truth(true)),
+                    ("expert_group_count", u(1)),
+                    ("moe_latent_size", u(12)),
+                ],
+            ),
+        ),
+        case(
             "jamba, experts in some layers",
             "jamba",
             "JambaForCausalLM",
@@ -436,7 +458,7 @@ fn falcon(more: Value) -> Value {
     with(&config, more)
 }
 
-fn with(config: &Value, more: Value) -> Value {
+pub fn with(config: &Value, more: Value) -> Value {
     let mut config = config.clone();
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     config

@@ -1,5 +1,7 @@
 //! GGUF files made by the tests.
 
+use serde_json::Value;
+
 /// A file with any contents, true or false.
 #[derive(Clone)]
 pub struct Made {
@@ -48,6 +50,25 @@ pub fn text_value(text: &str) -> Vec<u8> {
 /// An array: the type and the number of its elements, then their bytes.
 pub fn array_value(kind: u32, count: u64, elements: &[u8]) -> Vec<u8> {
     [&9_u32.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes(), elements].concat()
+}
+
+/// The keys that most architectures have, without the architecture, from a configuration in Hugging Face layout.
+pub fn usual_keys(json: &Value) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    let number = |key: &str| json[key].as_u64().map(|number| u32_value(number as u32));
+    let real = |number: &Value| number.as_f64().map(|number| f32_value(number as f32));
+    let all = [
+        ("context_length", number("max_position_embeddings")),
+        ("embedding_length", number("hidden_size")),
+        ("block_count", number("num_hidden_layers")),
+        ("feed_forward_length", number("intermediate_size")),
+        ("attention.head_count", number("num_attention_heads")),
+        ("attention.head_count_kv", number("num_key_value_heads")),
+        ("attention.key_length", number("head_dim")),
+        ("attention.value_length", number("head_dim")),
+        ("attention.layer_norm_rms_epsilon", real(&json["norm_eps"]).or(real(&json["rms_norm_eps"]))),
+        ("rope.freq_base", real(&json["rope_theta"]).or(real(&json["rope_parameters"]["rope_theta"]))),
+    ];
+    all.into_iter().filter_map(|(key, value)| Some((key, value?)))
 }
 
 impl Made {

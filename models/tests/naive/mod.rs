@@ -27,7 +27,7 @@ mod post_norm;
 mod recent;
 mod recent_cases;
 mod recurrent;
-mod states;
+pub mod states;
 mod tensors;
 pub mod tests;
 mod variants;

@@ -9,7 +9,7 @@ use super::latent::v3_router;
 use super::math::{Heads, Rows, add, attend, map, relu, rms, sigmoid, silu, split, times, top_k, within, zip};
 
 /// A causal convolution of each channel with a weight `[channels, 1, kernel]`.
-pub fn convolved(p: &Pass, x: &Rows, name: &str, kernel: usize, bias: bool) -> Rows {
+pub(super) fn convolved(p: &Pass, x: &Rows, name: &str, kernel: usize, bias: bool) -> Rows {
     let channels = x[0].len();
     let weight = p.w.matrix(&format!("{name}.weight"), &[channels, 1, kernel], kernel);
     let bias = bias.then(|| p.w.vector(&format!("{name}.bias"), channels));
@@ -43,7 +43,7 @@ pub struct Mamba2 {
 }
 
 /// The layer token by token, as the paper states it.
-pub fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
+pub(super) fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
     let &Mamba2 { heads, dim, groups, state, kernel, conv_bias, proj_bias, output_bias, factors, norm_groups, eps } =
         sizes;
     let (w, inner, keys) = (p.w, heads * dim, groups * state);
@@ -92,7 +92,7 @@ pub fn mamba2(p: &Pass, n: &Rows, at: &str, sizes: &Mamba2) -> Rows {
 }
 
 /// Granite 4's sizes of a Mamba-2 layer.
-pub fn of_granite(p: &Pass, eps: f64) -> Mamba2 {
+pub(super) fn of_granite(p: &Pass, eps: f64) -> Mamba2 {
     let c = p.config;
     let heads = c.n("mamba_n_heads");
     let inner = c.n_if("mamba_expand").unwrap_or(2) * c.n("hidden_size");
@@ -112,7 +112,7 @@ pub fn of_granite(p: &Pass, eps: f64) -> Mamba2 {
 }
 
 /// One mixer in each layer.
-pub fn nemotron_h(p: Pass) -> Vec<f64> {
+pub(super) fn nemotron_h(p: Pass) -> Vec<f64> {
     let (c, w, eps, hidden) = (p.config, p.w, p.config.f("layer_norm_epsilon", 1e-5), p.config.n("hidden_size"));
     let dim = c.n_if("head_dim").or(c.n_if("attention_head_dim")).unwrap_or(128);
     let heads = Heads { q: c.n("num_attention_heads"), kv: c.n_if("num_key_value_heads").unwrap_or(8), dim };
@@ -134,10 +134,10 @@ pub fn nemotron_h(p: Pass) -> Vec<f64> {
         Some(list) => list.as_array().unwrap().iter().map(|kind| kind.as_str().unwrap()).collect(),
         None => c.text("hybrid_override_pattern").unwrap().split("").filter(|kind| !kind.is_empty()).collect(),
     };
+    let mlp_bias = c.on("mlp_bias", false);
     let network = |n: &Rows, at: &str, inner: usize| {
-        let bias = c.on("mlp_bias", false);
-        let up = w.linear(n, &format!("{at}.up_proj"), inner, bias);
-        w.linear(&map(&up, |x| relu(x) * relu(x)), &format!("{at}.down_proj"), hidden, bias)
+        let up = w.linear(n, &format!("{at}.up_proj"), inner, mlp_bias);
+        w.linear(&map(&up, |x| relu(x) * relu(x)), &format!("{at}.down_proj"), n[0].len(), mlp_bias)
     };
     let mut x = w.embed("backbone.embeddings.weight", [c.n("vocab_size"), hidden], p.tokens.iter().copied());
     for (i, kind) in kinds.into_iter().enumerate() {
@@ -159,7 +159,11 @@ pub fn nemotron_h(p: Pass) -> Vec<f64> {
                 let bias = w.vector(&format!("{at}.gate.e_score_correction_bias"), experts);
                 let choices: Vec<Choice> = z.iter().map(|z| v3_router(p, z, &bias)).collect();
                 let inner = c.n("moe_intermediate_size");
-                let mixed = mix(&n, &choices, experts, |e| network(&n, &format!("{at}.experts.{e}"), inner));
+                let project = |x: &Rows, name: &str, rows: usize| w.linear(x, &format!("{at}.{name}"), rows, mlp_bias);
+                let latent = c.n_if("moe_latent_size");
+                let inputs = latent.map_or(n.clone(), |width| project(&n, "fc1_latent_proj", width));
+                let mixed = mix(&inputs, &choices, experts, |e| network(&inputs, &format!("{at}.experts.{e}"), inner));
+                let mixed = if latent.is_some() { project(&mixed, "fc2_latent_proj", hidden) } else { mixed };
                 match c.n_if("moe_shared_expert_intermediate_size") {
                     Some(inner) => add(&mixed, &network(&n, &format!("{at}.shared_experts"), inner)),
                     None => mixed,
@@ -173,7 +177,7 @@ pub fn nemotron_h(p: Pass) -> Vec<f64> {
 }
 
 /// Mamba-1 between attention without positions; experts in some layers.
-pub fn jamba(p: Pass) -> Vec<f64> {
+pub(super) fn jamba(p: Pass) -> Vec<f64> {
     let (c, w, eps, heads, hidden) = (p.config, p.w, p.eps(1e-6), p.config.heads(), p.config.n("hidden_size"));
     let size = |key: &str, default: usize| c.n_if(key).unwrap_or(default);
     let (inner, state) = (size("mamba_expand", 2) * hidden, size("mamba_d_state", 16));
@@ -233,7 +237,7 @@ pub fn jamba(p: Pass) -> Vec<f64> {
 }
 
 /// Short convolutions between attention with norms of heads.
-pub fn lfm2(p: Pass) -> Vec<f64> {
+pub(super) fn lfm2(p: Pass) -> Vec<f64> {
     let (c, w, eps, heads, hidden) =
         (p.config, p.w, p.config.f("norm_eps", 1e-5), p.config.heads(), p.config.n("hidden_size"));
     let theta = c.f("theta", c.theta(1e6));
@@ -398,6 +402,19 @@ pub fn cases() -> Vec<Case> {
                 "layers_block_type": ["linear_attention", "full_attention", "mamba"], "layer_types": null}),
         ),
         with(&nemotron, "nemotron_h, groups", json!({"num_attention_heads": 3, "num_key_value_heads": 1})),
+        with(
+            &nemotron,
+            "nemotron_h, narrow experts",
+            json!({"hybrid_override_pattern": "EM*E", "n_routed_experts": 5, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 20, "moe_latent_size": 18}),
+        ),
+        with(
+            &nemotron,
+            "nemotron_h, narrow experts and a shared network, every bias",
+            json!({"hybrid_override_pattern": "ME*E", "n_routed_experts": 4, "num_experts_per_tok": 3, "mlp_bias": true,
+                "moe_intermediate_size": 20, "moe_latent_size": 10, "moe_shared_expert_intermediate_size": 28,
+                "n_shared_experts": 1, "routed_scaling_factor": 2.5, "num_attention_heads": 3, "num_key_value_heads": 1}),
+        ),
         with(
             &nemotron,
             "nemotron_h, experts and a shared one, every bias, older name of the head",

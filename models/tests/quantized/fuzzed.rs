@@ -9,7 +9,7 @@ use models::decoder::{Linear, Part, Role};
 use models::{LoadError, ModelFiles, Weights, load_matrix};
 
 /// Outputs and inputs that the module may have.
-const SHAPES: [[usize; 2]; 5] = [[64, 128], [32, 96], [40, 160], [24, 64], [12, 128]];
+const SHAPES: [[usize; 2]; 6] = [[64, 128], [32, 96], [40, 160], [24, 64], [12, 128], [24, 160]];
 
 /// Opening the checkpoint in these bytes and packing its module `m` does not panic; an error is one line. The first two bytes are
 /// the length of `config.json`, the rest is the file of tensors. Returns whether it is accepted.

@@ -1,10 +1,12 @@
 //! The architectures of GGUF files: how their keys and tensors are called in Hugging Face layout, in which the families are declared.
 
+mod classic;
 mod encoders;
 mod gemma;
 mod hybrid;
 mod latent;
 mod plain;
+mod sparse;
 
 use serde_json::{Map, Value as Json};
 
@@ -34,6 +36,12 @@ pub(super) struct Architecture {
     pub modules: &'static [(&'static str, &'static str)],
     /// Further modules that several architectures share.
     pub shared_modules: &'static [(&'static str, &'static str)],
+    /// A tensor, and modules that have other names in files with it.
+    pub variant: Option<(&'static str, &'static [(&'static str, &'static str)])>,
+    /// Arrays of the metadata with a number for each layer, which is a tensor of the layer: whole keys, names of tensors.
+    pub arrays: &'static [(&'static str, &'static str)],
+    /// Shared keys that the family does not have.
+    pub absent: &'static [&'static str],
     /// Modules outside of layers that have other names, which precede [`OUTER`].
     pub outer: &'static [(&'static str, &'static str)],
     /// The module of the layers.
@@ -46,6 +54,8 @@ pub(super) struct Architecture {
     pub norms_plus_one: bool,
     /// Rows of queries and keys are stored for interleaved RoPE.
     pub pairs: bool,
+    /// Joint rows of queries, keys and values belong to one key head after another in Hugging Face layout, and are apart in files.
+    pub groups: bool,
     /// Further keys of the scaling of RoPE, if the file has one, as in `keys`.
     pub scaling: &'static [(&'static str, &'static str)],
     /// Values of the scaling that the file does not state, as JSON.
@@ -98,6 +108,12 @@ pub(super) const REQUIRED: &[&str] =
 /// Number of key/value heads, of all layers or of each.
 pub(super) const KEY_HEADS: &str = "attention.head_count_kv";
 
+/// Size of a value.
+pub(super) const VALUES: &str = "attention.value_length";
+
+/// Epsilon of norms that are no RMS norms.
+const LAYER_EPS: &str = "attention.layer_norm_epsilon";
+
 /// Number of elements of a head that are rotated.
 pub(super) const ROTATED: &str = "rope.dimension_count";
 
@@ -121,6 +137,29 @@ pub(super) const MODULES: &[(&str, &str)] = &[
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
     ("attn_sinks.weight", "self_attn.sinks"),
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+    // The predictor of a second token, behind the layers.
+    ("nextn.eh_proj", "eh_proj"),
+    ("nextn.enorm", "enorm"),
+    ("nextn.hnorm", "hnorm"),
+    ("nextn.embed_tokens", "embed_tokens"),
+    ("nextn.shared_head_norm", "shared_head.norm"),
+    ("nextn.shared_head_head", "shared_head.head"),
+];
+
+/// Modules of experts in DeepSeek's names.
+const EXPERT_MODULES: &[(&str, &str)] = &[
+    ("ffn_gate_inp", "mlp.gate"),
+    (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
 
 /// Modules outside of layers.
@@ -159,12 +198,16 @@ const BASE: Architecture = Architecture {
     constants: &[],
     modules: &[],
     shared_modules: &[],
+    variant: None,
+    arrays: &[],
+    absent: &[],
     outer: &[],
     layers: "model.layers",
     predictor: None,
     experts: ("mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
     norms_plus_one: false,
     pairs: false,
+    groups: false,
     scaling: &[],
     yarn: &[],
     refused: &[],
@@ -212,41 +255,10 @@ const QWEN3_MOE: Architecture = Architecture {
     ..BASE
 };
 
-const LFM2: Architecture = Architecture {
-    keys: &[
-        ("norm_eps", "attention.layer_norm_rms_epsilon"),
-        ("conv_L_cache", "shortconv.l_cache"),
-        ("num_experts", "expert_count"),
-        ("num_experts_per_tok", "expert_used_count"),
-        ("moe_intermediate_size", "expert_feed_forward_length"),
-        ("num_dense_layers", "leading_dense_block_count"),
-    ],
-    // The file has the width that is computed.
-    constants: &[("block_auto_adjust_ff_dim", "false")],
-    modules: &[
-        ("attn_norm", "operator_norm"),
-        ("attn_output", "self_attn.out_proj"),
-        ("attn_q_norm", "self_attn.q_layernorm"),
-        ("attn_k_norm", "self_attn.k_layernorm"),
-        ("shortconv.conv", "conv.conv"),
-        ("shortconv.in_proj", "conv.in_proj"),
-        ("shortconv.out_proj", "conv.out_proj"),
-        ("ffn_norm", "ffn_norm"),
-        ("ffn_gate", "feed_forward.w1"),
-        ("ffn_up", "feed_forward.w3"),
-        ("ffn_down", "feed_forward.w2"),
-        ("ffn_gate_inp", "feed_forward.gate"),
-        (CHOICE_BIAS, "feed_forward.expert_bias"),
-    ],
-    experts: ("feed_forward.experts", ["w1", "w3", "w2"]),
-    layer_types: Some(("layer_types", ["conv", "full_attention"])),
-    ..BASE
-};
-
 /// All supported architectures.
 pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
-    let decoders = [DENSE, plain::ARCHITECTURES, hybrid::ARCHITECTURES, latent::ARCHITECTURES, gemma::ARCHITECTURES];
-    decoders.into_iter().chain([encoders::ARCHITECTURES]).flatten()
+    let decoders = [DENSE, plain::ARCHITECTURES, sparse::ARCHITECTURES, hybrid::ARCHITECTURES, latent::ARCHITECTURES];
+    decoders.into_iter().chain([gemma::ARCHITECTURES, classic::ARCHITECTURES, encoders::ARCHITECTURES]).flatten()
 }
 
 const DENSE: &[Architecture] = &[
@@ -357,11 +369,18 @@ const DENSE: &[Architecture] = &[
     Architecture {
         name: "olmo2",
         class: "Olmo2ForCausalLM",
+        keys: &[("sliding_window", "attention.sliding_window")],
         modules: &[
             ("post_attention_norm", "post_attention_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
         ],
-        refused: &[("attention.sliding_window", "no window: OLMo 3 is not supported as a GGUF file")],
+        // OLMo 3 has the layers of OLMo 2, most of them with a window.
+        derive: |_, map| {
+            if map.contains_key("sliding_window") {
+                map.insert("architectures".into(), serde_json::json!(["Olmo3ForCausalLM"]));
+            }
+            Ok(())
+        },
         ..BASE
     },
     Architecture {
@@ -370,8 +389,6 @@ const DENSE: &[Architecture] = &[
         modules: &[("post_attention_norm", "post_attention_layernorm")],
         ..BASE
     },
-    Architecture { name: "lfm2", class: "Lfm2ForCausalLM", ..LFM2 },
-    Architecture { name: "lfm2moe", class_of_experts: "Lfm2MoeForCausalLM", ..LFM2 },
     Architecture { name: "arcee", class: "ArceeForCausalLM", ..LLAMA },
     // Its RoPE is interleaved in Hugging Face layout too.
     Architecture { name: "ernie4_5", class: "Ernie4_5ForCausalLM", ..BASE },
@@ -414,34 +431,15 @@ const DENSE: &[Architecture] = &[
         class_of_experts: "Glm4MoeForCausalLM",
         keys: DEEPSEEK_EXPERTS,
         flags: &[("attention_bias", "attn_q.bias"), ("use_qk_norm", "attn_q_norm.weight")],
-        modules: &[
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("ffn_gate_inp", "mlp.gate"),
-            (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
-            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-            ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-            ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-            // The predictor of a second token, behind the layers.
-            ("nextn.eh_proj", "eh_proj"),
-            ("nextn.enorm", "enorm"),
-            ("nextn.hnorm", "hnorm"),
-            ("nextn.embed_tokens", "embed_tokens"),
-            ("nextn.shared_head_norm", "shared_head.norm"),
-            ("nextn.shared_head_head", "shared_head.head"),
-        ],
+        modules: &[("post_attention_norm", "post_attention_layernorm")],
+        shared_modules: EXPERT_MODULES,
         ..BASE
     },
     Architecture {
         name: "dots1",
         class_of_experts: "Dots1ForCausalLM",
         keys: DEEPSEEK_EXPERTS,
-        modules: &[
-            ("ffn_gate_inp", "mlp.gate"),
-            (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
-            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-            ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-            ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ],
+        shared_modules: EXPERT_MODULES,
         ..BASE
     },
     Architecture {

@@ -2,12 +2,9 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architectures::{
-    self, Architecture, KEY_HEADS, KEYS, PREDICTORS, REQUIRED, ROPE_FACTORS, ROTATED, WINDOWED,
-};
+use super::architectures::{self, Architecture, KEY_HEADS, KEYS, PREDICTORS, REQUIRED, ROPE_FACTORS, ROTATED, VALUES};
 use super::file::Gguf;
 use super::metadata::Metadata;
-use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::decoder::MAX_HEAD_DIM;
 
@@ -72,7 +69,10 @@ pub(super) fn config(
     let has = |name: &str| gguf.tensors().contains_key(name);
     map.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
     for (name, tensor) in architecture.flags {
-        map.insert((*name).into(), json!(metadata.in_layers(tensor).next().is_some()));
+        // Queries may be in one tensor with keys and values.
+        let joint = tensor.strip_prefix("attn_q.").map(|end| format!("attn_qkv.{end}"));
+        let mut found = metadata.in_layers(tensor).chain(joint.iter().flat_map(|joint| metadata.in_layers(joint)));
+        map.insert((*name).into(), json!(found.next().is_some()));
     }
     behind_the_layers(&metadata, &mut map)?;
     windows(&metadata, &mut map)?;
@@ -86,32 +86,27 @@ pub(super) fn config(
         map.insert(name.into(), Json::Object(scaling.into_iter().chain(theta).collect()));
     }
     (architecture.derive)(&metadata, &mut map)?;
+    for name in architecture.absent {
+        map.remove(*name);
+    }
     map.insert("eos_token_id".into(), json!(end_tokens));
     Ok(map)
 }
 
 /// Layers that predict a second token count as layers in the file alone.
 fn behind_the_layers(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
-    let Some(predictors) = metadata.count(PREDICTORS)? else { return Ok(()) };
-    let layers = metadata.count("block_count")?.unwrap_or(0).checked_sub(predictors).filter(|layers| *layers > 0);
-    let layers = layers.ok_or_else(|| metadata.wrong(PREDICTORS, "fewer than block_count"))?;
-    map.insert("num_hidden_layers".into(), json!(layers));
-    map.insert("num_nextn_predict_layers".into(), json!(predictors));
+    if let Some(predictors) = metadata.count(PREDICTORS)? {
+        map.insert("num_hidden_layers".into(), json!(metadata.layers()?));
+        map.insert("num_nextn_predict_layers".into(), json!(predictors));
+    }
     Ok(())
 }
 
 /// The types of layers, if the file says which of them have a window.
 fn windows(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
-    let Some(list) = metadata.value(WINDOWED).and_then(|value| value.array()) else { return Ok(()) };
-    let kind = |value: Value<'_>| match value {
-        Value::Bool(true) => Some("sliding_attention"),
-        Value::Bool(false) => Some("full_attention"),
-        _ => None,
-    };
-    let types: Option<Vec<&str>> = list.iter().map(kind).collect();
-    let types = types.filter(|types| Some(types.len() as u64) == metadata.count("block_count").ok().flatten());
-    let types = types.ok_or_else(|| metadata.wrong(WINDOWED, "true or false for each layer"))?;
-    map.insert("layer_types".into(), json!(types));
+    let Some(slides) = metadata.slides()? else { return Ok(()) };
+    let kinds = slides.iter().map(|slides| if *slides { "sliding_attention" } else { "full_attention" });
+    map.insert("layer_types".into(), kinds.collect());
     Ok(())
 }
 
@@ -144,12 +139,13 @@ fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<usize, 
     if head_dim > MAX_HEAD_DIM {
         return Err(metadata.wrong("attention.key_length", format!("heads of at most {MAX_HEAD_DIM}")));
     }
-    if count("attention.value_length")?.is_some_and(|value| value != head_dim) {
-        return Err(metadata.wrong("attention.value_length", format!("{head_dim}, the size of a key")));
+    let is_read = |key: &str| metadata.architecture.keys.iter().any(|(_, own)| *own == key);
+    if !is_read(VALUES) && count(VALUES)?.is_some_and(|value| value != head_dim) {
+        return Err(metadata.wrong(VALUES, format!("{head_dim}, the size of a key")));
     }
     map.insert("head_dim".into(), json!(head_dim));
     let rotated = count(ROTATED)?.unwrap_or(head_dim);
-    let is_number = metadata.architecture.keys.iter().any(|(_, key)| *key == ROTATED);
+    let is_number = is_read(ROTATED);
     if rotated < head_dim && !is_number {
         // The family multiplies the share with the size and drops the fraction.
         map.insert("partial_rotary_factor".into(), json!((rotated as f64 / head_dim as f64).next_up()));

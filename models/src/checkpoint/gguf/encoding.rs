@@ -23,10 +23,55 @@ pub(super) enum Order {
     Same,
     /// Rows of heads of this size: rows i and i + size / 2 became neighbours.
     Pairs(usize),
+    /// Rows of the queries of each key head, of its key and of its value became rows of all queries, all keys and all values.
+    Groups(KeyHeads),
     /// Rows of value heads.
     Tiled(ValueHeads),
     /// Columns of value heads.
     TiledColumns(ValueHeads),
+}
+
+impl Order {
+    /// Where in the file the row is that Hugging Face has in this place.
+    fn stored(&self, row: usize) -> usize {
+        match self {
+            Order::Pairs(size) if *size > 1 => paired(row, *size),
+            Order::Groups(heads) if heads.dim > 0 => heads.stored(row),
+            Order::Tiled(heads) if heads.dim > 0 => heads.stored(row),
+            _ => row,
+        }
+    }
+
+    /// Whether a matrix of so many rows can have this order.
+    fn fits(&self, rows: usize) -> bool {
+        match self {
+            Order::Pairs(size) => *size > 0 && size.is_multiple_of(2) && rows.is_multiple_of(*size),
+            Order::Groups(heads) => heads.dim > 0 && heads.count * (heads.queries + 2) * heads.dim == rows,
+            Order::Tiled(heads) => heads.fit(rows),
+            Order::Same | Order::TiledColumns(_) => false,
+        }
+    }
+}
+
+/// Key heads, each with so many query heads, and the rows of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyHeads {
+    pub count: usize,
+    pub queries: usize,
+    pub dim: usize,
+}
+
+impl KeyHeads {
+    /// Where in the file the row is that Hugging Face has in this place.
+    fn stored(&self, at: usize) -> usize {
+        let KeyHeads { count, queries, dim } = *self;
+        let (group, within) = (at / dim / (queries + 2), at / dim % (queries + 2));
+        let head = match within.checked_sub(queries) {
+            None => group * queries + within,
+            Some(part) => count * (queries + part) + group,
+        };
+        head * dim + at % dim
+    }
 }
 
 /// Value heads that are ordered by their number within a key head, then by the key head; Hugging Face has it the other way round.
@@ -133,10 +178,7 @@ impl Encoding {
             Cow::Owned((0..rows).flat_map(|row| &data[stored(row) * width..][..width]).copied().collect())
         };
         match self.order {
-            Order::Pairs(size) if size > 0 && size.is_multiple_of(2) && rows.is_multiple_of(size) => {
-                by_rows(&|row| paired(row, size))
-            }
-            Order::Tiled(heads) if heads.fit(rows) => by_rows(&|row| heads.stored(row)),
+            order if order.fits(rows) => by_rows(&|row| order.stored(row)),
             Order::TiledColumns(heads) if self.has_blocks() => {
                 data.chunks_exact(width).flat_map(|row| self.columns(row, heads).into_owned()).collect()
             }
@@ -177,11 +219,7 @@ struct Rows<'a> {
 impl StoredRows for Rows<'_> {
     fn read(&self, row: usize, out: &mut StoredRow) {
         let Encoding { kind, order, factor, .. } = self.encoding;
-        let row = match order {
-            Order::Pairs(size) if size > 1 => paired(row, size),
-            Order::Tiled(heads) if heads.dim > 0 => heads.stored(row),
-            _ => row,
-        };
+        let row = order.stored(row);
         let bytes = self.k / kind.block * kind.bytes;
         let row = self.data.get(row * bytes..(row + 1) * bytes).unwrap_or_default();
         match order {

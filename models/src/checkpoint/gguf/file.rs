@@ -1,6 +1,7 @@
 //! A GGUF checkpoint: one file, or the files of a split one.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -122,6 +123,11 @@ impl Gguf {
     pub fn value(&self, key: &str) -> Option<Value<'_>> {
         let (_, bytes) = self.parts.first()?;
         self.keys.get(key).map(|stored| stored.value(bytes))
+    }
+
+    /// Where in the first file the numbers of an array of float32 are.
+    pub(super) fn floats(&self, key: &str) -> Option<Range<usize>> {
+        self.keys.get(key).and_then(Stored::floats)
     }
 
     /// The keys of the metadata, in order.

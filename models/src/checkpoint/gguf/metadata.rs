@@ -2,13 +2,13 @@
 
 use serde_json::{Value as Json, json};
 
-use super::architectures::Architecture;
+use super::architectures::{Architecture, PREDICTORS, WINDOWED};
 use super::file::Gguf;
 use super::value::Value;
 use crate::checkpoint::error::{LoadError, one_line};
 
-/// Greatest number of layers for which one number is repeated.
-const MAX_LAYERS: u64 = 1 << 12;
+/// Greatest number of layers for which one number is repeated, or whose numbers are tensors.
+pub(super) const MAX_LAYERS: u64 = 1 << 12;
 
 /// The metadata with the prefix of an architecture.
 pub(super) struct Metadata<'a> {
@@ -53,10 +53,15 @@ impl<'a> Metadata<'a> {
     }
 
     pub fn wrong(&self, key: &str, expected: impl Into<String>) -> LoadError {
+        self.wrong_of(&self.full(key), expected)
+    }
+
+    /// [`Metadata::wrong`] for a key without the prefix.
+    pub fn wrong_of(&self, key: &str, expected: impl Into<String>) -> LoadError {
         LoadError::Setting {
             file: self.gguf.file(0).to_string(),
-            key: self.full(key),
-            found: self.value(key).map_or("missing".to_string(), one_line),
+            key: key.to_string(),
+            found: self.gguf.value(key).map_or("missing".to_string(), one_line),
             expected: expected.into(),
         }
     }
@@ -83,6 +88,44 @@ impl<'a> Metadata<'a> {
             None => None,
         });
         found.ok_or_else(|| self.wrong(key, expected()))
+    }
+
+    /// Number of layers without those that predict further tokens.
+    ///
+    /// # Errors
+    /// All layers predict.
+    pub fn layers(&self) -> Result<u64, LoadError> {
+        let predictors = self.count(PREDICTORS)?.unwrap_or(0);
+        let layers = self.count("block_count")?.unwrap_or(0).checked_sub(predictors);
+        layers
+            .filter(|layers| *layers > 0 || predictors == 0)
+            .ok_or_else(|| self.wrong(PREDICTORS, "fewer than block_count"))
+    }
+
+    /// True or false, or 1 or 0, for each layer, of which those that predict further tokens are left out; `None` if there is no list.
+    ///
+    /// # Errors
+    /// A list of another length, or of other values.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
+        let Some(list) = self.value(key).and_then(|value| value.array()) else { return Ok(None) };
+        let flag = |value: Value<'_>| match value {
+            Value::Bool(flag) => Some(flag),
+            number => number.unsigned().filter(|number| *number <= 1).map(|number| number == 1),
+        };
+        let flags: Option<Vec<bool>> = list.iter().map(flag).collect();
+        let (layers, all) = (self.layers()?, self.count("block_count")?);
+        let flags = flags.filter(|flags| [Some(layers), all].contains(&Some(flags.len() as u64)));
+        let mut flags = flags.ok_or_else(|| self.wrong(key, "true or false for each layer"))?;
+        flags.truncate(layers as usize);
+        Ok(Some(flags))
+    }
+
+    /// Which layers have a window, if there is a list of them.
+    ///
+    /// # Errors
+    /// Those of [`Metadata::flags`].
+    pub fn slides(&self) -> Result<Option<Vec<bool>>, LoadError> {
+        self.flags(WINDOWED)
     }
 
     /// Numbers of the layers that have this tensor.

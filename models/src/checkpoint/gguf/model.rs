@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::architectures::Architecture;
+use super::architectures::{Architecture, KEY_HEADS, VALUES};
 use super::config;
 use super::file::Gguf;
+use super::metadata::Metadata;
 use super::names::{self, Counts, Named};
 use super::texts;
 use super::vocabulary::Vocabulary;
@@ -47,12 +48,15 @@ impl GgufModel {
         let map = config::config(&gguf, architecture, end_tokens)?;
         names::check_scales(&gguf)?;
         let key = |key: &str| gguf.value(&format!("{}.{key}", architecture.name)).and_then(|value| value.unsigned());
-        let number = |key: &str| map.get(key).and_then(Json::as_u64).unwrap_or(0);
+        let number = |key: &str| map.get(key).and_then(Json::as_u64).unwrap_or(0) as usize;
+        let (heads, head_dim) = (key("attention.head_count").unwrap_or(0), number("head_dim"));
         let counts = Counts {
-            head_dim: number("head_dim") as usize,
-            heads: number("num_attention_heads") as usize,
+            head_dim,
+            heads: heads as usize,
+            key_heads: key(KEY_HEADS).unwrap_or(heads) as usize,
+            value_dim: key(VALUES).map_or(head_dim, |dim| dim as usize),
             layers: key("block_count").unwrap_or(0),
-            last: number("num_hidden_layers"),
+            last: Metadata { gguf: &gguf, architecture }.layers()?,
             experts: key("expert_count").unwrap_or(0),
             tiled: architecture.tiled.then(|| names::tiled(&map)).flatten(),
         };

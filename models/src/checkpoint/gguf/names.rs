@@ -5,9 +5,11 @@ use std::ops::Range;
 use serde_json::{Map, Value as Json};
 
 use super::architectures::{Architecture, CHOICE_BIAS_ROW, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
-use super::encoding::{Encoding, Order, ValueHeads, Values};
+use super::encoding::{Encoding, KeyHeads, Order, ValueHeads, Values};
 use super::file::Gguf;
+use super::metadata::MAX_LAYERS;
 use super::part::Tensor;
+use super::types::TYPES;
 use crate::checkpoint::error::LoadError;
 use crate::decoder::MAX_EXPERTS;
 
@@ -32,6 +34,15 @@ const MAX_SIZE: u64 = 1 << 12;
 /// The type whose tensors have scales besides.
 const SCALED: &str = "NVFP4";
 
+/// Projections to queries, keys and values, and the one to all of them.
+const QUERY: &str = "attn_q";
+const KEY: &str = "attn_k";
+const VALUE: &str = "attn_v";
+const JOINT: &str = "attn_qkv";
+
+/// Bytes of a number of the metadata.
+const FLOAT: usize = 4;
+
 /// Tensors with a matrix for each head.
 const HEADS: [&str; 2] = ["attn_k_b", "attn_v_b"];
 
@@ -40,6 +51,9 @@ const HEADS: [&str; 2] = ["attn_k_b", "attn_v_b"];
 pub(super) struct Counts {
     pub head_dim: usize,
     pub heads: usize,
+    pub key_heads: usize,
+    /// Size of a value.
+    pub value_dim: usize,
     /// Number of layers, with those that predict further tokens, and number of the others.
     pub layers: u64,
     pub last: u64,
@@ -53,7 +67,7 @@ pub(super) struct Counts {
 pub(super) fn named(gguf: &Gguf, architecture: &Architecture, counts: Counts) -> Vec<Named> {
     let names = Names { gguf, architecture, counts };
     let tensors = gguf.tensors().iter().filter(|(name, _)| !ROPE_FACTORS.contains(&name.as_str()));
-    tensors.flat_map(|(name, tensor)| names.of(name, tensor)).collect()
+    tensors.flat_map(|(name, tensor)| names.of(name, tensor)).chain(names.of_arrays()).collect()
 }
 
 /// The value heads of recurrent layers, if a key head has several and their sizes are those of some model.
@@ -161,9 +175,15 @@ impl Names<'_> {
             let named = (is_stated && tensor.data.len() / found >= LEAST_MATRIX).then(|| matrices(tensor, plain, name));
             named.map(Iterator::collect)
         };
-        let known = architecture.modules.iter().chain(architecture.shared_modules).chain(MODULES);
-        let known =
-            known.clone().find(|(stored, _)| *stored == rest).or_else(|| known.clone().find(|it| it.0 == module));
+        let variant = architecture.variant.filter(|(tensor, _)| self.gguf.tensors().contains_key(*tensor));
+        let known = variant.map_or(&[][..], |(_, modules)| modules).iter().chain(architecture.modules);
+        let known = known.chain(architecture.shared_modules).chain(MODULES);
+        let find = |name: &str| known.clone().find(|(stored, _)| *stored == name);
+        let known = find(rest).or_else(|| find(module));
+        if module == JOINT && known.is_none() {
+            let parts = [QUERY, KEY, VALUE].map(|part| Some((part, format!("{prefix}.{}{suffix}", find(part)?.1))));
+            return self.apart(tensor, parts, plain);
+        }
         let (experts, names) = architecture.experts;
         if known.is_none_or(|(stored, _)| *stored != rest) {
             // Files of early 2024 have a tensor for each expert.
@@ -178,6 +198,10 @@ impl Names<'_> {
             }
         }
         let (stored, known) = known?;
+        if known.ends_with(".norms") {
+            let count = if *stored == "attn_q_norm" { counts.heads } else { counts.key_heads };
+            return each(count as u64, count, &|head| format!("{prefix}.{known}.{head}{suffix}"));
+        }
         if HEADS.contains(stored) {
             return each(counts.heads as u64, counts.heads, &|head| format!("{prefix}.{known}.{head}{suffix}"));
         }
@@ -195,6 +219,51 @@ impl Names<'_> {
         Some(vec![named])
     }
 
+    /// The queries, keys and values of a tensor with the rows of all, given their names in the file and in Hugging Face layout.
+    fn apart(
+        &self,
+        tensor: &Tensor,
+        parts: [Option<(&str, String)>; 3],
+        plain: &dyn Fn(String) -> Named,
+    ) -> Option<Vec<Named>> {
+        let Counts { head_dim, heads, value_dim, .. } = self.counts;
+        let rows = tensor.shape[0];
+        let (queries, sizes) = (heads.checked_mul(head_dim)?, head_dim.checked_add(value_dim)?);
+        let others = rows.checked_sub(queries).filter(|others| sizes > 0 && *others > 0 && others % sizes == 0)?;
+        let counts = [queries, others / sizes * head_dim, others / sizes * value_dim];
+        let bytes = tensor.data.len() / rows;
+        let mut start = tensor.data.start;
+        let mut found = Vec::new();
+        for (part, rows) in parts.into_iter().zip(counts) {
+            let (stored, name) = part?;
+            let mut named = plain(name);
+            named.shape[0] = rows;
+            named.data = start..start + rows * bytes;
+            named.encoding.order = self.order(stored);
+            start = named.data.end;
+            found.push(named);
+        }
+        Some(found)
+    }
+
+    /// Tensors of one number each, from arrays of the metadata.
+    fn of_arrays(&self) -> impl Iterator<Item = Named> {
+        let Names { gguf, architecture, counts } = self;
+        architecture.arrays.iter().flat_map(move |(key, module)| {
+            let layers = counts.last.min(MAX_LAYERS + 1) as usize;
+            let bytes = gguf.floats(key).unwrap_or_default();
+            let is_stated = layers as u64 <= MAX_LAYERS && bytes.len() == layers * FLOAT;
+            let start = bytes.start;
+            (0..if is_stated { layers } else { 0 }).map(move |layer| Named {
+                name: format!("{}.{layer}.{module}", architecture.layers),
+                part: 0,
+                encoding: Encoding::plain(&TYPES[0]),
+                shape: vec![1],
+                data: start + layer * FLOAT..start + (layer + 1) * FLOAT,
+            })
+        })
+    }
+
     /// The change of a norm's weights.
     fn norm(&self, stored: &str, suffix: &str) -> Values {
         let is_norm = stored.ends_with("norm") && stored != "ssm_norm" && suffix == ".weight";
@@ -204,13 +273,21 @@ impl Names<'_> {
 
     /// The change of the order of rows or columns.
     fn order(&self, stored: &str) -> Order {
-        if matches!(stored, "attn_q" | "attn_k") && self.architecture.pairs {
-            return Order::Pairs(self.counts.head_dim);
+        let Counts { head_dim, heads, key_heads, .. } = self.counts;
+        if matches!(stored, QUERY | KEY) && self.architecture.pairs {
+            return Order::Pairs(head_dim);
+        }
+        if stored == JOINT && self.architecture.groups {
+            let queries = heads.checked_div(key_heads).unwrap_or(0);
+            if [key_heads, queries, head_dim].iter().any(|size| *size as u64 > MAX_SIZE) {
+                return Order::Same;
+            }
+            return Order::Groups(KeyHeads { count: key_heads, queries, dim: head_dim });
         }
         let Some([keys, per_key, key_dim, dim]) = self.counts.tiled else { return Order::Same };
         let heads = |first: usize, dim: usize| ValueHeads { first, keys, per_key, dim };
         match stored {
-            "attn_qkv" | "ssm_conv1d" => Order::Tiled(heads(2 * keys * key_dim, dim)),
+            JOINT | "ssm_conv1d" => Order::Tiled(heads(2 * keys * key_dim, dim)),
             "attn_gate" => Order::Tiled(heads(0, dim)),
             "ssm_alpha" | "ssm_beta" | "ssm_a" | "ssm_dt.bias" => Order::Tiled(heads(0, 1)),
             "ssm_out" => Order::TiledColumns(heads(0, dim)),

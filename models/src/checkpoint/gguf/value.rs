@@ -13,6 +13,7 @@ const MAX_DEPTH: usize = 4;
 pub(super) struct Kind(u32);
 
 impl Kind {
+    const FLOAT: Kind = Kind(6);
     pub const STRING: Kind = Kind(8);
     pub const ARRAY: Kind = Kind(9);
 
@@ -79,6 +80,11 @@ impl Stored {
             }
         }
         Ok(Stored { kind, elements: (element, count as usize), at: start..cursor.at })
+    }
+
+    /// Where the numbers of an array of float32 are.
+    pub fn floats(&self) -> Option<Range<usize>> {
+        (self.kind == Kind::ARRAY && self.elements.0 == Kind::FLOAT).then(|| self.at.clone())
     }
 
     /// The value, in the file that it was read from.

@@ -3,6 +3,7 @@
 //! A scheme says how the tensors of a module are to be read. Whether a module is quantised at all follows from the tensors that it
 //! has, so lists of ignored modules are not needed.
 
+use safetensors::Dtype;
 use serde_json::{Map, Value};
 
 use crate::checkpoint::error::{LoadError, one_line};
@@ -13,6 +14,10 @@ use crate::checkpoint::pattern::Pattern;
 /// Files that may hold the configuration, and the key in each; without a key, the file is the configuration.
 const FILES: [(&str, &str); 3] =
     [("config.json", "quantization_config"), ("hf_quant_config.json", "quantization"), ("quantize_config.json", "")];
+
+/// The format of compressed-tensors for NVFP4, and the weights that share a scale of 8 bits.
+const NVFP4: &str = "nvfp4-pack-quantized";
+pub(super) const NVFP4_GROUP: usize = 16;
 
 /// How the modules of a checkpoint are stored.
 #[derive(Clone, Debug)]
@@ -61,6 +66,11 @@ pub(crate) enum Kind {
     Fp8 { block: Option<[usize; 2]> },
     /// Floats of 4 bits with an exponent for each 32: `_blocks`, `_scales`.
     Mxfp4,
+    /// Floats of 4 bits with a scale of 8 bits for each 16 and one for all, which `divides` in compressed-tensors (`weight_packed`,
+    /// `weight_scale`, `weight_global_scale`) and multiplies in ModelOpt (`weight`, `weight_scale`, `weight_scale_2`).
+    Nvfp4 { divides: bool },
+    /// ModelOpt with a form for each module: floats of 8 bits or NVFP4, as the type of `weight` says.
+    Mixed,
     /// bitsandbytes: 4-bit indices of normally distributed floats.
     Nf4,
 }
@@ -142,10 +152,20 @@ impl Scheme {
     fn of(kind: Kind) -> Scheme {
         Scheme { kind, activations: Activations::None }
     }
+
+    /// The scheme of a module whose weights have this type.
+    pub fn of_type(self, dtype: Dtype) -> Scheme {
+        match (self.kind, dtype) {
+            (Kind::Mixed, Dtype::U8) => Scheme::of(Kind::Nvfp4 { divides: false }),
+            (Kind::Mixed, _) => Scheme { kind: Kind::Fp8 { block: None }, activations: Activations::Static },
+            _ => self,
+        }
+    }
 }
 
 fn parse(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadError> {
-    const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4, bitsandbytes (NF4) or modelopt (FP8)";
+    const METHODS: &str =
+        "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4, bitsandbytes (NF4) or modelopt (FP8, NVFP4, both)";
     let method = match (fields.string("quant_method")?, fields.get("quant_algo")) {
         (Some(method), _) => method,
         (None, Some(_)) => "modelopt",
@@ -166,8 +186,12 @@ fn parse(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadError> {
             all(Scheme::of(Kind::Nf4))
         }
         "modelopt" => {
-            expect(fields, "quant_algo", &["FP8"])?;
-            all(Scheme { kind: Kind::Fp8 { block: None }, activations: Activations::Static })
+            expect(fields, "quant_algo", &["FP8", "NVFP4", "MIXED_PRECISION"])?;
+            match fields.string("quant_algo")? {
+                Some("NVFP4") => all(Scheme::of(Kind::Nvfp4 { divides: false })),
+                Some("MIXED_PRECISION") => all(Scheme::of(Kind::Mixed)),
+                _ => all(Scheme { kind: Kind::Fp8 { block: None }, activations: Activations::Static }),
+            }
         }
         _ => Err(fields.wrong("quant_method", METHODS)),
     }
@@ -264,7 +288,8 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<QuantizationConfig, LoadErr
         let targets = targets.map_or(Targets::All, Targets::Some);
         let format = group.string("format")?.or(default).unwrap_or_default();
         let Some(weights) = group.object("weights")? else { continue };
-        all.push((targets, Scheme { kind: weights_of(&weights, format, fields)?, activations: inputs_of(&group)? }));
+        let kind = weights_of(&weights, format, fields)?;
+        all.push((targets, Scheme { kind, activations: inputs_of(&group, kind)? }));
     }
     Ok(QuantizationConfig { file: fields.file().to_string(), groups: all })
 }
@@ -294,6 +319,10 @@ fn weights_of(weights: &Fields<'_>, format: &str, all: &Fields<'_>) -> Result<Ki
         Some("group") => group(weights)?,
         Some("channel" | "tensor") => None,
         Some("block") if is_float => None,
+        Some("tensor_group") if format == NVFP4 => {
+            let expected = NVFP4_GROUP.to_string();
+            weights.read("group_size", &expected, |value| (*value == NVFP4_GROUP).then_some(NVFP4_GROUP))?
+        }
         _ => return Err(weights.wrong("strategy", "tensor, channel, group, or block of floats")),
     };
     match (format, is_float) {
@@ -308,12 +337,20 @@ fn weights_of(weights: &Fields<'_>, format: &str, all: &Fields<'_>) -> Result<Ki
             bits(weights, "num_bits", &[8])?;
             Ok(Kind::Fp8 { block: if weights.string("strategy")? == Some("block") { block()? } else { None } })
         }
-        _ => Err(all.wrong("format", "pack-quantized, int-quantized or float-quantized")),
+        (NVFP4, true) if weights.string("strategy")? == Some("tensor_group") => {
+            bits(weights, "num_bits", &[4])?;
+            Ok(Kind::Nvfp4 { divides: true })
+        }
+        _ => Err(all.wrong("format", "pack-quantized, int-quantized, float-quantized or nvfp4-pack-quantized")),
     }
 }
 
-fn inputs_of(group: &Fields<'_>) -> Result<Activations, LoadError> {
+fn inputs_of(group: &Fields<'_>, kind: Kind) -> Result<Activations, LoadError> {
     let Some(inputs) = group.object("input_activations")? else { return Ok(Activations::None) };
+    // Beside weights of 4 bits, activations of as few are not rounded.
+    if matches!(kind, Kind::Nvfp4 { .. }) && inputs.get("num_bits").is_some_and(|bits| *bits == 4) {
+        return Ok(Activations::None);
+    }
     bits(&inputs, "num_bits", &[8])?;
     let dynamic = inputs.read("dynamic", "true, false or \"local\"", |value| {
         value.as_bool().or_else(|| (value.as_str() == Some("local")).then_some(true))

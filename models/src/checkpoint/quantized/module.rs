@@ -1,53 +1,18 @@
 //! The tensors of a quantised module, found and checked. Only headers, zero points and orders of inputs are read.
 
 mod cut;
+mod four_bits;
 
 use std::sync::Arc;
 
 use linear::{Codes, Offset, Rounding, Scale, StoredFormat, StoredPart, StoredRow, StoredRows};
 use safetensors::Dtype;
-use serde::Deserialize;
 
 use super::config::{Activations, Kind, Scheme};
-use super::rows::{Awq, Bytes, Gptq, Nibbles, Packed, RowScales, Scales, Words};
-use crate::checkpoint::error::{LoadError, one_line};
-use crate::checkpoint::gguf::E2M1_DOUBLED;
+use super::rows::{Awq, Bytes, Gptq, Packed, RowScales, Scales, Words};
+use crate::checkpoint::error::LoadError;
 use crate::checkpoint::weights::{RawTensor, RoundActivations, Weights};
 use crate::decoder::{Part, Pick};
-
-/// Inputs that share a scale in MXFP4 ("OCP Microscaling Formats", 2023).
-const MXFP4_GROUP: usize = 32;
-
-/// Quantiles of the normal distribution that 4-bit codes stand for (Dettmers et al., "QLoRA", 2023, appendix E).
-const NF4: [f32; 16] = [
-    -1.0,
-    -0.696_192_8,
-    -0.525_073_05,
-    -0.394_917_5,
-    -0.284_441_38,
-    -0.184_773_43,
-    -0.091_050_036,
-    0.0,
-    0.079_580_3,
-    0.160_930_2,
-    0.246_112_3,
-    0.337_915_24,
-    0.440_709_83,
-    0.562_617,
-    0.722_956_84,
-    1.0,
-];
-
-/// `quant_state` of bitsandbytes.
-#[derive(Deserialize)]
-struct Nf4State {
-    blocksize: usize,
-    shape: Vec<usize>,
-    #[serde(default)]
-    nested_blocksize: Option<usize>,
-    #[serde(default)]
-    nested_offset: f32,
-}
 
 /// Rows of a quantised module that are a part of a linear layer.
 pub(crate) struct Module<'a> {
@@ -147,6 +112,7 @@ pub(crate) fn find<'a>(weights: &'a Weights, part: &Part, inputs: usize) -> Resu
         return Ok(None);
     };
     let Some(scheme) = config.scheme(&stem)? else { return Ok(None) };
+    let scheme = weights.raw_exactly(&format!("{stem}.weight")).map_or(scheme, |raw| scheme.of_type(raw.dtype));
     // MXFP4 has rows of outputs whatever the plain form of the checkpoint has.
     let by_rows = scheme.kind == Kind::Mxfp4;
     let [n, k] = if by_rows { [part.pick.total, all] } else { [n, k] };
@@ -190,6 +156,8 @@ impl<'a> Reader<'a, '_> {
             Kind::Packed { bits, group, symmetric } => self.packed(bits, group, symmetric)?,
             Kind::Int8 { group, symmetric } => self.int8(group, symmetric)?,
             Kind::Fp8 { block } => self.fp8(block)?,
+            Kind::Mixed => self.fp8(None)?,
+            Kind::Nvfp4 { divides } => self.nvfp4(divides)?,
             Kind::Nf4 => self.nf4()?,
         };
         let own = match scheme.activations {
@@ -269,7 +237,6 @@ impl<'a> Reader<'a, '_> {
         Ok((RowScales { scales, height }, scale))
     }
 
-    /// A tensor of one number that is positive.
     /// The scale of activations, under the name of vLLM or that of transformers.
     fn static_scale(&mut self) -> Result<f32, LoadError> {
         const NAMES: [&str; 2] = [".input_scale", ".activation_scale"];
@@ -278,6 +245,7 @@ impl<'a> Reader<'a, '_> {
         self.number(name)
     }
 
+    /// A tensor of one number that is positive.
     fn number(&mut self, suffix: &str) -> Result<f32, LoadError> {
         let (scales, scale) = self.scales(suffix, [1, 1])?;
         let bits = scales.at(0, 0);
@@ -421,72 +389,6 @@ impl<'a> Reader<'a, '_> {
         };
         let format = self.format(Codes::E4m3, group, scale, Offset::None);
         Ok((format, Box::new(Bytes { codes, k: self.k, plus: 0, scales, zeros: None }), None, codes))
-    }
-
-    fn mxfp4(&mut self, matrix: Option<(usize, usize)>) -> Result<Found<'a>, LoadError> {
-        let (n, k, groups) = (self.n, self.k, self.groups(Some(MXFP4_GROUP))?);
-        let (index, count) = matrix.unwrap_or((0, 1));
-        let shape = |last: &[usize]| {
-            [matrix.map(|(_, count)| vec![count]).unwrap_or_default(), vec![n, groups], last.to_vec()].concat()
-        };
-        let codes = self.tensor("_blocks", &shape(&[MXFP4_GROUP / 2]), Dtype::U8)?.data;
-        let scales = self.tensor("_scales", &shape(&[]), Dtype::U8)?.data;
-        let part = |data: &'a [u8]| &data[data.len() / count * index..data.len() / count * (index + 1)];
-        let scales = Scales { data: part(scales).into(), columns: groups, bytes: 1 };
-        let format = StoredFormat {
-            codes: Codes::Table(&E2M1_DOUBLED),
-            group: MXFP4_GROUP,
-            scale: Scale::Exponent,
-            offset: Offset::None,
-        };
-        Ok((format, Box::new(Nibbles { codes: part(codes), k, high_first: false, scales }), None, part(codes)))
-    }
-
-    /// bitsandbytes: two codes a byte, the high one first, in blocks of the flattened matrix. Nested scales are bytes that stand for
-    /// numbers of a table, times a scale of so many blocks, plus a mean.
-    fn nf4(&mut self) -> Result<Found<'a>, LoadError> {
-        let (n, k) = (self.n, self.k);
-        let codes = self.tensor(".weight", &[n * k / 2, 1], Dtype::U8)?.data;
-        let state = self.required(".weight.quant_state.bitsandbytes__nf4", "[bytes of JSON]")?;
-        let state: Nf4State = serde_json::from_slice(state.data).map_err(|error| {
-            self.wrong(format!("a state that cannot be read ({})", one_line(error)), "NF4 of bitsandbytes")
-        })?;
-        let table = self.tensor(".weight.quant_map", &[NF4.len()], Dtype::F32)?.data;
-        let mut numbers = [0.0; NF4.len()];
-        device::Dtype::F32.read_row(table, &mut numbers);
-        if state.shape != [n, k] || numbers.iter().zip(NF4).any(|(a, b)| (a - b).abs() > 1e-6 || a.is_nan()) {
-            return Err(
-                self.wrong(format!("shape {:?} and table {numbers:?}", state.shape), format!("[{n}, {k}] and {NF4:?}"))
-            );
-        }
-        let size = state.blocksize;
-        if size == 0 || !size.is_multiple_of(32) {
-            return Err(self.wrong(format!("blocks of {size}"), "a multiple of 32"));
-        }
-        let blocks = n * self.groups(Some(size))?;
-        let mut absmax = vec![0.0; blocks];
-        match state.nested_blocksize {
-            None => {
-                let scales = self.tensor(".weight.absmax", &[blocks], Dtype::F32)?.data;
-                device::Dtype::F32.read_row(scales, &mut absmax);
-            }
-            Some(width) => {
-                let width = width.max(1);
-                let bytes = self.tensor(".weight.absmax", &[blocks], Dtype::U8)?.data;
-                let (mut table, mut outer) = ([0.0; 256], vec![0.0; blocks.div_ceil(width)]);
-                device::Dtype::F32
-                    .read_row(self.tensor(".weight.nested_quant_map", &[256], Dtype::F32)?.data, &mut table);
-                let nested = self.tensor(".weight.nested_absmax", &[outer.len()], Dtype::F32)?;
-                device::Dtype::F32.read_row(nested.data, &mut outer);
-                for (i, (scale, byte)) in absmax.iter_mut().zip(bytes).enumerate() {
-                    *scale = table[usize::from(*byte)] * outer[i / width] + state.nested_offset;
-                }
-            }
-        }
-        let data = absmax.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>();
-        let scales = Scales { data: data.into(), columns: k / size, bytes: 4 };
-        let format = self.format(Codes::Floats(&NF4), Some(size), Scale::F32, Offset::None);
-        Ok((format, Box::new(Nibbles { codes, k, high_first: true, scales }), None, codes))
     }
 
     fn format(&self, codes: Codes, group: Option<usize>, scale: Scale, offset: Offset) -> StoredFormat {

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Architecture, BASE, WINDOWED};
+use super::classic::{GPT2_ABSENT, GPT2_KEYS};
+use super::{Architecture, BASE, BIASES, LAYER_EPS, WINDOWED};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::gguf::metadata::Metadata;
 
-const EPS: &str = "attention.layer_norm_epsilon";
 const LABELS: &str = "classifier.output_labels";
 /// Greatest number of labels.
 const MAX_LABELS: usize = 1 << 16;
@@ -19,7 +19,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "bert",
         class: "BertModel",
-        keys: &[("layer_norm_eps", EPS)],
+        keys: &[("layer_norm_eps", LAYER_EPS)],
         modules: &[
             ("attn_q", "attention.self.query"),
             ("attn_k", "attention.self.key"),
@@ -45,15 +45,9 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "nomic-bert",
         class: "NomicBertModel",
-        keys: &[
-            ("n_positions", "context_length"),
-            ("n_embd", "embedding_length"),
-            ("n_layer", "block_count"),
-            ("n_inner", "feed_forward_length"),
-            ("n_head", "attention.head_count"),
-            ("layer_norm_epsilon", EPS),
-            ("rotary_emb_base", "rope.freq_base"),
-        ],
+        keys: &[("rotary_emb_base", "rope.freq_base")],
+        shared_keys: GPT2_KEYS,
+        absent: GPT2_ABSENT,
         flags: &[
             ("qkv_proj_bias", "attn_qkv.bias"),
             ("mlp_fc1_bias", "ffn_up.bias"),
@@ -75,32 +69,19 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("token_embd_norm", "model.emb_ln"),
         ],
         layers: "model.encoder.layers",
-        derive: |metadata, map| {
-            // The keys of GPT-2 take the place of these.
-            for key in [
-                "max_position_embeddings",
-                "hidden_size",
-                "num_hidden_layers",
-                "intermediate_size",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "rope_theta",
-            ] {
-                map.remove(key);
-            }
-            encoder(metadata, map)
-        },
+        derive: encoder,
         ..BASE
     },
     Architecture {
         name: "modern-bert",
         class: "ModernBertModel",
         keys: &[
-            ("norm_eps", EPS),
+            ("norm_eps", LAYER_EPS),
             ("local_attention", "attention.sliding_window"),
             ("global_rope_theta", "rope.freq_base"),
             ("local_rope_theta", "rope.freq_base_swa"),
         ],
+        absent: &["rms_norm_eps", "rope_theta"],
         flags: &[("attention_bias", "attn_qkv.bias"), ("mlp_bias", "ffn_up.bias"), ("norm_bias", "ffn_norm.bias")],
         modules: &[
             ("attn_norm", "attn_norm"),
@@ -118,6 +99,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         derive: modern_bert,
         ..BASE
     },
+    Architecture { name: "eurobert", class: "EuroBertModel", flags: BIASES, derive: encoder, ..BASE },
 ];
 
 /// What all encoders have.
@@ -193,6 +175,5 @@ fn modern_bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(
         Some(Some(name)) => _ = map.insert(ACTIVATION.into(), json!(name)),
         Some(None) => return Err(metadata.wrong(ACTIVATION, "the name of an activation")),
     }
-    map.remove("rope_theta");
     Ok(())
 }

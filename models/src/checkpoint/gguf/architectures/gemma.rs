@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Architecture, BASE, KEY_HEADS, WINDOWED};
+use super::{Architecture, BASE, GEMMA_MODULES, KEY_HEADS, WINDOWED};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::gguf::metadata::Metadata;
 
@@ -23,6 +23,17 @@ const OUTER: &[(&str, &str)] = &[
 const STILL: f32 = 1e20;
 
 pub(super) const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        name: "gemma-embedding",
+        class: "Gemma3TextModel",
+        keys: &[("sliding_window", "attention.sliding_window"), ("rope_local_base_freq", "rope.freq_base_swa")],
+        constants: &[("use_bidirectional_attention", "true")],
+        modules: GEMMA_MODULES,
+        norms_plus_one: true,
+        // That of the size of a head for every number of layers.
+        scaled_by_width: u64::MAX,
+        ..BASE
+    },
     Architecture {
         name: "gemma3n",
         class: "Gemma3nForCausalLM",

@@ -17,6 +17,37 @@ const MAMBA: &[(&str, &str)] = &[
     ("mamba_d_conv", "ssm.conv_kernel"),
 ];
 
+const LFM2: Architecture = Architecture {
+    keys: &[
+        ("norm_eps", "attention.layer_norm_rms_epsilon"),
+        ("conv_L_cache", "shortconv.l_cache"),
+        ("num_experts", "expert_count"),
+        ("num_experts_per_tok", "expert_used_count"),
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+        ("num_dense_layers", "leading_dense_block_count"),
+    ],
+    // The file has the width that is computed.
+    constants: &[("block_auto_adjust_ff_dim", "false")],
+    modules: &[
+        ("attn_norm", "operator_norm"),
+        ("attn_output", "self_attn.out_proj"),
+        ("attn_q_norm", "self_attn.q_layernorm"),
+        ("attn_k_norm", "self_attn.k_layernorm"),
+        ("shortconv.conv", "conv.conv"),
+        ("shortconv.in_proj", "conv.in_proj"),
+        ("shortconv.out_proj", "conv.out_proj"),
+        ("ffn_norm", "ffn_norm"),
+        ("ffn_gate", "feed_forward.w1"),
+        ("ffn_up", "feed_forward.w3"),
+        ("ffn_down", "feed_forward.w2"),
+        ("ffn_gate_inp", "feed_forward.gate"),
+        (CHOICE_BIAS, "feed_forward.expert_bias"),
+    ],
+    experts: ("feed_forward.experts", ["w1", "w3", "w2"]),
+    layer_types: Some(("layer_types", ["conv", "full_attention"])),
+    ..BASE
+};
+
 /// Keys of Qwen's gated delta nets and experts.
 const DELTA: &[(&str, &str)] = &[
     ("linear_conv_kernel_dim", "ssm.conv_kernel"),
@@ -112,6 +143,8 @@ const NEMOTRON: Architecture = Architecture {
         ("ffn_down", "mixer.down_proj"),
         ("ffn_gate_inp", "mixer.gate"),
         (CHOICE_BIAS, "mixer.gate.e_score_correction_bias"),
+        ("ffn_latent_down", "mixer.fc1_latent_proj"),
+        ("ffn_latent_up", "mixer.fc2_latent_proj"),
         ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
         ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
     ],
@@ -173,13 +206,6 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("mamba_proj_bias", "ssm_in.bias"),
         ],
         modules: &[
-            ("ssm_in", "mamba.in_proj"),
-            ("ssm_conv1d", "mamba.conv1d"),
-            ("ssm_dt.bias", "mamba.dt_bias"),
-            ("ssm_a", "mamba.A_log"),
-            ("ssm_d", "mamba.D"),
-            ("ssm_norm", "mamba.norm"),
-            ("ssm_out", "mamba.out_proj"),
             // In layers without experts.
             ("ffn_gate", "shared_mlp.gate_proj"),
             ("ffn_up", "shared_mlp.up_proj"),
@@ -190,6 +216,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         derive: granite,
         ..GRANITE_MOE
     },
+    Architecture { name: "lfm2", class: "Lfm2ForCausalLM", ..LFM2 },
+    Architecture { name: "lfm2moe", class_of_experts: "Lfm2MoeForCausalLM", ..LFM2 },
     Architecture { name: "nemotron_h", ..NEMOTRON },
     Architecture { name: "nemotron_h_moe", ..NEMOTRON },
     Architecture {
@@ -206,16 +234,12 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         lists: &[KEY_HEADS],
         flags: &[("mamba_conv_bias", "ssm_conv1d.bias"), ("mamba_proj_bias", "ssm_in.bias")],
         modules: &[
-            ("ssm_in", "mamba.in_proj"),
-            ("ssm_conv1d", "mamba.conv1d"),
             ("ssm_x", "mamba.x_proj"),
             ("ssm_dt", "mamba.dt_proj"),
+            ("ssm_dt.bias", "mamba.dt_proj.bias"),
             ("ssm_dt_norm", "mamba.dt_layernorm"),
             ("ssm_b_norm", "mamba.b_layernorm"),
             ("ssm_c_norm", "mamba.c_layernorm"),
-            ("ssm_a", "mamba.A_log"),
-            ("ssm_d", "mamba.D"),
-            ("ssm_out", "mamba.out_proj"),
             ("ffn_norm", "pre_ff_layernorm"),
             ("ffn_gate_inp", "feed_forward.router"),
             ("ffn_gate", "feed_forward.gate_proj"),
@@ -243,13 +267,6 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         // All factors are in the weights.
         constants: &[("mamba_norm_before_gate", "false")],
         modules: &[
-            ("ssm_in", "mamba.in_proj"),
-            ("ssm_conv1d", "mamba.conv1d"),
-            ("ssm_dt.bias", "mamba.dt_bias"),
-            ("ssm_a", "mamba.A_log"),
-            ("ssm_d", "mamba.D"),
-            ("ssm_norm", "mamba.norm"),
-            ("ssm_out", "mamba.out_proj"),
             // Files have it without the end that others have.
             ("ffn_norm", "pre_ff_layernorm.weight"),
             ("ffn_norm.weight", "pre_ff_layernorm.weight"),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Architecture, BASE, CHOICE_BIAS, DEEPSEEK_EXPERTS, KEY_HEADS, ROTATED};
+use super::{Architecture, BASE, CHOICE_BIAS, DEEPSEEK_EXPERTS, EXPERT_MODULES, KEY_HEADS, ROTATED, VALUES};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::gguf::metadata::Metadata;
 
@@ -10,7 +10,7 @@ const RANK: &str = "attention.kv_lora_rank";
 const GATING: &str = "expert_gating_func";
 const RENORMALISED: &str = "expert_weights_norm";
 
-/// Modules of latent attention.
+/// Modules of latent attention, and of indexers.
 const LATENT: &[(&str, &str)] = &[
     ("attn_q_a", "self_attn.q_a_proj"),
     ("attn_q_a_norm", "self_attn.q_a_layernorm"),
@@ -20,9 +20,42 @@ const LATENT: &[(&str, &str)] = &[
     ("attn_kv_b", "self_attn.kv_b_proj"),
     ("attn_k_b", "self_attn.k_b_proj"),
     ("attn_v_b", "self_attn.v_b_proj"),
+    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ("indexer.attn_k", "self_attn.indexer.wk"),
+    ("indexer.k_norm", "self_attn.indexer.k_norm"),
+    ("indexer.proj", "self_attn.indexer.weights_proj"),
 ];
 
-pub(super) const ARCHITECTURES: &[Architecture] = &[DEEPSEEK, KIMI];
+pub(super) const ARCHITECTURES: &[Architecture] = &[
+    DEEPSEEK,
+    Architecture {
+        name: "deepseek32",
+        class: "DeepseekV32ForCausalLM",
+        class_of_experts: "DeepseekV32ForCausalLM",
+        derive: indexed,
+        ..DEEPSEEK
+    },
+    Architecture {
+        name: "glm-dsa",
+        class: "GlmMoeDsaForCausalLM",
+        class_of_experts: "GlmMoeDsaForCausalLM",
+        derive: indexed,
+        ..DEEPSEEK
+    },
+    Architecture {
+        name: "minicpm3",
+        class: "MiniCPM3ForCausalLM",
+        keys: DEEPSEEK.keys,
+        // The file's format knows only this model of the family.
+        constants: &[("scale_emb", "12.0"), ("scale_depth", "1.4"), ("dim_model_base", "256")],
+        shared_modules: LATENT,
+        derive: |metadata, map| heads(metadata, map, Some(metadata.quotient("embedding_length", HEADS)?)),
+        ..BASE
+    },
+    KIMI,
+];
+
+const HEADS: &str = "attention.head_count";
 
 const DEEPSEEK: Architecture = Architecture {
     name: "deepseek2",
@@ -34,16 +67,13 @@ const DEEPSEEK: Architecture = Architecture {
         ("qk_rope_head_dim", ROTATED),
         ("n_group", "expert_group_count"),
         ("topk_group", "expert_group_used_count"),
+        ("index_n_heads", "attention.indexer.head_count"),
+        ("index_head_dim", "attention.indexer.key_length"),
+        ("index_topk", "attention.indexer.top_k"),
     ],
     shared_keys: DEEPSEEK_EXPERTS,
     flags: &[("attention_bias", "attn_kv_a_mqa.bias")],
-    modules: &[
-        ("ffn_gate_inp", "mlp.gate"),
-        (CHOICE_BIAS, "mlp.gate.e_score_correction_bias"),
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-    ],
+    modules: EXPERT_MODULES,
     shared_modules: LATENT,
     // Scores grow by the logarithm of the factor; queries and keys do not.
     yarn: &[("attention_factor", "1.0")],
@@ -97,7 +127,7 @@ const KIMI: Architecture = Architecture {
 
 /// The sizes of both kinds of layers, and which have keys and values, and so are no delta nets.
 fn kimi(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
-    heads(metadata, map)?;
+    heads(metadata, map, None)?;
     let layers = metadata.count("block_count")?.unwrap_or(0);
     let counts = metadata.of_layers(KEY_HEADS, layers)?;
     let listed = |full: bool| {
@@ -121,8 +151,29 @@ fn kimi(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), Load
 }
 
 fn deepseek(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
-    heads(metadata, map)?;
+    heads(metadata, map, None)?;
     router(metadata, map)?;
+    growth(metadata, map)
+}
+
+/// Models with indexers, whose experts are scored by a sigmoid.
+fn indexed(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    const TYPES: &str = "attention.indexer.types";
+    heads(metadata, map, None)?;
+    growth(metadata, map)?;
+    if !matches!(metadata.count(GATING)?, None | Some(2)) {
+        return Err(metadata.wrong(GATING, "2 (sigmoid)"));
+    }
+    map.insert("norm_topk_prob".into(), json!(metadata.truth(RENORMALISED)?.unwrap_or(false)));
+    if let Some(own) = metadata.flags(TYPES)? {
+        let types: Vec<&str> = own.iter().map(|own| if *own { "full" } else { "shared" }).collect();
+        map.insert("indexer_types".into(), json!(types));
+    }
+    Ok(())
+}
+
+/// How much scores grow with the factor of YaRN.
+fn growth(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
     if let Some(scaling) = map.get_mut("rope_scaling").and_then(Json::as_object_mut) {
         // The files have a tenth of it.
         if let Some(tenth) = metadata.number("rope.scaling.yarn_log_multiplier")?.and_then(|number| number.as_f64()) {
@@ -132,8 +183,8 @@ fn deepseek(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), 
     Ok(())
 }
 
-/// The sizes of the heads.
-fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+/// The sizes of the heads; `values`: that of a value, if the file does not state it.
+fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>, values: Option<u64>) -> Result<(), LoadError> {
     let required = |key: &'static str| metadata.count(key)?.ok_or_else(|| metadata.wrong(key, "a number"));
     required(RANK)?;
     // Older files have the sizes of a head under the keys that later became those of latents.
@@ -142,7 +193,10 @@ fn heads(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), Loa
         None => Ok::<_, LoadError>((older, required(older)?)),
     };
     let (key, keys) = stated("attention.key_length_mla", "attention.key_length")?;
-    let (_, values) = stated("attention.value_length_mla", "attention.value_length")?;
+    let values = match values {
+        Some(values) => values,
+        None => stated("attention.value_length_mla", VALUES)?.1,
+    };
     let rotated = required(ROTATED)?;
     let plain = keys.checked_sub(rotated).filter(|plain| *plain > 0);
     let plain =

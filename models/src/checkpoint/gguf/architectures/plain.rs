@@ -1,9 +1,11 @@
-//! Further architectures whose tensors have other names, and a few other changes.
+//! Architectures with the layers of Llama under other names, and with a few other changes.
 
-use super::{Architecture, BASE, CHOICE_BIAS, CHOICE_BIAS_ROW};
+use serde_json::{Map, Value as Json, json};
 
-/// Norms that are no RMS norms.
-const LAYER_EPS: &str = "attention.layer_norm_epsilon";
+use super::{Architecture, BASE, LAYER_EPS, LLAMA};
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::gguf::Value;
+use crate::checkpoint::gguf::metadata::Metadata;
 
 /// Files state the rotated share of a head only where it is not whole, and these families have another default.
 const WHOLE: &[(&str, &str)] = &[("partial_rotary_factor", "1.0")];
@@ -17,38 +19,13 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ..BASE
     },
     Architecture {
-        name: "olmoe",
-        class_of_experts: "OlmoeForCausalLM",
-        keys: &[("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")],
-        // The file's format knows only this form of the family.
-        constants: &[("norm_topk_prob", "false")],
-        modules: &[("ffn_gate_inp", "mlp.gate")],
-        ..BASE
-    },
-    Architecture {
         name: "nemotron",
         class: "NemotronForCausalLM",
         keys: &[("norm_eps", LAYER_EPS)],
+        absent: &["rms_norm_eps"],
         flags: &[("attention_bias", "attn_q.bias"), ("mlp_bias", "ffn_up.bias")],
         constants: WHOLE,
         norms_plus_one: true,
-        ..BASE
-    },
-    Architecture {
-        name: "phi2",
-        class: "PhiForCausalLM",
-        keys: &[("layer_norm_eps", LAYER_EPS)],
-        constants: WHOLE,
-        modules: &[("attn_output", "self_attn.dense"), ("ffn_up", "mlp.fc1"), ("ffn_down", "mlp.fc2")],
-        outer: &[("output_norm", "model.final_layernorm")],
-        ..BASE
-    },
-    Architecture {
-        name: "stablelm",
-        class: "StableLmForCausalLM",
-        keys: &[("layer_norm_eps", LAYER_EPS), ("use_parallel_residual", "use_parallel_residual")],
-        flags: &[("use_qkv_bias", "attn_q.bias"), ("qk_layernorm", "attn_q_norm.weight")],
-        constants: WHOLE,
         ..BASE
     },
     Architecture {
@@ -59,41 +36,68 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         modules: &[("ffn_up", "mlp.gate_up_proj")],
         ..BASE
     },
-    // Its RoPE is interleaved in Hugging Face layout too.
     Architecture {
-        name: "ernie4_5-moe",
-        class_of_experts: "Ernie4_5_MoeForCausalLM",
-        keys: &[
-            ("moe_num_experts", "expert_count"),
-            ("moe_k", "expert_used_count"),
-            ("moe_intermediate_size", "expert_feed_forward_length"),
-            ("moe_num_shared_experts", "expert_shared_count"),
-            ("moe_layer_interval", "interleave_moe_layer_step"),
-            ("moe_layer_start_index", "leading_dense_block_count"),
-        ],
-        flags: &[("use_bias", "attn_q.bias")],
-        modules: &[
-            ("ffn_gate_inp", "mlp.gate"),
-            (CHOICE_BIAS, CHOICE_BIAS_ROW),
-            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-            ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-            ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ],
+        name: "stablelm",
+        class: "StableLmForCausalLM",
+        keys: &[("layer_norm_eps", LAYER_EPS), ("use_parallel_residual", "use_parallel_residual")],
+        flags: &[("use_qkv_bias", "attn_q.bias"), ("qk_layernorm", "attn_q_norm.weight")],
+        constants: WHOLE,
+        // A row for each head.
+        modules: &[("attn_q_norm", "self_attn.q_layernorm.norms"), ("attn_k_norm", "self_attn.k_layernorm.norms")],
+        ..BASE
+    },
+    // Its queries, keys and values are apart, as Llama's are.
+    Architecture { name: "internlm2", ..LLAMA },
+    Architecture { name: "llama-embed", constants: &[("is_causal", "false")], ..LLAMA },
+    Architecture {
+        name: "apertus",
+        class: "ApertusForCausalLM",
+        flags: &[("attention_bias", "attn_q.bias")],
+        modules: &[("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")],
+        arrays: &[("xielu.alpha_p", "mlp.act_fn.alpha_p"), ("xielu.alpha_n", "mlp.act_fn.alpha_n")],
+        derive: apertus,
         ..BASE
     },
     Architecture {
-        name: "hunyuan-moe",
-        class_of_experts: "HunYuanMoEV1ForCausalLM",
-        keys: &[("num_experts", "expert_count"), ("moe_topk", "expert_used_count")],
-        flags: &[("attention_bias", "attn_q.bias"), ("use_qk_norm", "attn_q_norm.weight")],
-        modules: &[
-            ("attn_q_norm", "self_attn.query_layernorm"),
-            ("attn_k_norm", "self_attn.key_layernorm"),
-            ("ffn_gate_inp", "mlp.gate.wg"),
-            ("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
-            ("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
-            ("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
-        ],
-        ..BASE
+        name: "minicpm",
+        class: "MiniCPMForCausalLM",
+        keys: &[("scale_emb", "embedding_scale")],
+        flags: &[("attention_bias", "attn_q.bias")],
+        // Files of 2024 state no factors.
+        constants: &[("scale_emb", "12.0")],
+        derive: minicpm,
+        ..LLAMA
     },
 ];
+
+/// The rotary embedding of a file without factors is not scaled, and the activation has the constants of the family.
+fn apertus(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    map.entry("rope_scaling").or_insert(json!({"rope_type": "default"}));
+    for (key, expected) in [("xielu.beta", 0.5), ("xielu.eps", -1e-6_f32)] {
+        let Some(value) = metadata.gguf.value(key) else { continue };
+        let is_it = |value: Value<'_>| value.float().is_some_and(|number| number as f32 == expected);
+        let all = value.array().map_or_else(|| is_it(value), |list| list.iter().all(is_it));
+        if !all {
+            return Err(metadata.wrong_of(key, format!("{expected} for every layer")));
+        }
+    }
+    Ok(())
+}
+
+/// The factors of branches and logits, in the terms of the family.
+fn minicpm(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
+    const LOGITS: &str = "logit_scale";
+    let number = |key: &str| Ok::<_, LoadError>(metadata.number(key)?.and_then(|number| number.as_f64()));
+    let count = |key: &str| Ok::<_, LoadError>(metadata.count(key)?.unwrap_or(0) as f64);
+    let depth = number("residual_scale")?.map(|scale| Ok::<_, LoadError>(scale * count("block_count")?.sqrt()));
+    map.insert("scale_depth".into(), json!(depth.transpose()?.unwrap_or(1.4)));
+    let base = match number(LOGITS)? {
+        Some(scale) => count("embedding_length")? / scale,
+        None => 256.0,
+    };
+    if !base.is_finite() || base.round() < 1.0 || (base - base.round()).abs() > 1e-3 {
+        return Err(metadata.wrong(LOGITS, "the quotient of `minicpm.embedding_length` and a whole number"));
+    }
+    map.insert("dim_model_base".into(), json!(base.round() as u64));
+    Ok(())
+}
