@@ -53,6 +53,9 @@ pub struct Page<'a> {
     pub keep: &'a dyn Fn(&Record) -> bool,
 }
 
+/// Records with their ids.
+type Found = Vec<(String, Record)>;
+
 /// Sums over all records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -267,7 +270,7 @@ impl Tables {
         owner: &[u8; OWNER_BYTES],
         page: &Page<'_>,
         now: u64,
-    ) -> Result<(Vec<(String, Record)>, bool, bool), StoreError> {
+    ) -> Result<(Found, bool, bool), StoreError> {
         let read = self.0.begin_read()?;
         let (owned, records) = (read.open_table(OWNED)?, read.open_table(RECORDS)?);
         let (code, owner) = (kind.code(), &owner[..]);
