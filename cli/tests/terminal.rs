@@ -5,11 +5,24 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::FromRawFd;
-use std::process::{Child, Command, ExitStatus};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Arguments of [`this_is_the_program_if_another_test_starts_it`], a line each.
+const ARGUMENTS: &str = "TEST_ARGUMENTS";
+
+/// The program with the kernels of these tests.
+#[test]
+fn this_is_the_program_if_another_test_starts_it() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        let code = ::cli::main(arguments.lines().map(Into::into));
+        std::process::exit(i32::from(code != ExitCode::SUCCESS));
+    }
+}
 
 /// A program in a terminal of 100 columns and 30 lines.
 struct Terminal {
@@ -21,6 +34,23 @@ struct Terminal {
 
 impl Terminal {
     fn start(args: &[&str]) -> Terminal {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_quire"));
+        program.args(args);
+        Terminal::of(program)
+    }
+
+    /// A program whose steps take milliseconds.
+    fn start_slow(folder: &Path, args: &[&str]) -> Terminal {
+        let settings = folder.join("slow.toml");
+        std::fs::write(&settings, "[kernels]\ncache_write = \"test.slow\"\n").unwrap();
+        let arguments = [&["quire"], args, &["--config", settings.to_str().unwrap()]].concat();
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "terminal::this_is_the_program_if_another_test_starts_it", "--nocapture"]);
+        program.env(ARGUMENTS, arguments.join("\n"));
+        Terminal::of(program)
+    }
+
+    fn of(mut program: Command) -> Terminal {
         // SAFETY: plain calls of the C library on a descriptor that this function owns; `name` and `size` outlive them.
         let (ours, theirs) = unsafe {
             let ours = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
@@ -32,8 +62,7 @@ impl Terminal {
             let path = CStr::from_ptr(name.as_ptr()).to_str().unwrap();
             (File::from_raw_fd(ours), File::options().read(true).write(true).open(path).unwrap())
         };
-        let child = Command::new(env!("CARGO_BIN_EXE_quire"))
-            .args(args)
+        let child = program
             .stdin(theirs.try_clone().unwrap())
             .stdout(theirs.try_clone().unwrap())
             .stderr(theirs)
@@ -56,13 +85,13 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until the program shows a text that it has not shown since the last call.
-    fn until(&mut self, text: &str) {
+    /// Waits until the program shows a text that it has not shown since the last call. Returns what it shows before that.
+    fn until(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.shown.find(text) {
-                self.shown.drain(..at + text.len());
-                return;
+                let behind = self.shown.split_off(at + text.len());
+                return std::mem::replace(&mut self.shown, behind);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.output.recv_timeout(left) {
@@ -110,8 +139,11 @@ fn top_can_be_left_while_the_server_does_not_answer() {
 
 #[test]
 fn ctrl_c_stops_the_answer_of_a_chat_and_at_its_prompt_ends_it() {
-    let engine = ["--threads", "1", "--kv-cache-memory-bytes", "16M", "--max-tokens", "900", "--ignore-eos"];
-    let mut chat = Terminal::start(&[&["chat"], &engine[..]].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let engine = ["--threads", "1", "--kv-cache-memory-bytes", "16M", "--dtype", "float32"];
+    // More than 15 s: the answer is not over before the signal comes.
+    let answer = ["--max-tokens", "900", "--ignore-eos", "--temperature", "0"];
+    let mut chat = Terminal::start_slow(folder.path(), &[&["chat"], &engine[..], &answer].concat());
     let interrupt = |chat: &Terminal| {
         // SAFETY: a signal to a child that has not been waited for.
         assert_eq!(unsafe { libc::kill(chat.child.id() as i32, libc::SIGINT) }, 0);
@@ -120,7 +152,8 @@ fn ctrl_c_stops_the_answer_of_a_chat_and_at_its_prompt_ends_it() {
     chat.press("What is the capital of France?\r");
     chat.until("Paris");
     interrupt(&chat);
-    chat.until("> ");
+    let rest = chat.until("> ");
+    assert!(rest.len() < 1000, "the whole answer: {rest}");
     chat.press("/help\r");
     chat.until("/save FILE");
     chat.until("> ");

@@ -7,13 +7,14 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from quire import _quire, requests
 from quire._quire import EngineDeadError
-from quire.llm import EngineHandle
+from quire.llm import OF_WORKERS, EngineHandle
 from quire.outputs import Collector, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, integers
 from quire.params import LoRARequest, PoolingParams, SamplingParams, wrong_type
 from quire.settings import EngineArgs, Settings
@@ -23,13 +24,12 @@ __all__ = ["AsyncLLM"]
 
 #: Methods of vLLM that are not supported, and what to use instead.
 _INTERNALS = {
-    "collective_rpc": "there are no Python workers",
+    **OF_WORKERS,
+    "add_request": "use generate()",
+    "from_vllm_config": "use from_engine_args()",
     "pause_generation": "stop sending requests",
     "resume_generation": "stop sending requests",
-    "sleep": "close the engine and start another",
-    "wake_up": "close the engine and start another",
-    "start_profile": "use `quire serve --profile`",
-    "stop_profile": "use `quire serve --profile`",
+    "reset_encoder_cache": "models here read text only",
     "scale_elastic_ep": "there is one replica",
 }
 
@@ -128,6 +128,8 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt, and yields an output for what each step has added (`SamplingParams.output_kind`).
 
@@ -143,7 +145,11 @@ class AsyncLLM:
             tokenization_kwargs: As in `LLM.generate`.
             trace_headers: No effect.
             priority: Lower runs first under `scheduling_policy="priority"`.
+            data_parallel_rank: 0 or None: there is one replica.
+            session_id: No effect.
         """
+        if data_parallel_rank not in (None, 0):
+            raise ValueError(f"data_parallel_rank: found {data_parallel_rank!r}, expected 0 or None: there is one replica")
         if sampling_params is not None and not isinstance(sampling_params, SamplingParams):
             raise wrong_type("sampling_params", sampling_params, "SamplingParams")
         params = sampling_params or self.get_default_sampling_params()
@@ -165,11 +171,10 @@ class AsyncLLM:
         prompt: requests.PromptType,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
-        *,
         lora_request: LoRARequest | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
-        **_: Any,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Yields the embedding of a prompt, once; with the task "classify", the probabilities of its labels."""
         given, params = requests.one_prompt(prompt), pooling_params or PoolingParams()
@@ -248,9 +253,29 @@ class AsyncLLM:
         """False."""
         return False
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """As in `LLM`."""
+        await asyncio.get_running_loop().run_in_executor(None, self._handle.sleep, level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """As in `LLM`."""
+        await asyncio.get_running_loop().run_in_executor(None, self._handle.engine.wake_up)
+
     async def is_sleeping(self) -> bool:
-        """False."""
-        return False
+        """Whether it sleeps."""
+        return self._handle.engine.is_sleeping()
+
+    async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
+        """Waits until all requests of this object have ended.
+
+        Raises:
+            TimeoutError: Some have not after `drain_timeout` seconds.
+        """
+        deadline = time.monotonic() + drain_timeout
+        while self._running:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self._running)} requests have not ended after {drain_timeout} s")
+            await asyncio.sleep(0.01)
 
     async def is_tracing_enabled(self) -> bool:
         """False: traces are those of the program."""

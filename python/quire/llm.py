@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -29,31 +30,44 @@ from quire.outputs import (
     TokenTexts,
     integers,
 )
-from quire.params import BeamSearchParams, LoRARequest, PoolingParams, RequestOutputKind, SamplingParams, wrong_type
+from quire.params import (
+    BeamSearchParams,
+    LoRARequest,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    integer,
+    wrong_type,
+)
 from quire.settings import EngineArgs, Settings
 from quire.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
-#: Methods of vLLM that reach into its workers, and what to use instead.
-_INTERNALS = {
-    "apply_model": "weights are not Python objects here",
+_WEIGHTS = "weights do not change while an engine runs"
+
+#: Methods of vLLM's engines that are not supported, and what to use instead.
+OF_WORKERS = {
     "collective_rpc": "there are no Python workers",
-    "enqueue": "call generate() from a thread, or use AsyncLLM",
-    "enqueue_chat": "call chat() from a thread, or use AsyncLLM",
-    "wait_for_completion": "call generate() from a thread, or use AsyncLLM",
     "start_profile": "use `quire serve --profile`",
     "stop_profile": "use `quire serve --profile`",
-    "sleep": "close the engine and start another",
-    "wake_up": "close the engine and start another",
-    "release_kv_cache_memory": "close the engine and start another",
-    "reward": "reward models are not supported",
+    "release_kv_cache_memory": "use sleep()",
     "reset_mm_cache": "models here read text only",
-    "init_weight_transfer_engine": "weights do not change while an engine runs",
-    "update_weights": "weights do not change while an engine runs",
-    "start_weight_update": "weights do not change while an engine runs",
-    "finish_weight_update": "weights do not change while an engine runs",
-    "get_weight_version": "weights do not change while an engine runs",
+    "get_weight_version": _WEIGHTS,
+    "init_weight_transfer_engine": _WEIGHTS,
+    "shutdown_weight_transfer_engine": _WEIGHTS,
+    "start_draft_weight_update": _WEIGHTS,
+    "start_weight_update": _WEIGHTS,
+    "finish_weight_update": _WEIGHTS,
+    "update_weights": _WEIGHTS,
+    "update_weight_version": _WEIGHTS,
+}
+
+#: Those of `LLM` alone.
+_INTERNALS = {
+    **OF_WORKERS,
+    "apply_model": "weights are not Python objects here",
+    "reward": "reward models are not supported",
 }
 
 
@@ -92,6 +106,9 @@ class EngineHandle:
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(self.engine, self.info["name"], self.settings.chat_template)
+
+    def sleep(self, level: int, mode: str) -> None:
+        self.engine.sleep(integer("level", level), mode)
 
 
 def _close(engine: _quire.Engine) -> None:
@@ -149,6 +166,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, *, seed: int | None = 0, **settings: Any) -> None:
         given = {"model": None if model is None else os.fspath(model), "seed": seed, **settings}
         self._handle = EngineHandle(Settings("LLM()", given))
+        self._queued: list[_Call] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -184,7 +202,12 @@ class LLM:
     @property
     def llm_engine(self) -> EngineFacts:
         """Facts about the engine under the names by which scripts ask vLLM for them."""
-        return EngineFacts(ModelFacts(self._handle.info), self._handle.tokenizer())
+        return EngineFacts(self.model_config, self._handle.tokenizer())
+
+    @property
+    def model_config(self) -> ModelFacts:
+        """Facts about the model."""
+        return ModelFacts(self._handle.info)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -207,6 +230,19 @@ class LLM:
         if reset_connector:
             raise ValueError("reset_connector: found True, expected False: the blocks of other replicas are theirs")
         return self._handle.engine.reset_prefix_cache(reset_running_requests)
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Gives memory back until `wake_up`. Afterwards, equal requests have equal outputs.
+
+        Args:
+            level: 0 only takes no requests, 1 gives the cache back, 2 the weights too.
+            mode: What becomes of unfinished requests: "abort" ends them, "wait" waits for them, "keep" refuses to sleep.
+        """
+        self._handle.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes the memory again. `tags` names a part of it in vLLM; here all of it is taken."""
+        self._handle.engine.wake_up()
 
     def generate(
         self,
@@ -236,12 +272,37 @@ class LLM:
             TypeError, ValueError: A prompt or a parameter is wrong. Then no request runs.
             EngineDeadError: The engine is closed or has failed.
         """
-        _no_media(mm_processor_kwargs)
-        given = requests.prompts(prompts)
-        params = self._sampling(sampling_params, len(given))
-        extras = self._extras(lora_request, priority, requests.tokenization(tokenization_kwargs), len(given))
-        bodies = [requests.completion(*one) for one in zip(given, params, extras, strict=True)]
-        return self._run("completions", bodies, [prompt.text for prompt in given], params, extras, use_tqdm)
+        call = self._completions(prompts, sampling_params, lora_request, priority, tokenization_kwargs, mm_processor_kwargs)
+        return call.outputs(use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: requests.PromptType | Sequence[requests.PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Like `generate`, but returns the ids of the requests, which the engine begins, and not their outputs:
+        `wait_for_completion` does. `use_tqdm` has no effect."""
+        call = self._completions(prompts, sampling_params, lora_request, priority, tokenization_kwargs, mm_processor_kwargs)
+        self._queued.append(call)
+        return call.ids
+
+    def wait_for_completion(
+        self,
+        output_type: type[RequestOutput] | tuple[type[RequestOutput], ...] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """The outputs of all requests of `enqueue` and `enqueue_chat` since the last call, in their order."""
+        for kind in output_type if isinstance(output_type, tuple) else [output_type]:
+            if kind not in (None, RequestOutput):
+                raise ValueError(f"output_type: found {kind!r}, expected RequestOutput or None")
+        queued, self._queued = self._queued, []
+        return [output for call in queued for output in call.outputs(use_tqdm)]
 
     def chat(
         self,
@@ -277,6 +338,81 @@ class LLM:
         Returns:
             The outputs in the order of the conversations.
         """
+        template = requests.ChatFields(
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        call = self._chats(
+            messages,
+            sampling_params,
+            lora_request,
+            priority,
+            template,
+            chat_template_content_format,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
+        return call.outputs(use_tqdm)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """`enqueue` for `chat`."""
+        template = requests.ChatFields(
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        call = self._chats(
+            messages,
+            sampling_params,
+            lora_request,
+            priority,
+            template,
+            chat_template_content_format,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
+        self._queued.append(call)
+        return call.ids
+
+    def _completions(
+        self,
+        prompts: requests.PromptType | Sequence[requests.PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: int | Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+    ) -> _Call:
+        _no_media(mm_processor_kwargs)
+        given = requests.prompts(prompts)
+        params = self._sampling(sampling_params, len(given))
+        extras = self._extras(lora_request, priority, requests.tokenization(tokenization_kwargs), len(given))
+        bodies = [requests.completion(*one) for one in zip(given, params, extras, strict=True)]
+        return _Call(self._handle, "completions", bodies, [prompt.text for prompt in given], params, extras)
+
+    def _chats(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: int | Sequence[int] | None,
+        template: requests.ChatFields,
+        chat_template_content_format: str,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+    ) -> _Call:
         _no_media(mm_processor_kwargs)
         if chat_template_content_format not in ("auto", "string"):
             found = f"chat_template_content_format: found {chat_template_content_format!r}"
@@ -284,11 +420,10 @@ class LLM:
         given = requests.conversations(messages)
         params = self._sampling(sampling_params, len(given))
         extras = self._extras(lora_request, priority, requests.tokenization(tokenization_kwargs), len(given))
-        template = chat_template or self._handle.settings.chat_template
-        fields = requests.ChatFields(template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        fields = replace(template, chat_template=template.chat_template or self._handle.settings.chat_template)
         bodies = [requests.chat(talk, fields, one, extra) for talk, one, extra in zip(given, params, extras, strict=True)]
         texts = [self._handle.engine.render(requests.rendering(one, fields)) for one in given]
-        return self._run("chat", bodies, texts, params, extras, use_tqdm)
+        return _Call(self._handle, "chat", bodies, texts, params, extras)
 
     def beam_search(
         self,
@@ -308,7 +443,8 @@ class LLM:
         extras = self._extras(lora_request, None, {}, len(given))
         bodies = [requests.completion(prompt, params, extra) for prompt, extra in zip(given, extras, strict=True)]
         shape = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
-        found = self._run("completions", bodies, [p.text for p in given], [shape] * len(given), extras, use_tqdm)
+        call = _Call(self._handle, "completions", bodies, [p.text for p in given], [shape] * len(given), extras)
+        found = call.outputs(use_tqdm)
         return [BeamSearchOutput([self._hypothesis(output, at) for at in range(len(output.outputs))]) for output in found]
 
     def _hypothesis(self, output: RequestOutput, at: int) -> BeamSearchSequence:
@@ -455,24 +591,32 @@ class LLM:
         ranks = requests.priorities(priority, count)
         return [requests.Extra(adapter, rank, fields) for adapter, rank in zip(adapters, ranks, strict=True)]
 
-    def _run(
+
+class _Call:
+    """Requests that were submitted together. Dropping it cancels them."""
+
+    def __init__(
         self,
+        handle: EngineHandle,
         route: str,
         bodies: list[bytes],
         texts: Sequence[str | None],
         params: Sequence[SamplingParams],
         extras: Sequence[requests.Extra],
-        use_tqdm: bool | Callable[..., Any],
-    ) -> list[RequestOutput]:
-        handle, results = self._handle, [None] * len(bodies)
-        ids = [next(handle.ids) for _ in bodies]
-        stream = handle.engine.submit(route, bodies, True)
-        outputs: list[RequestOutput | None] = list(results)
-        for answer in _answers(stream, len(bodies), use_tqdm):
+    ) -> None:
+        self.ids = [next(handle.ids) for _ in bodies]
+        self._handle, self._texts, self._params, self._extras = handle, texts, params, extras
+        self._stream = handle.engine.submit(route, bodies, True)
+
+    def outputs(self, use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        """Waits for the outputs, which are in the order of the requests."""
+        found: list[RequestOutput | None] = [None] * len(self.ids)
+        for answer in _answers(self._stream, len(self.ids), use_tqdm):
             at = answer.request
-            prompt = integers(stream.prompt_token_ids(at)).tolist()
-            outputs[at] = Collector(ids[at], texts[at], prompt, handle.texts, params[at], extras[at].lora).add(answer)
-        return [output for output in outputs if output is not None]
+            prompt = integers(self._stream.prompt_token_ids(at)).tolist()
+            lora, texts = self._extras[at].lora, self._handle.texts
+            found[at] = Collector(self.ids[at], self._texts[at], prompt, texts, self._params[at], lora).add(answer)
+        return [output for output in found if output is not None]
 
 
 def _answers(stream: _quire.Stream, count: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[_quire.Answer]:

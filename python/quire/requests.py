@@ -67,7 +67,8 @@ def _prompt(name: str, value: object) -> Prompt:
     if isinstance(value, Mapping):
         known = ("prompt", "prompt_token_ids", "cache_salt")
         for key in value:
-            if key in _OTHER_KINDS and not value[key]:
+            # Results of a beam search name the kind of their prompt.
+            if key in _OTHER_KINDS and not value[key] or key == "type" and value[key] in ("text", "token"):
                 continue
             if key not in known:
                 advice = "models here read text only; remove it" if key in _OTHER_KINDS else f"expected {', '.join(known)}"

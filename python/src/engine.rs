@@ -210,6 +210,23 @@ impl Engine {
         done.ok_or_else(|| EngineDeadError::new_err("the engine has ended; start another"))
     }
 
+    /// Gives the cache back, and at level 2 the weights too. `mode` says what becomes of unfinished requests: "abort", "wait" or "keep".
+    fn sleep(&self, py: Python<'_>, level: i64, mode: &str) -> PyResult<()> {
+        let held = self.held()?;
+        block_on(py, local::sleep(&held.app, level, mode))?.map_err(|error| exception(&error))
+    }
+
+    /// Takes the memory again.
+    fn wake_up(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.held()?;
+        block_on(py, local::wake_up(&held.app))?.map_err(|error| exception(&error))
+    }
+
+    /// Whether it sleeps.
+    fn is_sleeping(&self) -> PyResult<bool> {
+        Ok(self.held()?.engine.sleeping().is_some())
+    }
+
     /// Metrics in Prometheus' text format.
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
         let held = self.held()?;

@@ -170,8 +170,8 @@ def test_errors_and_embeddings(engine: AsyncLLM, llm: LLM) -> None:
         asyncio.run(first(engine.generate(TEXT, SamplingParams(allowed_token_ids=[10**6]))))
     with pytest.raises(TypeError, match="sampling_params"):
         asyncio.run(first(engine.generate(TEXT, {"n": 1})))  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match="AsyncLLM.sleep"):
-        engine.sleep  # noqa: B018
+    with pytest.raises(NotImplementedError, match="AsyncLLM.pause_generation"):
+        engine.pause_generation  # noqa: B018
     found = asyncio.run(first(engine.encode(TEXT, request_id="e")))
     assert found.outputs.data == llm.embed(TEXT, use_tqdm=False)[0].outputs.array and found.request_id == "e"
     asyncio.run(engine.check_health())
@@ -211,5 +211,47 @@ def test_an_abort_while_a_request_is_submitted_ends_it(engine: AsyncLLM) -> None
             output = await anext(stream)
         assert output.outputs[0].finish_reason == "abort"
         assert await drained(engine) == 0
+
+    asyncio.run(main())
+
+
+def test_calls_work_in_a_running_event_loop_as_in_a_notebook(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=9)
+
+    async def cells() -> None:
+        # A cell that blocks, then cells that share the loop.
+        (expected,) = llm.generate(TEXT, params, use_tqdm=False)
+        with LLM(kv_cache_memory_bytes="8M") as other:
+            assert other.generate(TEXT, params, use_tqdm=False)[0].outputs[0].token_ids == expected.outputs[0].token_ids
+        engine = AsyncLLM(kv_cache_memory_bytes="8M")
+        for _ in range(2):
+            last = None
+            async for last in engine.generate(TEXT, params):
+                pass
+            assert last is not None and last.outputs[0].token_ids == expected.outputs[0].token_ids
+        engine.shutdown()
+
+    asyncio.run(cells())
+
+
+def test_an_engine_sleeps_once_its_requests_have_ended(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        async def one() -> None:
+            async for _ in engine.generate(TEXT, SamplingParams(max_tokens=40, ignore_eos=True)):
+                pass
+
+        tasks = [asyncio.create_task(one()) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await engine.wait_for_requests_to_drain(0)
+        await engine.wait_for_requests_to_drain()
+        await asyncio.gather(*tasks)
+        await engine.sleep(level=1)
+        assert await engine.is_sleeping()
+        await engine.wake_up()
+        assert not await engine.is_sleeping()
+        await one()
+        with pytest.raises(ValueError, match="data_parallel_rank"):
+            await anext(engine.generate(TEXT, data_parallel_rank=1))
 
     asyncio.run(main())

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.outputs import RequestOutput
 
 assert find_spec("vllm") and version("vllm") == "0.32.0"
@@ -33,8 +34,13 @@ outputs = llm.generate(["Hello, my name is"], SamplingParams(temperature=0.8, to
 for output in outputs:
     assert isinstance(output, RequestOutput)
     print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")
+engine = llm._handle.engine
+del llm
+cleanup_dist_env_and_memory()
+print(engine.is_running())
 """
-    assert run(code).startswith("Prompt: 'Hello, my name is', Generated text: ")
+    found = run(code)
+    assert found.startswith("Prompt: 'Hello, my name is', Generated text: ") and found.endswith("False\n")
 
 
 def test_an_example_with_arguments_of_the_engine_runs() -> None:

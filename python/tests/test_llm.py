@@ -181,8 +181,42 @@ def test_structured_outputs_match_their_constraint(llm: LLM) -> None:
     assert text(grammar='\nroot ::= "a" more_rule\nmore_rule ::= "b" | "c"\n') in ("ab", "ac")
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     assert json.loads(text(100, json=schema))["n"] in (1, 2)
+    del schema["additionalProperties"]
+    closed = text(100, json=schema, disable_additional_properties=True, disable_any_whitespace=True)
+    assert closed in ('{"n":1}', '{"n":2}')
     with pytest.raises(ValueError, match="structured_outputs"):
         text(regex="(")
+
+
+def test_queued_requests_run_and_are_waited_for_later(llm: LLM) -> None:
+    prompts, talk = ["The capital of France is", "Once upon"], [{"role": "user", "content": "Hi"}]
+    expected = [*llm.generate(prompts, GREEDY, use_tqdm=False), *llm.chat(talk, GREEDY, use_tqdm=False)]
+    ids = [*llm.enqueue(prompts, GREEDY), *llm.enqueue_chat(talk, GREEDY)]
+    found = llm.wait_for_completion(quire.RequestOutput, use_tqdm=False)
+    assert [output.request_id for output in found] == ids and len(set(ids)) == 3
+    assert [(one.prompt, one.outputs[0].text) for one in found] == [(one.prompt, one.outputs[0].text) for one in expected]
+    assert llm.wait_for_completion() == []
+    with pytest.raises(ValueError, match="output_type"):
+        llm.wait_for_completion(int)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_slept_has_equal_outputs() -> None:
+    with LLM(kv_cache_memory_bytes="8M") as llm:
+
+        def tokens() -> list[int]:
+            return list(llm.generate("Once upon", SamplingParams(seed=1), use_tqdm=False)[0].outputs[0].token_ids)
+
+        expected = tokens()
+        for level in (0, 1):
+            llm.sleep(level)
+            with pytest.raises((RuntimeError, ValueError), match="sleep"):
+                tokens()
+            llm.wake_up(["kv_cache"])
+            assert tokens() == expected
+        with pytest.raises(ValueError, match="level: found .*7"):
+            llm.sleep(7)
+        with pytest.raises(ValueError, match="mode: found .*soon"):
+            llm.sleep(1, "soon")
 
 
 def test_a_beam_search_returns_its_width_best_first(llm: LLM) -> None:
@@ -193,6 +227,10 @@ def test_a_beam_search_returns_its_width_best_first(llm: LLM) -> None:
     best = found.sequences[0]
     assert best.tokens[:4] == llm.get_tokenizer().encode("The capital of") and best.text is not None
     assert best.text.startswith("The capital of") and len(best.logprobs) == 5
+    # The prompt of a result is a prompt.
+    prompt: Any = best.orig_prompt
+    (again,) = llm.beam_search(prompt, BeamSearchParams(3, 5))
+    assert [one.tokens for one in again.sequences] == [one.tokens for one in found.sequences]
 
 
 def test_embeddings_are_vectors_of_length_one(llm: LLM) -> None:
@@ -336,7 +374,7 @@ def test_one_wrong_request_refuses_all_of_them(llm: LLM) -> None:
 
 
 def test_internals_are_refused_by_name(llm: LLM) -> None:
-    for name in ("apply_model", "collective_rpc", "sleep", "start_profile"):
+    for name in ("apply_model", "collective_rpc", "update_weights", "start_profile"):
         with pytest.raises(NotImplementedError, match=f"LLM.{name} is not supported: "):
             getattr(llm, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

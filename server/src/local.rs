@@ -41,6 +41,7 @@ pub use crate::reply::{Run, failed};
 use crate::request::{Fields, Work, pooled, prompts};
 use crate::settings::{Limits, ServerOptions};
 use crate::vllm::pooling::{score::prepare_score, vectors};
+use crate::vllm::sleep as sleeping;
 
 /// Greatest number of sequences per prompt, that of vLLM.
 const MAX_N: usize = 16384;
@@ -126,6 +127,22 @@ pub async fn score(app: &Arc<App>, body: &[u8]) -> Result<Vec<(Vec<u32>, f32)>, 
     let ids = plan.token_ids();
     let (scores, _) = plan.scores(app, pooled.use_activation).await?;
     Ok(ids.into_iter().zip(scores).collect())
+}
+
+/// Gives memory back, as `/sleep` does with these parameters.
+///
+/// # Errors
+/// A parameter has another value, requests are unfinished, or this engine cannot sleep at this level.
+pub async fn sleep(app: &App, level: i64, mode: &str) -> Result<(), ApiError> {
+    sleeping::fall_asleep(app, &format!("level={level}&mode={mode}")).await
+}
+
+/// Takes the memory again, as `/wake_up` does.
+///
+/// # Errors
+/// Memory cannot be allocated, or the weights cannot be read.
+pub async fn wake_up(app: &App) -> Result<(), ApiError> {
+    sleeping::wake(app).await
 }
 
 /// The metrics of `/metrics`, which count requests of the program too, in Prometheus' text format.

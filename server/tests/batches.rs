@@ -348,6 +348,44 @@ fn a_batch_waits_for_the_requests_of_clients() {
 }
 
 #[test]
+fn as_many_lines_run_at_once_as_a_step_takes() {
+    for (places, at_once) in [(96, 96), (8, 64)] {
+        let server = Server::with(
+            EngineConfig { max_num_seqs: places, ..slow(config()) },
+            ServerOptions::default(),
+            Duration::ZERO,
+        );
+        let url = "/v1/completions";
+        let body = json!({"prompt": "x", "max_tokens": 30, "ignore_eos": true});
+        let input: String = (0..200).map(|i| line(&format!("q{i}"), url, body.clone())).collect();
+        let batch = create(&server, &upload(&server, &input), url);
+        let with_engine = |server: &Server| {
+            // Of one page: a line that waits now runs in the next one.
+            let page = server.get("/metrics").body;
+            let samples = page.lines().filter_map(|line| line.split_once('{'));
+            let count = |name: &str| -> usize {
+                let found = samples.clone().find(|(found, _)| *found == name).unwrap().1;
+                found.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as usize
+            };
+            (count("vllm:num_requests_running"), count("vllm:num_requests_waiting"))
+        };
+        server.until("all places are taken", |server| {
+            let (running, waiting) = with_engine(server);
+            assert!(running + waiting <= at_once, "{running} and {waiting}");
+            running == places && running + waiting == at_once
+        });
+        let half_done = |server: &Server| {
+            let (running, waiting) = with_engine(server);
+            assert!(running + waiting <= at_once, "{running} and {waiting}");
+            server.get(&format!("/v1/batches/{batch}")).json()["request_counts"]["completed"].as_u64().unwrap() > 10
+        };
+        server.until("others take the places of those that have ended", half_done);
+        server.post(&format!("/v1/batches/{batch}/cancel"), &json!({}));
+        assert_eq!(ended(&server, &batch)["status"], "cancelled");
+    }
+}
+
+#[test]
 fn files_and_batches_of_one_key_do_not_exist_for_another() {
     let options = ServerOptions { api_keys: vec!["ann".into(), "ben".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);

@@ -1,5 +1,6 @@
 //! Stored work on a disk that fails, and on a server that computes other bits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{AsyncEngine, Dtype, EngineConfig};
@@ -23,10 +24,19 @@ fn over_disk(disk: &Disk, engine: EngineConfig) -> Server {
 
 /// A server whose clock is this many seconds ahead.
 fn over_disk_at(disk: &Disk, engine: EngineConfig, ahead: u64) -> Server {
-    let (now, limits) = (Store::system_clock(), ServerOptions::default().state.limits());
-    let store = Store::with(disk.opener(), limits, std::sync::Arc::new(move || now() + ahead)).unwrap();
+    let limits = ServerOptions::default().state.limits();
+    let store = Store::with(disk.opener(), limits, Arc::new(move || store::unix_seconds() + ahead)).unwrap();
     let engine = AsyncEngine::start(engine, &|_, _| {}).unwrap();
     Server::serving(App::new(engine, ServerOptions::default()).with_store(store), Duration::ZERO)
+}
+
+/// Begins a streamed background response and reads its first event. Returns its id.
+fn begin_stream(server: &Server, body: &Value) -> Value {
+    let connection =
+        server.open("POST", RESPONSES, &[("Content-Type", "application/json")], body.to_string().as_bytes());
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(connection));
+    let created = lines.find_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_string)).unwrap();
+    serde_json::from_str::<Value>(&created).unwrap()["response"]["id"].clone()
 }
 
 fn story(stream: bool) -> Value {
@@ -42,16 +52,8 @@ fn a_disk_that_fails_accepts_nothing_and_what_was_accepted_waits_for_it() {
         body["background"] = json!(false);
         server.ok(RESPONSES, body)
     };
-    let [quiet, loud] = [false, true].map(|stream| {
-        if !stream {
-            return server.ok(RESPONSES, story(false))["id"].clone();
-        }
-        let connection =
-            server.open("POST", RESPONSES, &[("Content-Type", "application/json")], story(true).to_string().as_bytes());
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(connection));
-        let created = lines.find_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_string)).unwrap();
-        serde_json::from_str::<Value>(&created).unwrap()["response"]["id"].clone()
-    });
+    let quiet = server.ok(RESPONSES, story(false))["id"].clone();
+    let loud = begin_stream(&server, &story(true));
     disk.fail_after(Some(0));
     server.until("the store has failed", |server| server.metric("quire:store_failures_total") > 0.0);
     let refused = server.post(RESPONSES, &story(false));
@@ -141,11 +143,7 @@ fn a_stream_with_tokens_that_have_no_text_goes_on_over_many_servers() {
     };
     let text = whole["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(text.len() > 40, "both kinds of tokens: {text}");
-    let connection =
-        server.open("POST", RESPONSES, &[("Content-Type", "application/json")], body.to_string().as_bytes());
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(connection));
-    let created = lines.find_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_string)).unwrap();
-    let id = serde_json::from_str::<Value>(&created).unwrap()["response"]["id"].clone();
+    let id = begin_stream(&server, &body);
     // Each repeats what the one before it gave, and goes on.
     for millis in [300, 700, 1100] {
         std::thread::sleep(Duration::from_millis(millis));
@@ -182,4 +180,101 @@ fn a_batch_that_is_over_its_time_keeps_its_results_and_ends_the_other_lines() {
     let errors = server.get(&format!("/v1/files/{}/content", batch["error_file_id"].as_str().unwrap())).body;
     assert_eq!(errors.lines().count() as u64, failed);
     assert!(errors.lines().all(|line| line.contains("batch_expired")));
+}
+
+#[test]
+fn steps_go_on_while_a_commit_waits_for_the_disk() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, slow(config()));
+    let whole = {
+        let mut body = story(false);
+        body["background"] = json!(false);
+        server.ok(RESPONSES, body)
+    };
+    let ids = [begin_stream(&server, &story(true)), server.ok(RESPONSES, story(false))["id"].clone()];
+    let held = disk.hold();
+    // Neither what needs no disk nor what writes to it waits for a step.
+    let body = json!({"prompt": "One", "max_tokens": 6, "temperature": 0});
+    let alone = server.ok("/v1/completions", body.clone());
+    server.until("a commit waits", |_| disk.is_waiting());
+    for _ in 0..3 {
+        assert_eq!(server.ok("/v1/completions", body.clone())["choices"], alone["choices"]);
+    }
+    server.until("all has been computed", |server| server.metric("vllm:num_requests_running") == 0.0);
+    for id in &ids {
+        let found = server.get(&format!("{RESPONSES}/{}", id.as_str().unwrap())).json();
+        assert_eq!(found["status"], "in_progress", "it has not ended before its end is on the disk");
+    }
+    drop(held);
+    for id in &ids {
+        assert_eq!(ended(&server, id)["output"][0]["content"], whole["output"][0]["content"]);
+    }
+}
+
+#[test]
+fn what_another_request_has_deleted_meanwhile_is_answered_with_404() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, config());
+    let id = |found: Value| found["id"].as_str().unwrap().to_string();
+    let conversation = format!("/v1/conversations/{}", id(server.ok("/v1/conversations", json!({}))));
+    let file = format!("/v1/files/{}", id(upload_as(&server, "", Some("batch"), "f", b"x").json()));
+    let response = format!("{RESPONSES}/{}", id(server.ok(RESPONSES, json!({"input": "One", "max_output_tokens": 2}))));
+    let send = |method: &str, path: &str, body: &Value| {
+        server.send(method, path, &[("Content-Type", "application/json")], body.to_string().as_bytes())
+    };
+    let item = json!({"items": [{"role": "user", "content": "x"}]});
+    for (path, others) in [
+        (
+            &conversation,
+            &[
+                ("DELETE", "", json!(null)),
+                ("POST", "", json!({"metadata": {"a": "b"}})),
+                ("POST", "/items", item.clone()),
+            ][..],
+        ),
+        (&file, &[("DELETE", "", json!(null))]),
+        (&response, &[("DELETE", "", json!(null))]),
+    ] {
+        let held = disk.hold();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| send("DELETE", path, &json!(null)));
+            server.until("the deletion waits for the disk", |_| disk.is_waiting());
+            // These find the record.
+            let late: Vec<_> = others
+                .iter()
+                .map(|(method, behind, body)| scope.spawn(move || send(method, &format!("{path}{behind}"), body)))
+                .collect();
+            std::thread::sleep(Duration::from_millis(200));
+            drop(held);
+            assert_eq!(first.join().unwrap().status, 200, "{path}");
+            for late in late {
+                let reply = late.join().unwrap();
+                assert_eq!((reply.status, &reply.error()["param"]), (404, &json!("id")), "{path}: {}", reply.body);
+            }
+        });
+    }
+}
+
+#[test]
+fn items_come_behind_those_that_are_kept_whatever_the_clock_said_then() {
+    let disk = Disk::default();
+    let server = over_disk(&disk, config());
+    let new = json!({"items": [{"role": "user", "content": "first"}]});
+    let id = server.ok("/v1/conversations", new)["id"].as_str().unwrap().to_string();
+    server.wait();
+    // An earlier version numbered items by the time, and its clock was ahead.
+    let store =
+        Store::with(disk.opener(), ServerOptions::default().state.limits(), Arc::new(store::unix_seconds)).unwrap();
+    let bytes = json!({"type": "message", "role": "user", "content": "second", "id": "msg_2"}).to_string().into_bytes();
+    store.apply_blocking(vec![store::Change::Part { id: id.clone(), list: 0, number: 1 << 52, bytes }]).unwrap();
+    store.close();
+    let server = over_disk(&disk, config());
+    let path = format!("/v1/conversations/{id}/items");
+    server.ok(&path, json!({"items": [{"role": "user", "content": "third"}, {"role": "user", "content": "fourth"}]}));
+    let body = json!({"input": "fifth", "conversation": id, "max_output_tokens": 2});
+    server.ok(RESPONSES, body);
+    let items = server.get(&format!("{path}?order=asc")).json();
+    let texts: Vec<&Value> = items["data"].as_array().unwrap().iter().map(|item| &item["content"]).collect();
+    assert_eq!(texts[..4], ["first", "second", "third", "fourth"]);
+    assert_eq!((texts.len(), &texts[4][0]["text"]), (6, &json!("fifth")));
 }

@@ -156,6 +156,25 @@ fn a_grammar_works_with_other_fields() {
 }
 
 #[test]
+fn objects_of_a_closed_schema_have_the_properties_that_it_names() {
+    let object = json!({"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]});
+    let list = |object: &Value| json!({"type": "array", "minItems": 1, "maxItems": 1, "$defs": {"object": object}, "items": {"anyOf": [{"$ref": "#/$defs/object"}]}});
+    let texts = |object: &Value, closed: bool| -> Vec<String> {
+        let options =
+            json!({"json": list(object), "disable_additional_properties": closed, "disable_any_whitespace": true});
+        let body = |seed: u64| json!({"prompt": "A list: ", "max_tokens": 30, "temperature": 1, "seed": seed, "structured_outputs": options});
+        (0..8).map(|seed| text(&SERVER.ok(COMPLETIONS, body(seed))["choices"][0]).to_string()).collect()
+    };
+    let is_named = |text: &String| [r#"[{"b":true}]"#, r#"[{"b":false}]"#].contains(&text.as_str());
+    assert!(texts(&object, true).iter().all(is_named));
+    assert!(!texts(&object, false).iter().all(is_named), "otherwise there may be others");
+    // What the schema itself says holds.
+    let mut open = object;
+    open["additionalProperties"] = json!(true);
+    assert_eq!(texts(&open, true), texts(&open, false));
+}
+
+#[test]
 fn neighbours_of_a_held_request_are_free() {
     let free = request(CHAT, &json!({"temperature": 0, "max_tokens": 30}));
     let alone = text(&SERVER.ok(CHAT, free.clone())["choices"][0]).to_string();
@@ -213,7 +232,11 @@ fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
             "structured_outputs.whitespace_pattern",
         ),
         (
-            json!({"structured_outputs": {"json": {}, "disable_additional_properties": true}}),
+            json!({"structured_outputs": {"json": {}, "disable_additional_properties": 5}}),
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a", "disable_additional_properties": true}}),
             "structured_outputs.disable_additional_properties",
         ),
         (json!({"structured_outputs": {"json_object": "yes"}}), "structured_outputs.json_object"),

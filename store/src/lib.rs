@@ -16,6 +16,7 @@
 //! | `tables`, `changes` | the tables; what a change does to them |
 //! | `writer` | the thread that writes: group commit, removal of what is over its time, repair after a failed write |
 //! | `id` | ids that cannot be guessed and tell when they were made |
+//! | `clock` | time that does not follow a clock that is moved |
 //!
 //! - **Durability.** A commit has two phases, so that a later fault of the disk cannot turn the last commit into the one before
 //!   it without a word. Tests cut the writes at every byte and reopen the file.
@@ -35,6 +36,7 @@
 //! ```
 
 mod changes;
+mod clock;
 mod error;
 mod id;
 mod record;
@@ -46,8 +48,9 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+pub use clock::{Clock, unix_seconds};
 pub use error::StoreError;
 pub use id::{created_at, fresh_id};
 pub use record::{Change, Kind, NewRecord, OWNER_BYTES, Record};
@@ -81,9 +84,6 @@ impl Default for Limits {
 
 /// Opens the storage of a store, again after each failed write.
 pub type Opener = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Send>;
-
-/// Seconds since 1970, which tests replace.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// What a store holds and has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl Store {
                 Err(error) => Err(io::Error::other(error)),
             }
         };
-        Store::with(Box::new(opener), limits, Store::system_clock())
+        Store::with(Box::new(opener), limits, Arc::new(unix_seconds))
     }
 
     /// A store that ends with the process.
@@ -140,7 +140,7 @@ impl Store {
     /// # Errors
     /// The system has no thread or no random numbers.
     pub fn in_memory(limits: Limits) -> Result<Store, StoreError> {
-        Store::with(Box::new(|| Ok(Box::new(InMemoryBackend::new()))), limits, Store::system_clock())
+        Store::with(Box::new(|| Ok(Box::new(InMemoryBackend::new()))), limits, Arc::new(unix_seconds))
     }
 
     /// Opens a store over any storage.
@@ -157,11 +157,6 @@ impl Store {
         let thread = thread.map_err(|error| StoreError::Io(error.to_string()))?;
         let thread = Arc::new(Mutex::new(Some(thread)));
         Ok(Store { commands, shared, thread, limits, clock, secret, was_repaired })
-    }
-
-    /// The system's clock.
-    pub fn system_clock() -> Clock {
-        Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs()))
     }
 
     /// Applies changes in order, all or none. Ready when they are on the disk.
@@ -212,8 +207,20 @@ impl Store {
     /// # Errors
     /// The record is damaged or cannot be read.
     pub fn get(&self, id: &str) -> Result<Option<Record>, StoreError> {
-        let record = self.read(|tables| tables.get(id))?;
-        Ok(record.filter(|record| record.is_open || record.expires > self.now()))
+        let (record, now) = (self.read(|tables| tables.get(id))?, self.now());
+        let is_over = record.as_ref().is_some_and(|record| record.is_over(now));
+        if is_over {
+            self.sweep_soon();
+        }
+        Ok(record.filter(|_| !is_over))
+    }
+
+    /// Removes what is over its time, as soon as the writer comes to it: what a client was told to have expired is not found again if
+    /// the clock of the next start is behind.
+    fn sweep_soon(&self) {
+        let (reply, _) = oneshot::channel();
+        // If the queue is full, a later sweep does it.
+        let _ = self.commands.try_send(Command::Sweep { reply });
     }
 
     /// Whether a record exists whose work is unfinished.
@@ -260,7 +267,11 @@ impl Store {
         page: &Page<'_>,
     ) -> Result<(Vec<(String, Record)>, bool), StoreError> {
         let now = self.now();
-        self.read(|tables| tables.list(kind, owner, page, now))
+        let (found, has_more, leaves_out) = self.read(|tables| tables.list(kind, owner, page, now))?;
+        if leaves_out {
+            self.sweep_soon();
+        }
+        Ok((found, has_more))
     }
 
     /// The records of unfinished work.

@@ -90,6 +90,11 @@ impl Record {
     pub fn is_of(&self, kind: Kind, owner: &[u8; OWNER_BYTES]) -> bool {
         self.kind == kind && self.owner == *owner
     }
+
+    /// Whether it is over its time. What is unfinished never is.
+    pub(crate) fn is_over(&self, now: u64) -> bool {
+        !self.is_open && self.expires <= now
+    }
 }
 
 /// A record to be made.

@@ -53,6 +53,9 @@ pub struct Page<'a> {
     pub keep: &'a dyn Fn(&Record) -> bool,
 }
 
+/// Records with their ids.
+type Found = Vec<(String, Record)>;
+
 /// Sums over all records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -260,13 +263,14 @@ impl Tables {
         Ok(numbers)
     }
 
+    /// A page, whether there is more behind it, and whether records were left out that are over their time.
     pub fn list(
         &self,
         kind: Kind,
         owner: &[u8; OWNER_BYTES],
         page: &Page<'_>,
         now: u64,
-    ) -> Result<(Vec<(String, Record)>, bool), StoreError> {
+    ) -> Result<(Found, bool, bool), StoreError> {
         let read = self.0.begin_read()?;
         let (owned, records) = (read.open_table(OWNED)?, read.open_table(RECORDS)?);
         let (code, owner) = (kind.code(), &owner[..]);
@@ -281,20 +285,22 @@ impl Tables {
         let range = owned.range((code, owner, first, "")..(code, owner, last, ""))?;
         let entries: Box<dyn Iterator<Item = _>> =
             if page.newest_first { Box::new(range.rev()) } else { Box::new(range) };
-        let mut found = Vec::new();
+        let (mut found, mut leaves_out) = (Vec::new(), false);
         for entry in entries {
             let (key, _) = entry?;
             let id = key.value().3;
             let Some(record) = records.get(id)? else { return Err(lost(id)) };
             let record = Record::decode(id, record.value())?;
-            if (record.is_open || record.expires > now) && (page.keep)(&record) {
+            if record.is_over(now) {
+                leaves_out = true;
+            } else if (page.keep)(&record) {
                 if found.len() == page.limit {
-                    return Ok((found, true));
+                    return Ok((found, true, leaves_out));
                 }
                 found.push((id.to_string(), record));
             }
         }
-        Ok((found, false))
+        Ok((found, false, leaves_out))
     }
 
     pub fn unfinished(&self) -> Result<Vec<(String, Record)>, StoreError> {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use store::{Kind, Limits, StoreError};
 
-use crate::common::{Disk, insert, open, part};
+use crate::common::{Disk, delete, insert, open, part};
 
 #[test]
 fn a_disk_that_is_full_refuses_changes_and_a_disk_with_space_again_takes_them() {
@@ -88,4 +88,23 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn reads_do_not_wait_for_a_commit() {
+    let disk = Disk::default();
+    let store = open(&disk, Limits::default()).unwrap();
+    store.apply_blocking(vec![insert("a", Kind::File, false, b"1"), part("a", 0, b"2")]).unwrap();
+    let held = disk.hold();
+    std::thread::scope(|scope| {
+        let writes = scope.spawn(|| store.apply_blocking(vec![delete("a")]));
+        while !disk.is_waiting() {
+            std::thread::yield_now();
+        }
+        assert_eq!(store.get("a").unwrap().map(|record| record.body), Some(b"1".to_vec()));
+        assert_eq!(store.parts("a", 0, 0, 9).unwrap(), [(0, b"2".to_vec())]);
+        drop(held);
+        writes.join().unwrap().unwrap();
+    });
+    assert_eq!(store.get("a").unwrap(), None);
 }

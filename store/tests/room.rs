@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use store::{Change, Kind, Limits, NewRecord, Store, StoreError};
+use store::{Change, Kind, Limits, NewRecord, Page, Store, StoreError};
 
 use crate::common::{Disk, clock, delete, insert, open, owner, part, update};
 
@@ -96,6 +96,46 @@ fn records_end_with_their_time_unless_their_work_is_unfinished() {
     store.apply_blocking(vec![update("open", b"", false)]).unwrap();
     sweep();
     assert_eq!(store.stats().records, [0; 4]);
+}
+
+#[test]
+fn a_clock_that_is_moved_loses_no_unfinished_work_and_brings_nothing_back() {
+    let (now, disk) = (Arc::new(AtomicU64::new(1000)), Disk::default());
+    let open_at = |time: u64| {
+        now.store(time, Ordering::Relaxed);
+        Store::with(disk.opener(), limits(1 << 20), clock(&now)).unwrap()
+    };
+    let has = |store: &Store, id: &str| store.get(id).unwrap().is_some();
+    let listed = |store: &Store| -> Vec<String> {
+        let page = Page { after: None, limit: 10, newest_first: false, keep: &|_| true };
+        let (found, _) = store.list(Kind::File, &owner(1), &page).unwrap();
+        found.into_iter().map(|(id, _)| id).collect()
+    };
+    let store = open_at(1000);
+    store.apply_blocking(["a", "b", "c"].map(|id| insert(id, Kind::File, false, b"")).to_vec()).unwrap();
+    store.apply_blocking(vec![insert("work", Kind::Batch, true, b"")]).unwrap();
+    store.close();
+    // Behind the time at which they were made.
+    let store = open_at(10);
+    assert!(["a", "b", "c", "work"].iter().all(|id| has(&store, id)));
+    store.apply_blocking(vec![insert("early", Kind::File, false, b"")]).unwrap();
+    assert_eq!(listed(&store), ["a", "b", "c", "early"], "in the order in which they came");
+    now.store(120, Ordering::Relaxed);
+    assert_eq!(listed(&store), ["a", "b", "c"]);
+    now.store(1100, Ordering::Relaxed);
+    assert!(!has(&store, "a") && listed(&store).is_empty() && has(&store, "work"));
+    // What was said to be over is removed before the next change, so it is not back with another clock.
+    store.apply_blocking(Vec::new()).unwrap();
+    assert_eq!(store.stats().records, [0, 0, 0, 1]);
+    for time in [1000, 0, u64::MAX / 2] {
+        now.store(time, Ordering::Relaxed);
+        assert!(!has(&store, "a") && listed(&store).is_empty() && has(&store, "work"));
+    }
+    store.close();
+    let store = open_at(1050);
+    assert!(listed(&store).is_empty() && has(&store, "work"));
+    store.apply_blocking(vec![update("work", b"", false)]).unwrap();
+    assert!(has(&store, "work"));
 }
 
 /// Waits for a future that another thread makes ready.

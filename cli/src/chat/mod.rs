@@ -13,6 +13,7 @@ use engine::{EngineConfig, Event, GenerationParams, GenerationRequest};
 use serde_json::{Map, Value, json};
 use text::{ChatInput, ChatTemplate, ReasoningFormat, ReasoningParser, Thought};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::command::ChatArgs;
@@ -44,8 +45,10 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let (mut input, mut output) = (Input::open(), io::stdout());
     let interactive = input.is_terminal();
     if interactive {
+        // From here on, also before the task first runs, a signal waits for it.
+        let signals = conversation.runtime.block_on(async { signal(SignalKind::interrupt()) })?;
+        conversation.runtime.spawn(interrupt(signals, conversation.phase.clone()));
         note(HINT);
-        conversation.runtime.spawn(interrupt(conversation.phase.clone()));
     }
     loop {
         let text = match input.message()? {
@@ -71,14 +74,20 @@ pub fn run(args: ChatArgs, mut config: EngineConfig) -> Result<(), CliError> {
             None if interactive && text.contains(|c: char| c.is_control() && !"\n\t".contains(c)) => {
                 note("arrows and other keys have no meaning here: not sent")
             }
-            None => match conversation.answer(text.trim(), &mut output) {
-                // The message does not fit; continue without it.
-                Err(CliError::Refused(error)) => {
-                    note(error);
-                    conversation.messages.pop();
+            None => {
+                // The answer begins with the key that sends the message.
+                conversation.phase.send_replace(Phase::Answer);
+                let answered = conversation.answer(text.trim(), &mut output);
+                conversation.phase.send_replace(Phase::Prompt);
+                match answered {
+                    // The message does not fit; continue without it.
+                    Err(CliError::Refused(error)) => {
+                        note(error);
+                        conversation.messages.pop();
+                    }
+                    other => other?,
                 }
-                other => other?,
-            },
+            }
         }
     }
 }
@@ -133,8 +142,8 @@ enum Phase {
 }
 
 /// Stops the answer at each Ctrl-C, and ends the program if there is none.
-async fn interrupt(phase: watch::Sender<Phase>) {
-    while tokio::signal::ctrl_c().await.is_ok() {
+async fn interrupt(mut signals: Signal, phase: watch::Sender<Phase>) {
+    while signals.recv().await.is_some() {
         let stops = phase.send_if_modified(|phase| {
             let is_answer = *phase == Phase::Answer;
             if is_answer {
@@ -211,7 +220,6 @@ impl Conversation {
         let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let mut screen = Screen { output, is_terminal, has_colours, thinks: false };
         let mut answer = String::new();
-        self.phase.send_replace(Phase::Answer);
         let mut phase = self.phase.subscribe();
         loop {
             let next = self.runtime.block_on(async {
@@ -239,7 +247,6 @@ impl Conversation {
                 answer.push_str(&thought.content);
             }
             if is_last {
-                self.phase.send_replace(Phase::Prompt);
                 writeln!(screen.output)?;
                 self.messages.push(json!({"role": "assistant", "content": answer}));
                 return Ok(());

@@ -6,6 +6,7 @@ It is for programs that cannot be changed, such as lm-eval and LangChain. It ref
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.machinery
 import importlib.metadata
 import sys
@@ -47,6 +48,11 @@ def resolve_chat_template(tokenizer: Any, chat_template: str | None = None, tool
     return found
 
 
+def collect(*_: Any, **__: Any) -> None:
+    """Ends engines that nothing refers to any more. There are no groups of processes to leave."""
+    gc.collect()
+
+
 def _public(module: types.ModuleType) -> dict[str, Any]:
     return {name: getattr(module, name) for name in module.__all__}
 
@@ -55,8 +61,14 @@ def _modules() -> dict[str, dict[str, Any]]:
     everything = {name: getattr(quire, name) for name in quire.__all__ if not name.startswith("_")}
     engine_args = {"EngineArgs": settings.EngineArgs, "AsyncEngineArgs": settings.AsyncEngineArgs}
     async_llm = {"AsyncLLM": quire.AsyncLLM, "AsyncLLMEngine": quire.AsyncLLM}
+    ends: dict[str, Any] = {
+        name: collect
+        for name in ("cleanup_dist_env_and_memory", "destroy_distributed_environment", "destroy_model_parallel")
+    }
     return {
         "vllm": {**everything, **async_llm, "__version__": VERSION},
+        "vllm.distributed": ends,
+        "vllm.distributed.parallel_state": ends,
         "vllm.engine.arg_utils": engine_args,
         "vllm.engine.async_llm_engine": async_llm,
         "vllm.engine.llm_engine": {"LLMEngine": quire.LLMEngine},
@@ -77,6 +89,7 @@ def _modules() -> dict[str, dict[str, Any]]:
         "vllm.utils.argparse_utils": {"FlexibleArgumentParser": FlexibleArgumentParser},
         "vllm.v1.metrics.reader": _public(metrics),
         "vllm.v1.engine.async_llm": async_llm,
+        "vllm.v1.engine.llm_engine": {"LLMEngine": quire.LLMEngine},
         "vllm.v1.engine.exceptions": {"EngineDeadError": quire.EngineDeadError},
     }
 

@@ -4,7 +4,6 @@ mod logprob_sizes;
 mod running;
 
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{AdapterInfo, AsyncEngine, Pooler, Pooling};
 use serde_json::Value;
@@ -77,7 +76,7 @@ impl App {
             tool_format: chosen(options.tool_call_parser, template.and_then(ToolFormat::of), ToolFormat::Hermes).0,
             reasoning: chosen(options.reasoning_parser, template.and_then(ReasoningFormat::of), ReasoningFormat::Off).0,
             pooling: options.pooling_type.or(info.pooler.pooling),
-            created: unix_seconds(),
+            created: store::unix_seconds(),
             activity: Arc::default(),
             parse_pool: ParsePool::default(),
             budget: Budget::new(limits.max_inflight_bytes, limits.max_body_bytes),
@@ -185,9 +184,4 @@ fn chosen<F>(set: Option<F>, told: Option<(F, &str)>, usual: F) -> (F, String) {
         (None, Some((format, text))) => (format, format!("the template has {text}")),
         (None, None) => (usual, "assumed, because no template tells it".to_string()),
     }
-}
-
-/// Current Unix time in seconds.
-pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -1,7 +1,6 @@
 //! `/v1/conversations`: lists of items that responses continue and extend.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, Request};
 use axum::http::Uri;
@@ -15,7 +14,7 @@ use crate::app::App;
 use crate::http::ApiError;
 use crate::http::json::response;
 use crate::request::{Cost, Fields, Work, body};
-use crate::stored::{Owner, Query, refused};
+use crate::stored::{Owner, Query, Stored, refused};
 
 /// List of the items.
 const ITEMS: u8 = 0;
@@ -57,7 +56,7 @@ pub async fn create(own: Own, request: Request) -> Result<Response, ApiError> {
         body: metadata.to_string().into_bytes(),
     };
     let mut changes = vec![Change::Insert { id: id.clone(), record }];
-    changes.extend(append(&id, items).0);
+    changes.extend(append(&own.stored, &id, items).await?.0);
     own.stored.apply(changes).await?;
     let record = own.find(Kind::Conversation, &id).await?;
     Ok(response(&describe(&id, &record)))
@@ -97,7 +96,7 @@ pub async fn add_items(own: Own, Path(id): Path<String>, request: Request) -> Re
     own.find(Kind::Conversation, &id).await?;
     let mut body = body::receive(&own.app, request).await?;
     let (items, _) = body.read(&own.app, |_, fields| Ok((items_of(fields)?, Cost::default()))).await?;
-    let (changes, _) = append(&id, items);
+    let (changes, _) = append(&own.stored, &id, items).await?;
     let added = changes.iter().filter_map(|change| match change {
         Change::Part { bytes, .. } => serde_json::from_slice(bytes).ok(),
         _ => None,
@@ -124,19 +123,20 @@ pub fn turn(input: &str, response: &str) -> Vec<Value> {
     items
 }
 
-/// The changes that append items to a conversation, and the number of the last one. Numbers are microseconds, so that requests that
-/// run at once each append theirs.
-pub fn append(id: &str, items: Vec<Value>) -> (Vec<Change>, u64) {
+/// The changes that append items to a conversation, and the number of the last one. Requests that run at once each append theirs:
+/// no two get the same numbers.
+pub async fn append(stored: &Stored, id: &str, items: Vec<Value>) -> Result<(Vec<Change>, u64), ApiError> {
+    /// The last number of this process. The store knows those of earlier ones.
     static LAST: AtomicU64 = AtomicU64::new(0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_micros() as u64);
+    let key = id.to_string();
+    let kept = stored.read(move |store| store.part_before(&key, ITEMS, u64::MAX)).await?.unwrap_or(0);
     let count = items.len() as u64;
-    let after = LAST.fetch_max(now, Ordering::Relaxed).max(now);
-    let first = after + 1;
-    LAST.fetch_max(after + count, Ordering::Relaxed);
+    let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(last.max(kept) + count));
+    let first = last.unwrap_or_else(|last| last).max(kept) + 1;
     let items = identified(items, &format!("{id} {first}"));
     let part = |(item, number): (Value, u64)| {
         let bytes = item.to_string().into_bytes();
         Change::Part { id: id.to_string(), list: ITEMS, number, bytes }
     };
-    (items.into_iter().zip(first..).map(part).collect(), after + count)
+    Ok((items.into_iter().zip(first..).map(part).collect(), first + count - 1))
 }

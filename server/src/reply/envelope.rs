@@ -4,8 +4,9 @@ use axum::response::Response;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
+use store::unix_seconds;
 
-use crate::app::{App, unix_seconds};
+use crate::app::App;
 use crate::http::call;
 use crate::http::json::{self, Items};
 

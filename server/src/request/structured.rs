@@ -161,8 +161,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
     for name in object.keys().filter(|name| given(name).is_some()) {
         let advice = match name.as_str() {
             name if is_constraint(name) || ["json_object", "structural_tag"].contains(&name) => continue,
-            "disable_any_whitespace" | "whitespace_pattern" => continue,
-            "disable_additional_properties" => "set additionalProperties: false in the schema",
+            "disable_any_whitespace" | "whitespace_pattern" | "disable_additional_properties" => continue,
             _ => "remove it",
         };
         return Err(ApiError::unsupported(format!("{OUTPUTS}.{name}"), advice));
@@ -177,6 +176,13 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
         (None, None, None, Some(tag)) => tags("structured_outputs.structural_tag", tag)?,
         (None, None, None, None) => return Ok(None),
         _ => return Err(ApiError::found(OUTPUTS, "several constraints", ONE_OF)),
+    };
+    let grammar = match given("disable_additional_properties") {
+        None => grammar,
+        Some(Value::Bool(true)) => closed(grammar)?,
+        Some(other) => {
+            return Err(ApiError::wrong("structured_outputs.disable_additional_properties", other, "true or false"));
+        }
     };
     let grammar = match (given("disable_any_whitespace"), given("whitespace_pattern")) {
         (None, None) => grammar,
@@ -198,21 +204,68 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, A
 
 /// The grammar of JSON with this white space between its tokens; `None` allows none. `option` asks for it.
 fn spaced(grammar: Grammar, option: &str, pattern: Option<&str>) -> Result<Grammar, ApiError> {
-    let schema = match &grammar {
-        Grammar::JsonObject => json!({"type": "object"}),
-        Grammar::JsonSchema(text) => match serde_json::from_str(text) {
-            Ok(schema) => schema,
-            // Its compilation says what is wrong.
-            Err(_) => return Ok(grammar),
-        },
-        _ => {
-            return Err(ApiError::unsupported(
-                format!("structured_outputs.{option}"),
-                "it is for json and json_object",
-            ));
-        }
-    };
+    let Some(schema) = schema_of(&grammar, option)? else { return Ok(grammar) };
     Ok(Grammar::JsonSchema(with_white_space(schema, pattern).to_string()))
+}
+
+/// The grammar of JSON whose objects have no other properties than those that the schema names.
+fn closed(grammar: Grammar) -> Result<Grammar, ApiError> {
+    let Some(mut schema) = schema_of(&grammar, "disable_additional_properties")? else { return Ok(grammar) };
+    close(&mut schema);
+    Ok(Grammar::JsonSchema(schema.to_string()))
+}
+
+/// The schema of a grammar of JSON; `None` if it is not valid, which its compilation says. `option` asks for it.
+fn schema_of(grammar: &Grammar, option: &str) -> Result<Option<Value>, ApiError> {
+    match grammar {
+        Grammar::JsonObject => Ok(Some(json!({"type": "object"}))),
+        Grammar::JsonSchema(text) => Ok(serde_json::from_str(text).ok()),
+        _ => Err(ApiError::unsupported(format!("structured_outputs.{option}"), "it is for json and json_object")),
+    }
+}
+
+/// Keywords whose value is a schema or a list of schemas, and those whose value has schemas by name.
+const OF_SCHEMAS: [&str; 16] = [
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contains",
+    "additionalItems",
+    "unevaluatedItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contentSchema",
+    "items",
+    "prefixItems",
+    "allOf",
+    "anyOf",
+    "oneOf",
+];
+const BY_NAME: [&str; 6] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+
+/// Forbids other properties where a schema names some and does not say whether there are others. The parser of JSON has bounded the depth.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(close),
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                match value {
+                    Value::Object(named) if BY_NAME.contains(&name.as_str()) => named.values_mut().for_each(close),
+                    value if OF_SCHEMAS.contains(&name.as_str()) => close(value),
+                    _ => {}
+                }
+            }
+            let names_some =
+                ["properties", "patternProperties"].iter().any(|name| fields.get(*name).is_some_and(Value::is_object));
+            if names_some && !fields.contains_key("additionalProperties") {
+                fields.insert("additionalProperties".to_string(), false.into());
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Grammar of one constraint.

@@ -6,7 +6,7 @@ mod inspect;
 mod invocations;
 pub mod pooling;
 mod prefix_cache;
-mod sleep;
+pub mod sleep;
 mod tokenize;
 
 use axum::routing::{get, post};

@@ -30,14 +30,24 @@ pub async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// `POST /wake_up`. As in vLLM, a part of the memory can be named (`tags`), but all of it is taken.
 pub async fn wake_up(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
-    app.engine.wake().await.map_err(failed)?;
-    tracing::info!("the engine is awake");
-    Ok(StatusCode::OK)
+    wake(&app).await.map(|()| StatusCode::OK)
 }
 
 /// `POST /sleep`.
 pub async fn sleep(State(app): State<Arc<App>>, uri: Uri) -> Result<StatusCode, ApiError> {
-    let [level, mode] = read(uri.query().unwrap_or_default())?;
+    fall_asleep(&app, uri.query().unwrap_or_default()).await.map(|()| StatusCode::OK)
+}
+
+/// Takes the memory again.
+pub async fn wake(app: &App) -> Result<(), ApiError> {
+    app.engine.wake().await.map_err(failed)?;
+    tracing::info!("the engine is awake");
+    Ok(())
+}
+
+/// Gives memory back, as the parameters of a query say.
+pub async fn fall_asleep(app: &App, query: &str) -> Result<(), ApiError> {
+    let [level, mode] = read(query)?;
     let (number, level) = match level {
         Some("0") => (0, SleepLevel::Pause),
         Some("2") => (2, SleepLevel::CacheAndWeights),
@@ -48,7 +58,7 @@ pub async fn sleep(State(app): State<Arc<App>>, uri: Uri) -> Result<StatusCode, 
     }
     app.engine.sleep(level, mode.is_none_or(|mode| mode == "abort")).await.map_err(failed)?;
     tracing::info!("the engine sleeps at level {number}");
-    Ok(StatusCode::OK)
+    Ok(())
 }
 
 /// The routes where clients may not use them.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use store::{Change, Clock, Kind, Limits, NewRecord, OWNER_BYTES, Opener, StorageBackend, Store, StoreError};
 
@@ -20,28 +20,56 @@ struct State {
     log: Vec<Done>,
     /// Number of operations until all fail; `None` never.
     fails_after: Option<u64>,
+    /// Whether it is written only once this is over, and how many wait for that.
+    is_held: bool,
+    waiting: usize,
 }
 
 /// A disk that tests share with the store.
 #[derive(Clone, Debug, Default)]
-pub struct Disk(Arc<Mutex<State>>);
+pub struct Disk(Arc<(Mutex<State>, Condvar)>);
+
+/// A disk that finishes no write until this is dropped.
+pub struct Held(Disk);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.state().is_held = false;
+        self.0.0.1.notify_all();
+    }
+}
 
 impl Disk {
     pub fn of(bytes: Vec<u8>) -> Disk {
-        Disk(Arc::new(Mutex::new(State { bytes, ..State::default() })))
+        Disk(Arc::new((Mutex::new(State { bytes, ..State::default() }), Condvar::new())))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.0.lock().unwrap()
+    }
+
+    /// Makes it finish no write.
+    pub fn hold(&self) -> Held {
+        self.state().is_held = true;
+        Held(self.clone())
+    }
+
+    /// Whether someone waits for a write.
+    pub fn is_waiting(&self) -> bool {
+        self.state().waiting > 0
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        self.0.lock().unwrap().bytes.clone()
+        self.state().bytes.clone()
     }
 
     /// Takes what was done so far.
     pub fn take_log(&self) -> Vec<Done> {
-        std::mem::take(&mut self.0.lock().unwrap().log)
+        std::mem::take(&mut self.state().log)
     }
 
     pub fn fail_after(&self, operations: Option<u64>) {
-        self.0.lock().unwrap().fails_after = operations;
+        self.state().fails_after = operations;
     }
 
     pub fn opener(&self) -> Opener {
@@ -50,7 +78,12 @@ impl Disk {
     }
 
     fn change(&self, done: Done) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.state();
+        state.waiting += 1;
+        while state.is_held {
+            state = self.0.1.wait(state).unwrap();
+        }
+        state.waiting -= 1;
         match &mut state.fails_after {
             Some(0) => return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on device")),
             Some(left) => *left -= 1,
@@ -79,11 +112,11 @@ pub fn play(bytes: &mut Vec<u8>, done: &Done) {
 
 impl StorageBackend for Disk {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.lock().unwrap().bytes.len() as u64)
+        Ok(self.state().bytes.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let state = self.0.lock().unwrap();
+        let state = self.state();
         let found = state.bytes.get(offset as usize..offset as usize + out.len());
         out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())

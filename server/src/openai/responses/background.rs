@@ -383,30 +383,17 @@ impl Ending<'_> {
 
     /// Keeps the response with its last events. Tries until the store takes it.
     async fn keep(&self, response: String, last: Block, number: u64) -> Result<(), ApiError> {
-        let id = self.id.to_string();
         let mut kept = Kept { body: String::new(), earlier: String::new(), response, ..self.kept.clone() };
-        let mut changes = Vec::new();
-        if kept.streams && !last.events.is_empty() {
-            changes.push(Change::Part { id: id.clone(), list: EVENTS, number, bytes: last.encode() });
-        }
-        if let Some((conversation, at)) = &mut kept.conversation {
-            let items = conversations::turn(&kept.input, &kept.response);
-            let (more, last) = conversations::append(conversation, items);
-            *at = last;
-            changes.extend(more);
-        }
-        changes.push(Change::Update { id, body: kept.encode(), is_open: false });
+        let mut appends = kept.conversation.is_some();
         let mut pauses = Pauses::default();
         loop {
-            match self.stored.apply(changes.clone()).await {
+            match self.write(&mut kept, appends, &last, number).await {
                 Ok(()) => break,
                 Err(error) if error.status() == 409 => {
                     // It has ended or is gone, or its conversation is.
-                    if changes.len() > 1 && kept.conversation.take().is_some() {
-                        changes.retain(|change| change.id() == self.id);
-                        continue;
+                    if !std::mem::take(&mut appends) {
+                        break;
                     }
-                    break;
                 }
                 Err(_) if self.live.ended() == Some(Ended::Stopped) => return Ok(()),
                 Err(_) => pauses.pause(self.live).await,
@@ -414,5 +401,22 @@ impl Ending<'_> {
         }
         self.live.tell();
         Ok(())
+    }
+
+    /// Writes the response with its last events, and appends its items to its conversation.
+    async fn write(&self, kept: &mut Kept, appends: bool, last: &Block, number: u64) -> Result<(), ApiError> {
+        let id = self.id.to_string();
+        let mut changes = Vec::new();
+        if kept.streams && !last.events.is_empty() {
+            changes.push(Change::Part { id: id.clone(), list: EVENTS, number, bytes: last.encode() });
+        }
+        if let Some((conversation, at)) = kept.conversation.as_mut().filter(|_| appends) {
+            let items = conversations::turn(&kept.input, &kept.response);
+            let (more, last) = conversations::append(self.stored, conversation, items).await?;
+            *at = last;
+            changes.extend(more);
+        }
+        changes.push(Change::Update { id, body: kept.encode(), is_open: false });
+        self.stored.apply(changes).await
     }
 }

@@ -122,7 +122,8 @@ impl Keeping {
         kept.response = response;
         let mut changes = Vec::new();
         if let Some((conversation, at)) = &mut kept.conversation {
-            let (more, last) = conversations::append(conversation, conversations::turn(&kept.input, &kept.response));
+            let items = conversations::turn(&kept.input, &kept.response);
+            let (more, last) = conversations::append(&stored, conversation, items).await?;
             *at = last;
             changes.extend(more);
         }

@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use store::unix_seconds;
 
 use super::json::Json;
-use crate::app::{App, unix_seconds};
+use crate::app::App;
 use crate::http::{ApiError, call};
 use crate::reply::{Part, Usage};
 use crate::request::Options;
