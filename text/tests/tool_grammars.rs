@@ -122,6 +122,23 @@ fn required_calls_are_calls_of_the_schema_in_every_format() {
 }
 
 #[test]
+fn a_call_may_be_of_one_of_128_functions_in_every_format() {
+    let [parameters, _] = tools().try_into().map(|all: [Tool; 2]| all.map(|tool| tool.parameters)).unwrap();
+    let tool = |i: usize| Tool {
+        name: format!("f{}", if i == 0 { String::new() } else { i.to_string() }),
+        parameters: parameters.clone(),
+    };
+    let many: Vec<Tool> = (0..128).map(tool).collect();
+    for format in ToolFormat::all() {
+        for calls in [Calls::Several, Calls::Optional(None)] {
+            let start = compile(format.grammar(&many, calls, &TOKENIZER).unwrap());
+            assert!(allows(&start, &written(format, true)), "{format:?}");
+            assert!(!allows(&start, &written(format, false)), "{format:?}");
+        }
+    }
+}
+
+#[test]
 fn with_optional_calls_text_is_free_up_to_the_marker_and_after_the_call() {
     for format in ToolFormat::all() {
         let start = compile(format.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
