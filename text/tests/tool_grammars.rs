@@ -200,6 +200,35 @@ fn text_around_optional_calls_is_never_a_call_that_breaks_the_schema() {
 }
 
 #[test]
+fn a_call_without_tags_is_one_of_the_schema_too() {
+    let start = compile(ToolFormat::Hermes.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
+    let calls = [
+        r#"{"name": "f", "arguments": {"s":"a","i":1}}"#,
+        "{\n  \"name\": \"f\",\n  \"arguments\": {\"s\":\"a\",\"i\":1}}",
+        r#"{"name":"g","arguments":{}}"#,
+    ];
+    for call in calls {
+        for text in [
+            call.to_string(),
+            format!("\n{call}\n"),
+            format!("```json\n{call}\n```"),
+            format!("```\n{call}\n``` Done."),
+            format!("{call}\n{}", calls[0]),
+        ] {
+            assert!(allows(&start, &text), "{text}");
+            let (mut parser, mut events) = (ToolFormat::Hermes.parser(tools().into()), Vec::new());
+            parser.push(&text, &mut events);
+            parser.finish(&mut events);
+            let called = events.iter().filter(|event| matches!(event, ToolEvent::Call { .. })).count();
+            assert_eq!(called, text.matches("\"arguments\"").count(), "{text}: {events:?}");
+        }
+        assert!(!allows(&start, &call.replace("\"s\"", "\"t\"").replace("{}}", "[]}")), "{call}");
+    }
+    // Another object is an answer.
+    assert!(allows(&start, r#"{"name": "Bob", "age": 3}"#));
+}
+
+#[test]
 fn the_number_of_a_kimi_call_counts_on() {
     let one = |name: &str, number: &str, object: &str| {
         format!("<|tool_call_begin|>functions.{name}{number}<|tool_call_argument_begin|>{object}<|tool_call_end|>")
