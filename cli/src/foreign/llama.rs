@@ -105,10 +105,7 @@ pub const LLAMA_SERVER: &[Group] = &[
     group(Only(&["-1"], "use POST /sleep"), "sleep-idle-seconds:i=-1"),
     group(Refused("the page is part of the program"), "path:s webui-config:s webui-config-file:s"),
     group(Refused("this engine has no such function"), "control-vector:s slot-save-path:s tools:s agent"),
-    group(
-        Only(&["none", "layer"], "use --tensor-parallel-size or --pipeline-parallel-size"),
-        "split-mode(sm):s=layer",
-    ),
+    group(Only(&["none", "layer"], "use --tensor-parallel-size or --pipeline-parallel-size"), "split-mode(sm):s=layer"),
     group(Refused("use --tensor-parallel-size or --pipeline-parallel-size"), "tensor-split(ts):s"),
     group(Only(&["0"], "set CUDA_VISIBLE_DEVICES"), "main-gpu(mg):i=0"),
 ];
