@@ -33,9 +33,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Pause after a failed `accept`, for example without free file descriptors: other connections have to end first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time for a connection that gives way to a new one to end.
-const GIVE_WAY_TIME: Duration = Duration::from_secs(1);
-
 /// Time between two searches for what is over its time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -207,6 +204,7 @@ impl Server {
             return self.rejector.reject(client);
         }
         let (app, permits, builder) = (self.app.clone(), self.permits.clone(), self.builder.clone());
+        let header_timeout = app.options.limits.header_timeout;
         let place = Place::new(self.waiting.clone());
         let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
         let service = service_fn(move |request| {
@@ -215,14 +213,6 @@ impl Server {
         });
         let mut finish = self.finish.subscribe();
         let whole = async move {
-            let _permit = match permit {
-                Some(permit) => permit,
-                // That of the connection that gives way.
-                None => match timeout(GIVE_WAY_TIME, permits.acquire_owned()).await {
-                    Ok(Ok(permit)) => permit,
-                    _ => return,
-                },
-            };
             let limits = &app.options.limits;
             let Some(stream) = client.open(limits.header_timeout).await else { return };
             let stream = Connection::new(stream, Arc::downgrade(&app.activity), limits.send_timeout);
@@ -251,10 +241,24 @@ impl Server {
             }
         };
         tokio::spawn(async move {
+            let permit = match permit {
+                Some(permit) => permit,
+                // That of the connection that gives way.
+                None => tokio::select! {
+                    acquired = timeout(header_timeout, permits.acquire_owned()) => match acquired {
+                        Ok(Ok(permit)) => permit,
+                        _ => return,
+                    },
+                    () = own.ended() => return,
+                },
+            };
             tokio::select! {
                 () = whole => {}
                 () = own.ended() => tracing::debug!("a connection that waited gave way to a new one (--max-connections)"),
             }
+            // Out of the line first: each connection in it has a permit to give, or waits for one.
+            own.leave();
+            drop(permit);
         });
     }
 }

@@ -60,13 +60,13 @@ impl Place {
         B: HttpBody<Data = Bytes, Error: std::error::Error + Send + Sync + 'static> + Send + Unpin + 'static,
     {
         let place = self.clone();
-        request.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.work()))) }))
+        request.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.leave()))) }))
     }
 
     /// A response that puts the connection back into the line when it has been sent.
     pub fn leaving(self: &Arc<Place>, response: Response<Body>) -> Response<Body> {
         // The rest of the request may not have been read.
-        self.work();
+        self.leave();
         let place = self.clone();
         response.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.wait()))) }))
     }
@@ -81,7 +81,8 @@ impl Place {
         }
     }
 
-    fn work(&self) {
+    /// Takes the connection out of the line.
+    pub fn leave(&self) {
         let mut line = self.waiting.line();
         if let Some(key) = self.at().take() {
             line.connections.remove(&key);
@@ -95,7 +96,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.work();
+        self.leave();
     }
 }
 
