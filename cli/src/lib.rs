@@ -214,10 +214,13 @@ fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMat
     }
 }
 
-/// clap's message without the usage lines.
+/// clap's message without the usage lines, and without its advice to pass an unknown flag as a value.
 fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let kept: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
+    let is_kept = |line: &&str| {
+        !line.is_empty() && !line.starts_with("For more information") && !line.starts_with("tip: to pass '")
+    };
+    let kept: Vec<&str> = lines.filter(is_kept).collect();
     kept.join("; ").trim_start_matches("error: ").to_string()
 }

@@ -32,9 +32,18 @@ pub fn lora_module(text: &str) -> Result<LoraModule, String> {
     fields.map(|(name, path)| LoraModule { name, path: path.into() }).ok_or_else(|| expected.to_string())
 }
 
+/// The number of cores that this process may use, if it is less than that of a text.
+pub fn cores_below(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|count: &usize| *count > cores()).map(|_| cores())
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// `--threads`. More threads than cores would only wait for each other.
 pub fn threads(text: &str) -> Result<usize, String> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = cores();
     let count = text.parse().ok().filter(|count| (1..=cores).contains(count));
     count.ok_or_else(|| format!("expected a whole number from 1 to {cores}, the cores that this process may use"))
 }

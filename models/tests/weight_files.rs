@@ -165,6 +165,9 @@ fn a_damaged_header_is_refused() {
         let copy = Copy::of("llama").write(SINGLE, length.to_le_bytes());
         message(Weights::open(&copy.files()), &[SINGLE, &format!("a header of {length} bytes"), "at most 100000000"]);
     }
+    let copy =
+        Copy::of("llama").write(SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4967215360\n");
+    message(Weights::open(&copy.files()), &[SINGLE, "a pointer of Git LFS", "git lfs pull"]);
 }
 
 #[test]

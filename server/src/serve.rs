@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::http::{Accepted, Connection, Listener, refusal};
+use crate::http::{Accepted, Connection, Listener, Place, Waiting, refusal};
 use crate::monitor::STOPPING;
 use crate::monitor::watchdog;
 use crate::router::routes;
@@ -167,6 +168,7 @@ struct Server {
     router: Router,
     /// One permit per connection.
     permits: Arc<Semaphore>,
+    waiting: Arc<Waiting>,
     rejector: refusal::Rejector,
     builder: http1::Builder,
     /// Set when connections must close. Each connection holds a receiver.
@@ -187,6 +189,7 @@ impl Server {
         Server {
             router: routes(app.clone(), loopback),
             permits: Arc::new(Semaphore::new(limits.max_connections)),
+            waiting: Arc::default(),
             rejector: refusal::Rejector::over(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
@@ -195,15 +198,21 @@ impl Server {
     }
 
     fn begin(&self, client: Accepted) {
-        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+        let permit = self.permits.clone().try_acquire_owned().ok();
+        if permit.is_none() && !self.waiting.end_longest() {
             self.app.metrics.rejected("connections");
             return self.rejector.reject(client);
-        };
-        let app = self.app.clone();
-        let service = TowerToHyperService::new(self.router.clone());
-        let builder = self.builder.clone();
+        }
+        let (app, permits, builder) = (self.app.clone(), self.permits.clone(), self.builder.clone());
+        let header_timeout = app.options.limits.header_timeout;
+        let place = Place::new(self.waiting.clone());
+        let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
+        let service = service_fn(move |request| {
+            let (response, place) = (router.call(place.arriving(request)), place.clone());
+            async move { response.await.map(|response| place.leaving(response)) }
+        });
         let mut finish = self.finish.subscribe();
-        tokio::spawn(async move {
+        let whole = async move {
             let limits = &app.options.limits;
             let Some(stream) = client.open(limits.header_timeout).await else { return };
             let stream = Connection::new(stream, Arc::downgrade(&app.activity), limits.send_timeout);
@@ -230,6 +239,25 @@ impl Server {
                     }
                 }
             }
+        };
+        tokio::spawn(async move {
+            let permit = match permit {
+                Some(permit) => permit,
+                // That of the connection that gives way.
+                None => tokio::select! {
+                    acquired = timeout(header_timeout, permits.acquire_owned()) => match acquired {
+                        Ok(Ok(permit)) => permit,
+                        _ => return,
+                    },
+                    () = own.ended() => return,
+                },
+            };
+            tokio::select! {
+                () = whole => {}
+                () = own.ended() => tracing::debug!("a connection that waited gave way to a new one (--max-connections)"),
+            }
+            // Out of the line first: each connection in it has a permit to give, or waits for one.
+            own.leave();
             drop(permit);
         });
     }

@@ -214,6 +214,14 @@ fn a_head_or_body_over_its_limit_is_refused() {
     let reply = server.post(COMPLETIONS, &json!({"prompt": "a".repeat(1000)}));
     assert_eq!(reply.status, 413, "{}", reply.body);
     reply.error();
+    // The error does not wait for a body that would be discarded.
+    let head = "Content-Type: application/json\r\nContent-Length: 1000000000000";
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n{{").as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 413");
     let reply = server.send("GET", "/health", &[("X-Long", &"a".repeat(2000))], b"");
     assert_eq!(reply.status, 431, "{}", reply.body);
     assert!(reply.error()["message"].as_str().unwrap().contains("2000"));
@@ -300,9 +308,15 @@ fn a_body_that_arrives_too_slowly_is_refused_and_a_slow_one_is_not() {
 }
 
 #[test]
-fn connections_over_the_limit_get_a_503_until_others_close() {
-    let server = with(Limits { max_connections: 2, ..Limits::default() });
-    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+fn connections_over_the_limit_get_a_503_while_all_others_are_answered() {
+    let limits = Limits { max_connections: 2, ..Limits::default() };
+    let server = Server::with(slow(config()), ServerOptions { limits, ..ServerOptions::default() }, Duration::ZERO);
+    let open = || {
+        let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+        stream.read_exact(&mut [0; 64]).unwrap();
+        stream
+    };
+    let held: Vec<TcpStream> = (0..2).map(|_| open()).collect();
     let reply = Reply::read(TcpStream::connect(server.address).unwrap());
     assert_eq!((reply.status, reply.header("retry-after")), (503, "1"));
     reply.error();
@@ -311,6 +325,42 @@ fn connections_over_the_limit_get_a_503_until_others_close() {
         let stream = server.open("GET", "/health", &[], b"");
         Reply::read(stream).status == 200
     });
+}
+
+#[test]
+fn connections_whose_request_does_not_arrive_give_way_to_others() {
+    let limits = Limits { max_connections: 3, ..Limits::default() };
+    let server = Server::with(slow(config()), ServerOptions { limits, ..ServerOptions::default() }, Duration::ZERO);
+    let mut running = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    running.read_exact(&mut [0; 64]).unwrap();
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
+    for part in [String::new(), "POST /v1".to_string(), head.clone(), format!("{head}Content-Length: 9\r\n\r\n{{")] {
+        let mut stalled: Vec<TcpStream> = (0..20)
+            .map(|_| {
+                let mut stream = TcpStream::connect(server.address).unwrap();
+                stream.write_all(part.as_bytes()).unwrap();
+                stream
+            })
+            .collect();
+        for _ in 0..5 {
+            let reply = Reply::read(server.open("GET", "/version", &[], b""));
+            assert_eq!(reply.status, 200, "{part:?}: {}", reply.body);
+        }
+        // The first has been closed without an answer.
+        assert!(matches!(stalled[0].read(&mut [0; 8]), Ok(0) | Err(_)), "{part:?}");
+    }
+    // A connection between two requests waits too, and is served as long as no other needs its place.
+    let mut kept = TcpStream::connect(server.address).unwrap();
+    for _ in 0..3 {
+        kept.write_all(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut head = [0; 12];
+        kept.read_exact(&mut head).unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        let mut rest = [0; 4096];
+        let _ = kept.read(&mut rest).unwrap();
+    }
+    // What runs goes on.
+    running.read_exact(&mut [0; 64]).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::AsyncEngine;
+use engine::{AsyncEngine, EngineConfig};
 use server::{App, ClientCertificates, Limits, Listener, ServerOptions, Tls, serve};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::common::config;
+use crate::common::{config, slow};
 
 /// A file beside this one.
 fn pem(name: &str) -> PathBuf {
@@ -59,8 +59,8 @@ fn run<F: Future>(test: F) -> F::Output {
 }
 
 /// Serves the demo model until the runtime ends.
-fn start(listener: Listener, options: ServerOptions) {
-    let engine = AsyncEngine::start(config(), &|_, _| {}).unwrap();
+fn start(config: EngineConfig, listener: Listener, options: ServerOptions) {
+    let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
     tokio::spawn(serve(listener, Arc::new(App::new(engine, options)), std::future::pending(), Duration::ZERO));
 }
 
@@ -71,25 +71,33 @@ fn requests_come_through_tls_and_what_is_none_is_closed() {
         let address = listener.local_addr().unwrap();
         let limits = Limits { header_timeout: Duration::from_millis(300), max_connections: 1, ..Limits::default() };
         let tls = tls(ClientCertificates::None);
-        start(Listener::from(listener).with_tls(Some(&tls)), ServerOptions { limits, ..ServerOptions::default() });
-        let secure = async |path| {
+        let options = ServerOptions { limits, ..ServerOptions::default() };
+        start(slow(config()), Listener::from(listener).with_tls(Some(&tls)), options);
+        let open = async || {
             let stream = TcpStream::connect(address).await.unwrap();
-            get(connector(false).connect("localhost".try_into().unwrap(), stream).await.unwrap(), path).await
+            connector(false).connect("localhost".try_into().unwrap(), stream).await.unwrap()
         };
+        let secure = async |path| get(open().await, path).await;
         let models = secure("/v1/models").await;
         assert!(models.starts_with("HTTP/1.1 200 ") && models.contains("quire-demo"), "{models}");
-        // Bytes that are no TLS, and a client that says nothing: both are let go, and the next one is served.
+        // Bytes that are no TLS, and a client that says nothing: both are let go.
         assert!(!get(TcpStream::connect(address).await.unwrap(), "/health").await.contains("HTTP/1.1"));
-        // Its connection counts until the server has let go of it, which may be after the client has seen the end.
-        tokio::time::sleep(Duration::from_millis(200)).await;
         let (mut silent, since) = (TcpStream::connect(address).await.unwrap(), Instant::now());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        // Over the limit of connections, the error comes through TLS too.
-        let full = secure("/health").await;
-        assert!(full.starts_with("HTTP/1.1 503 ") && full.contains("--max-connections"), "{full}");
         assert_eq!(silent.read(&mut [0; 8]).await.unwrap_or(0), 0);
         assert!(since.elapsed() >= Duration::from_millis(300));
+        // Another client does not wait for that.
+        let _silent = TcpStream::connect(address).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(secure("/health").await.starts_with("HTTP/1.1 200 "));
+        // Over the limit of connections that are answered, the error comes through TLS too.
+        let body = r#"{"prompt": "One", "max_tokens": 900, "ignore_eos": true, "stream": true}"#;
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+        let mut running = open().await;
+        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        running.write_all(request.as_bytes()).await.unwrap();
+        running.read_exact(&mut [0; 64]).await.unwrap();
+        let full = secure("/health").await;
+        assert!(full.starts_with("HTTP/1.1 503 ") && full.contains("--max-connections"), "{full}");
     });
 }
 
@@ -119,7 +127,7 @@ fn a_unix_socket_serves_with_and_without_the_prefix_of_a_proxy() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("quire.sock");
         let options = ServerOptions { root_path: Some("/llm".into()), ..ServerOptions::default() };
-        start(UnixListener::bind(&path).unwrap().into(), options);
+        start(config(), UnixListener::bind(&path).unwrap().into(), options);
         let ask = async |target| get(UnixStream::connect(&path).await.unwrap(), target).await;
         for target in ["/v1/models", "/llm/v1/models", "/llm/health"] {
             let answer = ask(target).await;

@@ -129,6 +129,45 @@ fn a_response_continues_another_as_if_its_items_were_sent_again() {
 }
 
 #[test]
+fn an_item_of_any_kept_response_may_be_named_in_place_of_the_item() {
+    let ask = |body: &Value| SERVER.ok(RESPONSES, body.clone());
+    let body = |items: &[Value], more: Value| {
+        let mut body = json!({"input": items, "max_output_tokens": 4, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (one, two) = (json!({"role": "user", "content": "One"}), json!({"role": "user", "content": "Two"}));
+    let item = |response: &Value| response["output"][0].clone();
+    let named = |response: &Value| json!({"type": "item_reference", "id": response["output"][0]["id"]});
+    let first = ask(&body(&[one.clone()], json!({})));
+    let other = ask(&body(&[two.clone()], json!({})));
+    let whole = [one.clone(), item(&first), two.clone(), item(&other), item(&first), one.clone()];
+    let short = [one.clone(), named(&first), two.clone(), named(&other), named(&first), one.clone()];
+    let expected = ask(&body(&whole, json!({})));
+    for more in [json!({}), json!({"store": false}), json!({"background": true})] {
+        let is_background = more["background"] == true;
+        let mut found = ask(&body(&short, more));
+        if is_background {
+            found = ended(&SERVER, &found["id"]);
+        }
+        assert_eq!(found["usage"]["input_tokens"], expected["usage"]["input_tokens"]);
+        assert_eq!(found["output"][0]["content"], expected["output"][0]["content"]);
+        if found["store"] == true {
+            // What continues it does not need the named responses any more.
+            let listed = SERVER.get(&format!("{}/input_items?order=asc", path(&found["id"]))).json();
+            assert_eq!(listed["data"][1], item(&first));
+        }
+    }
+    let gone = ask(&body(&[one.clone()], json!({"store": false})));
+    let deleted = ask(&body(&[one.clone()], json!({})));
+    assert_eq!(SERVER.send("DELETE", &path(&deleted["id"]), &[], b"").status, 200);
+    for response in [gone, deleted] {
+        let reply = SERVER.post(RESPONSES, &body(&[named(&response), two.clone()], json!({})));
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!("input[0].id")), "{}", reply.body);
+    }
+}
+
+#[test]
 fn a_conversation_gets_the_items_of_its_responses() {
     let conversation = SERVER.ok(
         "/v1/conversations",

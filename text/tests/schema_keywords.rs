@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use serde_json::{Value, json};
 use text::{Grammar, Matcher, with_schema_options, with_white_space};
 
-use crate::grammars::{bytes, matches};
+use crate::grammars::{bytes, matches, next};
 
 struct Unpark(std::thread::Thread);
 
@@ -90,6 +90,74 @@ fn patterns_that_match_the_same_name_are_served_to_the_end_of_the_answer() {
     let named = json!({"type": "object", "properties": {"score": {"type": "integer", "multipleOf": 5}},
         "patternProperties": {"^score$": {"type": "integer"}}, "required": ["score"], "additionalProperties": false});
     check(&named, &[], &[r#"{"score":15}"#], &[r#"{"score":3}"#, "{}"]);
+}
+
+#[test]
+fn a_pattern_that_matches_only_named_properties_allows_no_further_one() {
+    let schema = |pattern: &str, closed: bool| {
+        json!({"type": "object", "properties": {"a1": {"type": "integer"}, "a2": {"type": "integer"}},
+            "required": ["a1"], "patternProperties": {pattern: {"multipleOf": 5}}, "additionalProperties": !closed})
+    };
+    for pattern in ["^a[12]$", "^(a1|a2)$", "^a(1|2)?(1|2)$"] {
+        let compiled = compile(Grammar::JsonSchema(schema(pattern, true).to_string())).unwrap();
+        let is_exact = !pattern.contains('?');
+        for text in [r#"{"a1":5"#, r#"{"a1":5,"a2":10"#] {
+            let mut at = compiled.clone();
+            text.bytes().for_each(|byte| at.accept(byte.into()).unwrap());
+            let (tokens, _) = next(&mut at).unwrap();
+            let may_follow = tokens.contains(&u32::from(b','));
+            assert_eq!(may_follow, !is_exact || !text.contains("a2"), "{text} with {pattern}");
+        }
+        check(
+            &schema(pattern, true),
+            &[],
+            &[r#"{"a1":5}"#, r#"{"a1":5, "a2":10}"#],
+            &[r#"{"a1":4}"#, r#"{"a1":5,"a2":3}"#],
+        );
+        check(&schema(pattern, false), &[], &[r#"{"a1":5,"b":"x"}"#], &[r#"{"a1":4}"#]);
+    }
+}
+
+#[test]
+fn a_property_that_is_never_valid_does_not_appear() {
+    let path = json!({"type": "string", "maxLength": 3});
+    for never in [json!({"not": {}}), json!({"not": true}), json!({"not": {}, "description": "none"})] {
+        let schema = json!({"type": "object", "properties": {"path": path, "head": never}, "required": ["path"]});
+        check(&schema, &[], &[r#"{"path":"a"}"#, r#"{"path":"a","b":1}"#], &[r#"{"path":"a","head":1}"#]);
+        let required = json!({"type": "object", "properties": {"head": never}, "required": ["head"]});
+        assert!(compile(Grammar::JsonSchema(required.to_string())).is_err_and(|problem| problem.contains("head")));
+    }
+}
+
+#[test]
+fn bounds_of_any_size_compile() {
+    for (kind, bounds) in [
+        ("integer", json!({"minimum": i64::MIN, "maximum": i64::MAX})),
+        ("integer", json!({"minimum": i64::MIN, "maximum": u64::MAX})),
+        ("integer", json!({"exclusiveMinimum": -1e300, "exclusiveMaximum": 1e300})),
+        ("number", json!({"minimum": i64::MIN, "maximum": i64::MAX})),
+        ("number", json!({"minimum": -1e300})),
+        ("number", json!({"maximum": f64::MAX})),
+        ("number", json!({"exclusiveMinimum": f64::MIN, "exclusiveMaximum": u64::MAX})),
+    ] {
+        let mut schema = json!({"type": kind});
+        schema.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
+        check(&schema, &[], &["0", "7", "-123456789012345"], &["\"\"", "-"]);
+    }
+    let kinds = json!({"type": ["integer", "null"], "minimum": 5, "maximum": u64::MAX});
+    check(&kinds, &[], &["5", "9007199254740993", "null"], &["4", "-7"]);
+}
+
+#[test]
+fn a_grammar_that_matches_nothing_is_refused_in_plain_words() {
+    let problems = [
+        compile(Grammar::JsonSchema(json!({"$ref": "#"}).to_string())),
+        compile(Grammar::Regex("[^\\s\\S]".to_string())),
+        compile(Grammar::Lark("start: a\na: b\nb: a".to_string())),
+    ];
+    for problem in problems {
+        assert_eq!(problem.err().unwrap(), "nothing can follow: no text matches the whole grammar");
+    }
 }
 
 #[test]

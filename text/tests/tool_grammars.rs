@@ -122,6 +122,23 @@ fn required_calls_are_calls_of_the_schema_in_every_format() {
 }
 
 #[test]
+fn a_call_may_be_of_one_of_128_functions_in_every_format() {
+    let [parameters, _] = tools().try_into().map(|all: [Tool; 2]| all.map(|tool| tool.parameters)).unwrap();
+    let tool = |i: usize| Tool {
+        name: format!("f{}", if i == 0 { String::new() } else { i.to_string() }),
+        parameters: parameters.clone(),
+    };
+    let many: Vec<Tool> = (0..128).map(tool).collect();
+    for format in ToolFormat::all() {
+        for calls in [Calls::Several, Calls::Optional(None)] {
+            let start = compile(format.grammar(&many, calls, &TOKENIZER).unwrap());
+            assert!(allows(&start, &written(format, true)), "{format:?}");
+            assert!(!allows(&start, &written(format, false)), "{format:?}");
+        }
+    }
+}
+
+#[test]
 fn with_optional_calls_text_is_free_up_to_the_marker_and_after_the_call() {
     for format in ToolFormat::all() {
         let start = compile(format.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
@@ -180,6 +197,35 @@ fn text_around_optional_calls_is_never_a_call_that_breaks_the_schema() {
     // Another object is an answer.
     let start = compile(ToolFormat::Llama3Json.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
     assert!(allows(&start, r#"{"name": "Bob", "user": {"name": "h"}}"#));
+}
+
+#[test]
+fn a_call_without_tags_is_one_of_the_schema_too() {
+    let start = compile(ToolFormat::Hermes.grammar(&tools(), Calls::Optional(None), &TOKENIZER).unwrap());
+    let calls = [
+        r#"{"name": "f", "arguments": {"s":"a","i":1}}"#,
+        "{\n  \"name\": \"f\",\n  \"arguments\": {\"s\":\"a\",\"i\":1}}",
+        r#"{"name":"g","arguments":{}}"#,
+    ];
+    for call in calls {
+        for text in [
+            call.to_string(),
+            format!("\n{call}\n"),
+            format!("```json\n{call}\n```"),
+            format!("```\n{call}\n``` Done."),
+            format!("{call}\n{}", calls[0]),
+        ] {
+            assert!(allows(&start, &text), "{text}");
+            let (mut parser, mut events) = (ToolFormat::Hermes.parser(tools().into()), Vec::new());
+            parser.push(&text, &mut events);
+            parser.finish(&mut events);
+            let called = events.iter().filter(|event| matches!(event, ToolEvent::Call { .. })).count();
+            assert_eq!(called, text.matches("\"arguments\"").count(), "{text}: {events:?}");
+        }
+        assert!(!allows(&start, &call.replace("\"s\"", "\"t\"").replace("{}}", "[]}")), "{call}");
+    }
+    // Another object is an answer.
+    assert!(allows(&start, r#"{"name": "Bob", "age": 3}"#));
 }
 
 #[test]

@@ -84,7 +84,13 @@ pub const VLLM: &[Group] = &[
     group(NoEffect("the model decides what it is used for"), "skip-mm-profiling language-model-only"),
     group(NoEffect("a grammar is compiled by the one backend that there is"), "guided-decoding-backend:s"),
     group(NoEffect("reasoning is parsed if the chat template has it, or with --reasoning-parser"), "enable-reasoning"),
-    group(NoEffect("a step is planned while one runs"), "num-scheduler-steps:i"),
+    group(NoEffect("a step is planned while one runs"), "num-scheduler-steps:i disable-async-output-proc"),
+    group(
+        NoEffect("only older versions of vLLM had it"),
+        "use-v2-block-manager disable-frontend-multiprocessing multi-step-stream-outputs scheduler-delay-factor:f \
+         num-lookahead-slots:i max-context-len-to-capture:i lora-extra-vocab-size:i disable-mm-preprocessor-cache",
+    ),
+    group(NoEffect("ranks are threads, or are started by mpiexec"), "worker-use-ray engine-use-ray"),
     // Logs and metrics.
     group(
         NoEffect("there are no statistics in the log; /metrics has them"),
@@ -160,13 +166,23 @@ pub const VLLM: &[Group] = &[
     group(
         Only(
             &["auto", "hf", "safetensors", "gguf"],
-            "the format of a checkpoint follows from its files, which are needed",
+            "the format follows from the files, which are needed; omit the flag if the model has safetensors or GGUF files",
         ),
         "load-format:s=auto",
     ),
     group(
-        Only(&["auto", "hf", "fast", "slow", "vllm"], "checkpoints and tokenizers are in the layout of Hugging Face"),
-        "tokenizer-mode:s=auto config-format:s=auto model-impl:s=auto",
+        Only(
+            &["auto", "hf", "fast", "slow", "vllm"],
+            "checkpoints are in the layout of Hugging Face; omit the flag if the model has these files too",
+        ),
+        "config-format:s=auto model-impl:s=auto",
+    ),
+    group(
+        Only(
+            &["auto", "hf", "fast", "slow"],
+            "the tokenizer follows from the files; --chat-template has forms without a template: mistral, deepseek_v32",
+        ),
+        "tokenizer-mode:s=auto",
     ),
     group(Only(&["assistant"], "answers are those of an assistant"), "response-role:s=assistant"),
     group(NoEffect("a comment is sent after each 15 seconds of silence"), "sse-keep-alive-interval:i=0"),
@@ -180,7 +196,10 @@ pub const VLLM: &[Group] = &[
         Only(&["raw_logprobs"], "log-probabilities are those of the model, before penalties"),
         "logprobs-mode:s=raw_logprobs",
     ),
-    group(Only(&["auto"], "recurrent states are float32"), "mamba-cache-dtype:s=auto mamba-ssm-cache-dtype:s=auto"),
+    group(
+        Only(&["auto", "float32"], "recurrent states are float32"),
+        "mamba-cache-dtype:s=auto mamba-ssm-cache-dtype:s=auto",
+    ),
     group(Only(&["native"], "--kv-offloading-size is the memory of this process"), "kv-offloading-backend:s=native"),
     group(
         Only(&[], "use --max-num-batched-tokens and --max-num-seqs"),

@@ -209,6 +209,11 @@ const LINES: &[(&str, &str)] = &[
         "m --api-key=a --api-key=b --enable-lora=false --max-num-seqs=8 --max-model-len=auto --max-queued-requests=16 \
          --max-header-count=64 --enforce-eager=false --tensor-parallel-size=2 --uds=/tmp/s --root-path=/v",
     ),
+    (
+        "Qwen/Qwen3-Next-80B-A3B-Instruct --speculative-config '{\"method\":\"qwen3_next_mtp\",\"num_speculative_tokens\":2}' \
+         --use-v2-block-manager --worker-use-ray --disable-frontend-multiprocessing --mamba_ssm_cache_dtype float32",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct --speculative-config={\"method\":\"mtp\",\"num_speculative_tokens\":2}",
+    ),
     ("--api-key a --served-model-name x y -- m", "m --api-key=a --served-model-name=x --served-model-name=y"),
     (
         "m --kv-cache-memory-bytes 10g --ssl-certfile c.pem --ssl-keyfile k.pem --ssl-cert-reqs 0 --revision v1 \
@@ -276,10 +281,13 @@ fn what_is_wrong_with_a_flag_is_one_line() {
         ("--override-generation-config {\"top_p\":2}", &["top_p: found 2, expected a number above 0"]),
         ("--default-chat-template-kwargs []", &["--default-chat-template-kwargs", "expected a JSON object"]),
         ("--quantization q2", &["--quantization", "q8 or q4"]),
-        ("--no-such-flag", &["--no-such-flag"]),
+        ("--no-such-flag", &["unexpected argument '--no-such-flag' found"]),
+        ("--tokenizer-mode mistral", &["--tokenizer-mode: found \"mistral\"", "--chat-template"]),
+        ("--mamba-ssm-cache-dtype float16", &["expected auto or float32"]),
         ("-xy 3", &["-x"]),
     ] {
         let error = parsed(&format!("vllm serve m {line}")).unwrap_err();
+        assert!(!error.contains("as a value"), "{error}");
         assert!(error.lines().count() == 1 && parts.iter().all(|part| error.contains(part)), "{line}: {error}");
     }
 }
@@ -312,6 +320,11 @@ fn command_lines_of_llama_server_have_the_settings_that_they_ask_for() {
              \"min_p\":0.1,\"repetition_penalty\":1.1,\"max_new_tokens\":256}",
         ),
         (
+            "-m m.gguf -t 100000 -c 8192 --fit off --no-warmup --no-webui --presence-penalty 0.0 --numa distribute -sm none \
+             --cache-reuse 256 -ot exps=CPU --cache-ram 0 --reasoning auto --api-prefix /llm -lv 1 --swa-full",
+            "--model=m.gguf --max-model-len=8192 --root-path=/llm --port=8080",
+        ),
+        (
             "-m e.gguf --embeddings --pooling mean --api-key k --ssl-cert-file c --ssl-key-file k --chat-template chatml",
             "--model=e.gguf --port=8080 --pooling-type=mean --api-key=k --ssl-certfile=c --ssl-keyfile=k --chat-template=chatml",
         ),
@@ -325,6 +338,10 @@ fn command_lines_of_llama_server_have_the_settings_that_they_ask_for() {
     for (line, part) in [
         ("-md d.gguf", "--model-draft: expected no such flag here: use --speculative-config"),
         ("-ctk q4_0", "--cache-type-k: found \"q4_0\", expected f16 or bf16 or f32"),
+        ("--presence-penalty 1.5", "--presence-penalty: found \"1.5\", expected 0 or 0.0: it has no default here"),
+        ("--reasoning off", "--reasoning: found \"off\", expected auto or on: use --default-chat-template-kwargs"),
+        ("--reasoning-budget 0", "thinking_token_budget"),
+        ("-sm row", "--tensor-parallel-size"),
         ("--no-such-flag", "--no-such-flag"),
     ] {
         let error = parsed(&format!("quire llama-server -m m {line}")).unwrap_err();

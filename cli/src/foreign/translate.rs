@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::notation::{self, Spelled, is_flag, merge, parse_value};
 use super::{Dialect, Fate, Foreign, Kind, is_switch, own};
 use crate::error::CliError;
+use crate::values;
 
 /// Arguments of this program, and a line for each flag without effect.
 #[derive(Debug)]
@@ -187,6 +188,11 @@ impl<'a> Translator<'a> {
             (_, None) if value == "None" && name != "model" => {}
             // The other program's word for no value.
             (_, None) if value == "-1" && self.dialect.get(name).is_some_and(|flag| flag.default == Some("-1")) => {}
+            // The other program takes more threads than cores.
+            (Some(Kind::Whole), None) if name == "threads" && values::cores_below(&value).is_some() => {
+                let cores = values::cores_below(&value).unwrap_or(1);
+                self.note(&format!("{name} {value}"), &format!("all {cores} cores that this process may use are used"));
+            }
             (_, None) => {
                 if name == "revision" {
                     self.revision = Some(value.clone());

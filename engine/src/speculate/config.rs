@@ -133,7 +133,8 @@ impl FromStr for SpeculativeConfig {
         let source = match method.as_str() {
             "draft_model" => SpeculativeMethod::DraftModel(checkpoint(&mut keys)?),
             "eagle3" => SpeculativeMethod::Eagle3(checkpoint(&mut keys)?),
-            "mtp" => SpeculativeMethod::Mtp,
+            // vLLM's older names have that of the family in front, such as qwen3_next_mtp.
+            name if name == "mtp" || name.ends_with("_mtp") => SpeculativeMethod::Mtp,
             "ngram" => {
                 let min = count(&mut keys, "prompt_lookup_min", 1, MAX_MATCH)?;
                 let max = count(&mut keys, "prompt_lookup_max", 1, MAX_MATCH)?;

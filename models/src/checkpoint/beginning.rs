@@ -44,6 +44,9 @@ pub fn needed(file: &str, beginning: &[u8], size: u64) -> Result<Needed, LoadErr
 /// and what was expected.
 pub(crate) fn header_end(bytes: &[u8], size: u64) -> Result<Option<u64>, (String, String)> {
     let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    if let Some((found, expected)) = pointer(length) {
+        return Err((found.to_string(), expected.to_string()));
+    }
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
         return Err((format!("a header of {length} bytes"), format!("at most {MAX_HEADER}")));
@@ -53,4 +56,11 @@ pub(crate) fn header_end(bytes: &[u8], size: u64) -> Result<Option<u64>, (String
         return Err((format!("{size} bytes"), format!("a header of {length} bytes and the tensors")));
     }
     Ok(Some(end))
+}
+
+/// What was found and what was expected, if a file of weights begins like a pointer of Git LFS, which a clone without it has.
+pub(crate) fn pointer(beginning: &[u8]) -> Option<(&'static str, &'static str)> {
+    beginning
+        .starts_with(b"vers")
+        .then_some(("a pointer of Git LFS", "the weights themselves (`git lfs pull` fetches them)"))
 }

@@ -52,6 +52,10 @@ fn every_truncation_is_refused() {
 #[test]
 fn other_formats_and_versions_are_refused() {
     refused(b"PK\x03\x04 a zip file".to_vec(), &["\"GGUF\""]);
+    refused(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00".to_vec(),
+        &["a pointer of Git LFS", "git lfs pull"],
+    );
     refused(Made { version: 1, ..small() }.bytes(), &["version 1", "version 2 or 3"]);
     refused(Made { version: 3_u32.swap_bytes(), ..small() }.bytes(), &["big-endian"]);
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `listener` | ports and sockets, with or without TLS |
 //! | `connection`, `refusal` | connections that drop clients which do not read; errors for bytes that are not a request |
+//! | `waiting` | which connection gives way if there are as many as may be open |
 //! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
 //! | `call` | the id of a call, and the resources that it holds until its response has been sent |
 //! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |
@@ -25,6 +26,7 @@ pub mod origin;
 mod parse_pool;
 pub mod refusal;
 pub mod sse;
+mod waiting;
 
 pub use budget::{Budget, Reserved, largest as largest_part};
 pub use connection::Connection;
@@ -32,3 +34,4 @@ pub use error::{ApiError, ErrorForm, excerpt, method_not_allowed, not_found, res
 pub use keys::Client;
 pub use listener::{Accepted, ClientCertificates, Listener, Stream, Tls};
 pub use parse_pool::{INLINE, LANES, ParsePool};
+pub use waiting::{Place, Waiting};

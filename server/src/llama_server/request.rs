@@ -91,7 +91,7 @@ pub struct Asked {
 impl Asked {
     /// The requests of the engine. Each limit is cut to the rest of the context.
     pub fn requests(&self, app: &App) -> Result<Vec<GenerationRequest>, ApiError> {
-        let one = |(ids, _): &(Vec<u32>, String)| self.options.request_up_to_rest(app, ids.clone(), "prompt");
+        let one = |(ids, _): &(Vec<u32>, String)| self.options.request(app, ids.clone(), None, "prompt");
         self.prompts.iter().map(one).collect()
     }
 }

@@ -171,6 +171,15 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
     let (largest, allowed) = (largest_part(limits.max_inflight_bytes), limits.max_body_bytes);
     let most = allowed.min(largest);
     let stated = body.size_hint().exact().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let too_large = || {
+        let flag = if largest < allowed { "--max-inflight-bytes" } else { "--max-body-bytes" };
+        let message = format!("the body is too large, expected at most {most} bytes; send less or raise {flag}");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    let discarded = allowed.saturating_mul(DISCARD_FACTOR);
+    if stated > discarded {
+        return Err(too_large());
+    }
     // Unused capacity costs no memory, but growing would copy.
     let (mut bytes, mut reserved) = (Vec::with_capacity(stated.min(most)), Reserved::default());
     let mut chunks = body.into_data_stream();
@@ -200,9 +209,7 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
         arrived += chunk.len();
         let needed = seen.max(stated);
         if needed > most {
-            let flag = if largest < allowed { "--max-inflight-bytes" } else { "--max-body-bytes" };
-            let message = format!("the body is too large, expected at most {most} bytes; send less or raise {flag}");
-            refused = Some(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+            refused = Some(too_large());
         } else if refused.is_none() {
             let waited;
             (waited, refused) = grow(app, &mut reserved, needed, tick).await;
@@ -217,7 +224,7 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
         }
         match refused {
             None => bytes.extend_from_slice(&chunk),
-            Some(_) if seen <= allowed.saturating_mul(DISCARD_FACTOR) => {
+            Some(_) if seen <= discarded => {
                 (bytes, reserved) = (Vec::new(), Reserved::default());
             }
             Some(_) => break,

@@ -216,8 +216,8 @@ impl Options {
         }))
     }
 
-    /// Engine request for one prompt. `default` is the token limit if none was given, cut to the rest of the context;
-    /// `None` means the rest of the context. `param` is the prompt's field, for errors.
+    /// Engine request for one prompt. `default` is the token limit if none was given; `None` means the rest of the context. A limit
+    /// beyond that is cut to it. `param` is the prompt's field, for errors.
     pub fn request(
         &self,
         app: &App,
@@ -225,37 +225,10 @@ impl Options {
         default: Option<usize>,
         param: &str,
     ) -> Result<GenerationRequest, ApiError> {
-        self.limited(app, prompt, self.max_tokens, default, param)
-    }
-
-    /// Like [`Options::request`], with a token limit that is cut to the rest of the context.
-    pub fn request_up_to_rest(&self, app: &App, prompt: Vec<u32>, param: &str) -> Result<GenerationRequest, ApiError> {
-        let rest = app.context().saturating_sub(prompt.len());
-        let limit = self.max_tokens.map(|(name, asked)| (name, asked.min(rest)));
-        self.limited(app, prompt, limit, None, param)
-    }
-
-    fn limited(
-        &self,
-        app: &App,
-        prompt: Vec<u32>,
-        limit: Option<(&'static str, usize)>,
-        default: Option<usize>,
-        param: &str,
-    ) -> Result<GenerationRequest, ApiError> {
-        let (context, length) = (app.context(), prompt.len());
-        check_length(app, length, param)?;
-        let rest = context - length;
-        let max_tokens = match limit {
-            Some((_, NO_LIMIT)) => rest,
-            Some((name, asked)) if asked > rest => {
-                let found = format!("found {asked} and a prompt of {length} tokens");
-                let problem = format!("{found}, expected at most {rest}; lower it or shorten the prompt");
-                return Err(ApiError::context_length(name, context, problem));
-            }
-            Some((_, asked)) => asked,
-            None => default.unwrap_or(rest).min(rest),
-        };
+        check_length(app, prompt.len(), param)?;
+        let rest = app.context() - prompt.len();
+        let asked = self.max_tokens.map(|(_, asked)| asked);
+        let max_tokens = asked.or(default).unwrap_or(rest).min(rest);
         let min_tokens = self.params.sampling.min_tokens;
         if min_tokens > max_tokens {
             let expected = format!("at most max_tokens, which is {max_tokens}");

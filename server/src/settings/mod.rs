@@ -142,8 +142,9 @@ impl Cors {
 pub struct Limits {
     /// Maximum number of open connections
     ///
-    /// Up to 64 connections at a time beyond the limit get an error answer; others are closed without one. The system's
-    /// limit of open files should be higher (`ulimit -n`).
+    /// At the limit the connection that has waited longest for a complete request gives way to a new one. If all are being
+    /// answered, up to 64 at a time get an error answer; others are closed without one. The system's limit of open files should
+    /// be higher (`ulimit -n`).
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive)]
     pub max_connections: usize,
     /// Maximum number of concurrent streams [default: --max-connections]

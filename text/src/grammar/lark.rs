@@ -2,9 +2,16 @@
 
 use serde_json::Value;
 
-/// Quotes a text as a Lark string, which has the syntax of JSON.
+/// Quotes a text as a Lark string, which has the syntax of JSON. Brackets are escaped, because the [bound](super::bounds) of nested
+/// ones counts those in strings too: a grammar of many calls opens one for each.
 pub(crate) fn quote(text: &str) -> String {
-    Value::from(text).to_string()
+    Value::from(text).to_string().chars().fold(String::new(), |mut all, c| {
+        match "()[]{}".contains(c) {
+            true => all.push_str(&format!("\\u{:04x}", c as u32)),
+            false => all.push(c),
+        }
+        all
+    })
 }
 
 /// A regular expression of exactly this text, between slashes.

@@ -103,6 +103,9 @@ fn one_line(error: impl std::fmt::Display) -> String {
         return "found a grammar of more than 65,000 symbols, expected fewer rules, alternatives or properties"
             .to_string();
     }
+    if line == "NoExtensionBias" {
+        return "nothing can follow: no text matches the whole grammar".to_string();
+    }
     let reason =
         lines.find_map(|line| line.strip_prefix("error: ")).map(|reason| format!(" {reason}")).unwrap_or_default();
     line.chars().take(LONGEST).chain(reason.chars().take(LONGEST)).collect()

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::regex_to_lark;
 use serde_json::{Map, Value, json};
 
 /// The field of a schema with llguidance's options.
@@ -11,8 +13,14 @@ const OPTIONS: &str = "x-guidance";
 /// Definitions that references are rewritten to begin with this name.
 const DEFINITION: &str = "quire-ref-";
 
-/// Greatest number of values copied for references that are rewritten.
+/// Greatest number of values copied for references that are rewritten, and for patterns of named properties.
 const MAX_COPIED: usize = 200_000;
+
+/// Greatest cost of the question which names a pattern matches, in llguidance's unit.
+const MAX_PATTERN_COST: u64 = 10_000;
+
+/// Greatest magnitude of a bound of numbers, and of integers: llguidance compiles no greater ones.
+const MAX_BOUND: (i64, i64) = (100_000_000_000_000_000, 9_000_000_000_000_000_000);
 
 /// Sets how a JSON schema is compiled, in place of what it says itself. With `is_strict`, a keyword that cannot be enforced is
 /// refused; otherwise the schema is compiled without it, and [named](crate::Matcher::unenforced).
@@ -67,6 +75,12 @@ pub(super) struct Prepared {
 /// them if two may match the same name.
 pub(super) fn prepare(mut schema: Value, fold: Option<usize>) -> Result<Prepared, String> {
     references(&mut schema)?;
+    let mut copied = 0;
+    walk(&mut schema, "", &mut |fields, _| {
+        forbid_properties(fields);
+        name_patterns(fields, &mut copied);
+        tighten_bounds(fields);
+    });
     let mut unenforced = Vec::new();
     if schema.get(OPTIONS).is_some_and(|options| options["lenient"] == true) {
         walk(&mut schema, "", &mut |fields, _| {
@@ -77,6 +91,74 @@ pub(super) fn prepare(mut schema: Value, fold: Option<usize>) -> Result<Prepared
         });
     }
     Ok(Prepared { schema, unenforced })
+}
+
+/// Writes `false` for a property whose schema is `{"not": {}}`, as zod's `never` is written: llguidance knows no `not`.
+fn forbid_properties(fields: &mut Map<String, Value>) {
+    let all = fields.get_mut("properties").and_then(Value::as_object_mut);
+    for one in all.into_iter().flat_map(Map::values_mut) {
+        if one.get("not").is_some_and(|not| *not == json!({}) || *not == true) {
+            *one = false.into();
+        }
+    }
+}
+
+/// Moves patterns that match nothing but named properties to these properties. llguidance would allow a further property there, and
+/// then find no name for it.
+fn name_patterns(fields: &mut Map<String, Value>, copied: &mut usize) {
+    let (Some(Value::Object(patterns)), Some(Value::Object(properties))) =
+        (fields.get("patternProperties"), fields.get("properties"))
+    else {
+        return;
+    };
+    let mut moved: Vec<(String, Vec<String>)> = Vec::new();
+    for (pattern, schema) in patterns {
+        let names = exact_names(pattern, properties).unwrap_or_default();
+        *copied += names.len() * num_values(schema);
+        if !names.is_empty() && *copied <= MAX_COPIED {
+            moved.push((pattern.clone(), names));
+        }
+    }
+    for (pattern, names) in moved {
+        let patterns = fields.get_mut("patternProperties").and_then(Value::as_object_mut);
+        let Some(schema) = patterns.and_then(|patterns| patterns.shift_remove(&pattern)) else { continue };
+        for name in names {
+            if let Some(own) = fields.get_mut("properties").and_then(|all| all.get_mut(&name)) {
+                *own = json!({"allOf": [own.take(), schema]});
+            }
+        }
+    }
+}
+
+/// The names that a pattern matches, if all of them are among these properties.
+fn exact_names(pattern: &str, properties: &Map<String, Value>) -> Option<Vec<String>> {
+    let mut builder = RegexBuilder::new();
+    let whole = builder.mk_regex_for_serach(&regex_to_lark(pattern, "dw")).ok()?;
+    let mut matcher = builder.to_regex_limited(whole, MAX_PATTERN_COST).ok()?;
+    let names: Vec<String> = properties.keys().filter(|name| matcher.is_match(name)).cloned().collect();
+    let known = RegexAst::Or(names.iter().cloned().map(RegexAst::Literal).collect());
+    let others = RegexAst::And(vec![RegexAst::ExprRef(whole), RegexAst::Not(Box::new(known))]);
+    let others = builder.mk(&others).ok()?;
+    builder.to_regex_limited(others, MAX_PATTERN_COST).ok()?.always_empty().then_some(names)
+}
+
+/// Brings bounds of numbers into the range that llguidance compiles. What they allow is less, and still valid.
+fn tighten_bounds(fields: &mut Map<String, Value>) {
+    let is_integer = fields.get("type").is_some_and(|kind| match kind {
+        Value::Array(kinds) => kinds.contains(&json!("integer")) && !kinds.contains(&json!("number")),
+        kind => kind == "integer",
+    });
+    let most = if is_integer { MAX_BOUND.1 } else { MAX_BOUND.0 };
+    for (key, nearest) in
+        [("minimum", -most), ("exclusiveMinimum", -most), ("maximum", most), ("exclusiveMaximum", most)]
+    {
+        let is_beyond = |bound: f64| if nearest < 0 { bound < nearest as f64 } else { bound > nearest as f64 };
+        if let Some(bound) = fields.get_mut(key)
+            && bound.as_f64().is_some_and(is_beyond)
+        {
+            *bound = nearest.into();
+        }
+    }
 }
 
 /// Allows the values of all patterns under every other name, if there are at least so many. Returns whether there are.

@@ -152,7 +152,7 @@ pub(super) struct Spec {
     pub end: &'static [Part],
     /// Where a call may begin.
     pub place: Place,
-    /// Other ways to write calls, which grammars do not use.
+    /// Other ways to write calls. Grammars use those without a marker alone, beside text.
     pub variants: &'static [Spec],
 }
 

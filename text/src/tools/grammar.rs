@@ -196,7 +196,7 @@ impl Writer<'_> {
         let arguments = match self.spec.arguments {
             Encoding::Json => self.json(schema.clone()),
             Encoding::Object { name: name_key, arguments, .. } => {
-                let name = quote(&tool.name);
+                let name = Value::from(tool.name.as_str());
                 head.push(Piece::Text(format!("{{\"{name_key}\": {name}, \"{arguments}\": ")));
                 format!("{} \"}}\"", self.json(schema.clone()))
             }
@@ -235,7 +235,8 @@ impl Writer<'_> {
         let (free, first_character) =
             if spec.place == Place::StartOr(None) { ("SPACE? FREE?", "\\S") } else { ("FREE?", ".") };
         let mut excluded: Vec<String> = not.iter().map(|text| format!("\\s*{}.*", regex(text))).collect();
-        let quoted = names.iter().map(|name| regex(&quote(name))).collect::<Vec<_>>().join("|");
+        let quoted =
+            names.iter().map(|name| regex(&Value::from(name.as_str()).to_string())).collect::<Vec<_>>().join("|");
         if spec.place != Place::Anywhere {
             // The text of a call from its first character on.
             let names = names.iter().map(|name| regex(name)).collect::<Vec<_>>().join("|");
@@ -255,7 +256,8 @@ impl Writer<'_> {
         }
         // Calls without markers are found beside those with markers, at the beginning.
         if spec.variants.iter().any(|variant| variant.place != Place::Anywhere) {
-            excluded.push("\\s*(```(json)?\\s*)?\\{\\s*\"name\".*".to_string());
+            let name = format!("({quoted}|\"[^\"]*\\\\)");
+            excluded.push(format!("\\s*(```(json)?\\s*)?\\{{\\s*\"name\"\\s*:\\s*{name}.*"));
         }
         // A call may begin with the text around the calls, or directly.
         let mut markers: Vec<(&str, usize)> = Vec::new();
@@ -304,6 +306,9 @@ impl Writer<'_> {
                 _ => format!("SPACE? {first} {rest} {free}"),
             });
         }
+        for variant in spec.variants.iter().filter(|variant| variant.place == Place::StartOr(None)) {
+            starts.push(format!("{} {free}", self.unmarked(variant, (names, bodies))));
+        }
         // The parser reads text, so a marker that is a special token must not be spelled with others either.
         let not = excluding(&excluded, markers.iter().map(|(text, _)| *text));
         self.define("FREE", &format!("/(?s:{first_character}.*)/{not}"));
@@ -314,6 +319,45 @@ impl Writer<'_> {
             starts.push(free.to_string());
         }
         starts.join(" | ")
+    }
+}
+
+impl Writer<'_> {
+    /// Calls without a marker, at the beginning of the text: an object with line breaks or without. What is around its arguments is one
+    /// terminal: a shorter one would lose against free text, of which the longest counts.
+    fn unmarked(&mut self, variant: &Spec, (names, bodies): (&[String], &[Body])) -> String {
+        const GAP: &str = "\\s{0,20}";
+        let around = |parts: &[Part]| {
+            let written = parts.iter().map(|part| match part {
+                Part::Maybe(text) => format!("({})?", regex(text)),
+                Part::Space(_) | Part::Separator(_) => GAP.to_string(),
+                _ => part.text().map_or_else(String::new, regex),
+            });
+            written.collect::<String>()
+        };
+        let Encoding::Object { name: name_key, arguments: arguments_key, .. } = variant.arguments else {
+            return String::new();
+        };
+        let mut terminal = |body: &str| {
+            let name = self.name().to_uppercase();
+            self.define(&name, body);
+            name
+        };
+        let (lead, more) = (terminal(&format!("/{}/", around(variant.lead))), terminal(&format!("/{GAP}/")));
+        let mut rules = [Vec::new(), Vec::new()];
+        for (name, (_, arguments)) in names.iter().zip(bodies) {
+            let name = regex(&Value::from(name.as_str()).to_string());
+            // The brace is written by its number, so that it is not counted as an open bracket.
+            let object = format!("/\\x7b{GAP}\"{name_key}\": ?{name},{GAP}\"{arguments_key}\": ?/");
+            let object = terminal(&object);
+            for (before, rules) in [&lead, &more].into_iter().zip(&mut rules) {
+                rules.push(format!("{} {arguments}", terminal(&format!("{before} {object}"))));
+            }
+        }
+        let [first, others] = rules.map(|rules| self.rule(&rules.join(" | ")));
+        let end = around(variant.end);
+        let end = if end.is_empty() { String::new() } else { format!("/{end}/") };
+        format!("{first} {others}* {end}")
     }
 }
 

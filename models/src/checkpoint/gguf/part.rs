@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::super::beginning::pointer;
 use super::cursor::{Cursor, Fault};
 use super::types::{ElementType, TYPES};
 use super::value::{Stored, Value};
@@ -55,6 +56,9 @@ impl Header {
     pub fn read_beginning(bytes: &[u8], size: usize, part: usize) -> Result<(Header, usize), Fault> {
         let mut cursor = Cursor { bytes, at: 0, size: size.max(bytes.len()) };
         let magic = cursor.skip(4, "the magic number")?;
+        if let Some((found, expected)) = pointer(&bytes[magic.clone()]) {
+            return Err(Fault::new(found, expected));
+        }
         if bytes[magic.clone()] != MAGIC {
             return Err(Fault::new(format!("a file that begins with {:?}", &bytes[magic]), "\"GGUF\""));
         }

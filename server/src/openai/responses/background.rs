@@ -128,8 +128,8 @@ async fn attempt(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) ->
     if live.ended() == Some(Ended::Cancelled) {
         return ending.without_run(Status::Cancelled, None).await;
     }
-    let earlier = list(&kept.earlier);
-    let read = move |work: &Work, fields: &Fields<'_>| prepare(work, fields, Earlier::Found(earlier));
+    let (earlier, own) = (list(&kept.earlier), list(&kept.input));
+    let read = move |work: &Work, fields: &Fields<'_>| prepare(work, fields, Earlier::Found(earlier, own));
     let prepared = Received::stored(kept.body.clone().into_bytes()).read(app, read).await;
     let ((chat, form), _) = match prepared {
         Err(error) if !is_passing(&error) => return ending.without_run(Status::Failed, Some(error)).await,

@@ -10,8 +10,20 @@ use crate::http::ApiError;
 use crate::request::{Fields, check_name, join_parts};
 use crate::settings::Limits;
 
-/// Reads the messages. `earlier` are items that come after the instructions and before the input.
-pub fn messages(fields: &Fields<'_>, limits: &Limits, earlier: &[Value]) -> Result<Vec<Value>, ApiError> {
+/// Reads the messages. `earlier` are items that come after the instructions and before the input, and `referred` other items that it
+/// refers to.
+pub fn messages(
+    fields: &Fields<'_>,
+    limits: &Limits,
+    earlier: &[Value],
+    referred: &[Value],
+) -> Result<Vec<Value>, ApiError> {
+    let known: HashMap<&str, &Value> = earlier
+        .iter()
+        .chain(referred)
+        .filter(|item| item["type"] != "item_reference")
+        .filter_map(|item| Some((item["id"].as_str()?, item)))
+        .collect();
     let mut turns = Turns::default();
     // The caller describes the field and checks its length.
     if let Some(Value::String(text)) = fields.get("instructions")?
@@ -20,7 +32,7 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits, earlier: &[Value]) -> Resu
         turns.messages.push(json!({"role": "system", "content": text}));
     }
     for (index, value) in earlier.iter().enumerate() {
-        Item { path: format!("earlier[{index}]"), value }.add(&mut turns, earlier)?;
+        Item { path: format!("earlier[{index}]"), value }.add(&mut turns, &known)?;
     }
     let before = turns.messages.len();
     let expected = "a string or a list of at least one item";
@@ -40,7 +52,7 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits, earlier: &[Value]) -> Resu
         Value::Array(items) if !items.is_empty() => {
             for (index, value) in items.iter().enumerate() {
                 let item = Item { path: format!("input[{index}]"), value };
-                item.add(&mut turns, earlier)?;
+                item.add(&mut turns, &known)?;
             }
         }
         other => return Err(ApiError::wrong("input", other, expected)),
@@ -87,8 +99,8 @@ impl<'a> Item<'a> {
         self.value[field].as_str().ok_or_else(|| self.wrong(field, "a string"))
     }
 
-    /// Adds it to the messages. An item may refer to an earlier one.
-    fn add(&self, turns: &mut Turns<'a>, earlier: &'a [Value]) -> Result<(), ApiError> {
+    /// Adds it to the messages. An item may refer to one of the known ones.
+    fn add(&self, turns: &mut Turns<'a>, known: &HashMap<&'a str, &'a Value>) -> Result<(), ApiError> {
         let messages = &mut turns.messages;
         if !self.value.is_object() {
             return Err(ApiError::wrong(self.path.as_str(), self.value, "an object"));
@@ -101,15 +113,10 @@ impl<'a> Item<'a> {
             Some("function_call_output") => self.call_output(turns),
             Some("reasoning") => self.reasoning(messages),
             Some("item_reference") => {
-                let id = self.text("id")?;
-                let found = earlier.iter().find(|item| item["id"] == id && item["type"] != "item_reference");
-                let value = found.ok_or_else(|| {
-                    self.wrong(
-                        "id",
-                        "the id of an item before: set previous_response_id or conversation, or send the item",
-                    )
-                })?;
-                Item { path: self.path.clone(), value }.add(turns, earlier)
+                let expected = "the id of an item of a response that is kept, of previous_response_id or of conversation; \
+                                or send the item";
+                let value = known.get(self.text("id")?).ok_or_else(|| self.wrong("id", expected))?;
+                Item { path: self.path.clone(), value }.add(turns, known)
             }
             _ => Err(self.wrong("type", "message, function_call, function_call_output or reasoning")),
         }

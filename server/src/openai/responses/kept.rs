@@ -1,9 +1,12 @@
 //! What is kept of a response, and the items that a request continues.
 
+use std::collections::{HashMap, HashSet};
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use store::Kind;
 
+use super::output::response_of;
 use crate::app::App;
 use crate::http::{ApiError, call};
 use crate::openai::conversations;
@@ -116,18 +119,20 @@ pub struct Keep {
     pub conversation: Option<String>,
     /// Items before those of the request.
     pub earlier: Vec<Value>,
+    /// Items that those of the request refer to by their ids.
+    pub referred: Vec<Value>,
     /// The request's own items.
     pub input: Vec<Value>,
     /// The whole body, of a background request.
     pub body: String,
 }
 
-/// Where the items come from that a request continues.
+/// Where the items come from that a request continues or refers to.
 pub enum Earlier<'a> {
     /// From the records of its owner.
     Of(&'a Owner),
-    /// They were found when it was accepted.
-    Found(Vec<Value>),
+    /// They were found when it was accepted: those that it continues, and its own.
+    Found(Vec<Value>, Vec<Value>),
 }
 
 impl Keep {
@@ -147,8 +152,9 @@ impl Keep {
             return Err(ApiError::conflict("previous_response_id", "conversation"));
         }
         let mut keep = Keep { store, background, previous, conversation, ..Keep::default() };
+        let owner = if let Earlier::Of(owner) = earlier { Some(owner) } else { None };
         match (earlier, &keep.previous, &keep.conversation) {
-            (Earlier::Found(items), ..) => keep.earlier = items,
+            (Earlier::Found(items, own), ..) => (keep.earlier, keep.referred) = (items, own),
             (Earlier::Of(owner), Some(id), _) => {
                 let most = work.options.limits.max_messages;
                 keep.earlier = items_until(work, id, owner, most).map_err(|error| {
@@ -161,6 +167,9 @@ impl Keep {
                     .map_err(|error| if error.status() == 404 { error.with_param("conversation") } else { error })?;
             }
             (Earlier::Of(_), None, None) => {}
+        }
+        if let (Some(owner), Some(Value::Array(items))) = (owner, fields.get("input")?) {
+            keep.referred = referred(work, items, &keep.earlier, owner)?;
         }
         if background {
             keep.body = fields.text();
@@ -211,19 +220,55 @@ pub fn items_until(app: &App, id: &str, owner: &Owner, most: usize) -> Result<Ve
     Ok(lists.into_iter().rev().flatten().collect())
 }
 
+/// The id that an item refers to, if it is a reference.
+pub fn reference(item: &Value) -> Option<&str> {
+    item["id"].as_str().filter(|_| item["type"] == "item_reference")
+}
+
+/// The items of kept responses that references are about, except for those that are among the items before. What is not found is
+/// left out.
+fn referred(app: &App, items: &[Value], earlier: &[Value], owner: &Owner) -> Result<Vec<Value>, ApiError> {
+    let wanted: HashSet<&str> = items.iter().filter_map(reference).collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let known: HashSet<&str> = earlier.iter().filter_map(|item| item["id"].as_str()).collect();
+    let responses: HashSet<String> = wanted.difference(&known).filter_map(|id| response_of(id)).collect();
+    let mut found = Vec::new();
+    for response in responses {
+        match app.stored()?.find(Kind::Response, &response, owner) {
+            Ok(record) => {
+                let mut kept = Kept::decode(&response, &record.body)?.response();
+                if let Value::Array(output) = kept["output"].take() {
+                    let is_wanted = |item: &Value| item["id"].as_str().is_some_and(|id| wanted.contains(id));
+                    found.extend(output.into_iter().filter(is_wanted));
+                }
+            }
+            Err(error) if error.status() == 404 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
 /// A list of items.
 pub fn list(text: &str) -> Vec<Value> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// The items of an input.
-pub fn own_items(input: Option<&Value>) -> Vec<Value> {
+/// The items of an input, with those that references are about in place of them.
+pub fn own_items(input: Option<&Value>, referred: &[Value]) -> Vec<Value> {
     match input {
         Some(Value::String(text)) => {
             let content = json!([{"type": "input_text", "text": text}]);
             vec![json!({"type": "message", "role": "user", "content": content})]
         }
-        Some(Value::Array(items)) => items.clone(),
+        Some(Value::Array(items)) => {
+            let known: HashMap<&str, &Value> =
+                referred.iter().filter_map(|item| Some((item["id"].as_str()?, item))).collect();
+            let whole = |item| reference(item).and_then(|id| known.get(id).copied()).unwrap_or(item).clone();
+            items.iter().map(whole).collect()
+        }
         _ => Vec::new(),
     }
 }

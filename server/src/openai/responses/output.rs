@@ -10,7 +10,7 @@ use store::unix_seconds;
 
 use super::json::Json;
 use crate::app::App;
-use crate::http::{ApiError, call};
+use crate::http::ApiError;
 use crate::reply::{Part, Usage};
 use crate::request::Options;
 
@@ -259,7 +259,8 @@ impl ResponseWriter {
     /// Opens an item and closes the previous one.
     fn begin(&mut self, kind: Kind) {
         self.end_item(Status::Completed);
-        let open = Open { id: fresh_id(kind.prefix()), kind, text: String::new(), logprobs: Vec::new() };
+        let id = item_id(kind.prefix(), &self.id, self.output.len());
+        let open = Open { id, kind, text: String::new(), logprobs: Vec::new() };
         let (item, part) = (open.json("in_progress", false), open.part());
         self.open = Some(open);
         self.emit_item("response.output_item.added", item);
@@ -373,9 +374,19 @@ impl Open {
     }
 }
 
-/// Returns a unique id. Ids of this API have an underscore after the prefix.
-fn fresh_id(prefix: &str) -> String {
-    call::fresh_id(prefix).replacen('-', "_", 1)
+/// The beginning of the id of a response.
+const RESPONSE: &str = "resp_";
+
+/// The id of item number `index` of a response. It tells the response ([`response_of`]).
+fn item_id(prefix: &str, response: &str, index: usize) -> String {
+    format!("{prefix}_{}_{index}", response.trim_start_matches(RESPONSE))
+}
+
+/// The id of the response that an item was written by, if its id is of that form.
+pub fn response_of(item: &str) -> Option<String> {
+    let (item, index) = item.rsplit_once('_')?;
+    let is_index = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
+    item.split_once('_').filter(|_| is_index).map(|(_, response)| format!("{RESPONSE}{response}"))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>, earlier: Earlier<'_>) -> Result
 
 /// Reads the fields of a request that continues nothing.
 pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Form), ApiError> {
-    read_after(work, fields, Earlier::Found(Vec::new()))
+    read_after(work, fields, Earlier::Found(Vec::new(), Vec::new()))
 }
 
 /// Reads the fields of a request.
@@ -77,9 +77,9 @@ fn read_after(work: &Work, fields: &Fields<'_>, earlier: Earlier<'_>) -> Result<
     options.thinking_budget = reasoning.budget(work, options.thinking_budget)?;
     let kwargs = template_kwargs(fields, reasoning.effort)?;
     let echoed = echoed(work, fields, &options, &tools, (format, &keep))?;
-    let messages = input::messages(fields, limits, &keep.earlier)?;
+    let messages = input::messages(fields, limits, &keep.earlier, &keep.referred)?;
     if keep.store || keep.conversation.is_some() {
-        keep.input = kept::own_items(fields.get("input")?);
+        keep.input = kept::own_items(fields.get("input")?, &keep.referred);
     }
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
     let (shows_reasoning, stops_reasoning) = reasoning.is_shown(fields)?;
