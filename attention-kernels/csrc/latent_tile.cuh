@@ -141,7 +141,7 @@ __device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Sh
                                                RowPair& rows, const Visible& visible) {
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
     const uint32_t warp_column = threadIdx.x / 32 % Shape::WN;
-    const bool scaled_rows = Shape::KV8 && task.args.kv_format == KV_INT8_ROWS, half_weights = Shape::KV8 && !scaled_rows;
+    const bool half_weights = Shape::KV8 && task.args.kv_format != KV_INT8_ROWS;
 
     Transfer<Shape> transfer(shared, task, visible);
     uint32_t tile = transfer.tile;
@@ -156,21 +156,13 @@ __device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Sh
     }
     for (uint32_t used = 0; tile < visible.end; used++) {
         const uint32_t next = transfer.tile;
-        const float *key_scales = nullptr, *value_scales = nullptr;  // if each row has one
-        if constexpr (Shape::KV8) {
-            if (scaled_rows) {
-                key_scales = shared.key_scales[used % SCALED_TILES] + warp_column * Shape::SCORES * 8;
-                value_scales = shared.value_scales[used % SCALED_TILES];
-            }
-        }
+        const TileScales<Shape> scales(shared, task.args.kv_format, used);
         const auto& latents = transfer.await(0);
-        float scores[Shape::SCORES][4];
-#pragma unroll
-        for (int n = 0; n < Shape::SCORES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+        float scores[Shape::SCORES][4] = {};
         with_format<Shape::KV8>(task.args.kv_format, [&](auto format) { add_scores<Shape>(format, scores, shared, latents); });
 
         float max[2];
-        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, key_scales);
+        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, scales.keys);
         share_maxima<Shape>(max, shared, scores);
         __syncthreads();
         uint32_t weights[Shape::SCORES][2];
@@ -181,7 +173,7 @@ __device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Sh
             for (int first = 0; first < Shape::TOKENS; first += 16) {
                 uint32_t row[4];
                 ldmatrix(row, &shared.weights[warp_row + lane % 16][first + lane / 16 * 8]);
-                add_values<Shape>(format, out, row, &latents[first], value_scales, first);
+                add_values<Shape>(format, out, row, &latents[first], scales.values, first);
             }
         });
         tile = next;

@@ -7,30 +7,19 @@
 #include "paged_decode.cuh"
 
 // One block per multiprocessor suffices: wide heads may take all registers that they need.
-#define PAGED_GENERIC(name, T, MAX_HEAD)                                                                      \
-    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 1) name(QUIRE_ATTENTION_PARAMETERS) { \
-        quire::wait_for_launches();                                                                           \
-        quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_ATTENTION_ARGS);                           \
-    }                                                                                                         \
+#define PAGED_ROWS(name, PARAMETERS, ARGS, T, MAX_HEAD)                                         \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 1) name(PARAMETERS) {   \
+        quire::wait_for_launches();                                                             \
+        quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(ARGS);                             \
+    }                                                                                           \
     QUIRE_EXPORT_TILED(name, 0, quire::DECODE_THREADS, 1);
-// The same for tokens that an indexer chose.
-#define PAGED_CHOSEN(name, T, MAX_HEAD)                                                                    \
-    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 1) name(QUIRE_CHOSEN_PARAMETERS) { \
-        quire::wait_for_launches();                                                                        \
-        quire::paged_decode<quire::GenericRows<T, MAX_HEAD>>(QUIRE_CHOSEN_ARGS);                           \
-    }                                                                                                      \
-    QUIRE_EXPORT_TILED(name, 0, quire::DECODE_THREADS, 1);
+#define PAGED_OF_SIZE(type, size, T, MAX_HEAD)                                                                              \
+    PAGED_ROWS(paged_generic_##type##size, QUIRE_ATTENTION_PARAMETERS, QUIRE_ATTENTION_ARGS, T, MAX_HEAD)                   \
+    PAGED_ROWS(paged_chosen_##type##size, QUIRE_CHOSEN_PARAMETERS, QUIRE_CHOSEN_ARGS, T, MAX_HEAD)
+#define PAGED_OF(type, T)                               \
+    PAGED_OF_SIZE(type, , T, 256)                       \
+    PAGED_OF_SIZE(type, _wide, T, quire::WIDEST_HEAD)
 
-PAGED_GENERIC(paged_generic_f32, float, 256)
-PAGED_GENERIC(paged_generic_f32_wide, float, quire::WIDEST_HEAD)
-PAGED_GENERIC(paged_generic_f16, __half, 256)
-PAGED_GENERIC(paged_generic_f16_wide, __half, quire::WIDEST_HEAD)
-PAGED_GENERIC(paged_generic_bf16, __nv_bfloat16, 256)
-PAGED_GENERIC(paged_generic_bf16_wide, __nv_bfloat16, quire::WIDEST_HEAD)
-
-PAGED_CHOSEN(paged_chosen_f32, float, 256)
-PAGED_CHOSEN(paged_chosen_f32_wide, float, quire::WIDEST_HEAD)
-PAGED_CHOSEN(paged_chosen_f16, __half, 256)
-PAGED_CHOSEN(paged_chosen_f16_wide, __half, quire::WIDEST_HEAD)
-PAGED_CHOSEN(paged_chosen_bf16, __nv_bfloat16, 256)
-PAGED_CHOSEN(paged_chosen_bf16_wide, __nv_bfloat16, quire::WIDEST_HEAD)
+PAGED_OF(f32, float)
+PAGED_OF(f16, __half)
+PAGED_OF(bf16, __nv_bfloat16)

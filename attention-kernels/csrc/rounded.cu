@@ -1,8 +1,10 @@
-// Around a product by cuBLASLt: round_rows and scale_rows where factors have 8 bits, add_slices where k is cut into slices.
+// Around a product: round_rows and scale_rows where factors have 8 bits, add_slices where k is cut into slices, order_rows for those of
+// wide_linear.cuh.
 //
 // round_rows_<type>   grid (rows), 256 threads: rows of x become bytes (int8 or e4m3) and a scale each
 // scale_rows_<type>   grid of any size, 256 threads: y = sum * scale of the output * scale of the row + bias
 // add_slices_<type>   grid of any size, 256 threads: y = sums of the slices, added in order, + bias
+// order_rows          grid of any size, 256 threads: rows of x, or those of assignments, in the order in which codes are stored
 //
 // Rows of x and y are multiples of 16 elements; behind slices, rows of y are multiples of 4. A row's scale is max |x| / 127 (int8) or / 448 (e4m3), or one that is given. A row with a
 // NaN or an infinity has the scale NaN, and so has its whole result.
@@ -99,6 +101,23 @@ __device__ __forceinline__ void scale_rows(const void* sums, const float* row_sc
     }
 }
 
+// Brings rows to the order of codes: of the sixteen words of 32 inputs, word 4 c + i becomes word 4 i + c. to: rows of `width` vectors,
+// `count` in all, a multiple of four. Row r is row r of x, or row order[r] / top_k. Four lanes transpose their vectors, so that loads and
+// stores are whole sectors. All threads of a block take part.
+__device__ __forceinline__ void order_rows(const uint4* x, uint4* to, const uint32_t* order, uint32_t count, uint32_t width,
+                                           uint32_t top_k) {
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    for (uint32_t first = blockIdx.x * ROUND_THREADS; first < count; first += gridDim.x * ROUND_THREADS) {
+        const uint32_t i = min(first + threadIdx.x, count - 1);
+        uint4 v = x[order ? static_cast<uint64_t>(order[i / width] / top_k) * width + i % width : i];
+        uint32_t a = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), b = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
+        v = odd ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
+        a = __shfl_xor_sync(~0u, upper ? v.x : v.z, 2), b = __shfl_xor_sync(~0u, upper ? v.y : v.w, 2);
+        v = upper ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
+        if (first + threadIdx.x < count) to[i] = v;
+    }
+}
+
 }  // namespace quire
 
 #define ROUNDED(type, T)                                                                                                    \
@@ -124,3 +143,10 @@ __device__ __forceinline__ void scale_rows(const void* sums, const float* row_sc
 
 ROUNDED(f16, __half)
 ROUNDED(bf16, __nv_bfloat16)
+
+extern "C" __global__ void __launch_bounds__(quire::ROUND_THREADS)
+    order_rows(const uint4* x, uint4* to, const uint32_t* order, uint32_t count, uint32_t width, uint32_t top_k) {
+    quire::wait_for_launches();
+    quire::order_rows(x, to, order, count, width, top_k);
+}
+QUIRE_EXPORT_OVERLAPPED(order_rows, 0);

@@ -233,6 +233,20 @@ struct Transfer {
     }
 };
 
+// Scales of the rows of the `used`-th tile, if each row has one, otherwise null: of the keys of this warp, and of all values.
+template <class Shape>
+struct TileScales {
+    const float *keys = nullptr, *values = nullptr;
+
+    __device__ __forceinline__ TileScales([[maybe_unused]] const typename Shape::Shared& shared, uint32_t kv_format, uint32_t used) {
+        if constexpr (Shape::KV8) {
+            if (kv_format != KV_INT8_ROWS) return;
+            keys = shared.key_scales[used % SCALED_TILES] + threadIdx.x / 32 % Shape::WN * Shape::SCORES * 8;
+            values = shared.value_scales[used % SCALED_TILES];
+        }
+    }
+};
+
 // Calls `body` with the format of the cache as a constant.
 template <bool KV8, class Body>
 __device__ __forceinline__ void with_format(uint32_t format, Body body) {
@@ -402,7 +416,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
     constexpr int WN = Shape::WN, PARTS = Shape::PARTS, COLUMNS = Shape::SCORES / PARTS, STEPS = Shape::PART / 16;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
     const float scale = task.scoring.left();
-    const bool scaled_rows = Shape::KV8 && task.args.kv_format == KV_INT8_ROWS, half_weights = Shape::KV8 && !scaled_rows;
+    const bool half_weights = Shape::KV8 && task.args.kv_format != KV_INT8_ROWS;
     using Factor = std::conditional_t<Shape::KV8, __half, T>;
 
     Transfer<Shape> transfer(shared, task, visible);
@@ -414,17 +428,9 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
     transfer.begin();
     for (uint32_t used = 0; tile < visible.end; used++) {
         const uint32_t next = transfer.tile;
-        const float *key_scales = nullptr, *value_scales = nullptr;  // if each row has one
-        if constexpr (Shape::KV8) {
-            if (scaled_rows) {
-                key_scales = shared.key_scales[used % SCALED_TILES] + warp_column * Shape::SCORES * 8;
-                value_scales = shared.value_scales[used % SCALED_TILES];
-            }
-        }
+        const TileScales<Shape> scales(shared, task.args.kv_format, used);
 
-        float scores[Shape::SCORES][4];
-#pragma unroll
-        for (int n = 0; n < Shape::SCORES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+        float scores[Shape::SCORES][4] = {};
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             auto& keys = transfer.await(part);
@@ -452,7 +458,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
         }
 
         float max[2];
-        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, key_scales);
+        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, scales.keys);
         share_maxima<Shape>(max, shared, scores);
         transfer.end(PARTS - 1);  // also a barrier before other warps' maxima
         if constexpr (WN > 1 && Shape::SPARE) __syncthreads();
@@ -476,7 +482,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
                         row[2] = weights[2 * k + 1][0];
                         row[3] = weights[2 * k + 1][1];
                     }
-                    add_values<Shape>(format, out, row, &values[step * 16], value_scales, k * 16);
+                    add_values<Shape>(format, out, row, &values[step * 16], scales.values, k * 16);
                 }
             };
             with_format<Shape::KV8>(task.args.kv_format, add);

@@ -418,4 +418,7 @@ pub struct ExpertLinearArgs<'a> {
     pub starts: &'a Buffer,
     /// Number of experts.
     pub experts: usize,
+    /// Memory for the rows of all assignments in the order of experts and of codes ([`ordered_bytes`](crate::ordered_bytes)), for kernels
+    /// that multiply many rows of an expert at once; overwritten.
+    pub ordered: Option<&'a mut Buffer>,
 }

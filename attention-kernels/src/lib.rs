@@ -63,7 +63,7 @@ pub use args::{
 };
 pub use batch::AttentionBatch;
 pub use cpu::chosen::{ChosenArgs, IndexRows, attend_chosen};
-pub use cuda::{ChosenMemory, LaunchedChosen, convert_fp8, expert_linear, launch_chosen, read_memory};
+pub use cuda::{ChosenMemory, LaunchedChosen, convert_fp8, expert_linear, launch_chosen, ordered_bytes, read_memory};
 pub use describe::{Described, Description, describe};
 pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};

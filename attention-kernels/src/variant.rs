@@ -236,6 +236,9 @@ pub struct Capabilities {
     /// For a product: accepts weights that are codes ([`Tiles`](linear::Tiles)). For another variant, a model on a device that
     /// launches kernels is loaded as numbers.
     pub takes_codes: bool,
+    /// For a product: those of experts order their rows first, for which they have memory
+    /// ([`ExpertLinearArgs::ordered`](crate::ExpertLinearArgs::ordered)).
+    pub orders_experts: bool,
     /// Has passed the conformance tests on the hardware that it is for. `auto` takes an unproven variant only if no proven
     /// one can serve.
     pub proven: bool,
@@ -273,6 +276,7 @@ impl Capabilities {
         takes_blocks: false,
         activates: false,
         takes_codes: false,
+        orders_experts: false,
         proven: true,
         rank: 0,
     };

@@ -113,8 +113,8 @@ impl TileForm {
             && (offset != TileOffset::Minimum || is_exact);
         let scale = match format.scale {
             Scale::F16 => Dtype::F16,
-            Scale::Bf16 => Dtype::Bf16,
-            Scale::F32 | Scale::Exponent | Scale::Byte | Scale::SignedByte => Dtype::F32,
+            Scale::Bf16 | Scale::Exponent => Dtype::Bf16,
+            Scale::F32 | Scale::Byte | Scale::SignedByte => Dtype::F32,
         };
         let form = TileForm { codes, groups: format.groups(k), group_shift, scale, offset, zero, k };
         let is_small = form.panel_bytes() < PANEL * k * Dtype::F16.bytes() && form.panel_bytes() <= MOST;
@@ -175,6 +175,10 @@ impl TileForm {
             let scale = row.scales.get(group).copied().unwrap_or_default();
             match self.scale {
                 Dtype::F32 => put(self.scales(), group, &format.scale.value(scale, outer).to_le_bytes()),
+                // A power of two, also the least, is the first half of its float32.
+                Dtype::Bf16 if format.scale == Scale::Exponent => {
+                    put(self.scales(), group, &format.scale.value(scale, outer).to_le_bytes()[2..]);
+                }
                 Dtype::F16 | Dtype::Bf16 => put(self.scales(), group, &(scale as u16).to_le_bytes()),
             }
             let offset = row.offsets.get(group).copied().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use device::{Device, DeviceError, Factor, FactorType, Options, Product, ProductShape};
+use device::{Device, DeviceError, Factor, FactorType, Launch, Options, Product, ProductShape};
 use linear::Quantization;
 
 use crate::common::{Opened, files, last_logits, needs};
@@ -23,6 +23,8 @@ struct Calls {
     products: Vec<(ProductShape, usize)>,
     /// Sizes of uploads.
     uploads: Vec<usize>,
+    /// Names of kernels without their type, and `product`.
+    launches: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -44,8 +46,16 @@ impl Hooks for Log {
             stride,
             slices: slices.map_or(1, |slices| slices.count),
         };
-        self.0.lock().unwrap().products.push((shape, rows));
+        let mut calls = self.0.lock().unwrap();
+        calls.products.push((shape, rows));
+        calls.launches.push("product".to_owned());
+        drop(calls);
         device.product(product)
+    }
+    fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let name = launch.kernel.split("_f16").next().unwrap_or_default();
+        self.0.lock().unwrap().launches.push(name.to_owned());
+        device.launch(launch)
     }
     fn before_transfer(&self, _: &dyn Device, transfer: &Transfer) -> Result<(), DeviceError> {
         if transfer.upload {
@@ -56,6 +66,16 @@ impl Hooks for Log {
 }
 
 fn load(files: &ModelFiles, form: Form, dtype: Dtype, max_rows: usize) -> Option<(Model, Vec<KvCache>, Log)> {
+    load_with(KernelChoice::default(), files, form, dtype, max_rows)
+}
+
+fn load_with(
+    choice: KernelChoice,
+    files: &ModelFiles,
+    form: Form,
+    dtype: Dtype,
+    max_rows: usize,
+) -> Option<(Model, Vec<KvCache>, Log)> {
     let log = Log::default();
     let device = Hooked { device: opened::open(Options::default())?, hooks: log.clone() };
     let device: Arc<dyn Device> = Arc::new(device);
@@ -63,7 +83,7 @@ fn load(files: &ModelFiles, form: Form, dtype: Dtype, max_rows: usize) -> Option
     let decoder = in_stored_forms(ModelConfig::load(files).unwrap().decoder, &weights).unwrap();
     let decoder = if form == Form::Dense { decoder } else { decoder.in_form(form) };
     let needs = Needs { dtype, ..needs(&*device, &decoder) };
-    let set = select(&KernelChoice::default(), &needs).unwrap();
+    let set = select(&choice, &needs).unwrap();
     let mut model = Model::load(&decoder, &weights, device, set, max_rows, &|_, _| Ok(())).unwrap();
     model.use_graphs(LIMITS.max_seqs, 0);
     model.reserve(&StepLimits { max_rows, ..LIMITS }).unwrap();
@@ -130,5 +150,23 @@ fn a_decode_step_uploads_once_whatever_changes_and_however_many_groups_it_has() 
         }
         model.copy_blocks(&[(0, 9), (1, 10)], &mut caches).unwrap();
         assert_eq!(log.0.lock().unwrap().uploads.len(), 1, "{case}: copies of blocks");
+    }
+}
+
+#[test]
+fn experts_of_many_rows_are_grouped_if_the_variant_is_chosen() {
+    let choice = KernelChoice { linear: "cuda.grouped_experts".into(), ..KernelChoice::default() };
+    let case = files("qwen3-moe");
+    let Some((mut model, mut caches, log)) = load_with(choice, &case, Form::Dense, Dtype::F16, 64) else { return };
+    log.0.lock().unwrap().launches.clear();
+    // 33 rows, then one, for 8 experts of which each row has 3; 64 inputs are a whole tile, 32 are not.
+    for (tokens, gate_up) in [(33, vec!["order_rows", "experts_sm90_numbers"]), (1, vec!["linear_numbers"])] {
+        last_logits(&mut model, &mut caches, (LIMITS.block_size, LIMITS.num_blocks), &vec![5; tokens], 33);
+        let launches = std::mem::take(&mut log.0.lock().unwrap().launches);
+        let products = launches.iter().filter(|name| name.contains("numbers") || *name == "order_rows");
+        let found: Vec<&str> = products.map(String::as_str).collect();
+        let layer = [gate_up, vec!["linear_numbers"]].concat();
+        assert_eq!(found, layer.repeat(found.len() / layer.len()), "{tokens} rows");
+        assert!(!found.is_empty());
     }
 }

@@ -18,7 +18,7 @@ const NAME: &str = "cuda.linear";
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Most parts of a launch: the bound of a grid's y axis.
-const MOST_PARTS: usize = 65535;
+pub(super) const MOST_PARTS: usize = 65535;
 /// Outputs of a block of `linear_f32`.
 const F32_OUTPUTS: usize = 8;
 
@@ -190,12 +190,13 @@ fn numbers(
 /// Enqueues the products of each expert's rows, `y[a] = x[a / top_k]·Wᵀ + bias` for the assignments a of each expert, whose weights are
 /// W and bias. The result of an assignment does not depend on the others. Experts without assignments cost nothing.
 ///
-/// Runs on `cuda` and `cuda-sim`. There is only one kernel for a form of weights, so it is not in the registry.
+/// Runs on `cuda` and `cuda-sim`. The kernels are those of `cuda.linear`, and with memory for ordered rows those of
+/// `cuda.grouped_experts`, where they serve.
 ///
 /// # Errors
 /// A buffer is too small, the weights are not those of `experts` experts, or the launch fails.
 pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<(), KernelError> {
-    let ExpertLinearArgs { x, assignments, top_k, weights, bias, y, order, starts, experts } = args;
+    let ExpertLinearArgs { x, assignments, top_k, weights, bias, y, order, starts, experts, ordered } = args;
     let (k, dtype) = (weights.k(), weights.dtype());
     let n = weights.n() / experts.max(1);
     expect("rows of stacked experts", weights.n(), n * experts)?;
@@ -236,6 +237,9 @@ pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<
     if dtype == Dtype::F32 {
         return launch_f32(device, experts, &operands, &shape);
     }
+    if let Some(ordered) = ordered.filter(|_| wide::takes_experts(device, segment, [n, k], (assignments, experts))) {
+        return wide::experts(device, (segment, dtype), &operands, &shape, ordered);
+    }
     let size = Size::of(assignments.div_ceil(experts));
     // Each expert with assignments has at most one part that is not full.
     let parts = (assignments / size.rows + experts).min(assignments);
@@ -244,14 +248,14 @@ pub fn expert_linear(device: &dyn Device, args: ExpertLinearArgs<'_>) -> Result<
 }
 
 /// Pointers of a launch, without its shape.
-struct Operands<'a> {
-    x: Arg<'a>,
-    weights: Arg<'a>,
-    table: Arg<'a>,
-    bias: Arg<'a>,
-    y: Arg<'a>,
+pub(super) struct Operands<'a> {
+    pub x: Arg<'a>,
+    pub weights: Arg<'a>,
+    pub table: Arg<'a>,
+    pub bias: Arg<'a>,
+    pub y: Arg<'a>,
     /// Order and starts; null without experts.
-    assignments: [Arg<'a>; 2],
+    pub assignments: [Arg<'a>; 2],
 }
 
 fn launch(

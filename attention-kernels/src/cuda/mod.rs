@@ -30,6 +30,7 @@ use attention::Split;
 pub use chosen::{ChosenMemory, LaunchedChosen, launch_chosen};
 pub use convert::convert_fp8;
 pub use linear::expert_linear;
+pub use wide::ordered_bytes;
 pub use yardstick::read_memory;
 
 const HALVES: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
@@ -138,6 +139,17 @@ const FUSED: Capabilities = Capabilities { head_sizes: Sizes::UpTo { max: 256, s
 register!("cuda.fused", CacheWrite, FUSED, CacheWrite(cache::write));
 register!("cuda.product", Linear, ANY, Linear(product));
 register!("cuda.linear", Linear, Capabilities { takes_codes: true, rank: 1, ..ANY }, Linear(linear::linear));
+// Only the products of experts differ.
+const EXPERTS: Capabilities = Capabilities {
+    compute_capability: (9, 0),
+    exact_compute_capability: true,
+    takes_codes: true,
+    orders_experts: true,
+    proven: false,
+    rank: 2,
+    ..ANY
+};
+register!("cuda.grouped_experts", Linear, EXPERTS, Linear(linear::linear));
 register!("cuda.low_rank", LowRank, ANY, LowRank(low_rank::low_rank));
 const COPY: Capabilities = Capabilities { latent: Latents::Any, block_bytes_step: 16, ..ANY };
 register!("cuda.copy_blocks", BlockCopy, COPY, BlockCopy(cache::copy));

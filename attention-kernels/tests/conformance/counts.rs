@@ -283,11 +283,88 @@ fn codes_are_read_once_for_up_to_sixteen_rows_and_only_by_experts_that_have_rows
     // 2 of 9 experts, of 128 outputs each, compute a row.
     let weights = super::linear::random_codes(&*device, dtype, forms[0], [9 * n, k], Purpose::Stack(n));
     tally.take();
-    super::linear::of_experts(&*device, &weights, (&vec![0.5; k], &vec![0.5; 9 * n]), (&[7, 2], 9, 2));
+    super::linear::of_experts(&*device, &weights, (&vec![0.5; k], &vec![0.5; 9 * n]), (&[7, 2], 9, 2), false);
     let counts = tally.take().pop_first().unwrap().1.1;
     assert_eq!((counts.blocks, counts.busy_blocks), (2 * 8, 2 * 8));
     let ratio = counts.distinct_read_bytes as f64 / (weights.bytes() * 2 / 9 + k * 2) as f64;
     assert!((1.0..=1.05).contains(&ratio), "{ratio} times the codes of two experts");
+}
+
+/// Sectors of 32 bytes that a kernel for Hopper takes for products of `blocks` blocks of 128 outputs and `rows` rows with k inputs, without
+/// those of the weights: their boxes of x and the outputs of `stored` rows.
+fn sectors_beside_weights(blocks: usize, [rows, stored]: [usize; 2], k: usize) -> u64 {
+    (blocks * (rows * k + stored * 128) * 2 / 32) as u64
+}
+
+#[test]
+fn hopper_reads_and_unpacks_codes_once_for_a_block_of_rows_and_rows_once_for_128_outputs() {
+    let Some((device, tally)) = counting() else { return };
+    let (n, k, dtype) = (256, 512, Dtype::Bf16);
+    let integers = |bits, zero| Codes::Integers { bits, zero };
+    let none = |codes, group, scale| StoredFormat { codes, group, scale, offset: Offset::None };
+    for (format, form) in [
+        (none(integers(4, 8), 32, Scale::F16), "split4"),
+        (StoredFormat { offset: Offset::ZeroPoint, ..none(integers(4, 0), 128, Scale::Bf16) }, "narrow4"),
+        (none(integers(8, 128), 32, Scale::F16), "codes8"),
+    ] {
+        let weights = super::linear::random_codes(&*device, dtype, format, [n, k], Purpose::Product);
+        for (rows, size) in [(33, 64), (64, 64), (100, 128), (200, 256)] {
+            let mut space = super::rewritten::scratch(&*device, Rewritten::Order, [n, k], rows);
+            tally.take();
+            super::linear::multiply(&*device, &weights, &vec![0.5; rows * k], None, dtype, Some(&mut space));
+            let mut counted = tally.take();
+            let (_, order) = counted.remove("order_rows").unwrap();
+            let x = (rows * k * 2) as u64;
+            assert_eq!((order.distinct_read_bytes, order.written_bytes), (x, x));
+            // A warp of the last block may read one more.
+            assert!(order.sectors * 32 <= 2 * x + 8 * 32, "{rows} rows: {} sectors", order.sectors);
+            let (launches, counts) = counted.remove(&format!("linear_sm90_{form}_bf16_{size}")).unwrap();
+            assert!(counted.is_empty() && launches == 1, "{counted:?}");
+            let others = sectors_beside_weights(n / 128, [size, rows], k);
+            let ratio = (counts.sectors - others) as f64 * 32.0 / weights.bytes() as f64;
+            // Scales and zero points of a group of 128 are loaded for both of its tiles.
+            assert!((1.0..=1.1).contains(&ratio), "{form}, {rows} rows: {ratio} times the stored bytes");
+            assert_eq!((counts.blocks, counts.busy_blocks, counts.bank_conflicts), (2, 2, 0), "{form}, {rows} rows");
+            // Each product of 64 outputs and 16 inputs has codes that were unpacked for it.
+            assert_eq!(counts.warpgroup_products, (n / 64 * k / 16) as u64, "{form}, {rows} rows");
+        }
+    }
+}
+
+#[test]
+fn grouped_experts_read_and_unpack_the_codes_of_those_that_have_rows_once_for_each_block_of_their_rows() {
+    let Some((device, tally)) = counting() else { return };
+    let (n, k, dtype, experts) = (256, 512, Dtype::Bf16, 9);
+    let codes = Codes::Integers { bits: 4, zero: 8 };
+    let format = StoredFormat { codes, group: 32, scale: Scale::F16, offset: Offset::None };
+    let weights = super::linear::random_codes(&*device, dtype, format, [experts * n, k], Purpose::Stack(n));
+    // Three experts of very different numbers of rows; all of them alike; many rows of all but one.
+    let few: Vec<u32> = (0..121).map(|a| if a < 100 { 2 } else { 5 + 2 * u32::from(a > 100) }).collect();
+    let alike: Vec<u32> = (0..360).map(|a| a % 9).collect();
+    let many: Vec<u32> = (0..640).map(|a| a * 5 % 8).collect();
+    for (chosen, size) in [(few, 16), (alike, 64), (many, 128)] {
+        tally.take();
+        let x = vec![0.5; chosen.len() * k];
+        super::linear::of_experts(&*device, &weights, (&x, &vec![0.5; experts * n]), (&chosen, experts, 1), true);
+        let mut counted = tally.take();
+        let (_, counts) = counted.remove(&format!("experts_sm90_split4_bf16_{size}")).unwrap();
+        let (_, order) = counted.remove("order_rows").unwrap();
+        assert!(counted.is_empty(), "{counted:?}");
+        assert_eq!(order.written_bytes, (chosen.len() * k * 2) as u64, "each row once");
+        let of = |expert| chosen.iter().filter(|c| **c == expert).count();
+        let parts: usize = (0..experts as u32).map(|expert| of(expert).div_ceil(size)).sum();
+        let blocks = parts * n / 128;
+        assert_eq!((counts.busy_blocks, counts.bank_conflicts), (blocks as u64, 0));
+        assert_eq!(counts.warpgroup_products, (2 * blocks * k / 16) as u64);
+        let stored = (chosen.len() * n * 2 / 32) as u64;
+        // Each of 8 warps reads the places of four rows of y at once.
+        let places = (8 * chosen.len() * n / 128 / 4) as u64;
+        let others = sectors_beside_weights(blocks, [size, 0], k) + stored + places;
+        // Blocks look for their part and add biases.
+        let codes = (parts * weights.bytes() / experts) as f64 / 32.0;
+        let ratio = (counts.sectors - others) as f64 / codes;
+        assert!((1.0..=1.1).contains(&ratio), "{size} rows: {ratio} times the codes of parts");
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use attention_kernels::{
-    Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, variants,
+    Dtype, ExpertLinearArgs, LinearArgs, LinearScratch, Operation, Rows, Variant, expert_linear, ordered_bytes,
+    variants,
 };
 use device::Device;
 use linear::{Codes, Matrix, Offset, Purpose, Quantization, Rounding, Scale, StoredFormat, Uploader, WeightRows};
@@ -222,17 +223,20 @@ fn grouped(chosen: &[u32], experts: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<usize>>
     (order, starts, of)
 }
 
-/// The products of assignments with the matrices of experts.
+/// The products of assignments with the matrices of experts; `orders`: with memory for ordered rows.
 pub fn of_experts(
     device: &dyn Device,
     weights: &Matrix,
     (x, bias): (&[f32], &[f32]),
     (chosen, experts, top_k): (&[u32], usize, usize),
+    orders: bool,
 ) -> Vec<f32> {
     let dtype = weights.dtype();
     let (order, starts, _) = grouped(chosen, experts);
     let [x, bias] = [x, bias].map(|numbers| buffer(device, &to_bytes(dtype, numbers)));
     let mut y = buffer(device, &vec![0xff; chosen.len() * weights.n() / experts * dtype.bytes()]);
+    // Behind the rows of a step lie those of other steps, and at first anything.
+    let mut ordered = buffer(device, &vec![0xff; ordered_bytes(chosen.len(), weights.k(), dtype)]);
     let args = ExpertLinearArgs {
         x: &x,
         assignments: chosen.len(),
@@ -243,6 +247,7 @@ pub fn of_experts(
         order: &buffer(device, &order),
         starts: &buffer(device, &starts),
         experts,
+        ordered: orders.then_some(&mut ordered),
     };
     expert_linear(device, args).unwrap();
     from_bytes(dtype, &bytes(device, &y))
@@ -258,67 +263,69 @@ pub fn multiply_all(device: &Arc<dyn Device>) {
         multiply(&**device, &weights, &vec![0.5; [3, 35][i / 2 % 2] * 192], None, dtype, None);
         let chosen: Vec<u32> = (0..[4, 90][i / 2 % 2]).map(|a| a * 7 % 5).collect();
         if i % 2 == 1 {
-            of_experts(&**device, &weights, (&vec![0.5; chosen.len() * 192], &[0.5; 80]), (&chosen, 5, 1));
+            of_experts(&**device, &weights, (&vec![0.5; chosen.len() * 192], &[0.5; 80]), (&chosen, 5, 1), i % 4 == 3);
         }
     }
     for (dtype, k) in [(Dtype::F16, 72), (Dtype::F32, 40), (Dtype::F16, 37)] {
         let raw = to_bytes(dtype, &vec![0.5; 5 * 20 * k]);
         let rows = [WeightRows::Numbers(dtype, &raw)];
         let weights = Uploader::new(&**device).unwrap().matrix(None, dtype, [100, k], &rows, Purpose::Stack(20));
-        of_experts(&**device, &weights.unwrap(), (&vec![0.5; 3 * k], &[0.5; 100]), (&[0, 3, 3, 1, 4, 3], 5, 2));
+        of_experts(&**device, &weights.unwrap(), (&vec![0.5; 3 * k], &[0.5; 100]), (&[0, 3, 3, 1, 4, 3], 5, 2), false);
     }
 }
 
 #[test]
 fn experts_multiply_their_own_rows_as_if_each_was_alone() {
     for device in devices::gpus(5) {
-        let all = formats();
-        // More experts than a warp has lanes, most without rows; many rows of one expert; one row.
-        let mixes: [(usize, usize, Vec<u32>); 3] = [
-            (70, 2, vec![69, 0, 33, 0, 31, 32, 0, 69]),
-            (3, 1, (0..75).map(|a| if a % 9 == 0 { 0 } else { 2 }).collect()),
-            (5, 4, vec![4, 2, 1, 0]),
-        ];
-        for (i, (experts, top_k, chosen)) in mixes.iter().enumerate() {
-            for (form, dtype) in
-                [(Some(all[1]), Dtype::F16), (Some(all[13]), Dtype::Bf16), (None, Dtype::Bf16), (None, Dtype::F16)]
-            {
-                let (n, k) = (48, [192, 136, 320][i]);
-                let mut random = Random::new(i as u64 + 3);
-                let parts: Vec<_> = match form {
-                    Some(format) => (0..*experts).map(|e| weights::Random::new(format, n, k, e as u64)).collect(),
-                    None => Vec::new(),
-                };
-                let plain = numbers(&mut random, dtype, experts * n * k);
-                let w = if form.is_some() { rounded(&parts, k, dtype) } else { plain };
-                let raw = to_bytes(dtype, &w);
-                let rows = [WeightRows::Numbers(dtype, &raw)];
-                let weights = match form {
-                    Some(_) => coded(&*device, dtype, &parts, k, Purpose::Stack(n)),
-                    None => Uploader::new(&*device)
-                        .unwrap()
-                        .matrix(None, dtype, [experts * n, k], &rows, Purpose::Stack(n))
-                        .unwrap(),
-                };
-                assert_eq!(weights.tiles().is_some(), form.is_some());
-                let x = numbers(&mut random, dtype, chosen.len() / top_k * k);
-                let bias = numbers(&mut random, dtype, experts * n);
-                let y = of_experts(&*device, &weights, (&x, &bias), (chosen, *experts, *top_k));
-                let what = format!("{form:?} in {dtype}, {experts} experts");
-                for (assignment, y) in y.chunks(n).enumerate() {
-                    let (expert, row) = (chosen[assignment] as usize, assignment / top_k);
-                    let (x, w, bias) = (&x[row * k..][..k], &w[expert * n * k..][..n * k], &bias[expert * n..][..n]);
-                    check(y, x, w, bias, k, dtype)
-                        .unwrap_or_else(|wrong| panic!("{what}, assignment {assignment}: {wrong}"));
-                    let one = [chosen[assignment]];
-                    let alone = of_experts(
-                        &*device,
-                        &weights,
-                        (x, &numbers_of(experts * n, expert * n, bias)),
-                        (&one, *experts, 1),
-                    );
-                    assert!(alone == y, "{what}: assignment {assignment} alone");
+        multiply_experts(&*device, [192, 136, 320], false);
+    }
+}
+
+/// Compares experts of so many inputs with float64, and some assignments with the same ones alone.
+pub fn multiply_experts(device: &dyn Device, inputs: [usize; 3], orders: bool) {
+    let all = formats();
+    // More experts than a warp has lanes, most without rows; many rows of one expert; one row.
+    let many = if orders { 240 } else { 75 };
+    let mixes: [(usize, usize, Vec<u32>); 3] = [
+        (70, 2, vec![69, 0, 33, 0, 31, 32, 0, 69]),
+        (3, 1, (0..many).map(|a| if a % 9 == 0 { 0 } else { 2 }).collect()),
+        (5, 4, vec![4, 2, 1, 0]),
+    ];
+    for (i, (experts, top_k, chosen)) in mixes.iter().enumerate() {
+        for (form, dtype) in
+            [(Some(all[1]), Dtype::F16), (Some(all[13]), Dtype::Bf16), (None, Dtype::Bf16), (None, Dtype::F16)]
+        {
+            let (n, k) = (48, inputs[i]);
+            let mut random = Random::new(i as u64 + 3);
+            let parts: Vec<_> = match form {
+                Some(format) => (0..*experts).map(|e| weights::Random::new(format, n, k, e as u64)).collect(),
+                None => Vec::new(),
+            };
+            let plain = numbers(&mut random, dtype, experts * n * k);
+            let w = if form.is_some() { rounded(&parts, k, dtype) } else { plain };
+            let raw = to_bytes(dtype, &w);
+            let rows = [WeightRows::Numbers(dtype, &raw)];
+            let mut uploader = Uploader::new(device).unwrap();
+            let weights = match form {
+                Some(_) => coded(device, dtype, &parts, k, Purpose::Stack(n)),
+                None => uploader.matrix(None, dtype, [experts * n, k], &rows, Purpose::Stack(n)).unwrap(),
+            };
+            assert_eq!(weights.tiles().is_some(), form.is_some());
+            let x = numbers(&mut random, dtype, chosen.len() / top_k * k);
+            let bias = numbers(&mut random, dtype, experts * n);
+            let y = of_experts(device, &weights, (&x, &bias), (chosen, *experts, *top_k), orders);
+            let what = format!("{form:?} in {dtype}, {experts} experts");
+            for (assignment, y) in y.chunks(n).enumerate() {
+                let (expert, row) = (chosen[assignment] as usize, assignment / top_k);
+                let (x, w, bias) = (&x[row * k..][..k], &w[expert * n * k..][..n * k], &bias[expert * n..][..n]);
+                check(y, x, w, bias, k, dtype)
+                    .unwrap_or_else(|wrong| panic!("{what}, assignment {assignment}: {wrong}"));
+                if orders && assignment % 8 != 3 {
+                    continue;
                 }
+                let (one, bias) = ([chosen[assignment]], numbers_of(experts * n, expert * n, bias));
+                let alone = of_experts(device, &weights, (x, &bias), (&one, *experts, 1), orders);
+                assert!(alone == y, "{what}: assignment {assignment} alone");
             }
         }
     }

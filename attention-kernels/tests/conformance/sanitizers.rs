@@ -81,13 +81,14 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
 /// What the names of kernels begin with.
 const DECODE: [&str; 5] = ["paged_decode", "paged_gqa", "paged_generic", "latent_decode", "paged_reduce"];
 const PREFILL: [&str; 4] = ["paged_prefill", "prefill_sm90", "paged_generic", "latent_prefill"];
-const CACHE: [&str; 17] = [
+const CACHE: [&str; 18] = [
     "reshape_and_cache",
     "copy_blocks",
     "convert_fp8",
     "shrink_low_rank",
     "expand_low_rank",
     "linear_",
+    "experts_sm90",
     "order_rows",
     "add_slices",
     "unpack_",

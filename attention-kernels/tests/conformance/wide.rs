@@ -17,9 +17,18 @@ use super::rewritten;
 use crate::support::opened;
 use crate::weights::{self, formats};
 
+fn is_hopper(device: &Arc<dyn Device>) -> bool {
+    device.compute_capability().is_none_or(|found| found == (9, 0))
+}
+
 /// The GPUs that have the kernels.
 fn hoppers(seed: u64) -> impl Iterator<Item = Arc<dyn Device>> {
-    devices::gpus(seed).into_iter().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0)))
+    devices::gpus(seed).into_iter().filter(is_hopper)
+}
+
+/// The same where the kernels serve any number of rows.
+fn deterministic() -> impl Iterator<Item = Arc<dyn Device>> {
+    devices::deterministic().into_iter().filter(is_hopper)
 }
 
 /// Forms that the kernels multiply by: one for each kind of codes, and zero points.
@@ -37,7 +46,7 @@ fn plain() -> Vec<StoredFormat> {
 }
 
 /// Which of [`formats`] they are.
-const PLAIN: [usize; 5] = [0, 1, 5, 10, 13];
+const PLAIN: [usize; 6] = [0, 1, 5, 10, 11, 13];
 
 /// Memory for the order of rows alone.
 fn ordering(device: &dyn Device, shape: [usize; 2], rows: usize) -> LinearScratch {
@@ -72,7 +81,7 @@ fn a_code_counts_on_hopper_as_the_number_that_unpacking_gives() {
 #[test]
 fn rows_on_hopper_are_what_float64_says_and_do_not_depend_on_the_others() {
     let mut failures = Looks::default();
-    for device in hoppers(77) {
+    for device in deterministic() {
         for (i, (format, dtype)) in
             plain().into_iter().flat_map(|format| HALVES.map(|dtype| (format, dtype))).enumerate()
         {
@@ -104,11 +113,11 @@ fn rows_on_hopper_are_what_float64_says_and_do_not_depend_on_the_others() {
 #[test]
 fn hopper_multiplies_these_forms_shapes_and_numbers_of_rows_and_the_kernels_of_all_gpus_the_others() {
     for device in hoppers(1) {
-        let forms = formats().into_iter().enumerate().map(|(i, form)| (form, [40, 1088], 20, PLAIN.contains(&i)));
+        let forms = formats().into_iter().enumerate().map(|(i, form)| (form, [40, 1088], 40, PLAIN.contains(&i)));
         let fewer = StoredFormat { group: 32, ..formats()[1] };
-        let others = [([40, 1080], 20), ([38, 1088], 20), ([40, 1088], 8), ([40, 1088], 9), ([40, 1088], 256)];
-        let others = others.map(|(shape, rows)| (plain()[0], shape, rows, shape == [40, 1088] && rows > 8));
-        for (format, [n, k], rows, is_hopper) in forms.chain(others).chain([(fewer, [40, 1088], 20, false)]) {
+        let others = [([40, 1080], 40), ([38, 1088], 40), ([40, 1088], 32), ([40, 1088], 33), ([40, 1088], 256)];
+        let others = others.map(|(shape, rows)| (plain()[0], shape, rows, shape == [40, 1088] && rows > 32));
+        for (format, [n, k], rows, is_hopper) in forms.chain(others).chain([(fewer, [40, 1088], 40, false)]) {
             let weights = random_codes(&*device, Dtype::F16, format, [n, k], Purpose::Product);
             let x = numbers(&mut Random::new(3), Dtype::F16, rows * k);
             let mut space = ordering(&*device, [n, k], rows);
@@ -134,12 +143,19 @@ fn a_deterministic_device_multiplies_one_row_as_it_multiplies_many() {
     }
 }
 
+#[test]
+fn experts_on_hopper_multiply_their_own_rows_as_if_each_was_alone() {
+    for device in deterministic() {
+        super::linear::multiply_experts(&*device, [192, 128, 320], true);
+    }
+}
+
 /// Launches the kernels, with slices of k and without.
 pub fn multiply_all(device: &Arc<dyn Device>, dtype: Dtype) {
     for (i, format) in plain().into_iter().enumerate() {
         let (n, k) = (40, [64, 1088][i % 2]);
         let weights = random_codes(&**device, dtype, format, [n, k], Purpose::Product);
-        let mut space = ordering(&**device, [n, k], 20);
-        multiply(&**device, &weights, &vec![0.5; 20 * k], None, dtype, Some(&mut space));
+        let mut space = ordering(&**device, [n, k], 40);
+        multiply(&**device, &weights, &vec![0.5; 40 * k], None, dtype, Some(&mut space));
     }
 }

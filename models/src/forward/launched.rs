@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{ChosenMemory, Dtype, KernelError, KvCache, Mirror, Upload, Workspace};
+use attention_kernels::{ChosenMemory, Dtype, KernelError, KernelSet, KvCache, Mirror, Upload, Workspace};
 use device::{Buffer, Device, DeviceError, Pinned, Queue};
 use linear::{Matrix, Uploader};
 
@@ -64,7 +64,7 @@ impl Launched {
         decoder: &Decoder,
         layout: &PageLayout,
         ropes: &[Rope],
-        dtype: Dtype,
+        kernels: &KernelSet,
         max_rows: usize,
     ) -> Result<Launched, DeviceError> {
         let indices = |rows: usize| Mirror::new(&**device, rows * size_of::<u32>());
@@ -77,10 +77,10 @@ impl Launched {
         let largest = decoder.vocab_size().max(decoder.output_width());
         Ok(Launched {
             device: Arc::clone(device),
-            dtype,
+            dtype: kernels.format.dtype,
             heads: decoder.heads(),
             ropes: ropes.iter().map(&mut upload).collect::<Result<_, _>>()?,
-            experts: ExpertMemory::new(&**device, decoder, max_rows, dtype)?,
+            experts: ExpertMemory::new(&**device, decoder, max_rows, kernels)?,
             upload: Upload::new(&**device)?,
             tokens: indices(max_rows)?,
             positions: indices(max_rows)?,
@@ -97,9 +97,9 @@ impl Launched {
     }
 
     /// Bytes of device memory, not counting the workspaces.
-    pub fn bytes(decoder: &Decoder, ropes: &[Rope], dtype: Dtype, limits: &StepLimits) -> usize {
+    pub fn bytes(decoder: &Decoder, ropes: &[Rope], kernels: &KernelSet, limits: &StepLimits) -> usize {
         let frequencies = ropes.iter().map(|rope| rope.dims / 2).sum::<usize>() * size_of::<f32>();
-        let experts = ExpertMemory::bytes(decoder, limits.max_rows, dtype);
+        let experts = ExpertMemory::bytes(decoder, limits.max_rows, kernels);
         let drafts = decoder.recurrent().next().map_or(0, |_| limits.max_seqs);
         (3 * limits.max_rows + limits.max_rows.max(limits.result_rows()) + drafts) * size_of::<u32>()
             + Upload::bytes()

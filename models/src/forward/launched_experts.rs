@@ -1,6 +1,6 @@
 //! Mixtures of experts as launches of the kernels in `csrc/experts.cu`.
 
-use attention_kernels::{Dtype, ExpertLinearArgs, KernelError, expert_linear};
+use attention_kernels::{Dtype, ExpertLinearArgs, KernelError, KernelSet, expert_linear, ordered_bytes};
 use device::{Arg, Buffer, Device, DeviceError};
 
 use super::kernels::{self, at_least, count, holds, instance, launch, optional};
@@ -35,6 +35,8 @@ device::kernel_structs! {
 /// Device memory of the mixtures of a model, which use it one after the other.
 pub(super) struct ExpertMemory {
     max_rows: usize,
+    /// Whether products have memory to order their rows: that of results which are not computed yet.
+    orders: bool,
     /// Float32 `[rows, experts]`, twice: scores, and scores for the choice.
     scores: [Buffer; 2],
     /// u32 `[rows, top_k]`.
@@ -54,11 +56,20 @@ pub(super) struct ExpertMemory {
 
 /// Bytes of each buffer for steps of `max_rows` rows: scores, choices, starts, projections, activations, outputs, activations of
 /// all ranks.
-fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 7] {
+fn sizes(decoder: &Decoder, max_rows: usize, kernels: &KernelSet) -> [usize; 7] {
+    let (dtype, orders) = (kernels.format.dtype, kernels.linear.capabilities.orders_experts);
     let most = |size: fn(&Experts) -> usize| decoder.experts().map(size).max().unwrap_or(0);
     let widest = |size: fn(&Mlp) -> usize| {
         let of = |experts: &Experts| experts.routing.top_k * experts.experts.iter().map(size).max().unwrap_or(0);
         max_rows * decoder.experts().map(of).max().unwrap_or(0) * dtype.bytes()
+    };
+    // Rows are ordered where results of the next product, or of the one before, will be or were.
+    let ordered = |inputs: fn(&Mlp) -> usize| {
+        let of = |experts: &Experts| {
+            let widest = experts.experts.iter().map(inputs).max().unwrap_or(0);
+            ordered_bytes(max_rows * experts.routing.top_k, widest, dtype)
+        };
+        if orders { decoder.experts().map(of).max().unwrap_or(0) } else { 0 }
     };
     let choices = max_rows * most(|experts| experts.routing.top_k) * size_of::<u32>();
     let experts = most(|experts| experts.experts.len());
@@ -66,9 +77,9 @@ fn sizes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> [usize; 7] {
         max_rows * experts * size_of::<f32>(),
         choices,
         (experts + 1) * size_of::<u32>(),
-        widest(|mlp| mlp.gate_up.rows()),
+        widest(|mlp| mlp.gate_up.rows()).max(ordered(|mlp| mlp.down.inputs)),
         widest(Mlp::width),
-        widest(|mlp| mlp.down.rows()),
+        widest(|mlp| mlp.down.rows()).max(ordered(|mlp| mlp.gate_up.inputs)),
         widest(|mlp| mlp.down.gathered_inputs.iter().sum()),
     ]
 }
@@ -79,14 +90,15 @@ impl ExpertMemory {
         device: &dyn Device,
         decoder: &Decoder,
         max_rows: usize,
-        dtype: Dtype,
+        kernels: &KernelSet,
     ) -> Result<Option<ExpertMemory>, DeviceError> {
         if decoder.experts().next().is_none() {
             return Ok(None);
         }
-        let [scores, choices, starts, projections, activated, outputs, gathered] = sizes(decoder, max_rows, dtype);
+        let [scores, choices, starts, projections, activated, outputs, gathered] = sizes(decoder, max_rows, kernels);
         Ok(Some(ExpertMemory {
             max_rows,
+            orders: kernels.linear.capabilities.orders_experts,
             scores: [device.alloc(scores)?, device.alloc(scores)?],
             chosen: device.alloc(choices)?,
             weights: device.alloc(choices)?,
@@ -100,11 +112,11 @@ impl ExpertMemory {
     }
 
     /// Bytes of [`ExpertMemory::new`].
-    pub fn bytes(decoder: &Decoder, max_rows: usize, dtype: Dtype) -> usize {
+    pub fn bytes(decoder: &Decoder, max_rows: usize, kernels: &KernelSet) -> usize {
         if decoder.experts().next().is_none() {
             return 0;
         }
-        let [scores, choices, others @ ..] = sizes(decoder, max_rows, dtype);
+        let [scores, choices, others @ ..] = sizes(decoder, max_rows, kernels);
         2 * scores + 3 * choices + others.iter().sum::<usize>()
     }
 
@@ -163,12 +175,14 @@ impl ExpertMemory {
             return Err(KernelError::Shape { what, found, expected: 1 });
         };
         let (inner, projected) = (network.width(), network.gate_up.rows());
-        let multiply = |x: &Buffer, top_k: usize, linear: &Linear, y: &mut Buffer| {
-            let (order, starts, weights, bias) = (&self.order, &self.starts, &linear.weights, linear.bias.as_ref());
-            let args = ExpertLinearArgs { x, assignments: choices, top_k, weights, bias, y, order, starts, experts };
+        let (orders, order, starts) = (self.orders, &self.order, &self.starts);
+        let multiply = |x: &Buffer, top_k: usize, linear: &Linear, y: &mut Buffer, space: &mut Buffer| {
+            let (assignments, weights, bias) = (choices, &linear.weights, linear.bias.as_ref());
+            let ordered = orders.then_some(space);
+            let args = ExpertLinearArgs { x, assignments, top_k, weights, bias, y, order, starts, experts, ordered };
             expert_linear(device, args)
         };
-        multiply(x, top_k, projection, &mut self.projections)?;
+        multiply(x, top_k, projection, &mut self.projections, &mut self.outputs)?;
         if routing.scales_inputs {
             let [x, weights] = [&self.projections, &self.weights].map(|buffer| Arg::pointer(buffer, 0));
             let args = [x, weights, Arg::from(count(projected)?)];
@@ -186,7 +200,7 @@ impl ExpertMemory {
             ranks::needed(ranks)?.gather(device, &self.activated, (choices, widths, size), &mut self.gathered)?;
             &self.gathered
         };
-        multiply(activated, 1, down, &mut self.outputs)?;
+        multiply(activated, 1, down, &mut self.outputs, &mut self.projections)?;
         let shared = match (declared.adds_shared(), declared.shared_gate) {
             (false, _) => 0,
             (true, false) => 1,

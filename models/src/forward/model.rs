@@ -78,7 +78,7 @@ impl Model {
         if features.launches {
             let views = PageLayout::new(decoder).views.len();
             let workspaces = views * limits.workspace(decoder.heads()).bytes();
-            let launched = Launched::bytes(decoder, &program.ropes, kernels.format.dtype, limits) + workspaces;
+            let launched = Launched::bytes(decoder, &program.ropes, kernels, limits) + workspaces;
             let launched = launched + scratch_sizes(features, decoder, kernels, limits.max_rows).bytes();
             return sizes(limits.result_rows()) + (launched + adapters) as u64;
         }
@@ -203,7 +203,7 @@ impl Model {
         let scratch = LinearScratch::new(&*device, scratch_sizes(device.features(), decoder, &kernels, max_rows))?;
         let adapters = decoder.adapters.map(|limits| Adapters::new(&*device, decoder, &limits, dtype, max_rows));
         let ops: Box<dyn LayerOps> = if device.features().launches {
-            Box::new(Launched::new(&device, decoder, &layout, &program.ropes, dtype, max_rows)?)
+            Box::new(Launched::new(&device, decoder, &layout, &program.ropes, &kernels, max_rows)?)
         } else {
             Box::new(Cpu::new(&*device, &program.ropes))
         };
