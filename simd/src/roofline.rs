@@ -108,8 +108,8 @@ fn read<L: Lanes>(data: &[f32]) {
     let streams: [&[[f32; LANES]]; STREAMS] = std::array::from_fn(|stream| &vectors[stream * len..][..len]);
     let mut sums = [L::splat(0.0); STREAMS];
     for i in 0..len {
-        for stream in 0..STREAMS {
-            sums[stream] = sums[stream].max(L::load(&streams[stream][i]));
+        for (sum, stream) in sums.iter_mut().zip(streams) {
+            *sum = sum.max(L::load(&stream[i]));
         }
     }
     black_box(sums.map(L::greatest));

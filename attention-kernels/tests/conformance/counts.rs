@@ -356,6 +356,7 @@ fn grouped_experts_read_and_unpack_the_codes_of_those_that_have_rows_once_for_ea
         let blocks = parts * n / 128;
         assert_eq!((counts.busy_blocks, counts.bank_conflicts), (blocks as u64, 0));
         assert_eq!(counts.warpgroup_products, (2 * blocks * k / 16) as u64);
+        assert_eq!(counts.written_bytes, (chosen.len() * n * 2) as u64, "each result once");
         let stored = (chosen.len() * n * 2 / 32) as u64;
         // Each of 8 warps reads the places of four rows of y at once.
         let places = (8 * chosen.len() * n / 128 / 4) as u64;
