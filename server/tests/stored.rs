@@ -139,8 +139,8 @@ fn an_item_of_any_kept_response_may_be_named_in_place_of_the_item() {
     let (one, two) = (json!({"role": "user", "content": "One"}), json!({"role": "user", "content": "Two"}));
     let item = |response: &Value| response["output"][0].clone();
     let named = |response: &Value| json!({"type": "item_reference", "id": response["output"][0]["id"]});
-    let first = ask(&body(&[one.clone()], json!({})));
-    let other = ask(&body(&[two.clone()], json!({})));
+    let first = ask(&body(std::slice::from_ref(&one), json!({})));
+    let other = ask(&body(std::slice::from_ref(&two), json!({})));
     let whole = [one.clone(), item(&first), two.clone(), item(&other), item(&first), one.clone()];
     let short = [one.clone(), named(&first), two.clone(), named(&other), named(&first), one.clone()];
     let expected = ask(&body(&whole, json!({})));
@@ -158,8 +158,8 @@ fn an_item_of_any_kept_response_may_be_named_in_place_of_the_item() {
             assert_eq!(listed["data"][1], item(&first));
         }
     }
-    let gone = ask(&body(&[one.clone()], json!({"store": false})));
-    let deleted = ask(&body(&[one.clone()], json!({})));
+    let gone = ask(&body(std::slice::from_ref(&one), json!({"store": false})));
+    let deleted = ask(&body(std::slice::from_ref(&one), json!({})));
     assert_eq!(SERVER.send("DELETE", &path(&deleted["id"]), &[], b"").status, 200);
     for response in [gone, deleted] {
         let reply = SERVER.post(RESPONSES, &body(&[named(&response), two.clone()], json!({})));
