@@ -11,11 +11,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::http::{Accepted, Connection, Listener, Place, Waiting, refusal};
+use crate::http::{Accepted, Connection, Listener, Waiting, refusal};
 use crate::monitor::STOPPING;
 use crate::monitor::watchdog;
 use crate::router::routes;
@@ -166,8 +166,6 @@ async fn sweep(app: Arc<App>) {
 struct Server {
     app: Arc<App>,
     router: Router,
-    /// One permit per connection.
-    permits: Arc<Semaphore>,
     waiting: Arc<Waiting>,
     rejector: refusal::Rejector,
     builder: http1::Builder,
@@ -188,8 +186,7 @@ impl Server {
             .max_buf_size((HEAD_FACTOR * limits.max_header_bytes).max(64 << 10));
         Server {
             router: routes(app.clone(), loopback),
-            permits: Arc::new(Semaphore::new(limits.max_connections)),
-            waiting: Arc::default(),
+            waiting: Arc::new(Waiting::new(limits.max_connections)),
             rejector: refusal::Rejector::over(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
@@ -198,14 +195,11 @@ impl Server {
     }
 
     fn begin(&self, client: Accepted) {
-        let permit = self.permits.clone().try_acquire_owned().ok();
-        if permit.is_none() && !self.waiting.end_longest() {
+        let Some(place) = self.waiting.admit() else {
             self.app.metrics.rejected("connections");
             return self.rejector.reject(client);
-        }
-        let (app, permits, builder) = (self.app.clone(), self.permits.clone(), self.builder.clone());
-        let header_timeout = app.options.limits.header_timeout;
-        let place = Place::new(self.waiting.clone());
+        };
+        let (app, builder) = (self.app.clone(), self.builder.clone());
         let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
         let service = service_fn(move |request| {
             let (response, place) = (router.call(place.arriving(request)), place.clone());
@@ -241,24 +235,10 @@ impl Server {
             }
         };
         tokio::spawn(async move {
-            let permit = match permit {
-                Some(permit) => permit,
-                // That of the connection that gives way.
-                None => tokio::select! {
-                    acquired = timeout(header_timeout, permits.acquire_owned()) => match acquired {
-                        Ok(Ok(permit)) => permit,
-                        _ => return,
-                    },
-                    () = own.ended() => return,
-                },
-            };
             tokio::select! {
                 () = whole => {}
                 () = own.ended() => tracing::debug!("a connection that waited gave way to a new one (--max-connections)"),
             }
-            // Out of the line first: each connection in it has a permit to give, or waits for one.
-            own.leave();
-            drop(permit);
         });
     }
 }

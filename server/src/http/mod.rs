@@ -34,4 +34,4 @@ pub use error::{ApiError, ErrorForm, excerpt, method_not_allowed, not_found, res
 pub use keys::Client;
 pub use listener::{Accepted, ClientCertificates, Listener, Stream, Tls};
 pub use parse_pool::{INLINE, LANES, ParsePool};
-pub use waiting::{Place, Waiting};
+pub use waiting::Waiting;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -11,47 +12,67 @@ use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::Notify;
 
-/// All connections that wait, by when they began to. Costs `O(log n)` per request.
-#[derive(Default)]
-pub struct Waiting(Mutex<Line>);
+/// The connections that are open, and those of them that wait, by when they began to. Costs `O(log n)` per request.
+pub struct Waiting {
+    most: usize,
+    line: Mutex<Line>,
+}
 
 #[derive(Default)]
 struct Line {
+    /// Number of open connections, without those that have given way.
+    open: usize,
     next: u64,
-    connections: BTreeMap<u64, Arc<Notify>>,
+    waiting: BTreeMap<u64, Arc<End>>,
+}
+
+/// How a connection learns that it gives way.
+#[derive(Default)]
+struct End {
+    notify: Notify,
+    is_over: AtomicBool,
 }
 
 impl Waiting {
-    /// Ends the connection that has waited longest. Returns whether there is one.
-    pub fn end_longest(&self) -> bool {
-        let longest = self.line().connections.pop_first();
-        longest.inspect(|(_, end)| end.notify_one()).is_some()
+    /// At most so many open connections.
+    pub fn new(most: usize) -> Waiting {
+        Waiting { most, line: Mutex::default() }
+    }
+
+    /// A place for a new connection. If there are as many as may be, the one that has waited longest gives way; `None` if none waits.
+    pub fn admit(self: &Arc<Waiting>) -> Option<Arc<Place>> {
+        {
+            let mut line = self.line();
+            if line.open < self.most {
+                line.open += 1;
+            } else {
+                let (_, longest) = line.waiting.pop_first()?;
+                longest.is_over.store(true, Ordering::Relaxed);
+                longest.notify.notify_one();
+            }
+        }
+        let place = Place { waiting: self.clone(), end: Arc::default(), at: Mutex::default() };
+        place.wait();
+        Some(Arc::new(place))
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of one connection. It waits from the beginning.
 pub struct Place {
     waiting: Arc<Waiting>,
-    end: Arc<Notify>,
+    end: Arc<End>,
     /// Its key while it waits.
     at: Mutex<Option<u64>>,
 }
 
 impl Place {
-    /// Place behind all others.
-    pub fn new(waiting: Arc<Waiting>) -> Arc<Place> {
-        let place = Place { waiting, end: Arc::default(), at: Mutex::default() };
-        place.wait();
-        Arc::new(place)
-    }
-
     /// Waits until the connection has to end.
     pub async fn ended(&self) {
-        self.end.notified().await;
+        self.end.notify.notified().await;
     }
 
     /// A request that takes the connection out of the line once it has arrived in full, or nobody reads the rest.
@@ -60,32 +81,35 @@ impl Place {
         B: HttpBody<Data = Bytes, Error: std::error::Error + Send + Sync + 'static> + Send + Unpin + 'static,
     {
         let place = self.clone();
-        request.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.leave()))) }))
+        request.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.work()))) }))
     }
 
     /// A response that puts the connection back into the line when it has been sent.
     pub fn leaving(self: &Arc<Place>, response: Response<Body>) -> Response<Body> {
         // The rest of the request may not have been read.
-        self.leave();
+        self.work();
         let place = self.clone();
         response.map(|body| Body::new(Watched { body, _at_end: AtEnd(Some(Box::new(move || place.wait()))) }))
     }
 
     fn wait(&self) {
         let mut line = self.waiting.line();
+        if self.end.is_over.load(Ordering::Relaxed) {
+            return;
+        }
         let key = line.next;
         line.next += 1;
-        line.connections.insert(key, self.end.clone());
+        line.waiting.insert(key, self.end.clone());
         if let Some(earlier) = self.at().replace(key) {
-            line.connections.remove(&earlier);
+            line.waiting.remove(&earlier);
         }
     }
 
     /// Takes the connection out of the line.
-    pub fn leave(&self) {
+    fn work(&self) {
         let mut line = self.waiting.line();
         if let Some(key) = self.at().take() {
-            line.connections.remove(&key);
+            line.waiting.remove(&key);
         }
     }
 
@@ -96,7 +120,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.leave();
+        self.work();
+        let mut line = self.waiting.line();
+        // The place of a connection that gave way has another one now.
+        if !self.end.is_over.load(Ordering::Relaxed) {
+            line.open -= 1;
+        }
     }
 }
 
