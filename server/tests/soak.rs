@@ -72,7 +72,7 @@ const RUBBISH: [&str; 10] = [
     "[]",
     "{\"prompt\": 5}",
     "{\"prompt\": \"a\", \"n\": -1}",
-    "{\"prompt\": \"a\", \"max_tokens\": 1e9}",
+    "{\"prompt\": \"a\", \"max_tokens\": 1.5}",
     "{\"prompt\": [[1], {}]}",
     "{\"prompt\": \"a\", \"guided_regex\": \"(\"}",
     "{\"prompt\": \"a\", \"temperature\": \"hot\", \"stream\": true}",
