@@ -255,3 +255,22 @@ fn add<L: Lanes, W: Line, const M: usize, const P: usize, const SECOND: bool>(
     }
     acc
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pairs_have_every_panel_once() {
+        for (rows, panels) in [1, MOST_ROWS, MOST_ROWS + 1].into_iter().flat_map(|rows| (1..8).map(move |n| (rows, n)))
+        {
+            let out = Output::new(&mut [], 1, 0, 0);
+            let task =
+                Task::<f32, [f32; LANES]> { x: &[], rows, row: 0, lines: &[], panels: 0..panels, bias: None, out };
+            let pairs = (0..panels.div_ceil(PAIR)).flat_map(|pair| [0, 1].map(|second| task.panel(pair, second)));
+            let mut found: Vec<usize> = pairs.flatten().collect();
+            found.sort_unstable();
+            assert_eq!(found, Vec::from_iter(0..panels), "{rows} rows");
+        }
+    }
+}

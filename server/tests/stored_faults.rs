@@ -43,15 +43,18 @@ fn story(stream: bool) -> Value {
     json!({"input": "A story", "temperature": 1, "seed": 5, "max_output_tokens": 60, "ignore_eos": true, "background": true, "stream": stream})
 }
 
+/// The answer to the story, waited for.
+fn whole_story(server: &Server) -> Value {
+    let mut body = story(false);
+    body["background"] = json!(false);
+    server.ok(RESPONSES, body)
+}
+
 #[test]
 fn a_disk_that_fails_accepts_nothing_and_what_was_accepted_waits_for_it() {
     let disk = Disk::default();
     let server = over_disk(&disk, slow(config()));
-    let whole = {
-        let mut body = story(false);
-        body["background"] = json!(false);
-        server.ok(RESPONSES, body)
-    };
+    let whole = whole_story(&server);
     let quiet = server.ok(RESPONSES, story(false))["id"].clone();
     let loud = begin_stream(&server, &story(true));
     disk.fail_after(Some(0));
@@ -186,11 +189,7 @@ fn a_batch_that_is_over_its_time_keeps_its_results_and_ends_the_other_lines() {
 fn steps_go_on_while_a_commit_waits_for_the_disk() {
     let disk = Disk::default();
     let server = over_disk(&disk, slow(config()));
-    let whole = {
-        let mut body = story(false);
-        body["background"] = json!(false);
-        server.ok(RESPONSES, body)
-    };
+    let whole = whole_story(&server);
     let ids = [begin_stream(&server, &story(true)), server.ok(RESPONSES, story(false))["id"].clone()];
     let held = disk.hold();
     // Neither what needs no disk nor what writes to it waits for a step.
