@@ -32,7 +32,13 @@ pub(super) struct Task<'a, X, W> {
 impl<X: Sync, W: Sync> Task<'_, X, W> {
     /// Calls `walk` for ranges of all pairs of panels, on all threads.
     pub fn run(&self, pool: &Pool, walk: impl Fn(Range<usize>) + Sync) {
-        pool.ranges(self.panels.len().div_ceil(PAIR), self.x.len() * LANES * PAIR, walk);
+        pool.ranges(self.pairs(), self.x.len() * LANES * PAIR, walk);
+    }
+
+    /// Returns the number of pairs of panels.
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.panels.len().div_ceil(PAIR)
     }
 
     /// Returns the first panel of a pair, or the second. The last pair may have no second panel.
@@ -48,7 +54,7 @@ impl<X: Sync, W: Sync> Task<'_, X, W> {
     /// More rows read each pair again, and gain by panels side by side.
     #[inline(always)]
     fn steps(&self) -> [usize; 2] {
-        if self.rows <= MOST_ROWS { [1, self.panels.len().div_ceil(PAIR)] } else { [PAIR, 1] }
+        if self.rows <= MOST_ROWS { [1, self.pairs()] } else { [PAIR, 1] }
     }
 }
 
@@ -254,23 +260,4 @@ fn add<L: Lanes, W: Line, const M: usize, const P: usize, const SECOND: bool>(
         }
     }
     acc
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_pairs_have_every_panel_once() {
-        for (rows, panels) in [1, MOST_ROWS, MOST_ROWS + 1].into_iter().flat_map(|rows| (1..8).map(move |n| (rows, n)))
-        {
-            let out = Output::new(&mut [], 1, 0, 0);
-            let task =
-                Task::<f32, [f32; LANES]> { x: &[], rows, row: 0, lines: &[], panels: 0..panels, bias: None, out };
-            let pairs = (0..panels.div_ceil(PAIR)).flat_map(|pair| [0, 1].map(|second| task.panel(pair, second)));
-            let mut found: Vec<usize> = pairs.flatten().collect();
-            found.sort_unstable();
-            assert_eq!(found, Vec::from_iter(0..panels), "{rows} rows");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Estimate of a model's speed on a CPU: products like its own are timed here, with generated weights.
 //!
 //! ```text
-//! seconds of a token  = weights / rate of one-row products + keys and values / read bandwidth + starts of parallel loops
+//! seconds of a token  = weights / rate of one-row products + keys and values / half the read bandwidth + starts of parallel loops
 //! seconds of a prompt = operations / rate of many-row products + attention
 //! ```
 //!
@@ -33,6 +33,8 @@ const LOOPS_OF_LAYER: f64 = 5.0;
 /// Shares of the peak at which attention to a prompt multiplies: in vectors, of 1,024 tokens on Zen 5; on tiles, of 8,064 tokens on
 /// Emerald Rapids (`docs/benchmarks/cpu.md`).
 const ATTENTION_SHARES: [f64; 2] = [0.4, 0.06];
+/// Share of the read bandwidth at which a token's attention reads keys and values, of 8,064 tokens on Zen 5.
+const ATTENTION_READS: f64 = 0.5;
 
 /// Rates of a model's products on this machine.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +103,8 @@ impl Estimate {
     /// Seconds from one token of a single sequence to the next, behind this many tokens.
     pub fn token_seconds(&self, roofline: &Roofline, context: u64) -> f64 {
         let weights = roofline.weight_bytes as f64 * roofline.used_share / self.row_read;
-        weights + (context * roofline.kv_bytes_per_token) as f64 / roofline.read + self.start_seconds
+        let cache = (context * roofline.kv_bytes_per_token) as f64 / (ATTENTION_READS * roofline.read);
+        weights + cache + self.start_seconds
     }
 
     /// Seconds to the first token behind a prompt of this many tokens.
