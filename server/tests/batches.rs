@@ -360,7 +360,7 @@ fn as_many_lines_run_at_once_as_a_step_takes() {
         let input: String = (0..200).map(|i| line(&format!("q{i}"), url, body.clone())).collect();
         let batch = create(&server, &upload(&server, &input), url);
         let with_engine = |server: &Server| {
-            // Of one page: a line that waits now runs in the next one.
+            // Both counts come from one page, because a line that waits in one page may run in the next.
             let page = server.get("/metrics").body;
             let samples = page.lines().filter_map(|line| line.split_once('{'));
             let count = |name: &str| -> usize {

@@ -40,7 +40,7 @@ const HARMLESS: &[&str] = &[
     "name_or_path",
     "num_beams",
     "num_mtp_modules",
-    // Of families whose predictors are not read.
+    // The families that read predictors read this key; the others ignore it.
     "num_nextn_predict_layers",
     "num_return_sequences",
     "offset_alibi",

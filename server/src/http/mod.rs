@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `listener` | ports and sockets, with or without TLS |
 //! | `connection`, `refusal` | connections that drop clients which do not read; errors for bytes that are not a request |
-//! | `waiting` | which connection gives way if there are as many as may be open |
+//! | `waiting` | the limit of open connections, and which one a new one replaces |
 //! | `keys`, `origin`, `cors`, `head` | who may use the server: API keys, web sites; the size of a head |
 //! | `call` | the id of a call, and the resources that it holds until its response has been sent |
 //! | `budget`, `parse_pool` | the memory of all requests in flight; the threads that read bodies |

@@ -1,5 +1,5 @@
-//! Connections that wait for a request: one that is idle, or whose request has not arrived in full, gives way to a new one if
-//! there are as many as may be open. Otherwise one client could keep all others out by sending nothing.
+//! The limit of open connections. At the limit, a new connection replaces the one that has waited longest for a complete request.
+//! Otherwise one client could keep all others out by sending nothing.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -34,12 +34,12 @@ struct End {
 }
 
 impl Waiting {
-    /// At most so many open connections.
+    /// Allows `most` open connections.
     pub fn new(most: usize) -> Waiting {
         Waiting { most, line: Mutex::default() }
     }
 
-    /// A place for a new connection. If there are as many as may be, the one that has waited longest gives way; `None` if none waits.
+    /// Returns a place for a new connection. At the limit, the connection that has waited longest is ended; `None` if none waits.
     pub fn admit(self: &Arc<Waiting>) -> Option<Arc<Place>> {
         {
             let mut line = self.line();

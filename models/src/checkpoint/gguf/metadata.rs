@@ -123,7 +123,7 @@ impl<'a> Metadata<'a> {
     /// Which layers have a window, if there is a list of them.
     ///
     /// # Errors
-    /// Those of [`Metadata::flags`].
+    /// The value is malformed, as in [`Metadata::flags`].
     pub fn slides(&self) -> Result<Option<Vec<bool>>, LoadError> {
         self.flags(WINDOWED)
     }

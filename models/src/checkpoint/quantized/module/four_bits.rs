@@ -88,8 +88,8 @@ impl<'a> Reader<'a, '_> {
         Ok((format, Box::new(Nibbles { codes, k, high_first: false, scales }), None, codes))
     }
 
-    /// bitsandbytes: two codes a byte, the high one first, in blocks of the flattened matrix. Nested scales are bytes that stand for
-    /// numbers of a table, times a scale of so many blocks, plus a mean.
+    /// bitsandbytes: two codes a byte, the high one first, in blocks of the flattened matrix. A nested scale is a byte: an
+    /// index into a table, whose number is multiplied by the scale of a group of blocks; then a mean is added.
     pub(super) fn nf4(&mut self) -> Result<Found<'a>, LoadError> {
         let (n, k) = (self.n, self.k);
         let codes = self.tensor(".weight", &[n * k / 2, 1], Dtype::U8)?.data;
