@@ -1,5 +1,6 @@
 //! Slow readers and full queues.
 
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -49,8 +50,18 @@ fn b36_a_full_queue_drops_steps_and_subscribers_get_a_snapshot_before_anything_e
     assert_eq!(subscriber.message().unwrap().1, expected);
 }
 
+/// Other tests of this program take memory too.
 #[test]
 fn b36_a_subscriber_that_never_reads_delays_no_step_and_takes_bounded_memory() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["overflow::never_read", "--exact", "--ignored"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "only as a program of its own, for the test above"]
+fn never_read() {
     let limits = Limits { send_buffer: Some(4096), ..Limits::default() };
     let config = KvEventsConfig { hwm: 10, buffer_steps: 10, max_queue_size: 1000, ..config() };
     let mut publisher = start_with(&config, limits);
